@@ -1,0 +1,48 @@
+# Every target works in .venv, which `make setup` makes and keeps up to date.
+PYTHON ?= python3
+VENV   := .venv
+STAMP  := $(VENV)/.set-up
+IN     := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check golden gpu clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv: fusegen, its tools, and hiprtc where it is to be had
+
+# The environment is made anew, so that nothing left over from an older pyproject.toml hides a missing dependency.
+$(STAMP): pyproject.toml scripts/install-hiprtc.sh
+	$(PYTHON) -m venv --clear $(VENV)
+	$(IN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@scripts/install-hiprtc.sh $(VENV) || { \
+	  status=$$?; \
+	  [ $$status -eq 2 ] || printf '\n*** hiprtc could not be installed: HIP sources will not compile here. ***\n\n' >&2; \
+	  [ $$status -eq 2 ] || [ -z "$$CI" ]; \
+	}
+	@command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	  echo "no C++ compiler here: the emulator needs one, g++ or, from pip, $(IN)/pip install -e '.[emulator]'"
+	@touch $@
+
+demo: setup ## a fused kernel from spec to checked result, for both vendors
+	$(IN)/python scripts/demo.py
+
+test: setup ## all tests; those that need a GPU are skipped where there is none
+	$(IN)/python -m pytest -n auto
+
+check: setup ## lint, format, types, and that generated/ is what fusegen emits
+	$(IN)/ruff check
+	$(IN)/ruff format --check
+	$(IN)/mypy
+	$(IN)/fusegen emit --check
+
+golden: setup ## write generated/ anew
+	$(IN)/fusegen emit
+	git --no-pager diff --stat -- generated
+
+gpu: setup ## the tests that need a GPU, one at a time
+	$(IN)/python -m pytest -m gpu
+
+clean: ## remove .venv and what the tools left
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
