@@ -1,0 +1,81 @@
+"""Every error fusegen raises on purpose, and what the command line makes of it.
+
+    FusegenError                what went wrong, where, and the next step
+    ├── RequestError            the request is wrong                         exit 2
+    │   ├── SpecError           a spec is wrong; carries file:line
+    │   ├── NoPlan              no rule can plan the graph on the target
+    │   └── ArgumentError       a kernel was called with arrays it can't take
+    ├── KernelError             a kernel is wrong                            exit 1
+    │   ├── CompileError        the runtime compiler refused the source
+    │   ├── ValidationError     the kernel disagrees with its reference
+    │   └── Drift               a golden source differs from what is emitted
+    └── MissingError            something is missing on this machine         exit 3
+
+The first line of a message is one sentence that stands alone; further lines add what was found, what was wanted and
+what to do.
+"""
+
+from __future__ import annotations
+
+
+class FusegenError(Exception):
+    """Base of every error raised on purpose; `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class RequestError(FusegenError):
+    """The request is wrong: the same call will fail again until the request changes."""
+
+    exit_code = 2
+
+
+class SpecError(RequestError):
+    """A spec is wrong. `where` is the file and line the sentence speaks of."""
+
+    def __init__(self, message: str, where: Where | None = None) -> None:
+        self.where = where
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class NoPlan(RequestError):
+    """No rule can plan the graph on the target; the message lists each rule's reason."""
+
+
+class ArgumentError(RequestError):
+    """A kernel was called with arrays that it can't take; nothing was launched."""
+
+
+class KernelError(FusegenError):
+    """A kernel is wrong."""
+
+
+class CompileError(KernelError):
+    """The runtime compiler refused a source: its log, with the numbered source around each place."""
+
+
+class ValidationError(KernelError):
+    """A kernel disagrees with the numpy reference generated from the same graph."""
+
+
+class Drift(KernelError):
+    """A golden source differs from what the planner and the templates now emit."""
+
+
+class MissingError(FusegenError):
+    """Something this request needs is missing on this machine; the message says how to get it."""
+
+    exit_code = 3
+
+
+class Where:
+    """A place in the user's source: prints as file:line."""
+
+    __slots__ = ("file", "line")
+
+    def __init__(self, file: str, line: int) -> None:
+        self.file = file
+        self.line = line
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"

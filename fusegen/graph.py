@@ -1,0 +1,272 @@
+"""The op graph: what a chain computes, before anyone decides how.
+
+An `Op` is one entry of the table in `fusegen.ops`; a `Node` is one use of it; a `Graph` is a chain's nodes in order.
+Everything here is immutable. Nodes compare by identity, which makes them dict keys.
+
+Values between ops are f32, i32 or b8; storage dtypes (f16, bf16) appear where memory is read or written, and in an
+explicit `cast`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+from fusegen.errors import SpecError, Where
+from fusegen.types import Dim, DType, Shape, Size, TensorType, b8, f32, i32, size_of
+
+
+class Kind(Enum):
+    """What an op does to shapes, and therefore where it may run."""
+
+    INPUT = "input"  # an operand in memory, or a run-time scalar
+    LEAF = "leaf"  # made from nothing: a literal, a size, an index
+    MAP = "map"  # element by element, with broadcasting
+    REDUCE = "reduce"  # the last axis becomes 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One op, whole: meaning, device text, cost and error, in one place.
+
+    `ref` is its meaning as numpy text, `expr` its device text; `{0}`, `{1}` are arguments (always names or bracketed
+    literals), `{out}` the result. A reduction's `ref` takes the whole row and keeps its axis; its `expr` combines
+    `{0}` and `{1}`, starting from `init`.
+
+    `slopes` are the absolute partial derivatives, one for each argument, as numpy text: an error e of an argument
+    becomes slope * e. `ulps` bounds the device function's own error in units in the last place of `scale` (numpy text,
+    the result unless named). Bounds are those of the OpenCL full profile (OpenCL C 3.0, table 65), which AMD's device
+    library keeps and NVIDIA's undercuts.
+    """
+
+    name: str
+    kind: Kind
+    arity: int
+    ref: str
+    expr: str
+    doc: str
+    flops: int = 1
+    result: DType | None = None  # None: f32 when any argument is, else i32, else b8
+    takes: str = "number"  # "number" (f32 or i32), "float", "int", "bool"
+    init: str = ""
+    init_ref: float = 0.0
+    slopes: tuple[str, ...] = ()
+    ulps: float = 1.0
+    scale: str = "{out}"
+    symbol: str = ""  # "+": how the spec writes it, for titles
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What the user wrote as one step: `x + bias`, `F.layernorm(h, gamma, beta)`. Unfused, it would be one kernel."""
+
+    index: int
+    name: str
+    where: Where
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One value: an op, its arguments, its shape and value dtype, and where the user wrote it."""
+
+    op: Op
+    inputs: tuple[Node, ...]
+    shape: Shape
+    dtype: DType  # of the value: f32, i32 or b8
+    operator: Operator
+    literal: float | int | bool | None = None  # of a literal
+    size: Size | None = None  # of a size leaf: the dimension it counts
+
+    @property
+    def where(self) -> Where:
+        return self.operator.where
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name} {list(map(str, self.shape))}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named operand of the chain in memory, or (with an empty shape) a run-time scalar."""
+
+    name: str
+    type: TensorType
+    node: Node
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+
+class Extent(Enum):
+    """Over what a value varies inside one launch."""
+
+    LAUNCH = 0  # the same everywhere
+    ROW = 1  # one value a row
+    ELEMENT = 2  # one value an element
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A chain's meaning: inputs, outputs, sizes, and the names its author gave to values.
+
+    `shape` is the iteration space, the broadcast of every operand: all dimensions but the last are *rows*.
+    """
+
+    name: str
+    doc: str
+    where: Where
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    names: Mapping[Node, str]
+    sizes: Mapping[str, int]
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node that an output needs, arguments first, in the order they were written."""
+        seen: dict[Node, None] = {}
+
+        def visit(node: Node) -> None:
+            stack = [(node, iter(node.inputs))]
+            while stack:
+                current, rest = stack[-1]
+                for argument in rest:
+                    if argument not in seen:
+                        stack.append((argument, iter(argument.inputs)))
+                        break
+                else:
+                    seen.setdefault(current)
+                    stack.pop()
+
+        for tensor in self.outputs:
+            visit(tensor.node)
+        # an operator's arguments were written before it, so this keeps arguments first
+        return tuple(sorted(seen, key=lambda node: node.operator.index))
+
+    @cached_property
+    def users(self) -> Mapping[Node, tuple[Node, ...]]:
+        """Who reads each node, in order."""
+        table: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for argument in dict.fromkeys(node.inputs):
+                table[argument].append(node)
+        return {node: tuple(users) for node, users in table.items()}
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The iteration space: every tensor's shape, broadcast."""
+        shape: Shape = ()
+        for tensor in (*self.inputs, *self.outputs):
+            shape = broadcast(shape, tensor.shape)
+        return shape
+
+    @cached_property
+    def cols(self) -> int:
+        """The row length."""
+        return size_of(self.shape[-1], self.sizes) if self.shape else 1
+
+    @cached_property
+    def rows(self) -> int:
+        """The number of rows at the default sizes; a run-time argument of the kernel."""
+        rows = 1
+        for size in self.shape[:-1]:
+            rows *= size_of(size, self.sizes)
+        return rows
+
+    @cached_property
+    def reductions(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.nodes if n.op.kind is Kind.REDUCE)
+
+    @cached_property
+    def tensor_of(self) -> Mapping[Node, Tensor]:
+        """The input tensor behind each INPUT node."""
+        return {t.node: t for t in self.inputs}
+
+    @cached_property
+    def extents(self) -> Mapping[Node, Extent]:
+        """Over what each node varies. A reduction varies by row; an index by what it counts."""
+        table: dict[Node, Extent] = {}
+        for node in self.nodes:
+            if node.op.kind is Kind.INPUT:
+                table[node] = self.input_extent(self.tensor_of[node])
+            elif node.op.kind is Kind.REDUCE or node.op.name == "row_index":
+                table[node] = Extent.ROW
+            elif node.op.name == "col_index":
+                table[node] = Extent.ELEMENT
+            else:
+                table[node] = max((table[a] for a in node.inputs), key=lambda e: e.value, default=Extent.LAUNCH)
+        return table
+
+    def input_extent(self, tensor: Tensor) -> Extent:
+        if not tensor.shape:
+            return Extent.LAUNCH
+        return Extent.ELEMENT if tensor.shape[-1] == self.shape[-1] else Extent.ROW
+
+    def at(self, **sizes: int) -> Graph:
+        """The same graph at other sizes. Raises SpecError for a name that is not a dim of the chain or a size < 1."""
+        for name, size in sizes.items():
+            if name not in self.sizes:
+                known = ", ".join(self.sizes) or "none"
+                raise SpecError(f"{self.name} has no dim {name!r}; its dims are {known}", self.where)
+            least = 0 if any(Dim(name) == d for d in self.shape[:-1]) and Dim(name) != self.shape[-1] else 1
+            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+                raise SpecError(
+                    f"{self.name}: {name}={size!r} is not a size; it must be an integer of at least {least}", self.where
+                )
+        return replace(self, sizes={**self.sizes, **sizes})
+
+    def with_dtype(self, dtype: DType) -> Graph:
+        """The same graph with every floating-point operand stored as `dtype`; explicit casts stay."""
+
+        def stored(tensor: Tensor) -> Tensor:
+            if tensor.dtype.kind != "float" or not tensor.shape:
+                return tensor
+            return replace(tensor, type=TensorType(dtype, tensor.shape))
+
+        return replace(self, inputs=tuple(map(stored, self.inputs)), outputs=tuple(map(stored, self.outputs)))
+
+    @property
+    def signature(self) -> str:
+        """`f16[M, N], f16[N] -> f16[M, N]`."""
+        outputs = ", ".join(str(t.type) for t in self.outputs)
+        return f"{', '.join(str(t.type) for t in self.inputs)} -> {outputs}"
+
+    def sizes_text(self) -> str:
+        """`M=8192 N=4096`."""
+        return " ".join(f"{name}={size}" for name, size in self.sizes.items())
+
+    def ancestors(self, *nodes: Node) -> Iterator[Node]:
+        """`nodes` and everything they need, arguments first."""
+        wanted = set(nodes)
+        for node in reversed(self.nodes):
+            if node in wanted:
+                wanted.update(node.inputs)
+        return (node for node in self.nodes if node in wanted)
+
+
+def broadcast(a: Shape, b: Shape) -> Shape:
+    """The numpy broadcast of two symbolic shapes; ValueError names the two sizes that differ."""
+    rank = max(len(a), len(b))
+    left: Shape = (1,) * (rank - len(a)) + a
+    right: Shape = (1,) * (rank - len(b)) + b
+    shape: list[Size] = []
+    for one, other in zip(left, right, strict=True):
+        if one != other and one != 1 and other != 1:
+            raise ValueError(f"{one} and {other}")
+        shape.append(other if one == 1 else one)
+    return tuple(shape)
+
+
+VALUE_DTYPE: Mapping[str, DType] = {"float": f32, "int": i32, "bool": b8}

@@ -1,0 +1,393 @@
+"""THE op table, and the functions a spec calls: `from fusegen import ops as F`.
+
+A primitive is one entry of the table: meaning (numpy text), device text, cost, slopes, error bound. A composite
+(softmax, layernorm, ...) is the textbook formula as a plain function: no new node, no new test harness, and its numpy
+meaning, cost and error bound come free.
+
+Edge cases are decided here, by the numpy text: NaN stays NaN through every op, max and min included; a softmax row
+with nothing left (all -inf) gives zeros.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from fusegen.errors import SpecError
+from fusegen.graph import Kind, Node, Op
+from fusegen.trace import OPS, Number, Value, apply, caller, composite, current, power, size_leaf
+from fusegen.types import Dim, DType, Shape, b8, bf16, f16, f32, i32
+
+INF = float("inf")
+
+
+def _map(name: str, arity: int, ref: str, expr: str, doc: str, **facts: Any) -> None:
+    OPS[name] = Op(name, Kind.MAP, arity, ref, expr, doc, **facts)
+
+
+def _reduce(name: str, ref: str, expr: str, init: str, doc: str, **facts: Any) -> None:
+    OPS[name] = Op(name, Kind.REDUCE, 1, ref, expr, doc, init=init, **facts)
+
+
+# ---- made from nothing
+OPS["input"] = Op("input", Kind.INPUT, 0, "", "", "an operand", flops=0, takes="any")
+OPS["literal"] = Op("literal", Kind.LEAF, 0, "", "", "a Python number", flops=0, takes="any")
+OPS["size"] = Op("size", Kind.LEAF, 0, "", "", "the number of a dimension", flops=0, takes="any", result=f32)
+OPS["col_index"] = Op("col_index", Kind.LEAF, 0, "", "", "the column of each element", flops=0, result=i32)
+OPS["row_index"] = Op(
+    "row_index", Kind.LEAF, 0, "", "", "the index along the axis before the last", flops=0, result=i32
+)
+
+# ---- arithmetic; + - * also on i32
+_map("add", 2, "{0} + {1}", "{0} + {1}", "sum of two", slopes=("1", "1"), symbol="+")
+_map("sub", 2, "{0} - {1}", "{0} - {1}", "difference", slopes=("1", "1"), symbol="-")
+_map("mul", 2, "{0} * {1}", "{0} * {1}", "product", slopes=("np.abs({1})", "np.abs({0})"), symbol="*")
+_map("div", 2, "{0} / {1}", "{0} / {1}", "quotient", takes="float", flops=4, ulps=2.5, symbol="/",
+     slopes=("1 / np.abs({1})", "np.abs({out} / {1})"))  # fmt: skip
+_map("neg", 1, "-{0}", "-{0}", "negation", slopes=("1",), ulps=0)
+_map("abs", 1, "np.abs({0})", "fabsf({0})", "magnitude", takes="float", slopes=("1",), ulps=0)
+_map("square", 1, "{0} * {0}", "{0} * {0}", "x * x", slopes=("2 * np.abs({0})",))
+_map("maximum", 2, "np.maximum({0}, {1})", "{0} > {1} || {0} != {0} ? {0} : {1}", "the larger; NaN wins",
+     slopes=("1", "1"), ulps=0)  # fmt: skip
+_map("minimum", 2, "np.minimum({0}, {1})", "{0} < {1} || {0} != {0} ? {0} : {1}", "the smaller; NaN wins",
+     slopes=("1", "1"), ulps=0)  # fmt: skip
+_map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, ulps=16,
+     slopes=("np.abs({1} * np.power({0}, {1} - 1))", "0"))  # fmt: skip
+
+# ---- exponentials and roots
+_map("exp", 1, "np.exp({0})", "expf({0})", "e ** x", takes="float", flops=4, ulps=3, slopes=("{out}",))
+_map("log", 1, "np.log({0})", "logf({0})", "natural logarithm", takes="float", flops=4, ulps=3,
+     slopes=("1 / np.abs({0})",))  # fmt: skip
+_map("sqrt", 1, "np.sqrt({0})", "sqrtf({0})", "square root", takes="float", flops=4, ulps=3,
+     slopes=("0.5 / {out}",))  # fmt: skip
+_map("rsqrt", 1, "1 / np.sqrt({0})", "rsqrtf({0})", "1 / sqrt(x)", takes="float", flops=4, ulps=3,
+     slopes=("0.5 * {out} / np.abs({0})",))  # fmt: skip
+_map("tanh", 1, "np.tanh({0})", "tanhf({0})", "hyperbolic tangent", takes="float", flops=8, ulps=5,
+     slopes=("1 - {out} * {out}",))  # fmt: skip
+_map("erf", 1, "erf({0})", "erff({0})", "error function", takes="float", flops=12, ulps=16,
+     slopes=("1.1283791670955126 * np.exp(-{0} * {0})",))  # fmt: skip
+
+# ---- activations; the slope bounds hold for every x
+_map("sigmoid", 1, "1 / (1 + np.exp(-{0}))", "1.0f / (1.0f + expf(-{0}))", "1 / (1 + exp(-x))",
+     takes="float", flops=9, ulps=8, slopes=("{out} * (1 - {out})",))  # fmt: skip
+_map("relu", 1, "np.maximum({0}, 0)", "{0} < 0.0f ? 0.0f : {0}", "max(x, 0)", takes="float", ulps=0, slopes=("1",))
+_map("silu", 1, "{0} / (1 + np.exp(-{0}))", "{0} / (1.0f + expf(-{0}))", "x * sigmoid(x)",
+     takes="float", flops=10, ulps=8, slopes=("1.1",))  # fmt: skip
+_map("gelu_erf", 1, "0.5 * {0} * (1 + erf({0} * 0.7071067811865476))",
+     "0.5f * {0} * (1.0f + erff({0} * 0.707106781f))", "x * Phi(x), exact",
+     takes="float", flops=16, ulps=16, scale="{0}", slopes=("1.13",))  # fmt: skip
+_map("gelu_tanh", 1, "0.5 * {0} * (1 + np.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
+     "0.5f * {0} * (1.0f + tanhf(0.797884561f * ({0} + 0.044715f * {0} * {0} * {0})))", "x * Phi(x) by tanh",
+     takes="float", flops=16, ulps=16, scale="{0}", slopes=("1.13",))  # fmt: skip
+
+# ---- comparisons and masks
+for _name, _sign, _doc in (
+    ("lt", "<", "less"), ("le", "<=", "less or equal"), ("gt", ">", "greater"),
+    ("ge", ">=", "greater or equal"), ("eq", "==", "equal"), ("ne", "!=", "not equal"),
+):  # fmt: skip
+    _map(_name, 2, f"{{0}} {_sign} {{1}}", f"{{0}} {_sign} {{1}}", _doc, result=b8, symbol=_sign, ulps=0)
+_map("logical_and", 2, "{0} & {1}", "{0} && {1}", "both", takes="bool", result=b8, symbol="&", ulps=0)
+_map("logical_or", 2, "{0} | {1}", "{0} || {1}", "either", takes="bool", result=b8, symbol="|", ulps=0)
+_map("logical_not", 1, "~{0}", "!{0}", "not", takes="bool", result=b8, symbol="~", ulps=0)
+_map("where", 3, "np.where({0}, {1}, {2})", "{0} ? {1} : {2}", "{1} where {0} holds, else {2}", takes="where", ulps=0,
+     slopes=("0", "1", "1"))  # fmt: skip
+
+# ---- conversions; a round trip through a storage type rounds there, to nearest even
+_map("to_f32", 1, "{0}.astype(np.float64)", "static_cast<float>({0})", "as f32", takes="any", result=f32,
+     slopes=("1",))  # fmt: skip
+_map("to_i32", 1, "np.trunc({0}).astype(np.int64)", "static_cast<int>({0})", "as i32, toward zero", takes="any",
+     result=i32, slopes=("1",))  # fmt: skip
+_map("to_b8", 1, "{0} != 0", "{0} != 0", "True where not zero", takes="any", result=b8, ulps=0)
+_map("round_f16", 1, "{0}.astype(np.float16).astype(np.float64)", "round_f16({0})", "rounded to f16, kept as f32",
+     takes="float", slopes=("1",), ulps=2.0**13)  # fmt: skip
+_map("round_bf16", 1, "{0}.astype(np.float32).astype(bfloat16).astype(np.float64)", "round_bf16({0})",
+     "rounded to bf16, kept as f32", takes="float", slopes=("1",), ulps=2.0**16)  # fmt: skip
+
+# ---- reductions over the last axis
+_reduce("sum", "{0}.sum(-1, keepdims=True)", "{0} + {1}", "0.0f", "sum of the row", takes="float")
+_reduce("max", "{0}.max(-1, keepdims=True)", "{0} > {1} || {0} != {0} ? {0} : {1}", "-INFINITY",
+        "largest of the row; NaN wins", takes="float", init_ref=-INF, ulps=0)  # fmt: skip
+_reduce("min", "{0}.min(-1, keepdims=True)", "{0} < {1} || {0} != {0} ? {0} : {1}", "INFINITY",
+        "smallest of the row; NaN wins", takes="float", init_ref=INF, ulps=0)  # fmt: skip
+
+
+# ---------------------------------------------------------------- what a spec calls: elementwise
+
+
+def exp(x: Value) -> Value:
+    """e ** x."""
+    return apply("exp", x)
+
+
+def log(x: Value) -> Value:
+    """Natural logarithm; -inf at 0, NaN below."""
+    return apply("log", x)
+
+
+def sqrt(x: Value) -> Value:
+    """Square root; NaN below 0."""
+    return apply("sqrt", x)
+
+
+def rsqrt(x: Value) -> Value:
+    """1 / sqrt(x)."""
+    return apply("rsqrt", x)
+
+
+def tanh(x: Value) -> Value:
+    """Hyperbolic tangent."""
+    return apply("tanh", x)
+
+
+def erf(x: Value) -> Value:
+    """Error function."""
+    return apply("erf", x)
+
+
+def sigmoid(x: Value) -> Value:
+    """1 / (1 + exp(-x))."""
+    return apply("sigmoid", x)
+
+
+def relu(x: Value) -> Value:
+    """max(x, 0); NaN stays NaN."""
+    return apply("relu", x)
+
+
+def silu(x: Value) -> Value:
+    """x * sigmoid(x)."""
+    return apply("silu", x)
+
+
+@composite
+def gelu(x: Value, approximate: str = "tanh") -> Value:
+    """x * Phi(x): by tanh (Hendrycks & Gimpel 2016, the default) or exact with approximate="none"."""
+    kinds = {"tanh": "gelu_tanh", "none": "gelu_erf"}
+    if approximate not in kinds:
+        raise SpecError(f"gelu: approximate={approximate!r}; it is 'tanh' or 'none'", caller())
+    return apply(kinds[approximate], x)
+
+
+def square(x: Value) -> Value:
+    """x * x."""
+    return apply("square", x)
+
+
+def pow(x: Value, exponent: Number) -> Value:
+    """x ** exponent, for a Python number."""
+    return power(x, exponent)
+
+
+def abs(x: Value) -> Value:
+    """Magnitude."""
+    return apply("abs", x)
+
+
+def neg(x: Value) -> Value:
+    """-x."""
+    return apply("neg", x)
+
+
+def minimum(x: Value | Number, y: Value | Number) -> Value:
+    """The smaller of two, element by element; NaN wins, as np.minimum."""
+    return apply("minimum", x, y)
+
+
+def maximum(x: Value | Number, y: Value | Number) -> Value:
+    """The larger of two, element by element; NaN wins, as np.maximum."""
+    return apply("maximum", x, y)
+
+
+@composite
+def clip(x: Value, low: Value | Number, high: Value | Number) -> Value:
+    """min(max(x, low), high); NaN stays NaN."""
+    return minimum(maximum(x, low), high)
+
+
+def logical_and(x: Value, y: Value) -> Value:
+    """Both masks hold; also written x & y."""
+    return apply("logical_and", x, y)
+
+
+def logical_or(x: Value, y: Value) -> Value:
+    """Either mask holds; also written x | y."""
+    return apply("logical_or", x, y)
+
+
+def logical_not(x: Value) -> Value:
+    """The mask does not hold; also written ~x."""
+    return apply("logical_not", x)
+
+
+def where(condition: Value, x: Value | Number, y: Value | Number) -> Value:
+    """x where the mask holds, else y."""
+    return apply("where", condition, x, y)
+
+
+def cast(x: Value, dtype: DType) -> Value:
+    """x as `dtype`. f16 and bf16 round there and go on as f32: a rounding point the author asks for."""
+    kinds = {f32: "to_f32", i32: "to_i32", b8: "to_b8", f16: "round_f16", bf16: "round_bf16"}
+    if dtype not in kinds:
+        raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use f32, f16, bf16, i32 or b8", caller())
+    if isinstance(x, Value) and dtype in (f32, i32, b8) and x.dtype is dtype:
+        return x
+    return apply(kinds[dtype], x)
+
+
+def col_index(x: Value) -> Value:
+    """The column (0 ...) of each element of x's last axis, i32."""
+    if not x.shape:
+        raise SpecError("col_index: a scalar has no columns", caller())
+    return _index("col_index", (x.shape[-1],))
+
+
+def row_index(x: Value) -> Value:
+    """The index (0 ...) along the axis before x's last, i32: the query position of scores [B, heads, S, N]."""
+    if len(x.shape) < 2:
+        raise SpecError(f"row_index: found rank {len(x.shape)}, wanted an axis before the last", caller())
+    return _index("row_index", (x.shape[-2], 1))
+
+
+def _index(name: str, shape: Shape) -> Value:
+    with current().operator(name) as operator:
+        return Value(Node(OPS[name], (), shape, i32, operator))
+
+
+def size(dim: Dim) -> Value:
+    """The number of elements along the chain's last axis, as an f32 constant of the kernel."""
+    if not isinstance(dim, Dim):
+        raise SpecError(f"size: {dim!r} is not a Dim", caller())
+    return size_leaf(dim)
+
+
+# ---------------------------------------------------------------- reductions over the last axis, which stays as size 1
+
+
+def _last(name: str, axis: int) -> None:
+    if isinstance(axis, Value):
+        raise SpecError(
+            f"{name}: reduces one value over its last axis; of two values take F.{name}imum(x, y)", caller()
+        )
+    if axis != -1:
+        raise SpecError(
+            f"{name}: axis={axis!r}; only the last axis (axis=-1) can be reduced\n"
+            "  declare the operand with the reduced axis last",
+            caller(),
+        )
+
+
+def sum(x: Value, axis: int = -1) -> Value:
+    """Sum over the last axis, which stays as size 1."""
+    _last("sum", axis)
+    return apply("sum", x)
+
+
+def max(x: Value, axis: int = -1) -> Value:
+    """Largest of the last axis, which stays as size 1; NaN wins."""
+    _last("max", axis)
+    return apply("max", x)
+
+
+def min(x: Value, axis: int = -1) -> Value:
+    """Smallest of the last axis, which stays as size 1; NaN wins."""
+    _last("min", axis)
+    return apply("min", x)
+
+
+@composite
+def mean(x: Value, axis: int = -1) -> Value:
+    """sum(x) / N over the last axis."""
+    _last("mean", axis)
+    total = apply("sum", x)
+    return total / size_leaf(x.shape[-1])
+
+
+@composite
+def var(x: Value, axis: int = -1) -> Value:
+    """mean((x - mean(x)) ** 2) over the last axis: in two passes, never E[x^2] - E[x]^2, which cancels."""
+    _last("var", axis)
+    centered = x - mean(x)
+    return mean(square(centered))
+
+
+# ---------------------------------------------------------------- composites: the textbook formula
+
+
+@composite
+def softmax(x: Value, axis: int = -1) -> Value:
+    """exp(x - max) / sum(exp(x - max)). A row of -inf alone gives zeros; a NaN stays in its row."""
+    _last("softmax", axis)
+    top = max(x)
+    pivot = where(top == -INF, 0.0, top)
+    e = exp(x - pivot)
+    total = sum(e)
+    scale = where(total == 0.0, 0.0, 1.0 / total)
+    return e * scale
+
+
+@composite
+def log_softmax(x: Value, axis: int = -1) -> Value:
+    """x - max - log(sum(exp(x - max))). A row of -inf alone gives -inf; a NaN stays in its row."""
+    _last("log_softmax", axis)
+    top = max(x)
+    pivot = where(top == -INF, 0.0, top)
+    shifted = x - pivot
+    total = sum(exp(shifted))
+    log_total = where(total == 0.0, 0.0, log(total))
+    return shifted - log_total
+
+
+@composite
+def layernorm(x: Value, gamma: Value | None = None, beta: Value | None = None, eps: float = 1e-5) -> Value:
+    """(x - mean) / sqrt(var + eps) * gamma + beta (Ba, Kiros & Hinton 2016), the variance in two passes."""
+    _eps("layernorm", eps)
+    centered = x - mean(x)
+    variance = mean(square(centered))
+    rstd = rsqrt(variance + eps)
+    y = centered * rstd
+    if gamma is not None:
+        y = y * gamma
+    return y if beta is None else y + beta
+
+
+@composite
+def rmsnorm(x: Value, gain: Value | None = None, eps: float = 1e-6) -> Value:
+    """x / sqrt(mean(x^2) + eps) * gain (Zhang & Sennrich 2019)."""
+    _eps("rmsnorm", eps)
+    rrms = rsqrt(mean(square(x)) + eps)
+    y = x * rrms
+    return y if gain is None else y * gain
+
+
+def _eps(name: str, eps: float) -> None:
+    if isinstance(eps, Value):
+        return
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
+        raise SpecError(f"{name}: eps={eps!r}; it must be a number of at least 0", caller())
+
+
+@composite
+def causal(x: Value, offset: Value | int = 0) -> Value:
+    """x where column <= row + offset, else -inf: scores [..., queries, keys] with the future masked."""
+    last = row_index(x)
+    if isinstance(offset, Value) or offset != 0:
+        last = last + offset
+    keep = col_index(x) <= last
+    return where(keep, x, -INF)
+
+
+PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE))
+COMPOSITES = (gelu, clip, mean, var, softmax, log_softmax, layernorm, rmsnorm, causal)
+FUNCTIONS = (
+    "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "square", "pow", "abs", "neg",
+    "minimum", "maximum", "clip", "logical_and", "logical_or", "logical_not", "where", "cast", "col_index", "row_index",
+    "size", "sum", "max", "min", "mean", "var", "softmax", "log_softmax", "layernorm", "rmsnorm", "causal",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    near = difflib.get_close_matches(name, FUNCTIONS, n=1)
+    hint = f"did you mean F.{near[0]}?" if near else "`fusegen list --ops` shows every op"
+    raise SpecError(f"unknown op F.{name}\n  {hint}", caller())

@@ -1,0 +1,109 @@
+"""Graph -> numpy source: the meaning of a chain as text that a person can read, run alone, and argue with.
+
+float64 inside, one line per op, numpy (and ml_dtypes for bf16) only. Validation runs this very text. Float outputs
+come back unrounded, in float64: rounding to the storage type is the comparison's business, since it alone knows how
+much of a difference the storage type allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fusegen.graph import Graph, Kind, Node
+from fusegen.naming import value_names
+from fusegen.types import b8
+
+
+def reference_source(graph: Graph) -> str:
+    """The numpy module of `graph`: one function of the chain's name, operands in the spec's order."""
+    names = value_names(graph)
+    body = [*converted_inputs(graph), *(line_of(n, graph, names) for n in graph.nodes if n in names and wants_line(n))]
+    returned = ", ".join(names[t.node] for t in graph.outputs)
+    parameters = ", ".join(names[t.node] for t in graph.inputs)
+    operands = "\n".join(f"    {names[t.node]}: {t.type}" for t in graph.inputs)
+    outputs = ", ".join(f"{t.name} {t.type}" for t in graph.outputs)
+    text = [
+        f'"""{graph.name}: what the kernel must compute, in float64.\n',
+        *([graph.doc + "\n"] if graph.doc else []),
+        f"Operands, with leading axes of any size:\n{operands}\n",
+        f"Returns {outputs}; floats are left in float64, not yet rounded to the storage type.\n" + '"""\n',
+        *imports(graph),
+        "\n",
+        '@np.errstate(all="ignore")',
+        f"def {graph.name}({parameters}):",
+        *("    " + line for line in body),
+        f"    return {returned}",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def imports(graph: Graph) -> list[str]:
+    texts = {n.op.ref for n in graph.nodes}
+    lines = []
+    uses_erf = any("erf(" in t for t in texts)
+    if uses_erf:
+        lines.append("import math\n")
+    lines.append("import numpy as np")
+    if any("bfloat16" in t for t in texts):
+        lines.append("from ml_dtypes import bfloat16")
+    if uses_erf:
+        lines.append("\nerf = np.vectorize(math.erf, otypes=[np.float64])")
+    return lines
+
+
+def converted_inputs(graph: Graph) -> list[str]:
+    names = value_names(graph)
+    kinds = {"float": "np.float64", "int": "np.int64", "bool": "bool"}
+    return [f"{names[t.node]} = np.asarray({names[t.node]}).astype({kinds[t.dtype.kind]})" for t in graph.inputs]
+
+
+def wants_line(node: Node) -> bool:
+    return node.op.kind is not Kind.INPUT
+
+
+def line_of(node: Node, graph: Graph, names: Any) -> str:
+    name = names[node]
+    if node.op.name == "col_index":
+        return f"{name} = np.arange({axis_of(graph, -1, names)})"
+    if node.op.name == "row_index":
+        return f"{name} = np.arange({axis_of(graph, -2, names)})[:, None]"
+    arguments = [names[a] if a in names else literal_text(a, graph, names) for a in node.inputs]
+    return f"{name} = {node.op.ref.format(*arguments)}"
+
+
+def axis_of(graph: Graph, axis: int, names: Any) -> str:
+    """The size of the chain's axis, as an operand knows it; a literal where none does."""
+    for tensor in graph.inputs:
+        if len(tensor.shape) >= -axis and tensor.shape[axis] == graph.shape[axis]:
+            return f"{names[tensor.node]}.shape[{axis}]"
+    return str(graph.shape[axis])
+
+
+def literal_text(node: Node, graph: Graph, names: Any) -> str:
+    """A number as Python text, bracketed where it could bind wrongly."""
+    if node.op.name == "size":
+        return axis_of(graph, -1, names) if not isinstance(node.size, int) else str(node.size)
+    value = node.literal
+    if node.dtype is b8 or isinstance(value, int):
+        return f"({value})" if isinstance(value, int) and value < 0 else str(value)
+    assert isinstance(value, float)
+    if math.isnan(value):
+        return "np.nan"
+    if math.isinf(value):
+        return "np.inf" if value > 0 else "(-np.inf)"
+    return repr(value) if value >= 0 and not math.copysign(1, value) < 0 else f"({value!r})"
+
+
+def load_reference(source: str, name: str) -> Callable[..., Any]:
+    """The reference function, by running its text."""
+    module: dict[str, Any] = {"__name__": f"fusegen_reference_{name}"}
+    exec(compile(source, f"<reference {name}>", "exec"), module)
+    function: Callable[..., Any] = module[name]
+    return function
+
+
+def reference(graph: Graph) -> Callable[..., Any]:
+    """The chain's meaning as a function of numpy arrays."""
+    return load_reference(reference_source(graph), graph.name)

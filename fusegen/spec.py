@@ -1,0 +1,296 @@
+"""`@chain`: a typed Python function becomes an immutable op graph.
+
+    M, N = dims("M N")
+
+    @chain(M=8192, N=4096)
+    def bias_relu(x: f16[M, N], bias: f16[N]) -> f16[M, N]:
+        return F.relu(x + bias)
+
+Annotations are values, sizes are defaults: `bias_relu.at(M=5, N=37)` is the same chain at other sizes. What is wrong
+with a spec raises SpecError with one sentence that begins with its file and line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import keyword
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from fusegen.errors import FusegenError, RequestError, SpecError, Where
+from fusegen.graph import Graph, Kind, Node, Operator, Tensor, broadcast
+from fusegen.trace import OPS, Value, shown, tracing
+from fusegen.types import Dim, DType, TensorType, b8, f32, shape_text
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A traced chain: its function and its graph. `at` gives it other sizes, `with_dtype` another storage type."""
+
+    function: Callable[..., Any]
+    graph: Graph
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    def at(self, **sizes: int) -> Chain:
+        """The same chain at other sizes. Raises SpecError for an unknown dim or a size below 1 (rows: below 0)."""
+        return Chain(self.function, self.graph.at(**sizes))
+
+    def with_dtype(self, dtype: DType) -> Chain:
+        """The same chain with every floating-point array stored as `dtype`."""
+        return Chain(self.function, self.graph.with_dtype(dtype))
+
+    def __str__(self) -> str:
+        return f"{self.name}  {self.graph.signature}  {self.graph.sizes_text()}"
+
+
+def chain(**sizes: int) -> Callable[[Callable[..., Any]], Chain]:
+    """Trace the decorated function into a Chain; `sizes` gives every dim its default. Raises SpecError."""
+
+    def traced(function: Callable[..., Any]) -> Chain:
+        return Chain(function, trace_function(function, sizes))
+
+    if len(sizes) == 1 and callable(next(iter(sizes.values()))):
+        raise SpecError("chain: write @chain(M=..., N=...), with a default size for each dim")
+    return traced
+
+
+def trace_function(function: Callable[..., Any], sizes: Mapping[str, int]) -> Graph:
+    """The graph of one function: signature, body, outputs; each step checks what it can and says what is wrong."""
+    where = place_of(function)
+    name = function.__name__
+    if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
+        raise SpecError(f"{name!r} can't name a kernel; use letters, digits and underscores", where)
+    types, declared = signature_of(function, where)
+    inputs = tuple(input_tensor(n, t, i - len(types), where) for i, (n, t) in enumerate(types.items()))
+    with tracing(function) as trace:
+        returned = function(*(Value(t.node) for t in inputs))
+    names = {**trace.names, **{t.node: t.name for t in inputs}}
+    outputs = output_tensors(returned, declared, names, [t.name for t in inputs], where)
+    graph = Graph(
+        name=name,
+        doc=inspect.getdoc(function) or "",
+        where=where,
+        inputs=inputs,
+        outputs=outputs,
+        names=names,
+        sizes=checked_sizes(types, declared, sizes, where),
+    )
+    check_graph(graph)
+    return graph
+
+
+def place_of(function: Callable[..., Any]) -> Where:
+    return Where(shown(function.__code__.co_filename), function.__code__.co_firstlineno)
+
+
+def signature_of(function: Callable[..., Any], where: Where) -> tuple[dict[str, TensorType], tuple[TensorType, ...]]:
+    """Parameter types by name, and the declared output types."""
+    try:
+        annotations = inspect.get_annotations(function, eval_str=True)
+    except FusegenError:
+        raise
+    except Exception as error:
+        raise SpecError(f"the annotations of {function.__name__} can't be evaluated: {error}", where) from error
+    types: dict[str, TensorType] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.default is not parameter.empty:
+            raise SpecError(
+                f"parameter {name!r}: operands are plain parameters, without defaults, * or **; "
+                "literals belong in the body",
+                where,
+            )
+        if name not in annotations:
+            raise SpecError(f"parameter {name!r} has no type; annotate it, as in {name}: f16[M, N]", where)
+        types[name] = tensor_type(annotations[name], f"parameter {name!r}", where)
+    if not types:
+        raise SpecError(f"{function.__name__} takes no operands", where)
+    if "return" not in annotations:
+        raise SpecError(f"{function.__name__} declares no output; annotate it, as in -> f16[M, N]", where)
+    result = annotations["return"]
+    parts: tuple[object, ...] = get_args(result) if str(get_origin(result)) == str(tuple) else (result,)
+    outputs = tuple(tensor_type(part, "the output", where) for part in parts)
+    if any(not t.shape for t in outputs):
+        raise SpecError("an output is an array; a scalar can't be one", where)
+    return types, outputs
+
+
+def tensor_type(annotation: object, what: str, where: Where) -> TensorType:
+    if isinstance(annotation, TensorType):
+        return annotation
+    if isinstance(annotation, DType):
+        if annotation.name not in ("f32", "i32"):
+            raise SpecError(f"{what} is a run-time scalar of {annotation}; scalars are f32 or i32", where)
+        return TensorType(annotation, ())
+    found = getattr(annotation, "__name__", None) or repr(annotation)
+    raise SpecError(
+        f"{what} has the unsupported type {found}; wanted f16, bf16, f32, i32 or b8 with a shape, as in f16[M, N], "
+        "or a run-time scalar (f32, i32)",
+        where,
+    )
+
+
+def input_tensor(name: str, type: TensorType, index: int, where: Where) -> Tensor:
+    value = b8 if type.dtype is b8 else f32 if type.dtype.kind == "float" else type.dtype
+    node = Node(OPS["input"], (), type.shape, value, Operator(index, name, where))
+    return Tensor(name, type, node)
+
+
+def output_tensors(
+    returned: object,
+    declared: tuple[TensorType, ...],
+    names: Mapping[Node, str],
+    taken: list[str],
+    where: Where,
+) -> tuple[Tensor, ...]:
+    """What the function returned, matched with what it declared; each output gets a name of its own."""
+    values = returned if isinstance(returned, tuple) else (returned,)
+    if len(values) != len(declared):
+        raise SpecError(f"{len(values)} outputs are returned, {len(declared)} are declared", where)
+    outputs: list[Tensor] = []
+    for index, (value, type) in enumerate(zip(values, declared, strict=True)):
+        what = "the output" if len(declared) == 1 else f"output {index}"
+        if not isinstance(value, Value):
+            raise SpecError(f"{what} is {value!r}, not a value computed from the operands", where)
+        node = value.node
+        place = node.operator.where if node.op.kind is not Kind.INPUT else where
+        if node.shape != type.shape:
+            raise SpecError(
+                f"{what} has shape {shape_text(node.shape)}, declared is {shape_text(type.shape)}"
+                + ("\n  a reduction keeps its axis as size 1" if len(node.shape) == len(type.shape) + 1 else ""),
+                place,
+            )
+        if (node.dtype is b8) != (type.dtype is b8) or (node.dtype.kind, type.dtype.kind) in (
+            ("int", "float"),
+            ("float", "int"),
+        ):
+            raise SpecError(f"{what} is {node.dtype}, declared is {type.dtype}; convert it with F.cast", place)
+        name = names.get(node, "out" if len(declared) == 1 else f"out{index}")
+        if len(declared) == 1 or name in taken:
+            name = "out" if len(declared) == 1 else f"out{index}"
+        while name in taken:
+            name += "_"
+        taken.append(name)
+        outputs.append(Tensor(name, type, node))
+    return tuple(outputs)
+
+
+def checked_sizes(
+    types: Mapping[str, TensorType], outputs: tuple[TensorType, ...], sizes: Mapping[str, int], where: Where
+) -> dict[str, int]:
+    """The default size of every dim that the signature names, in the order it names them."""
+    used: dict[str, None] = {}
+    for type in (*types.values(), *outputs):
+        used.update((s.name, None) for s in type.shape if isinstance(s, Dim))
+    if missing := [name for name in used if name not in sizes]:
+        raise SpecError(f"dim {missing[0]} has no size; write @chain({missing[0]}=...)", where)
+    if unknown := [name for name in sizes if name not in used]:
+        raise SpecError(f"@chain gives a size to {unknown[0]!r}, which the signature does not use", where)
+    for name in used:
+        size = sizes[name]
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise SpecError(f"@chain({name}={size!r}): a size is an integer of at least 1", where)
+    return {name: sizes[name] for name in used}
+
+
+def check_graph(graph: Graph) -> None:
+    """What only the whole graph can show: unused operands, outputs from nothing, shapes that fit no iteration space."""
+    used = set(graph.nodes)
+    for tensor in graph.inputs:
+        if tensor.node not in used:
+            raise SpecError(f"operand {tensor.name!r} is not used; use it or drop it", graph.where)
+    for tensor in graph.outputs:
+        if not any(n.op.kind is Kind.INPUT for n in graph.ancestors(tensor.node)):
+            raise SpecError(f"output {tensor.name!r} does not depend on any operand", tensor.node.where)
+    shape: tuple[Any, ...] = ()
+    for tensor in (*graph.inputs, *graph.outputs):
+        try:
+            shape = broadcast(shape, tensor.shape)
+        except ValueError as error:
+            raise SpecError(
+                f"{tensor.name} {shape_text(tensor.shape)} does not fit {shape_text(shape)}: {error} differ\n"
+                "  a chain walks one shape; every operand has it, or sizes of 1 and missing leading axes instead",
+                graph.where,
+            ) from None
+    for tensor in graph.outputs:
+        leading = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
+        if leading[:-1] != shape[:-1] or leading[-1] not in (shape[-1], 1):
+            raise SpecError(
+                f"output {tensor.name} {shape_text(tensor.shape)} does not span the rows of {shape_text(shape)}\n"
+                "  an output has the chain's whole shape, or a last axis of size 1 (one value a row)",
+                tensor.node.where,
+            )
+    for node in graph.nodes:
+        if node.size is not None and node.size != shape[-1] and not isinstance(node.size, int):
+            raise SpecError(
+                f"size({node.size}): only the last axis ({shape[-1]}) is a constant of the kernel; "
+                f"pass {node.size} as a run-time scalar (f32)",
+                node.where,
+            )
+        if node.op.kind is Kind.REDUCE and node.inputs[0].shape[-1] != shape[-1]:
+            raise SpecError(
+                f"{node.op.name} reduces {node.inputs[0].shape[-1]}, but the chain's rows run over {shape[-1]}",
+                node.where,
+            )
+
+
+# ---------------------------------------------------------------- finding chains
+
+
+def load_chains(path: str | Path) -> tuple[Chain, ...]:
+    """Every chain in a file, in the order of their definition, or in a folder's `*.py` files, by name.
+
+    `file.py:name` picks one. A spec is code and is run: load only what you trust. Raises RequestError when there is
+    nothing to find, SpecError when a spec is wrong.
+    """
+    text = str(path)
+    file, _, wanted = text.partition(".py:")
+    if wanted:
+        found = load_file(Path(file + ".py"))
+        for one in found:
+            if one.name == wanted:
+                return (one,)
+        raise RequestError(f"{file}.py has no chain {wanted!r}; it has {', '.join(c.name for c in found)}")
+    place = Path(text)
+    if place.is_dir():
+        files = sorted(p for p in place.glob("*.py") if not p.name.startswith("_"))
+        chains = tuple(c for f in files for c in load_file(f, need=False))
+        if not chains:
+            raise RequestError(f"{place} has no chain in it; a chain is a function under @chain(...)")
+        return chains
+    return load_file(place)
+
+
+def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
+    if not file.is_file():
+        raise RequestError(f"there is no spec at {file}; name a file, a folder, or file.py:chain")
+    label = "fusegen_spec_" + hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+    loader = importlib.util.spec_from_file_location(label, file)
+    if loader is None or loader.loader is None:
+        raise RequestError(f"{file} can't be read as Python source")
+    module = importlib.util.module_from_spec(loader)
+    sys.modules[label] = module  # inspect.get_annotations finds the module's globals through it
+    try:
+        loader.loader.exec_module(module)
+    except FusegenError:
+        raise
+    except SyntaxError as error:
+        raise SpecError(f"not Python: {error.msg}", Where(str(file), error.lineno or 0)) from error
+    except Exception as error:
+        frames = [f for f in inspect.getinnerframes(error.__traceback__) if Path(f.filename) == file.resolve()] \
+            if error.__traceback__ else []  # fmt: skip
+        line = frames[-1].lineno if frames else 0
+        raise SpecError(f"{type(error).__name__} while the spec ran: {error}", Where(str(file), line)) from error
+    finally:
+        sys.modules.pop(label, None)
+    found = tuple({id(v): v for v in vars(module).values() if isinstance(v, Chain)}.values())
+    if need and not found:
+        raise RequestError(f"{file} has no chain in it; a chain is a function under @chain(...)")
+    return found

@@ -1,0 +1,389 @@
+"""Tracing: running a spec's body on stand-ins for arrays, and writing down what it does to them.
+
+A `Value` is what a spec's variables hold while it is traced. Whatever Python can do to it either becomes a node or
+raises SpecError with the spec's file and line: a branch on a traced value would silently pick a side, so it is refused.
+
+Every step the author wrote is one `Operator`, however many nodes a composite such as `F.softmax` expands to: costs and
+explanations speak of operators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from fusegen.errors import SpecError, Where
+from fusegen.graph import Kind, Node, Op, Operator, broadcast
+from fusegen.types import Dim, DType, Shape, Size, b8, f32, i32, shape_text
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+OPS_FILE = PACKAGE + "ops.py"
+NOT_A_SPEC = (PACKAGE, contextlib.__file__, functools.__file__)
+Number = int | float
+
+# name -> Op; filled by fusegen.ops, the one place where ops are declared
+OPS: dict[str, Op] = {}
+
+
+class Trace:
+    """One run of a spec's body: the operators in the order they were written, and the names given to values."""
+
+    def __init__(self) -> None:
+        self.operators: list[Operator] = []
+        self.open: Operator | None = None
+        self.names: dict[Node, str] = {}
+
+    @contextmanager
+    def operator(self, name: str) -> Iterator[Operator]:
+        """Nodes made inside belong to one operator: the outermost one that is open."""
+        if self.open is not None:
+            yield self.open
+            return
+        self.open = Operator(len(self.operators), name, caller())
+        self.operators.append(self.open)
+        try:
+            yield self.open
+        finally:
+            self.open = None
+
+
+_current: ContextVar[Trace | None] = ContextVar("fusegen_trace", default=None)
+
+
+def current() -> Trace:
+    trace = _current.get()
+    if trace is None:
+        raise SpecError("fusegen ops work on the arguments of a function under @chain, and nowhere else", caller())
+    return trace
+
+
+def caller() -> Where:
+    """The innermost place outside the package: the line of the spec that is to blame."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_A_SPEC):
+        frame = frame.f_back
+    if frame is None:
+        return Where("<unknown>", 0)
+    return Where(shown(frame.f_code.co_filename), frame.f_lineno)
+
+
+def shown(file: str) -> str:
+    """A file the way its author would name it: relative to the working directory when it lies inside."""
+    relative = os.path.relpath(file) if os.path.isabs(file) else file
+    return file if relative.startswith("..") else relative
+
+
+@contextmanager
+def tracing(own: Callable[..., object]) -> Iterator[Trace]:
+    """Record what happens inside, and which local names `own` and the composites it calls give to values.
+
+    The names come from the frames' locals when a function returns (sys.setprofile), so that an emitted kernel keeps
+    the spec's words without the author repeating them. `own`'s names win over those inside composites, and an outer
+    composite's over an inner one's; a composite's unnamed result takes the composite's name.
+    """
+    trace = Trace()
+    inner: dict[Node, str] = {}
+    code = own.__code__
+    before = sys.getprofile()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        own_frame = frame.f_code is code
+        if event != "return" or not (own_frame or frame.f_code.co_filename == OPS_FILE):
+            return
+        taken = frame.f_code.co_varnames[: frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]
+        found = {
+            value.node: name
+            for name, value in reversed(frame.f_locals.items())
+            if isinstance(value, Value) and name not in taken and not name.startswith("_")
+        }
+        if own_frame:
+            trace.names.update(found)
+            return
+        name = frame.f_code.co_name
+        if isinstance(argument, Value) and not name.startswith("_"):
+            result = argument.node
+            if result not in inner and result.op.kind is Kind.MAP:
+                found.setdefault(result, name)
+        inner.update(found)
+
+    token = _current.set(trace)
+    sys.setprofile(note)
+    try:
+        yield trace
+    finally:
+        sys.setprofile(before)
+        _current.reset(token)
+    trace.names = {**inner, **trace.names}
+
+
+class Value:
+    """A traced value: supports + - * / ** neg abs, comparisons, & | ^ ~, and every function of `fusegen.ops`."""
+
+    __slots__ = ("node",)
+    __hash__ = object.__hash__
+    __array_ufunc__ = None  # numpy scalars on the left hand over to our reflected operators
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    @property
+    def shape(self) -> Shape:
+        return self.node.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.node.dtype
+
+    def __repr__(self) -> str:
+        return f"<traced {self.dtype}{shape_text(self.shape)}>"
+
+    def __add__(self, other: Any) -> Value:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Value:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Value:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Value:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return apply("div", other, self)
+
+    def __neg__(self) -> Value:
+        return apply("neg", self)
+
+    def __abs__(self) -> Value:
+        return apply("abs", self)
+
+    def __pow__(self, exponent: Any) -> Value:
+        return power(self, exponent)
+
+    def __rpow__(self, base: Any) -> Value:
+        raise SpecError(f"{base!r} ** x: only x ** number is supported; write F.exp(x * log(base))", caller())
+
+    def __lt__(self, other: Any) -> Value:
+        return apply("lt", self, other)
+
+    def __le__(self, other: Any) -> Value:
+        return apply("le", self, other)
+
+    def __gt__(self, other: Any) -> Value:
+        return apply("gt", self, other)
+
+    def __ge__(self, other: Any) -> Value:
+        return apply("ge", self, other)
+
+    def __eq__(self, other: Any) -> Value:  # type: ignore[override]  # comparing traced values makes a mask
+        return apply("eq", self, other)
+
+    def __ne__(self, other: Any) -> Value:  # type: ignore[override]
+        return apply("ne", self, other)
+
+    def __and__(self, other: Any) -> Value:
+        return apply("logical_and", self, other)
+
+    def __rand__(self, other: Any) -> Value:
+        return apply("logical_and", other, self)
+
+    def __or__(self, other: Any) -> Value:
+        return apply("logical_or", self, other)
+
+    def __ror__(self, other: Any) -> Value:
+        return apply("logical_or", other, self)
+
+    def __xor__(self, other: Any) -> Value:
+        return apply("ne", self, other)
+
+    def __invert__(self) -> Value:
+        return apply("logical_not", self)
+
+    def __bool__(self) -> bool:
+        raise SpecError(
+            "a Python branch on a traced value: its elements are not known while the chain is traced\n"
+            "  use F.where(condition, a, b) instead of if/else, and & | ~ instead of and, or, not",
+            caller(),
+        )
+
+    def __len__(self) -> int:
+        raise SpecError("len() of a traced value; use a Dim, or F.size(N) for its number", caller())
+
+    def __iter__(self) -> Iterator[Value]:
+        raise SpecError("a traced value can't be iterated or unpacked; ops work on whole arrays", caller())
+
+    def __getitem__(self, key: Any) -> Value:
+        raise SpecError(
+            "a traced value can't be indexed or sliced; pass the part as an operand of its own "
+            "(a strided view costs no copy)",
+            caller(),
+        )
+
+    def _number(self, *_: Any) -> Any:
+        raise SpecError("a traced value is no Python number; use fusegen.ops instead of math and builtins", caller())
+
+    __float__ = __int__ = __index__ = __complex__ = __round__ = __floor__ = __ceil__ = __trunc__ = _number
+
+    def _unsupported(self, *_: Any) -> Any:
+        raise SpecError("this operator is not supported on traced values; `fusegen list --ops` shows what is", caller())
+
+    __matmul__ = __rmatmul__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _unsupported
+    __lshift__ = __rshift__ = __divmod__ = __contains__ = _unsupported
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise SpecError(f"a traced value has no {name!r}; ops are functions, as in F.exp(x)", caller())
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def composite(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of traced values that counts as one operator, whatever it is made of."""
+
+    @functools.wraps(function)
+    def traced(*args: P.args, **kwargs: P.kwargs) -> R:
+        with current().operator(function.__name__.strip("_")):
+            return function(*args, **kwargs)
+
+    return traced
+
+
+def apply(name: str, *arguments: Any) -> Value:
+    """One op on values and literals: checks, promotes (i32 to f32 where they meet), broadcasts, records."""
+    op = OPS[name]
+    trace = current()
+    with trace.operator(op.name) as operator:
+        values = promote(op, [node_of(op, a, operator) for a in arguments], operator)
+        try:
+            shape: Shape = ()
+            for node in values:
+                shape = broadcast(shape, node.shape)
+        except ValueError as error:
+            shapes = " and ".join(shape_text(n.shape) for n in values)
+            raise SpecError(
+                f"{op.name}: shapes {shapes} do not broadcast: {error} differ\n"
+                "  sizes match by name, from the right; a size of 1 matches every other",
+                operator.where,
+            ) from None
+        if op.kind is Kind.REDUCE:
+            shape = reduced(op, shape, operator)
+        return Value(Node(op, tuple(values), shape, result_dtype(op, values), operator))
+
+
+def reduced(op: Op, shape: Shape, operator: Operator) -> Shape:
+    if not shape:
+        raise SpecError(f"{op.name}: a scalar has no axis to reduce", operator.where)
+    if shape[-1] == 1:
+        raise SpecError(
+            f"{op.name}: the last axis of {shape_text(shape)} has size 1, so there is nothing to reduce", operator.where
+        )
+    return (*shape[:-1], 1)
+
+
+def result_dtype(op: Op, values: list[Node]) -> DType:
+    if op.result is not None:
+        return op.result
+    return values[-1].dtype  # promote() has made the number arguments alike; `where` ends with two of them
+
+
+def node_of(op: Op, argument: Any, operator: Operator) -> Node:
+    """The node behind a Value, or a literal's. Raises SpecError for anything else."""
+    if isinstance(argument, Value):
+        return argument.node
+    if isinstance(argument, np.generic):
+        argument = argument.item()
+    if isinstance(argument, bool):
+        return Node(OPS["literal"], (), (), b8, operator, literal=argument)
+    if isinstance(argument, int):
+        return Node(OPS["literal"], (), (), i32, operator, literal=argument)
+    if isinstance(argument, float):
+        return Node(OPS["literal"], (), (), f32, operator, literal=float(argument))
+    if isinstance(argument, Dim):
+        raise SpecError(f"{op.name}: {argument} is a dim; F.size({argument}) is its number", operator.where)
+    raise SpecError(
+        f"{op.name}: {type(argument).__name__} {argument!r} is neither a traced value nor a number", operator.where
+    )
+
+
+def promote(op: Op, values: list[Node], operator: Operator) -> list[Node]:
+    """The arguments as the op takes them: numbers alike (f32 wins over i32), booleans only where booleans belong."""
+    if op.takes == "any":
+        return values
+    masks = values if op.takes == "bool" else values[:1] if op.takes == "where" else []
+    numbers = values[len(masks) :]
+    if op.name in ("eq", "ne") and all(n.dtype is b8 for n in numbers):
+        return values
+    for node in masks:
+        if node.dtype is not b8:
+            raise SpecError(
+                f"{op.name}: found {node.dtype} where a mask (b8) is wanted; compare first, as in x > 0", operator.where
+            )
+    for node in numbers:
+        if node.dtype is b8:
+            raise SpecError(
+                f"{op.name}: found a mask (b8) where a number is wanted; use F.where(mask, a, b) or F.cast(mask, f32)",
+                operator.where,
+            )
+    as_float = op.takes == "float" or any(n.dtype is f32 for n in numbers)
+    return [*masks, *(to_f32(n, operator) if as_float else n for n in numbers)]
+
+
+def to_f32(node: Node, operator: Operator) -> Node:
+    if node.dtype is f32:
+        return node
+    if node.literal is not None:
+        return Node(OPS["literal"], (), (), f32, operator, literal=float(node.literal))
+    return Node(OPS["to_f32"], (node,), node.shape, f32, operator)
+
+
+def power(x: Value, exponent: Any) -> Value:
+    """x ** number. Small whole exponents become products, 0.5 a square root."""
+    if isinstance(exponent, bool) or not isinstance(exponent, (int, float)) or not math.isfinite(exponent):
+        what = repr(exponent) if isinstance(exponent, Value) else f"{type(exponent).__name__} {exponent!r}"
+        raise SpecError(
+            f"the exponent of ** must be a finite Python number, found {what}\n"
+            "  for a traced exponent write F.exp(y * F.log(x))",
+            caller(),
+        )
+    with current().operator("pow"):
+        if exponent == 0.5:
+            return apply("sqrt", x)
+        if exponent == 1:
+            return x
+        if exponent == 2:
+            return apply("square", x)
+        if exponent in (3, 4):
+            square = apply("square", x)
+            return apply("mul", square, x) if exponent == 3 else apply("square", square)
+        if exponent == -1:
+            return apply("div", 1.0, x)
+        return apply("pow", x, float(exponent))
+
+
+def size_leaf(size: Size) -> Value:
+    """The number of a dimension, as an f32 that is a constant of the kernel."""
+    with current().operator("size") as operator:
+        return Value(Node(OPS["size"], (), (), f32, operator, size=size))

@@ -1,0 +1,100 @@
+"""The vocabulary of a signature: dimensions, dtypes, and tensor types such as `f16[M, N]`.
+
+A dtype is one row of `DTYPES`; everything that depends on a dtype (C spellings, tolerances, numpy meaning) is a table
+keyed by it, never a branch. Annotations of a spec are values: `f16[M, N]` calls `DType.__getitem__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from fusegen.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A named size. Two dims are the same when their names are."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Size = Dim | int
+Shape = tuple[Size, ...]
+
+
+def dims(names: str) -> tuple[Dim, ...]:
+    """`M, N = dims("M N")`. Raises SpecError for a name that is not an identifier or appears twice."""
+    found = names.replace(",", " ").split()
+    for name in found:
+        if not name.isidentifier():
+            raise SpecError(f"dims: {name!r} is not a name; write names apart, as in dims('M N')")
+    if len(set(found)) < len(found):
+        raise SpecError(f"dims: a name appears twice in {names!r}")
+    return tuple(Dim(name) for name in found)
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A storage type.
+
+    `numpy` is its numpy meaning (ml_dtypes where numpy has none), `bytes` its size, `epsilon` the unit roundoff
+    (half the spacing above 1; 0 for exact types), `tiny` the smallest positive number it holds, `largest` the largest.
+    """
+
+    name: str
+    kind: str  # "float", "int" or "bool"
+    bytes: int
+    numpy: np.dtype[np.generic]
+    epsilon: float = 0.0
+    tiny: float = 0.0
+    largest: float = 0.0
+
+    def __getitem__(self, sizes: Size | Shape) -> TensorType:
+        shape = sizes if isinstance(sizes, tuple) else (sizes,)
+        for size in shape:
+            wrong_int = isinstance(size, int) and (isinstance(size, bool) or size < 1)
+            if not isinstance(size, (Dim, int)) or wrong_int:
+                raise SpecError(
+                    f"{self.name}[...]: {size!r} is not a size; use a Dim from dims(), or an integer of at least 1"
+                )
+        return TensorType(self, shape)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+f16 = DType("f16", "float", 2, np.dtype(np.float16), 2.0**-11, 2.0**-24, 65504.0)
+bf16 = DType("bf16", "float", 2, np.dtype(ml_dtypes.bfloat16), 2.0**-8, 2.0**-133, 3.3895313892515355e38)
+f32 = DType("f32", "float", 4, np.dtype(np.float32), 2.0**-24, 2.0**-149, 3.4028234663852886e38)
+i32 = DType("i32", "int", 4, np.dtype(np.int32), largest=2.0**31 - 1)
+b8 = DType("b8", "bool", 1, np.dtype(np.bool_), largest=1.0)
+
+DTYPES: Mapping[str, DType] = {d.name: d for d in (f16, bf16, f32, i32, b8)}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A dtype and a shape; the empty shape is a run-time scalar (`scale: f32`)."""
+
+    dtype: DType
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.shape else str(self.dtype)
+
+
+def shape_text(shape: Shape) -> str:
+    """`[M, N]`, the way shapes are written everywhere."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def size_of(size: Size, sizes: Mapping[str, int]) -> int:
+    """The number behind a Dim or an int."""
+    return size if isinstance(size, int) else sizes[size.name]
