@@ -1,0 +1,77 @@
+"""Targets by name: `target("cuda:h200")`, `target("hip:gfx942")`, `target("cuda")`.
+
+A name is a vendor and, after a colon, a model or an architecture. An architecture stands for its best-known model's
+facts; where a model is compiled for a narrower architecture (h200 for `sm_90a`), the plain one (`cuda:sm_90`) keeps its
+own name. The vendor alone means its default model. `target(t.name)` is `t` for every target there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from fusegen.errors import RequestError
+from fusegen.targets import cuda, hip
+from fusegen.targets.base import Spelling, Target
+from fusegen.targets.cuda import A100, B200, H100, H200, L40S
+from fusegen.targets.hip import MI210, MI250, MI250X, MI300A, MI300X, MI325X
+
+__all__ = [
+    "A100",
+    "B200",
+    "GOLDEN_TARGETS",
+    "H100",
+    "H200",
+    "L40S",
+    "MI210",
+    "MI250",
+    "MI250X",
+    "MI300A",
+    "MI300X",
+    "MI325X",
+    "TARGETS",
+    "Spelling",
+    "Target",
+    "target",
+]
+
+TARGETS: Mapping[str, Target] = {t.name: t for t in (*cuda.MODELS, *hip.MODELS)}
+"""Every model, by name."""
+
+GOLDEN_TARGETS: tuple[Target, ...] = (H200, A100, MI300X)
+"""The targets whose emitted sources are committed under `generated/`."""
+
+NAMES: Mapping[str, Target] = {
+    **TARGETS,
+    **{f"cuda:{arch}": t for arch, t in cuda.ARCHES.items()},
+    **{f"hip:{arch}": t for arch, t in hip.ARCHES.items()},
+    "cuda": cuda.DEFAULT,
+    "hip": hip.DEFAULT,
+}
+"""Everything that `target` accepts."""
+
+
+def target(name: str) -> Target:
+    """The target of that name, in any case. Raises RequestError for a name that is not known, and says which are."""
+    if found := NAMES.get(name.strip().lower()):
+        return found
+    lines = [f"{name!r} is not a target"]
+    if guesses := suggestions(name.strip().lower()):
+        lines.append(f"  did you mean {' or '.join(guesses)}?")
+    lines += [
+        f"  {vendor}: {', '.join(n.partition(':')[2] for n in NAMES if n.startswith(vendor + ':'))}"
+        for vendor in ("cuda", "hip")
+    ]
+    lines.append("  write the vendor first, as in cuda:h200 or hip:gfx942; the vendor alone means its default model")
+    raise RequestError("\n".join(lines))
+
+
+def suggestions(name: str) -> list[str]:
+    """Up to two known names near `name`; a name that lacks its vendor (`h200`) or has the wrong one counts as near."""
+    model = name.rpartition(":")[2]
+    if exact := [known for known in NAMES if known.partition(":")[2] == model]:
+        return exact
+    return (
+        get_close_matches(name, NAMES, n=2, cutoff=0.6)
+        or [known for known in NAMES if get_close_matches(model, [known.partition(":")[2]], cutoff=0.6)][:2]
+    )

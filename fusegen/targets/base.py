@@ -1,0 +1,67 @@
+"""What source is written for: the facts the planner reads and the spellings the templates read.
+
+A Target is a value. The planner asks for facts (`t.warp`, `t.shared_bytes`), rendering asks for spellings
+(`t.barrier`, `t.ctype[f16]`); nobody asks for a name. What runs a kernel is a device (`fusegen.runtime.devices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fusegen.types import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How one vendor's dialect says what every kernel needs. Texts with `{0}` take an argument."""
+
+    file_suffix: str  # ".cu" or ".hip"
+    headers: Mapping[DType, str]  # the header a storage type needs, if any
+    ctype: Mapping[DType, str]  # the C type of a storage type
+    to_float: Mapping[DType, str]  # storage value -> float
+    from_float: Mapping[DType, str]  # float -> storage value, round to nearest even
+    barrier: str
+    shuffle_xor: str  # {0}: value, {1}: lane mask
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One GPU model: facts from its data sheet, and its vendor's spelling. Times are µs, rates GB/s (1e9 bytes)."""
+
+    vendor: str  # "cuda" or "hip"
+    model: str  # "h200", "mi300x"
+    arch: str  # what the runtime compiler is told: "sm_90a", "gfx942"
+    warp: int  # threads that run in step: a warp (32) or a wavefront (64)
+    sms: int  # streaming multiprocessors or compute units
+    shared_bytes: int  # shared memory (LDS) that one block may have
+    shared_per_sm: int
+    shared_reserved: int  # bytes the system takes from each block's shared memory
+    shared_unit: int  # shared memory is handed to a block in steps of this many bytes
+    registers_per_sm: int  # 32-bit registers
+    registers_per_thread: int  # the most one thread may have
+    register_unit: int  # registers are handed to a warp in steps of this many per thread
+    schedulers_per_sm: int  # the registers of an SM are split evenly among its schedulers, and a warp lives on one
+    scalar_registers: int  # of one scheduler, for all its warps; 0 where scalars are no kind of their own
+    threads_per_sm: int
+    blocks_per_sm: int
+    threads_per_block: int
+    max_grid: int  # blocks in one launch, first dimension
+    max_grid_threads: int  # threads in one launch, first dimension
+    l2_bytes: int
+    dram_gbs: float  # data sheet
+    fp32_tflops: float  # data sheet, vector unit
+    spelling: Spelling = field(repr=False, hash=False)  # tables have no hash; vendor and model tell targets apart
+
+    @property
+    def name(self) -> str:
+        """`cuda:h200`, as the command line takes it."""
+        return f"{self.vendor}:{self.model}"
+
+    @property
+    def folder(self) -> str:
+        """`cuda-h200`, the folder of its golden sources."""
+        return f"{self.vendor}-{self.model}"
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,123 @@
+"""NVIDIA: what NVRTC compiles, and the facts of the GPUs that kernels are planned for.
+
+A model names the architecture with the `a` suffix where one exists (`sm_90a`): only such code may use wgmma and the
+other instructions of one architecture. Ask for `cuda:sm_90` to get code that every compute capability 9.x runs.
+
+Facts with no comment of their own come from the CUDA C++ Programming Guide, "Technical Specifications per Compute
+Capability", and from `cuda_occupancy.h` of the toolkit (allocation units). Rates and L2 sizes come from the data sheet
+or white paper named beside them; `bench` prints measured rates beside these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fusegen.targets.base import Spelling, Target
+from fusegen.types import b8, bf16, f16, f32, i32
+
+SPELLING = Spelling(
+    file_suffix=".cu",
+    headers={f16: "cuda_fp16.h", bf16: "cuda_bf16.h"},
+    ctype={f16: "__half", bf16: "__nv_bfloat16", f32: "float", i32: "int", b8: "unsigned char"},
+    to_float={
+        f16: "__half2float({0})",
+        bf16: "__bfloat162float({0})",
+        f32: "{0}",
+        i32: "static_cast<float>({0})",
+        b8: "static_cast<float>({0})",
+    },
+    from_float={
+        f16: "__float2half_rn({0})",
+        bf16: "__float2bfloat16_rn({0})",
+        f32: "{0}",
+        i32: "__float2int_rn({0})",
+        b8: "static_cast<unsigned char>({0} != 0.0f)",
+    },
+    barrier="__syncthreads();",
+    shuffle_xor="__shfl_xor_sync(0xffffffffu, {0}, {1})",
+)
+
+A100 = Target(
+    vendor="cuda",
+    model="a100",
+    arch="sm_80",
+    warp=32,
+    sms=108,
+    shared_bytes=163 * 1024,
+    shared_per_sm=164 * 1024,
+    shared_reserved=1024,
+    shared_unit=128,
+    registers_per_sm=65536,
+    registers_per_thread=255,
+    register_unit=8,  # 256 registers a warp
+    schedulers_per_sm=4,
+    scalar_registers=0,  # uniform registers come with each warp, and never limit
+    threads_per_sm=2048,
+    blocks_per_sm=32,
+    threads_per_block=1024,
+    max_grid=2**31 - 1,
+    max_grid_threads=(2**31 - 1) * 1024,  # no limit of its own
+    l2_bytes=40 * 1024**2,  # "NVIDIA A100 Tensor Core GPU Architecture", table 4
+    dram_gbs=2039.0,  # A100 data sheet, 80 GB SXM
+    fp32_tflops=19.5,  # A100 data sheet
+    spelling=SPELLING,
+)
+
+# Ada: "NVIDIA Ada GPU Architecture" for L2; compute capability 8.9 has less shared memory and fewer threads per SM.
+L40S = replace(
+    A100,
+    model="l40s",
+    arch="sm_89",
+    sms=142,
+    shared_bytes=99 * 1024,
+    shared_per_sm=100 * 1024,
+    threads_per_sm=1536,
+    blocks_per_sm=24,
+    l2_bytes=96 * 1024**2,
+    dram_gbs=864.0,  # L40S data sheet
+    fp32_tflops=91.6,  # L40S data sheet
+)
+
+H100 = replace(
+    A100,
+    model="h100",
+    arch="sm_90a",
+    sms=132,
+    shared_bytes=227 * 1024,
+    shared_per_sm=228 * 1024,
+    l2_bytes=50 * 1024**2,  # "NVIDIA H100 Tensor Core GPU Architecture", table 3, SXM5
+    dram_gbs=3350.0,  # H100 data sheet, SXM
+    fp32_tflops=67.0,  # H100 data sheet, SXM
+)
+
+H200 = replace(
+    H100,
+    model="h200",
+    l2_bytes=60 * 1024**2,  # as devices report; the data sheet does not say
+    dram_gbs=4800.0,  # H200 data sheet
+    fp32_tflops=67.0,  # H200 data sheet, SXM
+)
+
+B200 = replace(
+    H100,
+    model="b200",
+    arch="sm_100a",
+    sms=148,  # as devices report; the data sheet does not say
+    l2_bytes=126 * 1024**2,  # Blackwell tuning guide
+    dram_gbs=8000.0,  # HGX B200 data sheet, one GPU
+    fp32_tflops=75.0,  # HGX B200 data sheet: 600 for eight
+)
+
+MODELS: tuple[Target, ...] = (A100, L40S, H100, H200, B200)
+DEFAULT = H200
+
+ARCHES: Mapping[str, Target] = {
+    "sm_80": A100,
+    "sm_89": L40S,
+    "sm_90": replace(H200, model="sm_90", arch="sm_90"),
+    "sm_90a": H200,
+    "sm_100": replace(B200, model="sm_100", arch="sm_100"),
+    "sm_100a": B200,
+}
+"""Architectures a target may be named by, each with the facts of its best-known model."""

@@ -1,0 +1,100 @@
+"""AMD: what hiprtc compiles, and the facts of the GPUs that kernels are planned for.
+
+Half and bfloat16 are clang's own `_Float16` and `__bf16`, converted by plain casts, and no header is included. hiprtc
+finds `hip/hip_fp16.h` only where an include path to a full ROCm is given, and each inclusion costs compile time; the
+casts need neither. They lower to what the headers' functions promise: read in the code of ROCm 7.2 for gfx90a and
+gfx942, float to half is one `v_cvt_f16_f32` (the wave's rounding mode, which is to nearest even at kernel start),
+float to bfloat16 adds 0x7fff and the lowest kept bit, then selects a quieted NaN for NaN input; widening either is
+exact. `tests/test_targets.py` looks for these instructions.
+
+A model is what one HIP device is: one compute die (GCD) of an MI250X, the whole of an MI300X. Registers are the unified
+file of gfx90a and gfx942: 512 per lane in each of four SIMDs, shared by vector and accumulation registers, handed out
+in eights. Sources: "AMD CDNA 2" and "AMD CDNA 3" white papers and instruction set manuals, LLVM's AMDGPU usage guide
+("Waves per EU" and VGPR granularity), and the data sheets named beside the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fusegen.targets.base import Spelling, Target
+from fusegen.types import b8, bf16, f16, f32, i32
+
+SPELLING = Spelling(
+    file_suffix=".hip",
+    headers={},
+    ctype={f16: "_Float16", bf16: "__bf16", f32: "float", i32: "int", b8: "unsigned char"},
+    to_float={
+        f16: "static_cast<float>({0})",
+        bf16: "static_cast<float>({0})",
+        f32: "{0}",
+        i32: "static_cast<float>({0})",
+        b8: "static_cast<float>({0})",
+    },
+    from_float={
+        f16: "static_cast<_Float16>({0})",
+        bf16: "static_cast<__bf16>({0})",
+        f32: "{0}",
+        i32: "__float2int_rn({0})",
+        b8: "static_cast<unsigned char>({0} != 0.0f)",
+    },
+    barrier="__syncthreads();",
+    shuffle_xor="__shfl_xor({0}, {1})",  # the _sync form of ROCm 7 wants a 64-bit mask, and ROCm 6 has none
+)
+
+MI250X = Target(
+    vendor="hip",
+    model="mi250x",
+    arch="gfx90a",
+    warp=64,
+    sms=110,
+    shared_bytes=64 * 1024,
+    shared_per_sm=64 * 1024,
+    shared_reserved=0,
+    shared_unit=512,  # LDS is handed out in steps of 128 dwords
+    registers_per_sm=4 * 512 * 64,
+    registers_per_thread=512,
+    register_unit=8,
+    schedulers_per_sm=4,
+    scalar_registers=800,
+    threads_per_sm=4 * 8 * 64,  # eight waves on each SIMD
+    blocks_per_sm=32,  # 16 barriers, but a block of one wave needs none, and of 32 waves only 16 pairs fit
+    threads_per_block=1024,
+    max_grid=2**31 - 1,
+    max_grid_threads=2**32 - 1,  # HIP counts a grid in threads, in 32 bits
+    l2_bytes=8 * 1024**2,  # CDNA 2 white paper, one die
+    dram_gbs=1638.4,  # MI250X data sheet: 3276.8 for two dies
+    fp32_tflops=23.95,  # MI250X data sheet: 47.9 for two dies
+    spelling=SPELLING,
+)
+
+# MI250 and MI210: the same die with 104 of its compute units.
+MI250 = replace(MI250X, model="mi250", sms=104, fp32_tflops=22.65)  # MI250 data sheet: 45.3 for two dies
+MI210 = replace(MI250X, model="mi210", sms=104, fp32_tflops=22.6)  # MI210 data sheet
+
+MI300X = replace(
+    MI250X,
+    model="mi300x",
+    arch="gfx942",
+    sms=304,
+    l2_bytes=8 * 4 * 1024**2,  # CDNA 3 white paper: 4 MiB on each of 8 dies; the 256 MiB Infinity Cache comes on top
+    dram_gbs=5300.0,  # MI300X data sheet
+    fp32_tflops=163.4,  # MI300X data sheet
+)
+
+MI300A = replace(
+    MI300X,
+    model="mi300a",
+    sms=228,
+    l2_bytes=6 * 4 * 1024**2,  # six dies
+    fp32_tflops=122.6,  # MI300A data sheet
+)
+
+MI325X = replace(MI300X, model="mi325x", dram_gbs=6000.0)  # MI325X data sheet
+
+MODELS: tuple[Target, ...] = (MI210, MI250, MI250X, MI300A, MI300X, MI325X)
+DEFAULT = MI300X
+
+ARCHES: Mapping[str, Target] = {"gfx90a": MI250X, "gfx942": MI300X}
+"""Architectures a target may be named by, each with the facts of its best-known model."""
