@@ -1,0 +1,360 @@
+"""What a planner says and a template spells: a Plan and its parts, all frozen.
+
+A Plan says everything about one kernel that could be wrong: which operands are read how, what runs in which order,
+what is kept where, what the launch looks like. A template only prints it; a launcher only obeys it.
+
+Rows and columns: the last axis of the chain's shape is the *row*, its length is a constant of the kernel; all other
+axes are *rows*, their sizes and strides are run-time arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fusegen.errors import NoPlan
+from fusegen.graph import Graph
+from fusegen.targets.base import Target
+from fusegen.types import DType, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a plan may assume of its operands in memory. The default is what a fresh contiguous tensor gives.
+
+    `split`: the leading axes of some operand can't be walked with one stride, so each axis keeps its own.
+    `unaligned`: operands whose address or row stride is no multiple of the vector; they move one element at a time.
+    """
+
+    split: bool = False
+    unaligned: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RowDim:
+    """One run-time dimension of rows: neighbouring axes of the chain's shape, walked with one stride.
+
+    `extent` is the kernel argument that holds the product of their sizes; `index` the kernel's variable.
+    A flat plan has a single RowDim "n" over all axes, the last one included.
+    """
+
+    extent: str
+    index: str
+    axes: tuple[int, ...]
+
+
+Mode = Literal[
+    "vector",  # whole vectors; the address and every stride are multiples of the vector
+    "window",  # vectors on an aligned grid that the row starts inside of; its ends go element by element
+    "element",  # one element at a time: always right
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How one tensor is read or written.
+
+    `strided` holds the positions in `Plan.row_dims` along which the tensor moves, each by a run-time stride in
+    elements (the argument `<tensor>_stride` or `<tensor>_stride_<dim>`); along the others it is broadcast.
+    `by_column` is False for a per-row scalar. `vector_bytes` is what one instruction moves: the alignment that the
+    launcher must check (mode "vector": address and strides; mode "window": the address, and every stride must equal
+    the contiguous one modulo the vector).
+    """
+
+    tensor: str
+    name: str  # C identifier stem: `<name>_ptr`, `<name>_row`, `<name>_vec`
+    dtype: DType
+    shape: Shape
+    output: bool
+    by_column: bool
+    strided: tuple[int, ...]
+    mode: Mode
+    vector: int  # elements that one thread moves together
+    vector_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One kernel argument, in order.
+
+    kind "pointer": address of `tensor`; "value": a run-time scalar; "extent": size of `row_dims[dim]` (64-bit);
+    "stride": stride of `tensor` along `row_dims[dim]`, in elements (64-bit).
+    """
+
+    kind: Literal["pointer", "value", "extent", "stride"]
+    name: str
+    tensor: str = ""
+    dim: int = 0
+    dtype: DType | None = None
+    output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`const <ctype> name = expr;` in single-assignment order."""
+
+    name: str
+    ctype: str
+    expr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A tensor's element as the value `value`, from the vector that a stage reads ("now"), reads and keeps for later
+    stages ("keep"), or finds kept by an earlier one ("kept")."""
+
+    access: Access
+    value: str
+    ctype: str
+    when: Literal["now", "keep", "kept"] = "now"
+    offset_bytes: int = 0  # of the kept vectors in dynamic shared memory
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The value `value`, written to a tensor."""
+
+    access: Access
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A computed value that later stages take up again, in `<value>_kept`: registers, or dynamic shared memory."""
+
+    value: str
+    ctype: str
+    offset_bytes: int = 0
+
+
+ReductionKind = Literal["sum", "max", "min", "softmax", "welford"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What one walk accumulates of the element value `value`, and the row values it leaves behind.
+
+    "sum", "max", "min" leave one. "softmax" is the pair max, sum(exp(value - max)) in a single walk, rescaling the sum
+    when the maximum grows (Milakov & Gimelshein 2018); "welford" the pair sum, sum((value - mean)^2) in a single walk
+    (Welford 1962, merged after Chan, Golub & LeVeque 1983).
+    """
+
+    kind: ReductionKind
+    value: str
+    results: tuple[str, ...]
+    slot: int = 0  # first row of the shared array that carries it across warps
+    guarded: bool = True  # softmax: a row of -inf gives 0, not NaN
+
+    @property
+    def part(self) -> str:
+        """The thread's own partial result."""
+        return f"{self.results[-1]}_part"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One walk over the row: read, compute, reduce, write; then what is computed once a row."""
+
+    title: str
+    loads: tuple[Load, ...]
+    takes: tuple[Keep, ...]  # values kept by earlier stages
+    body: tuple[Statement, ...]
+    keeps: tuple[Keep, ...]
+    reductions: tuple[Reduction, ...]
+    stores: tuple[Store, ...]
+    row_body: tuple[Statement, ...]
+    row_stores: tuple[Store, ...]
+
+    @property
+    def reads(self) -> tuple[Load, ...]:
+        """The loads that go to memory in this walk."""
+        return tuple(load for load in self.loads if load.when != "kept")
+
+
+Staging = Literal["none", "registers", "shared", "stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How threads share the work.
+
+    A row belongs to `threads_per_row` threads, each of which takes `per_thread` vectors of `vector` elements,
+    `threads_per_row` vectors apart. `rows_per_block` rows are in flight in a block. `col_tiles` blocks share a row
+    (only without reductions).
+    """
+
+    threads: int
+    threads_per_row: int
+    rows_per_block: int
+    vector: int
+    per_thread: int
+    col_tiles: int = 1
+
+    @property
+    def cols(self) -> int:
+        """Columns (elements, in a flat plan) that one block covers in a row."""
+        return self.threads_per_row * self.per_thread * self.vector
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTraffic:
+    """Bytes of one tensor, by each way of counting (see Traffic)."""
+
+    tensor: str
+    output: bool
+    ideal: int
+    moved: int
+    per_element: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes and operations of one launch at the default sizes.
+
+    `ideal`: each input once, each output once. `moved`: what this plan asks of DRAM (a streamed row is read again).
+    `per_element_*`: the model that counts every operand once for every element, unfused and fused, as papers do.
+    `unfused`: the user's operators as one kernel each, vectors read once.
+    """
+
+    tensors: tuple[TensorTraffic, ...]
+    ideal: int
+    moved: int
+    unfused: int
+    per_element_fused: int
+    per_element_unfused: int
+    flops: int
+    special: int  # exponentials, roots and divisions among them, in calls
+    launches_unfused: int
+    bytes_per_element_fused: float
+    bytes_per_element_unfused: float
+
+    @property
+    def intensity(self) -> float:
+        """flop per byte moved."""
+        return self.flops / self.moved if self.moved else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the planner ranks by. `floor_us`: the fewest bytes at the data sheet's rate; `time_us`: this plan's."""
+
+    traffic: Traffic
+    floor_us: float
+    time_us: float
+    bound: Literal["memory", "compute"]
+    in_flight_bytes: int  # loads outstanding in one SM when every resident block has issued its own
+    registers: int  # estimated, per thread
+    blocks_per_sm: int  # by the estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One thing the planner decided, in the user's words, with the bytes it saves (0 where none)."""
+
+    subject: str
+    verdict: str
+    bytes_saved: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One kernel, decided."""
+
+    name: str  # entry symbol
+    graph: Graph
+    target: Target
+    layout: Layout
+    rule: str  # "elementwise", "rowwise"
+    template: str  # file in templates/
+    regime: str  # "warp per row, 8 rows per block, h in registers"
+    staging: Staging
+    tile: Tile
+    cols: int  # row length, a constant of the kernel (1 in a flat plan)
+    flat: bool
+    tail: Literal["none", "vector", "element"]
+    windowed: bool
+    row_dims: tuple[RowDim, ...]
+    accesses: tuple[Access, ...]
+    params: tuple[Param, ...]
+    launch_body: tuple[Statement, ...]  # once a thread
+    row_loads: tuple[Load, ...]  # per-row scalars
+    row_body: tuple[Statement, ...]  # once a row, before the first stage
+    row_stores: tuple[Store, ...]
+    stages: tuple[Stage, ...]
+    slots: int  # rows of the shared array that carries partial results across warps; 0 without
+    loop_barrier: bool  # a barrier before the next row, where the slots would be reused too early
+    shared_bytes: int  # dynamic
+    cost: Cost
+    decisions: tuple[Decision, ...] = ()
+    rounding: tuple[str, ...] = ()  # where a value is rounded to a storage type
+
+    @property
+    def threads(self) -> int:
+        return self.tile.threads
+
+    @property
+    def warps_per_row(self) -> int:
+        """Warps that share a row; 1 when a warp holds one row or several."""
+        return max(1, self.tile.threads_per_row // self.target.warp)
+
+    @property
+    def static_shared_bytes(self) -> int:
+        return 4 * self.slots * self.warps_per_row
+
+    def blocks(self, rows: int) -> int:
+        """Blocks of a launch over `rows` rows (`n` elements in a flat plan); the kernel loops when the grid is full."""
+        tiles = -(-rows // self.tile.rows_per_block) * self.tile.col_tiles
+        return min(tiles, self.max_blocks)
+
+    @property
+    def max_blocks(self) -> int:
+        return min(self.target.max_grid, self.target.max_grid_threads // self.threads)
+
+    @property
+    def inputs(self) -> tuple[Access, ...]:
+        return tuple(a for a in self.accesses if not a.output)
+
+    @property
+    def outputs(self) -> tuple[Access, ...]:
+        return tuple(a for a in self.accesses if a.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A rule that can't plan the graph, and why."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Every legal plan, cheapest first, and every rule's refusal."""
+
+    graph: Graph
+    target: Target
+    plans: tuple[Plan, ...]
+    refusals: tuple[Refusal, ...]
+
+    def need(self) -> tuple[Plan, ...]:
+        """The plans; raises NoPlan with every rule's reason when there is none."""
+        if not self.plans:
+            reasons = "".join(f"\n  {r.rule}: {r.reason}" for r in self.refusals)
+            raise NoPlan(f"no rule can plan {self.graph.name} on {self.target}{reasons}")
+        return self.plans
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A rendered kernel: the plan, its text, and the numpy reference beside it."""
+
+    plan: Plan
+    text: str
+    reference: str
+    filename: str
+
+
+__all__ = [
+    "Access", "Candidates", "Cost", "Decision", "Keep", "Layout", "Load", "Mode", "Param", "Plan", "Reduction",
+    "Refusal", "RowDim", "Source", "Stage", "Staging", "Statement", "Store", "TensorTraffic", "Tile", "Traffic",
+]  # fmt: skip

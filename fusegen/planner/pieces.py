@@ -1,0 +1,181 @@
+"""What every rule shares: how rows are walked, how each tensor is read, the kernel's parameters, literals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from fusegen.errors import SpecError
+from fusegen.graph import Graph, Node, Tensor
+from fusegen.naming import value_names
+from fusegen.planner.model import Access, Layout, Mode, Param, RowDim
+from fusegen.types import b8, f32, i32, size_of
+
+CTYPE = {f32: "float", i32: "int", b8: "bool"}
+VECTOR_BYTES = 16  # one 128-bit load or store: the widest an NVIDIA (LDG.128) or AMD (global_load_dwordx4) thread has
+
+
+def arrays(graph: Graph) -> tuple[Tensor, ...]:
+    """The tensors in memory, inputs first; run-time scalars are not among them."""
+    return tuple(t for t in (*graph.inputs, *graph.outputs) if t.shape)
+
+
+def moves_along(graph: Graph, tensor: Tensor, axis: int) -> bool:
+    """Does the tensor move along axis `axis` of the chain's shape (counted from the left)?"""
+    own = axis - (len(graph.shape) - len(tensor.shape))
+    return own >= 0 and tensor.shape[own] == graph.shape[axis]
+
+
+def row_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
+    """The leading axes, neighbours merged where every tensor either moves along both or along neither.
+
+    An axis that an index counts stays alone, and under `layout.split` every axis does.
+    """
+    leading = len(graph.shape) - 1
+    counted = any(n.op.name == "row_index" for n in graph.nodes)
+    groups: list[list[int]] = []
+    for axis in range(leading):
+        alone = layout.split or (counted and axis == leading - 1)
+        joins = (
+            groups
+            and not alone
+            and all(moves_along(graph, t, axis) == moves_along(graph, t, groups[-1][-1]) for t in arrays(graph))
+        )
+        if joins:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    if len(groups) == 1:
+        return (RowDim("rows", "row", tuple(groups[0])),)
+    names = ["_".join(str(graph.shape[a]) for a in g) for g in groups]
+    return tuple(RowDim(f"{n}_size", f"{n}_at", tuple(g)) for n, g in zip(names, groups, strict=True))
+
+
+def vector_widths(graph: Graph) -> tuple[int, ...]:
+    """Vector widths in elements worth trying, widest first: 16 bytes of the narrowest and of the widest operand.
+
+    Masks (one byte) do not set the width: 16 of them would mean 64 bytes of a float beside them.
+    """
+    sizes = {t.dtype.bytes for t in arrays(graph) if t.dtype is not b8} or {1}
+    widths = {VECTOR_BYTES // size for size in sizes}
+    if graph.cols % max(widths):  # a narrower vector may divide the row, or waste less of a short one
+        width = max(widths) // 2
+        while width >= 1:
+            widths.add(width)
+            width //= 2
+    return tuple(sorted(widths, reverse=True))
+
+
+def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int) -> tuple[Access, ...]:
+    """How each tensor is read or written with `vector` elements a thread."""
+    names = value_names(graph)
+    found: list[Access] = []
+    for tensor in arrays(graph):
+        output = any(tensor is t for t in graph.outputs)
+        strided = tuple(i for i, d in enumerate(dims) if any(moves_along(graph, tensor, a) for a in d.axes))
+        by_column = tensor.shape[-1] == graph.shape[-1]
+        mode = access_mode(graph, dims, layout, tensor, strided, by_column, vector)
+        width = tensor.dtype.bytes if mode == "element" else min(VECTOR_BYTES, vector * tensor.dtype.bytes)
+        found.append(
+            Access(
+                tensor=tensor.name,
+                name=tensor.name if output else names[tensor.node],
+                dtype=tensor.dtype,
+                shape=tensor.shape,
+                output=output,
+                by_column=by_column,
+                strided=strided,
+                mode=mode,
+                vector=vector,
+                vector_bytes=width,
+            )
+        )
+    return tuple(found)
+
+
+def access_mode(
+    graph: Graph, dims: tuple[RowDim, ...], layout: Layout, tensor: Tensor, strided: tuple[int, ...],
+    by_column: bool, vector: int,
+) -> Mode:  # fmt: skip
+    """Whole vectors where the row length allows; else a window for tensors whose rows all start at one phase."""
+    if not by_column or vector == 1 or tensor.name in layout.unaligned:
+        return "element"
+    if graph.cols % vector == 0:
+        return "vector"
+    return "window" if len(strided) == len(dims) else "element"
+
+
+def params(graph: Graph, dims: tuple[RowDim, ...], found: tuple[Access, ...], flat: bool) -> tuple[Param, ...]:
+    """The kernel's arguments: operands in the spec's order, outputs, sizes, strides."""
+    by_name = {a.tensor: a for a in found}
+    names = value_names(graph)
+    result: list[Param] = []
+    for tensor in graph.inputs:
+        if tensor.shape:
+            result.append(Param("pointer", f"{by_name[tensor.name].name}_ptr", tensor.name, dtype=tensor.dtype))
+        else:
+            result.append(Param("value", names[tensor.node], tensor.name, dtype=tensor.dtype))
+    for tensor in graph.outputs:
+        result.append(Param("pointer", f"{tensor.name}_ptr", tensor.name, dtype=tensor.dtype, output=True))
+    for index, dim in enumerate(dims):
+        result.append(Param("extent", dim.extent, dim=index))
+    if not flat:
+        result.extend(stride_params(dims, found))
+    return tuple(result)
+
+
+def stride_params(dims: tuple[RowDim, ...], found: tuple[Access, ...]) -> Iterator[Param]:
+    for access in found:
+        for index in access.strided:
+            yield Param("stride", stride_name(access, dims, index), access.tensor, dim=index)
+
+
+def stride_name(access: Access, dims: tuple[RowDim, ...], index: int) -> str:
+    return f"{access.name}_stride" if len(dims) == 1 else f"{access.name}_stride_{dims[index].extent[:-5]}"
+
+
+def c_literal(node: Node, graph: Graph) -> str:
+    """A literal or size as C text; bracketed when negative, so that an expression may put any operator before it."""
+    if node.op.name == "size":
+        assert node.size is not None
+        return float_text(float(size_of(node.size, graph.sizes)))
+    value = node.literal
+    if node.dtype is b8:
+        return "true" if value else "false"
+    if node.dtype is i32:
+        assert isinstance(value, int)
+        if not -(2**31) < value < 2**31:
+            raise SpecError(f"the literal {value} does not fit i32; write it as a float", node.where)
+        return str(value) if value >= 0 else f"({value})"
+    assert isinstance(value, float)
+    return float_text(value)
+
+
+def float_text(value: float) -> str:
+    """An f32 literal: the shortest digits that read back as the same f32."""
+    if math.isnan(value):
+        return "NAN"
+    with np.errstate(over="ignore"):
+        narrow = np.float32(value)
+    if np.isinf(narrow):
+        return "INFINITY" if narrow > 0 else "(-INFINITY)"
+    text = str(narrow)
+    if "e" not in text and "." not in text:
+        text += ".0"
+    return f"{text}f" if not math.copysign(1.0, value) < 0 else f"({text}f)"
+
+
+def is_contiguous_walk(graph: Graph) -> bool:
+    """May the chain be walked as one flat array: every tensor has the whole shape, and nothing asks for a position?"""
+    whole = all(t.shape == graph.shape for t in arrays(graph))
+    return whole and not graph.reductions and not any(n.op.name in ("row_index", "col_index") for n in graph.nodes)
+
+
+def bytes_of(graph: Graph, tensor: Tensor) -> int:
+    """Bytes of one tensor at the graph's sizes."""
+    count = 1
+    for size in tensor.shape:
+        count *= size_of(size, graph.sizes)
+    return count * tensor.dtype.bytes

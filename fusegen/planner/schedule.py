@@ -1,0 +1,361 @@
+"""Which value is computed in which walk over the row, what is kept between walks, what is reduced together.
+
+A reduction needs the whole row before its result can be used, so a chain splits into *walks*: walk 0 computes what
+needs no reduction, walk k what needs the results of walk k-1. A value that a later walk needs again is kept (staged
+plans) or computed again from memory (streamed plans). Values that cost no memory to have again, such as a column
+index or a vector that every row shares, are never kept.
+
+Streamed plans read memory once a walk, so they merge dependent reductions that have an online form: a maximum with
+the sum of exponentials under it, a mean with the squared deviations from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fusegen.graph import Extent, Graph, Kind, Node
+from fusegen.naming import value_names
+from fusegen.planner.model import Access, Keep, Load, Reduction, ReductionKind, Stage, Statement, Store
+from fusegen.planner.pieces import CTYPE, c_literal
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """Two dependent reductions in one walk: `second` needs no walk of its own."""
+
+    kind: ReductionKind
+    first: Node
+    second: Node
+    value: Node  # the element value both are made from
+    guarded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The walks of a plan and what stands around them."""
+
+    stages: tuple[Stage, ...]
+    launch_body: tuple[Statement, ...]
+    row_loads: tuple[Load, ...]
+    row_body: tuple[Statement, ...]
+    row_stores: tuple[Store, ...]
+    slots: int
+    kept_bytes: int  # most bytes kept for one element at a time
+    kept_names: tuple[str, ...]
+
+
+def online_pairs(graph: Graph) -> tuple[Online, ...]:
+    """The pairs of reductions that have a one-walk form."""
+    return tuple(pair for node in graph.reductions if (pair := match_softmax(node) or match_welford(node)))
+
+
+def match_softmax(node: Node) -> Online | None:
+    """sum(exp(z - p)) with p = max(z), or p = where(max(z) == -inf, 0, max(z))."""
+    if node.op.name != "sum" or (e := node.inputs[0]).op.name != "exp" or e.inputs[0].op.name != "sub":
+        return None
+    value, pivot = e.inputs[0].inputs
+    top, guarded = pivot, False
+    if pivot.op.name == "where":
+        test, zero, top = pivot.inputs
+        minus_inf = test.op.name == "eq" and test.inputs[0] is top and test.inputs[1].literal == float("-inf")
+        if not minus_inf or zero.literal != 0:
+            return None
+        guarded = True
+    if top.op.name != "max" or top.inputs[0] is not value:
+        return None
+    return Online("softmax", top, node, value, guarded)
+
+
+def match_welford(node: Node) -> Online | None:
+    """sum((h - m)^2) with m = sum(h) / N."""
+    if node.op.name != "sum":
+        return None
+    square = node.inputs[0]
+    if square.op.name == "mul" and square.inputs[0] is square.inputs[1]:
+        pass
+    elif square.op.name != "square":
+        return None
+    centered = square.inputs[0]
+    if centered.op.name != "sub":
+        return None
+    value, mean = centered.inputs
+    if mean.op.name != "div" or mean.inputs[1].op.name != "size":
+        return None
+    total = mean.inputs[0]
+    if total.op.name != "sum" or total.inputs[0] is not value:
+        return None
+    return Online("welford", total, node, value)
+
+
+class Scheduler:
+    """Builds one Schedule; `schedule()` is its only use."""
+
+    def __init__(self, graph: Graph, accesses: Iterable[Access], staged: bool) -> None:
+        self.graph = graph
+        self.staged = staged
+        self.names = value_names(graph)
+        self.access = {a.tensor: a for a in accesses}
+        pairs = () if staged else online_pairs(graph)
+        self.pair_of = {p.second: p for p in pairs}
+        self.pair_by_first = {p.first: p for p in pairs}
+        self.needed = self.find_needed()
+        self.depth = self.find_depths()
+
+    def arguments(self, node: Node) -> tuple[Node, ...]:
+        """What a node needs: the second of an online pair needs the first and the common value."""
+        if pair := self.pair_of.get(node):
+            return (pair.first, pair.value)
+        return node.inputs
+
+    def find_needed(self) -> set[Node]:
+        needed = {t.node for t in self.graph.outputs}
+        for node in reversed(self.graph.nodes):
+            if node in needed:
+                needed.update(self.arguments(node))
+        return needed
+
+    def find_depths(self) -> Mapping[Node, int]:
+        """The walk in which an element value can first be computed; after walk depth-1 for a row value."""
+        depth: dict[Node, int] = {}
+        for node in self.graph.nodes:
+            if node not in self.needed:
+                continue
+            if pair := self.pair_of.get(node):
+                depth[node] = depth[pair.first]
+            elif node.op.kind is Kind.REDUCE:
+                depth[node] = depth[node.inputs[0]] + 1
+            else:
+                depth[node] = max((depth[a] for a in node.inputs), default=0)
+        return depth
+
+    def extent(self, node: Node) -> Extent:
+        return self.graph.extents[node]
+
+    def free(self, node: Node) -> bool:
+        """Can the value be had again in any walk without reading memory that varies by row?"""
+        if self.extent(node) is not Extent.ELEMENT:
+            return True
+        if node.op.kind is Kind.INPUT:
+            return not self.access[self.graph.tensor_of[node].name].strided
+        return all(self.free(a) for a in node.inputs)
+
+    def text(self, node: Node) -> str:
+        return self.names[node] if node in self.names else c_literal(node, self.graph)
+
+    def statement(self, node: Node) -> Statement:
+        name, ctype = self.names[node], CTYPE[node.dtype]
+        if node.op.name == "col_index":
+            return Statement(name, ctype, "col + j")
+        if node.op.name == "row_index":
+            return Statement(name, ctype, "")  # the rule fills in the row dimension's index
+        return Statement(name, ctype, node.op.expr.format(*map(self.text, node.inputs)))
+
+    def statements(self, nodes: Iterable[Node]) -> tuple[Statement, ...]:
+        return tuple(self.statement(n) for n in nodes if n in self.names and n.op.kind in (Kind.MAP, Kind.LEAF))
+
+    def load(self, node: Node, when: str = "now") -> Load:
+        access = self.access[self.graph.tensor_of[node].name]
+        return Load(access, self.names[node], CTYPE[node.dtype], when)  # type: ignore[arg-type]
+
+    def at_depth(self, extent: Extent, depth: int) -> list[Node]:
+        return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent and self.depth[n] == depth]
+
+    def row_stores(self, depth: int) -> tuple[Store, ...]:
+        return tuple(
+            Store(self.access[t.name], self.names[t.node])
+            for t in self.graph.outputs
+            if self.extent(t.node) is Extent.ROW and self.depth[t.node] == depth
+        )
+
+    def roots(self, walk: int) -> list[Node]:
+        """The element values that a walk must have: what it reduces and what it writes."""
+        reduced = [
+            n.inputs[0]
+            for n in self.graph.reductions
+            if n in self.needed and n not in self.pair_of and self.depth[n] == walk + 1
+        ]
+        written = [
+            t.node for t in self.graph.outputs if self.extent(t.node) is Extent.ELEMENT and self.depth[t.node] == walk
+        ]
+        return list(dict.fromkeys([*reduced, *written]))
+
+    def walks(self) -> int:
+        last = 0
+        for node in self.needed:
+            if node.op.kind is Kind.REDUCE:
+                last = max(last, self.depth[node] - 1)
+        for tensor in self.graph.outputs:
+            if self.extent(tensor.node) is Extent.ELEMENT:
+                last = max(last, self.depth[tensor.node])
+        return last + 1
+
+    def closure(self, roots: list[Node], have: set[Node]) -> tuple[set[Node], set[Node]]:
+        """Element values to compute for `roots`, and those taken from what earlier walks have computed."""
+        compute: set[Node] = set()
+        take: set[Node] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if self.extent(node) is not Extent.ELEMENT or node in compute or node in take:
+                continue
+            if self.staged and node in have and not self.free(node):
+                take.add(node)
+                continue
+            compute.add(node)
+            stack.extend(node.inputs)
+        return compute, take
+
+    def build(self) -> Schedule:
+        count = self.walks()
+        computed: list[set[Node]] = []
+        taken: list[set[Node]] = []
+        have: set[Node] = set()
+        for walk in range(count):
+            compute, take = self.closure(self.roots(walk), have)
+            computed.append(compute)
+            taken.append(take)
+            have |= compute
+        slots = 0
+        stages = []
+        layout = SharedLayout()
+        order = {n: i for i, n in enumerate(self.graph.nodes)}
+        for walk in range(count):
+            later = set().union(*taken[walk + 1 :]) if walk + 1 < count else set()
+            reductions = self.reductions_of(walk, slots)
+            slots += sum(len(r.results) + (r.kind == "welford") for r in reductions)
+            # a walk takes up an element's old values before it keeps new ones, so a place may change hands within it
+            layout.release(self.names[n] for n in taken[walk] if n not in later)
+            stages.append(self.stage(walk, computed[walk], taken[walk], later, reductions, order, layout))
+        kept = {n: None for n in self.graph.nodes if any(n in t for t in taken)}
+        return Schedule(
+            stages=tuple(stages),
+            launch_body=self.statements(n for n in self.at_any(Extent.LAUNCH)),
+            row_loads=tuple(self.load(n) for n in self.at_any(Extent.ROW) if n.op.kind is Kind.INPUT),
+            row_body=self.statements(self.at_depth(Extent.ROW, 0)),
+            row_stores=self.row_stores(0),
+            slots=slots,
+            kept_bytes=layout.peak,
+            kept_names=tuple(self.names[n] for n in kept),
+        )
+
+    def at_any(self, extent: Extent) -> list[Node]:
+        return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent]
+
+    def reductions_of(self, walk: int, slots: int) -> tuple[Reduction, ...]:
+        found: list[Reduction] = []
+        for node in self.graph.reductions:
+            if node not in self.needed or node in self.pair_of or self.depth[node] != walk + 1:
+                continue
+            if (pair := self.pair_by_first.get(node)) and pair.second in self.needed:
+                results = (self.names[pair.first], self.names[pair.second])
+                found.append(Reduction(pair.kind, self.names[pair.value], results, slots, pair.guarded))
+                slots += 3 if pair.kind == "welford" else 2
+                continue
+            kind: ReductionKind = node.op.name  # type: ignore[assignment]
+            found.append(Reduction(kind, self.names[node.inputs[0]], (self.names[node],), slots))
+            slots += 1
+        return tuple(found)
+
+    def stage(
+        self, walk: int, compute: set[Node], take: set[Node], later: set[Node], reductions: tuple[Reduction, ...],
+        order: Mapping[Node, int], layout: SharedLayout,
+    ) -> Stage:  # fmt: skip
+        nodes = sorted(compute | take, key=order.__getitem__)
+        loads, takes, keeps = [], [], []
+        for node in nodes:
+            is_input = node.op.kind is Kind.INPUT
+            size = self.graph.tensor_of[node].dtype.bytes if is_input else 1 if CTYPE[node.dtype] == "bool" else 4
+            name = self.names[node]
+            if node in take:
+                offset = layout.offset(name)
+                if is_input:
+                    load = self.load(node, "kept")
+                    loads.append(Load(load.access, load.value, load.ctype, "kept", offset))
+                else:
+                    takes.append(Keep(name, CTYPE[node.dtype], offset))
+            elif node in later:
+                offset = layout.claim(name, size, is_input)
+                if is_input:
+                    load = self.load(node, "keep")
+                    loads.append(Load(load.access, load.value, load.ctype, "keep", offset))
+                else:
+                    keeps.append(Keep(name, CTYPE[node.dtype], offset))
+            elif is_input:
+                loads.append(self.load(node))
+        stores = tuple(
+            Store(self.access[t.name], self.names[t.node])
+            for t in self.graph.outputs
+            if self.extent(t.node) is Extent.ELEMENT and self.depth[t.node] == walk
+        )
+        return Stage(
+            title=title_of(loads, keeps, reductions, stores),
+            loads=tuple(loads),
+            takes=tuple(takes),
+            body=self.statements(n for n in nodes if n in compute),
+            keeps=tuple(keeps),
+            reductions=reductions,
+            stores=stores,
+            row_body=self.statements(self.at_depth(Extent.ROW, walk + 1)),
+            row_stores=self.row_stores(walk + 1),
+        )
+
+
+class SharedLayout:
+    """Where kept values live, in bytes per element: a freed place is given again to a value of the same size.
+
+    Every thread touches only its own elements of these places, which is what makes reuse without a barrier right; it
+    holds between computed values, which share one index, but not between them and kept vectors, whose bytes lie
+    otherwise: those keep their place.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[str, tuple[int, int, bool]] = {}  # name -> (offset, size, reusable)
+        self.free: list[tuple[int, int]] = []
+        self.peak = 0
+
+    def claim(self, name: str, size: int, vector: bool) -> int:
+        for place in self.free:
+            if place[1] == size and not vector:
+                self.free.remove(place)
+                self.places[name] = (*place, True)
+                return place[0]
+        offset = self.peak
+        self.peak += size
+        self.places[name] = (offset, size, not vector)
+        return offset
+
+    def offset(self, name: str) -> int:
+        return self.places[name][0]
+
+    def release(self, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            offset, size, reusable = self.places[name]
+            if reusable:
+                self.free.append((offset, size))
+
+
+def title_of(
+    loads: Iterable[Load], keeps: Iterable[Keep], reductions: Iterable[Reduction], stores: Iterable[Store]
+) -> str:
+    """What a walk is for, in the spec's names: `read x, bias; keep h; total = sum(h)`."""
+    parts = []
+    if read := [load.value for load in loads if load.when != "kept"]:
+        parts.append("read " + ", ".join(read))
+    if keep := [*(k.value for k in keeps), *(load.value for load in loads if load.when == "keep")]:
+        parts.append("keep " + ", ".join(keep))
+    for r in reductions:
+        if r.kind == "softmax":
+            parts.append(f"{r.results[0]} = max({r.value}) and {r.results[1]} = sum(exp({r.value} - {r.results[0]}))")
+        elif r.kind == "welford":
+            parts.append(f"{r.results[0]} = sum({r.value}) and {r.results[1]} = sum(({r.value} - mean)^2)")
+        else:
+            parts.append(f"{r.results[0]} = {r.kind}({r.value})")
+    if write := [s.access.name for s in stores]:
+        parts.append("write " + ", ".join(write))
+    return "; ".join(parts)
+
+
+def schedule(graph: Graph, accesses: Iterable[Access], staged: bool) -> Schedule:
+    """The walks of `graph`: with values kept between them (`staged`), or read and computed again (streamed)."""
+    return Scheduler(graph, accesses, staged).build()
