@@ -6,7 +6,7 @@ Three ways of counting bytes, side by side, because papers, users and DRAM count
   (twice where a reduction must come first) and writes its result. A chain of bias, GELU, residual and LayerNorm in f16
   is 6 + 4 + 6 + 10 = 26 B unfused and 12 B fused.
 - *ideal*: each tensor's own bytes, once.
-- *moved*: what this plan asks of DRAM; a streamed row is read once a walk.
+- *moved*: what this plan asks of DRAM; a streamed row is read once a walk, from DRAM where the L2 can't hold it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fusegen.graph import Extent, Graph, Kind, Node
 from fusegen.naming import value_names
 from fusegen.planner.model import Access, Cost, Decision, Stage, Staging, TensorTraffic, Tile, Traffic
-from fusegen.planner.pieces import arrays, bytes_of
+from fusegen.planner.pieces import VECTOR_BYTES, arrays, bytes_of
 from fusegen.targets.base import Target
 from fusegen.types import DType, b8, f32, i32
 
@@ -26,13 +26,35 @@ from fusegen.types import DType, b8, f32, i32
 COPY_SHARE = 0.88
 # Bytes in flight in one SM at which a kernel reaches half of the copy rate. By Little's law an H200 wants about
 # 4.2 TB/s x 0.7 us / 132 SMs = 22 KB outstanding for all of it; past that, more help less and less.
-HALF_RATE_BYTES = 3000
-HALF_RATE_OCCUPANCY = 0.05
+HALF_RATE_BYTES = 1000
+# A block that is alone on its SM has nothing to load while it reduces. Of 0.3 ... 1.2 this lost least against the best
+# measured candidate over benchmarks/candidates.py on an H200: 5 % in the mean, 22 % at worst.
+ALONE = 1.2
+SPECIAL = 2.5  # instructions a flop of exp, tanh, a division ...: range reduction and the slow path's test
+PER_THREAD = 60.0
+PER_STEP = 4.0  # of a reduction across lanes
+SHARED_ACCESS = 2.0
+BY_ELEMENT = 12.0  # bounds test, address and predicated access of one element
+ONLINE = {"softmax": 40, "welford": 24}
+TWICE = 0.45
+ROLLED = 0.5  # a loop that fills shared memory and is not unrolled whole waits for its loads again and again
+SECTOR = 16  # bytes that the threads of a row should find next to each other
 LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
 UNROLL = 4  # vectors in flight in a loop that is not unrolled whole
 
 
-def traffic(graph: Graph, stages: Iterable[Stage]) -> Traffic:
+def rereads_hit(graph: Graph, target: Target, tile: Tile) -> bool:
+    """Does a row that is read again come from the L2 cache: do the rows of all resident blocks fit in half of it?
+
+    On an H200, add_rmsnorm at 16384 x 4096 took 132.8 us with two reads of each row and 133.0 with one.
+    """
+    rows = target.sms * (target.threads_per_sm // tile.threads) * tile.rows_per_block
+    inputs = {t.name for t in graph.inputs}
+    row_bytes = sum(t.dtype.bytes * graph.cols for t in arrays(graph) if t.name in inputs and t.shape == graph.shape)
+    return rows * row_bytes <= target.l2_bytes // 2
+
+
+def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool) -> Traffic:
     """Bytes and operations of one launch of `stages` at the graph's sizes."""
     elements, rows = graph.rows * graph.cols, graph.rows
     walks: dict[str, int] = {}
@@ -44,7 +66,8 @@ def traffic(graph: Graph, stages: Iterable[Stage]) -> Traffic:
         output = any(tensor is t for t in graph.outputs)
         size = bytes_of(graph, tensor)
         by_column = tensor.shape[-1] == graph.shape[-1]
-        again = 1 if output or size < (elements * tensor.dtype.bytes) // 2 else walks.get(tensor.name, 1)
+        once = output or again_from_l2 or size < (elements * tensor.dtype.bytes) // 2
+        again = 1 if once else walks.get(tensor.name, 1)
         per_element = tensor.dtype.bytes * (elements if by_column else rows)
         tensors.append(TensorTraffic(tensor.name, output, size, size * again, per_element))
     unfused = [operator_traffic(graph, nodes) for nodes in operators(graph)]
@@ -191,6 +214,7 @@ class Work:
     kept_bytes: int  # for one element
     warps_per_row: int
     windowed: bool
+    ragged: bool  # elements of a vector are tested one by one
     blocks: int  # in the launch
 
 
@@ -199,7 +223,7 @@ def estimated_registers(work: Work) -> int:
 
     A loop that is not unrolled whole holds UNROLL vectors. In the first walk loaded vectors die as kept values are
     born; later walks hold what is kept beside what they load. NVRTC 13.5 used 48, 80 and 136 for the LayerNorm chain
-    with 2, 4 and 8 vectors of 8 halves, where this says 56, 88 and 152; the element-wise ends of windows take twice.
+    with 2, 4 and 8 vectors of 8 halves, where this says 48, 80 and 144; tests of single elements take twice.
     """
     whole = work.staging in ("registers", "none")
     elements = (work.tile.per_thread if whole else min(UNROLL, work.tile.per_thread)) * work.tile.vector
@@ -208,7 +232,7 @@ def estimated_registers(work: Work) -> int:
     for number, stage in enumerate(work.stages):
         loaded = sum(load.access.dtype.bytes for load in stage.reads)
         held = max(held, loaded if number == 0 else kept + loaded)
-    return 24 + math.ceil(elements * held / 4) * (2 if work.windowed else 1)
+    return max(32, 16 + math.ceil(elements * held / 4) * (2 if work.ragged else 1))
 
 
 def resident_blocks(target: Target, threads: int, registers: int, shared_bytes: int) -> int:
@@ -224,8 +248,9 @@ def resident_blocks(target: Target, threads: int, registers: int, shared_bytes: 
     return min(by_registers, by_threads, by_shared, target.blocks_per_sm)
 
 
-def estimate(target: Target, work: Work, moved: Traffic) -> Cost:
-    """The time of one launch: bytes at the rate that the loads in flight sustain, or flops, whichever is longer."""
+def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
+    """The time of one launch: the bytes at the rate that the loads in flight sustain, beside the instructions at the
+    rate that the schedulers issue them. The two overlap, but not wholly: their Euclidean sum fits the measurements."""
     tile = work.tile
     registers = estimated_registers(work)
     resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
@@ -234,29 +259,58 @@ def estimate(target: Target, work: Work, moved: Traffic) -> Cost:
     in_flight = resident * tile.threads * vectors * tile.vector * first
     useful = min(1.0, work.blocks / (resident * target.sms))  # few rows leave SMs without a block
     rate = in_flight * useful / (in_flight * useful + HALF_RATE_BYTES)
-    occupancy = resident * tile.threads / target.threads_per_sm
-    rate *= occupancy / (occupancy + HALF_RATE_OCCUPANCY)  # other rows load while this one reduces
+    rate *= resident / (resident + ALONE)
     rate *= width_share(work)
-    rate /= 1 + 0.01 * math.log2(work.warps_per_row) * len(work.stages)  # barriers: a row waits for its slowest warp
-    peak = target.dram_gbs * COPY_SHARE * 1e3  # bytes per us
-    memory_us = moved.moved / (peak * rate)
-    compute_us = moved.flops / (target.fp32_tflops * 1e6 * 0.5)  # half: few instructions are fused multiply-adds
+    if work.staging == "shared" and tile.per_thread > UNROLL:
+        rate *= ROLLED
+    memory_us = moved.moved / (target.dram_gbs * COPY_SHARE * 1e3 * rate)
+    issue_us = instructions(graph, work) / (target.fp32_tflops * 1e6 / 2 * max(useful, 1 / target.sms))
     floor = max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6))
     return Cost(
         traffic=moved,
         floor_us=floor,
-        time_us=LAUNCH_US + max(memory_us, compute_us),
-        bound="memory" if memory_us >= compute_us else "compute",
+        time_us=LAUNCH_US + math.hypot(memory_us, issue_us),
+        bound="memory" if memory_us >= issue_us else "compute",
         in_flight_bytes=in_flight,
         registers=registers,
         blocks_per_sm=resident,
     )
 
 
+def instructions(graph: Graph, work: Work) -> float:
+    """Instructions of all lanes in one launch; the vector unit issues half as many a second as its data sheet's flops.
+
+    An element costs its ops, a conversion and a move an operand, and what its walks add; a thread costs its row's
+    addresses (a division a dimension, in 64 bits) and its part of each reduction.
+    """
+    tile = work.tile
+    element = 0.0
+    for stage in work.stages:
+        element += 2 * len(stage.loads) + 2 * len(stage.stores) + len(stage.takes) + 2 * len(stage.keeps)
+        element += SHARED_ACCESS * (len(stage.takes) + len(stage.keeps)) if work.staging == "shared" else 0
+        element += sum(ONLINE.get(r.kind, 1) for r in stage.reductions)
+    for node in graph.nodes:
+        if graph.extents[node] is Extent.ELEMENT:
+            element += node.op.flops if node.op.flops < 4 else SPECIAL * node.op.flops
+    if work.ragged:
+        element += BY_ELEMENT * len(work.accesses)
+    reductions = sum(len(s.reductions) for s in work.stages)
+    steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
+    dims = max((len(a.strided) for a in work.accesses), default=1)
+    thread = PER_THREAD + reductions * (PER_STEP * steps + 20) + 100 * (dims - 1)
+    threads = work.blocks * tile.threads
+    return threads * (thread + element * tile.per_thread * tile.vector)
+
+
 def width_share(work: Work) -> float:
-    """Share of the copy rate by what one instruction moves: narrow accesses spend issue slots instead of bytes."""
-    by_width = {16: 1.0, 8: 0.97, 4: 0.9, 2: 0.7, 1: 0.5}
+    """Share of the copy rate by what one instruction moves: narrow accesses spend issue slots instead of bytes, and a
+    thread whose vector takes two instructions leaves every other 16 bytes to the second."""
+    by_width = {16: 1.0, 8: 0.97, 4: 0.9, 2: 0.75, 1: 0.5}
     moving = [a for a in work.accesses if a.by_column and a.strided] or list(work.accesses)
     bytes_all = sum(a.dtype.bytes for a in moving)
-    share = sum(a.dtype.bytes * by_width[a.vector_bytes] for a in moving) / max(1, bytes_all)
-    return share * (0.95 if work.windowed else 1.0)
+    shares = [
+        (a.dtype.bytes, by_width[a.vector_bytes] * (TWICE if a.vector * a.dtype.bytes > VECTOR_BYTES else 1.0))
+        for a in moving
+    ]
+    side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
+    return sum(size * share for size, share in shares) / max(1, bytes_all) * min(1.0, side_by_side / SECTOR)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fusegen.graph import Graph
-from fusegen.planner.cost import Work, decisions, estimate, estimated_registers, traffic
+from fusegen.planner.cost import Work, decisions, estimate, estimated_registers, rereads_hit, traffic
 from fusegen.planner.model import Access, Layout, Plan, RowDim, Stage, Staging, Statement, Tile
 from fusegen.planner.pieces import accesses, params, row_dims, vector_widths
 from fusegen.planner.rules import NoMatch
@@ -20,6 +20,9 @@ from fusegen.targets.base import Target
 # Elements of a row that one thread holds. NVRTC and clang interleave whole unrolled loops: at 64 elements the softmax
 # chain took 168 registers on sm_90a and 262 on gfx942, at 32 it took 48 and 80.
 MOST_IN_REGISTERS = 32
+# A guarded vector costs a branch: 17 single elements a thread took 437 us where 9 in shared memory took 251 (H200,
+# the LayerNorm chain at 16384 x 4097).
+MOST_VECTORS = 8
 REGISTER_MARGIN = 1.2  # of the estimate; at 1.0 log_softmax with 512 threads spilled 66 B on sm_90a
 SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
 
@@ -84,7 +87,8 @@ def staged_plans(draft: Draft, plan: Schedule, per_row: int) -> Iterator[Plan]:
     tile = tile_of(draft, per_row)
     in_registers = build(draft, plan, tile, "registers" if plan.kept_bytes else "none", 0)
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
-    if in_registers.cost.registers * REGISTER_MARGIN <= limit and tile.per_thread * tile.vector <= MOST_IN_REGISTERS:
+    few = tile.per_thread * tile.vector <= MOST_IN_REGISTERS and tile.per_thread <= MOST_VECTORS
+    if few and in_registers.cost.registers * REGISTER_MARGIN <= limit:
         yield in_registers
     if per_row < SMALL_BLOCK or not plan.kept_bytes:
         return
@@ -104,12 +108,15 @@ def build(draft: Draft, plan: Schedule, tile: Tile, staging: Staging, shared: in
     warps = max(1, tile.threads_per_row // target.warp)
     slots = plan.slots if warps > 1 else 0
     stages = tuple(place(s, tile, staging) for s in plan.stages)
-    moved = traffic(graph, stages)
+    hits = rereads_hit(graph, target, tile)
+    moved = traffic(graph, stages, hits)
     blocks = -(-graph.rows // tile.rows_per_block)
-    shared_all = shared + 4 * slots * warps
-    work = Work(tile, staging, stages, draft.accesses, shared_all, plan.kept_bytes, warps, draft.windowed, blocks)
-    exact = tile.per_thread * tile.threads_per_row == draft.vectors
     divides = graph.cols % tile.vector == 0
+    shared_all = shared + 4 * slots * warps
+    work = Work(
+        tile, staging, stages, draft.accesses, shared_all, plan.kept_bytes, warps, draft.windowed, not divides, blocks
+    )
+    exact = tile.per_thread * tile.threads_per_row == draft.vectors
     reductions = sum(len(s.reductions) for s in stages)
     return Plan(
         name=graph.name,
@@ -118,7 +125,7 @@ def build(draft: Draft, plan: Schedule, tile: Tile, staging: Staging, shared: in
         layout=draft.layout,
         rule="rowwise",
         template="rowwise.cu.j2",
-        regime=regime_of(tile, staging, plan, target),
+        regime=regime_of(tile, staging, plan, target, hits),
         staging=staging,
         tile=tile,
         cols=graph.cols,
@@ -136,7 +143,7 @@ def build(draft: Draft, plan: Schedule, tile: Tile, staging: Staging, shared: in
         slots=slots,
         loop_barrier=slots > 0 and reductions == 1,
         shared_bytes=shared,
-        cost=estimate(target, work, moved),
+        cost=estimate(target, work, moved, graph),
         decisions=decisions(graph),
         rounding=rounding_of(graph),
     )
@@ -159,7 +166,7 @@ def index_rows(body: tuple[Statement, ...], dims: tuple[RowDim, ...]) -> tuple[S
     return tuple(s if s.expr else replace(s, expr=f"static_cast<int>({dims[-1].index})") for s in body)
 
 
-def regime_of(tile: Tile, staging: Staging, plan: Schedule, target: Target) -> str:
+def regime_of(tile: Tile, staging: Staging, plan: Schedule, target: Target, hits: bool) -> str:
     """`256 threads a row, 2 vectors of 8 each; h in registers`."""
     if tile.threads_per_row == tile.threads:
         team = f"a block of {tile.threads} threads a row"
@@ -169,11 +176,14 @@ def regime_of(tile: Tile, staging: Staging, plan: Schedule, target: Target) -> s
         plural = "s" if tile.threads_per_row > 1 else ""
         team = f"{tile.threads_per_row} thread{plural} a row, {tile.rows_per_block} rows a block"
     kept = ", ".join(plan.kept_names) or "nothing"
+    once = len(plan.stages) == 1
     keeping = {
         "none": "one walk, nothing kept",
         "registers": f"{kept} in registers",
         "shared": f"{kept} in shared memory",
-        "stream": f"read {len(plan.stages)}x" if len(plan.stages) > 1 else "one walk, nothing kept",
+        "stream": "one walk, nothing kept"
+        if once
+        else f"read {len(plan.stages)}x, {'then from L2' if hits else 'from DRAM'}",
     }[staging]
     return f"{team}, {tile.per_thread} x {tile.vector} elements a thread; {keeping}"
 

@@ -1,0 +1,146 @@
+"""Times the planner's candidates of every spec on this GPU: what the cost model's constants are drawn from.
+
+    python benchmarks/candidates.py [--out FILE] [--specs specs] [--most 40]
+
+Each candidate is compiled and launched on torch tensors; CUDA events, L2 flushed before each launch, median of 15.
+Shares are of a device copy measured in the same run. Run from the repository root with PYTHONPATH set to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusegen.compiling import Binary, compile_source
+from fusegen.graph import Graph
+from fusegen.planner import candidates
+from fusegen.planner.model import Source
+from fusegen.rendering import render
+from fusegen.runtime import Kernel, devices
+from fusegen.spec import load_chains
+from fusegen.targets import target
+from fusegen.types import size_of
+
+TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "b8": torch.bool}
+SIZES: dict[str, list[dict[str, int]]] = {
+    "copy": [{"n": 2**28}],
+    "bias_relu": [{"M": 65536, "N": 4096}],
+    "swiglu_elementwise": [{"M": 8192, "N": 14336}],
+    "bias_gelu_residual_ln": [{"M": 16384, "N": 4096}, {"M": 16384, "N": 16384}, {"M": 16384, "N": 4097}],
+    "add_rmsnorm": [{"M": 16384, "N": 4096}, {"M": 16384, "N": 8192}, {"M": 65536, "N": 768}],
+    "scale_causal_softmax": [{"B": 1, "H": 32, "S": 4096, "N": 4096}],
+    "masked_softmax": [{"B": 4, "H": 16, "S": 1024, "N": 1024}],
+    "log_softmax": [{"T": 4096, "V": 32000}, {"T": 1024, "V": 131072}],
+    "rmsnorm": [{"M": 262144, "N": 128}, {"M": 1048576, "N": 37}],
+}
+
+
+def times_us(launch: Callable[[], None], flush: torch.Tensor, repeats: int = 15) -> list[float]:
+    for _ in range(3):
+        launch()
+    times = []
+    for _ in range(repeats):
+        flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        launch()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return times
+
+
+def copy_bytes_per_us(flush: torch.Tensor) -> float:
+    source = torch.randn(2**28, device="cuda")
+    sink = torch.empty_like(source)
+    us = statistics.median(times_us(lambda: sink.copy_(source), flush))
+    return 2 * source.numel() * source.element_size() / us
+
+
+def operands(graph: Graph) -> list[Any]:
+    made: list[Any] = []
+    for tensor in graph.inputs:
+        shape = [size_of(s, graph.sizes) for s in tensor.shape]
+        if not shape:
+            made.append(0.125)
+        elif tensor.dtype.name == "b8":
+            made.append(torch.rand(shape, device="cuda") > 0.3)
+        else:
+            made.append(torch.randn(shape, device="cuda", dtype=TORCH[tensor.dtype.name]))
+    return made
+
+
+def compiled(source: Source) -> Binary:
+    plan = source.plan
+    return compile_source(
+        source.text, plan.name, plan.target, filename=source.filename, threads=plan.threads,
+        dynamic_shared=plan.shared_bytes,
+    )  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("candidates.json"))
+    parser.add_argument("--specs", default="specs")
+    parser.add_argument("--target", default="cuda:h200")
+    parser.add_argument("--most", type=int, default=40)
+    wanted = parser.parse_args()
+    chosen = target(wanted.target)
+    device = devices.find(chosen, "gpu")
+    flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    copy_rate = copy_bytes_per_us(flush)
+    print(f"{torch.cuda.get_device_name()}: device copy {copy_rate / 1e3:.0f} GB/s")
+    rows: list[dict[str, Any]] = []
+    for chain in load_chains(wanted.specs):
+        for sizes in SIZES.get(chain.name, []):
+            rows += sweep(chain.graph.at(**sizes), chosen, device, flush, copy_rate, wanted.most)
+            wanted.out.write_text(json.dumps({"copy_gbs": copy_rate / 1e3, "rows": rows}, indent=1))
+    return 0
+
+
+def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate: float, most: int) -> list[Any]:
+    sources = [render(plan) for plan in candidates(graph, chosen).plans[:most]]
+    with ThreadPoolExecutor(16) as pool:
+        binaries = list(pool.map(compiled, sources))
+    arrays = operands(graph)
+    found = []
+    for rank, (source, binary) in enumerate(zip(sources, binaries, strict=True)):
+        plan, need = source.plan, binary.resources
+        try:
+            kernel = Kernel(source, binary, device, lambda layout: (source, binary))  # noqa: B023
+            out = kernel(*arrays)
+            launch = kernel.prepare(*arrays, out=out)
+            us = statistics.median(times_us(launch, flush))
+        except Exception as error:  # a candidate that fails is a finding, not the end of the sweep
+            print(f"{graph.name} {plan.regime}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+            continue
+        found.append(
+            {
+                "chain": graph.name, "sizes": graph.sizes_text(), "rank": rank, "staging": plan.staging,
+                "threads": plan.threads, "per_row": plan.tile.threads_per_row, "vector": plan.tile.vector,
+                "per_thread": plan.tile.per_thread, "estimate": plan.cost.registers, "registers": need.registers,
+                "spills": need.spill_bytes, "occupancy": binary.occupancy.fraction, "us": us,
+                "share": plan.cost.traffic.ideal / us / copy_rate, "predicted_us": plan.cost.time_us,
+            }
+        )  # fmt: skip
+    best = min((r["us"] for r in found), default=0.0)
+    print(f"\n{graph.name} {graph.sizes_text()}: chosen {found[0]['us']:.1f} us, best {best:.1f} us")
+    for row in sorted(found, key=lambda r: r["us"])[:6] + found[:1]:
+        print(
+            f"  {row['us']:8.1f} us {row['share']:.3f}  rank {row['rank']:<3} {row['staging']:9} "
+            f"{row['threads']:4} thr {row['per_row']:4}/row {row['per_thread']}x{row['vector']} "
+            f"reg {row['registers']} (est {row['estimate']}) occ {row['occupancy']:.2f}"
+        )
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
