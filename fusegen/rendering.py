@@ -74,6 +74,7 @@ class Speller:
         self.spelling = plan.target.spelling
         self.functions: set[str] = set()
         self.uses_vec = False
+        self.declared: set[str] = set()
 
     # ---- names and small texts
 
@@ -333,7 +334,8 @@ class Speller:
         for load in stage.reads:
             name = f"{load.access.name}_vec"
             kept = load.when == "keep"
-            if loads_first and not kept:
+            if loads_first and not kept and name not in self.declared:
+                self.declared.add(name)  # a walk that reads the tensor again fills the same array
                 vectors.append(
                     {"type": self.vec_type(load.access), "name": name, "dims": f"[{self.plan.tile.per_thread}]"}
                 )
@@ -341,8 +343,9 @@ class Speller:
             declare = "" if kept or loads_first else f"const {self.vec_type(load.access)} "
             reads.append({"declare": declare, "target": target, "call": self.load_call(load.access)})
         return {
-            "number": number,
-            "count": len(self.plan.stages),
+            "title": textwrap.wrap(
+                f"walk {number} of {len(self.plan.stages)}: {stage.title}", WIDTH, subsequent_indent="  "
+            ),
             "parts": [self.part(r) for r in stage.reductions],
             "loads_first": loads_first and bool(reads),
             "vectors": vectors,

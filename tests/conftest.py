@@ -1,0 +1,35 @@
+"""Fixtures shared by every test, and the option that rewrites golden sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fusegen.targets import H200, MI300X, Target
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite generated/ with what is emitted now")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(params=[H200, MI300X], ids=str)
+def target(request: pytest.FixtureRequest) -> Target:
+    """One target of each vendor: warps of 32 and of 64."""
+    chosen: Target = request.param
+    return chosen
+
+
+@pytest.fixture
+def rng() -> Iterator[np.random.Generator]:
+    yield np.random.default_rng(0)

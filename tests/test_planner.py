@@ -1,0 +1,207 @@
+"""Plans: what the cost model promises, what candidates must never do, and random chains from end to end of planning."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from chains import random_chain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fusegen import b8, bf16, chain, dims, f16, f32
+from fusegen import ops as F
+from fusegen.errors import NoPlan
+from fusegen.graph import Extent, Graph
+from fusegen.planner import candidates, plan
+from fusegen.planner.cost import resident_blocks
+from fusegen.planner.model import Layout, Plan
+from fusegen.planner.passes import simplify
+from fusegen.spec import load_chains
+from fusegen.targets import A100, H200, MI300X, Target
+
+B, H, S, M, N = dims("B H S M N")
+SPECS = {c.name: c for c in load_chains("specs")}
+LENGTHS = (1, 2, 7, 8, 31, 32, 33, 255, 1000, 1024, 4096, 4097, 12288, 50257, 65536, 131072, 1048576)
+
+
+@chain(M=4096, N=4096)
+def mission(y: f16[M, N], bias: f16[N], residual: f16[M, N], gamma: f16[N], beta: f16[N]) -> f16[M, N]:
+    h = residual + F.gelu(y + bias)
+    return F.layernorm(h, gamma, beta, eps=1e-5)
+
+
+def test_traffic_of_the_mission_example() -> None:
+    """6 + 4 + 6 + 10 B an element unfused, 12 B fused; 416 and 192 MiB at S = H = 4096; ideal 96 MiB and three vectors."""
+    traffic = plan(mission.graph, H200).cost.traffic
+    assert traffic.bytes_per_element_unfused == 26
+    assert traffic.bytes_per_element_fused == 12
+    assert traffic.per_element_unfused == 416 * 2**20
+    assert traffic.per_element_fused == 192 * 2**20
+    assert traffic.ideal == 96 * 2**20 + 3 * 4096 * 2
+    assert traffic.moved == traffic.ideal
+    assert traffic.launches_unfused == 4
+
+
+def test_bias_relu_intensity() -> None:
+    """Two flops for an element's 12 bytes in f32 (its bias counted too): 0.167 flop/B."""
+    traffic = plan(SPECS["bias_relu"].with_dtype(f32).graph, H200).cost.traffic
+    assert traffic.flops / traffic.per_element_fused == pytest.approx(1 / 6)
+
+
+def test_fused_decisions_name_the_users_values() -> None:
+    found = {d.subject: d for d in plan(mission.graph, H200).decisions}
+    assert "layernorm" in found["h"].verdict
+    assert found["h"].bytes_saved == 3 * 4096 * 4096 * 2  # written once, read twice
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("gpu", [H200, A100, MI300X], ids=str)
+@pytest.mark.parametrize("cols", LENGTHS)
+def test_every_length_has_a_plan(name: str, gpu: Target, cols: int) -> None:
+    graph = SPECS[name].graph
+    last = str(graph.shape[-1])
+    for made in candidates(graph.at(**{last: cols}), gpu).need():
+        check(made)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 10**6), cols=st.sampled_from(LENGTHS), gpu=st.sampled_from((H200, MI300X)))
+def test_random_chains_have_sound_plans(seed: int, cols: int, gpu: Target) -> None:
+    graph = random_chain(seed).graph.at(N=cols)
+    for made in candidates(graph, gpu).need():
+        check(made)
+    split = Layout(split=True, unaligned=frozenset({graph.outputs[0].name}))
+    check(plan(graph, gpu, split))
+
+
+def check(made: Plan) -> None:
+    """What no plan may break."""
+    tile, target = made.tile, made.target
+    stores = [s.access.tensor for stage in made.stages for s in (*stage.stores, *stage.row_stores)]
+    stores += [s.access.tensor for s in made.row_stores]
+    assert sorted(stores) == sorted(t.name for t in made.graph.outputs), "every output is written exactly once"
+    assert tile.threads % tile.threads_per_row == 0
+    assert tile.rows_per_block >= 1
+    assert tile.threads <= target.threads_per_block
+    assert made.shared_bytes + made.static_shared_bytes <= target.shared_bytes
+    for access in made.accesses:
+        assert access.vector_bytes in (1, 2, 4, 8, 16)
+        assert access.vector_bytes % access.dtype.bytes == 0
+        if access.mode == "vector" and not made.flat:
+            assert made.cols % access.vector == 0
+    if not made.flat:
+        covered = tile.cols * tile.col_tiles
+        assert covered >= made.cols + (tile.vector - 1 if made.windowed else 0), "the tile covers the row"
+        if made.tail == "none":
+            assert covered == made.cols
+    traffic = made.cost.traffic
+    assert traffic.moved >= traffic.ideal
+    # the one case where fusing moves more: a long row, read again, of which an operator would have read a part
+    if made.staging != "stream":
+        assert traffic.moved <= max(traffic.unfused, traffic.ideal)
+    assert made.cost.time_us > 0
+    names = [s.name for s in made.launch_body + made.row_body]
+    for stage in made.stages:
+        names += [s.name for s in stage.row_body]
+        inner = [load.value for load in stage.loads] + [k.value for k in stage.takes] + [s.name for s in stage.body]
+        assert len(inner) == len(set(inner)), "single assignment"
+        for statement in stage.body:
+            used = set(re.findall(r"[A-Za-z_]\w*", statement.expr))
+            assert statement.name not in used
+    assert len(names) == len(set(names))
+
+
+def test_values_are_kept_by_staged_plans_and_recomputed_by_streamed_ones() -> None:
+    plans = candidates(mission.graph, H200).plans
+    staged = next(p for p in plans if p.staging == "registers")
+    streamed = next(p for p in plans if p.staging == "stream")
+    assert [len(s.reads) for s in staged.stages] == [3, 0, 2]
+    assert [len(s.reads) for s in streamed.stages] == [3, 5], "the mean and the variance in one walk"
+    assert streamed.stages[0].reductions[0].kind == "welford"
+
+
+def test_softmax_streams_in_two_walks() -> None:
+    streamed = next(p for p in candidates(SPECS["log_softmax"].graph, H200).plans if p.staging == "stream")
+    assert [r.kind for r in streamed.stages[0].reductions] == ["softmax"]
+    assert len(streamed.stages) == 2
+
+
+def test_long_rows_stream_and_short_ones_do_not() -> None:
+    assert plan(mission.graph.at(N=1048576), H200).staging == "stream"
+    assert plan(mission.graph.at(N=1048576), H200).cost.traffic.moved > plan(mission.graph, H200).cost.traffic.ideal
+    assert plan(mission.graph.at(N=64), H200).tile.rows_per_block > 1
+
+
+def test_mask_and_scalar_shapes_keep_their_strides() -> None:
+    made = plan(SPECS["masked_softmax"].graph, H200)
+    by_name = {a.tensor: a for a in made.accesses}
+    assert [d.axes for d in made.row_dims] == [(0,), (1, 2)]
+    assert by_name["scores"].strided == (0, 1)
+    assert by_name["mask"].strided == (0,)
+    assert [p.name for p in made.params if p.kind == "value"] == ["scale"]
+
+
+def test_layout_split_keeps_every_axis() -> None:
+    made = plan(SPECS["masked_softmax"].graph, H200, Layout(split=True))
+    assert [d.axes for d in made.row_dims] == [(0,), (1,), (2,)]
+
+
+def test_layout_unaligned_moves_single_elements() -> None:
+    made = plan(mission.graph, H200, Layout(unaligned=frozenset({"y", "out"})))
+    modes = {a.tensor: a.mode for a in made.accesses}
+    assert modes == {"y": "element", "out": "element", "residual": "vector", "bias": "vector", "gamma": "vector",
+                     "beta": "vector"}  # fmt: skip
+
+
+def test_ragged_rows_use_windows_where_rows_move_alike() -> None:
+    found = [p for p in candidates(mission.graph.at(N=4097), H200).plans if p.tile.vector == 8]
+    modes = {a.tensor: a.mode for a in found[0].accesses}
+    assert modes["y"] == modes["residual"] == modes["out"] == "window"
+    assert modes["bias"] == "element"
+
+
+def test_common_subexpressions_are_computed_once() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return (x - F.mean(x)) * (x - F.mean(x))
+
+    graph = chain(M=2, N=16)(spec).graph
+    assert len(graph.reductions) == 2
+    assert len(simplify(graph).reductions) == 1
+
+
+def test_refusals_speak_the_users_words() -> None:
+    found = candidates(mission.graph, H200)
+    assert [r.rule for r in found.refusals] == ["elementwise"]
+    assert "sum at" in found.refusals[0].reason
+    assert "test_planner.py" in found.refusals[0].reason
+
+
+def test_no_plan_lists_every_reason() -> None:
+    found = candidates(mission.graph, H200)
+    with pytest.raises(NoPlan, match="elementwise: "):
+        replace(found, plans=()).need()
+
+
+def test_resident_blocks_by_hand() -> None:
+    """H200: 65536 registers, 2048 threads, 32 blocks, 228 KiB of shared memory of which each block costs 1 KiB more."""
+    assert resident_blocks(H200, 256, 32, 0) == 8
+    assert resident_blocks(H200, 256, 64, 0) == 4
+    assert resident_blocks(H200, 64, 32, 0) == 32
+    assert resident_blocks(H200, 128, 32, 100 * 1024) == 2
+
+
+def test_storage_dtypes_appear_in_traffic() -> None:
+    graph: Graph = SPECS["masked_softmax"].graph
+    sizes = {t.tensor: t.ideal for t in plan(graph, H200).cost.traffic.tensors}
+    assert sizes["mask"] == 4 * 1024
+    assert sizes["scores"] == sizes["out"] == 4 * 16 * 1024 * 1024 * 2
+
+
+def test_extent_of_masks_and_vectors() -> None:
+    def spec(x: bf16[M, N], m: b8[M, 1]) -> bf16[M, N]:
+        return F.where(m, x, 0.0)
+
+    graph = chain(M=2, N=16)(spec).graph
+    assert {graph.names[t.node]: graph.extents[t.node] for t in graph.inputs} == {"x": Extent.ELEMENT, "m": Extent.ROW}

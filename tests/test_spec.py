@@ -1,0 +1,355 @@
+"""A wrong spec gives one sentence with file:line; a right one gives the graph its author meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusegen import b8, chain, dims, f16, f32, i32
+from fusegen import ops as F
+from fusegen.errors import RequestError, SpecError
+from fusegen.graph import Extent, Graph, Kind
+from fusegen.spec import load_chains
+from fusegen.trace import Value
+
+M, N, K = dims("M N K")
+ANY: Any = None
+
+
+def build(function: Callable[..., Any], **sizes: int) -> Graph:
+    return chain(**(sizes or {"M": 8, "N": 16}))(function).graph
+
+
+def wrong(function: Callable[..., Any], **sizes: int) -> str:
+    with pytest.raises(SpecError) as caught:
+        build(function, **sizes)
+    message = str(caught.value)
+    assert Path(__file__).name in message.split(":")[0], message
+    assert message.split(":")[1].isdigit(), message
+    return message
+
+
+def test_names_come_from_the_spec() -> None:
+    def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
+        mixed = x + y
+        return F.softmax(mixed)
+
+    names = set(build(spec).names.values())
+    assert {"x", "y", "mixed", "top", "e", "total", "softmax"} <= names
+
+
+def test_names_survive_a_profiler() -> None:
+    import sys
+
+    calls: list[str] = []
+
+    def profiler(frame: Any, event: str, argument: object) -> None:
+        calls.append(event)
+
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        h = x * 2
+        return h
+
+    before = sys.getprofile()
+    sys.setprofile(profiler)
+    try:
+        graph = build(spec)
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(before)
+    assert "h" in graph.names.values()
+
+
+def test_unknown_op_suggests_the_near_one() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return F.softmaxx(x)
+
+    assert "did you mean F.softmax?" in wrong(spec)
+
+
+def test_shape_mismatch_names_both_sizes() -> None:
+    def spec(x: f16[M, N], y: f16[M, K]) -> f16[M, N]:
+        return x + y
+
+    message = wrong(spec, M=2, N=3, K=4)
+    assert "[M, N] and [M, K]" in message
+    assert "N and K differ" in message
+
+
+def test_unused_input() -> None:
+    def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
+        return x * 2
+
+    assert "operand 'y' is not used" in wrong(spec)
+
+
+def test_output_without_a_path_from_an_input() -> None:
+    def spec(x: f16[M, N]) -> tuple[f16[M, N], f32[N]]:
+        return x, F.cast(F.col_index(x), f32)
+
+    assert "does not depend on any operand" in wrong(spec)
+
+
+def test_output_that_is_no_value() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return 3.0
+
+    assert "not a value computed from the operands" in wrong(spec)
+
+
+def test_unsupported_dtype() -> None:
+    def spec(x: float) -> f16[M, N]:
+        return x
+
+    assert "unsupported type float" in wrong(spec)
+
+
+@pytest.mark.parametrize("reduce", [F.sum, F.max, F.min, F.mean, F.var, F.softmax, F.log_softmax])
+def test_reduction_over_a_wrong_axis(reduce: Callable[..., Value]) -> None:
+    def spec(x: f16[M, N]) -> f16[M, 1]:
+        return reduce(x, axis=0)
+
+    assert "only the last axis" in wrong(spec)
+
+
+def test_max_of_two_points_to_maximum() -> None:
+    def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
+        return F.max(x, y)
+
+    assert "F.maximum(x, y)" in wrong(spec)
+
+
+@pytest.mark.parametrize("exponent", ["2", None, True, float("nan"), [1]])
+def test_non_float_exponent(exponent: Any) -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x**exponent
+
+    assert "the exponent of ** must be a finite Python number" in wrong(spec)
+
+
+def test_traced_exponent() -> None:
+    def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
+        return x**y
+
+    assert "F.exp(y * F.log(x))" in wrong(spec)
+
+
+def test_python_branch_does_not_pick_a_side() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x if x > 0 else -x
+
+    assert "a Python branch on a traced value" in wrong(spec)
+
+
+def test_equality_is_a_mask_and_not_an_answer() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x if x == 0 else -x
+
+    assert "a Python branch on a traced value" in wrong(spec)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: float(x),
+        lambda x: int(x),
+        lambda x: len(x),
+        lambda x: list(x),
+        lambda x: x[0],
+        lambda x: x @ x,
+        lambda x: x % 2,
+        lambda x: x // 2,
+        lambda x: x << 1,
+        lambda x: 2**x,
+        lambda x: x.sum(),
+        lambda x: round(x),
+        lambda x: x and 1,
+        lambda x: not x,
+        lambda x: 3 in x,
+        lambda x: x + "1",
+        lambda x: x + [1],
+        lambda x: x & True & 3,
+        lambda x: F.where(x, 1, 2),
+        lambda x: F.exp(x > 0),
+        lambda x: x + N,
+        lambda x: F.cast(x, int),
+        lambda x: F.gelu(x, approximate="fast"),
+        lambda x: F.layernorm(x, eps=-1),
+        lambda x: F.sum(F.sum(x)),
+        lambda x: x + 2**40 * F.col_index(x),
+    ],
+)
+def test_whatever_python_does_to_a_value_is_a_node_or_a_sentence(use: Callable[[Any], Any]) -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return use(x)
+
+    from fusegen.planner import plan
+    from fusegen.targets import H200
+
+    with pytest.raises(SpecError, match=r"\.py:\d+: "):
+        plan(build(spec), H200)
+
+
+def test_output_shape_differs_from_declared() -> None:
+    def spec(x: f16[M, N]) -> f16[M]:
+        return F.sum(x)
+
+    message = wrong(spec)
+    assert "[M, 1], declared is [M]" in message
+    assert "keeps its axis as size 1" in message
+
+
+def test_output_kind_differs_from_declared() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x > 0
+
+    assert "convert it with F.cast" in wrong(spec)
+
+
+def test_output_must_span_the_rows() -> None:
+    def spec(x: f16[M, N], y: f16[N]) -> tuple[f16[M, N], f16[N]]:
+        return x + y, y * 2
+
+    assert "does not span the rows" in wrong(spec)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [({"M": 8}, "dim N has no size"), ({"M": 8, "N": 4, "K": 1}, "'K'"), ({"M": 8, "N": 0}, "at least 1")],
+)
+def test_sizes_are_checked(sizes: dict[str, int], words: str) -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x * 2
+
+    assert words in wrong(spec, **sizes)
+
+
+def test_sizes_of_at_are_checked() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x * 2
+
+    made = chain(M=8, N=16)(spec)
+    assert made.at(M=0, N=3).graph.sizes == {"M": 0, "N": 3}
+    with pytest.raises(SpecError, match="no dim 'K'"):
+        made.at(K=3)
+    with pytest.raises(SpecError, match="N=0"):
+        made.at(N=0)
+
+
+def test_size_of_a_run_time_dim_is_refused() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x * F.size(M)
+
+    assert "pass M as a run-time scalar" in wrong(spec)
+
+
+def test_scalar_of_f16_is_refused() -> None:
+    def spec(x: f16[M, N], a: f16) -> f16[M, N]:
+        return x * a
+
+    assert "scalars are f32 or i32" in wrong(spec)
+
+
+def test_parameter_with_a_default_is_refused() -> None:
+    def spec(x: f16[M, N] = ANY) -> f16[M, N]:
+        return x * 2
+
+    assert "without defaults" in wrong(spec)
+
+
+def test_ops_outside_a_chain_say_so() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x * 2
+
+    graph = build(spec)
+    with pytest.raises(SpecError, match="under @chain"):
+        F.exp(Value(graph.inputs[0].node))
+
+
+def test_integers_meet_floats_as_floats() -> None:
+    def spec(x: f16[M, N], k: i32) -> f16[M, N]:
+        return x + F.col_index(x) * k
+
+    kinds = [n.op.name for n in build(spec).nodes]
+    assert "to_f32" in kinds
+    assert kinds.count("mul") == 1
+
+
+def test_extents() -> None:
+    def spec(x: f16[M, N], y: f16[M, 1], g: f16[N], m: b8[M, N], a: f32) -> f16[M, N]:
+        s = F.sum(F.where(m, x * g, 0.0))
+        return x * (s + y) * (a * 2)
+
+    graph = build(spec)
+    by_name = {graph.names.get(n, n.op.name): e for n, e in graph.extents.items()}
+    assert by_name["x"] is by_name["g"] is Extent.ELEMENT
+    assert by_name["y"] is by_name["s"] is Extent.ROW
+    assert by_name["a"] is Extent.LAUNCH
+
+
+def test_two_outputs_keep_their_names() -> None:
+    def spec(x: f16[M, N], r: f16[M, N]) -> tuple[f16[M, N], f32[M, 1]]:
+        h = x + r
+        norm = F.sum(h * h)
+        return h, norm
+
+    assert [t.name for t in build(spec).outputs] == ["h", "norm"]
+
+
+def test_composites_are_one_operator() -> None:
+    def spec(x: f16[M, N], g: f16[N], b: f16[N]) -> f16[M, N]:
+        return F.layernorm(x + 1, g, b)
+
+    operators = {n.operator for n in build(spec).nodes if n.op.kind is not Kind.INPUT}
+    assert sorted(o.name for o in operators) == ["add", "layernorm"]
+    assert all(Path(__file__).name in o.where.file for o in operators)
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_files_folders_and_names(tmp_path: Path) -> None:
+    text = (
+        "from fusegen import chain, dims, f16\nM, N = dims('M N')\n"
+        "@chain(M=2, N=3)\ndef one(x: f16[M, N]) -> f16[M, N]:\n    return x * 2\n"
+        "@chain(M=2, N=3)\ndef two(x: f16[M, N]) -> f16[M, N]:\n    return x * 3\n"
+    )
+    file = tmp_path / "pair.py"
+    file.write_text(text)
+    assert [c.name for c in load_chains(file)] == ["one", "two"]
+    assert [c.name for c in load_chains(f"{file}:two")] == ["two"]
+    assert [c.name for c in load_chains(tmp_path)] == ["one", "two"]
+    with pytest.raises(RequestError, match="it has one, two"):
+        load_chains(f"{file}:three")
+    with pytest.raises(RequestError, match="there is no spec"):
+        load_chains(tmp_path / "absent.py")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RequestError, match="has no chain in it"):
+        load_chains(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def f(:\n", r"bad.py:1: not Python"),
+        ("x = 1\nimport nowhere_at_all\n", r"bad.py:2: ModuleNotFoundError"),
+        ("x = 1 / 0\n", r"bad.py:1: ZeroDivisionError"),
+        ("from fusegen import dims\ndims('1a')\n", "is not a name"),
+    ],
+)
+def test_broken_files_give_a_sentence(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(RequestError, match=words):
+        load_chains(tmp_path / "bad.py")
+
+
+def test_annotations_may_be_strings(tmp_path: Path) -> None:
+    text = (
+        "from __future__ import annotations\nfrom fusegen import chain, dims, f16\nM, N = dims('M N')\n"
+        "@chain(M=2, N=3)\ndef one(x: f16[M, N]) -> tuple[f16[M, N], f16[M, N]]:\n    return x * 2, x + 1\n"
+    )
+    (tmp_path / "future.py").write_text(text)
+    assert len(load_chains(tmp_path / "future.py")[0].graph.outputs) == 2
