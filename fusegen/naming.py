@@ -25,7 +25,7 @@ FRAME = frozenset(
     """row rows row_tile row_tiles lane team tile tiles col v j base live start shift part partial shared warp threadIdx
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
     load_each load_within load_each_within store_each store_within store_each_within row_sum row_max row_min
-    row_max_sum row_welford at np math ml_dtypes bfloat16 erf n i abs min max exp log sqrt tanh pow rsqrt inside
+    row_max_sum row_welford partner at np math ml_dtypes bfloat16 erf n i abs min max exp log sqrt tanh pow rsqrt inside
     cols""".split()  # noqa: SIM905
 )
 TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride")

@@ -425,8 +425,7 @@ class Speller:
             reducer = REDUCERS[kind]
             self.functions.update(reducer.needs)
             shuffled = [
-                self.spelling.shuffle_xor.format(f"v.{f}" if reducer.ctype != "float" else "v", "step")
-                for f in reducer.fields
+                f"partner(v.{f}, step)" if reducer.ctype != "float" else "partner(v, step)" for f in reducer.fields
             ]
             parts = [f"part_{f}" if len(reducer.fields) > 1 else "part" for f in reducer.fields]
             found.append(
@@ -477,6 +476,7 @@ class Speller:
             "inside_vector": self.inside_vector(),
             "inside_element": self.inside_element(),
             "row_reduces": reduces,
+            "partner": self.spelling.shuffle_xor.format("v", "step"),
             "lanes": min(plan.tile.threads_per_row, plan.target.warp),
             "signature": self.signature(),
             "tiling": self.tiling(),
