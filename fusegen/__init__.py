@@ -1,8 +1,53 @@
-"""fusegen: fused GPU kernels from small Python op graphs; see README.md."""
+"""fusegen: fused GPU kernels from small Python op graphs.
+
+    from fusegen import chain, dims, f16, ops as F
+
+    M, N = dims("M N")
+
+    @chain(M=8192, N=4096)
+    def bias_relu(x: f16[M, N], bias: f16[N]) -> f16[M, N]:
+        return F.relu(x + bias)
+
+    kernel = fusegen.compile(bias_relu)        # planned, emitted, compiled, validated
+    y = kernel(x, bias)                        # torch, CuPy, JAX or numpy arrays
+
+Declaring chains needs numpy alone and imports in a moment; what plans, compiles and runs them is imported when it is
+first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fusegen import ops
 from fusegen.spec import Chain, chain
 from fusegen.types import Dim, DType, b8, bf16, dims, f16, f32, i32
 
+if TYPE_CHECKING:
+    from fusegen.pipeline import compile, plan
+    from fusegen.rendering import render
+    from fusegen.runtime import Kernel
+    from fusegen.targets import target
+    from fusegen.validation import validate
+
 __version__ = "0.1.0"
-__all__ = ["Chain", "DType", "Dim", "b8", "bf16", "chain", "dims", "f16", "f32", "i32", "ops"]
+__all__ = [
+    "Chain", "DType", "Dim", "Kernel", "b8", "bf16", "chain", "compile", "dims", "f16", "f32", "i32", "ops", "plan",
+    "render", "target", "validate",
+]  # fmt: skip
+
+_LATER = {
+    "Kernel": "fusegen.runtime",
+    "compile": "fusegen.pipeline",
+    "plan": "fusegen.pipeline",
+    "render": "fusegen.rendering",
+    "target": "fusegen.targets",
+    "validate": "fusegen.validation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'fusegen' has no attribute {name!r}")

@@ -551,7 +551,7 @@ def header_lines(plan: Plan) -> list[str]:
         *field("target", f"{target.vendor} {target.arch}, {facts}"),
         *field("tile", plan.regime),
         *field("traffic", f"{megabytes(moved.moved)} moved, {megabytes(moved.ideal)} ideal, "
-               f"{megabytes(moved.unfused)} unfused in {moved.launches_unfused} launches"),
+               f"{megabytes(moved.unfused)} unfused in {plural(moved.launches_unfused, 'launch', 'launches')}"),
         *field("floor", f"{cost.floor_us:.1f} us at {rate}; "
                f"{cost.bound}-bound at {moved.intensity:.2f} flop/B"),
     ]  # fmt: skip
@@ -563,6 +563,10 @@ def header_lines(plan: Plan) -> list[str]:
 def field(name: str, text: str) -> list[str]:
     """`name     text`, wrapped under itself."""
     return textwrap.wrap(text, WIDTH - 9, initial_indent=f"{name:<9}", subsequent_indent=" " * 9)
+
+
+def plural(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def megabytes(count: int) -> str:

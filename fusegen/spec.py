@@ -55,20 +55,21 @@ def chain(**sizes: int) -> Callable[[Callable[..., Any]], Chain]:
     """Trace the decorated function into a Chain; `sizes` gives every dim its default. Raises SpecError."""
 
     def traced(function: Callable[..., Any]) -> Chain:
-        return Chain(function, trace_function(function, sizes))
+        # annotations that are strings may name dims of the scope around the spec, a test's or a notebook cell's
+        return Chain(function, trace_function(function, sizes, sys._getframe(1).f_locals))
 
     if len(sizes) == 1 and callable(next(iter(sizes.values()))):
         raise SpecError("chain: write @chain(M=..., N=...), with a default size for each dim")
     return traced
 
 
-def trace_function(function: Callable[..., Any], sizes: Mapping[str, int]) -> Graph:
+def trace_function(function: Callable[..., Any], sizes: Mapping[str, int], scope: Mapping[str, Any]) -> Graph:
     """The graph of one function: signature, body, outputs; each step checks what it can and says what is wrong."""
     where = place_of(function)
     name = function.__name__
     if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
         raise SpecError(f"{name!r} can't name a kernel; use letters, digits and underscores", where)
-    types, declared = signature_of(function, where)
+    types, declared = signature_of(function, where, scope)
     inputs = tuple(input_tensor(n, t, i - len(types), where) for i, (n, t) in enumerate(types.items()))
     with tracing(function) as trace:
         returned = function(*(Value(t.node) for t in inputs))
@@ -91,10 +92,12 @@ def place_of(function: Callable[..., Any]) -> Where:
     return Where(shown(function.__code__.co_filename), function.__code__.co_firstlineno)
 
 
-def signature_of(function: Callable[..., Any], where: Where) -> tuple[dict[str, TensorType], tuple[TensorType, ...]]:
+def signature_of(
+    function: Callable[..., Any], where: Where, scope: Mapping[str, Any]
+) -> tuple[dict[str, TensorType], tuple[TensorType, ...]]:
     """Parameter types by name, and the declared output types."""
     try:
-        annotations = inspect.get_annotations(function, eval_str=True)
+        annotations = inspect.get_annotations(function, locals=scope, eval_str=True)
     except FusegenError:
         raise
     except Exception as error:

@@ -1,0 +1,255 @@
+"""Every op: its numpy meaning against an independent one, its edge cases, and its kernel in the emulator.
+
+Tests iterate over the table, so a new op is tested the moment it exists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fusegen import b8, bf16, chain, dims, f16, f32, i32
+from fusegen import ops as F
+from fusegen.graph import Kind, Op
+from fusegen.pipeline import compile
+from fusegen.reference import load_reference, reference, reference_source
+from fusegen.spec import Chain
+from fusegen.targets import H200, Target
+
+M, N = dims("M N")
+INF = math.inf
+NAN = math.nan
+MAPS = [op for op in F.PRIMITIVES if op.kind is Kind.MAP]
+REDUCES = [op for op in F.PRIMITIVES if op.kind is Kind.REDUCE]
+
+# the meaning of each op once more, by Python's math where numpy spells the reference
+INDEPENDENT: dict[str, Callable[..., float]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "neg": lambda a: -a,
+    "abs": lambda a: math.fabs(a),
+    "square": lambda a: math.pow(a, 2),
+    "maximum": lambda a, b: a if a >= b else b,
+    "minimum": lambda a, b: a if a <= b else b,
+    "pow": lambda a, b: math.pow(a, b),
+    "exp": math.exp,
+    "log": math.log,
+    "sqrt": math.sqrt,
+    "rsqrt": lambda a: a**-0.5,
+    "tanh": math.tanh,
+    "erf": math.erf,
+    "sigmoid": lambda a: 0.5 * (1 + math.tanh(a / 2)),
+    "relu": lambda a: (a + abs(a)) / 2,
+    "silu": lambda a: a * 0.5 * (1 + math.tanh(a / 2)),
+    "gelu_erf": lambda a: a * 0.5 * math.erfc(-a / math.sqrt(2)),
+    "gelu_tanh": lambda a: a / (1 + math.exp(-2 * math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))),
+    "to_f32": float,
+    "to_i32": math.trunc,
+    "to_b8": bool,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+SPECIAL = {"where", "logical_and", "logical_or", "logical_not", "round_f16", "round_bf16"}  # tested by name below
+POSITIVE = {"log", "sqrt", "rsqrt", "pow"}
+
+
+def test_every_op_has_an_independent_meaning() -> None:
+    assert {op.name for op in MAPS} == set(INDEPENDENT) | SPECIAL
+
+
+@pytest.mark.parametrize("op", [op for op in MAPS if op.name in INDEPENDENT], ids=str)
+def test_numpy_meaning(op: Op, rng: np.random.Generator) -> None:
+    arguments = [rng.normal(size=200) * 3 for _ in range(op.arity)]
+    if op.name in POSITIVE:
+        arguments[0] = np.abs(arguments[0]) + 0.1
+    if op.name == "pow":
+        arguments[1] = np.full(200, 1.7)
+    if op.result is b8:
+        arguments[-1][::3] = arguments[0][::3] if op.arity == 2 else 0.0
+    module = {"np": np, "erf": np.vectorize(math.erf)}
+    text = op.ref.format(*(f"a{i}" for i in range(op.arity)), out="out")
+    found = eval(text, {**module, **{f"a{i}": a for i, a in enumerate(arguments)}})
+    wanted = np.array([INDEPENDENT[op.name](*row) for row in zip(*arguments, strict=True)])
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-13)
+
+
+def one(chain: Chain, *arrays: Any) -> Any:
+    return reference(chain.graph)(*arrays)
+
+
+def test_maximum_and_minimum_keep_nan() -> None:
+    @chain(M=1, N=4)
+    def spec(x: f32[M, N], y: f32[M, N]) -> tuple[f32[M, N], f32[M, N], f32[M, 1], f32[M, 1]]:
+        return F.maximum(x, y), F.minimum(x, y), F.max(x), F.min(y)
+
+    x, y = np.array([[NAN, 1.0, -INF, 0.0]]), np.array([[1.0, 2.0, 3.0, INF]])
+    top, low, row_top, row_low = one(spec, x, y)
+    np.testing.assert_array_equal(top, [[NAN, 2, 3, INF]])
+    np.testing.assert_array_equal(low, [[NAN, 1, -INF, 0]])
+    assert math.isnan(row_top[0, 0])
+    assert row_low[0, 0] == 1
+
+
+def test_softmax_of_fully_masked_row_is_zero_and_nan_stays_in_its_row() -> None:
+    @chain(M=4, N=3)
+    def spec(x: f32[M, N]) -> tuple[f32[M, N], f32[M, N]]:
+        return F.softmax(x), F.log_softmax(x)
+
+    x = np.array([[-INF, -INF, -INF], [0.0, -INF, 0.0], [NAN, 1.0, 2.0], [1000.0, 1000.0, -1000.0]])
+    p, log_p = one(spec, x)
+    np.testing.assert_array_equal(p, [[0, 0, 0], [0.5, 0, 0.5], [NAN] * 3, [0.5, 0.5, 0]])
+    np.testing.assert_allclose(log_p[1], [math.log(0.5), -INF, math.log(0.5)])
+    np.testing.assert_array_equal(log_p[0], [-INF] * 3)
+    assert np.isnan(log_p[2]).all()
+
+
+def test_layernorm_and_rmsnorm_by_hand() -> None:
+    @chain(M=1, N=4)
+    def spec(x: f32[M, N], g: f32[N], b: f32[N]) -> tuple[f32[M, N], f32[M, N], f32[M, 1]]:
+        return F.layernorm(x, g, b, eps=0.25), F.rmsnorm(x, g, eps=0.5), F.var(x)
+
+    x, g, b = np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([1.0, 2.0, 1.0, 2.0]), np.array([0.0, 0.0, 1.0, 1.0])
+    y, r, v = one(spec, x, g, b)
+    np.testing.assert_allclose(y, (x - 2.5) / math.sqrt(1.25 + 0.25) * g + b)
+    np.testing.assert_allclose(r, x / math.sqrt(7.5 + 0.5) * g)
+    np.testing.assert_allclose(v, [[1.25]])
+
+
+def test_causal_counts_from_the_rows_own_axis() -> None:
+    B, S = dims("B S")
+
+    @chain(B=2, S=3, N=4)
+    def spec(x: f32[B, S, N]) -> f32[B, S, N]:
+        return F.causal(x, offset=1)
+
+    found = one(spec, np.zeros((2, 3, 4)))
+    np.testing.assert_array_equal(found[1] == 0, np.tril(np.ones((3, 4)), 1) == 1)
+
+
+def test_casts_round_to_the_storage_type() -> None:
+    @chain(M=1, N=3)
+    def spec(x: f32[M, N]) -> tuple[f32[M, N], f32[M, N], i32[M, N], b8[M, N]]:
+        return F.cast(x, f16), F.cast(x, bf16), F.cast(x, i32), F.cast(x, b8)
+
+    half, brain, whole, truth = one(spec, np.array([[1.0 + 2**-11, -2.75, 0.0]]))
+    np.testing.assert_array_equal(half, [[1.0, -2.75, 0.0]])
+    np.testing.assert_array_equal(brain, [[1.0, -2.75, 0.0]])
+    np.testing.assert_array_equal(whole, [[1, -2, 0]])
+    np.testing.assert_array_equal(truth, [[True, True, False]])
+
+
+def test_powers_become_products() -> None:
+    def kinds(exponent: float) -> list[str]:
+        @chain(N=4)
+        def spec(x: f32[N]) -> f32[N]:
+            return x**exponent + 0.0
+
+        return [n.op.name for n in spec.graph.nodes if n.op.kind is Kind.MAP]
+
+    assert kinds(2) == ["square", "add"]
+    assert kinds(0.5) == ["sqrt", "add"]
+    assert kinds(3) == ["square", "mul", "add"]
+    assert kinds(-1) == ["div", "add"]
+    assert kinds(1.5) == ["pow", "add"]
+
+
+def test_reference_stands_alone_and_reads() -> None:
+    @chain(M=2, N=3)
+    def spec(x: bf16[M, N], lambda_: f32) -> f32[M, N]:
+        """A value named like a keyword, an erf, a rounding point."""
+        bool = F.gelu(x, approximate="none")
+        return F.cast(bool, bf16) * lambda_
+
+    source = reference_source(spec.graph)
+    assert "import math" in source
+    assert "from ml_dtypes import bfloat16" in source
+    assert "bool_ = " in source
+    found = load_reference(source, "spec")(np.ones((2, 3)), 2.0)
+    np.testing.assert_allclose(found, 0.83984375 * 2)
+
+
+# ---------------------------------------------------------------- every op as a kernel, validated on its own
+
+
+def map_chain(op: Op, cols: int) -> Chain:
+    """A chain whose only work is `op`."""
+
+    def unary(x: f32[M, N]) -> f32[M, N]:
+        return F.apply(op.name, x)
+
+    def binary(x: f32[M, N], y: f16[M, N]) -> f32[M, N]:
+        return F.apply(op.name, x, y)
+
+    def compare(x: f32[M, N], y: f16[M, N]) -> b8[M, N]:
+        return F.apply(op.name, x, y)
+
+    def logic(x: b8[M, N], y: b8[N]) -> b8[M, N]:
+        return F.apply(op.name, x, y) if op.arity == 2 else F.apply(op.name, x) | y
+
+    def where(m: b8[M, N], x: f16[M, N], y: f32[M, 1]) -> f32[M, N]:
+        return F.where(m, x, y)
+
+    def power(x: f32[M, N]) -> f32[M, N]:
+        return F.pow(F.abs(x) + 0.5, 1.7)
+
+    def to_i32(x: f32[M, N]) -> i32[M, N]:
+        return F.cast(F.clip(x, -1e6, 1e6), i32)
+
+    def to_b8(x: f32[M, N]) -> b8[M, N]:
+        return F.cast(x, b8)
+
+    def to_f32(x: i32[M, N]) -> f32[M, N]:
+        return F.cast(x, f32)
+
+    named: dict[str, Callable[..., Any]] = {
+        "where": where,
+        "pow": power,
+        "to_i32": to_i32,
+        "to_b8": to_b8,
+        "to_f32": to_f32,
+    }
+    if op.name in named:
+        made: Callable[..., Any] = named[op.name]
+    elif op.takes == "bool":
+        made = logic
+    elif op.result is b8:
+        made = compare
+    else:
+        made = unary if op.arity == 1 else binary
+    return chain(M=3, N=cols)(made)
+
+
+@pytest.mark.parametrize("op", MAPS, ids=str)
+@pytest.mark.parametrize("cols", [1, 31, 1000])
+def test_op_matches_numpy(op: Op, cols: int) -> None:
+    """Below, at and across a warp; a ragged tail."""
+    compile(map_chain(op, cols), H200, on="emulator")
+
+
+@pytest.mark.parametrize("op", REDUCES, ids=str)
+@pytest.mark.parametrize("cols", [1, 33, 1000, 4100])
+def test_reduction_matches_numpy(op: Op, cols: int, target: Target) -> None:
+    @chain(M=3, N=4)
+    def spec(x: f16[M, N]) -> f32[M, 1]:
+        return F.apply(op.name, x)
+
+    compile(spec.at(N=cols), target, on="emulator")
+
+
+@pytest.mark.parametrize("function", F.COMPOSITES, ids=lambda f: f.__name__)
+def test_composite_matches_numpy(function: Callable[..., Any], target: Target) -> None:
+    def body(x: f32[M, N]) -> f32[M, N]:
+        result = function(x, -1.0, 1.0) if function is F.clip else function(x)
+        return result + x * 0.0
+
+    compile(chain(M=3, N=200)(body), target, on="emulator")
