@@ -1,0 +1,32 @@
+"""Running kernels: arrays in, a launch, arrays out.
+
+    arrays       any library's array as one plain value
+    libraries    what a kernel asks of an array library
+    arguments    a chain's operands against the arrays of one call
+    devices      what runs a kernel: nvidia and amd (both on gpu), emulated
+    kernel       a compiled kernel as a Python callable (calls, signatures, copied: its parts)
+    cache        compiled kernels on disk
+"""
+
+from fusegen.runtime.arrays import ArrayView, view
+from fusegen.runtime.cache import KernelCache, compiled
+from fusegen.runtime.calls import Prepared
+from fusegen.runtime.devices import Device, Gpu, Memory, Present, find, matching, present, target_of
+from fusegen.runtime.kernel import Kernel
+
+__all__ = [
+    "ArrayView",
+    "Device",
+    "Gpu",
+    "Kernel",
+    "KernelCache",
+    "Memory",
+    "Prepared",
+    "Present",
+    "compiled",
+    "find",
+    "matching",
+    "present",
+    "target_of",
+    "view",
+]

@@ -1,0 +1,353 @@
+"""A chain's operands against the arrays of one call: every size, dtype, place and stride checked before a launch.
+
+`measure` unifies the chain's symbolic shapes with the arrays' and says each size; `layout_needed` says what a plan may
+assume of these arrays; `bind` gives the numbers of the launch. All three are functions of shapes, strides, dtypes,
+places and alignment, never of the addresses themselves, so a Kernel remembers their results by exactly those.
+`check_overlap` is the one that looks at addresses.
+
+Every complaint is an ArgumentError, names the operand, and comes before anything is launched.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fusegen.errors import ArgumentError
+from fusegen.graph import Graph, Tensor
+from fusegen.planner.model import Access, Layout, Plan
+from fusegen.runtime.arrays import ArrayView, Place, place_text
+from fusegen.runtime.libraries import advice
+from fusegen.types import Dim, DType, Size, f32, i32, size_of
+
+Views = Mapping[str, ArrayView]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of one call. `shape` is the chain's iteration space in numbers."""
+
+    by_name: Mapping[str, int]
+    shape: tuple[int, ...]
+
+    def of(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of `tensor` in this call."""
+        return tuple(size_of(size, self.by_name) for size in tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The numbers of one launch; `numbers` are the extents and strides in the order of the plan's parameters."""
+
+    sizes: Sizes
+    rows: int  # elements, in a flat plan
+    blocks: int
+    numbers: tuple[int, ...]
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def compiled_sizes(plan: Plan) -> Mapping[str, int]:
+    """The sizes that are constants of the kernel's text, by the dim's name."""
+    graph = plan.graph
+    fixed: set[Size] = {node.size for node in graph.nodes if node.size is not None}
+    if not plan.flat and graph.shape:
+        fixed.add(graph.shape[-1])
+    return {size.name: graph.sizes[size.name] for size in fixed if isinstance(size, Dim)}
+
+
+def measure(plan: Plan, views: Views) -> Sizes:
+    """Give every dim one size. `views` holds every input, and the outputs that the caller passed."""
+    graph = plan.graph
+    found: dict[str, tuple[int, str]] = {}  # dim -> size, and where it was first seen
+    for tensor in (*graph.inputs, *graph.outputs):
+        if tensor.name in views:
+            measure_tensor(graph, tensor, views[tensor.name], found)
+    for name, size in compiled_sizes(plan).items():
+        actual, place = found.get(name, (size, ""))
+        if actual != size:
+            raise ArgumentError(
+                f"the kernel is compiled for {name}={size}, and {place} has {actual}\n"
+                f"  compile {graph.name}.at({name}={actual}) for such arrays"
+            )
+    by_name = {name: found[name][0] if name in found else size for name, size in graph.sizes.items()}
+    return Sizes(by_name, tuple(size_of(size, by_name) for size in graph.shape))
+
+
+def measure_tensor(graph: Graph, tensor: Tensor, view: ArrayView, found: dict[str, tuple[int, str]]) -> None:
+    """Note the sizes of one tensor in `found`; a size that differs from what was found before is an error."""
+    if len(view.shape) != len(tensor.shape):
+        axes = "1 axis" if len(view.shape) == 1 else f"{len(view.shape)} axes"
+        raise ArgumentError(
+            f"{tensor.name} has {axes}, shape {view.shape}, and {graph.name} takes {tensor.type}\n"
+            f"  pass an array of {len(tensor.shape)} axes{', reshaped or expanded' if view.shape else ''}"
+        )
+    for axis, (size, actual) in enumerate(zip(tensor.shape, view.shape, strict=True)):
+        here = f"{tensor.name} on axis {axis}"
+        if isinstance(size, int):
+            if actual != size:
+                raise ArgumentError(f"{here} has {actual}, and {graph.name} takes {tensor.type}: exactly {size} there")
+            continue
+        first, place = found.setdefault(size.name, (actual, here))
+        if first != actual:
+            raise ArgumentError(
+                f"{here} has {actual}, and {size} is {first} already, from {place}\n"
+                f"  {tensor.name} has shape {view.shape} and is declared {tensor.type}"
+                + (f"; to broadcast it, expand it to {first} there" if actual == 1 else "")
+            )
+
+
+# ---------------------------------------------------------------- dtype, place, strides, overlap
+
+
+def check_dtypes(graph: Graph, views: Views) -> None:
+    """Every array holds what the chain declares."""
+    for tensor in (*graph.inputs, *graph.outputs):
+        view = views.get(tensor.name)
+        if view is not None and view.dtype != tensor.dtype:
+            raise ArgumentError(
+                f"{tensor.name} holds {view.dtype}, and {graph.name} takes {tensor.type}\n"
+                f"  pass {advice(tensor.name, view.library, 'cast', tensor.dtype)}"
+            )
+
+
+def one_place(views: Views) -> Place:
+    """The place that every array is in."""
+    (first, view), *others = views.items()
+    for name, other in others:
+        if other.device != view.device:
+            raise ArgumentError(
+                f"{first} is on {place_text(view.device)} and {name} on {place_text(other.device)}\n"
+                "  a kernel takes arrays of one device; move one of them"
+            )
+    return view.device
+
+
+def check_strides(plan: Plan, views: Views) -> None:
+    """The row itself is contiguous in every array that moves along it, and outputs hold every element once."""
+    for access in plan.accesses:
+        view = views.get(access.tensor)
+        if view is None or view.size == 0:
+            continue
+        if access.output:
+            check_output(access.tensor, view)
+        if access.by_column and view.shape[-1] > 1 and view.strides[-1] != 1:
+            raise ArgumentError(
+                f"{access.tensor} has a stride of {view.strides[-1]} elements along its last axis, "
+                "and a kernel reads rows whose elements are next to each other\n"
+                f"  pass {advice(access.tensor, view.library, 'contiguous')}"
+            )
+
+
+def check_output(name: str, view: ArrayView) -> None:
+    if not view.writable:
+        reason = "JAX arrays are immutable: leave out= away" if view.library == "jax" else "pass a writable one"
+        raise ArgumentError(f"{name} is an output and its array is read-only\n  {reason}")
+    axes = sorted((abs(s), n) for s, n in zip(view.strides, view.shape, strict=True) if n > 1)
+    reach = 0  # of the axes with smaller strides: a larger stride must step over all of it
+    for stride, extent in axes:
+        if stride <= reach:
+            raise ArgumentError(
+                f"{name} is an output and its array overlaps itself: shape {view.shape}, strides {view.strides}\n"
+                "  pass an array whose elements are all different memory"
+            )
+        reach += stride * (extent - 1)
+
+
+def check_overlap(inputs: Views, outputs: Views) -> None:
+    """No output shares memory with an input or another output: the kernel's pointers promise it (`__restrict__`)."""
+    seen: dict[str, ArrayView] = dict(inputs)
+    for name, view in outputs.items():
+        for other, there in seen.items():
+            if overlap(view, there):
+                same = view.address == there.address and other in inputs
+                raise ArgumentError(
+                    f"the output {name} shares memory with {'the input' if other in inputs else 'the output'} {other}\n"
+                    + ("  a kernel doesn't work in place: " if same else "  ")
+                    + "pass an out= with memory of its own, or leave it away"
+                )
+        seen[name] = view
+
+
+def overlap(a: ArrayView, b: ArrayView) -> bool:
+    """Whether two arrays may share a byte: exact where one lies beside the other, also column by column in one buffer.
+
+    Every element of an array starts at its address plus multiples of its strides. With g a common divisor of all long
+    strides of both, the bytes that an array touches, modulo g, are its short axes' reach from its address: two such
+    intervals that don't meet on the circle of g bytes mean that the arrays don't meet.
+    """
+    (a_low, a_high), (b_low, b_high) = a.span, b.span
+    if a_high <= b_low or b_high <= a_low or a_low == a_high or b_low == b_high:
+        return False
+    steps = {abs(s) * v.dtype.bytes for v in (a, b) for s, n in zip(v.strides, v.shape, strict=True) if n > 1 and s}
+    for threshold in sorted(steps):
+        circle = math.gcd(*(step for step in steps if step >= threshold))
+        a_from, a_bytes = short_reach(a, threshold)
+        b_from, b_bytes = short_reach(b, threshold)
+        ahead = (b_from - a_from) % circle
+        if a_bytes <= ahead and ahead + b_bytes <= circle:
+            return False
+    return True
+
+
+def short_reach(view: ArrayView, threshold: int) -> tuple[int, int]:
+    """Where the axes whose strides are below `threshold` bytes begin, and how many bytes they span."""
+    each = view.dtype.bytes
+    reach = [
+        (n - 1) * s * each for s, n in zip(view.strides, view.shape, strict=True) if n > 1 and abs(s) * each < threshold
+    ]
+    below = sum(r for r in reach if r < 0)
+    return view.address + below, sum(r for r in reach if r > 0) - below + each
+
+
+# ---------------------------------------------------------------- layout
+
+
+def tensor_axes(plan: Plan, access: Access, dim: int) -> tuple[int, ...]:
+    """The axes of the tensor itself that row dimension `dim` walks; shapes align at the right, as in numpy."""
+    missing = len(plan.graph.shape) - len(access.shape)
+    return tuple(axis - missing for axis in plan.row_dims[dim].axes if axis >= missing)
+
+
+def merged_stride(view: ArrayView, axes: Iterable[int]) -> int | None:
+    """One stride that walks all `axes`, 0 when there is nothing to walk; None when there is no such stride."""
+    stride = 0
+    steps = 0  # elements of the merged axis so far
+    for axis in sorted(axes, reverse=True):
+        extent = view.shape[axis]
+        if extent == 1:
+            continue
+        if not steps:
+            stride, steps = view.strides[axis], extent
+        elif view.strides[axis] != stride * steps:
+            return None
+        else:
+            steps *= extent
+    return stride
+
+
+def row_strides(plan: Plan, access: Access, view: ArrayView) -> tuple[int, ...] | None:
+    """The stride of `view` along each of `access.strided`; None when axes that the plan merges don't merge."""
+    strides = [merged_stride(view, tensor_axes(plan, access, dim)) for dim in access.strided]
+    if any(stride is None for stride in strides):
+        return None
+    return tuple(stride for stride in strides if stride is not None)
+
+
+def walks(plan: Plan, access: Access, view: ArrayView) -> bool:
+    """Whether the plan's row dimensions can walk this array."""
+    strides = row_strides(plan, access, view)
+    if strides is None:
+        return False
+    return not plan.flat or all(stride == 1 or view.size == 1 for stride in strides)
+
+
+def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:
+    """Whether the array has the alignment that the access's mode asks for."""
+    if access.mode == "element":
+        return True
+    if view.address % access.vector_bytes:
+        return False
+    if plan.flat:
+        return True
+    own = contiguous_row_strides(plan, access, view)
+    fresh = {"vector": (0,) * len(own), "window": own}[access.mode]
+    strides = row_strides(plan, access, view) or ()
+    walked = [
+        math.prod(view.shape[axis] for axis in tensor_axes(plan, access, dim)) > 1 for dim in access.strided
+    ]
+    return all(
+        not moves or (stride - base) * view.dtype.bytes % access.vector_bytes == 0
+        for moves, stride, base in zip(walked, strides, fresh, strict=True)
+    )
+
+
+def contiguous_row_strides(plan: Plan, access: Access, view: ArrayView) -> tuple[int, ...]:
+    """What `row_strides` would be if the array were contiguous."""
+    own = []
+    for dim in access.strided:
+        last = max(tensor_axes(plan, access, dim))
+        own.append(math.prod(view.shape[last + 1 :]))
+    return tuple(own)
+
+
+def layout_needed(plan: Plan, views: Views) -> Layout:
+    """The least general layout that holds `plan.layout` and these arrays; `plan.layout` itself when the plan fits them.
+
+    How a plan reads its operands depends on its layout, so alignment is judged only once the axes can be walked: a plan
+    for the layout returned here is to be asked again. Each answer is more general than the last, so asking ends.
+    Outputs that are not in `views` will be fresh, and fresh arrays fit every layout.
+    """
+    layout = plan.layout
+    here = [(access, views[access.tensor]) for access in plan.accesses if access.tensor in views]
+    here = [(access, view) for access, view in here if view.size]
+    if not layout.split and any(not walks(plan, access, view) for access, view in here):
+        return replace(layout, split=True)
+    loose = frozenset(access.tensor for access, view in here if not aligned(plan, access, view))
+    return replace(layout, unaligned=layout.unaligned | loose)
+
+
+# ---------------------------------------------------------------- the launch
+
+
+def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
+    """The numbers of a launch of `plan` over `views`, inputs and outputs, whose layout is the plan's."""
+    accesses = {access.tensor: access for access in plan.accesses}
+    extents = [math.prod(sizes.shape[axis] for axis in dim.axes) for dim in plan.row_dims]
+    rows = math.prod(extents)
+    numbers: list[int] = []
+    for param in plan.params:
+        if param.kind == "extent":
+            numbers.append(extents[param.dim])
+        elif param.kind == "stride":
+            access, view = accesses[param.tensor], views[param.tensor]
+            numbers.append(merged_stride(view, tensor_axes(plan, access, param.dim)) or 0)
+    return Bound(sizes, rows, plan.blocks(rows) if rows else 0, tuple(numbers))
+
+
+# ---------------------------------------------------------------- run-time scalars
+
+Number = int | float
+
+
+def scalar(graph: Graph, tensor: Tensor, value: object) -> Number:
+    """A run-time scalar as the number the kernel gets: f32 as a float, i32 as an int. Raises ArgumentError."""
+    wanted = f"{graph.name} takes {tensor.name}: {tensor.dtype}"
+    if isinstance(value, (int, float, np.generic)) and not isinstance(value, np.complexfloating):
+        number = SCALARS[tensor.dtype](value)
+        if number is not None:
+            return number
+        raise ArgumentError(f"{tensor.name} is {value!r}, and {wanted}, which is {SCALAR_RANGES[tensor.dtype]}")
+    raise ArgumentError(
+        f"{tensor.name} is {value!r:.80}, and {wanted}, a number\n"
+        "  pass a Python number or a numpy scalar; for a tensor of one element, its .item()"
+    )
+
+
+def as_float(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):  # text, a date, an int beyond every float
+        return None
+    return number if abs(number) <= f32.largest or not math.isfinite(number) else None
+
+
+def as_int(value: Any) -> int | None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return number if -(2**31) <= number < 2**31 else None
+
+
+SCALARS: Mapping[DType, Callable[[Any], Number | None]] = {f32: as_float, i32: as_int}
+SCALAR_RANGES: Mapping[DType, str] = {
+    f32: f"a number of magnitude up to {f32.largest:.8g}, an infinity or NaN",
+    i32: "a whole number from -2147483648 to 2147483647",
+}

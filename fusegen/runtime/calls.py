@@ -1,0 +1,94 @@
+"""One call of a kernel in three stages: what like calls share, what one call fixed, and the launch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fusegen.planner.model import Plan, Source
+from fusegen.runtime.devices import Device, Launch, Loaded
+from fusegen.runtime.libraries import Maker, stream_address
+
+if TYPE_CHECKING:
+    from fusegen.compiling import Binary
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The kernel for one layout."""
+
+    source: Source
+    binary: Binary | None
+
+    @property
+    def plan(self) -> Plan:
+        return self.source.plan
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What calls with like arrays share. `loaded` is None where there is no row, and so nothing to launch."""
+
+    variant: Variant
+    device: Device
+    loaded: Loaded | None
+    launch: Launch
+    makers: tuple[Maker, ...]
+    address: Callable[[Any], int]  # of an output that a maker made
+    stream: Callable[[], int]  # the caller's current one
+    waits: bool  # the caller's library can't order its reads after our stream
+    inputs: int  # so many of the launch's pointers are inputs; outputs follow
+
+    def run(self, pointers: tuple[int, ...], values: tuple[float, ...], stream: int) -> None:
+        """Launch; asynchronous where the caller's library allows it."""
+        if self.loaded is not None:
+            self.loaded.launch(self.launch, pointers, values, stream)
+            if self.waits and self.device.asynchronous:
+                self.device.synchronize(stream)
+
+    def apart(self, pointers: tuple[int, ...]) -> bool:
+        """Whether no output's bytes begin or end inside another array's, by the addresses of one call."""
+        spans = self.launch.spans
+        for position in range(self.inputs, len(spans)):
+            low, high = spans[position]
+            low, high = low + pointers[position], high + pointers[position]
+            for other in range(position):
+                other_low, other_high = spans[other]
+                if low < pointers[other] + other_high and pointers[other] + other_low < high:
+                    return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One call, ready to launch again and again into the same outputs: what a benchmark or a graph capture repeats."""
+
+    record: Record
+    pointers: tuple[int, ...]
+    values: tuple[float, ...]
+    stream: int | None  # None: the caller's current one, asked at each launch
+    outputs: tuple[Any, ...]
+    arrays: tuple[Any, ...]  # kept alive
+
+    def __call__(self, stream: object = None) -> None:
+        """Launch on `stream`, or the one that the call was prepared for, or the caller's current one."""
+        chosen = self.stream if stream is None else stream_address(stream)
+        self.record.run(self.pointers, self.values, self.record.stream() if chosen is None else chosen)
+
+    @property
+    def result(self) -> Any:
+        """What the kernel's own call would return."""
+        return self.outputs[0] if len(self.outputs) == 1 else self.outputs
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is launched: the kernel's own, or a variant's."""
+        return self.record.variant.plan
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """Every argument of the launch by its name in the source, for debugging."""
+        rest = iter(self.record.launch.numbers)
+        queues = {"pointer": iter(self.pointers), "value": iter(self.values), "extent": rest, "stride": rest}
+        return {param.name: next(queues[param.kind]) for param in self.plan.params}

@@ -1,0 +1,41 @@
+"""Arrays on the CPU, a kernel on a GPU: copy there, run, copy back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fusegen.runtime.arrays import CPU, ArrayView, view
+from fusegen.runtime.libraries import library
+
+if TYPE_CHECKING:
+    from fusegen.runtime.kernel import Kernel
+
+
+def run_copied(
+    kernel: Kernel, views: Mapping[str, ArrayView], values: tuple[float, ...], outs: tuple[Any, ...], owner: str
+) -> Any:
+    """The call over `views`, which are on the CPU; results are `outs` or fresh arrays of `owner`. Complete on return.
+
+    Raises ArgumentError for the same arrays as a call without copies does.
+    """
+    kernel.check(views)
+    if outs:
+        kernel.check_overlap(views)
+    device = kernel.device
+    there: dict[str, ArrayView] = {}
+    for tensor in kernel.inputs:
+        host = views[tensor.name]
+        memory = device.empty(host.size * host.dtype.bytes)
+        memory.write(host.numpy())
+        there[tensor.name] = memory.view(host.dtype, host.shape)
+    prepared = kernel.prepared(there, tuple(there.values()), (), values, device, "fusegen", 0, None)
+    prepared()
+    device.synchronize(0)
+    results = outs or tuple(library(owner, CPU).maker(a.shape, a.dtype, CPU, None)((), None) for a in prepared.outputs)
+    for result, array in zip(results, prepared.outputs, strict=True):
+        raw = array.owner.read()
+        host = replace(view(result), writable=True)  # a fresh JAX array is immutable to everyone else
+        host.numpy()[...] = raw.view(array.dtype.numpy).reshape(array.shape)
+    return results[0] if len(results) == 1 else results

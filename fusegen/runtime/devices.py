@@ -1,0 +1,255 @@
+"""What runs a kernel: an NVIDIA GPU, an AMD GPU, or the emulator; one interface over the three.
+
+    present()                 the GPUs of this machine, and why a vendor has none
+    find(target, on="auto")   the device that runs that target's kernels here
+
+A Device loads a compiled kernel and gives out raw memory. A Loaded kernel takes addresses and numbers, in the order of
+the plan's parameters, and checks nothing: `fusegen.runtime.arguments` has done that.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fusegen.errors import FusegenError, MissingError, RequestError
+from fusegen.planner.model import Source
+from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides
+from fusegen.targets import TARGETS, Target
+from fusegen.types import DType
+
+if TYPE_CHECKING:
+    from fusegen.compiling import Binary
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What stays the same over calls whose arrays differ only in address.
+
+    `numbers`: extents and strides in the order of the plan's parameters. `spans`: for each pointer, in order, the first
+    and one past the last byte its array owns, relative to the pointer; the emulator allows no other byte.
+    """
+
+    blocks: int
+    numbers: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+
+
+class Loaded(Protocol):
+    """A kernel that is ready to launch."""
+
+    def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
+        """Launch, asynchronously on a GPU. `pointers` and `values` (run-time scalars) are in the parameters' order.
+
+        Raises KernelError when the launch is refused (or, in the emulator, when the kernel is caught doing wrong).
+        """
+
+
+class Memory:
+    """Bytes on a device, freed when this object is dropped."""
+
+    def __init__(self, device: Device, address: int, nbytes: int, free: Callable[[], object]) -> None:
+        self.device = device
+        self.address = address
+        self.nbytes = nbytes
+        # at exit the driver may be gone before this is; the memory goes with the process
+        weakref.finalize(self, free).atexit = False
+
+    def write(self, data: np.ndarray[Any, np.dtype[Any]], offset: int = 0) -> None:
+        """Copy an array's bytes here, in its own order; returns when they are there."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self.check(offset, raw.nbytes)
+        if raw.nbytes:
+            self.device.copy_in(self.address + offset, raw)
+
+    def read(self, offset: int = 0, nbytes: int | None = None) -> Bytes:
+        """A copy of the bytes here, taken after all earlier work on the default stream."""
+        size = self.nbytes - offset if nbytes is None else nbytes
+        self.check(offset, size)
+        raw = np.empty(size, np.uint8)
+        if size:
+            self.device.copy_out(raw, self.address + offset)
+        return raw
+
+    def view(
+        self, dtype: DType, shape: Sequence[int], *, strides: Sequence[int] | None = None, offset: int = 0
+    ) -> ArrayView:
+        """An array in this memory, `offset` bytes in; contiguous unless `strides` (in elements) are given."""
+        steps = contiguous_strides(shape) if strides is None else tuple(strides)
+        array = ArrayView(self.address + offset, dtype, tuple(shape), steps, self.device.place, True, "fusegen", self)
+        low, high = array.span
+        self.check(low - self.address, high - low)
+        return array
+
+    def check(self, offset: int, nbytes: int) -> None:
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise RequestError(f"bytes {offset} to {offset + nbytes} are outside of this memory's {self.nbytes} bytes")
+
+
+class Device(ABC):
+    """Something that runs kernels. `place` is where its memory is, `arch` what it runs, `kind` whose it is."""
+
+    kind: str  # "cuda", "hip" or "emulator"
+    ordinal: int = 0
+    name: str  # "NVIDIA H200", "emulator"
+    arch: str
+    place: Place
+    asynchronous: bool = True
+
+    @abstractmethod
+    def load(self, source: Source, binary: Binary | None) -> Loaded:
+        """Make a kernel ready to launch. Raises KernelError when the driver (or the emulator) refuses it."""
+
+    @abstractmethod
+    def empty(self, nbytes: int) -> Memory:
+        """Fresh memory, aligned to 256 bytes. Raises MissingError when there is none left."""
+
+    @abstractmethod
+    def copy_in(self, address: int, data: Bytes) -> None:
+        """Host bytes to device memory, complete on return."""
+
+    @abstractmethod
+    def copy_out(self, data: Bytes, address: int) -> None:
+        """Device memory to host bytes, complete on return."""
+
+    @abstractmethod
+    def synchronize(self, stream: int | None = None) -> None:
+        """Wait for a stream, or for the whole device. Raises KernelError when a kernel failed meanwhile."""
+
+    @abstractmethod
+    def at(self, ordinal: int) -> Device:
+        """The same kind of device with that number. Raises MissingError."""
+
+    @abstractmethod
+    def order(self, stream: int, after: int) -> None:
+        """Make `stream` wait for what `after` holds now."""
+
+    def __str__(self) -> str:
+        return self.name if self.kind == "emulator" else f"{self.name} ({self.kind}:{self.ordinal})"
+
+
+# ---------------------------------------------------------------- what is here
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this machine. `arch` is what it natively runs: "sm_90", "gfx942"."""
+
+    vendor: str
+    ordinal: int
+    name: str
+    arch: str
+    memory_bytes: int
+    sms: int
+
+    def __str__(self) -> str:
+        return f"{self.vendor}:{self.ordinal} {self.name}, {self.arch}, {self.memory_bytes / 2**30:.0f} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The GPUs of this machine; `missing` says for each vendor without one why."""
+
+    gpus: tuple[Gpu, ...]
+    missing: Mapping[str, str]
+
+
+def gpus_of(vendor: str) -> tuple[Gpu, ...]:
+    """One vendor's GPUs. Raises MissingError where its driver is missing or sees none."""
+    from fusegen.runtime import amd, nvidia
+
+    lists: Mapping[str, Callable[[], tuple[Gpu, ...]]] = {"cuda": nvidia.list_gpus, "hip": amd.list_gpus}
+    return lists[vendor]()
+
+
+def present() -> Present:
+    """Ask each vendor's driver for its GPUs. Never raises: a vendor that has none has its reason in `missing`."""
+    gpus: list[Gpu] = []
+    missing: dict[str, str] = {}
+    for vendor in ("cuda", "hip"):
+        try:
+            gpus += gpus_of(vendor)
+        except FusegenError as error:
+            missing[vendor] = str(error)
+    return Present(tuple(gpus), missing)
+
+
+def runs(arch: str, vendor: str, native: str) -> bool:
+    """Whether a GPU whose own architecture is `native` can run machine code made for `arch`.
+
+    A cubin runs on its own compute capability and later minor ones; one with a suffix (`sm_90a`) on exactly its own.
+    An AMD code object runs on exactly its own architecture.
+    """
+    if vendor == "hip":
+        return arch.split(":")[0] == native.split(":")[0]
+    wanted, has = re.fullmatch(r"sm_(\d+)(\d)([a-z]?)", arch), re.fullmatch(r"sm_(\d+)(\d)", native)
+    if wanted is None or has is None or wanted[1] != has[1]:
+        return False
+    return wanted[2] == has[2] if wanted[3] else int(wanted[2]) <= int(has[2])
+
+
+def matching(target: Target) -> tuple[Gpu, ...]:
+    """The GPUs of this machine that can run kernels compiled for `target`; none where the driver is missing."""
+    try:
+        gpus = gpus_of(target.vendor)
+    except FusegenError:
+        return ()
+    return tuple(gpu for gpu in gpus if runs(target.arch, gpu.vendor, gpu.arch))
+
+
+def target_of(gpu: Gpu) -> Target | None:
+    """The target whose facts fit `gpu` best: its own model, else one whose code it runs; None when there is none."""
+    fitting = [t for t in TARGETS.values() if t.vendor == gpu.vendor and runs(t.arch, gpu.vendor, gpu.arch)]
+    name = re.sub(r"[^a-z0-9]+", " ", gpu.name.lower()).split()
+    own = [target for target in fitting if target.model in name]
+    return next(iter([*own, *sorted(fitting, key=lambda target: abs(target.sms - gpu.sms))]), None)
+
+
+def find(target: Target, on: str = "auto", *, check: bool = True) -> Device:
+    """The device that runs `target`'s kernels.
+
+    on="auto": a matching GPU, else the emulator; "gpu" or "gpu:1": that GPU; "emulator": the emulator, which looks for
+    races and stray accesses when `check`. Raises MissingError when a GPU is asked for and no such GPU is here, and
+    RequestError for another `on`.
+    """
+    from fusegen.runtime.emulated import EmulatorDevice
+
+    where = re.fullmatch(r"auto|emulator|gpu(?::(\d+))?", on)
+    if where is None:
+        raise RequestError(f"on={on!r} is no device; say auto, gpu, gpu:1 (by number) or emulator")
+    gpus = () if on == "emulator" else matching(target)
+    chosen = [gpu for gpu in gpus if where[1] is None or gpu.ordinal == int(where[1])]
+    if chosen:
+        return gpu_device(target, chosen[0].ordinal)
+    if on in ("auto", "emulator"):
+        return EmulatorDevice(target, check=check)
+    raise MissingError(no_gpu(target, on))
+
+
+def gpu_device(target: Target, ordinal: int) -> Device:
+    from fusegen.runtime import amd, nvidia
+
+    device: Device = (nvidia.device if target.vendor == "cuda" else amd.device)(ordinal)
+    return device
+
+
+def no_gpu(target: Target, on: str) -> str:
+    """Why there is no GPU for `target`, and what to do."""
+    here = present()
+    others = [gpu for gpu in here.gpus if gpu.vendor == target.vendor]
+    found = "; ".join(map(str, others)) or here.missing[target.vendor]
+    fits = sorted({fitting.name for gpu in others if (fitting := target_of(gpu)) not in (None, target)})
+    number = f" with number {on[4:]}" if ":" in on else ""
+    other = f"compile for {' or '.join(fits)}, or " if fits else ""
+    return (
+        f"no GPU{number} here runs {target.name} ({target.arch})\n  found: {found}\n"
+        f"  {other}use on='emulator', which runs the same source on the CPU"
+    )

@@ -1,0 +1,109 @@
+"""The emulator as a device: the very text that a GPU's compiler gets, run on the CPU, on numpy's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusegen.planner.model import Param, Source
+from fusegen.runtime.arrays import CPU
+from fusegen.runtime.cache import cache_root
+from fusegen.runtime.devices import Bytes, Device, Launch, Loaded, Memory
+from fusegen.targets import Target
+from fusegen.types import DType, f32, i32
+
+if TYPE_CHECKING:
+    from fusegen.compiling import Binary
+
+ALIGNMENT = 256  # what a GPU's allocator gives
+VALUES: Mapping[DType, Any] = {f32: ctypes.c_float, i32: ctypes.c_int}
+
+
+class EmulatorDevice(Device):
+    """Runs sources for `target` on the CPU; with `check`, races and stray accesses are errors.
+
+    `seed` picks the order in which warps run, `timeout_s` stops a kernel that hangs, `workers` is the number of CPU
+    threads (None: the emulator's choice). They may be changed between launches.
+    """
+
+    kind = "emulator"
+    place = CPU
+    asynchronous = False
+
+    def __init__(self, target: Target, *, check: bool = True, seed: int = 0, timeout_s: float = 60.0) -> None:
+        self.target = target
+        self.check = check
+        self.seed = seed
+        self.timeout_s = timeout_s
+        self.workers: int | None = None
+        self.name = "emulator"
+        self.arch = target.arch
+
+    def load(self, source: Source, binary: Binary | None) -> Loaded:
+        from fusegen import emulator
+
+        kernel = emulator.build(
+            source.text, source.plan.name, warp=self.target.warp, check=self.check, filename=source.filename,
+            cache_dir=cache_root() / "emulator",
+        )  # fmt: skip
+        return EmulatedLoaded(self, kernel, source)
+
+    def at(self, ordinal: int) -> EmulatorDevice:
+        return self
+
+    def empty(self, nbytes: int) -> Memory:
+        block = np.empty(nbytes + ALIGNMENT, np.uint8)
+        address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
+        return Memory(self, address, nbytes, lambda: block)  # the finalizer holds the block
+
+    def copy_in(self, address: int, data: Bytes) -> None:
+        ctypes.memmove(address, data.ctypes.data, data.nbytes)
+
+    def copy_out(self, data: Bytes, address: int) -> None:
+        ctypes.memmove(data.ctypes.data, address, data.nbytes)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Nothing to wait for: an emulated launch returns when it is done."""
+
+    def order(self, stream: int, after: int) -> None:
+        """Nothing to order: the CPU has no streams."""
+
+
+class EmulatedLoaded:
+    """A kernel that the emulator built."""
+
+    def __init__(self, device: EmulatorDevice, kernel: Any, source: Source) -> None:
+        self.device = device
+        self.kernel = kernel
+        self.plan = source.plan
+
+    def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
+        device, plan = self.device, self.plan
+        self.kernel.launch(
+            (launch.blocks, 1, 1), (plan.threads, 1, 1), plan.shared_bytes, self.arguments(launch, pointers, values),
+            seed=device.seed, timeout_s=device.timeout_s, workers=device.workers,
+        )  # fmt: skip
+
+    def arguments(self, launch: Launch, pointers: Sequence[int], values: Sequence[float]) -> list[object]:
+        """The emulator's arguments, in the plan's order. An output's bytes count as never written."""
+        from fusegen import emulator
+
+        buffers = iter(zip(pointers, launch.spans, strict=True))
+        scalars, numbers = iter(values), iter(launch.numbers)
+
+        def argument(param: Param) -> object:
+            if param.kind == "pointer":
+                address, (low, high) = next(buffers)
+                return emulator.Buffer(
+                    param.tensor, address, address + low, high - low,
+                    writable=param.output, initialised=not param.output,
+                )  # fmt: skip
+            if param.kind == "value":
+                return VALUES[param.dtype or f32](next(scalars))
+            return ctypes.c_longlong(next(numbers))
+
+        return [argument(param) for param in self.plan.params]
+

@@ -1,0 +1,123 @@
+"""What NVIDIA's and AMD's drivers have in common: kernels take an array of addresses, one for each argument.
+
+That array and the block of arguments behind it are laid out once, when a kernel is loaded; a launch packs its numbers
+into the block with one call. Two threads may launch one kernel, so packing and launching happen under a lock: the
+driver copies the arguments before it returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fusegen.errors import KernelError, MissingError
+from fusegen.planner.model import Param, Plan, Source
+from fusegen.runtime.devices import Device, Launch, Loaded, Memory
+from fusegen.types import DType, f32, i32
+
+if TYPE_CHECKING:
+    from fusegen.compiling import Binary
+
+SLOT = 8  # bytes for each argument: the largest one's size and alignment
+VALUE_CODES: Mapping[DType, str] = {f32: "f4x", i32: "i4x"}  # struct's codes, padded to a slot
+
+
+class Arguments:
+    """A kernel's argument block. In the block, pointers come first, then values, then extents and strides."""
+
+    def __init__(self, params: Sequence[Param]) -> None:
+        ranks = {"pointer": 0, "value": 1, "extent": 2, "stride": 2}
+        order = sorted(range(len(params)), key=lambda i: ranks[params[i].kind])  # stable: keeps each kind's own order
+        self.pack_into = struct.Struct("=" + "".join(slot_code(params[i]) for i in order)).pack_into
+        self.block = (ctypes.c_char * (SLOT * max(len(params), 1)))()
+        start = ctypes.addressof(self.block)
+        slots = [start + SLOT * order.index(i) for i in range(len(params))]
+        self.table = (ctypes.c_void_p * max(len(params), 1))(*slots)
+        self.address = ctypes.addressof(self.table)
+
+
+def slot_code(param: Param) -> str:
+    """struct's code for one argument."""
+    if param.kind == "value":
+        return VALUE_CODES[param.dtype or f32]
+    return "Q" if param.kind == "pointer" else "q"
+
+
+class GpuKernel:
+    """A kernel in a GPU's memory."""
+
+    def __init__(self, device: GpuDevice, module: object, function: object, plan: Plan) -> None:
+        self.device = device
+        self.module = module  # keeps the code loaded
+        self.function = function
+        self.plan = plan
+        self.arguments = Arguments(plan.params)
+        self.lock = threading.Lock()
+
+    def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
+        arguments, plan = self.arguments, self.plan
+        with self.lock:
+            arguments.pack_into(arguments.block, 0, *pointers, *values, *launch.numbers)
+            status = self.device.start(
+                self.function, launch.blocks, plan.tile.threads, plan.shared_bytes, stream, arguments.address
+            )
+        if status:
+            raise KernelError(
+                f"{plan.name}: the launch failed: {self.device.error_text(status)}\n"
+                f"  {launch.blocks} blocks of {plan.threads} threads, {plan.shared_bytes} bytes of shared memory, "
+                f"on {self.device}\n  an earlier kernel's error can surface here too; synchronize after each to tell"
+            )
+
+
+class GpuDevice(Device):
+    """A GPU through its driver. Subclasses spell the driver's calls; each status is 0 for success."""
+
+    def __init__(self, ordinal: int, name: str, arch: str) -> None:
+        self.ordinal = ordinal
+        self.name = name
+        self.arch = arch
+        self.place = (self.kind, ordinal)
+
+    def load(self, source: Source, binary: Binary | None) -> Loaded:
+        if binary is None:
+            raise KernelError(f"{source.plan.name} has no machine code; a GPU runs compiled kernels only")
+        module, function = self.load_code(binary.code, source.plan.name, source.plan.shared_bytes)
+        return GpuKernel(self, module, function, source.plan)
+
+    def empty(self, nbytes: int) -> Memory:
+        size = max(nbytes, 1)
+        address = self.allocate(size)
+        return Memory(self, address, nbytes, lambda: self.free(address))
+
+    def check(self, status: int, doing: str) -> None:
+        """Raise the error that `status` stands for; none for 0."""
+        if status:
+            error = MissingError if self.out_of_memory(status) else KernelError
+            raise error(f"{self}: {doing} failed: {self.error_text(status)}")
+
+    @abstractmethod
+    def start(self, function: object, blocks: int, threads: int, shared: int, stream: int, arguments: int) -> int:
+        """Launch; `arguments` is the address of the table of argument addresses. Returns the status."""
+
+    @abstractmethod
+    def load_code(self, code: bytes, entry: str, shared: int) -> tuple[object, object]:
+        """The module and its function `entry`, allowed `shared` bytes of dynamic shared memory."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> int:
+        """Fresh memory's address."""
+
+    @abstractmethod
+    def free(self, address: int) -> None:
+        """Give memory back; silent when the driver is gone."""
+
+    @abstractmethod
+    def error_text(self, status: int) -> str:
+        """`CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)`."""
+
+    @abstractmethod
+    def out_of_memory(self, status: int) -> bool: ...

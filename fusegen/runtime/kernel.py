@@ -1,0 +1,355 @@
+"""A compiled kernel as a Python callable.
+
+    y = kernel(x, bias, residual, gamma, beta)              # the caller's library, the caller's current stream
+    kernel(x, bias, residual, gamma, beta, out=y)           # into memory of your own
+
+The first call with arrays of given shapes, strides, dtypes, alignment and device checks everything and writes down a
+`Record`: which variant of the kernel, its grid, its numbers. Later calls like it look the record up, allocate the
+result and launch; only addresses and run-time scalars differ.
+
+A plan assumes things of its operands' layout. Arrays that are laid out otherwise get a variant of the kernel, planned
+and compiled when it is first needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fusegen.errors import ArgumentError, KernelError
+from fusegen.planner.model import Layout, Plan, Source
+from fusegen.planner.pieces import VECTOR_BYTES
+from fusegen.runtime import arguments
+from fusegen.runtime.arrays import CPU, ArrayView, Place, contiguous_strides, library_of, place_text, view
+from fusegen.runtime.calls import Prepared, Record, Variant
+from fusegen.runtime.copied import run_copied
+from fusegen.runtime.devices import Device, Launch, Loaded, runs
+from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
+from fusegen.runtime.signatures import Signature, fast_signature, view_signature
+from fusegen.targets import Target
+from fusegen.types import DType
+
+if TYPE_CHECKING:
+    from fusegen.compiling import Binary, Resources
+
+log = logging.getLogger("fusegen.kernel")
+
+WIDEST = VECTOR_BYTES  # alignment beyond the widest vector of any plan makes no difference to a record
+MOST_RECORDS = 4096  # a caller with ever new shapes must not fill the memory; a record takes about 1 KiB
+
+Variants = Callable[[Layout], "tuple[Source, Binary | None]"]
+
+
+class Kernel:
+    """A chain, planned, compiled and ready to run on `device`.
+
+    `variants(layout)` plans and compiles the chain for another layout. `report` is the validation's verdict, set by
+    whoever validated it. Calls may come from any thread.
+    """
+
+    def __init__(self, source: Source, binary: Binary | None, device: Device, variants: Variants) -> None:
+        self.device = device
+        self.report: Any = None
+        self.gate: tuple[Any, ...] = ()  # what the gate said of each candidate, set by the pipeline
+        self.make_variant = variants
+        self.main = Variant(source, binary)
+        self.variants: dict[Layout, Variant] = {source.plan.layout: self.main}
+        self.loaded: dict[tuple[Layout, Place], Loaded] = {}
+        self.records: dict[Signature, Record] = {}
+        self.lock = threading.RLock()
+        graph = source.plan.graph
+        self.operands = graph.inputs
+        self.inputs = tuple(t for t in graph.inputs if t.shape)
+        self.outputs = graph.outputs
+        self.has_scalars = len(self.inputs) < len(self.operands)
+        self.names = tuple(t.name for t in (*self.inputs, *self.outputs))
+        self.load(self.main, device)  # now, so that no first call inside a graph capture has to
+
+    # ---------------------------------------------------------------- what it is
+
+    @property
+    def source(self) -> Source:
+        return self.main.source
+
+    @property
+    def plan(self) -> Plan:
+        return self.main.plan
+
+    @property
+    def binary(self) -> Binary | None:
+        return self.main.binary
+
+    @property
+    def resources(self) -> Resources | None:
+        """Registers, spills and memory; None for an emulated kernel, which no GPU's compiler has seen."""
+        return self.main.binary.resources if self.main.binary else None
+
+    @property
+    def target(self) -> Target:
+        return self.plan.target
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name} {self.plan.graph.signature} for {self.target} on {self.device}>"
+
+    # ---------------------------------------------------------------- calling it
+
+    def __call__(self, *operands: Any, out: Any = None, stream: object = None) -> Any:
+        """Run the kernel; returns its output, or a tuple of them.
+
+        Operands come in the spec's order: arrays, and numbers for run-time scalars. `out`: an array, or a tuple of
+        them, to write into. `stream`: where to launch; else the current stream of the first array's library. On a GPU
+        the call returns before the kernel is done; arrays on the CPU are copied there and back, complete on return.
+
+        Raises ArgumentError, with nothing launched, for operands that the kernel can't take, and KernelError when the
+        launch is refused.
+        """
+        arrays, values = self.split(operands)
+        outs = () if out is None else self.split_out(out)
+        signature = None
+        if stream is None and (found := fast_signature((*arrays, *outs), WIDEST)) is not None:
+            signature, pointers = found
+            record = self.records.get(signature)
+            if record is not None:
+                if not outs:
+                    made = tuple([maker(arrays, None) for maker in record.makers])
+                    record.run((*pointers, *map(record.address, made)), values, record.stream())
+                    return made[0] if len(made) == 1 else made
+                if record.apart(pointers):
+                    record.run(pointers, values, record.stream())
+                    return out
+        return self.call_first(arrays, values, outs, stream, signature)
+
+    def prepare(self, *operands: Any, out: Any = None, stream: object = None) -> Prepared:
+        """The call `kernel(*operands, out=out, stream=stream)`, everything done but the launch.
+
+        Raises ArgumentError as a call does, and for arrays that would have to be copied to the device.
+        """
+        arrays, values = self.split(operands)
+        outs = () if out is None else self.split_out(out)
+        chosen = None if stream is None else stream_address(stream)
+        views = self.views(arrays, outs, chosen)
+        device = self.device_for(views)
+        if device is None:
+            raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
+        return self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
+
+    def split(self, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[float, ...]]:
+        """The arrays and the run-time scalars of a call."""
+        if len(operands) != len(self.operands):
+            takes = ", ".join(f"{t.name}: {t.type}" for t in self.operands)
+            raise ArgumentError(f"{self.name} takes {len(self.operands)} operands ({takes}), and got {len(operands)}")
+        if not self.has_scalars:
+            return operands, ()
+        pairs = list(zip(self.operands, operands, strict=True))
+        arrays = tuple(operand for tensor, operand in pairs if tensor.shape)
+        graph = self.plan.graph
+        return arrays, tuple(arguments.scalar(graph, tensor, operand) for tensor, operand in pairs if not tensor.shape)
+
+    def split_out(self, out: Any) -> tuple[Any, ...]:
+        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        if len(outs) != len(self.outputs):
+            raise ArgumentError(
+                f"{self.name} has {len(self.outputs)} outputs ({', '.join(t.name for t in self.outputs)}), "
+                f"and out= holds {len(outs)}"
+            )
+        return outs
+
+    def call_first(
+        self, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object,
+        signature: Signature | None,
+    ) -> Any:  # fmt: skip
+        """A call whose like has not been seen, or whose arrays have no fast signature."""
+        chosen = None if stream is None else stream_address(stream)
+        views = self.views(arrays, outs, chosen)
+        device = self.device_for(views)
+        if device is None:
+            return run_copied(self, views, values, outs, owner_of(arrays))
+        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, signature)
+        prepared()
+        return prepared.result
+
+    def prepared(
+        self, views: Mapping[str, ArrayView], arrays: Sequence[Any], outs: tuple[Any, ...], values: tuple[float, ...],
+        device: Device, owner: str, stream: int | None, signature: Signature | None,
+    ) -> Prepared:  # fmt: skip
+        """The call over `views`, which are on `device`; fresh outputs are of the library `owner`."""
+        key = (owner, *view_signature(views, WIDEST)) if signature is None else signature
+        record = self.records.get(key)
+        if record is None:
+            record = self.record(views, device, owner)
+            if len(self.records) >= MOST_RECORDS:
+                log.debug("%s: forgetting %d records of calls", self.name, len(self.records))
+                self.records.clear()
+            self.records[key] = record
+        if outs:
+            self.check_overlap(views)
+        self.order_after(arrays, owner, device, record.stream() if stream is None else stream)
+        made = outs or tuple(maker(arrays, stream) for maker in record.makers)
+        pointers = tuple(v.address for v in views.values())
+        if not outs:
+            pointers += tuple(map(record.address, made))
+        return Prepared(record, pointers, values, stream, made, (*arrays, *made))
+
+    def views(self, arrays: Sequence[Any], outs: Sequence[Any], stream: int | None) -> dict[str, ArrayView]:
+        """Every array's view by its tensor's name, inputs first. `stream` will use them (None: the current one)."""
+        views: dict[str, ArrayView] = {}
+        for tensor, array in zip((*self.inputs, *self.outputs), (*arrays, *outs), strict=False):
+            if stream is None and views:
+                first = next(iter(views.values()))
+                stream = row_of(first.library).stream(first.device)()
+            views[tensor.name] = view(array, tensor.name, stream=stream)
+        return views
+
+    def order_after(self, arrays: Sequence[Any], owner: str, device: Device, stream: int) -> None:
+        """Make `stream` wait for those of other libraries than the one whose stream it is."""
+        if not device.asynchronous:
+            return
+        for array in arrays:
+            name = library_of(array)
+            if name != owner or name not in LIBRARIES:
+                filling = producer_stream(array, device.place)
+                if filling is not None:
+                    device.order(stream, after=filling)
+
+    def device_for(self, views: Mapping[str, ArrayView]) -> Device | None:
+        """Where to run for arrays in that place; None when they are on the CPU and must be copied first."""
+        place = arguments.one_place(views) if views else CPU
+        if place == self.device.place:
+            return self.device
+        if self.device.kind == "emulator":
+            raise ArgumentError(
+                f"the arrays are on {place_text(place)}, and {self.name} was made for the emulator\n"
+                "  pass arrays on the CPU, or compile it with on='gpu'"
+            )
+        if place == CPU:
+            return None
+        if place[0] != self.device.kind:
+            raise ArgumentError(f"the arrays are on {place_text(place)}, and {self.name} runs on {self.device}")
+        device = self.device.at(place[1])
+        if not runs(self.target.arch, device.kind, device.arch):
+            raise ArgumentError(
+                f"the arrays are on {device}, which can't run {self.name}: it is compiled for {self.target.arch}"
+            )
+        return device
+
+    # ---------------------------------------------------------------- records and variants
+
+    def check(self, views: Mapping[str, ArrayView]) -> arguments.Sizes:
+        """Everything that can be wrong whatever the layout and the addresses."""
+        sizes = arguments.measure(self.plan, views)
+        arguments.check_dtypes(self.plan.graph, views)
+        arguments.check_strides(self.plan, views)
+        return sizes
+
+    def check_overlap(self, views: Mapping[str, ArrayView]) -> None:
+        inputs = {t.name: views[t.name] for t in self.inputs}
+        arguments.check_overlap(inputs, {t.name: views[t.name] for t in self.outputs})
+
+    def record(self, views: Mapping[str, ArrayView], device: Device, owner: str) -> Record:
+        """Check the arrays, find the variant that fits them, and work out its launch."""
+        sizes = self.check(views)
+        fresh = {t.name: fresh_view(t.dtype, sizes.of(t)) for t in self.outputs}
+        whole = {**fresh, **views}
+        variant = self.variant_for(whole)
+        if variant is not self.main:
+            arguments.measure(variant.plan, views)  # a flat plan takes any row length, a plan by rows only its own
+        bound = arguments.bind(variant.plan, sizes, whole)
+        spans = tuple(relative_span(whole[name]) for name in self.names)
+        own_outputs = any(t.name not in views for t in self.outputs)
+        row = row_of(owner)
+        return Record(
+            variant=variant,
+            device=device,
+            loaded=self.load(variant, device) if bound.rows else None,
+            launch=Launch(bound.blocks, bound.numbers, spans),
+            makers=tuple(self.maker(owner, views, f, device) for f in fresh.values()) if own_outputs else (),
+            address=row.address,
+            stream=row.stream(device.place),
+            waits=row.waits,
+            inputs=len(self.inputs),
+        )
+
+    def maker(self, owner: str, views: Mapping[str, ArrayView], fresh: ArrayView, device: Device) -> Maker:
+        """What makes an output like `fresh` in the library `owner`. Raises ArgumentError where nothing can."""
+        if owner == "fusegen":  # raw memory in, raw memory out
+            return lambda arrays, stream: device.empty(fresh.size * fresh.dtype.bytes).view(fresh.dtype, fresh.shape)
+        like = (fresh.dtype, fresh.shape, fresh.strides, owner)
+        same = (i for i, t in enumerate(self.inputs) if like == traits(views[t.name]))
+        return library(owner, device.place).maker(fresh.shape, fresh.dtype, device.place, next(same, None))
+
+    def variant_for(self, views: Mapping[str, ArrayView]) -> Variant:
+        """The variant whose plan may read these arrays."""
+        variant = self.main
+        while (layout := arguments.layout_needed(variant.plan, views)) != variant.plan.layout:
+            variant = self.variant(layout)
+        return variant
+
+    def variant(self, layout: Layout) -> Variant:
+        """The kernel for `layout`, planned and compiled the first time it is asked for."""
+        with self.lock:
+            if layout not in self.variants:
+                log.debug("%s: making the variant for %s", self.name, layout_text(layout))
+                source, binary = self.make_variant(layout)
+                if source.plan.layout != layout:
+                    raise KernelError(f"{self.name}: asked for {layout} and got a plan for {source.plan.layout}")
+                self.variants[layout] = Variant(source, binary)
+            return self.variants[layout]
+
+    def load(self, variant: Variant, device: Device) -> Loaded:
+        """The variant on that device, loaded the first time it is asked for."""
+        key = (variant.plan.layout, device.place)
+        with self.lock:
+            if key not in self.loaded:
+                self.check_plan(variant.plan)
+                self.loaded[key] = device.load(variant.source, variant.binary)
+            return self.loaded[key]
+
+    def check_plan(self, plan: Plan) -> None:
+        """Launches hand pointers and values over in the spec's order, so must the plan take them; records tell
+        addresses apart up to WIDEST bytes, so no access may be wider."""
+        pointers = tuple(p.tensor for p in plan.params if p.kind == "pointer")
+        values = tuple(p.tensor for p in plan.params if p.kind == "value")
+        wanted = tuple(t.name for t in self.operands if not t.shape)
+        if (pointers, values) != (self.names, wanted):
+            raise KernelError(f"{self.name}: the plan takes {pointers} and {values}, not {self.names} and {wanted}")
+        if any(access.vector_bytes > WIDEST for access in plan.accesses):
+            raise KernelError(f"{self.name}: the plan has vectors of over {WIDEST} bytes, which records don't expect")
+
+
+def owner_of(arrays: Sequence[Any]) -> str:
+    """Whose library makes the results: the first array's."""
+    return library_of(arrays[0]) if arrays else "numpy"
+
+
+def row_of(owner: str) -> Library:
+    """The library's row; one that has none has no stream of its own, and neither has numpy."""
+    return LIBRARIES.get(owner, LIBRARIES["numpy"])
+
+
+def fresh_view(dtype: DType, shape: tuple[int, ...]) -> ArrayView:
+    """Stands for an output that is not made yet; address 0 is as aligned as any allocation."""
+    return ArrayView(0, dtype, shape, contiguous_strides(shape))
+
+
+def relative_span(v: ArrayView) -> tuple[int, int]:
+    """The array's first byte and one past its last, relative to its address."""
+    low, high = v.span
+    return low - v.address, high - v.address
+
+
+def traits(v: ArrayView) -> tuple[object, ...]:
+    return v.dtype, v.shape, v.strides, v.library
+
+
+def layout_text(layout: Layout) -> str:
+    """`split rows, x and bias unaligned`."""
+    parts = ["split rows"] if layout.split else []
+    if layout.unaligned:
+        parts.append(f"{' and '.join(sorted(layout.unaligned))} unaligned")
+    return ", ".join(parts) or "contiguous arrays"

@@ -1,0 +1,193 @@
+"""NVIDIA GPUs through the CUDA driver, by cuda.bindings.
+
+cuda.core compiles; here the driver is called directly, for two reasons. Its names have been the same since CUDA 12,
+while cuda.core's changed at 1.0; and it launches from an argument block laid out beforehand, which costs less than half
+of what cuda.core's `launch` does with its arguments, the largest part of a call's time here.
+
+Code is loaded as a module of the GPU's primary context, the one torch, CuPy and JAX use. A module's function refuses to
+run in any other context, where a context-free kernel would silently run on whichever GPU is current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from fusegen.errors import KernelError, MissingError
+from fusegen.runtime.devices import Bytes, Gpu
+from fusegen.runtime.gpu import GpuDevice
+
+NO_CONTEXT = frozenset({3, 201, 400, 709})  # not initialized; invalid context, invalid handle, context destroyed
+OUT_OF_MEMORY = 2
+DEFAULT_SHARED = 48 * 1024  # a kernel may have more dynamic shared memory only when its attribute says so
+
+
+@cache
+def driver() -> Any:
+    """cuda.bindings.driver, initialized. Raises MissingError."""
+    try:
+        from cuda.bindings import driver as bindings
+    except ImportError as error:
+        raise MissingError(f"cuda.bindings is missing here: {error}\n  to get it: pip install cuda-bindings") from error
+    try:
+        (status,) = bindings.cuInit(0)
+    except Exception as error:  # the loader's own class, whose home has moved between versions
+        raise MissingError(f"NVIDIA's driver is missing here: {str(error).splitlines()[0]}") from error
+    if status:
+        raise MissingError(f"NVIDIA's driver did not start: {bindings.cuGetErrorName(status)[1].decode()}")
+    return bindings
+
+
+def done(result: tuple[Any, ...], doing: str) -> Any:
+    """The values of a driver's answer. Raises KernelError."""
+    status, *values = result
+    if status:
+        raise KernelError(f"{doing} failed: {error_text(int(status))}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def error_text(status: int) -> str:
+    bindings = driver()
+    try:
+        code = bindings.CUresult(status)
+    except ValueError:  # newer than the bindings
+        return f"CUDA error {status}"
+    name, text = bindings.cuGetErrorName(code)[1], bindings.cuGetErrorString(code)[1]
+    return f"{name.decode()} ({text.decode()})"
+
+
+def list_gpus() -> tuple[Gpu, ...]:
+    """NVIDIA's GPUs here. Raises MissingError when there is no driver or no GPU."""
+    bindings = driver()
+    count = done(bindings.cuDeviceGetCount(), "counting GPUs")
+    if not count:
+        raise MissingError("NVIDIA's driver sees no GPU")
+    return tuple(describe(ordinal) for ordinal in range(count))
+
+
+def describe(ordinal: int) -> Gpu:
+    bindings = driver()
+    handle = done(bindings.cuDeviceGet(ordinal), f"opening cuda:{ordinal}")
+    attribute = bindings.CUdevice_attribute
+    major, minor, sms = (
+        done(bindings.cuDeviceGetAttribute(which, handle), f"asking cuda:{ordinal}")
+        for which in (
+            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )
+    )
+    name = done(bindings.cuDeviceGetName(256, handle), f"naming cuda:{ordinal}").split(b"\0")[0].decode()
+    memory = done(bindings.cuDeviceTotalMem(handle), f"asking cuda:{ordinal}")
+    return Gpu("cuda", ordinal, name, f"sm_{major}{minor}", int(memory), sms)
+
+
+@cache
+def device(ordinal: int) -> NvidiaDevice:
+    """That GPU. Raises MissingError."""
+    gpus = list_gpus()
+    if ordinal >= len(gpus):
+        raise MissingError(f"there is no cuda:{ordinal} here; there are {len(gpus)} NVIDIA GPUs")
+    return NvidiaDevice(gpus[ordinal], alone=len(gpus) == 1)
+
+
+class NvidiaDevice(GpuDevice):
+    kind = "cuda"
+
+    def __init__(self, gpu: Gpu, *, alone: bool) -> None:
+        super().__init__(gpu.ordinal, gpu.name, gpu.arch)
+        self.bindings = driver()
+        handle = done(self.bindings.cuDeviceGet(gpu.ordinal), f"opening {self}")
+        self.context = done(self.bindings.cuDevicePrimaryCtxRetain(handle), f"taking the context of {self}")
+        self.alone = alone  # the only GPU: a thread that has a context at all has, nearly always, this one
+        self.launch_kernel = self.bindings.cuLaunchKernel
+
+    def at(self, ordinal: int) -> NvidiaDevice:
+        return device(ordinal)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """This GPU's context on this thread for a while, and the old one again."""
+        done(self.bindings.cuCtxPushCurrent(self.context), f"making {self} current")
+        try:
+            yield
+        finally:
+            self.bindings.cuCtxPopCurrent()
+
+    def start(self, function: object, blocks: int, threads: int, shared: int, stream: int, arguments: int) -> int:
+        if self.alone:
+            status = self.launch_kernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, 0)[0]
+            if not status or int(status) not in NO_CONTEXT:
+                return int(status)
+        with self.current():
+            return int(self.launch_kernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, 0)[0])
+
+    @contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """`current`, and calls that a graph capture forbids (loading, allocating) are allowed: they don't touch it."""
+        mode = self.bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        with self.current():
+            before = done(self.bindings.cuThreadExchangeStreamCaptureMode(mode), "relaxing the capture mode")
+            try:
+                yield
+            finally:
+                self.bindings.cuThreadExchangeStreamCaptureMode(before)
+
+    def load_code(self, code: bytes, entry: str, shared: int) -> tuple[object, object]:
+        bindings = self.bindings
+        with self.relaxed():
+            module = done(bindings.cuModuleLoadData(code), f"{entry}: loading it on {self}")
+            function = done(bindings.cuModuleGetFunction(module, entry.encode()), f"{entry}: finding it in its code")
+            if shared > DEFAULT_SHARED:
+                attribute = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                answer = bindings.cuFuncSetAttribute(function, attribute, shared)
+                done(answer, f"{entry}: asking for {shared} bytes of shared memory")
+        return module, function
+
+    def allocate(self, nbytes: int) -> int:
+        with self.relaxed():
+            status, address = self.bindings.cuMemAlloc(nbytes)
+        self.check(int(status), f"allocating {nbytes} bytes")
+        return int(address)
+
+    def free(self, address: int) -> None:
+        with self.relaxed():
+            self.bindings.cuMemFree(address)
+
+    def copy_in(self, address: int, data: Bytes) -> None:
+        with self.current():
+            (status,) = self.bindings.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes)
+        self.check(int(status), f"copying {data.nbytes} bytes to it")
+
+    def copy_out(self, data: Bytes, address: int) -> None:
+        with self.current():
+            (status,) = self.bindings.cuMemcpyDtoH(data.ctypes.data, address, data.nbytes)
+        self.check(int(status), f"copying {data.nbytes} bytes from it")
+
+    def synchronize(self, stream: int | None = None) -> None:
+        with self.current():
+            if stream is None:
+                (status,) = self.bindings.cuCtxSynchronize()
+            else:
+                (status,) = self.bindings.cuStreamSynchronize(stream)
+        self.check(int(status), "a kernel that ran on it")
+
+    def order(self, stream: int, after: int) -> None:
+        if stream == after:
+            return
+        bindings = self.bindings
+        with self.current():
+            event = done(bindings.cuEventCreate(2), "making an event")  # 2: no timing
+            try:
+                done(bindings.cuEventRecord(event, after), "recording an event")
+                done(bindings.cuStreamWaitEvent(stream, event, 0), "ordering two streams")
+            finally:
+                bindings.cuEventDestroy(event)  # the driver keeps it until it has happened
+
+    def error_text(self, status: int) -> str:
+        return error_text(status)
+
+    def out_of_memory(self, status: int) -> bool:
+        return status == OUT_OF_MEMORY

@@ -1,0 +1,627 @@
+"""Devices: which GPU runs what, memory, and the drivers' calls, with a driver that only pretends."""
+
+# mypy: disable-error-code="valid-type,operator,no-any-return"
+# (annotations of a chain are values such as f16[M, N])
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fusegen import chain, dims, f16, f32, i32
+from fusegen.compiling import Binary, Resources
+from fusegen.errors import KernelError, MissingError, RequestError
+from fusegen.planner import plan
+from fusegen.planner.model import Param, Source
+from fusegen.runtime import amd, devices, nvidia
+from fusegen.runtime.arrays import CPU
+from fusegen.runtime.devices import Device, Gpu, Launch, find, matching, present, runs, target_of
+from fusegen.runtime.emulated import EmulatorDevice
+from fusegen.runtime.gpu import Arguments
+from fusegen.targets import A100, B200, H100, H200, L40S, MI210, MI250X, MI300A, MI300X, target
+
+M, N = dims("M N")
+
+
+@chain(M=4, N=64)
+def scaled(x: f32[M, N], scale: f32, y: f32[M, N]) -> f32[M, N]:
+    """A scalar between two arrays."""
+    return x * scale + y
+
+
+SOURCE = Source(plan(scaled.graph, H200), "// the text", "", "scaled.cu")
+HIP_SOURCE = Source(plan(scaled.graph, MI300X), "// the text", "", "scaled.hip")
+
+
+def binary(source: Source) -> Binary:
+    numbers = Resources(32, 0, 0, 0, 0, 0, 0, 4)
+    return Binary(source.plan.target, source.plan.name, 128, b"code", "", "none", 0.0, numbers)
+
+
+# ---------------------------------------------------------------- who runs what
+
+
+@pytest.mark.parametrize(
+    ("arch", "native", "can"),
+    [
+        ("sm_80", "sm_80", True),
+        ("sm_80", "sm_86", True),
+        ("sm_80", "sm_89", True),
+        ("sm_89", "sm_80", False),
+        ("sm_80", "sm_90", False),
+        ("sm_90", "sm_90", True),
+        ("sm_90a", "sm_90", True),
+        ("sm_90a", "sm_100", False),
+        ("sm_100a", "sm_100", True),
+        ("sm_100a", "sm_103", False),
+        ("sm_100", "sm_103", True),
+        ("sm_100", "sm_120", False),
+    ],
+)
+def test_cubins_run_on(arch: str, native: str, can: bool) -> None:
+    assert runs(arch, "cuda", native) is can
+
+
+def test_code_objects_run_on_their_own_architecture() -> None:
+    assert runs("gfx942", "hip", "gfx942")
+    assert not runs("gfx942", "hip", "gfx90a")
+    assert runs("gfx90a", "hip", "gfx90a:sramecc+:xnack-")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name", "arch", "sms", "expected"),
+    [
+        ("cuda", "NVIDIA H200", "sm_90", 132, H200),
+        ("cuda", "NVIDIA H100 80GB HBM3", "sm_90", 132, H100),
+        ("cuda", "NVIDIA A100-SXM4-80GB", "sm_80", 108, A100),
+        ("cuda", "NVIDIA L40S", "sm_89", 142, L40S),
+        ("cuda", "NVIDIA B200", "sm_100", 148, B200),
+        ("cuda", "NVIDIA GeForce RTX 3090", "sm_86", 82, A100),
+        ("cuda", "Tesla V100", "sm_70", 80, None),
+        ("hip", "AMD Instinct MI300X", "gfx942", 304, MI300X),
+        ("hip", "AMD Instinct MI300A", "gfx942", 228, MI300A),
+        ("hip", "AMD gfx942", "gfx942", 304, MI300X),
+        ("hip", "AMD Instinct MI250X", "gfx90a", 110, MI250X),
+        ("hip", "AMD Instinct MI210", "gfx90a", 104, MI210),
+    ],
+)
+def test_target_of_a_gpu(vendor: str, name: str, arch: str, sms: int, expected: object) -> None:
+    assert target_of(Gpu(vendor, 0, name, arch, 1 << 36, sms)) == expected
+
+
+HERE = (Gpu("cuda", 0, "NVIDIA A100", "sm_80", 80 << 30, 108), Gpu("cuda", 1, "NVIDIA H200", "sm_90", 141 << 30, 132))
+
+
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None:
+    def gpus_of(vendor: str) -> tuple[Gpu, ...]:
+        if found := tuple(gpu for gpu in gpus if gpu.vendor == vendor):
+            return found
+        raise MissingError(f"no {vendor} here")
+
+    monkeypatch.setattr(devices, "gpus_of", gpus_of)
+
+
+def test_matching_picks_by_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, HERE)
+    assert matching(H200) == HERE[1:]
+    assert matching(A100) == HERE[:1]
+    assert matching(MI300X) == ()
+    assert (present().gpus, present().missing) == (HERE, {"hip": "no hip here"})
+
+
+def test_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, HERE)
+    found = []
+    monkeypatch.setattr(devices, "gpu_device", lambda t, ordinal: found.append((t.name, ordinal)))
+    find(H200)
+    find(H200, "gpu")
+    find(H200, "gpu:1")
+    assert found == [("cuda:h200", 1)] * 3
+    assert find(MI300X).kind == "emulator"
+    assert find(H200, "emulator").kind == "emulator"
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "words"),
+    [
+        ("cuda:b200", "gpu", ["no GPU here runs cuda:b200 (sm_100a)", "cuda:1 NVIDIA H200, sm_90, 141 GiB",
+                              "compile for cuda:a100 or cuda:h200, or use on='emulator'"]),
+        ("cuda:h200", "gpu:0", ["no GPU with number 0 here runs cuda:h200"]),
+        ("hip:mi300x", "gpu", ["no GPU here runs hip:mi300x", "found: no hip here", "  use on='emulator'"]),
+    ],
+)  # fmt: skip
+def test_find_says_why_there_is_none(monkeypatch: pytest.MonkeyPatch, name: str, on: str, words: list[str]) -> None:
+    pretend_gpus(monkeypatch, HERE)
+    with pytest.raises(MissingError) as caught:
+        find(target(name), on)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_find_refuses_what_is_no_device() -> None:
+    with pytest.raises(RequestError, match="on='tpu' is no device; say auto, gpu"):
+        find(H200, "tpu")
+
+
+def test_present_never_raises() -> None:
+    here = present()
+    assert {gpu.vendor for gpu in here.gpus} | set(here.missing) == {"cuda", "hip"}
+
+
+# ---------------------------------------------------------------- the drivers, pretended
+
+
+class Heap:
+    """Memory that a pretended driver gives out, and a log of its calls."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, Any] = {}
+        self.calls: list[tuple[object, ...]] = []
+        self.status = 0
+        self.launched: list[tuple[Any, ...]] = []
+
+    def allocate(self, nbytes: int) -> int:
+        block = (ctypes.c_char * (nbytes + 256))()
+        address = -(-ctypes.addressof(block) // 256) * 256
+        self.blocks[address] = block
+        return address
+
+    def launch(self, *arguments: Any) -> None:
+        """Note the launch and the arguments behind the table: two pointers, a number, one pointer, 64-bit integers."""
+        function, blocks, _, _, threads, _, _, shared, stream, table = arguments[:10]
+        slots = (ctypes.c_void_p * len(SOURCE.plan.params)).from_address(table)
+        values = []
+        for param, slot in zip(SOURCE.plan.params, slots, strict=True):
+            kind = ctypes.c_float if param.kind == "value" else ctypes.c_longlong
+            values.append(kind.from_address(slot).value)
+        self.launched.append((function, blocks, threads, shared, stream, values))
+
+
+class FakeCuda(Heap):
+    """Enough of cuda.bindings.driver; enumerations are the real ones."""
+
+    def __init__(self, real: Any, gpus: int = 1) -> None:
+        super().__init__()
+        self.real, self.gpus = real, gpus
+        self.contexts: list[object] = []
+        self.fail_outside = False  # a launch outside of a pushed context fails, as on a thread without one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def result(self, *values: Any) -> tuple[Any, ...]:
+        return (self.real.CUresult(self.status), *values)
+
+    def cuInit(self, flags: int) -> tuple[Any, ...]:
+        return self.result()
+
+    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+        return self.result(self.gpus)
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
+        return self.result(ordinal)
+
+    def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
+        return self.result(b"NVIDIA H200" + bytes(length - 11))
+
+    def cuDeviceTotalMem(self, device: int) -> tuple[Any, ...]:
+        return self.result(141 << 30)
+
+    def cuDeviceGetAttribute(self, which: Any, device: int) -> tuple[Any, ...]:
+        values = {"COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0, "MULTIPROCESSOR_COUNT": 132}
+        return self.result(values[which.name.removeprefix("CU_DEVICE_ATTRIBUTE_")])
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Any, ...]:
+        return self.result(f"context {device}")
+
+    def cuCtxPushCurrent(self, context: object) -> tuple[Any, ...]:
+        self.contexts.append(context)
+        return (self.real.CUresult(0),)
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        return (self.real.CUresult(0), self.contexts.pop())
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> tuple[Any, ...]:
+        self.calls.append(("capture mode", mode.name))
+        return (self.real.CUresult(0), self.real.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+
+    def cuModuleLoadData(self, code: bytes) -> tuple[Any, ...]:
+        self.calls.append(("load", code, tuple(self.contexts)))
+        return self.result("module")
+
+    def cuModuleGetFunction(self, module: object, name: bytes) -> tuple[Any, ...]:
+        return self.result(f"{module}.{name.decode()}")
+
+    def cuFuncSetAttribute(self, function: object, which: Any, value: int) -> tuple[Any, ...]:
+        self.calls.append(("attribute", which.name, value))
+        return self.result()
+
+    def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
+        return self.result(self.allocate(nbytes) if not self.status else 0)
+
+    def cuMemFree(self, address: int) -> tuple[Any, ...]:
+        del self.blocks[address]
+        return self.result()
+
+    def cuMemcpyHtoD(self, to: int, source: int, nbytes: int) -> tuple[Any, ...]:
+        ctypes.memmove(to, source, nbytes)
+        return self.result()
+
+    def cuMemcpyDtoH(self, to: int, source: int, nbytes: int) -> tuple[Any, ...]:
+        ctypes.memmove(to, source, nbytes)
+        return self.result()
+
+    def cuCtxSynchronize(self) -> tuple[Any, ...]:
+        self.calls.append(("synchronize", tuple(self.contexts)))
+        return self.result()
+
+    def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
+        self.calls.append(("synchronize stream", stream))
+        return self.result()
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
+        return self.result("event")
+
+    def cuEventRecord(self, event: object, stream: int) -> tuple[Any, ...]:
+        self.calls.append(("record", stream))
+        return self.result()
+
+    def cuStreamWaitEvent(self, stream: int, event: object, flags: int) -> tuple[Any, ...]:
+        self.calls.append(("wait", stream))
+        return self.result()
+
+    def cuEventDestroy(self, event: object) -> tuple[Any, ...]:
+        return self.result()
+
+    def cuGetErrorName(self, code: Any) -> tuple[Any, ...]:
+        return (self.real.CUresult(0), code.name.encode())
+
+    def cuGetErrorString(self, code: Any) -> tuple[Any, ...]:
+        return (self.real.CUresult(0), b"the driver's words")
+
+    def cuLaunchKernel(self, *arguments: Any) -> tuple[Any, ...]:
+        if self.fail_outside and not self.contexts:
+            return (self.real.CUresult(201),)
+        self.launch(*arguments)
+        self.calls.append(("launch", tuple(self.contexts)))
+        return self.result()
+
+
+class FakeHip(Heap):
+    """Enough of hip.hip; enumerations and structures are the real ones."""
+
+    def __init__(self, real: Any, gpus: int = 1) -> None:
+        super().__init__()
+        self.real, self.gpus, self.current = real, gpus, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def result(self, *values: Any) -> tuple[Any, ...]:
+        return (self.real.hipError_t(self.status), *values)
+
+    def hipGetDeviceCount(self) -> tuple[Any, ...]:
+        return self.result(self.gpus)
+
+    def hipDeviceProp_t(self) -> Any:
+        class Properties:
+            name, gcnArchName = b"AMD Instinct MI300X", b"gfx942:sramecc+:xnack-"
+            totalGlobalMem, multiProcessorCount = 192 << 30, 304
+
+        return Properties()
+
+    def hipGetDeviceProperties(self, properties: object, ordinal: int) -> tuple[Any, ...]:
+        return self.result()
+
+    def hipGetDevice(self) -> tuple[Any, ...]:
+        return self.result(self.current)
+
+    def hipSetDevice(self, ordinal: int) -> tuple[Any, ...]:
+        self.current = ordinal
+        return (self.real.hipError_t(0),)
+
+    def hipModuleLoadData(self, code: bytes) -> tuple[Any, ...]:
+        self.calls.append(("load", code, self.current))
+        return self.result("module")
+
+    def hipModuleGetFunction(self, module: object, name: bytes) -> tuple[Any, ...]:
+        return self.result(f"{module}.{name.decode()}")
+
+    def hipMalloc(self, nbytes: int) -> tuple[Any, ...]:
+        return self.result(self.allocate(nbytes) if not self.status else None)
+
+    def hipFree(self, address: int) -> tuple[Any, ...]:
+        del self.blocks[address]
+        return self.result()
+
+    def hipMemcpy(self, to: Any, source: Any, nbytes: int, kind: Any) -> tuple[Any, ...]:
+        start, end = (x if isinstance(x, int) else x.ctypes.data for x in (source, to))
+        ctypes.memmove(end, start, nbytes)
+        self.calls.append(("copy", kind.name))
+        return self.result()
+
+    def hipDeviceSynchronize(self) -> tuple[Any, ...]:
+        self.calls.append(("synchronize", self.current))
+        return self.result()
+
+    def hipStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
+        self.calls.append(("synchronize stream", stream))
+        return self.result()
+
+    def hipEventCreateWithFlags(self, flags: int) -> tuple[Any, ...]:
+        return self.result("event")
+
+    def hipEventRecord(self, event: object, stream: int) -> tuple[Any, ...]:
+        self.calls.append(("record", stream))
+        return self.result()
+
+    def hipStreamWaitEvent(self, stream: int, event: object, flags: int) -> tuple[Any, ...]:
+        self.calls.append(("wait", stream))
+        return self.result()
+
+    def hipEventDestroy(self, event: object) -> tuple[Any, ...]:
+        return self.result()
+
+    def hipGetErrorString(self, code: Any) -> tuple[Any, ...]:
+        return (self.real.hipError_t(0), "the runtime's words")
+
+    def hipModuleLaunchKernel(self, *arguments: Any) -> tuple[Any, ...]:
+        self.launch(*arguments)
+        self.calls.append(("launch", self.current))
+        return self.result()
+
+
+def fake_nvidia(monkeypatch: pytest.MonkeyPatch, gpus: int) -> tuple[FakeCuda, Any]:
+    real = pytest.importorskip("cuda.bindings.driver", reason="cuda.bindings is missing: pip install cuda-bindings")
+    fake = FakeCuda(real, gpus)
+    monkeypatch.setattr(nvidia, "driver", lambda: fake)
+    nvidia.device.cache_clear()
+    return fake, nvidia.device
+
+
+def fake_amd(monkeypatch: pytest.MonkeyPatch, gpus: int) -> tuple[FakeHip, Any]:
+    real = pytest.importorskip("hip.hip", reason="hip-python is missing: pip install hip-python")
+    fake = FakeHip(real, gpus)
+    monkeypatch.setattr(amd, "runtime", lambda: fake)
+    amd.device.cache_clear()
+    return fake, amd.device
+
+
+FAKES = {"cuda": fake_nvidia, "hip": fake_amd}
+
+
+@pytest.fixture(params=["cuda", "hip"])
+def vendor(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+    nvidia.device.cache_clear()
+    amd.device.cache_clear()
+
+
+def source_of(vendor: str) -> Source:
+    return SOURCE if vendor == "cuda" else HIP_SOURCE
+
+
+def zeros(source: Source) -> tuple[int, ...]:
+    """As many extents and strides as the kernel takes."""
+    return tuple(0 for p in source.plan.params if p.kind in ("extent", "stride"))
+
+
+def test_listing(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAKES[vendor](monkeypatch, 2)
+    gpus = devices.gpus_of(vendor)
+    assert [(g.ordinal, g.name.split()[-1], g.arch, g.sms) for g in gpus] == (
+        [(0, "H200", "sm_90", 132), (1, "H200", "sm_90", 132)]
+        if vendor == "cuda"
+        else [(0, "MI300X", "gfx942", 304), (1, "MI300X", "gfx942", 304)]
+    )
+    assert [g.ordinal for g in matching(source_of(vendor).plan.target)] == [0, 1]
+
+
+def test_no_gpu_is_missing(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAKES[vendor](monkeypatch, 0)
+    with pytest.raises(MissingError):
+        devices.gpus_of(vendor)
+    assert find(source_of(vendor).plan.target).kind == "emulator"
+
+
+def test_a_launch_hands_over_every_argument(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = FAKES[vendor](monkeypatch, 1)
+    device: Device = device_of(0)
+    source = source_of(vendor)
+    loaded = device.load(source, binary(source))
+    numbers = tuple(range(2**40, 2**40 + len(zeros(source))))
+    loaded.launch(Launch(77, numbers, ()), (2**47 + 1, 2**47 + 2, 2**47 + 3), (1.5,), 99)
+    assert [p.kind for p in source.plan.params][:4] == ["pointer", "value", "pointer", "pointer"]
+    (launched,) = fake.launched
+    assert launched == (
+        "module.scaled", 77, source.plan.threads, 0, 99, [2**47 + 1, 1.5, 2**47 + 2, 2**47 + 3, *numbers]
+    )  # fmt: skip
+
+
+def test_memory_comes_goes_and_copies(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = FAKES[vendor](monkeypatch, 1)
+    device: Device = device_of(0)
+    memory = device.empty(64)
+    memory.write(np.arange(8, dtype=np.int32), 16)
+    assert memory.read(16, 32).view(np.int32).tolist() == list(range(8))
+    v = memory.view(i32, (2, 4), offset=16)
+    assert (v.address, v.device, v.owner) == (memory.address + 16, (vendor, 0), memory)
+    assert len(fake.blocks) == 1
+    del memory
+    assert len(fake.blocks) == 1  # the view keeps it
+    del v
+    assert not fake.blocks
+    assert device.empty(0).read().size == 0
+
+
+def test_errors_are_sentences(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = FAKES[vendor](monkeypatch, 1)
+    device: Device = device_of(0)
+    source = source_of(vendor)
+    loaded = device.load(source, binary(source))
+    fake.status = 2
+    with pytest.raises(MissingError, match=r"allocating 64 bytes failed: .*OutOfMemory|OUT_OF_MEMORY"):
+        device.empty(64)
+    fake.status = 700
+    name = "CUDA_ERROR_ILLEGAL_ADDRESS" if vendor == "cuda" else "hipErrorIllegalAddress"
+    with pytest.raises(KernelError, match=rf"a kernel that ran on it failed: {name}"):
+        device.synchronize()
+    with pytest.raises(KernelError, match=rf"scaled: the launch failed: {name}.*\n  3 blocks of \d+ threads"):
+        loaded.launch(Launch(3, zeros(source), ()), (0, 0, 0), (0.0,), 0)
+    with pytest.raises(KernelError, match="scaled: loading it on"):
+        device.load(source, binary(source))
+    with pytest.raises(KernelError, match="has no machine code"):
+        device.load(source, None)
+
+
+def test_an_unknown_status_has_a_number(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAKES[vendor](monkeypatch, 1)
+    text = nvidia.error_text(99999) if vendor == "cuda" else amd.error_text(99999)
+    assert "99999" in text
+
+
+def test_streams_wait_for_each_other(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = FAKES[vendor](monkeypatch, 1)
+    device: Device = device_of(0)
+    device.order(5, after=5)
+    assert not fake.calls
+    device.order(5, after=6)
+    assert fake.calls == [("record", 6), ("wait", 5)]
+    device.synchronize(5)
+    assert fake.calls[-1] == ("synchronize stream", 5)
+
+
+def test_the_second_gpu_is_made_current_and_left_again(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = FAKES[vendor](monkeypatch, 2)
+    device: Device = device_of(0).at(1)
+    source = source_of(vendor)
+    loaded = device.load(source, binary(source))
+    loaded.launch(Launch(1, zeros(source), ()), (0, 0, 0), (0.0,), 0)
+    where = ("context 1",) if vendor == "cuda" else 1
+    assert [c[-1] for c in fake.calls if c[0] in ("load", "launch")] == [where, where]
+    assert getattr(fake, "contexts", []) == []
+    assert getattr(fake, "current", 0) == 0
+    with pytest.raises(MissingError, match="there are 2"):
+        device.at(2)
+
+
+def test_a_thread_without_a_context_launches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    loaded = device_of(0).load(SOURCE, binary(SOURCE))
+    fake.fail_outside = True
+    loaded.launch(Launch(1, zeros(SOURCE), ()), (0, 0, 0), (0.0,), 0)
+    assert fake.calls[-1] == ("launch", ("context 0",))
+    nvidia.device.cache_clear()
+
+
+def test_loading_relaxes_a_graph_capture_and_restores_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    device_of(0).load_code(b"code", "entry", 100 * 1024)
+    assert fake.calls == [
+        ("capture mode", "CU_STREAM_CAPTURE_MODE_RELAXED"),
+        ("load", b"code", ("context 0",)),
+        ("attribute", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", 100 * 1024),
+        ("capture mode", "CU_STREAM_CAPTURE_MODE_GLOBAL"),
+    ]
+    nvidia.device.cache_clear()
+
+
+def test_missing_packages_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia.driver.cache_clear()
+    amd.runtime.cache_clear()
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setitem(sys.modules, "hip", None)
+    with pytest.raises(MissingError, match="pip install cuda-bindings"):
+        nvidia.list_gpus()
+    with pytest.raises(MissingError, match="pip install hip-python"):
+        amd.list_gpus()
+
+
+def test_a_missing_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoDriver(ModuleType):
+        def cuInit(self, flags: int) -> tuple[Any, ...]:
+            raise RuntimeError("Failed to dlopen libcuda.so.1\nand so on")
+
+        def hipGetDeviceCount(self) -> tuple[Any, ...]:
+            raise RuntimeError("failed to dlopen libamdhip64.so")
+
+    nvidia.driver.cache_clear()
+    package = ModuleType("cuda.bindings")
+    package.driver = NoDriver("driver")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda.bindings", package)
+    with pytest.raises(MissingError, match=r"driver is missing here: Failed to dlopen libcuda.so.1$"):
+        nvidia.list_gpus()
+    monkeypatch.setattr(amd, "runtime", lambda: NoDriver("hip"))
+    with pytest.raises(MissingError, match="part of ROCm, is missing here: failed to dlopen"):
+        amd.list_gpus()
+
+
+# ---------------------------------------------------------------- arguments, memory
+
+
+def test_arguments_are_packed_by_kind_and_found_by_position() -> None:
+    params = (
+        Param("value", "a", "a", dtype=i32), Param("pointer", "x_ptr", "x"), Param("stride", "x_stride", "x"),
+        Param("value", "b", "b", dtype=f32), Param("pointer", "y_ptr", "y"),
+    )  # fmt: skip
+    arguments = Arguments(params)
+    arguments.pack_into(arguments.block, 0, 2**63, 1, -3, 0.5, -(2**50))
+    at = list((ctypes.c_void_p * 5).from_address(arguments.address))
+    found = [ctypes.string_at(address, 8) for address in at]
+    assert struct.unpack("=i4x", found[0]) == (-3,)
+    assert struct.unpack("=Q", found[1]) == (2**63,)
+    assert struct.unpack("=q", found[2]) == (-(2**50),)
+    assert struct.unpack("=f4x", found[3]) == (0.5,)
+    assert struct.unpack("=Q", found[4]) == (1,)
+
+
+def test_emulator_memory() -> None:
+    device = EmulatorDevice(H200)
+    assert device.place == CPU
+    memory = device.empty(1000)
+    assert memory.address % 256 == 0
+    memory.write(np.full(1000, 7, np.uint8))
+    memory.write(np.array([[1, 2], [3, 4]], np.float16)[:, ::-1], 10)
+    assert memory.read(10, 8).view(np.float16).tolist() == [2, 1, 4, 3]
+    assert (memory.read(9, 1)[0], memory.read(18, 1)[0]) == (7, 7)
+    v = memory.view(f16, (2, 2), offset=10)
+    assert v.numpy().tolist() == [[2, 1], [4, 3]]
+    backwards = memory.view(f16, (2, 2), strides=(2, -1), offset=12)
+    assert backwards.numpy().tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (97, 4), (0, 101), (0, -1)])
+def test_memory_has_an_end(offset: int, nbytes: int) -> None:
+    memory = EmulatorDevice(H200).empty(100)
+    with pytest.raises(RequestError, match="outside of this memory's 100 bytes"):
+        memory.read(offset, nbytes)
+    with pytest.raises(RequestError, match="outside of this memory's 100 bytes"):
+        memory.view(f16, (51,))
+
+
+def test_launches_from_many_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    loaded = device_of(0).load(SOURCE, binary(SOURCE))
+    count = len(zeros(SOURCE))
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            loaded.launch(Launch(number, (number,) * count, ()), (number,) * 3, (float(number),), number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fake.launched) == 1600
+    for _, blocks, _, _, stream, values in fake.launched:
+        assert {blocks, stream, *values} == {blocks}
+    nvidia.device.cache_clear()
