@@ -86,6 +86,10 @@ def version() -> str:
 def options(text: str, target: Target, filename: str, compiler: str, **more: str) -> Any:
     """The ProgramOptions that `text` is compiled with."""
     found = headers(compiler) if "#include" in text else {}
+    caches = not compiler.startswith("nvrtc 12")
+    if caches and "no_cache" in {option.name for option in fields(core().ProgramOptions)}:
+        # where there is a driver, NVRTC 13 keeps what it compiled in ~/.nv/ComputeCache, and a hit comes without a log
+        found["no_cache"] = True
     return core().ProgramOptions(name=filename, arch=target.arch, std="c++17", **found, **more)
 
 
