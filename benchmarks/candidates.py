@@ -120,7 +120,7 @@ def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate
             launch = kernel.prepare(*arrays, out=out)
             us = statistics.median(times_us(launch, flush))
         except Exception as error:  # a candidate that fails is a finding, not the end of the sweep
-            print(f"{graph.name} {plan.regime}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+            print(f"{graph.name} {plan.regime}: {type(error).__name__}: {str(error)[:200]}")
             continue
         found.append(
             {

@@ -27,6 +27,7 @@ LAYERS = (
     "planner.pieces planner.passes",
     "planner.schedule",
     "planner.cost",
+    "planner.assembly",
     "planner.rules",
     "planner",
     "rendering",
@@ -34,7 +35,7 @@ LAYERS = (
     "validation",
     "pipeline",
     "golden profiling doctor explaining",
-    "cli",
+    "cli __main__",
 )
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}
 VENDORS = {"cuda", "hip", "rocm", "torch", "cupy", "jax"}

@@ -212,8 +212,6 @@ class Work:
     accesses: tuple[Access, ...]
     shared_bytes: int  # dynamic and static
     kept_bytes: int  # for one element
-    warps_per_row: int
-    windowed: bool
     ragged: bool  # elements of a vector are tested one by one
     blocks: int  # in the launch
 

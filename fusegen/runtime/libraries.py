@@ -91,6 +91,24 @@ def torch_address(tensor: Any) -> int:
     return int(tensor.data_ptr())
 
 
+@dataclass(frozen=True, slots=True)
+class StreamAddress:
+    """A stream by its address, as the CUDA stream protocol has it: (version, address)."""
+
+    address: Stream
+
+    def __cuda_stream__(self) -> tuple[int, Stream]:
+        return 0, self.address
+
+
+def cupy_stream_at(stream: Stream) -> Any:
+    """CuPy's object for somebody's stream; CuPy 14 took the protocol, and warns of what earlier ones have."""
+    cuda = sys.modules["cupy"].cuda
+    if hasattr(cuda.Stream, "from_external"):
+        return cuda.Stream.from_external(StreamAddress(stream))
+    return cuda.ExternalStream(stream)
+
+
 def cupy_maker(shape: tuple[int, ...], dtype: DType, place: Place, like: int | None) -> Maker:
     cupy = sys.modules["cupy"]
 
@@ -99,7 +117,7 @@ def cupy_maker(shape: tuple[int, ...], dtype: DType, place: Place, like: int | N
             if stream is None:
                 return cupy.empty(shape, dtype.numpy)
             default = stream in DEFAULT_STREAMS
-            with cupy.cuda.Stream.null if default else cupy.cuda.ExternalStream(stream):  # its pool is per stream too
+            with cupy.cuda.Stream.null if default else cupy_stream_at(stream):  # its pool is per stream too
                 return cupy.empty(shape, dtype.numpy)
 
     return make

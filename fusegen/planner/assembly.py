@@ -1,0 +1,134 @@
+"""A rule's choice becomes a costed Plan: the one place where a Plan's fields are filled in.
+
+A rule drafts what all candidates of one vector width share, then picks tiles and stagings; everything else follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fusegen.graph import Graph
+from fusegen.planner.cost import Work, decisions, estimate, traffic
+from fusegen.planner.model import Access, Layout, Plan, RowDim, Stage, Staging, Statement, Tile
+from fusegen.planner.pieces import accesses, params, row_dims
+from fusegen.planner.schedule import Schedule
+from fusegen.targets.base import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the candidates of one vector width share. `flat`: one array without rows."""
+
+    graph: Graph
+    target: Target
+    layout: Layout
+    dims: tuple[RowDim, ...]
+    accesses: tuple[Access, ...]
+    vector: int
+    flat: bool = False
+
+    @property
+    def windowed(self) -> bool:
+        return any(access.mode == "window" for access in self.accesses)
+
+    @property
+    def divides(self) -> bool:
+        """Is a row a whole number of vectors?"""
+        return self.graph.cols % self.vector == 0
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that a row spans; a window may start up to one vector early."""
+        return -(-(self.graph.cols + (self.vector - 1 if self.windowed else 0)) // self.vector)
+
+
+def row_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draft:
+    """A draft over rows, each tensor read as its shape and layout allow."""
+    dims = row_dims(graph, layout)
+    return Draft(graph, target, layout, dims, accesses(graph, dims, layout, vector), vector)
+
+
+def assemble(
+    draft: Draft, walks: Schedule, tile: Tile, *, rule: str, regime: str, staging: Staging = "none",
+    again_from_l2: bool = False,
+) -> Plan:  # fmt: skip
+    """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache."""
+    graph, target = draft.graph, draft.target
+    warps = max(1, tile.threads_per_row // target.warp)
+    slots = walks.slots if warps > 1 else 0
+    stages = tuple(placed(stage, tile, staging) for stage in walks.stages)
+    shared = walks.kept_bytes * tile.cols if staging == "shared" else 0
+    moved = traffic(graph, stages, again_from_l2)
+    work = Work(
+        tile=tile,
+        staging=staging,
+        stages=stages,
+        accesses=draft.accesses,
+        shared_bytes=shared + 4 * slots * warps,
+        kept_bytes=walks.kept_bytes,
+        ragged=not draft.flat and not draft.divides,
+        blocks=-(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block) * tile.col_tiles,
+    )
+    return Plan(
+        name=graph.name,
+        graph=graph,
+        target=target,
+        layout=draft.layout,
+        rule=rule,
+        template="elementwise.cu.j2" if draft.flat else "rowwise.cu.j2",
+        regime=regime,
+        staging=staging,
+        tile=tile,
+        cols=1 if draft.flat else graph.cols,
+        flat=draft.flat,
+        tail=tail_of(draft, tile),
+        windowed=draft.windowed,
+        row_dims=draft.dims,
+        accesses=draft.accesses,
+        params=params(graph, draft.dims, draft.accesses, draft.flat),
+        launch_body=walks.launch_body,
+        row_loads=walks.row_loads,
+        row_body=index_rows(walks.row_body, draft.dims),
+        row_stores=walks.row_stores,
+        stages=stages,
+        slots=slots,
+        loop_barrier=slots > 0 and sum(len(stage.reductions) for stage in stages) == 1,
+        shared_bytes=shared,
+        cost=estimate(target, work, moved, graph),
+        decisions=decisions(graph),
+        rounding=rounding_of(graph),
+    )
+
+
+def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
+    """What must be tested where a row ends: nothing, whole vectors, or single elements."""
+    if draft.flat or not draft.divides:
+        return "element"
+    return "none" if tile.per_thread * tile.threads_per_row * tile.col_tiles == draft.vectors else "vector"
+
+
+def placed(stage: Stage, tile: Tile, staging: Staging) -> Stage:
+    """Offsets of kept values in bytes of the block's shared memory, from bytes per element."""
+    if staging != "shared":
+        return stage
+    return replace(
+        stage,
+        loads=tuple(replace(load, offset_bytes=load.offset_bytes * tile.cols) for load in stage.loads),
+        takes=tuple(replace(keep, offset_bytes=keep.offset_bytes * tile.cols) for keep in stage.takes),
+        keeps=tuple(replace(keep, offset_bytes=keep.offset_bytes * tile.cols) for keep in stage.keeps),
+    )
+
+
+def index_rows(body: tuple[Statement, ...], dims: tuple[RowDim, ...]) -> tuple[Statement, ...]:
+    """The row index, as the innermost row dimension counts it."""
+    return tuple(s if s.expr else replace(s, expr=f"static_cast<int>({dims[-1].index})") for s in body)
+
+
+def rounding_of(graph: Graph) -> tuple[str, ...]:
+    """Where values are rounded to a storage type; between those places everything is f32."""
+    casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
+    return (
+        *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} by an explicit cast" for node in casts),
+        *(f"{t.name} to {t.dtype} when stored" for t in graph.outputs if t.dtype.kind == "float"),
+    )
