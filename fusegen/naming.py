@@ -7,9 +7,11 @@ underscore, a repeated one a number, an unnamed one the name of its op.
 from __future__ import annotations
 
 import keyword
+import re
 from collections.abc import Mapping
 
 from fusegen.graph import Graph, Kind, Node
+from fusegen.trace import OPS
 
 CPP = frozenset(
     """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl
@@ -28,12 +30,31 @@ FRAME = frozenset(
     row_max_sum row_welford partner at np math ml_dtypes bfloat16 erf n i abs min max exp log sqrt tanh pow rsqrt inside
     cols""".split()  # noqa: SIM905
 )
+# what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
+FILE_SCOPE = frozenset(
+    """std abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc exp exp10 exp2 expm1 fabs
+    fdim floor fma fmax fmin fmod frexp hypot ilogb labs ldexp lgamma llabs log log10 log1p log2 logb lrint lround max min
+    modf nan nearbyint nextafter norm norm3d norm4d normcdf pow powi rcbrt remainder remquo rhypot rint rnorm round rsqrt
+    scalbln scalbn signbit sin sincos sinh sinpi sqrt tan tanh tgamma trunc y0 y1 yn j0 j1 jn clock free malloc memcpy
+    memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
+)
 TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride")
+
+
+def called() -> frozenset[str]:
+    """Functions that op expressions call: a value of such a name would hide them."""
+    return frozenset(name for op in OPS.values() for name in re.findall(r"[A-Za-z_]\w*(?=\()", op.expr))
+
+
+def entry_name(graph: Graph) -> str:
+    """The kernel's own name: the chain's, with `_kernel` behind it where a compiler has taken that."""
+    taken = CPP | FRAME | FILE_SCOPE | called() | {f"{name}f" for name in FILE_SCOPE}
+    return f"{graph.name}_kernel" if graph.name in taken or graph.name.startswith("__") else graph.name
 
 
 def value_names(graph: Graph) -> Mapping[Node, str]:
     """A unique name for every node that gets one (literals and sizes are written out), the same each time."""
-    taken = set(CPP | FRAME | frozenset(keyword.kwlist))
+    taken = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
     names: dict[Node, str] = {}
     for tensor in graph.inputs:
         names[tensor.node] = claim(tensor.name, taken)
@@ -53,7 +74,7 @@ def claim(wanted: str, taken: set[str]) -> str:
     name = wanted if wanted.isascii() else "value"
     if name.startswith("__"):
         name = name.strip("_") or "value"
-    if name in CPP or name in FRAME or keyword.iskeyword(name):
+    if name in CPP or name in FRAME or name in called() or keyword.iskeyword(name):
         name += "_"
     number = 2
     candidate = name

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusegen.graph import Graph
+from fusegen.naming import entry_name
 from fusegen.planner.cost import Work, decisions, estimate, traffic
 from fusegen.planner.model import Access, Layout, Plan, RowDim, Stage, Staging, Statement, Tile
 from fusegen.planner.pieces import accesses, params, row_dims
@@ -71,7 +72,7 @@ def assemble(
         blocks=-(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block) * tile.col_tiles,
     )
     return Plan(
-        name=graph.name,
+        name=entry_name(graph),
         graph=graph,
         target=target,
         layout=draft.layout,

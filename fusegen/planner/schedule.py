@@ -137,7 +137,8 @@ class Scheduler:
         if self.extent(node) is not Extent.ELEMENT:
             return True
         if node.op.kind is Kind.INPUT:
-            return not self.access[self.graph.tensor_of[node].name].strided
+            shared_by_rows = not self.access[self.graph.tensor_of[node].name].strided
+            return shared_by_rows and len(self.graph.shape) > 1
         return all(self.free(a) for a in node.inputs)
 
     def text(self, node: Node) -> str:

@@ -26,7 +26,6 @@ MOST_VECTORS = 8
 REGISTER_MARGIN = 1.2  # of the estimate; at 1.0 log_softmax with 512 threads spilled 66 B on sm_90a
 SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
 
-
 STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
 
 
