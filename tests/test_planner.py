@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from chains import random_chain
+from tests.chains import random_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from chains import random_chain
+from tests.chains import random_chain
 
 from fusegen.compiling import compile_source
 from fusegen.errors import MissingError
