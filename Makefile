@@ -37,9 +37,10 @@ check: setup ## lint, format, types, and that generated/ is what fusegen emits
 	$(IN)/mypy
 	$(IN)/fusegen emit --check
 
-golden: setup ## write generated/ anew
+golden: setup ## write generated/ anew, and what README.md quotes of it
 	$(IN)/fusegen emit
-	git --no-pager diff --stat -- generated
+	$(IN)/python -m pytest -q --update-golden tests/test_readme.py -k quotes
+	git --no-pager diff --stat -- generated README.md
 
 gpu: setup ## the tests that need a GPU, one at a time
 	$(IN)/python -m pytest -m gpu

@@ -1,0 +1,334 @@
+"""The verbs. Each asks for chains and a target, calls the public API, and shows what came of it.
+
+Whatever takes time to import is imported inside the verb that needs it, so that `fusegen --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fusegen import __version__
+from fusegen.cli.showing import print_json, progress, say, show_code, verb, worst
+from fusegen.errors import RequestError
+
+app = typer.Typer(
+    help="Fused GPU kernels from small Python op graphs: readable CUDA and HIP source, checked against numpy.",
+    epilog="SPEC is a file, a folder, or file.py:chain. Exit codes: 0 all is well, 1 a kernel is wrong or a golden "
+    "file drifted, 2 the request is wrong, 3 something is missing on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Spec = Annotated[
+    str, typer.Argument(metavar="SPEC", help="A file with one chain, or file.py:chain.", show_default=False)
+]
+Specs = Annotated[
+    list[str], typer.Argument(metavar="SPEC", help="Files, folders, or file.py:chain.", show_default=False)
+]
+TargetName = Annotated[
+    str | None,
+    typer.Option("--target", "-t", metavar="T", show_default=False,
+                 help="cuda:h200, cuda:sm_80, hip:mi300x, hip:gfx90a; without it, the GPU present, else cuda:h200."),
+]  # fmt: skip
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="M=5", show_default=False, help="A size of the chain; may be given again."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="D", show_default=False, help="Store floating-point arrays as f16, bf16 or f32."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+DEFAULT_OUT = Path("generated")
+
+
+class What(StrEnum):
+    """What `inspect` can show."""
+
+    source = "source"
+    reference = "reference"
+    plan = "plan"
+    ptx = "ptx"
+    sass = "sass"
+    resources = "resources"
+    profile = "profile"
+
+
+def main() -> None:
+    """The command `fusegen`. A reader that closes the pipe early (`| head`) ends it quietly, as it does other tools."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    app(prog_name="fusegen")
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"fusegen {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say on stderr what the planner, the gate and the cache do.")
+    ] = False,
+) -> None:
+    if verbose:
+        import logging
+
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        logging.getLogger("fusegen").setLevel(logging.DEBUG)
+
+
+@app.command("list")
+@verb
+def list_(
+    path: Annotated[str | None, typer.Argument(metavar="PATH", help="A spec or a folder; without it, specs/.")] = None,
+    ops: Annotated[bool, typer.Option("--ops", help="Show the ops that specs are made of instead.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show the chains of a file or folder: signatures and sizes. With --ops, every op."""
+    from fusegen.cli import asking, plans
+
+    if ops:
+        print_json({"ops": plans.op_facts()}) if as_json else plans.show_ops()
+        return 0
+    chains = asking.ask_chains([path or asking.default_specs()])
+    print_json({"chains": [plans.chain_facts(c) for c in chains]}) if as_json else plans.show_chains(chains)
+    return 0
+
+
+@app.command()
+@verb
+def plan(
+    specs: Specs, target: TargetName = None, sets: Sets = None, dtype: Dtype = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every candidate, and why rules refused.")] = False,
+    as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Show how a chain is tiled, vectorized and kept, and what it costs: bytes, flops, launches, time."""
+    from fusegen.cli import asking, plans
+    from fusegen.planner import candidates
+
+    chosen = asking.ask_target(target)
+    found = [candidates(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
+    best = [each.need()[0] for each in found]
+    if not as_json:
+        for number, each in enumerate(found):
+            say(*[""] * bool(number))
+            plans.show_plan(each, every)
+        return 0
+    facts = [plans.plan_facts(p) for p in best]
+    for each, fact in zip(found, facts, strict=True):
+        fact["candidates"] = [plans.candidate_facts(p) for p in each.plans] if every else []
+        fact["refusals"] = [{"rule": r.rule, "reason": r.reason} for r in each.refusals]
+    print_json({"plans": facts})
+    return 0
+
+
+@app.command()
+@verb
+def explain(
+    specs: Specs, target: TargetName = None, sets: Sets = None, dtype: Dtype = None, as_json: AsJson = False
+) -> int:
+    """Say why: what was fused, what is kept where, where values are rounded, which regime, what refused."""
+    from fusegen.cli import asking, plans
+    from fusegen.explaining import explanation
+    from fusegen.planner import candidates
+
+    chosen = asking.ask_target(target)
+    documents = []
+    for number, chain in enumerate(asking.ask_chains(specs, sets or (), dtype)):
+        found = candidates(chain.graph, chosen)
+        sections = explanation(found)
+        if not as_json:
+            say(*[""] * bool(number))
+            plans.show_explanation(found.plans[0], sections)
+        points = {s.title: [{"text": p.text, "bytes_saved": p.bytes_saved} for p in s.points] for s in sections}
+        documents.append({"chain": chain.name, "target": chosen.name, "sections": points})
+    if as_json:
+        print_json({"explanations": documents})
+    return 0
+
+
+@app.command()
+@verb
+def emit(
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SPEC", show_default=False,
+                       help="As of compile; without any, specs/ for all targets, and stale files are removed."),
+    ] = None,
+    target: TargetName = None, sets: Sets = None, dtype: Dtype = None,
+    all_targets: Annotated[bool, typer.Option("--all-targets", help="Every target kept under generated/.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where targets' folders go.")] = DEFAULT_OUT,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; show what would change, and exit 1.")] = False,
+    as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Write kernels and their numpy references: DIR/cuda-h200/chain.cu and chain_reference.py."""
+    from fusegen import golden
+    from fusegen.cli import asking
+
+    files: list[golden.File] = []
+    everything = not specs  # then the folder is to hold exactly this
+    named = specs or [asking.default_specs()]
+    targets = asking.ask_targets(target, all_targets or (everything and target is None))
+    chains = asking.ask_chains(named, sets or (), dtype)
+    with progress(len(chains) * len(targets)) as bar:
+        for pair in golden.all_emitted(chains, targets):
+            bar.step(str(pair[0].path))
+            files += pair
+    if check:
+        whole = all(Path(name).is_dir() for name in named)
+        differences = golden.compare(files, out, stale_in=targets if whole else ())
+        return report_drift(differences, len(files), out, as_json)
+    changes = golden.write(files, out, prune=targets if everything else ())
+    if as_json:
+        kinds = ("written", "removed", "unchanged")
+        print_json({kind: [str(path) for path in getattr(changes, kind)] for kind in kinds})
+        return 0
+    say(*(f"wrote {path}" for path in changes.written), *(f"removed {path}" for path in changes.removed))
+    say(f"{len(changes.written)} written, {len(changes.removed)} removed, {len(changes.unchanged)} as they were")
+    return 0
+
+
+def report_drift(differences: Any, count: int, out: Path, as_json: bool) -> int:
+    """Show what `emit --check` found."""
+    from fusegen import golden
+
+    if as_json:
+        found = [{"file": str(d.path), "kind": d.kind, "diff": d.diff} for d in differences]
+        print_json({"ok": not found, "files": count, "differences": found})
+        return 1 if found else 0
+    if not differences:
+        say(f"{count} files in {out} are what is emitted now")
+        return 0
+    for difference in differences:
+        show_code(difference.diff, "diff")
+    raise golden.drift(differences, out)
+
+
+@app.command("compile")
+@verb
+def compile_(
+    specs: Specs, target: TargetName = None, sets: Sets = None, dtype: Dtype = None,
+    no_validate: Annotated[bool, typer.Option("--no-validate", help="Hand the kernel out unproven.")] = False,
+    as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Compile, gate and validate: registers, spills, shared memory, occupancy, size, time, verdicts. Needs no GPU."""
+    from fusegen.cli import asking, builds
+
+    chosen = asking.ask_target(target)
+    chains = asking.ask_chains(specs, sets or (), dtype)
+    outcomes = []
+    with progress(len(chains)) as bar:
+        for chain in chains:
+            bar.step(f"{chain.name} for {chosen}")
+            outcomes.append(builds.compile_one(chain, chosen, not no_validate))
+    if len(outcomes) == 1 and isinstance(outcomes[0].error, RequestError):
+        raise outcomes[0].error
+    code = worst(outcome.exit_code for outcome in outcomes)
+    if as_json:
+        print_json({"ok": code == 0, "kernels": [builds.outcome_facts(o) for o in outcomes]})
+    elif len(outcomes) == 1:
+        builds.show_outcome(outcomes[0])
+    else:
+        builds.show_outcomes(outcomes)
+    return code
+
+
+@app.command()
+@verb
+def inspect(
+    spec: Spec, target: TargetName = None,
+    what: Annotated[What, typer.Option("--what", "-w", help="What to show.")] = What.source,
+    sets: Sets = None, dtype: Dtype = None, as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Show one kernel: its source, reference, plan, PTX, machine code, resources, or what to read with a profiler."""
+    from fusegen.cli import asking, inspecting
+
+    chain, chosen = asking.ask_chain(spec, sets or (), dtype), asking.ask_target(target)
+    shown = inspecting.look(chain, chosen, what.value)
+    if as_json:
+        print_json({"chain": chain.name, "target": chosen.name, "what": what.value, **shown.facts})
+    else:
+        shown.show()
+    return 0
+
+
+@app.command()
+@verb
+def validate(
+    specs: Specs, target: TargetName = None,
+    on: Annotated[str, typer.Option("--on", metavar="auto|gpu|emulator", show_default=False,
+                                    help="What runs it: auto is a matching GPU, else the emulator.")] = "auto",
+    sets: Sets = None, dtype: Dtype = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the inputs drawn.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Only what compile does: one launch of each kind.")] = False,
+    lengths: Annotated[bool, typer.Option("--lengths", help="At each row length where the plan changes.")] = False,
+    as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Run kernels on inputs drawn by seed and by malice, and compare with the generated numpy reference."""
+    from fusegen.cli import asking, builds
+    from fusegen.runtime.devices import find
+
+    chosen = asking.ask_target(target)
+    chains = list(asking.ask_chains(specs, sets or (), dtype))
+    find(chosen, on)  # says at once when there is no such device
+    if lengths:
+        chains = [other for chain in chains for other in builds.at_lengths(chain, chosen, on)]
+    results = []
+    with progress(len(chains)) as bar:
+        for chain in chains:
+            bar.step(f"{chain.name} for {chosen}")
+            results.append(result := builds.validate_one(chain, chosen, on, seed, quick))
+            if not as_json:
+                builds.show_validation(bar, chain, chosen, result, every=len(chains) == 1)
+    code = worst(result.exit_code for result in results)
+    if as_json:
+        facts = [{"chain": c.name, "target": chosen.name, "sizes": dict(c.graph.sizes), **builds.validation_facts(r)}
+                 for c, r in zip(chains, results, strict=True)]  # fmt: skip
+        print_json({"ok": code == 0, "kernels": facts})
+    elif len(results) > 1:
+        say(f"{sum(bool(r.ok) for r in results)} of {len(results)} kernels agree with their references")
+    return code
+
+
+@app.command()
+@verb
+def doctor(as_json: AsJson = False) -> int:
+    """Say what is here, what is missing, and how to get it."""
+    from fusegen.cli import health
+    from fusegen.doctor import examine
+
+    found = examine()
+    print_json(health.facts(found)) if as_json else health.show(found)
+    return 0 if found.ready else 3
+
+
+@app.command(hidden=True)
+@verb
+def launch(
+    spec: Spec, target: TargetName = None, sets: Sets = None, dtype: Dtype = None,
+    on: Annotated[str, typer.Option("--on", help="gpu, gpu:1, emulator or auto.")] = "gpu",
+    launches: Annotated[int, typer.Option("--launches", metavar="N", min=1, help="How often.")] = 5,
+) -> int:  # fmt: skip
+    """Launch one kernel at its sizes, on noise: what a profiler is given to run."""
+    from fusegen.cli import asking
+    from fusegen.profiling import run
+
+    chain = asking.ask_chain(spec, sets or (), dtype)
+    say(f"{chain.name}: {launches} launches on {run(chain, asking.ask_target(target), on=on, launches=launches)}")
+    return 0

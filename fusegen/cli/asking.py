@@ -1,0 +1,87 @@
+"""The user's words as values: SPEC, --target, --set, --dtype. Each raises RequestError in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fusegen.errors import RequestError
+from fusegen.spec import Chain, load_chains
+from fusegen.targets import GOLDEN_TARGETS, Target, target
+from fusegen.types import DTYPES, DType
+
+
+def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None = None) -> tuple[Chain, ...]:
+    """The chains that SPEC... names, at the sizes and in the storage type asked for.
+
+    A size goes to every chain that has its dim; a dim that none of them has is an error.
+    """
+    chains = [chain for spec in specs for chain in load_chains(spec)]
+    sizes = ask_sizes(sets)
+    known = {name: None for chain in chains for name in chain.graph.sizes}
+    if unknown := [name for name in sizes if name not in known]:
+        raise RequestError(f"--set {unknown[0]}: no chain here has that dim; there are {', '.join(known)}")
+    if dtype is not None:
+        kind = ask_dtype(dtype)
+        chains = [chain.with_dtype(kind) for chain in chains]
+    return tuple(chain.at(**{n: s for n, s in sizes.items() if n in chain.graph.sizes}) for chain in chains)
+
+
+def ask_chain(spec: str, sets: Sequence[str] = (), dtype: str | None = None) -> Chain:
+    """The one chain that SPEC names."""
+    chains = ask_chains([spec], sets, dtype)
+    if len(chains) > 1:
+        names = ", ".join(spec_text(chain) for chain in chains[:3]) + (", ..." if len(chains) > 3 else "")
+        raise RequestError(f"{spec} has {len(chains)} chains, and this takes one: {names}")
+    return chains[0]
+
+
+def spec_text(chain: Chain) -> str:
+    """How the command line names a chain: file.py:chain."""
+    return f"{chain.graph.where.file}:{chain.name}"
+
+
+def ask_sizes(sets: Sequence[str]) -> Mapping[str, int]:
+    """`M=5` given any number of times."""
+    sizes: dict[str, int] = {}
+    for text in sets:
+        name, equals, number = text.partition("=")
+        try:
+            sizes[name.strip()] = int(number)
+        except ValueError:
+            equals = ""
+        if not equals or not name.strip():
+            raise RequestError(f"--set {text}: write a dim and its size, as in --set M=5")
+    return sizes
+
+
+def ask_dtype(name: str) -> DType:
+    """A floating-point storage type."""
+    kinds = [kind for kind in DTYPES.values() if kind.kind == "float"]
+    for kind in kinds:
+        if kind.name == name.strip().lower():
+            return kind
+    raise RequestError(f"--dtype {name}: arrays are stored as {', '.join(map(str, kinds))}")
+
+
+def ask_target(name: str | None) -> Target:
+    """The target named; without a name, that of the GPU present, else cuda:h200."""
+    if name is not None:
+        return target(name)
+    from fusegen.pipeline import choose_target
+
+    return choose_target(None)
+
+
+def ask_targets(name: str | None, every: bool) -> tuple[Target, ...]:
+    """One target, or all whose sources are kept under generated/."""
+    if every and name is not None:
+        raise RequestError("--target and --all-targets exclude each other; drop one")
+    return GOLDEN_TARGETS if every else (ask_target(name),)
+
+
+def default_specs() -> str:
+    """Where specs are when nobody says: the folder `specs`, as in this project."""
+    if Path("specs").is_dir():
+        return "specs"
+    raise RequestError("there is no folder `specs` here; name a spec, a file or a folder")

@@ -1,0 +1,258 @@
+"""What `compile`, `inspect` and `validate` do and say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from fusegen.cli.showing import Progress, mark, mark_style, mebibytes, say, table
+from fusegen.compiling import Binary
+from fusegen.errors import FusegenError, KernelError, MissingError, RequestError
+from fusegen.profiling import Checklist
+from fusegen.spec import Chain
+from fusegen.targets import Target
+
+if TYPE_CHECKING:
+    from fusegen.pipeline import Built
+    from fusegen.validation import Report
+
+ELF = {"cuda": "cubin", "hip": "code object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What came of validating one kernel. `ok` is None where it was not tried; `text` says what happened."""
+
+    ok: bool | None
+    on: str
+    text: str
+    report: Report | None = None
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One chain compiled for one target; `built` is None where the compiler refused, which `error` tells."""
+
+    chain: Chain
+    target: Target
+    built: Built | None
+    seconds: float
+    validation: Validation
+    error: FusegenError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return self.error.exit_code if self.error else self.validation.exit_code
+
+
+def compile_one(chain: Chain, target: Target, validate: bool) -> Outcome:
+    """Compile, gate and validate. Raises MissingError without a compiler; a wrong request is an outcome like others."""
+    from fusegen import pipeline
+
+    start = time.perf_counter()
+    skipped = Validation(None, "", "not validated: --no-validate")
+    try:
+        built = pipeline.build(chain.graph, target)
+    except (KernelError, RequestError) as error:
+        return Outcome(chain, target, None, time.perf_counter() - start, skipped, error)
+    seconds = time.perf_counter() - start
+    return Outcome(chain, target, built, seconds, validated(chain, target) if validate else skipped)
+
+
+def validated(chain: Chain, target: Target) -> Validation:
+    """The pipeline's own first validation: small ragged sizes, on a GPU where there is one."""
+    from fusegen import pipeline
+
+    try:
+        kernel = pipeline.compile(chain, target)
+    except KernelError as error:
+        return Validation(False, "", str(error), None, error.exit_code)
+    except MissingError as error:
+        return Validation(None, "", f"not validated: {error}", None, error.exit_code)
+    return Validation(True, str(kernel.device), gist(kernel.report), kernel.report)
+
+
+def gist(report: Report) -> str:
+    """A report in one line, and the cases that are wrong at length."""
+    normal = next((case for case in report.cases if case.name == "normal" and case.elements), None)
+    error = f", relative L2 {normal.relative_l2:.1e} on normal inputs" if normal else ""
+    line = f"{len(report.cases)} cases on {report.on}{error}, at most {report.share:.2f} of the error bound"
+    return "\n".join([line, *(str(case) for case in report.cases if not case.ok)])
+
+
+# ---------------------------------------------------------------- compile, inspect --what resources
+
+
+def resource_facts(binary: Binary) -> dict[str, Any]:
+    occupancy = binary.occupancy
+    return {
+        "entry": binary.entry,
+        "target": binary.target.name,
+        "arch": binary.target.arch,
+        "compiler": binary.compiler,
+        "compile_seconds": binary.seconds,
+        "binary_bytes": len(binary.code),
+        "threads": binary.threads,
+        "resources": {**asdict(binary.resources), "shared_bytes": binary.resources.shared_bytes},
+        "occupancy": asdict(occupancy),
+    }
+
+
+def outcome_facts(outcome: Outcome) -> dict[str, Any]:
+    built, validation = outcome.built, outcome.validation
+    gate = [{"regime": v.plan.regime, "passed": v.passed, "reason": v.reason} for v in built.verdicts] if built else []
+    facts: dict[str, Any] = {
+        "chain": outcome.chain.name,
+        "target": outcome.target.name,
+        "ok": outcome.exit_code == 0,
+        "seconds": outcome.seconds,
+        "gate": gate,
+        "validation": validation_facts(validation),
+        "error": str(outcome.error) if outcome.error else None,
+    }
+    return {**facts, **(resource_facts(built.binary) if built and built.binary else {})}
+
+
+def validation_facts(validation: Validation) -> dict[str, Any]:
+    report = validation.report
+    return {
+        "ok": validation.ok,
+        "on": validation.on or None,
+        "text": validation.text,
+        "report": report.to_json() if report is not None else None,
+    }
+
+
+def show_resources(binary: Binary) -> None:
+    """Everything known of one binary without a GPU."""
+    for name, value in resource_lines(binary):
+        say(f"{name:<18}{value}")
+
+
+def resource_lines(binary: Binary) -> list[tuple[str, str]]:
+    r, target = binary.resources, binary.target
+    spilled = f", {r.scalar_spills} scalar registers" if r.scalar_spills else ""
+    shared = f"{r.static_shared_bytes:,} B static + {r.dynamic_shared_bytes:,} B dynamic, of {target.shared_bytes:,} B"
+    scalar = [("scalar registers", f"{r.scalar_registers} a wave")] if target.scalar_registers else []
+    return [
+        ("binary", f"{len(binary.code):,} B {ELF[target.vendor]} for {target.arch}, {r.code_bytes:,} B of it code"),
+        ("compiler", f"{binary.compiler}, {binary.seconds:.2f} s"),
+        ("registers", f"{r.registers} a thread, of {target.registers_per_thread}"),
+        *scalar,
+        ("spills", f"{r.spill_bytes} B a thread{spilled}"),
+        ("stack frame", f"{r.stack_bytes} B a thread"),
+        ("shared memory", f"{shared} a block"),
+        ("threads", f"{binary.threads} a block"),
+        ("occupancy", f"{binary.occupancy}, {binary.occupancy.blocks_per_sm} blocks"),
+    ]
+
+
+def show_outcome(outcome: Outcome) -> None:
+    """One kernel, at length."""
+    ok = outcome.exit_code == 0
+    say(f"{mark(ok):<6}{outcome.chain.name}  for {outcome.target} ({outcome.target.arch})", style=mark_style(ok))
+    if outcome.error:
+        say(str(outcome.error))
+        return
+    assert outcome.built is not None
+    if outcome.built.binary is not None:
+        show_resources(outcome.built.binary)
+    for verdict in outcome.built.verdicts:
+        say(f"{'gate':<18}{'passed' if verdict.passed else verdict.reason}: {verdict.plan.regime}")
+    first, *rest = outcome.validation.text.splitlines() or [""]
+    say(f"{'validation':<18}{first}", *(f"  {line}" for line in rest))
+
+
+def show_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Many kernels, a line each; what went wrong follows at length."""
+    from rich.text import Text
+
+    rows = []
+    for outcome in outcomes:
+        binary = outcome.built.binary if outcome.built else None
+        rows.append(
+            (
+                Text(mark(outcome.exit_code == 0), style=mark_style(outcome.exit_code == 0)),
+                outcome.chain.name,
+                *(resource_cells(binary) if binary else ("",) * 7),
+                mark(outcome.validation.ok),
+            )
+        )
+    columns = ("!", "kernel!", "registers>", "spills>", "stack>", "shared>", "code>", "occupancy!", "time>")
+    say(table(*columns, "valid!", rows=rows))
+    for outcome in outcomes:
+        if outcome.error or outcome.validation.ok is False:
+            say("", f"{outcome.chain.name} for {outcome.target}:", str(outcome.error or outcome.validation.text))
+    refused = [(o, v) for o in outcomes if o.built for v in o.built.verdicts if not v.passed]
+    for outcome, verdict in refused:
+        say(f"{outcome.chain.name}: the gate refused a candidate, which {verdict.reason}: {verdict.plan.regime}")
+    unproven = [o.validation.text for o in outcomes if o.validation.ok is None and not o.error]
+    for text in dict.fromkeys(unproven):
+        say("", text)
+
+
+def resource_cells(binary: Binary) -> tuple[str, ...]:
+    r, occupancy = binary.resources, binary.occupancy
+    scalar = f" + {r.scalar_registers}s" if r.scalar_registers else ""
+    return (
+        f"{r.registers}{scalar}",
+        f"{r.spill_bytes} B",
+        f"{r.stack_bytes} B",
+        mebibytes(r.shared_bytes),
+        mebibytes(r.code_bytes),
+        f"{occupancy.fraction:4.0%}, {occupancy.limited_by}",
+        f"{binary.seconds:.2f} s",
+    )
+
+
+# ---------------------------------------------------------------- inspect --what profile
+
+
+def show_checklist(checklist: Checklist) -> None:
+    say(f"{checklist.kernel} for {checklist.target}: what to read with a profiler, and what to expect", style="bold")
+    for command in checklist.commands:
+        say("", f"# {command.tool}", command.text)
+    rows = [(c.name, c.meaning, c.expect) for c in checklist.counters]
+    say("", table("counter!", "what it is", "expect", rows=rows), "")
+    for note in checklist.notes:
+        say(f"- {note}")
+
+
+# ---------------------------------------------------------------- validate
+
+
+def validate_one(chain: Chain, target: Target, on: str, seed: int, quick: bool) -> Validation:
+    """Build the kernel for its device and run it against its reference. Raises what makes the request moot."""
+    from fusegen import pipeline
+    from fusegen.validation import validate
+
+    try:
+        kernel = pipeline.compile(chain, target, on=on, validate=False)
+        report = validate(kernel, seed=seed, quick=quick)
+    except (KernelError, RequestError) as error:
+        return Validation(False, "", str(error), None, error.exit_code)
+    return Validation(report.ok, str(kernel.device), gist(report), report, 0 if report.ok else 1)
+
+
+def at_lengths(chain: Chain, target: Target, on: str) -> list[Chain]:
+    """The chain at every row length where its plan changes its ways. Raises RequestError where it has one length."""
+    from fusegen import pipeline
+    from fusegen.types import Dim
+    from fusegen.validation import interesting_lengths
+
+    last = chain.graph.shape[-1]
+    if not isinstance(last, Dim):
+        raise RequestError(f"{chain.name}: its row length is always {last}; drop --lengths, or make it a Dim")
+    lengths = interesting_lengths(pipeline.compile(chain, target, on=on, validate=False).plan)
+    return [chain.at(**{last.name: length}) for length in lengths]
+
+
+def show_validation(bar: Progress, chain: Chain, target: Target, validation: Validation, every: bool) -> None:
+    """One kernel's verdict; with `every`, each case of it."""
+    line = f"{mark(validation.ok):<6}{chain.name}  {chain.graph.signature}  at {chain.graph.sizes_text()}  for {target}"
+    bar.say(line, style=mark_style(validation.ok))
+    text = str(validation.report) if every and validation.report else validation.text
+    bar.say(*(f"      {part}" for part in text.splitlines()))

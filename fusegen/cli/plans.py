@@ -1,0 +1,253 @@
+"""What `list`, `plan` and `explain` say: as tables for people, as plain values for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from fusegen import ops
+from fusegen.cli.showing import heading, mebibytes, say, table, times
+from fusegen.explaining import Section
+from fusegen.graph import Kind, Op
+from fusegen.planner.model import Access, Candidates, Plan
+from fusegen.rendering import header_lines
+from fusegen.spec import Chain
+from fusegen.trace import OPS
+from fusegen.types import shape_text
+
+# ---------------------------------------------------------------- list
+
+
+def chain_facts(chain: Chain) -> dict[str, Any]:
+    graph = chain.graph
+
+    def tensors(found: Iterable[Any]) -> list[dict[str, Any]]:
+        return [{"name": t.name, "dtype": str(t.dtype), "shape": [str(size) for size in t.shape]} for t in found]
+
+    return {
+        "name": chain.name,
+        "doc": graph.doc,
+        "file": graph.where.file,
+        "line": graph.where.line,
+        "signature": graph.signature,
+        "inputs": tensors(graph.inputs),
+        "outputs": tensors(graph.outputs),
+        "sizes": dict(graph.sizes),
+    }
+
+
+def show_chains(chains: Iterable[Chain]) -> None:
+    rows = [(c.name, c.graph.signature, c.graph.sizes_text(), c.graph.where.file) for c in chains]
+    say(table("chain!", "operands and results", "sizes!", "file!", rows=rows, styles={0: "bold", 3: "dim"}))
+
+
+def op_facts() -> list[dict[str, Any]]:
+    """Every function that a spec can call, then what the operators of Python stand for."""
+    facts = []
+    for name in ops.FUNCTIONS:
+        function = getattr(ops, name)
+        kind = "reduction" if name in OPS and OPS[name].kind is Kind.REDUCE else "elementwise"
+        if function in ops.COMPOSITES:
+            kind = "composite"
+        facts.append({"call": call_text(function), "kind": kind, "doc": first_line(function.__doc__), **device(name)})
+    symbols = [op for op in ops.PRIMITIVES if op.symbol]
+    facts += [{"call": symbol_text(op), "kind": "operator", "doc": op.doc, **device(op.name)} for op in symbols]
+    return facts
+
+
+def device(name: str) -> dict[str, Any]:
+    """What a primitive is on the device and in the reference; a composite has its formula in `doc`."""
+    op = OPS.get(name)
+    if op is None or op.kind not in (Kind.MAP, Kind.REDUCE):
+        return {"device": None, "numpy": None, "flops": None}
+    return {"device": op.expr, "numpy": op.ref, "flops": op.flops}
+
+
+def call_text(function: Any) -> str:
+    """`F.softmax(x, axis=-1)`."""
+    import inspect
+
+    parts = []
+    for parameter in inspect.signature(function).parameters.values():
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        parts.append(parameter.name + default)
+    return f"F.{function.__name__}({', '.join(parts)})"
+
+
+def symbol_text(op: Op) -> str:
+    return f"{op.symbol}x" if op.arity == 1 else f"x {op.symbol} y"
+
+
+def first_line(doc: str | None) -> str:
+    return (doc or "").strip().splitlines()[0] if doc else ""
+
+
+def show_ops() -> None:
+    rows = [(f["call"], f["kind"], f["doc"], f["device"] or "") for f in op_facts()]
+    say(table("in a spec!", "kind!", "meaning", "on the device", rows=rows, styles={0: "bold", 3: "dim"}))
+    say(
+        "\nalso -x, abs(x), x ** number, and numbers wherever an operand may stand; F is `from fusegen import ops as F`"
+    )
+
+
+# ---------------------------------------------------------------- plan
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    traffic = plan.cost.traffic
+    return {
+        "chain": plan.name,
+        "signature": plan.graph.signature,
+        "sizes": dict(plan.graph.sizes),
+        "target": plan.target.name,
+        "arch": plan.target.arch,
+        "bytes": {
+            "per_element_unfused": traffic.per_element_unfused,
+            "per_element_fused": traffic.per_element_fused,
+            "per_element_unfused_each": traffic.bytes_per_element_unfused,
+            "per_element_fused_each": traffic.bytes_per_element_fused,
+            "unfused": traffic.unfused,
+            "ideal": traffic.ideal,
+            "moved": traffic.moved,
+        },
+        "tensors": [asdict(t) for t in traffic.tensors],
+        "accesses": [access_facts(plan, a) for a in plan.accesses],
+        "flops": traffic.flops,
+        "special_calls": traffic.special,
+        "intensity": traffic.intensity,
+        "launches": {"fused": 1, "unfused": traffic.launches_unfused},
+        "rounding": list(plan.rounding),
+        "decisions": [asdict(d) for d in plan.decisions],
+        **candidate_facts(plan),
+    }
+
+
+def candidate_facts(plan: Plan) -> dict[str, Any]:
+    """What tells one candidate from another."""
+    return {
+        "rule": plan.rule,
+        "regime": plan.regime,
+        "staging": plan.staging,
+        "tile": asdict(plan.tile),
+        "blocks": plan.blocks(plan.graph.rows * plan.graph.cols if plan.flat else plan.graph.rows),
+        "shared_bytes": plan.shared_bytes + plan.static_shared_bytes,
+        "registers_estimated": plan.cost.registers,
+        "blocks_per_sm": plan.cost.blocks_per_sm,
+        "in_flight_bytes": plan.cost.in_flight_bytes,
+        "bytes_moved": plan.cost.traffic.moved,
+        "floor_us": plan.cost.floor_us,
+        "time_us": plan.cost.time_us,
+        "bound": plan.cost.bound,
+    }
+
+
+def access_facts(plan: Plan, access: Access) -> dict[str, Any]:
+    return {
+        "tensor": access.tensor,
+        "dtype": str(access.dtype),
+        "shape": [str(size) for size in access.shape],
+        "output": access.output,
+        "mode": access.mode,
+        "vector_bytes": access.vector_bytes,
+        "strides": [p.name for p in plan.params if p.kind == "stride" and p.tensor == access.tensor],
+    }
+
+
+def show_plan(found: Candidates, every: bool) -> None:
+    """The header of the kernel, the bytes by each counting, each tensor; with `every`, all candidates and refusals."""
+    plan = found.need()[0]
+    first, *rest = header_lines(plan)
+    say(first, style="bold")
+    say(*rest)
+    say("", countings(plan), "", tensors(plan), "")
+    for name, text in numbers(plan):
+        say(f"{name:<10}{text}")
+    if every:
+        say("", candidates(found))
+        for refusal in found.refusals:
+            say(f"- {refusal.rule}: {refusal.reason}")
+
+
+def countings(plan: Plan) -> Any:
+    """Bytes unfused and fused: as papers count, at least, and as this plan moves them."""
+    t = plan.cost.traffic
+    rows = [
+        ("per element: every operand counted for every element",
+            f"{t.bytes_per_element_unfused:.4g} B", mebibytes(t.per_element_unfused),
+            f"{t.bytes_per_element_fused:.4g} B", mebibytes(t.per_element_fused),
+            times(t.per_element_unfused, t.per_element_fused)),
+        ("ideal: every tensor once",
+            "", mebibytes(t.unfused), "", mebibytes(t.ideal), times(t.unfused, t.ideal)),
+        ("moved: what this plan asks of memory",
+            "", mebibytes(t.unfused), "", mebibytes(t.moved), times(t.unfused, t.moved)),
+    ]  # fmt: skip
+    return table("bytes", ">", "unfused>", ">", "fused>", "saved>", rows=rows)
+
+
+def tensors(plan: Plan) -> Any:
+    by_name = {t.tensor: t for t in plan.cost.traffic.tensors}
+    rows = []
+    for access in plan.accesses:
+        t = by_name[access.tensor]
+        facts = access_facts(plan, access)
+        along = "flat" if plan.flat else ", ".join(facts["strides"]) or "shared by every row"
+        rows.append(
+            (
+                f"{'write' if access.output else 'read'} {access.tensor}",
+                f"{access.dtype}{shape_text(access.shape)}",
+                access.mode if access.by_column else "one a row",
+                f"{access.vector_bytes} B",
+                along,
+                mebibytes(t.per_element),
+                mebibytes(t.ideal),
+                mebibytes(t.moved),
+            )
+        )
+    columns = ("tensor!", "type!", "access", "at a time>", "strides", "per element>", "ideal>", "moved>")
+    return table(*columns, rows=rows)
+
+
+def numbers(plan: Plan) -> list[tuple[str, str]]:
+    cost, traffic, target = plan.cost, plan.cost.traffic, plan.target
+    special = f", {traffic.special / 1e6:,.1f} M of them calls such as exp" if traffic.special else ""
+    return [
+        ("launches", f"1 fused, {traffic.launches_unfused} unfused"),
+        ("flops", f"{traffic.flops / 1e6:,.1f} M{special}; {traffic.intensity:.2f} flop/B, {cost.bound}-bound"),
+        ("floor", f"{cost.floor_us:.1f} us: the ideal bytes at {target.dram_gbs / 1000:g} TB/s, or the flops"),
+        ("estimate", f"{cost.time_us:.1f} us, launch included"),
+        ("threads", f"{plan.threads} a block, about {cost.registers} registers each; {cost.blocks_per_sm} blocks "
+                    f"per SM, {mebibytes(cost.in_flight_bytes)} of loads in flight"),
+    ]  # fmt: skip
+
+
+def candidates(found: Candidates) -> Any:
+    rows = []
+    for number, p in enumerate(found.plans):
+        rows.append(
+            (
+                "*" if number == 0 else "",
+                p.rule,
+                p.regime,
+                p.staging,
+                str(p.cost.registers),
+                mebibytes(p.shared_bytes + p.static_shared_bytes),
+                str(p.cost.blocks_per_sm),
+                mebibytes(p.cost.traffic.moved),
+                f"{p.cost.time_us:.1f} us",
+            )
+        )
+    columns = ("", "rule", "candidate", "staging", "registers>", "shared>", "blocks/SM>", "moved>", "estimate>")
+    return table(*columns, rows=rows)
+
+
+# ---------------------------------------------------------------- explain
+
+
+def show_explanation(plan: Plan, sections: Iterable[Section]) -> None:
+    say(f"{plan.name}  {plan.graph.signature}  at {plan.graph.sizes_text()}  for {plan.target}", style="bold")
+    for section in sections:
+        heading(section.title)
+        for point in section.points:
+            saves = f"   saves {mebibytes(point.bytes_saved)}" if point.bytes_saved else ""
+            say(f"  {point.text}{saves}")

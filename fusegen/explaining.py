@@ -1,0 +1,190 @@
+"""Why a plan is what it is, in the words of the spec: what was fused, what is kept where, which regime and why.
+
+`explanation(found)` reads what the planner wrote down (decisions, walks, candidates, refusals) and puts it into
+sentences. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.graph import Graph
+from fusegen.planner.cost import operators
+from fusegen.planner.model import Access, Candidates, Plan
+from fusegen.planner.schedule import schedule
+
+FEW = 3  # alternatives worth naming
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One sentence; `bytes_saved` where the decision saves some."""
+
+    text: str
+    bytes_saved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Sentences under one heading."""
+
+    title: str
+    points: tuple[Point, ...]
+
+
+def explanation(found: Candidates) -> tuple[Section, ...]:
+    """Every section that has something to say about the cheapest of `found`. Raises NoPlan."""
+    plan = found.need()[0]
+    sections = (
+        Section("operators, as written", tuple(map(Point, written(plan.graph)))),
+        Section("fused", tuple(fused(plan))),
+        Section("walks over the row" if not plan.flat else "the walk", tuple(map(Point, walks(plan)))),
+        Section("kept between walks", tuple(map(Point, kept(plan)))),
+        Section("reads and writes", tuple(map(Point, accesses(plan)))),
+        Section("rounding", tuple(map(Point, rounding(plan)))),
+        Section("why this regime", tuple(map(Point, regime(found)))),
+        Section("rules that refused", tuple(Point(f"{r.rule}: {r.reason}") for r in found.refusals)),
+    )
+    return tuple(section for section in sections if section.points)
+
+
+def written(graph: Graph) -> list[str]:
+    """The author's steps in order, each with its place and the name it got."""
+    lines = []
+    for nodes in operators(graph):
+        operator = nodes[-1].operator
+        names = [graph.names[n] for n in nodes if n in graph.names and n is nodes[-1]]
+        named = f" = {names[0]}" if names and names[0] != operator.name else ""
+        lines.append(f"{operator.name}{named}  ({operator.where})")
+    return lines
+
+
+def fused(plan: Plan) -> list[Point]:
+    """Each value that never goes to memory, and the sum."""
+    points = [Point(f"{d.subject}: {d.verdict}", d.bytes_saved) for d in plan.decisions]
+    traffic = plan.cost.traffic
+    if len(points) > 1 and traffic.unfused > traffic.moved:
+        saved = traffic.unfused - traffic.moved
+        share = traffic.unfused / traffic.moved
+        points.append(Point(f"together: {share:.2f}x fewer bytes than one kernel for each operator", saved))
+    return points
+
+
+def walks(plan: Plan) -> list[str]:
+    count = len(plan.stages)
+    lines = [f"{number} of {count}: {stage.title}" for number, stage in enumerate(plan.stages, 1)]
+    if count > 1:
+        reductions = ", ".join(dict.fromkeys(f"{n.op.name} ({n.operator})" for n in plan.graph.reductions))
+        lines.append(f"{count} walks, because {reductions} must have the whole row before a result can be used")
+    return lines
+
+
+def kept(plan: Plan) -> list[str]:
+    """Where each value that a later walk needs again waits for it, and what that costs."""
+    where = {"registers": "in registers", "shared": "in shared memory"}.get(plan.staging)
+    if where is None:
+        if plan.staging == "stream" and len(plan.stages) > 1:
+            return [f"nothing: each of the {len(plan.stages)} walks reads the row again"]
+        return []
+    elements = plan.tile.per_thread * plan.tile.vector
+    found: dict[str, int] = {}
+    for stage in plan.stages:
+        found.update({keep.value: 1 if keep.ctype == "bool" else 4 for keep in stage.keeps})
+        found.update({load.value: load.access.dtype.bytes for load in stage.loads if load.when == "keep"})
+    unit = "B a thread" if plan.staging == "registers" else "B a block"
+    count = elements if plan.staging == "registers" else plan.tile.cols
+    lines = [f"{name} {where}: {each} B an element, {each * count:,} {unit}" for name, each in found.items()]
+    again = [
+        a.name for a in plan.inputs
+        if a.by_column and not a.strided and a.name not in found and sum(reads(plan, a.tensor)) > 1
+    ]  # fmt: skip
+    if again:
+        lines.append(f"{', '.join(again)}: not kept but read again, from a cache, since every row shares them")
+    return lines
+
+
+def reads(plan: Plan, tensor: str) -> list[int]:
+    return [sum(load.access.tensor == tensor for load in stage.reads) for stage in plan.stages]
+
+
+def accesses(plan: Plan) -> list[str]:
+    """How each tensor moves, and why not wider."""
+    modes = {
+        "vector": "whole vectors of {bytes} B",
+        "window": "vectors of {bytes} B on an aligned grid that rows start inside of; their ends go element by element",
+        "element": "element by element",
+    }
+    lines = []
+    for access in plan.accesses:
+        text = modes[access.mode].format(bytes=access.vector_bytes)
+        if not access.by_column:
+            text = "one value a row"
+        reason = why_narrow(plan, access)
+        shared = "" if access.strided or plan.flat else "; every row shares it"
+        lines.append(f"{access.name}: {'written' if access.output else 'read'} {text}{reason}{shared}")
+    return lines
+
+
+def why_narrow(plan: Plan, access: Access) -> str:
+    """Why a tensor moves one element at a time; empty where it does not."""
+    if access.mode != "element" or not access.by_column:
+        return ""
+    if access.tensor in plan.layout.unaligned:
+        return ", because its address or stride is no multiple of a vector"
+    if access.strided and plan.cols * access.dtype.bytes % 4:
+        return f", because rows of {plan.cols} elements start at any alignment"
+    return ", in step with the others" if access.vector == 1 else ""
+
+
+def rounding(plan: Plan) -> list[str]:
+    if not plan.rounding:
+        return ["none: every operand and output is f32, as is everything between"]
+    return [*plan.rounding, "everything between is f32"]
+
+
+# ---------------------------------------------------------------- regime
+
+
+def regime(found: Candidates) -> list[str]:
+    """What was chosen, by how much over what, and why the kinds of staging that are not there are not."""
+    plan = found.plans[0]
+    lines = [f"{plan.rule}: {plan.regime}", f"estimated {plan.cost.time_us:.1f} us, the least of {count(found)}"]
+    seen = {(plan.staging, plan.tile.threads_per_row)}
+    for other in found.plans[1:]:
+        key = (other.staging, other.tile.threads_per_row)
+        if key in seen or len(seen) > FEW:
+            continue
+        seen.add(key)
+        slower = other.cost.time_us / plan.cost.time_us - 1
+        lines.append(f"{slower:+.1%} in time: {other.regime}")
+    return [*lines, *absent(found)]
+
+
+def count(found: Candidates) -> str:
+    number = len(found.plans)
+    return f"{number} candidates" if number > 1 else "one candidate"
+
+
+def absent(found: Candidates) -> list[str]:
+    """Why a row is not kept in registers or in shared memory, where no candidate does so."""
+    plan, graph, target = found.plans[0], found.graph, found.target
+    stagings = {p.staging for p in found.plans}
+    if plan.rule != "rowwise" or "none" in stagings:
+        return []
+    widest = max(found.plans, key=lambda p: p.tile.threads_per_row)
+    bytes_each = schedule(graph, plan.accesses, staged=True).kept_bytes
+    if not bytes_each:
+        return []
+    row_bytes = bytes_each * graph.cols
+    lines = []
+    if "registers" not in stagings:
+        lines.append(
+            f"not in registers: a row of {graph.cols:,} elements keeps {bytes_each} B each, "
+            f"{row_bytes / widest.tile.threads_per_row:,.0f} B a thread even with {widest.tile.threads_per_row} threads"
+        )
+    if "shared" not in stagings and row_bytes > target.shared_bytes:
+        lines.append(
+            f"not in shared memory: the row keeps {row_bytes / 1024:,.0f} KiB, "
+            f"a block of {target.model} has {target.shared_bytes / 1024:,.0f} KiB"
+        )
+    return lines

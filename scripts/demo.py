@@ -1,0 +1,206 @@
+"""What fusegen does, shown on this machine: from a spec to a kernel that is compiled and checked, for both vendors.
+
+    make demo                      # or: python scripts/demo.py [folder of specs]
+
+Needs no GPU: kernels are compiled by NVRTC and hiprtc, and run in the emulator; where a matching GPU is present, they
+run there. What is missing is said. Exit code 0 when every kernel that could run agrees with its numpy reference.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.rule import Rule
+from rich.text import Text
+
+from fusegen import golden
+from fusegen.cli.builds import Validation, validated
+from fusegen.cli.plans import show_chains
+from fusegen.cli.showing import console, mark, mark_style, progress, say, show_code, table, times
+from fusegen.compiling import Binary
+from fusegen.doctor import examine
+from fusegen.errors import CompileError, MissingError
+from fusegen.pipeline import build
+from fusegen.planner import plan
+from fusegen.planner.model import Plan
+from fusegen.rendering import render
+from fusegen.spec import Chain, load_chains
+from fusegen.targets import H200, MI300X, Target
+
+TARGETS = (H200, MI300X)
+FEATURED = "bias_gelu_residual_ln"
+VENDORS = {"cuda": "CUDA", "hip": "HIP"}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One chain for one target, as far as it got."""
+
+    chain: Chain
+    target: Target
+    plan: Plan
+    binary: Binary | None
+    validation: Validation
+    trouble: str = ""  # why there is no binary
+
+    @property
+    def failed(self) -> bool:
+        return self.validation.ok is False
+
+    @property
+    def relative_l2(self) -> float | None:
+        cases = self.validation.report.cases if self.validation.report else ()
+        return next((case.relative_l2 for case in cases if case.name == "normal"), None)
+
+
+def make(chain: Chain, target: Target) -> Result:
+    """Compile and validate. What is missing here is noted; what is wrong fails."""
+    planned = plan(chain.graph, target)
+    try:
+        built = build(chain.graph, target)
+        planned, binary, trouble = built.source.plan, built.binary, ""
+    except MissingError as missing:
+        binary, trouble = None, str(missing)
+    except CompileError as error:
+        return Result(chain, target, planned, None, Validation(False, "", str(error)), str(error))
+    return Result(chain, target, planned, binary, validated(chain, target), trouble)
+
+
+def make_all(chains: Sequence[Chain]) -> Iterator[Result]:
+    """Every chain for every target as they get done. Threads suffice: compilers and kernels run outside of Python."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        jobs: list[Future[Result]] = [pool.submit(make, chain, target) for target in TARGETS for chain in chains]
+        for job in as_completed(jobs):
+            yield job.result()
+
+
+# ---------------------------------------------------------------- telling
+
+
+def chapter(title: str) -> None:
+    out = console()
+    say("")
+    out.print(Rule(title, style="cyan") if out.is_terminal else f"== {title}")
+
+
+def excerpt(text: str) -> str:
+    """The plan at the top, then the kernel up to its second walk over the row; what is left out is marked."""
+    head, _, rest = text.partition("\n\n")
+    body = rest[rest.index('extern "C"') :]
+    shown, second, hidden = body.partition("    // walk 2 of")
+    more = f"    // ... {hidden.count(chr(10))} more lines: fusegen inspect specs/{FEATURED}.py\n" if second else ""
+    return f"{head}\n\n// ... helpers\n\n{shown}{more}"
+
+
+def staging(planned: Plan) -> str:
+    """`128 threads a row, registers`."""
+    tile = planned.tile
+    if planned.flat:
+        return f"flat, {tile.threads} threads a block"
+    team = f"{tile.threads_per_row} thread{'s' if tile.threads_per_row > 1 else ''} a row"
+    where = {
+        "none": "one walk",
+        "registers": "kept in registers",
+        "shared": "kept in shared memory",
+        "stream": "read again",
+    }
+    return f"{team}, {where[planned.staging]}"
+
+
+def cells(result: Result | None) -> tuple[object, ...]:
+    """Registers, occupancy, relative L2 and verdict of one kernel."""
+    if result is None:
+        return ("", "", "", "")
+    binary, error = result.binary, result.relative_l2
+    ok = result.validation.ok
+    return (
+        str(binary.resources.registers) if binary else "-",
+        f"{binary.occupancy.fraction:.0%}" if binary else "-",
+        "-" if error is None else f"{error:.1e}",
+        Text(mark(ok), style=mark_style(ok)),
+    )
+
+
+def summary(chains: Sequence[Chain], results: Sequence[Result]) -> None:
+    by_place = {(r.chain.name, r.target.vendor): r for r in results}
+    rows = []
+    for chain in chains:
+        cuda, hip = (by_place.get((chain.name, target.vendor)) for target in TARGETS)
+        planned = (cuda or hip or make(chain, TARGETS[0])).plan
+        traffic = planned.cost.traffic
+        saved = times(traffic.unfused, traffic.moved) if traffic.unfused > traffic.moved else "-"
+        rows.append((chain.name, staging(planned), saved, *cells(cuda), *cells(hip)))
+    columns = ["regs>", "occ>", "rel L2>", "!"]
+    heads = [f"{VENDORS[t.vendor]} {name}" if name != "!" else name for t in TARGETS for name in columns]
+    say(table("chain!", "regime on h200", "bytes saved>", *heads, rows=rows, styles={0: "bold"}))
+    say("", "rel L2: relative L2 error, with the rounding of results to f16 (2e-4) or bf16 (2e-3)", style="dim")
+    say("occ: the share of an SM's warps that registers and shared memory leave room for", style="dim")
+
+
+def closing(results: Sequence[Result], seconds: float) -> int:
+    right = sum(bool(r.validation.ok) for r in results)
+    wrong = [r for r in results if r.failed]
+    places = dict.fromkeys(r.validation.on for r in results if r.validation.on)
+    where = " and".join(" in the emulator" if place == "emulator" else f" on {place}" for place in places)
+    verdict = f"{right} of {len(results)} kernels agree with their numpy references{where}; {seconds:.0f} s in all"
+    if not right and not wrong:
+        verdict = f"no kernel could be run here, so none is proven; {seconds:.0f} s in all"
+    say("", verdict, style="bold green" if right == len(results) else "bold yellow")
+    for result in wrong:
+        say("", f"{result.chain.name} for {result.target}:", result.validation.text, style="red")
+    missing = [
+        text for r in results for text in (r.trouble, r.validation.text if r.validation.ok is None else "") if text
+    ]
+    for text in dict.fromkeys(missing):
+        say("", text, style="yellow")
+    say("", "next: fusegen explain specs/rmsnorm.py, fusegen --help, README.md")
+    return 1 if wrong else 0 if right else 3
+
+
+def main(arguments: Sequence[str]) -> int:
+    start = time.perf_counter()
+    folder = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent / "specs"
+    chains = load_chains(folder)
+    featured = next((c for c in chains if c.name == FEATURED), chains[0])
+
+    chapter("this machine")
+    for vendor in examine().vendors:
+        say(str(vendor), style="green" if vendor.ready else "yellow")
+
+    chapter("fusion chains are small Python functions")
+    show_chains(chains)
+    say("")
+    show_code(Path(featured.graph.where.file).read_text(encoding="utf-8"), "python")
+
+    chapter("the planner tiles, vectorizes and costs them; templates emit CUDA and HIP one can read")
+    show_code(excerpt(render(plan(featured.graph, H200)).text), "cuda")
+
+    with tempfile.TemporaryDirectory() as out:
+        files = golden.flat(golden.all_emitted(chains, TARGETS))
+        golden.write(files, Path(out))
+        say("", f"{len(files)} files emitted: a kernel and its numpy reference for each chain and vendor")
+
+    chapter(f"each kernel is compiled for {' and '.join(map(str, TARGETS))}, run, and compared with its reference")
+    results: list[Result] = []
+    with progress(len(chains) * len(TARGETS)) as bar:
+        bar.step("compiling and validating")
+        for result in make_all(chains):
+            results.append(result)
+            bar.step("compiling and validating")
+            ok = result.validation.ok
+            bar.say(f"{mark(ok):<6}{result.chain.name}  {result.target}", style=mark_style(ok))
+
+    chapter("summary")
+    summary(chains, results)
+    return closing(results, time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,568 @@
+"""The command line: what each verb says, its JSON, its exit codes, and how it behaves in a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import fusegen
+from fusegen import golden
+from fusegen.cli import app, asking, showing
+from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.errors import CompileError, MissingError, RequestError
+from fusegen.planner.model import Plan, Source
+from fusegen.rendering import render
+from fusegen.spec import load_chains
+from fusegen.targets import H200, MI300X
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = (sys.executable, "-m", "fusegen")
+SPEC = '''
+from fusegen import chain, dims, f16, f32
+from fusegen import ops as F
+
+M, N = dims("M N")
+
+
+@chain(M=8, N=64)
+def scaled(x: f16[M, N], bias: f16[N], scale: f32) -> f16[M, N]:
+    """relu(x + bias) * scale."""
+    return F.relu(x + bias) * scale
+
+
+@chain(M=8, N=64)
+def normed(x: f16[M, N]) -> f16[M, N]:
+    """softmax(x)."""
+    return F.softmax(x)
+'''
+
+
+def have_compiler() -> bool:
+    try:
+        compiler()
+    except EmulatorUnavailable:
+        return False
+    return True
+
+
+emulated = pytest.mark.skipif(not have_compiler(), reason="the emulator needs a C++ compiler; see `fusegen doctor`")
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled kernels of these tests, apart from the user's."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caches: Path) -> Run:
+    """`run("plan", "chains.py:scaled")` in a folder that has chains.py."""
+    (tmp_path / "chains.py").write_text(SPEC)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(caches))
+    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
+
+
+def document(result: Result, code: int = 0) -> Any:
+    """The JSON on stdout, which holds nothing else."""
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def error_of(result: Result, code: int) -> str:
+    """The message on stderr; stdout is empty, and nobody sees a traceback."""
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.stderr
+
+
+# ---------------------------------------------------------------- list
+
+
+def test_list(run: Run) -> None:
+    text = run("list", ".").stdout.splitlines()
+    assert " ".join(text[1].split()) == "scaled f16[M, N], f16[N], f32 -> f16[M, N] M=8 N=64 chains.py"
+    facts = document(run("list", "chains.py:scaled", "--json"))["chains"]
+    assert facts == [
+        {
+            "name": "scaled",
+            "doc": "relu(x + bias) * scale.",
+            "file": "chains.py",
+            "line": 8,
+            "signature": "f16[M, N], f16[N], f32 -> f16[M, N]",
+            "inputs": [
+                {"name": "x", "dtype": "f16", "shape": ["M", "N"]},
+                {"name": "bias", "dtype": "f16", "shape": ["N"]},
+                {"name": "scale", "dtype": "f32", "shape": []},
+            ],
+            "outputs": [{"name": "out", "dtype": "f16", "shape": ["M", "N"]}],
+            "sizes": {"M": 8, "N": 64},
+        }
+    ]
+
+
+def test_list_ops_shows_every_op(run: Run) -> None:
+    facts = document(run("list", "--ops", "--json"))["ops"]
+    calls = [fact["call"] for fact in facts]
+    for name in fusegen.ops.FUNCTIONS:
+        assert any(call.startswith(f"F.{name}(") for call in calls), name
+    assert {"x + y", "~x", "x <= y"} <= set(calls)
+    assert all(fact["doc"] for fact in facts)
+    text = run("list", "--ops").stdout
+    assert all(call in text for call in calls)
+
+
+def test_list_needs_a_folder_to_look_in(run: Run) -> None:
+    assert "no folder `specs` here" in error_of(run("list"), 2)
+
+
+# ---------------------------------------------------------------- plan and explain
+
+
+def test_plan_reports_the_missions_bytes() -> None:
+    """26 -> 12 B an element, 416 -> 192 MiB at S = H = 4096, ideally 96 MiB; one launch for four."""
+    words = ["plan", str(ROOT / "specs/bias_gelu_residual_ln.py"), "--target", "cuda:h200", "--set", "M=4096"]
+    (facts,) = document(CliRunner().invoke(app, [*words, "--json"]))["plans"]
+    counted = facts["bytes"]
+    assert (counted["per_element_unfused_each"], counted["per_element_fused_each"]) == (26, 12)
+    assert (counted["per_element_unfused"], counted["per_element_fused"]) == (416 * 2**20, 192 * 2**20)
+    assert counted["ideal"] == counted["moved"] == 96 * 2**20 + 3 * 8192
+    assert facts["launches"] == {"fused": 1, "unfused": 4}
+    text = CliRunner().invoke(app, words).stdout
+    line = next(line for line in text.splitlines() if line.startswith("per element"))
+    assert " ".join(line.split()).endswith("26 B 416.0 MiB 12 B 192.0 MiB 2.17x")
+    assert "96.0 MiB" in text
+    assert "1 fused, 4 unfused" in text
+
+
+def test_plan_shows_the_header_tensors_and_candidates(run: Run) -> None:
+    text = run("plan", "chains.py:normed", "--target", "hip:mi300x", "--all").stdout
+    assert text.startswith("normed  f16[M, N] -> f16[M, N]  at M=8 N=64\n")
+    for word in ("target ", "tile ", "floor ", "read x", "write out", "x_stride", "estimate", "\n*  rowwise"):
+        assert word in text
+    assert "- elementwise: " in text  # the rule that refused, with its reason
+
+
+def test_plan_json_keys(run: Run) -> None:
+    (facts,) = document(run("plan", "chains.py:scaled", "--target", "cuda", "--all", "--json"))["plans"]
+    assert set(facts) == {
+        "chain", "signature", "sizes", "target", "arch", "bytes", "tensors", "accesses", "flops", "special_calls",
+        "intensity", "launches", "rounding", "decisions", "rule", "regime", "staging", "tile", "blocks",
+        "shared_bytes", "registers_estimated", "blocks_per_sm", "in_flight_bytes", "bytes_moved", "floor_us",
+        "time_us", "bound", "candidates", "refusals",
+    }  # fmt: skip
+    assert facts["refusals"][0]["rule"] == "rowwise"
+    assert facts["candidates"][0]["time_us"] == facts["time_us"] == min(c["time_us"] for c in facts["candidates"])
+    assert {a["tensor"]: a["strides"] for a in facts["accesses"]} == {
+        "x": ["x_stride"], "bias": [], "out": ["out_stride"],
+    }  # fmt: skip
+
+
+def test_plan_of_other_sizes_and_types(run: Run) -> None:
+    words = ("plan", "chains.py", "--target", "cuda", "--set", "N=100", "--set", "M=3", "--dtype", "f32", "--json")
+    plans = document(run(*words))["plans"]
+    assert [p["sizes"] for p in plans] == [{"M": 3, "N": 100}] * 2
+    assert plans[0]["signature"] == "f32[M, N], f32[N], f32 -> f32[M, N]"
+
+
+def test_explain(run: Run) -> None:
+    text = run("explain", "chains.py", "--target", "cuda").stdout
+    assert "add is fused into relu" in text
+    assert "saves 2.0 KiB" in text  # 8 x 64 halves, not written and not read
+    assert "chains.py:11" in text
+    assert "out to f16 when stored" in text
+    found = document(run("explain", "chains.py:normed", "--target", "cuda", "--json"))["explanations"]
+    assert {"walks over the row", "why this regime", "rules that refused"} <= set(found[0]["sections"])
+
+
+@pytest.mark.parametrize("length", [64, 4097, 65536, 1048576])
+def test_explain_speaks_of_every_regime(run: Run, length: int) -> None:
+    result = run("explain", "chains.py:normed", "--target", "cuda:h200", "--set", f"N={length}")
+    assert result.exit_code == 0, result.output
+    assert "estimated" in result.stdout
+    if length == 1048576:
+        assert "not in registers: a row of 1,048,576 elements" in result.stdout
+        assert "not in shared memory" in result.stdout
+
+
+# ---------------------------------------------------------------- emit
+
+
+def test_emit_check_and_drift(run: Run, tmp_path: Path) -> None:
+    assert "4 written" in run("emit", "chains.py", "--target", "cuda:h200", "--out", "out").stdout
+    check = ("emit", "chains.py", "--target", "cuda:h200", "--out", "out", "--check")
+    assert run(*check).exit_code == 0
+    file = tmp_path / "out/cuda-h200/scaled.cu"
+    file.write_text(file.read_text().replace("relu", "glue"))
+    drifted = run(*check)
+    assert drifted.exit_code == 1
+    assert "+// relu(x + bias) * scale." in drifted.stdout
+    assert "scaled.cu: changed" in drifted.stderr
+    facts = document(run(*check, "--json"), code=1)
+    assert (facts["ok"], facts["files"]) == (False, 4)
+    assert [d["kind"] for d in facts["differences"]] == ["changed"]
+    assert "glue" in file.read_text(), "--check writes nothing"
+
+
+def test_emit_all_targets(run: Run, tmp_path: Path) -> None:
+    facts = document(run("emit", "chains.py:scaled", "--all-targets", "--json"))
+    assert sorted(facts["written"]) == sorted(
+        f"generated/{folder}/scaled{end}"
+        for folder, suffix in (("cuda-a100", ".cu"), ("cuda-h200", ".cu"), ("hip-mi300x", ".hip"))
+        for end in (suffix, "_reference.py")
+    )
+    assert "exclude each other" in error_of(run("emit", "chains.py", "--all-targets", "--target", "cuda"), 2)
+
+
+def test_emit_alone_keeps_generated_in_step(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "chains.py").rename(tmp_path / "specs/chains.py")
+    assert len(document(run("emit", "--json"))["written"]) == 12
+    assert document(run("emit", "--check", "--json"))["files"] == 12
+    text = (tmp_path / "specs/chains.py").read_text()
+    (tmp_path / "specs/chains.py").write_text(text.replace("def scaled", "def shifted"))
+    assert {d["kind"] for d in document(run("emit", "--check", "--json"), code=1)["differences"]} == {
+        "missing",
+        "stale",
+    }
+    assert len(document(run("emit", "--json"))["removed"]) == 6
+    assert run("emit", "--check").exit_code == 0
+
+
+# ---------------------------------------------------------------- inspect
+
+
+@pytest.mark.parametrize("gpu", [H200, MI300X], ids=str)
+def test_inspect_source_and_reference_are_what_is_emitted(run: Run, gpu: Any) -> None:
+    (chain,) = load_chains("chains.py:scaled")
+    kernel, reference = golden.emitted(chain, gpu)
+    assert run("inspect", "chains.py:scaled", "--target", gpu).stdout == kernel.text
+    assert run("inspect", "chains.py:scaled", "--target", gpu, "--what", "reference").stdout == reference.text
+    facts = document(run("inspect", "chains.py:scaled", "--target", gpu, "--json"))
+    assert facts == {"chain": "scaled", "target": gpu.name, "what": "source", "text": kernel.text}
+
+
+def test_inspect_takes_one_chain(run: Run) -> None:
+    message = error_of(run("inspect", "chains.py", "--target", "cuda"), 2)
+    assert message.startswith("chains.py has 2 chains, and this takes one: chains.py:scaled, chains.py:normed")
+
+
+def test_inspect_ptx_and_plan(run: Run) -> None:
+    ptx = run("inspect", "chains.py:scaled", "--target", "cuda:sm_80", "--what", "ptx")
+    if ptx.exit_code == 3:
+        pytest.skip(ptx.stderr.splitlines()[0])
+    assert ".entry scaled" in ptx.stdout
+    assert "sm_80" in ptx.stdout
+    assert "has no PTX" in error_of(run("inspect", "chains.py:scaled", "--target", "hip", "--what", "ptx"), 2)
+    assert run("inspect", "chains.py:scaled", "--target", "cuda", "--what", "plan").stdout.startswith("scaled  f16")
+
+
+@pytest.mark.parametrize("gpu", ["cuda:h200", "hip:gfx90a"])
+def test_inspect_resources(run: Run, gpu: str) -> None:
+    result = run("inspect", "chains.py:normed", "--target", gpu, "--what", "resources", "--json")
+    if result.exit_code == 3:
+        pytest.skip(result.stderr.splitlines()[0])
+    facts = document(result)
+    assert set(facts["resources"]) == {
+        "registers", "scalar_registers", "spill_bytes", "scalar_spills", "stack_bytes", "static_shared_bytes",
+        "dynamic_shared_bytes", "shared_bytes", "code_bytes",
+    }  # fmt: skip
+    assert set(facts["occupancy"]) == {"blocks_per_sm", "warps_per_sm", "fraction", "limited_by"}
+    assert facts["resources"]["registers"] > 0
+    text = run("inspect", "chains.py:normed", "--target", gpu, "--what", "resources").stdout
+    for word in ("registers", "spills", "stack frame", "shared memory", "occupancy", "compiler"):
+        assert f"\n{word} " in text
+    assert ("scalar registers" in text) is gpu.startswith("hip")
+
+
+def test_profile_checklist_for_nvidia(run: Run) -> None:
+    facts = document(run("inspect", "chains.py:normed", "--target", "cuda:h200", "--what", "profile", "--json"))
+    counters = {c["name"]: c["expect"] for c in facts["checklist"]["counters"]}
+    assert counters["dram__bytes_read.sum"].startswith("1,024 ")  # 8 x 64 halves
+    assert counters["dram__bytes_write.sum"].startswith("1,024 ")
+    assert counters["l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio"] == "16"
+    assert counters["l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum"].startswith("0")
+    command = facts["checklist"]["commands"][0]["text"]
+    assert "--kernel-name normed " in command
+    assert all(name in command for name in counters)
+    assert command.endswith("fusegen launch chains.py:normed --target cuda:h200 --set M=8 --set N=64")
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "sectors"),
+    [("4096", "f16", "16"), ("4096", "f32", "16"), ("4097", "f16", " to 1 more: rows start inside of sectors")],
+)
+def test_profile_expects_sectors(run: Run, length: str, dtype: str, sectors: str) -> None:
+    """As ncu read them on an H200: 16 for whole vectors, between n and n + 1 for rows that start anywhere."""
+    words = ("inspect", "chains.py:normed", "--target", "cuda:h200", "--what", "profile", "--json")
+    facts = document(run(*words, "--set", f"N={length}", "--dtype", dtype))
+    counters = {c["name"]: c["expect"] for c in facts["checklist"]["counters"]}
+    assert counters["l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio"].endswith(sectors)
+
+
+def test_profile_checklist_for_amd(run: Run) -> None:
+    text = run("inspect", "chains.py:normed", "--target", "hip:mi300x", "--what", "profile").stdout
+    for word in ("rocprofv3 --kernel-include-regex '^normed$'", "rocprof -i", "rocprof-compute profile", "FETCH_SIZE"):
+        assert word in text
+
+
+def test_profile_without_a_compiler_says_estimated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.runtime.cache.compiler_version", raising(MissingError("no compiler")))
+    text = run("inspect", "chains.py:normed", "--target", "cuda:h200", "--what", "profile").stdout
+    assert "not compiled here" in text
+
+
+def raising(error: Exception) -> Any:
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
+# ---------------------------------------------------------------- compile and validate
+
+
+def need_compiled(result: Result) -> Result:
+    if result.exit_code == 3:
+        pytest.skip(result.output.splitlines()[0])
+    return result
+
+
+@emulated
+@pytest.mark.parametrize("gpu", ["cuda:h200", "hip:gfx90a"])
+def test_compile_reports_and_validates(run: Run, gpu: str) -> None:
+    text = need_compiled(run("compile", "chains.py:normed", "--target", gpu)).stdout
+    assert text.startswith("ok    normed  for ")
+    for word in ("registers", "spills", "gate              passed", "validation", "of the error bound"):
+        assert word in text
+    facts = document(run("compile", "chains.py:normed", "--target", gpu, "--json"))
+    (kernel,) = facts["kernels"]
+    assert facts["ok"] is kernel["ok"] is kernel["validation"]["ok"] is True
+    assert set(kernel) == {
+        "chain", "target", "ok", "seconds", "gate", "validation", "error", "entry", "arch", "compiler",
+        "compile_seconds", "binary_bytes", "threads", "resources", "occupancy",
+    }  # fmt: skip
+    assert kernel["validation"]["report"]["cases"]
+
+
+def test_compile_a_folder_without_validation(run: Run) -> None:
+    result = need_compiled(run("compile", "chains.py", "--target", "cuda:sm_80", "--no-validate"))
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:3]] == [["ok", "scaled"], ["ok", "normed"]]
+    assert "not validated: --no-validate" in result.stdout
+    facts = document(run("compile", "chains.py", "--target", "cuda:sm_80", "--no-validate", "--json"))
+    assert [kernel["validation"]["ok"] for kernel in facts["kernels"]] == [None, None]
+
+
+@emulated
+def test_validate(run: Run) -> None:
+    words = ("validate", "chains.py", "--target", "hip:mi300x", "--on", "emulator", "--quick", "--set", "N=37")
+    text = run(*words)
+    assert text.exit_code == 0, text.output
+    assert "2 of 2 kernels agree with their references" in text.stdout
+    assert "emulator (checking), warp 64" in text.stdout
+    facts = document(run(*words, "--dtype", "f32", "--json"))
+    assert [kernel["chain"] for kernel in facts["kernels"]] == ["scaled", "normed"]
+    assert facts["kernels"][0]["sizes"] == {"M": 8, "N": 37}
+
+
+@emulated
+def test_auto_says_what_it_ran_on(run: Run) -> None:
+    (kernel,) = document(run("validate", "chains.py:normed", "--target", "hip:mi300x", "--quick", "--json"))["kernels"]
+    assert kernel["on"]
+
+
+@emulated
+def test_a_wrong_kernel_is_exit_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that subtracts where it should add, found by its own validation."""
+
+    def wrong(plan: Plan) -> Source:
+        source = render(plan)
+        return replace(source, text=source.text.replace("x + bias", "x - bias"))
+
+    monkeypatch.setattr("fusegen.pipeline.render", wrong)
+    result = run("validate", "chains.py:scaled", "--target", "cuda", "--on", "emulator", "--quick")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("FAIL  scaled")
+    assert "expected" in result.stdout
+    facts = document(run("compile", "chains.py:scaled", "--target", "cuda", "--json"), code=1)
+    assert facts["kernels"][0]["validation"]["ok"] is False
+
+
+def test_a_refused_source_is_exit_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.pipeline.build", raising(CompileError("nvrtc refused scaled.cu")))
+    result = run("compile", "chains.py", "--target", "cuda")
+    assert result.exit_code == 1
+    assert "nvrtc refused scaled.cu" in result.stdout
+
+
+def test_a_missing_runtime_compiler_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "hiprtc, which compiles HIP sources, is missing here\n  to get it: install ROCm"
+    monkeypatch.setattr("fusegen.runtime.cache.compiler_version", raising(MissingError(message)))
+    assert error_of(run("compile", "chains.py:scaled", "--target", "hip"), 3) == message + "\n"
+    facts = document(run("compile", "chains.py:scaled", "--target", "hip", "--json"), code=3)
+    assert facts == {"error": {"kind": "MissingError", "message": message, "exit_code": 3}}
+
+
+def test_a_missing_cxx_compiler_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = EmulatorUnavailable("the emulator needs a C++ compiler and found none")
+    monkeypatch.setattr("fusegen.emulator.toolchain.compiler_for", raising(missing))
+    message = error_of(run("validate", "chains.py:scaled", "--target", "cuda", "--on", "emulator"), 3)
+    assert message.startswith("the emulator needs a C++ compiler")
+
+
+def test_a_missing_gpu_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.runtime.devices.matching", lambda target: ())
+    assert "no GPU here runs hip:mi300x" in error_of(run("validate", "chains.py", "--target", "hip", "--on", "gpu"), 3)
+
+
+@emulated
+def test_launch_runs_a_kernel_for_a_profiler(run: Run) -> None:
+    result = run("launch", "chains.py:scaled", "--target", "cuda", "--on", "emulator", "--launches", "2")
+    assert result.stdout == "scaled: 2 launches on emulator\n", result.output
+
+
+# ---------------------------------------------------------------- wrong requests
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "says"),
+    [
+        (("x + bias", "x + bia"), 11, "NameError"),
+        (("F.relu", "F.rleu"), 11, "unknown op F.rleu\n  did you mean F.relu?"),
+        (("bias: f16[N]", "bias: f16[K]"), 8, "K"),
+        (("return F.relu", "return x > 0 and F.relu"), 11, "a Python branch on a traced value"),
+        (("def normed(x: f16[M, N])", "def normed(x)"), 14, "parameter 'x' has no type"),
+        (("@chain(M=8, N=64)\ndef normed", "@chain(M=8, N=64)\ndef normed("), 15, "not Python"),
+    ],
+    ids=["name", "op", "shape", "branch", "type", "syntax"],
+)
+def test_a_wrong_spec_is_one_sentence_with_its_place(
+    run: Run, tmp_path: Path, change: tuple[str, str], line: int, says: str
+) -> None:
+    text = SPEC.replace(*change).replace('dims("M N")', 'dims("M N")')
+    if "K" in change[1]:
+        text = text.replace('M, N = dims("M N")', 'M, N = dims("M N"); (K,) = dims("K")').replace("M=8", "K=3, M=8", 1)
+    (tmp_path / "chains.py").write_text(text)
+    message = error_of(run("plan", "chains.py", "--target", "cuda"), 2)
+    place, _, sentence = message.partition(": ")
+    assert place.startswith("chains.py:")
+    assert abs(int(place.removeprefix("chains.py:")) - line) <= 3
+    assert says in sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("plan", "nowhere.py"), "there is no spec at nowhere.py"),
+        (("plan", "chains.py:other"), "chains.py has no chain 'other'; it has scaled, normed"),
+        (("plan", "chains.py", "--set", "Q=3"), "--set Q: no chain here has that dim; there are M, N"),
+        (("plan", "chains.py", "--set", "N"), "--set N: write a dim and its size, as in --set M=5"),
+        (("plan", "chains.py", "--set", "N=0"), "N=0"),
+        (("plan", "chains.py", "--dtype", "f8"), "--dtype f8: arrays are stored as f16, bf16, f32"),
+        (("plan", "chains.py", "--target", "cuda:h300"), "'cuda:h300' is not a target"),
+        (("validate", "chains.py", "--target", "cuda", "--on", "abacus"), "abacus"),
+    ],
+)
+def test_a_wrong_request_is_exit_2(run: Run, words: tuple[str, ...], says: str) -> None:
+    target = () if "--target" in words else ("--target", "cuda")
+    assert says in error_of(run(*words, *target), 2)
+
+
+@pytest.mark.parametrize(
+    "words", [("frobnicate",), ("plan",), ("plan", "x", "--what"), ("inspect", "x", "--what", "y")]
+)
+def test_bad_usage_is_exit_2(run: Run, words: tuple[str, ...]) -> None:
+    assert run(*words).exit_code == 2
+
+
+def test_an_unexpected_exception_is_called_a_bug(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusegen.planner.candidates", raising(ZeroDivisionError("division by zero")))
+    result = run("plan", "chains.py", "--target", "cuda")
+    assert result.exit_code == 70
+    assert "Traceback" in result.stderr
+    assert "this is a bug in fusegen" in result.stderr
+
+
+def test_sizes_go_to_the_chains_that_have_them() -> None:
+    chains = asking.ask_chains([str(ROOT / "specs")], ["T=3", "M=5"])
+    assert {c.name: dict(c.graph.sizes) for c in chains}["log_softmax"]["T"] == 3
+    assert {c.name: dict(c.graph.sizes) for c in chains}["rmsnorm"]["M"] == 5
+    with pytest.raises(RequestError, match="takes one"):
+        asking.ask_chain(str(ROOT / "specs"))
+
+
+# ---------------------------------------------------------------- how it goes out
+
+
+def test_help_reads_well(run: Run) -> None:
+    text = run("--help").stdout
+    for verb in ("list", "plan", "explain", "emit", "compile", "inspect", "validate", "doctor"):
+        assert f" {verb} " in text
+        assert "--json" in run(verb, "--help").stdout
+    assert " launch " not in text
+    assert run("--version").stdout == f"fusegen {fusegen.__version__}\n"
+
+
+def test_json_has_no_infinities(capsys: pytest.CaptureFixture[str]) -> None:
+    showing.print_json({"a": float("inf"), "b": [float("nan")], "c": (1, "x", None, True)})
+    assert json.loads(capsys.readouterr().out) == {"a": "inf", "b": ["nan"], "c": [1, "x", None, True]}
+
+
+@pytest.mark.parametrize(("codes", "worst"), [((), 0), ((0, 0), 0), ((0, 2), 2), ((3, 2), 3), ((3, 1, 2), 1)], ids=str)
+def test_the_worst_of_many(codes: tuple[int, ...], worst: int) -> None:
+    assert showing.worst(codes) == worst
+
+
+def shell(*words: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*COMMAND, *words], capture_output=True, cwd=ROOT, timeout=60, **more)
+
+
+def test_a_pipe_gets_the_bytes_of_the_source(tmp_path: Path) -> None:
+    (chain,) = load_chains(ROOT / "specs/rmsnorm.py")
+    piped = shell("inspect", "specs/rmsnorm.py", "--target", "hip:mi300x").stdout
+    assert piped == golden.emitted(chain, MI300X)[0].text.encode()
+
+
+def test_a_closed_pipe_is_no_accident() -> None:
+    """`fusegen list --ops | head -1`"""
+    one = subprocess.Popen([*COMMAND, "list", "--ops"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert one.stdout is not None
+    assert one.stderr is not None
+    one.stdout.readline()
+    one.stdout.close()
+    said = one.stderr.read()
+    one.stderr.close()
+    one.wait(timeout=60)
+    assert said == b""
+
+
+def test_plain_text_in_a_pipe() -> None:
+    done = shell("plan", "specs/rmsnorm.py", "--target", "cuda", "--all")
+    assert done.returncode == 0
+    assert b"\x1b" not in done.stdout
+    assert all(line == line.rstrip() for line in done.stdout.decode().splitlines())
+
+
+def test_help_answers_at_once() -> None:
+    """0.3 s on an idle machine; the bound leaves room for a busy one."""
+    start = time.perf_counter()
+    assert shell("--help").returncode == 0
+    assert time.perf_counter() - start < 3
+    loaded = shell("--help", env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}).stderr.decode()
+    heavy = [
+        name
+        for name in ("jinja2", "fusegen.planner", "fusegen.runtime", "cuda.core", "torch")
+        if f" {name}\n" in loaded
+    ]
+    assert not heavy

@@ -1,0 +1,205 @@
+"""Golden sources: generated/ holds what is emitted now, its references run alone, and it is what compile hands out.
+
+`pytest --update-golden` rewrites generated/ instead of comparing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fusegen import golden
+from fusegen.errors import Drift, MissingError, RequestError
+from fusegen.spec import Chain, load_chains
+from fusegen.targets import GOLDEN_TARGETS, H200, L40S, MI300X, Target
+from fusegen.types import size_of
+
+ROOT = Path(__file__).resolve().parent.parent
+CHAINS = load_chains(ROOT / "specs")
+SMALL = """
+from fusegen import chain, dims, f32
+from fusegen import ops as F
+
+M, N = dims("M N")
+
+
+@chain(M=4, N=64)
+def {name}(x: f32[M, N]) -> f32[M, N]:
+    \"\"\"x + {number}.\"\"\"
+    return x + {number}.0
+"""
+
+
+@pytest.fixture
+def specs(tmp_path: Path) -> Path:
+    """A folder of two specs."""
+    folder = tmp_path / "specs"
+    folder.mkdir()
+    for number, name in enumerate(("one", "two"), 1):
+        (folder / f"{name}.py").write_text(SMALL.format(name=name, number=number))
+    return folder
+
+
+# ---------------------------------------------------------------- the project's own
+
+
+@pytest.mark.parametrize("gpu", GOLDEN_TARGETS, ids=str)
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.name)
+def test_committed_sources_are_what_is_emitted(chain: Chain, gpu: Target, request: pytest.FixtureRequest) -> None:
+    files = golden.emitted(chain, gpu)
+    if request.config.getoption("--update-golden"):
+        golden.write(files, ROOT / "generated")
+    if differences := golden.compare(files, ROOT / "generated"):
+        diff = "\n".join(d.diff for d in differences)
+        pytest.fail(
+            f"{diff}\n`make golden` or `pytest --update-golden` writes them anew; review the diff", pytrace=False
+        )
+
+
+def test_no_committed_source_is_stale(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--update-golden"):
+        golden.update(ROOT / "specs", ROOT / "generated")
+    stale = [d for d in golden.check(ROOT / "specs", ROOT / "generated") if d.kind == "stale"]
+    assert not stale, "no spec makes these: " + ", ".join(map(str, stale))
+
+
+@pytest.mark.parametrize("gpu", GOLDEN_TARGETS, ids=str)
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.name)
+def test_the_gate_takes_what_is_emitted(chain: Chain, gpu: Target) -> None:
+    """The kernel that `compile` hands out is the golden one: the planner's first choice neither spills nor stacks."""
+    from fusegen.pipeline import build
+
+    try:
+        built = build(chain.graph, gpu)
+    except MissingError as missing:
+        pytest.skip(str(missing).splitlines()[0])
+    assert built.source.text == golden.emitted(chain, gpu)[0].text, "\n".join(v.reason for v in built.verdicts)
+
+
+ALONE = """
+import json, sys
+
+class Only:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "fusegen":
+            raise ImportError(f"a reference must stand alone, and imports {name}")
+
+sys.meta_path.insert(0, Only())
+import ml_dtypes
+import numpy as np
+
+for case in json.load(sys.stdin):
+    module = {"__name__": case["name"]}
+    exec(compile(open(case["file"]).read(), case["file"], "exec"), module)
+    rng = np.random.default_rng(0)
+    def draw(dtype, shape):
+        values = rng.standard_normal(shape) if shape else 1.0
+        return values > 0 if dtype == "bool" else np.asarray(values).astype(np.dtype(dtype))
+    results = module[case["name"]](*(draw(*operand) for operand in case["operands"]))
+    results = results if isinstance(results, tuple) else (results,)
+    assert [list(r.shape) for r in results] == case["shapes"], case["name"]
+    assert all(r.dtype == np.float64 for r in results), case["name"]
+print("done")
+"""
+
+
+def test_references_run_alone() -> None:
+    """Each committed reference, in a process that can't import fusegen, on small arrays."""
+    cases = []
+    for chain in CHAINS:
+        small = chain.at(**{name: min(size, 5) for name, size in chain.graph.sizes.items()}).graph
+
+        def shape(sizes: Sequence[object], of: dict[str, int] = dict(small.sizes)) -> list[int]:  # noqa: B006
+            return [size_of(size, of) for size in sizes]  # type: ignore[arg-type]
+
+        cases.append(
+            {
+                "file": str(ROOT / "generated" / H200.folder / f"{chain.name}_reference.py"),
+                "name": chain.name,
+                "operands": [(t.dtype.numpy.name, shape(t.shape)) for t in small.inputs],
+                "shapes": [shape(t.shape) for t in small.outputs],
+            }
+        )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ALONE], input=json.dumps(cases), capture_output=True, text=True, cwd="/"
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+# ---------------------------------------------------------------- writing and comparing
+
+
+def test_update_then_check(specs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    changes = golden.update(specs, out, (H200, MI300X))
+    names = {str(path.relative_to(out)) for path in changes.written}
+    assert names == {
+        f"{folder}/{name}" for folder, suffix in (("cuda-h200", ".cu"), ("hip-mi300x", ".hip"))
+        for stem in ("one", "two") for name in (stem + suffix, f"{stem}_reference.py")
+    }  # fmt: skip
+    assert golden.check(specs, out, (H200, MI300X)) == ()
+    again = golden.update(specs, out, (H200, MI300X))
+    assert (len(again.written), len(again.unchanged)) == (0, 8)
+
+
+def test_drift_is_found_and_named(specs: Path, tmp_path: Path) -> None:
+    golden.update(specs, tmp_path, (H200,))
+    folder = tmp_path / H200.folder
+    (folder / "one.cu").write_text((folder / "one.cu").read_text() + "// mine\n")
+    (folder / "two_reference.py").unlink()
+    (specs / "one.py").rename(specs / "three.py")  # the file's name does not matter, the chain's does
+    (specs / "two.py").write_text((specs / "two.py").read_text().replace("def two", "def four"))
+    found = {str(d.path.relative_to(folder)): d.kind for d in golden.check(specs, tmp_path, (H200,))}
+    assert found == {
+        "one.cu": "changed", "four.cu": "missing", "four_reference.py": "missing", "two.cu": "stale",
+    }  # fmt: skip
+    changed = next(d for d in golden.check(specs, tmp_path, (H200,)) if d.kind == "changed")
+    assert "-// mine" in changed.diff
+    error = golden.drift([changed], tmp_path)
+    assert isinstance(error, Drift)
+    assert "one.cu: changed" in str(error)
+
+
+def test_update_removes_only_what_fusegen_wrote(specs: Path, tmp_path: Path) -> None:
+    golden.update(specs, tmp_path, (H200,))
+    folder = tmp_path / H200.folder
+    mine = {"notes.md": "mine", "mine.cu": "// mine\n", "one_test.py": "import one_reference\n"}
+    for name, text in mine.items():
+        (folder / name).write_text(text)
+    (specs / "two.py").unlink()
+    changes = golden.update(specs, tmp_path, (H200,))
+    assert {path.name for path in changes.removed} == {"two.cu", "two_reference.py"}
+    assert {path.name for path in folder.iterdir()} == {*mine, "one.cu", "one_reference.py"}
+
+
+def test_other_targets_folders_are_left_alone(specs: Path, tmp_path: Path) -> None:
+    golden.update(specs, tmp_path, (H200, L40S))
+    (specs / "two.py").unlink()
+    golden.update(specs, tmp_path, (H200,))
+    assert (tmp_path / L40S.folder / "two.cu").exists()
+
+
+def test_two_chains_of_one_name(specs: Path) -> None:
+    (specs / "again.py").write_text((specs / "one.py").read_text())
+    with pytest.raises(RequestError, match="two chains are called one"):
+        list(golden.all_emitted(load_chains(specs), (H200,)))
+
+
+def test_a_failed_write_leaves_the_old_file(specs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden.update(specs, tmp_path, (H200,))
+    place = tmp_path / H200.folder / "one.cu"
+    before = place.read_text()
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("fusegen.golden.os.replace", fail)
+    with pytest.raises(OSError, match="full"):
+        golden.write_whole(place, "half of it")
+    assert place.read_text() == before
+    assert not list(place.parent.glob(".*"))
