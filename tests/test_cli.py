@@ -178,7 +178,7 @@ def test_plan_of_other_sizes_and_types(run: Run) -> None:
 
 def test_explain(run: Run) -> None:
     text = run("explain", "chains.py", "--target", "cuda").stdout
-    assert "add is fused into relu" in text
+    assert "add (line 11) is fused into relu (line 11)" in text
     assert "saves 2.0 KiB" in text  # 8 x 64 halves, not written and not read
     assert "chains.py:11" in text
     assert "out to f16 when stored" in text

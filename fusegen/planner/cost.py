@@ -30,8 +30,12 @@ HALF_RATE_BYTES = 1000
 # A block that is alone on its SM has nothing to load while it reduces. Of 0.3 ... 1.2 this lost least against the best
 # measured candidate over benchmarks/candidates.py on an H200: 5 % in the mean, 22 % at worst.
 ALONE = 1.2
-SPECIAL = 2.5  # instructions a flop of exp, tanh, a division ...: range reduction and the slow path's test
+# Share of an instruction that issues alone, beside loads and other warps' work. With SPECIAL this fits the sweep of
+# benchmarks/candidates.py on an H200 to 35 % (rms of the logarithm): the ranking is meant, the times are less sure.
+ISSUE = 0.8
+SPECIAL = 1.5  # instructions a flop of exp, tanh, a division ...: range reduction and the slow path's test
 PER_THREAD = 60.0
+PER_DIVISION = 50.0  # in 64 bits, of operands that mostly fit 32
 PER_STEP = 4.0  # of a reduction across lanes
 SHARED_ACCESS = 2.0
 BY_ELEMENT = 12.0  # bounds test, address and predicated access of one element
@@ -70,7 +74,7 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool) -> Traff
         again = 1 if once else walks.get(tensor.name, 1)
         per_element = tensor.dtype.bytes * (elements if by_column else rows)
         tensors.append(TensorTraffic(tensor.name, output, size, size * again, per_element))
-    unfused = [operator_traffic(graph, nodes) for nodes in operators(graph)]
+    unfused = unfused_kernels(graph)
     per_element_fused = sum(t.per_element for t in tensors)
     per_element_unfused = sum(o.per_element for o in unfused)
     counts = {Extent.ELEMENT: elements, Extent.ROW: rows, Extent.LAUNCH: 0}
@@ -118,6 +122,17 @@ def operators(graph: Graph) -> list[list[Node]]:
     ]
 
 
+def copy_traffic(graph: Graph, name: str, node: Node) -> OperatorTraffic:
+    moved, per_element = 2 * count_bytes(graph, node, False), 2 * count_bytes(graph, node, True)
+    return OperatorTraffic(f"copy to {name}", moved, per_element, (node,), ((node, 1),))
+
+
+def unfused_kernels(graph: Graph) -> list[OperatorTraffic]:
+    """What the chain would be as one kernel an operator; an operand that is returned as it is makes a copy."""
+    copies = [copy_traffic(graph, t.name, t.node) for t in graph.outputs if t.node.op.kind is Kind.INPUT]
+    return [*(operator_traffic(graph, nodes) for nodes in operators(graph)), *copies]
+
+
 def operator_traffic(graph: Graph, nodes: list[Node]) -> OperatorTraffic:
     inside = set(nodes)
     results = [n for n in nodes if is_result(graph, n, inside)]
@@ -131,7 +146,9 @@ def operator_traffic(graph: Graph, nodes: list[Node]) -> OperatorTraffic:
     moved = sum(count_bytes(graph, n, False) * times for n, times in reads.items())
     per_element += sum(count_bytes(graph, n, True) for n in results)
     moved += sum(count_bytes(graph, n, False) for n in results)
-    return OperatorTraffic(nodes[-1].operator.name, moved, per_element, tuple(results), tuple(reads.items()))
+    operator = nodes[-1].operator
+    name = f"{operator.name} (line {operator.where.line})"
+    return OperatorTraffic(name, moved, per_element, tuple(results), tuple(reads.items()))
 
 
 def is_result(graph: Graph, node: Node, inside: set[Node]) -> bool:
@@ -194,7 +211,8 @@ def decisions(graph: Graph) -> tuple[Decision, ...]:
             size = count_bytes(graph, node, False)
             times = sum(k for g in groups for n, k in g.read if n is node)
             readers = [g.name for g in groups if any(n is node for n, _ in g.read)]
-            verdict = f"{group.name} is fused into {', '.join(readers)}: not written, not read {times}x"
+            again = "again" if times == 1 else f"{times} times"
+            verdict = f"{group.name} is fused into {', '.join(readers)}: not written, not read {again}"
             found.append(Decision(names[node], verdict, size * (1 + times)))
     return tuple(found)
 
@@ -262,7 +280,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     if work.staging == "shared" and tile.per_thread > UNROLL:
         rate *= ROLLED
     memory_us = moved.moved / (target.dram_gbs * COPY_SHARE * 1e3 * rate)
-    issue_us = instructions(graph, work) / (target.fp32_tflops * 1e6 / 2 * max(useful, 1 / target.sms))
+    issue_us = ISSUE * instructions(graph, work) / (target.fp32_tflops * 1e6 / 2 * max(useful, 1 / target.sms))
     floor = max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6))
     return Cost(
         traffic=moved,
@@ -295,7 +313,7 @@ def instructions(graph: Graph, work: Work) -> float:
     reductions = sum(len(s.reductions) for s in work.stages)
     steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
     dims = max((len(a.strided) for a in work.accesses), default=1)
-    thread = PER_THREAD + reductions * (PER_STEP * steps + 20) + 100 * (dims - 1)
+    thread = PER_THREAD + reductions * (PER_STEP * steps + 20) + PER_DIVISION * (dims - 1)
     threads = work.blocks * tile.threads
     return threads * (thread + element * tile.per_thread * tile.vector)
 

@@ -1,0 +1,66 @@
+// bias_relu  f16[M, N], f16[N] -> f16[M, N]  at M=65536 N=4096
+// relu(x + bias).
+//
+// target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
+// tile     tiles of rows and columns; a block of 128 threads on 1 row, 8 elements a thread
+// traffic  1073.8 MB moved, 1073.8 MB ideal, 2147.5 MB unfused in 2 launches
+// floor    223.7 us at 4.8 TB/s; memory-bound at 0.50 flop/B
+// rounding out to f16 when stored; f32 between
+// needs    rows of 4096 elements, next to each other; x, bias, out: address and strides in multiples of
+//          16 B; bias [N] shared by every row
+
+#include <cuda_fp16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+bias_relu(
+    const __half* __restrict__ x_ptr,
+    const __half* __restrict__ bias_ptr,
+    __half* __restrict__ out_ptr,
+    long long rows,
+    long long x_stride,
+    long long out_stride)
+{
+  const int lane = threadIdx.x;  // of the 128 threads that share a row
+  const long long tiles = rows * 4;
+  for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const long long row = tile / 4;
+    const __half* const x_row = x_ptr + row * x_stride;
+    __half* const out_row = out_ptr + row * out_stride;
+    const int start = static_cast<int>(tile % 4) * 1024 + lane * 8;
+    const int col = start;
+
+    // walk 1 of 1: read x, bias; write out
+    {
+      const Vec<__half, 8> x_vec = load<8>(x_row + col);
+      const Vec<__half, 8> bias_vec = load<8>(bias_ptr + col);
+      Vec<__half, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float x = __half2float(x_vec.at[j]);
+        const float bias = __half2float(bias_vec.at[j]);
+        const float add = x + bias;
+        const float relu = add < 0.0f ? 0.0f : add;
+        out_vec.at[j] = __float2half_rn(relu);
+      }
+      store<8>(out_row + col, out_vec);
+    }
+  }
+}
