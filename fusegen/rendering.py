@@ -342,6 +342,7 @@ class Speller:
             target = self.kept_at(name, True) if kept else f"{name}[v]" if loads_first else name
             declare = "" if kept or loads_first else f"const {self.vec_type(load.access)} "
             reads.append({"declare": declare, "target": target, "call": self.load_call(load.access)})
+        body = self.body(stage, loads_first)
         return {
             "title": textwrap.wrap(
                 f"walk {number} of {len(self.plan.stages)}: {stage.title}", WIDTH, subsequent_indent="  "
@@ -356,7 +357,9 @@ class Speller:
                 {"type": self.vec_type(s.access), "name": f"{s.access.name}_vec", "call": self.store_call(s.access)}
                 for s in stage.stores
             ],
-            "body": self.body(stage, loads_first),
+            "body": body,
+            "uses_col": bool(self.guard() or self.inside() or stage.stores or (reads and not loads_first))
+            or any("col + j" in line for line in body),
             "results": [line for r in stage.reductions for line in self.results(r)],
         }
 

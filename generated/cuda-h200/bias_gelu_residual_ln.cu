@@ -88,7 +88,6 @@ bias_gelu_residual_ln(
     }
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float x = __half2float(x_vec[v].at[j]);
@@ -108,7 +107,6 @@ bias_gelu_residual_ln(
     float total_2_part = 0.0f;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float h = h_kept[v][j];

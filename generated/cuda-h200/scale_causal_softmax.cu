@@ -132,7 +132,6 @@ scale_causal_softmax(
     float total_part = 0.0f;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float z = z_kept[v][j];

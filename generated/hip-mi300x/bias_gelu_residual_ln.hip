@@ -86,7 +86,6 @@ bias_gelu_residual_ln(
     }
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float x = static_cast<float>(x_vec[v].at[j]);
@@ -106,7 +105,6 @@ bias_gelu_residual_ln(
     float total_2_part = 0.0f;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float h = h_kept[v][j];

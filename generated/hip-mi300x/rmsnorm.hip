@@ -75,7 +75,6 @@ rmsnorm(
     }
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float x = static_cast<float>(x_vec[v].at[j]);
