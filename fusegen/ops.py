@@ -39,20 +39,20 @@ OPS["row_index"] = Op(
 )
 
 # ---- arithmetic; + - * also on i32
-_map("add", 2, "{0} + {1}", "{0} + {1}", "sum of two", slopes=("1", "1"), symbol="+")
-_map("sub", 2, "{0} - {1}", "{0} - {1}", "difference", slopes=("1", "1"), symbol="-")
-_map("mul", 2, "{0} * {1}", "{0} * {1}", "product", slopes=("np.abs({1})", "np.abs({0})"), symbol="*")
+_map("add", 2, "{0} + {1}", "{0} + {1}", "sum of two", slopes=("1", "1"), ulps=0.5, symbol="+")
+_map("sub", 2, "{0} - {1}", "{0} - {1}", "difference", slopes=("1", "1"), ulps=0.5, symbol="-")
+_map("mul", 2, "{0} * {1}", "{0} * {1}", "product", slopes=("np.abs({1})", "np.abs({0})"), ulps=0.5, symbol="*")
 _map("div", 2, "{0} / {1}", "{0} / {1}", "quotient", takes="float", flops=4, ulps=2.5, symbol="/",
      slopes=("1 / np.abs({1})", "np.abs({out} / {1})"))  # fmt: skip
 _map("neg", 1, "-{0}", "-{0}", "negation", slopes=("1",), ulps=0)
 _map("abs", 1, "np.abs({0})", "fabsf({0})", "magnitude", takes="float", slopes=("1",), ulps=0)
-_map("square", 1, "{0} * {0}", "{0} * {0}", "x * x", slopes=("2 * np.abs({0})",))
+_map("square", 1, "{0} * {0}", "{0} * {0}", "x * x", slopes=("2 * np.abs({0})",), ulps=0.5)
 _map("maximum", 2, "np.maximum({0}, {1})", "{0} > {1} || {0} != {0} ? {0} : {1}", "the larger; NaN wins",
      slopes=("1", "1"), ulps=0)  # fmt: skip
 _map("minimum", 2, "np.minimum({0}, {1})", "{0} < {1} || {0} != {0} ? {0} : {1}", "the smaller; NaN wins",
      slopes=("1", "1"), ulps=0)  # fmt: skip
 _map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, ulps=16,
-     slopes=("np.abs({1} * np.power({0}, {1} - 1))", "0"))  # fmt: skip
+     slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
 
 # ---- exponentials and roots
 _map("exp", 1, "np.exp({0})", "expf({0})", "e ** x", takes="float", flops=4, ulps=3, slopes=("{out}",))
@@ -75,10 +75,11 @@ _map("silu", 1, "{0} / (1 + np.exp(-{0}))", "{0} / (1.0f + expf(-{0}))", "x * si
      takes="float", flops=10, ulps=8, slopes=("1.1",))  # fmt: skip
 _map("gelu_erf", 1, "0.5 * {0} * (1 + erf({0} * 0.7071067811865476))",
      "0.5f * {0} * (1.0f + erff({0} * 0.707106781f))", "x * Phi(x), exact",
-     takes="float", flops=16, ulps=16, scale="{0}", slopes=("1.13",))  # fmt: skip
+     takes="float", flops=16, ulps=11, scale="{0}", slopes=("1.13",))  # fmt: skip
 _map("gelu_tanh", 1, "0.5 * {0} * (1 + np.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
-     "0.5f * {0} * (1.0f + tanhf(0.797884561f * ({0} + 0.044715f * {0} * {0} * {0})))", "x * Phi(x) by tanh",
-     takes="float", flops=16, ulps=16, scale="{0}", slopes=("1.13",))  # fmt: skip
+     # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)): one exponential and one division where tanhf has branches of its own
+     "{0} / (1.0f + expf(-1.59576912f * ({0} + 0.044715f * {0} * {0} * {0})))", "x * Phi(x) by tanh",
+     takes="float", flops=16, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
 
 # ---- comparisons and masks
 for _name, _sign, _doc in (

@@ -300,6 +300,11 @@ class Speller:
 
     # ---- a walk
 
+    def limited(self, load: Load) -> str:
+        """The load, or zeros where the row does not need these columns."""
+        call = self.load_call(load.access)
+        return f"col {load.until} ? {call} : {self.vec_type(load.access)}{{}}" if load.until else call
+
     def load_call(self, access: Access) -> str:
         row = self.pointer(access)
         width = access.vector
@@ -341,7 +346,7 @@ class Speller:
                 )
             target = self.kept_at(name, True) if kept else f"{name}[v]" if loads_first else name
             declare = "" if kept or loads_first else f"const {self.vec_type(load.access)} "
-            reads.append({"declare": declare, "target": target, "call": self.load_call(load.access)})
+            reads.append({"declare": declare, "target": target, "call": self.limited(load)})
         body = self.body(stage, loads_first)
         return {
             "title": textwrap.wrap(

@@ -24,7 +24,7 @@ LAYERS = (
     "emulator",
     "compiling",
     "planner.model",
-    "planner.pieces planner.passes",
+    "planner.pieces planner.passes planner.limits",
     "planner.schedule",
     "planner.cost",
     "planner.assembly",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from tests.chains import random_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusegen import b8, bf16, chain, dims, f16, f32
+from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import NoPlan
 from fusegen.graph import Extent, Graph
@@ -20,6 +20,7 @@ from fusegen.planner.model import Layout, Plan
 from fusegen.planner.passes import simplify
 from fusegen.spec import load_chains
 from fusegen.targets import A100, H200, MI300X, Target
+from tests.chains import random_chain
 
 B, H, S, M, N = dims("B H S M N")
 SPECS = {c.name: c for c in load_chains("specs")}
@@ -33,7 +34,7 @@ def mission(y: f16[M, N], bias: f16[N], residual: f16[M, N], gamma: f16[N], beta
 
 
 def test_traffic_of_the_mission_example() -> None:
-    """6 + 4 + 6 + 10 B an element unfused, 12 B fused; 416 and 192 MiB at S = H = 4096; ideal 96 MiB and three vectors."""
+    """6 + 4 + 6 + 10 B an element unfused, 12 B fused; 416 and 192 MiB at S = H = 4096; ideal 96 MiB and vectors."""
     traffic = plan(mission.graph, H200).cost.traffic
     assert traffic.bytes_per_element_unfused == 26
     assert traffic.bytes_per_element_fused == 12
@@ -205,3 +206,76 @@ def test_extent_of_masks_and_vectors() -> None:
 
     graph = chain(M=2, N=16)(spec).graph
     assert {graph.names[t.node]: graph.extents[t.node] for t in graph.inputs} == {"x": Extent.ELEMENT, "m": Extent.ROW}
+
+
+# ---------------------------------------------------------------- columns that a mask rules out are not read
+
+
+def limit_texts(graph: Graph) -> dict[str, str]:
+    """The condition under which each operand is read, where it has one."""
+    made = plan(graph, H200)
+    return {load.access.tensor: load.until for stage in made.stages for load in stage.loads if load.until}
+
+
+def test_causal_rows_are_read_up_to_the_diagonal() -> None:
+    graph = SPECS["scale_causal_softmax"].graph.at(S=4096, N=4096)
+    made = plan(graph, H200)
+    assert limit_texts(graph) == {"scores": "<= last"}
+    elements = 32 * 4096 * 4096
+    read = {t.tensor: t.moved for t in made.cost.traffic.tensors}["scores"] / (2 * elements)
+    assert 0.5 < read < 0.5 + 8 / 4096, "half, and part of a vector a row"
+    assert made.decisions[0].subject == "scores"
+
+
+def test_every_use_must_pass_the_mask() -> None:
+    def leaks(x: f16[M, N]) -> f16[M, N]:
+        return F.causal(x) + x
+
+    def output(x: f16[M, N]) -> tuple[f16[M, N], f16[M, N]]:
+        return F.causal(x), x
+
+    def condition(x: f16[M, N]) -> f16[M, N]:
+        return F.where((F.col_index(x) <= F.row_index(x)) & (x > 0), 1.0, x)
+
+    def reduced_first(x: f16[M, N]) -> f16[M, N]:
+        return F.causal(x - F.max(x))
+
+    def bound_by_a_reduction(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
+        return F.where(F.col_index(x) <= F.cast(F.max(y), i32), x, 0.0)
+
+    for function in (leaks, output, condition, reduced_first, bound_by_a_reduction):
+        assert limit_texts(chain(M=8, N=64)(function).graph) == {}, function.__name__
+
+
+def test_limits_of_other_forms() -> None:
+    def window(x: f16[M, N], y: f16[M, N], k: i32) -> f16[M, N]:
+        row = F.row_index(x)
+        keep = (row >= F.col_index(x)) & (y > 0)
+        return F.where(keep, F.exp(x) * y, 0.0) + F.where(F.col_index(x) < k, x, 0.0) * 0.0
+
+    assert limit_texts(chain(M=8, N=64)(window).graph) == {}, "x has two limits, y is part of the mask"
+
+    def prefix(x: f16[M, N], k: i32) -> f16[M, N]:
+        return F.softmax(F.where(k > F.col_index(x), x * 2, -float("inf")))
+
+    assert limit_texts(chain(M=8, N=64)(prefix).graph) == {"x": "< k"}
+
+
+@pytest.mark.parametrize("cols", [40, 45, 1000, 70001])
+def test_masked_rows_compute_what_they_mean(cols: int) -> None:
+    """NaN and infinities beyond the limit must not be seen, in every staging."""
+
+    def prefix(x: f16[M, N], n: i32) -> tuple[f16[M, N], f32[M, 1]]:
+        z = F.where(F.col_index(x) < n, x * 2, -float("inf"))
+        return F.softmax(z), F.max(z)
+
+    from fusegen.pipeline import compile
+
+    for gpu in ("cuda:h200", "hip:mi300x"):
+        kernel = compile(chain(M=3, N=cols)(prefix), gpu, on="emulator")
+        x = np.full((3, cols), np.nan, np.float16)
+        x[:, :7] = np.arange(7)
+        p, top = kernel(x, 7)
+        assert top.tolist() == [[12.0]] * 3
+        assert p.astype(np.float32).sum(-1) == pytest.approx(1, abs=1e-3)
+        assert not p[:, 7:].any()

@@ -12,11 +12,12 @@ Three ways of counting bytes, side by side, because papers, users and DRAM count
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fusegen.graph import Extent, Graph, Kind, Node
 from fusegen.naming import value_names
+from fusegen.planner.limits import limits, share_read
 from fusegen.planner.model import Access, Cost, Decision, Stage, Staging, TensorTraffic, Tile, Traffic
 from fusegen.planner.pieces import VECTOR_BYTES, arrays, bytes_of
 from fusegen.targets.base import Target
@@ -47,6 +48,16 @@ LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
 UNROLL = 4  # vectors in flight in a loop that is not unrolled whole
 
 
+def shares_read(graph: Graph, stages: Iterable[Stage]) -> dict[str, float]:
+    """The share of each masked tensor that is read at all."""
+    widths = {load.access.tensor: load.access.vector for stage in stages for load in stage.loads}
+    tensor_of = graph.tensor_of
+    return {
+        tensor_of[node].name: share_read(graph, limit, widths.get(tensor_of[node].name, 1))
+        for node, limit in limits(graph).items()
+    }
+
+
 def rereads_hit(graph: Graph, target: Target, tile: Tile) -> bool:
     """Does a row that is read again come from the L2 cache: do the rows of all resident blocks fit in half of it?
 
@@ -65,10 +76,11 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool) -> Traff
     for stage in stages:
         for load in stage.reads:
             walks[load.access.tensor] = walks.get(load.access.tensor, 0) + 1
+    shares = shares_read(graph, stages)
     tensors = []
     for tensor in arrays(graph):
         output = any(tensor is t for t in graph.outputs)
-        size = bytes_of(graph, tensor)
+        size = round(bytes_of(graph, tensor) * shares.get(tensor.name, 1.0))
         by_column = tensor.shape[-1] == graph.shape[-1]
         once = output or again_from_l2 or size < (elements * tensor.dtype.bytes) // 2
         again = 1 if once else walks.get(tensor.name, 1)
@@ -193,11 +205,21 @@ def count_bytes(graph: Graph, node: Node, per_element: bool) -> int:
     return size * count
 
 
+def limit_decisions(graph: Graph, names: Mapping[Node, str]) -> Iterator[Decision]:
+    for node, limit in limits(graph).items():
+        tensor = graph.tensor_of[node]
+        saved = round((1 - share_read(graph, limit, 1)) * bytes_of(graph, tensor))
+        bound = names.get(limit.bound, str(limit.bound.literal))
+        yield Decision(
+            tensor.name, f"read only where col {limit.sign} {bound}: its mask hides the rest of the row", saved
+        )
+
+
 def decisions(graph: Graph) -> tuple[Decision, ...]:
     """Every value that an unfused chain would write and read again, and that this kernel never does."""
     names = value_names(graph)
     groups = [operator_traffic(graph, nodes) for nodes in operators(graph)]
-    found = []
+    found = list(limit_decisions(graph, names))
     for group in groups:
         for node in group.written:
             if any(t.node is node for t in graph.outputs):

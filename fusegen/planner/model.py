@@ -108,6 +108,7 @@ class Load:
     ctype: str
     when: Literal["now", "keep", "kept"] = "now"
     offset_bytes: int = 0  # of the kept vectors in dynamic shared memory
+    until: str = ""  # `<= last`: the columns whose values are needed; the others read as zero
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ the sum of exponentials under it, a mean with the squared deviations from it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen.graph import Extent, Graph, Kind, Node
 from fusegen.naming import value_names
+from fusegen.planner.limits import limits
 from fusegen.planner.model import Access, Keep, Load, Reduction, ReductionKind, Stage, Statement, Store
 from fusegen.planner.pieces import CTYPE, c_literal
 
@@ -96,6 +97,7 @@ class Scheduler:
         self.staged = staged
         self.names = value_names(graph)
         self.access = {a.tensor: a for a in accesses}
+        self.limits = limits(graph)
         pairs = () if staged else online_pairs(graph)
         self.pair_of = {p.second: p for p in pairs}
         self.pair_by_first = {p.first: p for p in pairs}
@@ -157,7 +159,9 @@ class Scheduler:
 
     def load(self, node: Node, when: str = "now") -> Load:
         access = self.access[self.graph.tensor_of[node].name]
-        return Load(access, self.names[node], CTYPE[node.dtype], when)  # type: ignore[arg-type]
+        limit = self.limits.get(node)
+        until = f"{limit.sign} {self.text(limit.bound)}" if limit else ""
+        return Load(access, self.names[node], CTYPE[node.dtype], when, until=until)  # type: ignore[arg-type]
 
     def at_depth(self, extent: Extent, depth: int) -> list[Node]:
         return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent and self.depth[n] == depth]
@@ -272,14 +276,14 @@ class Scheduler:
                 offset = layout.offset(name)
                 if is_input:
                     load = self.load(node, "kept")
-                    loads.append(Load(load.access, load.value, load.ctype, "kept", offset))
+                    loads.append(replace(load, offset_bytes=offset))
                 else:
                     takes.append(Keep(name, CTYPE[node.dtype], offset))
             elif node in later:
                 offset = layout.claim(name, size, is_input)
                 if is_input:
                     load = self.load(node, "keep")
-                    loads.append(Load(load.access, load.value, load.ctype, "keep", offset))
+                    loads.append(replace(load, offset_bytes=offset))
                 else:
                     keeps.append(Keep(name, CTYPE[node.dtype], offset))
             elif is_input:
