@@ -1,0 +1,55 @@
+"""Runs emitted CUDA and HIP source on a CPU, and says what is wrong with it.
+
+`build` compiles a kernel's text as C++, unchanged but for its __shared__ declarations (rewrite.py), with a header in
+front that supplies the dialect (dialect/). `EmulatedKernel.launch` runs it: each thread of a block is a fiber, warps
+are 32 or 64 wide, blocks go over worker threads (runtime/). Two builds:
+
+    fast    -O2, several workers. Finds what the schedule shows: wrong barriers and warp operations, endless loops,
+            crashes.
+    check   one worker, and every memory access is judged against shadow memory. 1.5 to 6 times the time of one worker
+            of the fast build.
+
+A broken rule ends the launch with a KernelFault that names the line of the emitted source, the block and the thread.
+Its kinds, by the build that finds them:
+
+    both    divergent-barrier divergent-warp inactive-lane mask deadlock timeout trap stack-overflow divide-by-zero
+    fast    segfault
+    check   out-of-bounds misaligned uninitialised read-only race shift
+
+Not found:
+- a read of an uninitialised *local* variable. In the checking build locals start with a fixed pattern (-1.7e38 as a
+  float, NaN as a half), so the numbers come out wrong, and wrong alike every time; in the fast build mostly so;
+- an access that leaves one buffer and lands in another one of the same launch: leave gaps between buffers in one
+  allocation;
+- an access out of a local array through a pointer (an index into the array itself is checked);
+- a race between lanes that a partial __syncwarp(mask) of other lanes seems to order;
+- an access that the host compiler drops because nothing uses its value;
+- whatever is about speed, registers, occupancy, weak memory order, or the error of approximate mathematics.
+
+Reported though a GPU would forgive it: threads that all write the same value to one place; one block's plain accesses
+ordered with another's by anything but `__threadfence(); atomic` ("last block done"); a `_sync` operation that the lanes
+of its mask reach on different lines.
+
+Refused when compiling: inline PTX, cooperative groups, textures, and whatever else dialect/ doesn't declare, INFINITY
+and uint32_t among them, as with NVRTC.
+
+Why a host compiler and no interpreter of PTX or of device code: it takes CUDA and HIP alike, needs neither vendor's
+tools, shows the emitted source's own lines, and is fast enough for a test suite.
+"""
+
+from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable, KernelFault, LaunchError
+from fusegen.emulator.kernel import KINDS, Buffer, EmulatedKernel, build
+from fusegen.emulator.toolchain import Compiler, compiler
+
+__all__ = [
+    "KINDS",
+    "Buffer",
+    "Compiler",
+    "EmulatedKernel",
+    "EmulatorBuildError",
+    "EmulatorUnavailable",
+    "KernelFault",
+    "LaunchError",
+    "build",
+    "compiler",
+]

@@ -1,0 +1,2 @@
+// Everything it declares is force-included.
+#pragma once

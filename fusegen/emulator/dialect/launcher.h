@@ -1,0 +1,55 @@
+// What a kernel's library exports, appended behind its source by kernel.py as SIMT_EXPORT(name).
+#pragma once
+
+namespace simt {
+
+template <u32... Places>
+struct Sequence {};
+
+template <u32 Count, u32... Places>
+struct CountTo : CountTo<Count - 1, Count - 1, Places...> {};
+
+template <u32... Places>
+struct CountTo<0, Places...> {
+  using type = Sequence<Places...>;
+};
+
+template <class Function>
+struct Launcher;
+
+template <class... Parameters>
+struct Launcher<void (*)(Parameters...)> {
+  static constexpr u32 count = sizeof...(Parameters);
+
+  template <u32... Places>
+  __attribute__((no_sanitize("thread"))) static void call_with(void* kernel, void** arguments, Sequence<Places...>) {
+    (void)arguments;
+    reinterpret_cast<void (*)(Parameters...)>(kernel)(*static_cast<Parameters*>(arguments[Places])...);
+  }
+
+  __attribute__((no_sanitize("thread"))) static void call(void* kernel, void** arguments) {
+    call_with(kernel, arguments, typename CountTo<count>::type());
+  }
+
+  static void write_sizes(u32* sizes) {
+    const u32 all[] = {sizeof(Parameters)..., 0};
+    for (u32 i = 0; i < count; ++i) {
+      sizes[i] = all[i];
+    }
+  }
+};
+
+}  // namespace simt
+
+#define SIMT_EXPORT(entry)                                                                          \
+  extern "C" __attribute__((visibility("default"))) void fusegen_launch(simt::Request* request) {   \
+    request->trampoline = simt::Launcher<decltype(&entry)>::call;                                   \
+    request->kernel = reinterpret_cast<void*>(&entry);                                              \
+    simt::launch(*request);                                                                         \
+  }                                                                                                 \
+  extern "C" __attribute__((visibility("default"))) unsigned fusegen_parameter_count() {            \
+    return simt::Launcher<decltype(&entry)>::count;                                                 \
+  }                                                                                                 \
+  extern "C" __attribute__((visibility("default"))) void fusegen_parameter_sizes(unsigned* sizes) { \
+    simt::Launcher<decltype(&entry)>::write_sizes(sizes);                                           \
+  }

@@ -1,0 +1,168 @@
+// The contract between a compiled kernel and the runtime library (runtime/*.cpp).
+//
+// Both sides include this file; nothing else crosses the border. It pulls in no standard header, so that a kernel sees
+// no more names than NVRTC and hiprtc would show it (no uint32_t, no INFINITY), and so that a kernel compiles quickly.
+#pragma once
+
+#pragma GCC visibility push(default)  // the runtime hides everything else
+namespace simt {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct Index3 {
+  u32 x;
+  u32 y;
+  u32 z;
+};
+
+// What a kernel may ask about the thread and the block it runs as. The runtime's own records begin with these.
+struct ThreadView {
+  Index3 index;
+  u32 linear;  // position in the block
+  u32 warp;    // position of its warp in the block
+  u32 lane;    // position in the warp
+};
+
+struct BlockView {
+  Index3 index;
+  Index3 size;
+  Index3 grid;
+  char* dynamic_shared;
+  u32 updates_until_yield;  // counts atomic updates, so that a thread spinning on one lets the others run
+};
+
+#ifdef SIMT_CHECK
+// Out of line and by value: the emulator's own records are then no memory accesses of the kernel, and `const` lets the
+// compiler ask once. A thread never moves to another worker, so the answer stays right across barriers.
+Index3 thread_index() __attribute__((const));
+Index3 block_index() __attribute__((const));
+Index3 block_size() __attribute__((const));
+Index3 grid_size() __attribute__((const));
+u32 lane_index() __attribute__((const));
+char* dynamic_shared() __attribute__((const));
+#else
+// initial-exec: one load instead of a call. Two pointers fit the space that glibc keeps for libraries loaded late.
+// __thread, not thread_local: that one may have a constructor in another file, which clang asks for at every access.
+extern __thread ThreadView* current_thread __attribute__((tls_model("initial-exec")));
+extern __thread BlockView* current_block __attribute__((tls_model("initial-exec")));
+
+inline const Index3& thread_index() { return current_thread->index; }
+inline const Index3& block_index() { return current_block->index; }
+inline const Index3& block_size() { return current_block->size; }
+inline const Index3& grid_size() { return current_block->grid; }
+inline u32 lane_index() { return current_thread->lane; }
+inline char* dynamic_shared() { return current_block->dynamic_shared; }
+#endif
+
+// The kinds of fault, in the order of KINDS in kernel.py.
+enum class Fault : u32 {
+  none,
+  out_of_bounds,
+  misaligned,
+  uninitialised,
+  read_only,
+  race,
+  divergent_barrier,
+  divergent_warp,
+  inactive_lane,
+  mask,
+  divide_by_zero,
+  shift,
+  deadlock,
+  timeout,
+  segfault,
+  stack_overflow,
+  trap,
+  resources,
+};
+
+// Ends the launch with a report. `line` is the kernel's source line, or 0 when the caller's address must tell it.
+[[noreturn]] void fail(Fault kind, int line, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+// --- block-wide
+enum class Reduce : u32 { any, all, count };
+void barrier(int line);
+int barrier_reduce(int predicate, Reduce how, int line);
+
+// --- warp-wide. Each operation names the lanes that take part; `converged` stands for the forms without a mask, and
+// means those lanes that arrive together, as on a machine that runs a warp in lock step.
+constexpr u64 converged = 0;
+u64 named_lanes(u64 mask, int line);  // checks that a mask names its caller, and returns it
+void warp_sync(u64 mask, int line);
+u64 warp_shuffle(u64 mask, u64 bits, u32 source_lane, int line);
+u64 warp_ballot(u64 mask, int predicate, int line);
+
+// The general form: each lane deposits a pointer, and the last to arrive runs `combine` over the slots of all lanes.
+// Matrix instructions, ldmatrix and the like belong on this one function; see warp.h for its uses.
+using Combine = void (*)(void** slots, u64 lanes);
+void warp_collect(u64 mask, void* slot, Combine combine, int line);
+
+// --- memory
+void fence();      // __threadfence: what this thread wrote becomes visible through a later atomic
+void yield_now();  // lets other threads of the block run, so that one thread may spin on another
+int device_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
+i64 clock_ticks();
+
+#ifdef SIMT_CHECK
+// Tells the checker of one static __shared__ variable; each thread that passes the declaration calls it. The variable
+// lies in the middle of a SharedSlot, see rewrite.py.
+void declare_shared(const volatile void* address, u64 bytes, const char* name);
+void note_read(const void* address, u64 bytes);
+void note_write(const void* address, u64 bytes);
+// An atomic update is begin, compute, commit. Checking runs on one worker and never switches between the two.
+u64 atomic_begin(const void* address, u32 bytes);
+void atomic_commit(void* address, u32 bytes, u64 bits);
+#endif
+
+constexpr u64 shared_margin = 256;  // bytes on either side of a static __shared__ variable that nothing may touch
+
+// --- launching
+struct BufferRange {
+  const char* name;
+  char* start;
+  u64 bytes;
+  u32 writable;
+  u32 initialised;
+};
+
+struct Report {
+  u32 kind;           // Fault
+  u32 line;           // source line, or 0: then `site` tells it
+  u32 other_line;     // of the thread this one disagrees with, or 0
+  u64 site;           // return address as an offset in the kernel's library, or 0 if unknown
+  u64 other_site;     // of the earlier access of a race, or 0
+  u64 fallback_site;  // if no line belongs to `site`, or 0
+  u32 has_place;      // block and thread are known
+  Index3 block;
+  Index3 thread;
+  char text[1024];
+};
+
+using Trampoline = void (*)(void* kernel, void** arguments);
+
+// One launch. Filled in by kernel.py (class _Request there mirrors the layout), which also reads the report.
+struct Request {
+  Index3 grid;
+  Index3 block;
+  u64 shared_bytes;
+  u64 shared_alignment;
+  u64 seed;  // 0: round robin; otherwise the adversarial schedule of this seed
+  double timeout_s;
+  u32 workers;
+  u32 warp;
+  void** arguments;
+  const BufferRange* buffers;
+  u64 buffer_count;
+  Trampoline trampoline;
+  void* kernel;
+  Report report;
+};
+
+void launch(Request& request);
+
+}  // namespace simt
+#pragma GCC visibility pop

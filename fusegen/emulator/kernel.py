@@ -1,0 +1,300 @@
+"""Building a kernel, launching it, and turning the runtime's report into an exception with a place in the source."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusegen.emulator import toolchain
+from fusegen.emulator.errors import EmulatorBuildError, Index, KernelFault, LaunchError
+from fusegen.emulator.rewrite import rewrite_shared
+
+# In the order of `enum class Fault` in dialect/simt.h.
+KINDS = (
+    "none",
+    "out-of-bounds",
+    "misaligned",
+    "uninitialised",
+    "read-only",
+    "race",
+    "divergent-barrier",
+    "divergent-warp",
+    "inactive-lane",
+    "mask",
+    "divide-by-zero",
+    "shift",
+    "deadlock",
+    "timeout",
+    "segfault",
+    "stack-overflow",
+    "trap",
+    "resources",
+)
+
+MAX_THREADS = 1024  # of a block, on every GPU there is
+MAX_WORKERS = 16  # each maps a stack per thread, and Linux allows a process 65,530 mappings
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One global-memory argument: where it points and what may be touched.
+
+    Memory around it is only guarded if it belongs to no other buffer of the launch: leave a gap between buffers that
+    lie in one allocation. With `initialised=False`, a read of what the launch has not written is a fault. Buffers may
+    overlap: an access is allowed if one of them allows it, and seen through all of them.
+    """
+
+    name: str
+    address: int  # what the kernel receives
+    start: int  # first byte that may be accessed
+    size: int  # bytes that may be accessed from start
+    writable: bool = True
+    initialised: bool = True
+
+
+Scalar = Any  # a ctypes scalar: c_int, c_longlong, c_float, ...; ctypes has no public base class for them
+Argument = Buffer | Scalar
+
+
+class _Index3(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_uint32), ("y", ctypes.c_uint32), ("z", ctypes.c_uint32))
+
+    def as_tuple(self) -> Index:
+        return (self.x, self.y, self.z)
+
+
+class _BufferRange(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("start", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("writable", ctypes.c_uint32),
+        ("initialised", ctypes.c_uint32),
+    )
+
+
+class _Report(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_uint32),
+        ("line", ctypes.c_uint32),
+        ("other_line", ctypes.c_uint32),
+        ("site", ctypes.c_uint64),
+        ("other_site", ctypes.c_uint64),
+        ("fallback_site", ctypes.c_uint64),
+        ("has_place", ctypes.c_uint32),
+        ("block", _Index3),
+        ("thread", _Index3),
+        ("text", ctypes.c_char * 1024),
+    )
+
+
+class _Request(ctypes.Structure):
+    """Mirrors `struct Request` in dialect/simt.h."""
+
+    _fields_ = (
+        ("grid", _Index3),
+        ("block", _Index3),
+        ("shared_bytes", ctypes.c_uint64),
+        ("shared_alignment", ctypes.c_uint64),
+        ("seed", ctypes.c_uint64),
+        ("timeout_s", ctypes.c_double),
+        ("workers", ctypes.c_uint32),
+        ("warp", ctypes.c_uint32),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("buffers", ctypes.POINTER(_BufferRange)),
+        ("buffer_count", ctypes.c_uint64),
+        ("trampoline", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+        ("report", _Report),
+    )
+
+
+class EmulatedKernel:
+    """A compiled kernel. May be launched from several threads; launches of one checking kernel take turns."""
+
+    def __init__(
+        self, library: Path, source: str, entry: str, filename: str, *, warp: int, check: bool, alignment: int
+    ) -> None:
+        self.library = library
+        self.source = source
+        self.entry = entry
+        self.filename = filename
+        self.warp = warp
+        self.check = check
+        self._shared_alignment = alignment
+        loaded = ctypes.CDLL(str(library))
+        self._launch = loaded.fusegen_launch
+        self._launch.argtypes = [ctypes.POINTER(_Request)]
+        self._launch.restype = None
+        sizes = (ctypes.c_uint32 * max(1, loaded.fusegen_parameter_count()))()
+        loaded.fusegen_parameter_sizes(sizes)
+        self._parameter_sizes = tuple(sizes)[: loaded.fusegen_parameter_count()]
+        # Static shared variables of the checking build are one per library.
+        self._turn = _turn_of(library) if check else contextlib.nullcontext()
+
+    def launch(
+        self,
+        grid: Index,
+        block: Index,
+        shared_bytes: int,
+        args: Sequence[Argument],
+        *,
+        seed: int = 0,
+        timeout_s: float = 60.0,
+        workers: int | None = None,
+    ) -> None:
+        """Run the kernel to its end.
+
+        `seed` 0 runs the warps of a block in turn. Any other lets one warp run far ahead of the others, so that a
+        missing barrier also gives wrong numbers, and repeatably so. `workers` is the number of threads that share the
+        blocks; the checking build always uses one. Raises KernelFault if the kernel breaks a rule or does not end
+        within `timeout_s`, LaunchError if the launch doesn't fit the kernel.
+        """
+        self._require_sane(grid, block, shared_bytes, args)
+        values = [ctypes.c_void_p(arg.address) if isinstance(arg, Buffer) else arg for arg in args]
+        pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
+        buffers = [arg for arg in args if isinstance(arg, Buffer)]
+        ranges = (_BufferRange * max(1, len(buffers)))(
+            *(_BufferRange(b.name.encode(), b.start, b.size, b.writable, b.initialised) for b in buffers)
+        )
+        request = _Request(
+            grid=_Index3(*grid),
+            block=_Index3(*block),
+            shared_bytes=shared_bytes,
+            shared_alignment=self._shared_alignment,
+            seed=seed,
+            timeout_s=timeout_s,
+            workers=_usable_processors() if workers is None else max(1, workers),
+            warp=self.warp,
+            arguments=pointers,
+            buffers=ranges,
+            buffer_count=len(buffers),
+        )
+        with self._turn:
+            self._launch(ctypes.byref(request))
+        if request.report.kind:
+            raise self._fault(request.report)
+
+    def _require_sane(self, grid: Index, block: Index, shared_bytes: int, args: Sequence[Argument]) -> None:
+        if len(args) != len(self._parameter_sizes):
+            raise LaunchError(f"{self.entry} takes {len(self._parameter_sizes)} arguments, and {len(args)} were given")
+        for place, (arg, size) in enumerate(zip(args, self._parameter_sizes, strict=True)):
+            given = 8 if isinstance(arg, Buffer) else ctypes.sizeof(arg)
+            if given != size:
+                kind = arg.name if isinstance(arg, Buffer) else type(arg).__name__
+                raise LaunchError(f"{self.entry}: argument {place} has {size} bytes, and {kind} has {given}")
+        if min(*grid, *block) < 1 or shared_bytes < 0:
+            raise LaunchError(
+                f"{self.entry}: a launch of grid {grid}, block {block}, {shared_bytes} bytes of shared memory"
+            )
+        if (threads := block[0] * block[1] * block[2]) > MAX_THREADS:
+            raise LaunchError(f"{self.entry}: a block of {threads} threads; no GPU takes more than {MAX_THREADS}")
+
+    def _fault(self, report: _Report) -> KernelFault:
+        kind = KINDS[report.kind]
+        sites = (report.site, report.other_site, report.fallback_site)
+        places = _source_lines(self.library, tuple(site for site in sites if site))
+        line = report.line or places.get(report.site) or places.get(report.fallback_site)
+        other_line = report.other_line or places.get(report.other_site)
+        lines = self.source.splitlines()
+        source_line = lines[line - 1].strip() if line and line <= len(lines) else None
+        where = f"{self.filename}:{line}" if line else f"{self.filename}: {self.entry}"
+        message = f"{where}: {kind}: {report.text.decode(errors='replace')}"
+        block = report.block.as_tuple() if report.has_place else None
+        thread = report.thread.as_tuple() if report.has_place else None
+        if block and thread:
+            message += f"\n  in block {block} thread {thread}"
+        if line and source_line is not None:
+            message += f"\n  {line:5} | {source_line}"
+        if other_line and other_line <= len(lines):
+            message += f"\n  {other_line:5} | {lines[other_line - 1].strip()}   <- the other one"
+        return KernelFault(
+            message,
+            kind=kind,
+            line=line,
+            source_line=source_line,
+            block=block,
+            thread=thread,
+            other_line=other_line,
+        )
+
+
+def build(
+    source: str, entry: str, *, warp: int, check: bool, filename: str, cache_dir: Path | None = None
+) -> EmulatedKernel:
+    """Compile CUDA or HIP text for the CPU; `entry` is its `extern "C"` kernel, `filename` its name in messages.
+
+    Compiled objects are cached in `cache_dir`, by default the user's cache. Raises EmulatorUnavailable without a
+    fitting compiler, EmulatorBuildError if the compiler refuses the text.
+    """
+    if warp not in (32, 64):
+        raise LaunchError(f"a warp of {warp} lanes; the emulator knows 32 and 64")
+    rewritten = rewrite_shared(source, check=check)
+    text = f"{rewritten.text}\nSIMT_EXPORT({entry})\n"
+    if "__bf16" in source:
+        text = f"#include <cuda_bf16.h>\n#line 1\n{text}"  # HIP's compiler knows this type without a header
+    library, log = toolchain.build_kernel(text, warp=warp, check=check, cache=cache_dir)
+    if log is not None:
+        raise _build_error(log, source, filename)
+    return EmulatedKernel(
+        library, source, entry, filename, warp=warp, check=check, alignment=rewritten.dynamic_alignment
+    )
+
+
+def _build_error(log: str, source: str, filename: str) -> EmulatorBuildError:
+    """The log under the kernel's own name, then the numbered source around each error in it."""
+    log = re.sub(rf"[^\s:]*{re.escape(toolchain.KERNEL_FILE)}", lambda _: filename, log)
+    lines = source.splitlines()
+    places = [int(line) for line in re.findall(rf"{re.escape(filename)}:(\d+):\d+: (?:fatal )?error", log)]
+    places = places or [
+        int(line) for line in re.findall(rf"{re.escape(filename)}:(\d+)", log)
+    ]  # in a macro or a header
+    shown = {line for place in places for line in range(place - 2, place + 3) if 1 <= line <= len(lines)}
+    numbered = [f"{number:5} | {lines[number - 1]}" for number in sorted(shown)]
+    first = re.search(r"error: (.*)", log)
+    summary = first[1] if first else "the host compiler refuses the kernel"
+    return EmulatorBuildError("\n".join([f"{filename}: {summary}", *numbered, "", log.strip()]), log)
+
+
+_turns: dict[Path, threading.Lock] = {}
+_turns_lock = threading.Lock()
+
+
+def _turn_of(library: Path) -> threading.Lock:
+    with _turns_lock:
+        return _turns.setdefault(library, threading.Lock())
+
+
+def _usable_processors() -> int:
+    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+
+
+@functools.cache
+def _line_tool() -> str | None:
+    return next((found for tool in ("addr2line", "llvm-addr2line") if (found := shutil.which(tool))), None)
+
+
+def _source_lines(library: Path, sites: tuple[int, ...]) -> dict[int, int]:
+    """The kernel's own line for each site: of a chain of inlined calls, the innermost one in the kernel's file."""
+    tool = _line_tool()
+    found: dict[int, int] = {}
+    for site in sites if tool else ():
+        # A site is a return address; one byte less lies in the call.
+        command = [str(tool), "-i", "-e", str(library), hex(site - 1)]
+        frames = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+        for frame in frames:
+            place = re.search(rf"{re.escape(toolchain.KERNEL_FILE)}:(\d+)", frame)
+            if place:
+                found[site] = int(place[1])
+                break
+    return found

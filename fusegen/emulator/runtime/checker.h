@@ -1,0 +1,117 @@
+// The shadow memory of the checking build: what is remembered of each access, and of what memory.
+#pragma once
+
+#include <unordered_map>
+#include <vector>
+
+#include "worker.h"
+
+namespace simt {
+
+// --- what is remembered of an access
+
+constexpr u32 thread_bits = 10;  // a block has at most 1024 threads
+constexpr u32 thread_mask = (1u << thread_bits) - 1;
+
+constexpr u32 flag_atomic = 1u << 31;
+constexpr u32 flag_lanes = 1u << 30;   // also by another lane of the warp, not ordered with this access
+constexpr u32 flag_warps = 1u << 29;   // also by another warp of the block in this phase
+constexpr u32 flag_blocks = 1u << 28;  // also by another block
+constexpr u32 site_mask = flag_blocks - 1;
+
+struct Stamp {
+  u32 phase;  // 0: no access
+  u32 who;    // thread, and above it the thread's warp epoch
+  u32 site;   // offset of the instruction in the kernel's library, and flags
+
+  u32 thread() const { return who & thread_mask; }
+  u32 epoch() const { return who >> thread_bits; }
+  bool has(u32 flag) const { return (site & flag) != 0; }
+};
+
+struct Cell {
+  Stamp write;
+  Stamp read;          // the latest one; flags stand for the others of its phase
+  Stamp foreign_read;  // one by an earlier block
+};
+
+// --- memory that a kernel may touch
+
+// Subtractions only: a wild pointer may be so high that adding to it wraps around.
+inline bool within(const char* low, const char* high, const char* place, u64 bytes) {
+  u64 size = static_cast<u64>(high - low);
+  return bytes <= size && static_cast<u64>(place - low) <= size - bytes;
+}
+
+struct Member {
+  char* low;
+  char* high;
+  const char* name;
+  bool writable;
+  bool initialised;
+
+  bool holds(const char* place, u64 bytes) const { return within(low, high, place, bytes); }
+};
+
+enum class Memory : u8 { shared, global, image };
+
+// Buffers that overlap share a region, so that an access through one is seen through the other.
+struct Region {
+  char* low;
+  char* high;
+  Memory memory;
+  bool shadowed;    // nothing can go wrong in memory that is only read
+  u32 grain_shift;  // a cell covers 1 << grain_shift bytes; see refine()
+  char* origin;     // of the cells: `low` rounded down
+  Cell* cells;
+  u64 cell_count;
+  std::vector<Member> members;
+
+  bool holds(const char* place, u64 bytes) const { return within(low, high, place, bytes); }
+};
+
+constexpr u32 coarsest_grain_shift = 4;  // a cell per 16-byte vector, until something smaller is accessed
+
+// What a block has published by a fence and an atomic update. Blocks run one after another, so whoever updates the same
+// place later takes over all of it.
+struct Publication {
+  u32 phases_before;  // all of the block's phases below this one
+  u32 thread;         // and in that phase this thread's own accesses
+};
+using Publications = std::unordered_map<u32, Publication>;  // by the block's first phase
+
+struct Takeover {
+  const Publications* history;
+  u32 by_thread;
+  u32 in_phase;
+};
+
+enum class Access : u8 { read, write, atomic };
+
+struct Checker {
+  std::vector<Region> regions;
+  std::vector<Region> image;  // the library that holds the kernel: asked last, it contains the static variables
+  std::vector<const char*> static_shared;  // declared so far in this launch
+  u8 region_of_site[4096];                 // where the instruction hit last time: nearly always where it hits now
+  u32 warp_shift = 5;
+  u32 phase = 0;
+  u32 first_phase = 0;            // of the running block
+  std::vector<u32> first_phases;  // of every block so far
+  std::vector<Index3> block_indices;
+  std::unordered_map<const void*, Publications> published;
+  std::vector<Takeover> taken_over;  // by the running block
+  Report suspicion;                  // the first read in this phase of what nothing had written, if any
+};
+
+// checker_memory.cpp
+const char* verb(Access access);
+const Member& member_at(const Region& region, const char* place);
+void refine(Region& region, u32 shift);
+// The region that holds an access, or a report that none does. `remembered` is left for the next access from that site.
+Region& find_region(const char* place, u64 bytes, Access access, const void* site, u8& remembered);
+void require_permission(const Region& region, const char* place, u64 bytes, Access access, const void* site);
+
+// checker_rules.cpp: judge and remember one access. `site` is the return address into the kernel.
+void check_access(const void* address, u64 bytes, Access access, bool needs_value, const void* site);
+
+}  // namespace simt

@@ -1,0 +1,186 @@
+// One worker: an operating-system thread that runs blocks one after another, each thread of a block as a fiber.
+//
+// A fiber runs until it waits (barrier, warp operation) or ends; there is no preemption. Which fiber comes next is one
+// question, answered by next_ready(), out of one 64-bit mask of ready lanes per warp.
+#pragma once
+
+#include <setjmp.h>
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "../dialect/simt.h"
+#include "context.h"
+
+namespace simt {
+
+enum class WarpOperation : u8 { none, sync, shuffle, ballot, collect };
+
+struct Fiber : ThreadView {
+  Context context;
+  char* stack_low;
+  u64 stack_bytes;
+  int line;        // of the barrier or warp operation it waits at
+  u32 warp_epoch;  // counts __syncwarp; the race rule's order within a warp
+  bool fenced;     // has called __threadfence in this block
+};
+
+struct LaneWait {
+  u64 mask;  // as the kernel gave it, or `converged`
+  u64 value;
+  u64 result;
+  void* slot;
+  u32 source_lane;
+  WarpOperation operation;
+};
+
+struct Warp {
+  u64 members;
+  u64 live;
+  u64 ready;
+  u64 waiting;  // at a warp operation
+  u64 at_barrier;
+  u32 first_thread;
+  Combine combine;
+  LaneWait lanes[64];
+};
+
+// The part of the process that holds the kernel's machine code and its global variables.
+struct Image {
+  struct Segment {
+    char* low;
+    char* high;
+    bool writable;
+  };
+  char* base = nullptr;
+  std::vector<Segment> segments;
+
+  bool contains(const void* address) const;
+  u64 site(const void* address) const;  // offset from `base`, or 0 outside
+};
+
+struct Launch {
+  Request& request;
+  Image image;
+  u64 blocks;
+  u32 threads;
+  std::atomic<u64> next_block;
+  std::atomic<bool> stopped;
+  std::mutex report_mutex;
+};
+
+struct Checker;  // checker.h; only the checking build has one
+
+struct Worker {
+  explicit Worker(bool checking);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  void prepare(Launch& launch);
+  void run_blocks();
+
+  Launch* launch = nullptr;
+  Fiber scheduler{};  // the operating-system thread's own stack
+  BlockView block{};
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  u32 live = 0;
+
+  // the block barrier
+  u32 arrived = 0;
+  int barrier_line = 0;
+  u32 barrier_thread = 0;
+  int reduced = 0;
+  int reduce_result = 0;
+
+  // the schedule
+  u64 ready_warps = 0;
+  u32 cursor = 0;  // the warp that runs
+  u64 pass = 0;    // its lanes that this pass over it has still to visit
+  bool adversarial = false;
+  u64 random_state = 1;
+
+  // leaving a fiber that must not continue
+  sigjmp_buf escape;
+  volatile bool inside = false;     // `escape` may be used
+  volatile bool critical = false;   // holds a lock of the C library: wait before abandoning
+  int patience = 0;                 // signals that may still be ignored in the hope of a better place
+  const void* last_site = nullptr;  // the kernel's latest memory access, in the checking build
+  Report report{};
+
+  Checker* checker = nullptr;
+
+ private:
+  void allocate_stacks(u32 threads);
+  void run_block(u64 linear);
+  [[noreturn]] void report_deadlock();
+
+  char* stacks = nullptr;
+  u32 stack_count = 0;
+  std::vector<char> dynamic_storage;
+};
+
+extern __thread Worker* worker __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+constexpr u64 page_bytes = 4096;
+
+inline u64 bit(u32 lane) { return u64{1} << lane; }
+
+inline u32 lowest_lane(u64 lanes) { return static_cast<u32>(__builtin_ctzll(lanes)); }
+
+#define FOR_EACH_LANE(lane, lanes) \
+  for (u64 rest_ = (lanes), lane = 0; rest_ && (lane = lowest_lane(rest_), true); rest_ &= rest_ - 1)
+
+// scheduler.cpp
+Fiber* current_fiber();
+Fiber* next_ready();
+void switch_to(Fiber* next);
+void make_ready(Warp& warp, u64 lanes);
+
+// warp_operations.cpp: let the operation end that these lanes wait at, if all have arrived whom it needs
+bool complete_named(Warp& warp, u32 lane);
+bool complete_converged(Warp& warp);
+const char* name_of(WarpOperation operation);
+
+// signals.cpp: crashes and timeouts become reports for as long as one of these exists
+class SignalGuard {
+ public:
+  SignalGuard();
+  ~SignalGuard();
+};
+int watchdog_signal();
+
+// reports.cpp. Ends the launch with the worker's report, from any fiber and from a signal handler.
+[[noreturn]] void escape_from_fiber();
+void describe_place(Report& report);
+[[noreturn]] void fail_for(const Fiber& fiber, int other_line, Fault kind, const char* format, ...)
+    __attribute__((format(printf, 4, 5)));
+[[noreturn]] void fail_at(Fault kind, const void* site, u64 other_site, const char* format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+// Marks a stretch that uses the allocator or holds a lock: the watchdog must not leave it.
+struct Critical {
+  Critical() { worker->critical = true; }
+  ~Critical() { worker->critical = false; }
+};
+
+// What the checking build adds; empty in the fast one.
+#ifdef SIMT_CHECK
+Checker* make_checker();
+void destroy_checker(Checker* checker);
+void checker_begin_launch(Worker& worker);
+void checker_begin_block(Worker& worker);
+void checker_end_phase(Worker& worker);           // a block barrier, or the end of the block
+const Report* checker_suspicion(Worker& worker);  // see checker_rules.cpp; null if there is none
+#else
+inline Checker* make_checker() { return nullptr; }
+inline void destroy_checker(Checker*) {}
+inline void checker_begin_launch(Worker&) {}
+inline void checker_begin_block(Worker&) {}
+inline void checker_end_phase(Worker&) {}
+inline const Report* checker_suspicion(Worker&) { return nullptr; }
+#endif
+
+}  // namespace simt

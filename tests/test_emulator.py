@@ -1,0 +1,525 @@
+"""The emulator as a whole: clean kernels give right numbers and raise nothing, and the machinery around them holds.
+
+`test_emulator_faults.py` plants bugs; `test_emulator_dialect.py` goes through the functions a kernel may call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fusegen.emulator import (
+    Buffer,
+    Compiler,
+    EmulatedKernel,
+    EmulatorBuildError,
+    EmulatorUnavailable,
+    LaunchError,
+    build,
+    compiler,
+    toolchain,
+)
+from fusegen.emulator.rewrite import rewrite_shared
+
+COMPILER: Compiler | None = None
+CAN_CHECK = False
+with contextlib.suppress(EmulatorUnavailable):
+    COMPILER = compiler()
+    CAN_CHECK = bool(toolchain.compiler_for(check=True))
+pytestmark = pytest.mark.skipif(COMPILER is None, reason=f"no C++ compiler: {toolchain.INSTALL_HINT}")
+
+NEEDS_GCC = "the checking build needs g++ (apt install g++)"
+needs_check = pytest.mark.skipif(not CAN_CHECK, reason=NEEDS_GCC)
+BUILDS = [
+    pytest.param(warp, check, id=f"{'check' if check else 'fast'}-{warp}",
+                 marks=pytest.mark.skipif(check and not CAN_CHECK, reason=NEEDS_GCC))
+    for warp in (32, 64)
+    for check in (False, True)
+]  # fmt: skip
+
+
+Array = npt.NDArray[np.generic]
+Words = dict[str, str]
+CUDA: Words = {
+    "SHFL_XOR(": "__shfl_xor_sync(0xffffffffu, ",
+    "SYNCWARP": "__syncwarp();",
+    "SHFL_DOWN(": "__shfl_down_sync(0xffffffffu, ",
+    "INCLUDE": "#include <cuda_fp16.h>",
+    "HALF": "__half",
+    "WARP": "32",
+}
+HIP: Words = {
+    "SHFL_XOR(": "__shfl_xor(",
+    "SYNCWARP": "__builtin_amdgcn_wave_barrier();",
+    "SHFL_DOWN(": "__shfl_down(",
+    "INCLUDE": "#include <hip/hip_runtime.h>",
+    "HALF": "_Float16",
+    "WARP": "64",
+}
+
+
+def spelled(text: str, warp: int) -> str:
+    for word, replacement in (CUDA if warp == 32 else HIP).items():
+        text = text.replace(word, replacement)
+    return text
+
+
+def buffer(name: str, array: Array, *, writable: bool = False, initialised: bool = True) -> Buffer:
+    return Buffer(name, array.ctypes.data, array.ctypes.data, array.nbytes, writable, initialised)
+
+
+def output(name: str, array: Array) -> Buffer:
+    return buffer(name, array, writable=True, initialised=False)
+
+
+# --- clean kernels
+
+
+@dataclass(frozen=True)
+class Clean:
+    """A kernel without a bug: y = want(x), with `size` floats in each. It may also use int* count, all zeros."""
+
+    name: str
+    body: str
+    want: Any
+    before: str = ""
+    grid: int = 1
+    threads: int = 256
+    size: int = 256
+    shared_bytes: int = 0
+
+
+BLOCK_SUM = """
+__device__ __forceinline__ float warp_sum(float v) {
+  #pragma unroll
+  for (int o = warpSize / 2; o > 0; o /= 2) v += SHFL_XOR(v, o);
+  return v;
+}
+__device__ __forceinline__ float block_sum(float v, float* partial) {
+  v = warp_sum(v);
+  if (threadIdx.x % warpSize == 0) partial[threadIdx.x / warpSize] = v;
+  __syncthreads();
+  return warp_sum(threadIdx.x % warpSize < blockDim.x / warpSize ? partial[threadIdx.x % warpSize] : 0.0f);
+}
+"""
+LAST_BLOCK = """
+__shared__ int last;
+y[1 + blockIdx.x * blockDim.x + threadIdx.x] = x[blockIdx.x * blockDim.x + threadIdx.x];
+__threadfence();
+__syncthreads();
+if (threadIdx.x == 0) last = atomicAdd(count, 1) == gridDim.x - 1;
+__syncthreads();
+if (last) {
+  __shared__ float partial[32];
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < gridDim.x * blockDim.x; i += blockDim.x) sum += y[1 + i];
+  sum = block_sum(sum, partial);
+  if (threadIdx.x == 0) y[0] = sum;
+}
+"""
+LAST_BLOCK_OF_SUMS = """
+__shared__ int last;
+float v = x[1 + blockIdx.x * blockDim.x + threadIdx.x];
+atomicAdd(reinterpret_cast<float*>(count) + 1, v * v);
+__threadfence();
+__syncthreads();
+if (threadIdx.x == 0) last = atomicAdd(count, 1) == gridDim.x - 1;
+__syncthreads();
+if (blockIdx.x == 0 && threadIdx.x == 0) y[0] = x[0];
+y[1 + blockIdx.x * blockDim.x + threadIdx.x] = last && threadIdx.x == 7 ? reinterpret_cast<float*>(count)[1] : 0.0f;
+"""
+TILES = """
+__shared__ float tile[2][256];
+float sum = 0.0f;
+tile[0][threadIdx.x] = x[threadIdx.x];
+for (int t = 0; t < 4; ++t) {
+  __syncthreads();
+  if (t < 3) tile[(t + 1) % 2][threadIdx.x] = x[(t + 1) * 256 + threadIdx.x];
+  sum += tile[t % 2][255 - threadIdx.x];
+}
+for (int t = 0; t < 4; ++t) y[t * 256 + threadIdx.x] = sum;
+"""
+
+CLEAN = [
+    Clean("copy", "y[threadIdx.x] = x[threadIdx.x];", lambda x: x),
+    Clean("grid-stride loop", "for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < 1000; "
+        "i += gridDim.x * blockDim.x)\n"
+          "  y[i] = 2.0f * x[i];", lambda x: 2 * x, grid=3, size=1000),
+    Clean("block reduction", "__shared__ float partial[2][32];\n"
+        "float mean = block_sum(x[threadIdx.x], partial[0]) / 256.0f;\n"
+          "float d = x[threadIdx.x] - mean;\ny[threadIdx.x] = d * rsqrtf(block_sum(d * d, partial[1]) / 256.0f);",
+          lambda x: (x - x.mean()) / x.std(), before=BLOCK_SUM),
+    Clean("reduction in a loop", "__shared__ float partial[32];\nfor (int row = 0; row < 4; ++row) {\n"
+          "  float sum = block_sum(x[256 * row + threadIdx.x], partial);\n  y[256 * row + threadIdx.x] = sum;\n"
+          "  __syncthreads();\n}",
+          lambda x: np.repeat(x.reshape(4, 256).sum(1), 256), before=BLOCK_SUM, size=1024),
+    Clean("double-buffered tiles", TILES, lambda x: np.tile(x.reshape(4, 256)[:, ::-1].sum(0), 4), size=1024),
+    Clean("warp-private shared memory", "__shared__ float tile[256];\ntile[threadIdx.x] = x[threadIdx.x];\nSYNCWARP\n"
+          "float v = tile[threadIdx.x ^ 1];\nSYNCWARP\ntile[threadIdx.x] = 2.0f * v;\nSYNCWARP\n"
+          "y[threadIdx.x] = tile[threadIdx.x ^ 2];", lambda x: 2 * x[np.arange(256) ^ 3]),
+    Clean("broadcast reads", "__shared__ float v;\nif (threadIdx.x == 9) v = x[9];\n__syncthreads();\n"
+          "y[threadIdx.x] = v + x[0];", lambda x: x[9] + 0 * x + x[0]),
+    Clean("dynamic shared", "extern __shared__ __align__(16) unsigned char shared[];\n"
+        "float* tile = reinterpret_cast<float*>(shared);\n"
+          "int* index = reinterpret_cast<int*>(shared + 1024);\ntile[threadIdx.x] = x[threadIdx.x];\n"
+          "index[threadIdx.x] = threadIdx.x ^ 5;\n"
+          "__syncthreads();\ny[threadIdx.x] = tile[index[threadIdx.x]];", lambda x: x[np.arange(256) ^ 5],
+          shared_bytes=2048),
+    Clean("vector access", "Vec v = reinterpret_cast<const Vec*>(x)[threadIdx.x];\n"
+          "for (int j = 0; j < 4; ++j) v.at[j] += 1.0f;\nreinterpret_cast<Vec*>(y)[threadIdx.x] = v;",
+          lambda x: x + 1, before="struct alignas(16) Vec { float at[4]; };\n", size=1024),
+    Clean("halves in shared memory", "__shared__ alignas(16) HALF tile[256];\n"
+        "tile[threadIdx.x] = static_cast<HALF>(x[threadIdx.x]);\n"
+          "__syncthreads();\nif (threadIdx.x < 32) {\n  uint4 v = reinterpret_cast<uint4*>(tile)[threadIdx.x];\n"
+          "  v.x ^= 0x80008000u;\n  reinterpret_cast<uint4*>(tile)[threadIdx.x] = v;\n}\n__syncthreads();\n"
+          "y[threadIdx.x] = static_cast<float>(tile[threadIdx.x]);",
+          lambda x: x.astype(np.float16).astype(np.float32) * np.where(np.arange(256) % 8 < 2, -1, 1)),
+    Clean("bytes of one word from many threads", "__shared__ unsigned char flag[256];\n"
+        "flag[threadIdx.x] = x[threadIdx.x] > 0.0f;\n"
+          "__syncthreads();\ny[threadIdx.x] = flag[255 - threadIdx.x];", lambda x: x[::-1] > 0),
+    Clean("atomics", "__shared__ int slot;\nif (threadIdx.x == 0) slot = 0;\n__syncthreads();\natomicAdd(&slot, 2);\n"
+          "atomicMax(count + 1, int(threadIdx.x));\n__syncthreads();\ny[threadIdx.x] = slot;", lambda x: 512 + 0 * x),
+    Clean("last block done", LAST_BLOCK, lambda x: np.concatenate([[x[:-1].sum()], x[:-1]]), before=BLOCK_SUM,
+          grid=3, size=769),
+    Clean("last block reads what all have added", LAST_BLOCK_OF_SUMS, None, grid=3, size=769),
+    Clean("inactive threads", "float v = 0.0f;\nif (threadIdx.x < 200) v = x[threadIdx.x];\n"
+          "v = SHFL_XOR(v, 1);\n__syncthreads();\ny[threadIdx.x] = v;",
+          lambda x: np.where(np.arange(256) < 200, x, 0)[np.arange(256) ^ 1]),
+    Clean("returns without a barrier", "y[threadIdx.x] = 0.0f;\nif (threadIdx.x >= 100) return;\n"
+        "y[threadIdx.x] = x[threadIdx.x];",
+          lambda x: np.where(np.arange(256) < 100, x, 0)),
+    Clean("partial block", "float v = x[threadIdx.x];\nv += SHFL_DOWN(v, 1, 8);\ny[threadIdx.x] = v;",
+          lambda x: x + np.where(np.arange(200) % 8 < 7, np.roll(x, -1), x), threads=200, size=200),
+    Clean("spin lock", "if (threadIdx.x % WARP == 0) {\n  while (atomicCAS(count, 0, 1) != 0) { }\n"
+        "  atomicExch(count, 0);\n}\n"
+          "y[threadIdx.x] = x[threadIdx.x];", lambda x: x),
+    Clean("a shared array of each template", "y[threadIdx.x] = reversed<1>(x) + reversed<2>(x);", lambda x: 3 * x[::-1],
+          before="template <int N> __device__ float reversed(const float* x) {\n  __shared__ float tile[256];\n"
+          "  tile[threadIdx.x] = N * x[threadIdx.x];\n  __syncthreads();\n  return tile[255 - threadIdx.x];\n}\n"),
+    Clean("a lambda uses shared memory", "__shared__ float tile[256];\nauto put = [=](int i, float v) { tile[i] = v; "
+        "};\n"
+          "put(threadIdx.x, x[threadIdx.x]);\n__syncthreads();\n"
+          "y[threadIdx.x] = tile[255 - threadIdx.x];", lambda x: x[::-1]),
+    Clean("constant tables and device variables", "y[threadIdx.x] = table[threadIdx.x % 3] * x[threadIdx.x] + TWO;",
+          lambda x: np.array([1, 2, 4])[np.arange(256) % 3] * x + 2,
+          before="__constant__ float table[3] = {1.0f, 2.0f, 4.0f};\n__device__ const float TWO = 2.0f;\n"),
+]  # fmt: skip
+
+
+def run_clean(kernel: EmulatedKernel, case: Clean, **options: Any) -> None:
+    x = np.random.default_rng(0).standard_normal(case.size).astype(np.float32)
+    y = np.full_like(x, np.nan)
+    count = np.zeros(4, np.int32)
+    arguments = [buffer("x", x), output("y", y), buffer("count", count, writable=True)]
+    kernel.launch((case.grid, 1, 1), (case.threads, 1, 1), case.shared_bytes, arguments, **options)
+    if case.want is None:
+        # which block is the last one differs between workers
+        assert y[1:].max() == pytest.approx((x[1:].astype(np.float64) ** 2).sum(), rel=1e-5)
+    else:
+        np.testing.assert_allclose(y, case.want(x.astype(np.float64)), rtol=2e-6, atol=2e-5)
+
+
+@pytest.mark.parametrize(("warp", "check"), BUILDS)
+@pytest.mark.parametrize("case", CLEAN, ids=lambda case: case.name)
+def test_clean_kernel_is_right_and_raises_nothing(case: Clean, warp: int, check: bool) -> None:
+    signature = 'extern "C" __global__ void __launch_bounds__(256)\nkernel(const float* x, float* y, int* count)'
+    source = spelled(f"INCLUDE\n{case.before}{signature} {{\n{case.body}\n}}\n", warp)
+    kernel = build(source, "kernel", warp=warp, check=check, filename="clean.cu")
+    for seed in range(6):
+        run_clean(kernel, case, seed=seed)
+
+
+@pytest.mark.parametrize(("warp", "check"), BUILDS)
+def test_two_dimensional_grid_and_block(warp: int, check: bool) -> None:
+    source = """extern "C" __global__ void __launch_bounds__(64, 2) where(int* y) {
+      int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+      int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+      y[block * blockDim.x * blockDim.y * blockDim.z + thread] = 1000 * block + thread;
+    }"""
+    y = np.full((2 * 3 * 4, 5 * 3 * 2), -1, np.int32)
+    kernel = build(source, "where", warp=warp, check=check, filename="where.cu")
+    kernel.launch((2, 3, 4), (5, 3, 2), 0, [output("y", y)])
+    assert np.array_equal(y, 1000 * np.arange(24)[:, None] + np.arange(30))
+
+
+# --- buffers
+
+
+@needs_check
+def test_buffers_may_overlap() -> None:
+    source = 'extern "C" __global__ void twice(const float* x, float* y) { y[threadIdx.x] = 2.0f * x[threadIdx.x]; }'
+    kernel = build(source, "twice", warp=32, check=True, filename="twice.cu")
+    x = np.arange(64, dtype=np.float32)
+    kernel.launch((1, 1, 1), (64, 1, 1), 0, [buffer("x", x), output("y", x)])
+    assert np.array_equal(x, 2 * np.arange(64))
+
+
+@needs_check
+def test_address_and_permitted_range_are_independent() -> None:
+    """A pointer into the middle of what may be read: negative indices are legal down to `start`."""
+    source = 'extern "C" __global__ void shift(const float* x, float* y) { y[threadIdx.x] = x[int(threadIdx.x) - 4]; }'
+    kernel = build(source, "shift", warp=32, check=True, filename="shift.cu")
+    x, y = np.arange(64, dtype=np.float32), np.zeros(32, np.float32)
+    kernel.launch((1, 1, 1), (32, 1, 1), 0, [Buffer("x", x.ctypes.data + 16, x.ctypes.data, 128), output("y", y)])
+    assert np.array_equal(y, np.arange(32))
+
+
+def test_every_scalar_type_arrives() -> None:
+    source = """extern "C" __global__ void scalars(double* y, char a, unsigned short b, int c, unsigned d, long long e,
+                                                   unsigned long long f, float g, double h, bool i) {
+      y[0] = a; y[1] = b; y[2] = c; y[3] = d; y[4] = e; y[5] = f; y[6] = g; y[7] = h; y[8] = i;
+    }"""
+    y = np.zeros(9)
+    kernel = build(source, "scalars", warp=32, check=False, filename="scalars.cu")
+    scalars: Sequence[Any] = [
+        ctypes.c_byte(-3), ctypes.c_ushort(65535), ctypes.c_int(-7), ctypes.c_uint(2**32 - 1),
+        ctypes.c_longlong(-(2**40)), ctypes.c_ulonglong(2**52), ctypes.c_float(0.5), ctypes.c_double(1e300),
+        ctypes.c_bool(True),
+    ]  # fmt: skip
+    kernel.launch((1, 1, 1), (1, 1, 1), 0, [output("y", y), *scalars])
+    assert y.tolist() == [-3, 65535, -7, 2**32 - 1, -(2**40), 2**52, 0.5, 1e300, 1]
+
+
+# --- wrong requests
+
+COPY = """extern "C" __global__ void copy(const float* x, float* y, int n) {
+  if (threadIdx.x < n) y[threadIdx.x] = x[threadIdx.x];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    [
+        (lambda k, b: k.launch((1, 1, 1), (32, 1, 1), 0, [b, b]), "takes 3 arguments, and 2 were given"),
+        (lambda k, b: k.launch((1, 1, 1), (32, 1, 1), 0, [b, b, ctypes.c_longlong(1)]), "argument 2 has 4 bytes"),
+        (lambda k, b: k.launch((1, 1, 1), (1025, 1, 1), 0, [b, b, ctypes.c_int(1)]), "1025 threads"),
+        (lambda k, b: k.launch((0, 1, 1), (32, 1, 1), 0, [b, b, ctypes.c_int(1)]), r"grid \(0, 1, 1\)"),
+    ],
+)  # fmt: skip
+def test_launch_that_makes_no_sense_is_refused(launch: Any, says: str) -> None:
+    kernel = build(COPY, "copy", warp=32, check=False, filename="copy.cu")
+    with pytest.raises(LaunchError, match=says):
+        launch(kernel, buffer("x", np.zeros(32, np.float32), writable=True))
+
+
+def test_warp_width_is_32_or_64() -> None:
+    with pytest.raises(LaunchError, match="16 lanes"):
+        build(COPY, "copy", warp=16, check=False, filename="copy.cu")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("y[0] = missing;", "missing"),
+        ("y[0] = INFINITY;", "INFINITY"),  # NVRTC has none either
+        ("uint32_t i = 0; y[0] = i;", "uint32_t"),
+        ("std::printf(0);", "std"),
+        ("SHARED; y[0] = 1;", "shared_declaration_in_a_macro"),
+    ],
+)
+def test_build_error_shows_the_log_and_the_source(body: str, says: str) -> None:
+    source = f'#define SHARED __shared__ float s\nextern "C" __global__ void kernel(float* y) {{\n  {body}\n}}\n'
+    with pytest.raises(EmulatorBuildError, match=says) as caught:
+        build(source, "kernel", warp=32, check=False, filename="specs/wrong.cu")
+    assert "specs/wrong.cu:3" in str(caught.value)
+    assert f"    3 |   {body}" in str(caught.value)
+    assert "fusegen_kernel.cu" not in str(caught.value)
+
+
+# --- the rewriting of __shared__
+
+
+@pytest.mark.parametrize(
+    ("declaration", "names"),
+    [
+        ("__shared__ float tile[32];", ["tile"]),
+        ("static __shared__ int a, b[4];", ["a", "b"]),
+        ("__shared__ __align__(16) unsigned char raw[64 * sizeof(float)];", ["raw"]),
+        ("__shared__ alignas(32) unsigned long long wide[4];", ["wide"]),
+        ("__attribute__((aligned(64))) __shared__ float aligned_one[4];", ["aligned_one"]),
+        ("__shared__ Pair<float, 4> pairs[2][3];", ["pairs"]),
+        ("__shared__ struct Plain plain;", ["plain"]),
+        ("__shared__ volatile int flag;", ["flag"]),
+        ("__shared__ float* pointers[3];", ["pointers"]),
+        ("__shared__ const float* const* p, *q[2];", ["p", "q"]),
+        ("__shared__ float grid[(3 < 4) ? 2 : 1], last;", ["grid", "last"]),
+        ("__shared__ float /* __shared__ float no; */ commented[4]; // __shared__", ["commented"]),
+    ],
+)
+@needs_check
+def test_forms_of_shared_declarations(declaration: str, names: list[str]) -> None:
+    before = "template <class T, int N> struct Pair { T at[N]; };\nstruct Plain { int at; };\n"
+    uses = "".join(f"  y[{place}] = sizeof({name});\n" for place, name in enumerate(names))
+    source = f'{before}extern "C" __global__ void kernel(int* y) {{\n  {declaration}\n{uses}}}\n'
+    sizes = []
+    for check in (False, True):
+        y = np.zeros(8, np.int32)
+        build(source, "kernel", warp=32, check=check, filename="forms.cu").launch(
+            (1, 1, 1), (1, 1, 1), 0, [output("y", y)]
+        )
+        sizes.append(y.tolist())
+        rewritten = rewrite_shared(source, check=check).text
+        assert rewritten.count("\n") == source.count("\n")
+        assert "__shared__ float" not in rewritten.replace("/* __shared__ float no; */", "")
+    assert sizes[0] == sizes[1]
+
+
+def test_lines_stay_where_they_are() -> None:
+    source = "void f() {\n  extern __shared__\n    __align__(128)\n  float tile[];\n  tile[0] = 1;\n}\n"
+    rewritten = rewrite_shared(source, check=False)
+    assert rewritten.dynamic_alignment == 128
+    assert rewritten.text.splitlines()[4] == "  tile[0] = 1;"
+    assert "float* const tile" in rewritten.text
+
+
+def test_text_without_shared_memory_is_unchanged() -> None:
+    source = '#define S __shared__\n// __shared__ int a;\n/* __shared__\n int b; */ auto s = "__shared__ int c;";\n'
+    for check in (False, True):
+        assert rewrite_shared(source, check=check).text == source
+
+
+@pytest.mark.parametrize(("warp", "check"), BUILDS)
+def test_dynamic_shared_declared_outside_a_function(warp: int, check: bool) -> None:
+    source = """namespace inner {
+    extern __shared__ float tile[];
+    }
+    extern "C" __global__ void kernel(float* y) {
+      inner::tile[threadIdx.x] = threadIdx.x;
+      __syncthreads();
+      y[threadIdx.x] = *(inner::tile + (63 - threadIdx.x));
+    }"""
+    y = np.zeros(64, np.float32)
+    kernel = build(source, "kernel", warp=warp, check=check, filename="outside.cu")
+    kernel.launch((1, 1, 1), (64, 1, 1), 256, [output("y", y)])
+    assert np.array_equal(y, np.arange(64)[::-1])
+
+
+@needs_check
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("__shared__ float tile[32];\n", "line 1: .*inside a function"),
+        ("void f() {\n  __shared__ float tile[2] = {};\n}\n", "line 2: .*no initialiser"),
+        ("void f() {\n  __shared__ float (*rows)[2];\n}\n", "line 2: "),
+    ],
+)
+def test_shared_declaration_that_is_not_understood_is_refused(source: str, says: str) -> None:
+    with pytest.raises(EmulatorBuildError, match=says):
+        rewrite_shared(source, check=True)
+
+
+# --- the machinery
+
+
+def test_cache_is_used_and_told_apart_by_content(tmp_path: Path) -> None:
+    first = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
+    made = first.library.stat().st_mtime_ns
+    again = build(COPY, "copy", warp=32, check=False, filename="b.cu", cache_dir=tmp_path)
+    assert again.library == first.library
+    assert again.library.stat().st_mtime_ns == made
+    other = build(COPY, "copy", warp=64, check=False, filename="a.cu", cache_dir=tmp_path)
+    assert other.library != first.library
+    assert not list(tmp_path.glob("build_*"))  # nothing half made is left
+
+
+def test_many_processes_share_a_cache(tmp_path: Path) -> None:
+    program = f"""
+import ctypes, numpy as np
+from pathlib import Path
+from fusegen.emulator import Buffer, build
+kernel = build({COPY!r}, "copy", warp=32, check=False, filename="copy.cu", cache_dir=Path({str(tmp_path)!r}))
+x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
+buffers = [Buffer(n, a.ctypes.data, a.ctypes.data, a.nbytes) for n, a in (("x", x), ("y", y))]
+kernel.launch((1, 1, 1), (32, 1, 1), 0, [*buffers, ctypes.c_int(32)])
+assert (x == y).all()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(4)]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("warp", "check"), BUILDS)
+def test_launches_from_several_threads(warp: int, check: bool) -> None:
+    case = next(case for case in CLEAN if case.name == "block reduction")
+    source = spelled(
+        f'{case.before}extern "C" __global__ void kernel(const float* x, float* y, int* count) {{\n{case.body}\n}}\n',
+        warp,
+    )
+    kernel = build(source, "kernel", warp=warp, check=check, filename="threads.cu")
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for seed in range(5):
+                run_clean(kernel, case, seed=seed)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_number_of_workers_does_not_change_the_result() -> None:
+    source = 'extern "C" __global__ void mark(int* y) { y[blockIdx.x * blockDim.x + threadIdx.x] += blockIdx.x; }'
+    kernel = build(source, "mark", warp=32, check=False, filename="mark.cu")
+    for workers in (1, 2, 7, 100):
+        y = np.ones((50, 32), np.int32)
+        kernel.launch((50, 1, 1), (32, 1, 1), 0, [buffer("y", y, writable=True)], workers=workers)
+        assert np.array_equal(y, 1 + np.repeat(np.arange(50), 32).reshape(50, 32))
+
+
+def test_ucontext_fallback_runs(tmp_path: Path) -> None:
+    """What machines other than x86-64 and aarch64 use: the same blocks, switched by the C library."""
+    assert COMPILER is not None
+    library = toolchain.build_runtime(COMPILER, check=False, cache=tmp_path, extra=["-DSIMT_UCONTEXT"])
+    case = next(case for case in CLEAN if case.name == "block reduction")
+    source = spelled(
+        f'{case.before}extern "C" __global__ void kernel(const float* x, float* y, int* count) {{\n{case.body}\n}}\n',
+        32,
+    )
+    text = rewrite_shared(source, check=False).text + "\nSIMT_EXPORT(kernel)\n"
+    made, log = toolchain.build_kernel(text, warp=32, check=False, cache=tmp_path, runtime=library)
+    assert log is None
+    kernel = EmulatedKernel(made, source, "kernel", "fallback.cu", warp=32, check=False, alignment=16)
+    for seed in range(3):
+        run_clean(kernel, case, seed=seed)
+
+
+def test_compilers_and_what_they_can_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert COMPILER is not None
+    assert COMPILER.version
+    assert COMPILER.family in ("gcc", "clang")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    toolchain.compiler.cache_clear()
+    toolchain._identify.cache_clear()
+    try:
+        with pytest.raises(EmulatorUnavailable, match=r"apt install g\+\+.*pip install ziglang"):
+            compiler()
+        clang = Compiler(("clang++",), "clang version 19", "clang")
+        monkeypatch.setattr(toolchain, "compiler", lambda: clang)
+        assert toolchain.compiler_for(check=False) is clang
+        with pytest.raises(EmulatorUnavailable, match=r"the checking build needs g\+\+"):
+            toolchain.compiler_for(check=True)
+    finally:
+        monkeypatch.undo()
+        toolchain.compiler.cache_clear()
+        toolchain._identify.cache_clear()
