@@ -1,0 +1,168 @@
+"""From a chain to a kernel one can call: plan, render, compile, gate, validate.
+
+    kernel = fusegen.compile(bias_gelu_residual_ln, target="cuda:h200")
+
+The *gate* reads the binary's own resource report: a candidate that spills registers or has a stack frame loses to the
+next one that does not, since either sends row values through memory. The verdicts stay with the kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusegen.compiling import Binary, Resources
+from fusegen.errors import MissingError, ValidationError
+from fusegen.graph import Graph
+from fusegen.planner import CONTIGUOUS, candidates
+from fusegen.planner.model import Layout, Plan, Source
+from fusegen.rendering import render
+from fusegen.runtime import Kernel, devices
+from fusegen.runtime.cache import Entry, KernelCache, compiled, key_of
+from fusegen.spec import Chain
+from fusegen.targets import Target
+from fusegen.targets import target as target_named
+from fusegen.validation import Report
+from fusegen.validation import validate as run_validation
+
+log = logging.getLogger("fusegen.pipeline")
+
+MOST_GATED = 6  # candidates to compile before the least bad one is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate said of one candidate."""
+
+    plan: Plan
+    resources: Resources
+    reason: str  # empty when it passed
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A rendered and compiled candidate. `binary` is None where the runtime compiler is missing: emulation only."""
+
+    source: Source
+    binary: Binary | None
+    verdicts: tuple[Verdict, ...]
+
+
+def choose_target(target: str | Target | None) -> Target:
+    """The target named, or that of the GPU present, or cuda:h200."""
+    if isinstance(target, Target):
+        return target
+    if target is not None:
+        return target_named(target)
+    for gpu in devices.present().gpus:
+        if found := devices.target_of(gpu):
+            return found
+    return target_named("cuda")
+
+
+def graph_of(chain: Chain | Graph) -> Graph:
+    return chain.graph if isinstance(chain, Chain) else chain
+
+
+def plan(chain: Chain | Graph, target: str | Target | None = None) -> Plan:
+    """The cheapest plan for `chain` on `target` (the GPU present, else cuda:h200). Raises NoPlan."""
+    return candidates(graph_of(chain), choose_target(target)).need()[0]
+
+
+def build(graph: Graph, target: Target, layout: Layout = CONTIGUOUS, need_binary: bool = True) -> Built:
+    """The cheapest candidate that passes the gate. Raises NoPlan, CompileError, and MissingError if `need_binary`."""
+    verdicts: list[Verdict] = []
+    least: tuple[int, Source, Binary] | None = None
+    for source, plan in rendered(graph, target, layout):
+        try:
+            binary = compiled(source, origin=f"templates/{plan.template}, plan: {plan.regime}")
+        except MissingError as missing:
+            if need_binary:
+                raise
+            log.debug("%s is not gated: %s", plan.name, missing)
+            return Built(source, None, ())
+        verdict = Verdict(plan, binary.resources, gate(binary.resources))
+        verdicts.append(verdict)
+        if verdict.passed:
+            return Built(source, binary, tuple(verdicts))
+        log.debug("gate refuses %s: %s", plan.regime, verdict.reason)
+        badness = binary.resources.spill_bytes + binary.resources.stack_bytes
+        if least is None or badness < least[0]:
+            least = (badness, source, binary)
+    assert least is not None  # rendered() raises NoPlan before it yields nothing
+    return Built(least[1], least[2], tuple(verdicts))
+
+
+def rendered(graph: Graph, target: Target, layout: Layout) -> Iterator[tuple[Source, Plan]]:
+    found = candidates(graph, target, layout).need()
+    for plan in found[:MOST_GATED]:
+        yield render(plan), plan
+
+
+def gate(resources: Resources) -> str:
+    """Why a binary is refused; empty when it is not."""
+    reasons = []
+    if resources.spill_bytes:
+        reasons.append(f"spills {resources.spill_bytes} B of registers")
+    if resources.stack_bytes:
+        reasons.append(f"has a stack frame of {resources.stack_bytes} B a thread")
+    return " and ".join(reasons)
+
+
+def compile(
+    chain: Chain | Graph,
+    target: str | Target | None = None,
+    *,
+    on: str = "auto",
+    validate: bool = True,
+) -> Kernel:
+    """A callable kernel for `chain` at its sizes: any number of rows, rows of exactly this length.
+
+    `target` names a GPU ("cuda:h200", "hip:gfx90a"); without one, the GPU present, else cuda:h200. `on` says what
+    runs it: "gpu", "emulator", or "auto" (a matching GPU if there is one). The first build is validated against the
+    generated reference; the verdict is kept with the cached binary. Raises ValidationError rather than hand out a
+    kernel that failed; with `validate=False` it comes unproven, with None as its `kernel.report`.
+    """
+    graph = graph_of(chain)
+    chosen = choose_target(target)
+    device = devices.find(chosen, on)
+    emulated = not device.asynchronous
+    built = build(graph, chosen, need_binary=not emulated)
+
+    def variant(layout: Layout) -> tuple[Source, Binary | None]:
+        made = build(graph, chosen, layout, need_binary=not emulated)
+        return made.source, made.binary
+
+    kernel = Kernel(built.source, built.binary, device, variant)
+    kernel.gate = built.verdicts
+    if validate:
+        kernel.report = proven(kernel)
+        if not kernel.report.ok:
+            raise ValidationError(f"{graph.name} on {chosen} failed its validation\n{kernel.report}")
+    return kernel
+
+
+def proven(kernel: Kernel) -> Report:
+    """The kernel's quick validation: remembered with its binary, or run now. Only good verdicts are remembered."""
+    if kernel.binary is None:
+        return run_validation(kernel, quick=True)
+    store, key = KernelCache(), key_of(kernel.source)
+    entry = store.load(key, kernel.target)
+    where = str(kernel.device)
+    if entry is not None and entry.verdict is not None and entry.verdict.get("device") == where:
+        try:
+            report = Report.from_json(entry.verdict["report"])
+        except (KeyError, TypeError, ValueError) as error:  # kept by another version, or by nobody we know
+            log.debug("%s: the verdict kept with it can't be read: %r", kernel.source.plan.name, error)
+        else:
+            log.debug("%s was validated before on %s", kernel.source.plan.name, where)
+            return report
+    report = run_validation(kernel, quick=True)
+    if report.ok:
+        store.store(key, Entry(kernel.binary, {"device": where, "report": report.to_json()}))
+    return report

@@ -1,0 +1,103 @@
+"""Rounding errors of row sums, by how the plan accumulates them.
+
+With u = 2^-24 (half an ulp), K additions one after another in a thread and L levels of a tree over the row's threads:
+
+*sum.* Every term passes at most D = K + L additions: error <= D * u * sum|x| (Higham 2002, 4.2).
+
+*softmax* (maximum and sum of exponentials in one walk). On its way a term is multiplied by exp(old top - new top) and
+added, at most D + 1 times. One factor of each merge is exp(0) = 1; the other costs 3 ulps = 6u, its product u and the
+addition u, so 8u a merge. The roundings of `old top - new top` telescope to u * (top - x) for a term exp(x - top) = e,
+which is u * e * |log e|: error <= u * (8 (D + 1) * sum e + sum e |log e|).
+
+*welford*, the mean. Adding x_k: delta = x_k - mean rounds by u|delta|, delta / k by 5u|delta| / k (2.5 ulps), mean by
+u|mean|; an old error shrinks by 1 - 1/k. Over K elements the mean's error times K is at most
+u * (K sum|x| + 6 sum|delta|), and |delta| summed is at most (1 + H_K) * sum|x - mean|, H_K ~ 1 + ln K, beside the
+first, whose delta is exact. A merge of counts n_a <= n_b costs u|mean| + 8u|delta| * share, and n_b|delta| is at most
+n_b / n_a times what the deviations of both sides sum to: the vector width at the row's end, about 1 elsewhere.
+
+*welford*, the squared deviations Q. Every product delta * delta' rounds thrice, every addition once: 4 D u Q. The
+running mean is off by at most R = u * min(K * max|x|, sum|x|): 4 R sum|x - mean|. The mean's own error at the end comes
+in through the graph, as for any other chain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusegen.graph import Node
+from fusegen.naming import value_names
+from fusegen.planner.model import Plan, ReductionKind
+
+Array = np.ndarray[Any, np.dtype[Any]]
+HALF_ULP = 2.0**-24
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How one row sum is made: `serial` additions in a thread, then `levels` of a tree over threads."""
+
+    kind: ReductionKind
+    first: bool  # of the two results of an online pair: the maximum, the sum; else the second
+    serial: int
+    levels: int
+    vector: int
+
+    @property
+    def depth(self) -> int:
+        return self.serial + self.levels
+
+
+def accumulations(plan: Plan) -> Mapping[Node, Accumulation]:
+    """How `plan` makes each of its reductions."""
+    nodes = {name: node for node, name in value_names(plan.graph).items()}
+    tile = plan.tile
+    found = {}
+    for reduction in (r for stage in plan.stages for r in stage.reductions):
+        for result in reduction.results:
+            found[nodes[result]] = Accumulation(
+                kind=reduction.kind,
+                first=result == reduction.results[0],
+                serial=tile.per_thread * tile.vector,
+                levels=math.ceil(math.log2(tile.threads_per_row)) + tile.col_tiles - 1,
+                vector=tile.vector,
+            )
+    return found
+
+
+def accumulation_error(node: Node, how: Accumulation, values: Mapping[Node, Array]) -> Array:
+    """The bound on the summation's own rounding, one value a row. `values` holds every node before `node`."""
+    x = values[node.inputs[0]]
+    if how.kind == "softmax":
+        online = 8 * (how.depth + 1) * total(x) + total(x * np.log(np.where(x > 0, x, 1.0)))
+        return np.asarray(HALF_ULP * online)
+    if how.kind == "welford" and how.first:
+        return mean_error(x, how)
+    if how.kind == "welford":
+        centered = values[node.inputs[0].inputs[0]]
+        original = values[node.inputs[0].inputs[0].inputs[0]]
+        size = finite(original)
+        running = HALF_ULP * np.minimum(how.serial * size.max(-1, keepdims=True), size.sum(-1, keepdims=True))
+        return np.asarray(HALF_ULP * 4 * how.depth * total(x) + 4 * running * total(centered))
+    return np.asarray(HALF_ULP * how.depth * total(x))
+
+
+def mean_error(x: Array, how: Accumulation) -> Array:
+    """Of Welford's mean, times the number of elements."""
+    deviations = total(x - x.mean(-1, keepdims=True))
+    harmonic = 1 + math.log(max(1, how.serial))
+    factor = 6 * (1 + harmonic) + 8 * (how.vector + 2 * how.levels)
+    return np.asarray(HALF_ULP * ((how.depth + 2) * total(x) + factor * deviations))
+
+
+def finite(x: Array) -> Array:
+    return np.where(np.isfinite(x), np.abs(x), 0.0)
+
+
+def total(x: Array) -> Array:
+    """The row's sum of magnitudes, those that are finite."""
+    return np.asarray(finite(x).sum(-1, keepdims=True))

@@ -1,0 +1,327 @@
+"""How far a right kernel may be from its float64 reference: running error analysis over the graph.
+
+Every node carries its value in float64 and a bound on the error of the kernel's own f32 value. A node's bound is what
+its arguments' errors become (slope times error, the steepest slope within the errors, so nothing is dropped as second
+order) plus the op's own rounding:
+
+    error = sum_i sup |slope_i| * error_i  +  ulps * 2^-23 * |scale|  +  floor
+
+An f32's unit in the last place is at most 2^-23 of it. The floor covers results below the smallest normal f32, which a
+GPU may flush and whose exponentials may under- or overflow early. A fused multiply-add rounds once where the model
+rounds twice, so contraction stays inside. A bound of 0 means exact; an infinite one that nothing is known: an f32
+intermediate may overflow where float64 does not.
+
+After Wilkinson's running error analysis; see Higham, Accuracy and Stability of Numerical Algorithms (2002), 3.3.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from fusegen.graph import Graph, Kind, Node, Op
+from fusegen.planner.model import Plan
+from fusegen.types import Dim, f32, i32
+from fusegen.validation.accumulation import Accumulation, accumulation_error, accumulations
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ULP = 2.0**-23  # of an f32, relative to it, at most
+FLUSHED = 2.0**-126  # below it f32 results may become 0
+FLOOR = 2.0**-120  # of a function: x / (1 + exp(-x)) is 0 from x = -89 on, where the true value is 2^-121.6
+SECOND_ORDER = 1 + 2.0**-10  # of a sum: rounding errors of its terms' errors
+EXACT_INTEGERS = 2.0**24  # integers up to here are f32 values
+LARGEST = {f32: f32.largest, i32: 2.0**31 - 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A value and how far the kernel's may be from it; of a mask, error 1 says that the kernel may hold either."""
+
+    value: Array
+    error: Array
+
+    @property
+    def exact(self) -> bool:
+        return not np.any(self.error)
+
+    @property
+    def low(self) -> Array:
+        return np.asarray(self.value - self.error)
+
+    @property
+    def high(self) -> Array:
+        return np.asarray(self.value + self.error)
+
+    @property
+    def unsure(self) -> Array:
+        return np.asarray(self.error > 0)
+
+
+@np.errstate(all="ignore")
+def analyse(plan: Plan, operands: Sequence[Any]) -> tuple[Bounded, ...]:
+    """Each output's value and bound, before it is rounded to its storage type; `operands` in the spec's order."""
+    graph = plan.graph
+    arrays = [np.asarray(operand) for operand in operands]
+    sizes = sizes_of(graph, arrays)
+    hows = accumulations(plan)
+    table: dict[Node, Bounded] = {}
+    for tensor, array in zip(graph.inputs, arrays, strict=True):
+        wide = {"float": np.float64, "int": np.int64, "bool": np.bool_}[tensor.dtype.kind]
+        table[tensor.node] = exact(array.astype(wide))
+    for node in graph.nodes:
+        if node not in table:
+            table[node] = step(node, [table[a] for a in node.inputs], graph, sizes, hows.get(node), table)
+    return tuple(table[tensor.node] for tensor in graph.outputs)
+
+
+def sizes_of(graph: Graph, arrays: Sequence[Array]) -> Mapping[str, int]:
+    """Every dim's size in one call."""
+    sizes = dict(graph.sizes)
+    for tensor, array in zip(graph.inputs, arrays, strict=True):
+        for size, actual in zip(tensor.shape, array.shape, strict=True):
+            if isinstance(size, Dim):
+                sizes[size.name] = actual
+    return sizes
+
+
+def step(
+    node: Node, args: list[Bounded], graph: Graph, sizes: Mapping[str, int], how: Accumulation | None,
+    table: Mapping[Node, Bounded],
+) -> Bounded:  # fmt: skip
+    """One node."""
+    if node.op.kind is Kind.LEAF:
+        return leaf(node, graph, sizes)
+    if node.op.kind is Kind.REDUCE:
+        return reduction(node, args[0], how, table)
+    rule = RULES.get(node.op.name)
+    if rule is not None:
+        return bounded(*rule(node.op, args))
+    return smooth(node, args)
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def exact(value: Any) -> Bounded:
+    return Bounded(np.asarray(value), np.zeros(()))
+
+
+def bounded(value: Any, error: Any) -> Bounded:
+    """With NaN errors made infinite: what can't be said is not known."""
+    error = np.asarray(error, np.float64)
+    return Bounded(np.asarray(value), np.where(np.isnan(error), np.inf, error))
+
+
+def gap(a: Any, b: Any) -> Array:
+    """|a - b|; 0 between equal infinities and between NaNs, infinite where only one is NaN."""
+    same = (a == b) | ((a != a) & (b != b))
+    distance = np.abs(np.asarray(a, np.float64) - b)
+    return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
+
+
+def erf(x: Any) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
+
+
+@cache
+def formula(text: str, arity: int) -> Callable[..., Array]:
+    """An op's numpy text as a function of its arguments and, by name, its result."""
+    names = [f"a{i}" for i in range(arity)]
+    body = text.format(*names, out="out")
+    function = eval(f"lambda {''.join(n + ', ' for n in names)}out=None: {body}",
+                    {"np": np, "erf": erf, "bfloat16": bfloat16})  # fmt: skip
+    return lambda *args, **named: np.asarray(function(*args, **named))
+
+
+def apply(op: Op, values: Sequence[Array]) -> Array:
+    return formula(op.ref, op.arity)(*values)
+
+
+# ---------------------------------------------------------------- rules
+
+
+def leaf(node: Node, graph: Graph, sizes: Mapping[str, int]) -> Bounded:
+    if node.op.name in ("col_index", "row_index"):
+        last = node.op.name == "col_index"
+        size = graph.shape[-1 if last else -2]
+        index = np.arange(size if isinstance(size, int) else sizes[size.name])
+        return exact(index if last else index[:, None])
+    value: Any = node.literal
+    if node.size is not None:
+        value = float(node.size if isinstance(node.size, int) else sizes[node.size.name])
+    if node.dtype is not f32:
+        return exact(value)
+    return bounded(np.float64(value), gap(np.float64(np.float32(value)), np.float64(value)))
+
+
+def smooth(node: Node, args: list[Bounded]) -> Bounded:
+    """An op that has slopes."""
+    op = node.op
+    value = apply(op, [a.value for a in args])
+    moved: Any = np.zeros(())
+    for index, arg in enumerate(args):
+        if not arg.exact:
+            change = steepest(op, index, args) * arg.error
+            moved = moved + np.where(arg.error == 0, 0.0, np.where(np.isnan(change), np.inf, change))
+    error = moved
+    if node.dtype is f32 and op.ulps:
+        scale = np.abs(formula(op.scale, op.arity)(*(a.value for a in args), out=value))
+        ulps = 0.0 if scales_exactly(node) else op.ulps
+        rounding = ulps * ULP * (scale + moved) + (FLUSHED if op.ulps < 1 else FLOOR)
+        error = moved + np.where((scale == 0) & (moved == 0), 0.0, rounding)  # what must be 0 is 0: exp(-inf), 0 * x
+    return bounded(value, settle(op, args, value, error, LARGEST[node.dtype]))
+
+
+def scales_exactly(node: Node) -> bool:
+    """A product with a power of two, or a quotient by one, rounds nothing."""
+    literals = {"mul": node.inputs, "div": node.inputs[1:]}.get(node.op.name, ())
+    return any(a.literal and math.frexp(a.literal)[0] in (0.5, -0.5) for a in literals)
+
+
+def steepest(op: Op, index: int, args: list[Bounded]) -> Array:
+    """The largest slope of argument `index` while every argument stays within its error.
+
+    Slopes are monotone, or rise or fall away from 0, so an interval's ends and its point nearest to 0 suffice.
+    """
+    if index >= len(op.slopes):
+        return np.full((), np.inf)
+    text = op.slopes[index]
+    slope = formula(text, op.arity)
+    depends = [i for i in range(op.arity) if f"{{{i}}}" in text or "{out}" in text]
+    choices = [
+        [a.low, a.high, np.clip(0.0, a.low, a.high)] if i in depends and not a.exact else [a.value]
+        for i, a in enumerate(args)
+    ]
+    found: Any = np.zeros(())
+    for point in itertools.product(*choices):
+        out = apply(op, point) if "{out}" in text else None
+        found = np.maximum(found, np.abs(slope(*point, out=out)))
+    return np.asarray(found)
+
+
+def settle(op: Op, args: list[Bounded], value: Array, error: Any, largest: float) -> Array:
+    """Infinities and NaN: certain where every corner of the arguments agrees; unknown where f32 may overflow."""
+    error = np.where(np.abs(value) + error > largest, np.inf, error)
+    special = ~np.isfinite(value)
+    if not special.any():
+        return np.asarray(error)
+    few = [Bounded(*(np.broadcast_to(x, value.shape)[special] for x in (a.value, a.error))) for a in args]
+    some = value[special]
+    certain = np.zeros(some.shape, bool)
+    for arg in few:  # a NaN comes out of every smooth op
+        certain |= np.isnan(arg.value) & (arg.error == 0)
+    agree = np.ones(some.shape, bool)
+    for corner in itertools.product(*([a.value] if a.exact else [a.low, a.high] for a in few)):
+        agree &= gap(apply(op, corner), some) == 0
+    settled = np.broadcast_to(error, value.shape).copy()
+    settled[special] = np.where(certain & np.isnan(some) | agree, 0.0, np.inf)
+    return settled
+
+
+def compared(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    """A comparison is sure where its sides are further apart than their errors, or where one is NaN."""
+    a, b = args
+    value = apply(op, [a.value, b.value])
+    margin = a.error + b.error
+    apart = np.abs(a.value.astype(np.float64) - b.value.astype(np.float64)) > margin
+    nan = (np.isnan(a.value) & ~a.unsure) | (np.isnan(b.value) & ~b.unsure)
+    return value, np.where((margin > 0) & ~apart & ~nan, 1.0, 0.0)
+
+
+def both(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    a, b = args
+    sure_false = (~a.value & ~a.unsure) | (~b.value & ~b.unsure)
+    return apply(op, [a.value, b.value]), np.where((a.unsure | b.unsure) & ~sure_false, 1.0, 0.0)
+
+
+def either(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    a, b = args
+    sure_true = (a.value & ~a.unsure) | (b.value & ~b.unsure)
+    return apply(op, [a.value, b.value]), np.where((a.unsure | b.unsure) & ~sure_true, 1.0, 0.0)
+
+
+def negated(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    return apply(op, [args[0].value]), args[0].error
+
+
+def chosen(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    """The branch taken; where the mask is unsure, whatever lies between both branches."""
+    mask, yes, no = args
+    error = np.where(mask.value, yes.error, no.error)
+    other = gap(yes.value, no.value) + np.where(mask.value, no.error, yes.error)
+    return apply(op, [a.value for a in args]), np.where(mask.unsure, np.maximum(error, other), error)
+
+
+def extreme(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    """The larger or smaller of two, by intervals; a certain NaN wins for certain."""
+    value = apply(op, [a.value for a in args])
+    low, high = apply(op, [a.low for a in args]), apply(op, [a.high for a in args])
+    nan = (np.isnan(args[0].value) & ~args[0].unsure) | (np.isnan(args[1].value) & ~args[1].unsure)
+    return value, np.where(nan, 0.0, np.maximum(gap(low, value), gap(high, value)))
+
+
+def stepped(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    """Rounding: monotone, and done alike by the reference, so only an inexact argument may land on another step."""
+    arg = args[0]
+    value = apply(op, [arg.value])
+    error = np.maximum(gap(apply(op, [arg.low]), value), gap(apply(op, [arg.high]), value))
+    if op.result is i32:
+        error = np.where(np.abs(arg.value) + arg.error < LARGEST[i32], error, np.inf)
+    return value, np.where(arg.error == 0, np.where(np.isinf(error) & (op.result is i32), error, 0.0), error)
+
+
+def widened(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    """i32 or b8 as f32: exact up to 2^24."""
+    value = apply(op, [args[0].value])
+    size = np.abs(value) + args[0].error
+    return value, args[0].error + np.where(size > EXACT_INTEGERS, ULP / 2 * size, 0.0)
+
+
+def nonzero(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    arg = args[0]
+    sure = (np.abs(arg.value) > arg.error) | np.isnan(arg.value)
+    return apply(op, [arg.value]), np.where(arg.unsure & ~sure, 1.0, 0.0)
+
+
+Rule = Callable[[Op, list[Bounded]], tuple[Array, Array]]
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), compared),
+    "logical_and": both,
+    "logical_or": either,
+    "logical_not": negated,
+    "where": chosen,
+    "maximum": extreme,
+    "minimum": extreme,
+    "to_i32": stepped,
+    "round_f16": stepped,
+    "round_bf16": stepped,
+    "to_f32": widened,
+    "to_b8": nonzero,
+}
+"""Ops whose result does not follow its arguments smoothly. Every other op goes by its slopes."""
+
+
+def reduction(node: Node, arg: Bounded, how: Accumulation | None, table: Mapping[Node, Bounded]) -> Bounded:
+    value = apply(node.op, [arg.value])
+    if node.op.name in ("max", "min"):
+        low, high = apply(node.op, [arg.low]), apply(node.op, [arg.high])
+        return bounded(value, np.maximum(gap(low, value), gap(high, value)))
+    errors = np.broadcast_to(arg.error, arg.value.shape)
+    finite = np.isfinite(arg.value)
+    size = np.where(finite, np.abs(arg.value) + errors, 0.0).sum(-1, keepdims=True)
+    if how is None:  # a result that the kernel has no use for
+        return bounded(value, np.inf)
+    own = accumulation_error(node, how, {n: b.value for n, b in table.items()})
+    error = (errors.sum(-1, keepdims=True) + own) * SECOND_ORDER
+    # a partial sum may overflow before it cancels; an infinite or NaN element decides the row if nothing else can
+    error = np.where(size + error > f32.largest, np.inf, error)
+    unknown = np.isinf(np.where(finite, 0.0, errors)).any(-1, keepdims=True) | ~(size <= f32.largest)
+    return bounded(value, np.where(np.isfinite(value), error, np.where(unknown, np.inf, 0.0)))

@@ -1,0 +1,374 @@
+"""validate(kernel): run it on inputs made by seed and by malice, and hold every element to the law.
+
+The law is the float64 reference text that was generated beside the kernel, run as it stands; how far a right kernel may
+be off is derived from the graph and the plan (`fusegen.validation.bounds`), never a constant. Beside the values, each
+launch is held to its manners: every element is written, nothing else is, and operands stay as they were. A kernel must
+also repeat itself bit for bit, and a row's result may not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fusegen.errors import KernelError, NoPlan
+from fusegen.planner.model import Plan
+from fusegen.reference import load_reference
+from fusegen.runtime import Kernel
+from fusegen.runtime.devices import Device
+from fusegen.types import Dim, f32
+from fusegen.validation.bounds import Bounded, analyse, gap
+from fusegen.validation.compare import Compared, Figures, compare, figures
+from fusegen.validation.inputs import NORMAL, USUAL, Operands, free_dims, main_tensors, make_operands, sizes_for, take
+from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, Placed, place, read_output, reserve, untouched
+from fusegen.validation.patterns import PATTERNS, SETTINGS, Setting, patterns_for
+from fusegen.validation.report import Case, Report
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+QUICK_ELEMENTS = 2**18  # of a launch, beyond two rows
+FULL_ELEMENTS = 2**20
+FLAT_ROW = 1021  # elements of one pattern in a flat array; no vector divides it
+ROW_L2 = 1e-5  # relative L2 that f32 row chains promise on normal inputs
+OUTER = (2, 3, 2)  # sizes of the first of several leading axes
+LEAST_BOUNDED = 0.99  # of a normal case: with fewer elements compared it would prove little; singular points are rare
+
+ARRANGEMENTS: Mapping[str, tuple[str, Arrangement, bool]] = {
+    "padded rows": ("a row stride longer than the row, still aligned", Arrangement(padding=64), True),
+    "odd stride": ("a row stride that is no multiple of a vector", Arrangement(padding=1), True),
+    "offset by one": ("a base address one element past an aligned one", Arrangement(offset=1), True),
+    "one offset": ("the same for the first operand alone", Arrangement(offset=1), False),
+    "repeated rows": ("operands repeated along their first axis by a stride of 0", Arrangement(broadcast=True), True),
+    "swapped axes": ("leading axes in another order: no one stride walks them", Arrangement(swapped=True), True),
+}
+"""Layouts beside the contiguous one: reason, arrangement, and whether every array has it."""
+
+
+def validate(
+    kernel: Kernel,
+    *,
+    seed: int = 0,
+    quick: bool = False,
+    rows: Sequence[int] | None = None,
+    cases: Sequence[str] | None = None,
+) -> Report:
+    """Check `kernel` against the reference generated from its graph.
+
+    `quick` is what every first build gets: a ragged launch, malicious rows, repetition and row independence.
+    Otherwise row counts around the tile's edges (or `rows`), layouts and shared operands vary too. `cases` keeps only
+    those named: patterns ("nan"), or groups ("rows", "layout", "again", "apart"). A kernel that is caught by the
+    emulator or refused by a driver fails its case; nothing is raised for a wrong kernel.
+    """
+    checks = Checks(kernel, seed, frozenset(cases) if cases is not None else None)
+    most = QUICK_ELEMENTS if quick else FULL_ELEMENTS
+    checks.ragged(most)
+    checks.malice(most, 1 if quick else len(main_tensors(kernel.plan.graph)), USUAL)
+    if not quick:
+        for setting in SETTINGS[1:]:
+            checks.malice(most, 1, setting)
+        for count in row_counts(kernel.plan, most) if rows is None else rows:
+            checks.rows(count)
+        for name in ARRANGEMENTS:
+            checks.layout(name)
+    elif rows is not None:
+        for count in rows:
+            checks.rows(count)
+    return Report(kernel.plan.name, place_of(kernel), seed, tuple(checks.found))
+
+
+def place_of(kernel: Kernel) -> str:
+    """`emulator (checking), warp 32`, or the GPU's name."""
+    device = kernel.device
+    if device.kind != "emulator":
+        return str(device)
+    return f"emulator{' (checking)' if getattr(device, 'check', False) else ''}, warp {kernel.target.warp}"
+
+
+def row_counts(plan: Plan, most: int) -> tuple[int, ...]:
+    """None, one, and around a block's rows and several blocks'; elements, where the plan is flat."""
+    block = plan.tile.rows_per_block
+    limit = max(2, most // max(1, plan.cols))
+    counts = (0, 1, block - 1, block, block + 1, 3 * block, 5 * block + 2)
+    return tuple(sorted({n for n in counts if 0 <= n <= limit}))
+
+
+def narrowed(kernel: Kernel, blocks: int) -> Kernel:
+    """The same text and binary on a grid of at most `blocks`: the loop over rows, which full grids never repeat."""
+    plan = kernel.plan
+    small = replace(plan, target=replace(plan.target, max_grid=blocks))
+    return Kernel(replace(kernel.source, plan=small), kernel.binary, kernel.device, kernel.make_variant)
+
+
+@contextmanager
+def other_order(device: Device, seed: int) -> Iterator[None]:
+    """Let the emulator run warps in another order meanwhile; a GPU has its own."""
+    before = getattr(device, "seed", None)
+    if before is None:
+        yield
+        return
+    device.seed = before + seed + 1  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        device.seed = before  # type: ignore[attr-defined]
+
+
+class Checks:
+    """One validation under way: what is found goes to `found`."""
+
+    def __init__(self, kernel: Kernel, seed: int, wanted: frozenset[str] | None) -> None:
+        self.kernel = kernel
+        self.plan = kernel.plan
+        self.graph = kernel.plan.graph
+        self.seed = seed
+        self.wanted = wanted
+        self.reference = load_reference(kernel.source.reference, self.graph.name)
+        self.found: list[Case] = []
+        self.streams = 0
+
+    def rng(self) -> np.random.Generator:
+        """A stream of its own for each launch, so that leaving one out changes no other."""
+        self.streams += 1
+        return np.random.default_rng((self.seed, self.streams))
+
+    def wants(self, *names: str) -> bool:
+        return self.wanted is None or not self.wanted.isdisjoint(names)
+
+    def deep(self) -> int:
+        """Rows worth having where they know their index: a causal row sees no more columns than there are rows."""
+        return self.graph.cols + 2 if any(n.op.name == "row_index" for n in self.graph.nodes) else 0
+
+    # ---------------------------------------------------------------- what is checked
+
+    def ragged(self, most: int) -> None:
+        """A launch that fills no last block, then the same again, then some of its rows alone."""
+        tile = self.plan.tile
+        if self.plan.flat:  # one element short of whole vectors
+            sizes = sizes_for(self.plan, 2 * tile.rows_per_block - 1)
+        else:
+            outer = (2,) if self.deep() else OUTER
+            count = max(2 * tile.rows_per_block + 1, 2 * self.deep())
+            sizes = sizes_for(self.plan, max(2, min(count, most // max(1, self.plan.cols))), outer)
+        operands = make_operands(self.plan, sizes, self.rng())
+        if not self.wants(NORMAL.name, "again", "apart"):
+            return
+        first = self.launch_case(NORMAL.name, NORMAL.reason, operands)
+        if first is None:
+            return
+        self.again(operands, first)
+        self.apart(operands, first)
+
+    def again(self, operands: Operands, first: list[Array]) -> None:
+        """The same on one block, over other poison: bitwise the same."""
+        name = "again"
+        if not self.wants(name):
+            return
+        reason = "the same launch on a grid of one block, which loops over all rows, over other leftovers in memory"
+        with other_order(self.kernel.device, self.seed):
+            outputs, problem = self.launch(operands, kernel=narrowed(self.kernel, 1), poison=1)
+        self.same(name, reason, operands, outputs, first, problem)
+
+    def apart(self, operands: Operands, first: list[Array]) -> None:
+        """Some rows of the launch without the others, in reverse where rows don't count themselves; then one row."""
+        if not self.wants("apart"):
+            return
+        half = self.picks(operands.sizes)
+        reason = "some of the rows alone and in another order: a row's result may not depend on other rows"
+        for picks in (half, {name: places[:1] for name, places in half.items()}) if half else ():
+            few = take(self.graph, operands, picks)
+            outputs, problem = self.launch(few)
+            wanted = []
+            for tensor, array in zip(self.graph.outputs, first, strict=True):
+                for axis, size in enumerate(tensor.shape):
+                    if isinstance(size, Dim) and size.name in picks:
+                        array = np.take(array, list(picks[size.name]), axis)
+                wanted.append(array)
+            self.same("apart", reason, few, outputs, wanted, problem)
+
+    def picks(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
+        """Which indices of each free dim to keep, and in which order.
+
+        Rows that count themselves stay in place. So do those of a windowed plan with reductions: where a row starts
+        within its first vector depends on its place, and so do the terms that each thread adds.
+        """
+        free = free_dims(self.plan, self.plan.flat)
+        if self.plan.windowed and self.graph.reductions:
+            return {name: list(range(-(-sizes[name] // 2))) for name in free if sizes[name] > 1 and name == free[0]}
+        counted = {str(self.graph.shape[-2])} if self.deep() else set()
+        return {
+            name: list(range(-(-sizes[name] // 2))) if name in counted else list(range(sizes[name]))[::-2]
+            for name in free
+        }
+
+    def malice(self, most: int, times: int, setting: Setting) -> None:
+        """Rows of every pattern side by side, one line for each."""
+        patterns = [p for p in patterns_for(self.graph) if self.wants(p.name) or p is NORMAL]
+        if self.wanted is not None and len(patterns) == 1:
+            return
+        usual = setting is USUAL
+        listed = patterns[1:] if usual else patterns  # the ragged launch was all normal rows
+        count = max(2, min(max(len(listed) * times, self.deep()), most // max(1, self.plan.cols)))
+        groups = [listed] if len(self.graph.shape) > 1 else [[p] for p in listed]  # of one axis: no rows to mix
+        for group in groups:
+            sizes = flat_sizes(self.plan, len(group)) if self.plan.flat else sizes_for(self.plan, count)
+            operands = make_operands(self.plan, sizes, self.rng(), group, setting)
+            self.launch_case("malice" if usual else f"shared: {setting.name}", setting.reason, operands, each=usual)
+
+    def rows(self, count: int) -> None:
+        if self.wants("rows") and free_dims(self.plan, self.plan.flat):
+            operands = make_operands(self.plan, sizes_for(self.plan, count), self.rng())
+            self.launch_case(f"rows: {count}", "a row count at an edge of the tiling", operands)
+
+    def layout(self, name: str) -> None:
+        reason, how, everywhere = ARRANGEMENTS[name]
+        leading = len(self.graph.shape) - 1
+        if not self.wants("layout", name) or leading < (2 if how.swapped else 1):
+            return
+        block = self.plan.tile.rows_per_block if not self.plan.flat else 6
+        count = max(6, min(block + 1, FULL_ELEMENTS // self.graph.cols))
+        # other layouts are walked by rows, whose length stays
+        operands = make_operands(self.plan, sizes_for(self.plan, count, OUTER, flat=False), self.rng())
+        if how.broadcast:
+            operands = replace(operands, values=tuple(map(repeated, operands.values)))
+        arrays = [t.name for t in (*self.graph.inputs, *self.graph.outputs) if t.shape]
+        arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
+        self.launch_case(f"layout: {name}", reason, operands, arranged)
+
+    # ---------------------------------------------------------------- launching and judging
+
+    def launch(
+        self, operands: Operands, arranged: Mapping[str, Arrangement] | None = None, kernel: Kernel | None = None,
+        poison: int = 0,
+    ) -> tuple[list[Array], str]:  # fmt: skip
+        """The outputs in their storage types and what was wrong with the launch itself (empty: nothing)."""
+        kernel = kernel or self.kernel
+        device = kernel.device
+        arranged = arranged or {}
+        inputs: list[Placed] = []
+        arguments: list[Any] = []
+        for tensor, value in zip(self.graph.inputs, operands.values, strict=True):
+            if not tensor.shape:
+                arguments.append(value)
+                continue
+            how = arranged.get(tensor.name, CONTIGUOUS)
+            inputs.append(place(device, value, tensor.dtype, how, POISON[tensor.dtype][poison]))
+            arguments.append(inputs[-1].view)
+        outputs = []
+        for tensor in self.graph.outputs:
+            shape = tuple(size if isinstance(size, int) else operands.sizes[size.name] for size in tensor.shape)
+            how = replace(arranged.get(tensor.name, CONTIGUOUS), broadcast=False)
+            outputs.append(reserve(device, shape, tensor.dtype, how, POISON[tensor.dtype][poison]))
+        try:
+            kernel(*arguments, out=tuple(o.view for o in outputs))
+            device.synchronize()
+        except (KernelError, NoPlan) as error:
+            return [], f"{type(error).__name__}: {error}"
+        found, problems = [], []
+        for tensor, output in zip(self.graph.outputs, outputs, strict=True):
+            array, problem = read_output(output, 0 if poison else POISON[tensor.dtype][0], tensor.name)
+            found.append(array)
+            problems.append(problem)
+        if device.kind != "emulator" and not all(map(untouched, inputs)):  # the emulator stops at such a write
+            problems.append("an operand was written to")
+        return found, "; ".join(filter(None, problems))
+
+    def launch_case(
+        self, name: str, reason: str, operands: Operands, arranged: Mapping[str, Arrangement] | None = None,
+        each: bool = False,
+    ) -> list[Array] | None:  # fmt: skip
+        """Launch, judge, and note a case (with `each`, one for every pattern); the outputs, if they could be judged."""
+        outputs, problem = self.launch(operands, arranged)
+        text = operands.text(self.graph)
+        if not outputs:
+            self.found.append(Case(name, reason, text, problem=problem))
+            return None
+        compared, doubt = self.judge(operands, outputs)
+        problem = problem or doubt
+        if not each:
+            self.note_figures(name, reason, text, figures(compared), problem)
+            return outputs
+        if problem:
+            self.found.append(Case(name, reason, text, problem=problem))
+        labels = np.array(operands.labels)
+        for pattern in PATTERNS:
+            if (labels == pattern.name).any() and self.wants(pattern.name):
+                self.note_figures(pattern.name, pattern.reason, text, figures(compared, labels == pattern.name), "")
+        return outputs
+
+    def judge(self, operands: Operands, outputs: Sequence[Array]) -> tuple[list[Compared], str]:
+        """Every output against the reference text, and whether that text and the analysis agree on the value."""
+        values = self.reference(*operands.values)
+        expected = values if isinstance(values, tuple) else (values,)
+        laws = analyse(self.plan, operands.values)
+        tensors = self.graph.outputs
+        doubt = ""
+        for tensor, value, law in zip(tensors, expected, laws, strict=True):
+            if not agree(value, law):
+                doubt = f"{tensor.name}: the reference text and the ops' table differ: it is not this graph's"
+        found = zip(tensors, outputs, laws, expected, strict=True)
+        return [compare(tensor, got, law, np.asarray(value)) for tensor, got, law, value in found], doubt
+
+    def note_figures(self, name: str, reason: str, sizes: str, f: Figures, problem: str) -> None:
+        if not problem and f.wrong:
+            problem = f"{f.wrong} of {f.elements} elements are wrong: {f.worst}"
+        normal = name == NORMAL.name
+        if not problem and normal and f.bounded < LEAST_BOUNDED:
+            problem = f"only {f.bounded:.1%} of the elements have an error bound: this check proves little"
+        numbers = (f.elements, f.bounded, f.relative_l2, f.max_abs, f.max_rel, f.share, f.worst)
+        self.found.append(Case(name, reason, sizes, *numbers, problem))
+        tensors = [t for t in (*self.graph.inputs, *self.graph.outputs) if t.dtype.kind == "float"]
+        if normal and self.graph.reductions and all(t.dtype is f32 for t in tensors):
+            far = "" if f.relative_l2 <= ROW_L2 else f"relative L2 is {f.relative_l2:.1e}, above {ROW_L2:.0e}"
+            reason = f"f32 row chains promise a relative L2 of at most {ROW_L2:.0e} on normal rows"
+            self.found.append(Case(f"rel L2 <= {ROW_L2:.0e}", reason, sizes, *numbers[:-2], problem=far))
+
+    def same(
+        self,
+        name: str,
+        reason: str,
+        operands: Operands,
+        outputs: Sequence[Array],
+        before: Sequence[Array],
+        problem: str,
+    ) -> None:
+        """Note whether outputs are bitwise what they were before."""
+        elements = sum(a.size for a in outputs)
+        for tensor, got, want in zip(self.graph.outputs, outputs, before, strict=True) if outputs else ():
+            raw = f"u{tensor.dtype.bytes}"
+            different = np.ascontiguousarray(got).view(raw) != np.ascontiguousarray(want).view(raw)
+            if different.any() and not problem:
+                at = tuple(int(i) for i in np.argwhere(different)[0])
+                problem = (
+                    f"{tensor.name}: {int(different.sum())} of {different.size} elements differ in their bits, "
+                    f"first {list(at)}: {got[at]} and before {want[at]}"
+                )
+        self.found.append(Case(name, reason, operands.text(self.graph), elements, problem=problem))
+
+
+def flat_sizes(plan: Plan, rows: int) -> dict[str, int]:
+    """Some rows of a length that no vector divides."""
+    sizes = sizes_for(plan, 1)
+    free = free_dims(plan, flat=True)
+    if free and plan.graph.shape[-1] == Dim(free[-1]):
+        sizes[free[-1]] = FLAT_ROW
+        free = free[:-1]
+    if free:
+        sizes[free[-1]] = rows
+    return sizes
+
+
+def repeated(value: Any) -> Any:
+    """An array that is the same along its first axis, as a stride of 0 would read it."""
+    array = np.asarray(value)
+    return np.broadcast_to(array[:1], array.shape).copy() if array.ndim >= 2 else value
+
+
+def agree(value: Any, law: Bounded) -> bool:
+    """The text's value lies where the analysis says, give or take float64's own rounding."""
+    with np.errstate(all="ignore"):
+        slack = law.error + 1e-10 * np.where(np.isfinite(law.value), np.abs(law.value), 0.0)
+        return bool((gap(np.asarray(value), law.value) <= slack).all())

@@ -1,0 +1,127 @@
+"""A kernel's outputs against what the reference allows.
+
+Rounding to a storage type is monotone, so an f32 value in [v - e, v + e] is stored as something between
+storage(v - e) and storage(v + e): that is the law, to the last bit, for overflow to infinity and for subnormals too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusegen.graph import Tensor
+from fusegen.types import DType, b8, i32
+from fusegen.validation.bounds import Bounded
+from fusegen.validation.report import Worst
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One output, element by element, with the leading axes flattened into rows."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    got: Array
+    expected: Array  # float64, stored and widened again would be `expected` +- half an ulp
+    allowed: Array  # distance from `expected`; infinite: not compared
+    error: Array
+    wrong: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of some rows of all outputs."""
+
+    elements: int
+    bounded: float
+    relative_l2: float
+    max_abs: float
+    max_rel: float
+    share: float
+    worst: Worst | None
+    wrong: int
+
+
+@np.errstate(all="ignore")
+def compare(tensor: Tensor, got: Array, law: Bounded, expected: Array) -> Compared:
+    """`got` in its storage type, `expected` as the reference text gives it, `law` for how far off it may be."""
+    shape = got.shape
+    value = np.broadcast_to(np.asarray(expected), shape).astype(np.float64)
+    error = np.broadcast_to(law.error, shape)
+    found = got.astype(np.float64)
+    if tensor.dtype is b8:  # any byte but 0 is True to C, and only 0 and 1 are right
+        found = got.view(np.uint8).astype(np.float64)
+    low, high = stored(value - error, tensor.dtype), stored(value + error, tensor.dtype)
+    unknown = np.isinf(error)
+    right = (found >= low) & (found <= high) | np.isnan(value) & np.isnan(found)
+    off = np.where((found == value) | np.isnan(value) & np.isnan(found), 0.0, np.abs(found - value))
+    allowed = np.where(np.isfinite(value), np.maximum(high - value, value - low), 0.0)
+    allowed = np.where(unknown, np.inf, allowed)
+    flat = (math.prod(shape[:-1]), shape[-1])
+    return Compared(
+        tensor, shape, *(np.asarray(a).reshape(flat) for a in (found, value, allowed, off, ~right & ~unknown))
+    )
+
+
+@np.errstate(over="ignore")
+def stored(value: Array, dtype: DType) -> Array:
+    """Rounded to the storage type, back in float64."""
+    if dtype.kind == "float":
+        return value.astype(dtype.numpy).astype(np.float64)
+    return value if dtype is i32 else np.clip(value, 0.0, 1.0)
+
+
+@np.errstate(all="ignore")
+def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> Figures:
+    """The figures of `rows` over all outputs."""
+    elements = known = wrong = 0
+    squares = [0.0, 0.0]
+    max_abs = max_rel = share = 0.0
+    worst: tuple[float, Worst] | None = None
+    for out in outputs:
+        got, expected, allowed = out.got[rows], out.expected[rows], out.allowed[rows]
+        error, bad = out.error[rows], out.wrong[rows]
+        if not got.size:
+            continue
+        bounded = np.isfinite(allowed)
+        plain = bounded & np.isfinite(expected) & np.isfinite(got)
+        elements += got.size
+        known += int(bounded.sum())
+        wrong += int(bad.sum())
+        size = np.where(plain, np.abs(expected), 0.0)
+        off = np.where(plain, error, 0.0)
+        peak = max(float(size.max()), 1e-300)
+        squares[0] += float(np.square(off / peak).sum()) * peak * peak
+        squares[1] += float(np.square(size / peak).sum()) * peak * peak
+        max_abs = max(max_abs, float(off.max()))
+        typical = peak * float(np.sqrt(np.square(size / peak).mean()))
+        counted = plain & (size >= typical / 1000) & (size > 0)
+        max_rel = max(max_rel, float(np.max(off / size, initial=0.0, where=counted)))
+        used = np.where(bad, np.where(off > allowed, off / allowed, np.inf), np.where(allowed > 0, off / allowed, 0.0))
+        used = np.where(bounded, used, -1.0)
+        at = int(np.argmax(used))
+        most = float(used.flat[at])
+        share = max(share, most)
+        if bounded.any() and (worst is None or most > worst[0]):
+            worst = most, element(out, rows, at)
+    l2 = float(np.sqrt(squares[0] / squares[1])) if squares[1] else float(np.sqrt(squares[0]))
+    return Figures(
+        elements, known / elements if elements else 1.0, l2, max_abs, max_rel, share, worst[1] if worst else None, wrong
+    )
+
+
+def element(out: Compared, rows: Array | slice, at: int) -> Worst:
+    """Element number `at` of `rows`, by its place in the output."""
+    cols = out.got.shape[1]
+    row = int(np.arange(out.got.shape[0])[rows][at // cols])
+    col = at % cols
+    index = (*(int(i) for i in np.unravel_index(row, out.shape[:-1])), col) if out.shape[:-1] else (col,)
+    return Worst(
+        out.tensor.name, index, float(out.expected[row, col]), float(out.got[row, col]), float(out.allowed[row, col])
+    )

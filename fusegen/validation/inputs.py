@@ -1,0 +1,145 @@
+"""Operands for one launch: sizes, values, and which pattern each row holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fusegen.graph import Graph, Tensor
+from fusegen.planner.model import Plan
+from fusegen.planner.pieces import moves_along
+from fusegen.types import Dim, b8, f32, size_of
+from fusegen.validation.patterns import INTEGERS, PATTERNS, SETTINGS, Make, Pattern, Room, Setting, safe_magnitude
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NORMAL = PATTERNS[0]
+USUAL = SETTINGS[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What one launch reads. `labels` names the pattern of each row of the chain."""
+
+    sizes: Mapping[str, int]
+    values: tuple[Any, ...]  # in the spec's order: arrays in their storage type, Python numbers for scalars
+    labels: tuple[str, ...]
+
+    def text(self, graph: Graph) -> str:
+        """`3x4096`."""
+        return "x".join(str(size_of(size, self.sizes)) for size in graph.shape) or "scalar"
+
+
+def free_dims(plan: Plan, flat: bool) -> tuple[str, ...]:
+    """The dims whose sizes are run-time arguments, outermost first; of a flat walk the last one too."""
+    graph = plan.graph
+    fixed = {node.size for node in graph.nodes if node.size is not None}
+    if not flat:
+        fixed.add(graph.shape[-1])
+    names = [size.name for size in graph.shape if isinstance(size, Dim) and size not in fixed]
+    return tuple(dict.fromkeys(names))
+
+
+def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | None = None) -> dict[str, int]:
+    """Sizes with at least `rows` rows (elements, in a flat walk), exactly so unless sizes are fixed.
+
+    `outer`: sizes of the first free axes, where there are more than one; else they are 1. `flat` says whether the row
+    length may change, as it may where the plan is flat.
+    """
+    graph = plan.graph
+    flat = plan.flat if flat is None else flat
+    free = free_dims(plan, flat)
+    sizes = {**graph.sizes, **dict.fromkeys(free, 1)}
+    if not free:
+        return sizes
+    for name, size in zip(free[:-1], outer, strict=False):
+        sizes[name] = size if rows >= size else 1
+    axes = graph.shape if flat else graph.shape[:-1]
+    others = prod(size_of(size, sizes) for size in axes)
+    sizes[free[-1]] = -(-rows // others) if rows else 0
+    return sizes
+
+
+def rows_of(graph: Graph, sizes: Mapping[str, int]) -> int:
+    return prod(size_of(size, sizes) for size in graph.shape[:-1])
+
+
+def make_operands(
+    plan: Plan, sizes: Mapping[str, int], rng: np.random.Generator, patterns: Sequence[Pattern] = (NORMAL,),
+    setting: Setting = USUAL,
+) -> Operands:  # fmt: skip
+    """Rows of `patterns`, one after another and over again; `setting` fills what rows share."""
+    graph = plan.graph
+    count = rows_of(graph, sizes)
+    row_patterns = [patterns[i % len(patterns)] for i in range(count)]
+    mains = main_tensors(graph)
+    values: list[Any] = []
+    for tensor in graph.inputs:
+        shape = tuple(size_of(size, sizes) for size in tensor.shape)
+        cols = shape[-1] if shape else 1
+        room = Room(rng, prod(shape[:-1]), cols, tensor.dtype, safe_magnitude(graph, tensor.dtype, cols))
+        if tensor in mains:
+            place = mains.index(tensor)
+            values.append(mixed(room, row_patterns, place, len(mains)).reshape(shape).astype(tensor.dtype.numpy))
+        else:
+            values.append(shared(graph, tensor, shape, room, setting))
+    labels = tuple(p.name for p in row_patterns) if mains else (NORMAL.name,) * count
+    return Operands(sizes, tuple(values), labels)
+
+
+def main_tensors(graph: Graph) -> tuple[Tensor, ...]:
+    """The floating-point operands that are the chain's rows: those that move along every axis."""
+    axes = range(len(graph.shape))
+    return tuple(
+        t for t in graph.inputs if t.dtype.kind == "float" and t.shape and all(moves_along(graph, t, a) for a in axes)
+    )
+
+
+@np.errstate(over="ignore")
+def mixed(room: Room, patterns: Sequence[Pattern], place: int, operands: int) -> Array:
+    """Row i by `patterns[i]`. Of those that only one operand may hold, operands take turns."""
+    found = np.empty(room.shape)
+    groups: dict[str, tuple[Make, list[int]]] = {}
+    seen: dict[str, int] = {}
+    for row, pattern in enumerate(patterns):
+        turn = seen[pattern.name] = seen.get(pattern.name, -1) + 1
+        chosen = NORMAL if pattern.alone and turn % operands != place else pattern
+        groups.setdefault(chosen.name, (chosen.make, []))[1].append(row)
+    for make, rows in groups.values():
+        found[rows] = make(Room(room.rng, len(rows), room.cols, room.dtype, room.safe))
+    return np.clip(found, -room.dtype.largest, room.dtype.largest, out=found, where=np.isfinite(found))
+
+
+def shared(graph: Graph, tensor: Tensor, shape: tuple[int, ...], room: Room, setting: Setting) -> Any:
+    """An operand that is no row: a vector, a mask, one value a row, a run-time scalar."""
+    if tensor.dtype is b8:
+        return mask(room).reshape(shape)
+    if tensor.dtype.kind == "int":
+        made = INTEGERS[setting.integer](room, graph.cols + 2)
+        return made.reshape(shape).astype(tensor.dtype.numpy) if shape else int(made.flat[0])
+    make = setting.row if not shape or shape[-1] == 1 else setting.vector
+    if not shape:
+        return float(np.float32(make(Room(room.rng, 1, 1, f32, room.safe)).flat[0]))
+    return np.clip(make(room), -room.dtype.largest, room.dtype.largest).reshape(shape).astype(tensor.dtype.numpy)
+
+
+def mask(room: Room) -> Array:
+    """Rows of a mask by turns: random, nothing kept, everything kept, random and sparse."""
+    keep = room.rng.random(room.shape)
+    chances = np.array([0.7, 0.0, 1.0, 0.1])[np.arange(room.rows) % 4]
+    return np.asarray(keep < chances[:, None])
+
+
+def take(graph: Graph, operands: Operands, picks: Mapping[str, Sequence[int]]) -> Operands:
+    """The same operands with only the picked indices of some dims, in that order."""
+    values = []
+    for tensor, value in zip(graph.inputs, operands.values, strict=True):
+        for axis, size in enumerate(tensor.shape):
+            if isinstance(size, Dim) and size.name in picks:
+                value = np.take(value, list(picks[size.name]), axis)
+        values.append(value)
+    sizes = {**operands.sizes, **{name: len(picked) for name, picked in picks.items()}}
+    return Operands(sizes, tuple(values), (NORMAL.name,) * rows_of(graph, sizes))

@@ -1,0 +1,53 @@
+"""A chain at every row length where its plan changes its ways: around its vectors, warps and tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fusegen.errors import RequestError
+from fusegen.planner.model import Plan
+from fusegen.runtime import Kernel
+from fusegen.spec import Chain
+from fusegen.types import Dim
+from fusegen.validation.checks import validate
+from fusegen.validation.report import Report
+
+Build = Callable[[Chain], Kernel]
+Progress = Callable[[int, int, Report], None]  # which length, of how many, and its report
+
+
+def interesting_lengths(plan: Plan) -> tuple[int, ...]:
+    """Row lengths around the edges of `plan`'s vectors, warps and tile, and its own."""
+    tile = plan.tile
+    edges = (tile.vector, plan.target.warp, plan.target.warp * tile.vector, tile.cols, plan.graph.cols)
+    lengths = {1, plan.graph.cols, *(edge + step for edge in edges for step in (-1, 0, 1))}
+    return tuple(sorted(n for n in lengths if n >= 1))
+
+
+def validate_chain(
+    chain: Chain,
+    build: Build,
+    *,
+    lengths: Sequence[int] | None = None,
+    seed: int = 0,
+    quick: bool = True,
+    progress: Progress | None = None,
+) -> dict[int, Report]:
+    """Build `chain` at each row length and validate it: a report for each.
+
+    `build` compiles one chain, as in `lambda c: fusegen.compile(c, target="cuda:h200", on="emulator", validate=False)`;
+    `lengths` are those around the edges of the plan at the chain's own length, unless given. `progress` is called after
+    each. Raises RequestError for a chain whose row length is a number in its signature and can't change.
+    """
+    graph = chain.graph
+    last = graph.shape[-1]
+    if not isinstance(last, Dim):
+        raise RequestError(f"{chain.name}: its row length is always {last}; make it a Dim to vary it")
+    wanted = interesting_lengths(build(chain).plan) if lengths is None else tuple(lengths)
+    reports: dict[int, Report] = {}
+    for done, length in enumerate(wanted, 1):
+        report = validate(build(chain.at(**{last.name: length})), seed=seed, quick=quick)
+        reports[length] = report
+        if progress is not None:
+            progress(done, len(wanted), report)
+    return reports

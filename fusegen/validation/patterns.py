@@ -1,0 +1,206 @@
+"""The table of what rows are made of, by seed and by malice, each with the reason it is there.
+
+A pattern makes float64 values for `rows` rows of `cols` columns; rounding them to the storage type is the caller's
+business. Which patterns apply is derived from the graph and the storage types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusegen.graph import Graph
+from fusegen.types import DType, f32
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a pattern is made for."""
+
+    rng: np.random.Generator
+    rows: int
+    cols: int
+    dtype: DType
+    safe: float  # magnitude whose row sums of squares stay finite in f32
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.cols
+
+    def normal(self) -> Array:
+        return self.rng.standard_normal(self.shape)
+
+    def column(self) -> Array:
+        """One random column in each row, as an index array."""
+        return self.rng.integers(0, self.cols, self.rows)
+
+
+Make = Callable[[Room], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A named way to fill rows. `alone`: only one operand of a row gets it, the others stay normal."""
+
+    name: str
+    reason: str
+    make: Make
+    alone: bool = False
+    needs: str = ""  # "reduction": pointless without one
+
+
+def spiked(value: float) -> Make:
+    """Normal rows with one element of `value`."""
+
+    def make(room: Room) -> Array:
+        x = room.normal()
+        x[np.arange(room.rows), room.column()] = value
+        return x
+
+    return make
+
+
+def ends(room: Room) -> Array:
+    """All that matters is in the first and the last column."""
+    x = room.normal() / 16
+    x[:, 0], x[:, -1] = 5.0, 6.0
+    return x
+
+
+def sparse(room: Room) -> Array:
+    """Zeros, and in each row some columns of 12."""
+    x = np.zeros(room.shape)
+    for _ in range(8):
+        x[np.arange(room.rows), room.column()] = 12.0
+    return x
+
+
+def inside_spread(room: Room) -> Array:
+    """A large mean with a spread of a few units in the last place."""
+    mean = min(1000.0, room.dtype.largest / 64)
+    return mean * (1 + 8 * room.dtype.epsilon * np.round(room.normal() * 2) / 2)
+
+
+def alternating(room: Room) -> Array:
+    """+big, -big, ... with a small rest that is all of the sum."""
+    sign = np.where(np.arange(room.cols) % 2, -1.0, 1.0)
+    return sign * min(1000.0, room.dtype.largest / 64) + room.normal()
+
+
+def half_masked(room: Room) -> Array:
+    return np.where(room.rng.random(room.shape) < 0.5, -np.inf, room.normal())
+
+
+def masked_but_one(room: Room) -> Array:
+    x = np.full(room.shape, -np.inf)
+    x[np.arange(room.rows), room.column()] = 1.0
+    return x
+
+
+def zeros(room: Room) -> Array:
+    return np.where(room.rng.random(room.shape) < 0.5, -0.0, 0.0)
+
+
+def ascending(room: Room) -> Array:
+    return np.sort(room.normal() * 4, axis=-1)
+
+
+def huge(room: Room) -> Array:
+    return room.dtype.largest * (1 - room.rng.random(room.shape) / 2) * np.sign(room.normal())
+
+
+def tiny(room: Room) -> Array:
+    return room.normal() * max(room.dtype.tiny * 16, 2.0**-130)
+
+
+def small(room: Room) -> Array:
+    return room.normal() * max(room.dtype.tiny * 2.0**12, 2.0**-60)
+
+
+def ties(room: Room) -> Array:
+    return room.rng.choice([-1.0, 0.0, 0.5, 2.0], room.shape)
+
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern("normal", "unit scale, what users have", Room.normal),
+    Pattern("nan", "one NaN element: its row is NaN where the reference says so, and no other row is",
+            spiked(np.nan), alone=True),
+    Pattern("-inf row", "nothing is left of the row: softmax gives zeros, not NaN",
+            lambda room: np.full(room.shape, -np.inf), alone=True),
+    Pattern("mean >> spread", "the row's mean dwarfs its spread: a variance by E[x^2] - E[x]^2 cancels",
+            inside_spread, needs="reduction"),
+    Pattern("ends", "all weight in the first and the last column: a tail cut short shows", ends),
+    Pattern("sparse", "a few random columns hold all that matters: one that is skipped shows", sparse),
+    Pattern("part -inf", "masked scores: exp(-inf) is 0 and -inf - -inf must not happen", half_masked, alone=True),
+    Pattern("one left", "all but one element masked: the softmax is 1 there", masked_but_one, alone=True),
+    Pattern("+inf", "one +inf element: infinities and NaN as the reference has them", spiked(np.inf), alone=True),
+    Pattern("large", "near where sums of squares leave f32: too narrow an intermediate overflows",
+            lambda room: room.normal() * room.safe),
+    Pattern("wide", "differences of hundreds: exponentials overflow unless the maximum is taken off first",
+            lambda room: room.normal() * 64),
+    Pattern("ties", "few distinct values: equal maxima, exact cancellation", ties),
+    Pattern("constant", "each row one value: the variance is 0, the softmax uniform",
+            lambda room: np.broadcast_to(room.rng.standard_normal((room.rows, 1)), room.shape)),
+    Pattern("alternating", "+1000, -1000, ...: the sum is what is left of the cancellation", alternating,
+            needs="reduction"),
+    Pattern("ascending", "every element a new maximum: an online softmax rescales each time", ascending,
+            needs="reduction"),
+    Pattern("all negative", "below zero everywhere: a maximum that starts from 0 shows",
+            lambda room: -1 - np.abs(room.normal())),
+    Pattern("zeros", "0 and -0: nothing to divide by", zeros),
+    Pattern("huge", "near the storage type's largest: no intermediate may be narrower than f32", huge),
+    Pattern("small", "squares are small: an epsilon that is missing or misplaced shows", small),
+    Pattern("tiny", "at and below the storage type's smallest normal", tiny),
+)  # fmt: skip
+"""In order of what they find: a launch with room for few rows takes the first ones."""
+
+
+def patterns_for(graph: Graph) -> tuple[Pattern, ...]:
+    """The patterns that can tell something about this graph."""
+    reduces = bool(graph.reductions)
+    return tuple(p for p in PATTERNS if reduces or p.needs != "reduction")
+
+
+def safe_magnitude(graph: Graph, dtype: DType, cols: int) -> float:
+    """Where row sums of squares of a few such operands still fit f32."""
+    return float(min(dtype.largest / 16, np.sqrt(f32.largest / max(1, cols)) / 64))
+
+
+# ---------------------------------------------------------------- operands that rows share
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the operands that are no rows (vectors, one value a row, run-time scalars) hold during a launch."""
+
+    name: str
+    reason: str
+    vector: Make
+    row: Make
+    integer: str  # "small", "negative", "extreme"
+
+
+def uniform_scale(room: Room) -> Array:
+    return np.exp2(room.rng.uniform(-1, 1, room.shape))
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("usual", "weights of unit scale, positive scales and counts", Room.normal, uniform_scale, "small"),
+    Setting("zero", "weights, scales and counts of 0",
+            lambda room: np.zeros(room.shape), lambda room: np.zeros(room.shape), "negative"),
+    Setting("large", "weights of thousands", lambda room: room.normal() * min(1000.0, room.safe),
+            lambda room: -uniform_scale(room) * min(1000.0, room.safe), "extreme"),
+    Setting("tiny", "weights at the storage type's smallest", tiny, tiny, "small"),
+)  # fmt: skip
+
+INTEGERS: Mapping[str, Callable[[Room, int], Array]] = {
+    "small": lambda room, most: room.rng.integers(0, most, room.shape),
+    "negative": lambda room, most: room.rng.integers(-3, 1, room.shape),
+    "extreme": lambda room, most: room.rng.choice([-(2**24), -(2**24) + 1, 2**24 - 1, 2**24], room.shape),
+}
+"""For i32, which counts columns more often than not; extremes are what f32 still holds, since most chains convert."""
