@@ -67,18 +67,19 @@ _map("tanh", 1, "np.tanh({0})", "tanhf({0})", "hyperbolic tangent", takes="float
 _map("erf", 1, "erf({0})", "erff({0})", "error function", takes="float", flops=12, ulps=16,
      slopes=("1.1283791670955126 * np.exp(-{0} * {0})",))  # fmt: skip
 
-# ---- activations; the slope bounds hold for every x
-_map("sigmoid", 1, "1 / (1 + np.exp(-{0}))", "1.0f / (1.0f + expf(-{0}))", "1 / (1 + exp(-x))",
+# ---- activations; the slope bounds hold for every x. __fdividef is within 2 ulp (CUDA C++ Programming Guide, intrinsic
+# functions); above 2**126 it gives 0, where the quotient is below what f32 resolves here anyway
+_map("sigmoid", 1, "1 / (1 + np.exp(-{0}))", "__fdividef(1.0f, 1.0f + expf(-{0}))", "1 / (1 + exp(-x))",
      takes="float", flops=9, ulps=8, slopes=("{out} * (1 - {out})",))  # fmt: skip
 _map("relu", 1, "np.maximum({0}, 0)", "{0} < 0.0f ? 0.0f : {0}", "max(x, 0)", takes="float", ulps=0, slopes=("1",))
-_map("silu", 1, "{0} / (1 + np.exp(-{0}))", "{0} / (1.0f + expf(-{0}))", "x * sigmoid(x)",
+_map("silu", 1, "{0} / (1 + np.exp(-{0}))", "__fdividef({0}, 1.0f + expf(-{0}))", "x * sigmoid(x)",
      takes="float", flops=10, ulps=8, slopes=("1.1",))  # fmt: skip
 _map("gelu_erf", 1, "0.5 * {0} * (1 + erf({0} * 0.7071067811865476))",
      "0.5f * {0} * (1.0f + erff({0} * 0.707106781f))", "x * Phi(x), exact",
      takes="float", flops=16, ulps=11, scale="{0}", slopes=("1.13",))  # fmt: skip
 _map("gelu_tanh", 1, "0.5 * {0} * (1 + np.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
      # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)): one exponential and one division where tanhf has branches of its own
-     "{0} / (1.0f + expf(-1.59576912f * ({0} + 0.044715f * {0} * {0} * {0})))", "x * Phi(x) by tanh",
+     "__fdividef({0}, 1.0f + expf(-1.59576912f * ({0} + 0.044715f * {0} * {0} * {0})))", "x * Phi(x) by tanh",
      takes="float", flops=16, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
 
 # ---- comparisons and masks

@@ -206,6 +206,7 @@ class TensorTraffic:
     ideal: int
     moved: int
     per_element: int
+    walks: int = 1  # times it is asked for; what is beyond `moved` comes from the L2 cache
 
 
 @dataclass(frozen=True, slots=True)

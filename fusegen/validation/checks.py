@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -128,12 +129,10 @@ class Checks:
         self.wanted = wanted
         self.reference = load_reference(kernel.source.reference, self.graph.name)
         self.found: list[Case] = []
-        self.streams = 0
 
-    def rng(self) -> np.random.Generator:
+    def rng(self, launch: str) -> np.random.Generator:
         """A stream of its own for each launch, so that leaving one out changes no other."""
-        self.streams += 1
-        return np.random.default_rng((self.seed, self.streams))
+        return np.random.default_rng((self.seed, crc32(launch.encode())))
 
     def wants(self, *names: str) -> bool:
         return self.wanted is None or not self.wanted.isdisjoint(names)
@@ -153,7 +152,7 @@ class Checks:
             outer = (2,) if self.deep() else OUTER
             count = max(2 * tile.rows_per_block + 1, 2 * self.deep())
             sizes = sizes_for(self.plan, max(2, min(count, most // max(1, self.plan.cols))), outer)
-        operands = make_operands(self.plan, sizes, self.rng())
+        operands = make_operands(self.plan, sizes, self.rng(NORMAL.name))
         if not self.wants(NORMAL.name, "again", "apart"):
             return
         first = self.launch_case(NORMAL.name, NORMAL.reason, operands)
@@ -215,12 +214,13 @@ class Checks:
         groups = [listed] if len(self.graph.shape) > 1 else [[p] for p in listed]  # of one axis: no rows to mix
         for group in groups:
             sizes = flat_sizes(self.plan, len(group)) if self.plan.flat else sizes_for(self.plan, count)
-            operands = make_operands(self.plan, sizes, self.rng(), group, setting)
-            self.launch_case("malice" if usual else f"shared: {setting.name}", setting.reason, operands, each=usual)
+            name = "malice" if usual else f"shared: {setting.name}"
+            operands = make_operands(self.plan, sizes, self.rng(f"{name} {group[0].name}"), group, setting)
+            self.launch_case(name, setting.reason, operands, each=usual)
 
     def rows(self, count: int) -> None:
         if self.wants("rows") and free_dims(self.plan, self.plan.flat):
-            operands = make_operands(self.plan, sizes_for(self.plan, count), self.rng())
+            operands = make_operands(self.plan, sizes_for(self.plan, count), self.rng(f"rows: {count}"))
             self.launch_case(f"rows: {count}", "a row count at an edge of the tiling", operands)
 
     def layout(self, name: str) -> None:
@@ -231,7 +231,7 @@ class Checks:
         block = self.plan.tile.rows_per_block if not self.plan.flat else 6
         count = max(6, min(block + 1, FULL_ELEMENTS // self.graph.cols))
         # other layouts are walked by rows, whose length stays
-        operands = make_operands(self.plan, sizes_for(self.plan, count, OUTER, flat=False), self.rng())
+        operands = make_operands(self.plan, sizes_for(self.plan, count, OUTER, flat=False), self.rng(name))
         if how.broadcast:
             operands = replace(operands, values=tuple(map(repeated, operands.values)))
         arrays = [t.name for t in (*self.graph.inputs, *self.graph.outputs) if t.shape]
@@ -346,7 +346,7 @@ class Checks:
                     f"{tensor.name}: {int(different.sum())} of {different.size} elements differ in their bits, "
                     f"first {list(at)}: {got[at]} and before {want[at]}"
                 )
-        self.found.append(Case(name, reason, operands.text(self.graph), elements, problem=problem))
+        self.found.append(Case(name, reason, operands.text(self.graph), elements, problem=problem, bitwise=True))
 
 
 def flat_sizes(plan: Plan, rows: int) -> dict[str, int]:

@@ -44,6 +44,7 @@ class Case:
     share: float = 0.0
     worst: Worst | None = None
     problem: str = ""
+    bitwise: bool = False  # compared bit by bit with an earlier launch of the same kernel, and not with the reference
 
     @property
     def ok(self) -> bool:
@@ -51,10 +52,12 @@ class Case:
 
     def __str__(self) -> str:
         head = f"{'ok  ' if self.ok else 'FAIL'} {self.name:<22}"
-        if self.elements:
+        if self.elements and self.bitwise:
+            head += f" {self.sizes:<18} {'the same bits' if self.ok else ''}"
+        elif self.elements:
             head += f" {self.sizes:<18} rel L2 {self.relative_l2:.1e}  max abs {self.max_abs:.1e}"
             head += f"  max rel {self.max_rel:.1e}  error/bound {self.share:.2f}"
-        if self.elements and self.bounded < 1:
+        if self.bounded < 1:
             head += f"  {self.bounded:.1%} bounded"
         if self.worst and self.share > 0 and self.ok:
             head += f"  worst {self.worst}"

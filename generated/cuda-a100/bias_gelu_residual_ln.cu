@@ -94,7 +94,7 @@ bias_gelu_residual_ln(
         const float bias = __half2float(bias_vec[v].at[j]);
         const float residual = __half2float(residual_vec[v].at[j]);
         const float add = x + bias;
-        const float gelu = add / (1.0f + expf(-1.59576912f * (add + 0.044715f * add * add * add)));
+        const float gelu = __fdividef(add, 1.0f + expf(-1.59576912f * (add + 0.044715f * add * add * add)));
         const float h = residual + gelu;
         h_kept[v][j] = h;
         total_part += h;

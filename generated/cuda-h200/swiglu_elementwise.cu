@@ -83,7 +83,7 @@ swiglu_elementwise(
         if (col + j < n) {
           const float gate = __bfloat162float(gate_vec.at[j]);
           const float up = __bfloat162float(up_vec.at[j]);
-          const float silu = gate / (1.0f + expf(-gate));
+          const float silu = __fdividef(gate, 1.0f + expf(-gate));
           const float mul = silu * up;
           out_vec.at[j] = __float2bfloat16_rn(mul);
         }

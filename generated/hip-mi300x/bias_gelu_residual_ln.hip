@@ -92,7 +92,7 @@ bias_gelu_residual_ln(
         const float bias = static_cast<float>(bias_vec[v].at[j]);
         const float residual = static_cast<float>(residual_vec[v].at[j]);
         const float add = x + bias;
-        const float gelu = add / (1.0f + expf(-1.59576912f * (add + 0.044715f * add * add * add)));
+        const float gelu = __fdividef(add, 1.0f + expf(-1.59576912f * (add + 0.044715f * add * add * add)));
         const float h = residual + gelu;
         h_kept[v][j] = h;
         total_part += h;

@@ -81,7 +81,7 @@ swiglu_elementwise(
         if (col + j < n) {
           const float gate = static_cast<float>(gate_vec.at[j]);
           const float up = static_cast<float>(up_vec.at[j]);
-          const float silu = gate / (1.0f + expf(-gate));
+          const float silu = __fdividef(gate, 1.0f + expf(-gate));
           const float mul = silu * up;
           out_vec.at[j] = static_cast<__bf16>(mul);
         }
