@@ -534,6 +534,15 @@ def test_loading_relaxes_a_graph_capture_and_restores_it(monkeypatch: pytest.Mon
     nvidia.device.cache_clear()
 
 
+@pytest.mark.parametrize("shared", [1, 48 * 1024, 227 * 1024])
+def test_shared_memory_is_always_asked_for(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 KiB of dynamic memory and a few bytes of static are past the limit that needs no asking."""
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    device_of(0).load_code(b"code", "entry", shared)
+    assert ("attribute", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", shared) in fake.calls
+    nvidia.device.cache_clear()
+
+
 def test_missing_packages_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia.driver.cache_clear()
     amd.runtime.cache_clear()

@@ -21,7 +21,6 @@ from fusegen.runtime.gpu import GpuDevice
 
 NO_CONTEXT = frozenset({3, 201, 400, 709})  # not initialized; invalid context, invalid handle, context destroyed
 OUT_OF_MEMORY = 2
-DEFAULT_SHARED = 48 * 1024  # a kernel may have more dynamic shared memory only when its attribute says so
 
 
 @cache
@@ -140,7 +139,9 @@ class NvidiaDevice(GpuDevice):
         with self.relaxed():
             module = done(bindings.cuModuleLoadData(code), f"{entry}: loading it on {self}")
             function = done(bindings.cuModuleGetFunction(module, entry.encode()), f"{entry}: finding it in its code")
-            if shared > DEFAULT_SHARED:
+            if shared:
+                # Past 48 KiB, static and dynamic together, a launch is refused unless this says so; a smaller number
+                # costs nothing.
                 attribute = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 answer = bindings.cuFuncSetAttribute(function, attribute, shared)
                 done(answer, f"{entry}: asking for {shared} bytes of shared memory")
