@@ -32,11 +32,11 @@ FRAME = frozenset(
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
-    """std abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc exp exp10 exp2 expm1 fabs
-    fdim floor fma fmax fmin fmod frexp hypot ilogb labs ldexp lgamma llabs log log10 log1p log2 logb lrint lround max min
-    modf nan nearbyint nextafter norm norm3d norm4d normcdf pow powi rcbrt remainder remquo rhypot rint rnorm round rsqrt
-    scalbln scalbn signbit sin sincos sinh sinpi sqrt tan tanh tgamma trunc y0 y1 yn j0 j1 jn clock free malloc memcpy
-    memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
+    """std abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc exp exp10 exp2 expm1
+    fabs fdim floor fma fmax fmin fmod frexp hypot ilogb labs ldexp lgamma llabs log log10 log1p log2 logb lrint
+    lround max min modf nan nearbyint nextafter norm norm3d norm4d normcdf pow powi rcbrt remainder remquo rhypot
+    rint rnorm round rsqrt scalbln scalbn signbit sin sincos sinh sinpi sqrt tan tanh tgamma trunc y0 y1 yn j0 j1 jn
+    clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
 )
 TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride")
 

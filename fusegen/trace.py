@@ -121,7 +121,9 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
     try:
         yield trace
     finally:
-        sys.setprofile(before)
+        sys.setprofile(before if callable(before) else None)
+        if before is not None and not callable(before):
+            before.enable()  # cProfile's own object, which setprofile does not take
         _current.reset(token)
     trace.names = {**inner, **trace.names}
 

@@ -1,7 +1,7 @@
 """Random specs, as text that a user could have written: the source of property tests and of the long fuzzing run.
 
-    python -m tests.chains SEED             prints the spec of that seed
-    python -m tests.chains --run FIRST END  compiles and validates those seeds at several row lengths and targets
+python -m tests.chains SEED             prints the spec of that seed
+python -m tests.chains --run FIRST END  compiles and validates those seeds at several row lengths and targets
 """
 
 from __future__ import annotations

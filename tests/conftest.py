@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,5 +30,5 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 
 @pytest.fixture
-def rng() -> Iterator[np.random.Generator]:
-    yield np.random.default_rng(0)
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

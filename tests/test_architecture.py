@@ -1,4 +1,4 @@
-"""Imports point one way: each module may import from the lines above it, and vendors' packages only inside functions."""
+"""Imports point one way: each module may import from lines above it, and vendors' packages only inside functions."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.chains import random_chain
 
 from fusegen.compiling import compile_source
 from fusegen.errors import MissingError
@@ -19,6 +18,7 @@ from fusegen.rendering import render
 from fusegen.spec import Chain, load_chains
 from fusegen.targets import H200, MI300X, Target
 from fusegen.types import bf16, f16, f32
+from tests.chains import random_chain
 
 SPECS = load_chains("specs")
 
@@ -118,10 +118,11 @@ def test_templates_ask_no_names() -> None:
 @pytest.mark.parametrize("name", ["std", "exp", "expf", "float", "row", "memcpy", "softmax", "lambda_", "half", "x"])
 def test_chains_and_values_may_have_any_name(name: str, target: Target) -> None:
     """Names that C++, a runtime compiler or the kernel's own frame has taken step aside."""
+    first = "y" if name == "x" else "x"
     body = (
         "from fusegen import chain, dims, f16\nfrom fusegen import ops as F\nM, N = dims('M N')\n"
-        f"@chain(M=3, N=50)\ndef {name}({'y' if name == 'x' else 'x'}: f16[M, N], expf: f16[N], tile: f16[M, 1]) -> f16[M, N]:\n"
-        f"    {name} = F.exp({'y' if name == 'x' else 'x'}) + expf * tile\n    lane = {name} / F.sum({name})\n    return lane\n"
+        f"@chain(M=3, N=50)\ndef {name}({first}: f16[M, N], expf: f16[N], tile: f16[M, 1]) -> f16[M, N]:\n"
+        f"    {name} = F.exp({first}) + expf * tile\n    lane = {name} / F.sum({name})\n    return lane\n"
     )
     module: dict[str, object] = {"__name__": "named"}
     exec(compile(body, "named.py", "exec"), module)

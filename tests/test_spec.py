@@ -63,6 +63,22 @@ def test_names_survive_a_profiler() -> None:
     assert "h" in graph.names.values()
 
 
+def test_specs_trace_under_cprofile() -> None:
+    import cProfile
+
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        h = x * 2
+        return h + 1
+
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        graph = build(spec)
+    finally:
+        profile.disable()
+    assert "h" in graph.names.values()
+
+
 def test_unknown_op_suggests_the_near_one() -> None:
     def spec(x: f16[M, N]) -> f16[M, N]:
         return F.softmaxx(x)

@@ -98,7 +98,7 @@ def assemble(
         shared_bytes=shared,
         cost=estimate(target, work, moved, graph),
         decisions=decisions(graph),
-        rounding=rounding_of(graph),
+        rounding=rounding_of(draft),
     )
 
 
@@ -126,10 +126,13 @@ def index_rows(body: tuple[Statement, ...], dims: tuple[RowDim, ...]) -> tuple[S
     return tuple(s if s.expr else replace(s, expr=f"static_cast<int>({dims[-1].index})") for s in body)
 
 
-def rounding_of(graph: Graph) -> tuple[str, ...]:
+def rounding_of(draft: Draft) -> tuple[str, ...]:
     """Where values are rounded to a storage type; between those places everything is f32."""
+    graph = draft.graph
+    phase = "the last bits of a row's sums depend on the phase at which it starts in memory"
     casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
     return (
         *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} by an explicit cast" for node in casts),
         *(f"{t.name} to {t.dtype} when stored" for t in graph.outputs if t.dtype.kind == "float"),
+        *([phase] if draft.windowed and any(n.op.name == "sum" for n in graph.reductions) else []),
     )

@@ -259,9 +259,7 @@ def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:
     own = contiguous_row_strides(plan, access, view)
     fresh = {"vector": (0,) * len(own), "window": own}[access.mode]
     strides = row_strides(plan, access, view) or ()
-    walked = [
-        math.prod(view.shape[axis] for axis in tensor_axes(plan, access, dim)) > 1 for dim in access.strided
-    ]
+    walked = [math.prod(view.shape[axis] for axis in tensor_axes(plan, access, dim)) > 1 for dim in access.strided]
     return all(
         not moves or (stride - base) * view.dtype.bytes % access.vector_bytes == 0
         for moves, stride, base in zip(walked, strides, fresh, strict=True)

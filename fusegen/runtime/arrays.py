@@ -231,7 +231,7 @@ def cuda_interface_view(array: Any, name: str) -> ArrayView:
 
 
 def gpu_kind(array: object) -> str:
-    """"hip" for an array of a ROCm build of CuPy, else "cuda"."""
+    """ "hip" for an array of a ROCm build of CuPy, else "cuda"."""
     cupy = sys.modules.get("cupy") if library_of(array) == "cupy" else None
     return "hip" if cupy is not None and getattr(cupy.cuda.runtime, "is_hip", False) else "cuda"
 
@@ -342,4 +342,3 @@ def dlpack_view(array: Any, name: str, stream: int | None) -> ArrayView:
     writable = not flags & READ_ONLY and library != "jax"  # JAX arrays are immutable whatever the flag says
     place = CPU if kind == "cpu" else (kind, int(tensor.device_id))
     return ArrayView(address, dtype, shape, strides, place, writable, library, (array, capsule))
-

@@ -106,4 +106,3 @@ class EmulatedLoaded:
             return ctypes.c_longlong(next(numbers))
 
         return [argument(param) for param in self.plan.params]
-

@@ -35,7 +35,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ULP = 2.0**-23  # of an f32, relative to it, at most
 FLUSHED = 2.0**-126  # below it f32 results may become 0
-FLOOR = 2.0**-120  # of a function: x / (1 + exp(-x)) is 0 from x = -89 on, where the true value is 2^-121.6
+# of a function: the fast quotient x / (1 + exp(-x)) is 0 once its divisor passes 2^126, where the true one is 2^-119.6
+FLOOR = 2.0**-119
 SECOND_ORDER = 1 + 2.0**-10  # of a sum: rounding errors of its terms' errors
 EXACT_INTEGERS = 2.0**24  # integers up to here are f32 values
 LARGEST = {f32: f32.largest, i32: 2.0**31 - 1}

@@ -60,9 +60,10 @@ def compare(tensor: Tensor, got: Array, law: Bounded, expected: Array) -> Compar
     low, high = stored(value - error, tensor.dtype), stored(value + error, tensor.dtype)
     unknown = np.isinf(error)
     right = (found >= low) & (found <= high) | np.isnan(value) & np.isnan(found)
-    off = np.where((found == value) | np.isnan(value) & np.isnan(found), 0.0, np.abs(found - value))
-    allowed = np.where(np.isfinite(value), np.maximum(high - value, value - low), 0.0)
-    allowed = np.where(unknown, np.inf, allowed)
+    right_infinite = right & ~np.isfinite(found)  # beyond the storage type's range, or what the reference has
+    off = np.where((found == value) | right_infinite, 0.0, np.abs(found - value))
+    distances = (np.where(np.isfinite(end), np.abs(end - value), 0.0) for end in (low, high))
+    allowed = np.where(unknown, np.inf, np.where(np.isfinite(value), np.maximum(*distances), 0.0))
     flat = (math.prod(shape[:-1]), shape[-1])
     return Compared(
         tensor, shape, *(np.asarray(a).reshape(flat) for a in (found, value, allowed, off, ~right & ~unknown))

@@ -198,9 +198,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tiny", "weights at the storage type's smallest", tiny, tiny, "small"),
 )  # fmt: skip
 
+GENTLE = Pattern("gentle", "an eighth of unit scale, where a chain blows unit scale up beyond what f32 can bound",
+                 lambda room: room.normal() / 8)  # fmt: skip
+GENTLE_SETTING = Setting("gentle", GENTLE.reason, GENTLE.make, uniform_scale, "few")
+
 INTEGERS: Mapping[str, Callable[[Room, int], Array]] = {
-    "small": lambda room, most: room.rng.integers(0, most, room.shape),
+    "small": lambda room, most: room.rng.integers(0, most if room.cols == 1 else min(most, 65), room.shape),
+    "few": lambda room, most: room.rng.integers(0, 3, room.shape),
     "negative": lambda room, most: room.rng.integers(-3, 1, room.shape),
     "extreme": lambda room, most: room.rng.choice([-(2**24), -(2**24) + 1, 2**24 - 1, 2**24], room.shape),
 }
-"""For i32, which counts columns more often than not; extremes are what f32 still holds, since most chains convert."""
+"""For i32, which counts columns where there is one a row; extremes are what f32 still holds: most chains convert."""

@@ -1,0 +1,272 @@
+"""Deliberately broken kernels: each mutation edits an emitted source the way a bug in a template or a plan would.
+
+A `Subject` is one kernel: a chain, a target, a row length, and which of the planner's candidates. A `Mutation` is a
+name, what it models, and an edit of the text. `tests/test_mutations.py` shows that validation catches every one.
+"""
+
+# mypy: disable-error-code="valid-type"
+# (annotations of a chain are values such as f16[M, N])
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fusegen import chain, dims, f32
+from fusegen import ops as F
+from fusegen.planner import CONTIGUOUS, candidates
+from fusegen.planner.model import Layout, Plan, Source
+from fusegen.rendering import render
+from fusegen.spec import Chain, load_chains
+from fusegen.targets import target
+from fusegen.types import DTYPES
+
+SPECS = Path(__file__).resolve().parent.parent / "specs"
+M, N = dims("M N")
+
+
+@chain(M=64, N=1000)
+def largest(x: f32[M, N]) -> f32[M, 1]:
+    """The largest of each row; NaN wins."""
+    return F.max(x)
+
+
+@cache
+def chains() -> dict[str, Chain]:
+    return {c.name: c for c in (*load_chains(SPECS), largest)}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One kernel to break. `fits` picks the first of the planner's candidates that has the regime wanted."""
+
+    chain: str
+    cols: int
+    fits: Callable[[Plan], bool]
+    target: str = "cuda:h200"
+    dtype: str = ""  # the spec's own unless named
+
+    def source(self, layout: Layout = CONTIGUOUS) -> Source:
+        found = chains()[self.chain]
+        if self.dtype:
+            found = found.with_dtype(DTYPES[self.dtype])
+        graph = found.graph.at(**{str(found.graph.shape[-1]): self.cols})
+        plans = candidates(graph, target(self.target), layout).plans
+        fitting = [p for p in plans if self.fits(p)] or ([plans[0]] if layout != CONTIGUOUS else [])
+        assert fitting, f"the planner has no candidate for {self.chain} at {self.cols} that {self.fits.__name__} fits"
+        return render(fitting[0])
+
+
+def registers(plan: Plan) -> bool:
+    return plan.staging == "registers" and plan.warps_per_row > 1 and plan.tile.per_thread > 1 and not plan.windowed
+
+
+def shared(plan: Plan) -> bool:
+    return plan.staging == "shared" and plan.warps_per_row > 1 and not plan.windowed
+
+
+def stream(plan: Plan) -> bool:
+    return plan.staging == "stream" and plan.tile.vector > 1 and not plan.windowed
+
+
+def sub_warp(plan: Plan) -> bool:
+    return plan.tile.rows_per_block > 1 and 1 < plan.tile.threads_per_row < plan.target.warp and not plan.windowed
+
+
+def warp(plan: Plan) -> bool:
+    return plan.tile.threads_per_row == plan.target.warp and not plan.windowed
+
+
+def window(plan: Plan) -> bool:
+    return plan.windowed and plan.tile.per_thread > 1
+
+
+def one_walk(plan: Plan) -> bool:
+    return plan.staging == "none" and plan.tile.threads_per_row > 1 and not plan.windowed
+
+
+def whatever(plan: Plan) -> bool:
+    return True
+
+
+LN = Subject("bias_gelu_residual_ln", 1000, registers)
+LN_SHARED = Subject("bias_gelu_residual_ln", 1000, shared)
+LN_STREAM = Subject("bias_gelu_residual_ln", 2056, stream)
+SOFTMAX = Subject("masked_softmax", 2056, registers)
+SOFTMAX_SHORT = Subject("masked_softmax", 20, sub_warp)
+SOFTMAX_STREAM = Subject("additive_mask_softmax", 2056, stream)
+CAUSAL = Subject("scale_causal_softmax", 40, sub_warp)
+RMS = Subject("rmsnorm", 1000, registers, dtype="f32")
+RMS_WARP = Subject("rmsnorm", 250, warp)
+RMS_WINDOW = Subject("rmsnorm", 1003, window)
+TWO = Subject("add_rmsnorm", 1000, shared)
+FLAT = Subject("swiglu_elementwise", 77, whatever)
+TILES = Subject("bias_relu", 100, whatever)
+MAX = Subject("largest", 1000, one_walk)
+HIP_LN = Subject("bias_gelu_residual_ln", 2000, registers, "hip:mi300x")
+HIP_SOFTMAX = Subject("masked_softmax", 2056, registers, "hip:mi300x")
+HIP_TWO = Subject("add_rmsnorm", 500, warp, "hip:mi300x")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One bug. `edits` are (pattern, replacement) pairs, each applied to the first match only unless `everywhere`."""
+
+    name: str
+    models: str
+    subject: Subject
+    edits: tuple[tuple[str, str], ...]
+    everywhere: bool = False
+    quick: bool = True  # what every first build runs finds it; else only a full validation does
+    blind: str = ""  # why nothing here can find it: listed, and not counted
+
+    def apply(self, text: str) -> str:
+        """The broken text. Raises AssertionError where an edit finds nothing to change."""
+        for pattern, replacement in self.edits:
+            changed = re.sub(pattern, replacement, text, count=0 if self.everywhere else 1, flags=re.DOTALL)
+            assert changed != text, f"{self.name}: {pattern!r} changes nothing in {self.subject.chain}"
+            text = changed
+        return text
+
+
+def mutation(name: str, models: str, subject: Subject, *edits: str, **options: bool | str) -> Mutation:
+    pairs = tuple(zip(edits[::2], edits[1::2], strict=True))
+    return Mutation(name, models, subject, pairs, **options)  # type: ignore[arg-type]
+
+
+LOOP_BARRIER = r"if \(row \+ gridDim\.x < rows\) __syncthreads\(\);[^\n]*\n"
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # ---- the row's end
+    mutation("tail guard dropped", "a vector past the row is read and written", LN, r"if \(col < 1000\)", "if (true)",
+             everywhere=True),
+    mutation("tail guard one vector early", "the last vector is skipped", LN_STREAM, r"col < 2056", "col < 2048",
+             everywhere=True),
+    mutation("tail guard early in one walk", "the sum misses the last vector, the result has it", SOFTMAX_SHORT,
+             r"col < 20\)", "col < 16)"),
+    mutation("element guard off by one", "one element past the array is written", FLAT,
+             r"(store_each_within.*?col \+ j <) cols", r"\1= cols"),
+    mutation("vector guard off by one", "the vector at the end reaches one element past it", FLAT,
+             r"col \+ N <= cols", "col + N <= cols + 1", everywhere=True),
+    mutation("last element left out", "the scalar end stops one short", FLAT,
+             r"(store_each_within.*?col \+ j < )cols", r"\1cols - 1"),
+    mutation("written past the row", "a store one element further", RMS_WINDOW,
+             r"row\[col \+ j\] = v\.at\[j\]", "row[col + j + 1] = v.at[j]"),
+    mutation("wrong window shift", "vectors step back by the wrong phase", RMS_WINDOW,
+             r"(int shift = static_cast<int>\(row \* 1003) %", r"\1 + 1) % ("),
+    mutation("window reaches before the row", "the guard at column 0 is gone", RMS_WINDOW,
+             r"col \+ j >= 0 && ", "", everywhere=True),
+    # ---- which rows
+    mutation("live-row guard dropped", "rows past the last one are worked on", SOFTMAX_SHORT,
+             r"live = row < rows", "live = true"),
+    mutation("live-row guard off by one", "one row too many", CAUSAL, r"live = row < rows", "live = row <= rows"),
+    mutation("row off by one", "every row takes its neighbour's place", LN,
+             r"x_ptr \+ row \* x_stride", "x_ptr + (row + 1) * x_stride"),
+    mutation("row stride missing", "every row reads row 0", LN, r"x_ptr \+ row \* x_stride", "x_ptr"),
+    mutation("row stride taken for the row length", "right until an operand is padded", LN,
+             r"row \* residual_stride", "row * 1000", quick=False),
+    mutation("output stride taken for another's", "right until layouts differ", TWO,
+             r"row \* y_stride", "row * x_stride", quick=False),
+    mutation("row axes exchanged", "batch and query index trade places", CAUSAL, r"(B_H_at = row) /", r"\1 %"),
+    mutation("loop over rows ends early", "right until the grid is smaller than the rows", LN,
+             r"row \+= gridDim\.x", "row += rows"),
+    mutation("32-bit row offset", "wraps in arrays of 2^31 elements and more", LN,
+             r"row \* x_stride", "static_cast<int>(row * x_stride)",
+             blind="needs an operand of 2^31 elements; tests/test_gpu.py has one"),
+    # ---- values
+    mutation("scale off by a tenth of a percent", "a literal cut short", CAUSAL, r"\* 0\.125f", "* 0.1251f"),
+    mutation("gelu coefficient cut short", "0.0447 for 0.044715", LN, r"0\.044715f", "0.0447f"),
+    mutation("bias forgotten", "an operand is not used", LN, r"= x \+ bias;", "= x;"),
+    mutation("vector operand at the wrong column", "gamma's first vector for all", LN,
+             r"load<(\d)>\(gamma_ptr \+ col\)", r"load<\1>(gamma_ptr)"),
+    mutation("mean over N - 1", "the sample variance", LN, r"(variance = total_2 / )1000\.0f", r"\g<1>999.0f"),
+    mutation("variance by E[x^2] - E[x]^2", "cancels where the mean is large", LN_SHARED,
+             r"= centered \* centered;", "= h * h;", r"(variance = total_2 / 1000\.0f);", r"\1 - mean * mean;"),
+    mutation("epsilon forgotten", "shows where values are small", RMS, r"= mean \+ 1e-06f;", "= mean;"),
+    mutation("epsilon off", "1e-5 for 1e-6", RMS, r"1e-06f", "1e-05f"),
+    mutation("rough reciprocal root", "an approximation of 16 bits", RMS, r"rsqrtf\((\w+)\)",
+             r"(rsqrtf(\1) * 1.00001f)"),
+    mutation("output truncated", "rounded toward zero in place of nearest", LN,
+             r"__float2half_rn\((\w+)\)",
+             r"__float2half_rn(__int_as_float(__float_as_int(\1) & 0xffffe000))"),
+    mutation("accumulated in f16", "the row sum is rounded at every step", LN, r"total_part \+= h;",
+             "total_part = __half2float(__float2half_rn(total_part + h));"),
+    mutation("kept value of another vector", "registers indexed by 0 for v", LN,
+             r"(const float centered = \w+_kept)\[v\]",
+             r"\1[0]"),
+    mutation("kept value never kept", "registers read as they were left", LN, r"h_kept\[v\]\[j\] = h;", ""),
+    mutation("kept value of another thread", "shared memory indexed by the neighbour", TWO,
+             r"(const float h = h_kept\[.*?) \+ lane\]", r"\1 + (lane ^ 1)]"),
+    # ---- masks
+    mutation("causal <= became <", "a query does not see itself", CAUSAL, r"col_index <= last", "col_index < last"),
+    mutation("causal mask by vector", "every element of a vector takes its first column", CAUSAL,
+             r"col_index = col \+ j", "col_index = col"),
+    mutation("mask polarity", "True drops in place of keeps", SOFTMAX, r"mask \? (\w+) : \(-INFINITY\)",
+             r"mask ? (-INFINITY) : \1"),
+    mutation("empty row gives NaN", "the guard of the maximum is gone", SOFTMAX, r"(pivot = )\w+ \? 0\.0f : top",
+             r"\1top"),
+    mutation("division by an empty sum", "the guard of the total is gone", SOFTMAX, r"= \w+ \? 0\.0f : div;", "= div;"),
+    mutation("maximum not taken off", "exponentials overflow", SOFTMAX, r"= z - pivot;", "= z;"),
+    # ---- reductions
+    mutation("maximum starts at 0", "wrong where all are negative", MAX, r"(_part = )-INFINITY", r"\g<1>0.0f"),
+    mutation("maximum drops NaN", "fmaxf for the larger where NaN wins", MAX, r"return a > b \|\| a != a \? a : b;",
+             "return fmaxf(a, b);"),
+    mutation("sum added twice", "a walk accumulates an element two times", SOFTMAX, r"total_part \+= e;",
+             "total_part += e + e;"),
+    mutation("sum starts from a leftover", "the partial sum is not zeroed", RMS_WARP, r"(total_part = )0\.0f;",
+             r"\1static_cast<float>(lane == 3);"),
+    mutation("shuffle starts at half", "half of the warp is never added", LN, r"int step = 16;", "int step = 8;"),
+    mutation("shuffle stops early", "neighbours are never added", RMS_WARP,
+             r"step > 0; step /= 2", "step > 1; step /= 2"),
+    mutation("sum over too few warps", "the last warps' parts are left out", LN_SHARED,
+             r"part\[threadIdx\.x % (\d+)\]", r"part[threadIdx.x % \1 / 2]"),
+    mutation("part by the wrong lane", "a warp leaves another's slot", LN, r"part\[threadIdx\.x / 32\]",
+             "part[threadIdx.x / 32 / 2]"),
+    mutation("slot used again too early", "the second reduction takes the first one's slot", LN,
+             r"part\[1\]\)", "part[0])"),
+    mutation("rescaling forgotten", "the online sum keeps its old pivot", SOFTMAX_STREAM,
+             r"total \* expf\(top - pivot\)", "total"),
+    mutation("online maximum unguarded", "-inf - -inf before anything is seen", SOFTMAX_STREAM,
+             r"pivot = peak == -INFINITY \? 0\.0f : peak", "pivot = peak"),
+    mutation("Welford merge without counts", "halves weigh alike whatever they hold", LN_STREAM,
+             r"all > 0\.0f \? other_count / all : 0\.0f", "0.5f"),
+    mutation("Welford merge without the cross term", "the means' distance is left out", LN_STREAM,
+             r" \+ delta \* delta \* count \* share", ""),
+    mutation("Welford with the old mean twice", "delta squared for delta times the new one", LN_STREAM,
+             r"delta \* \(x - mean\)", "delta * delta"),
+    # ---- barriers
+    mutation("barrier dropped", "parts are read before they are written", LN, r"  __syncthreads\(\);\n", ""),
+    mutation("barrier moved up", "parts are written after the barrier", LN_SHARED,
+             r"(  if \(threadIdx\.x % 32 == 0\) \{.*?\n  \}\n)  __syncthreads\(\);\n", r"  __syncthreads();\n\1"),
+    mutation("loop barrier dropped", "the next row's parts land on this one's", TWO, LOOP_BARRIER, ""),
+    mutation("barrier in a branch", "not every thread of the block arrives", LN, r"  __syncthreads\(\);\n",
+             "  if (threadIdx.x < 32) __syncthreads();\n"),
+    # ---- outputs
+    mutation("second output not written", "a store is lost", TWO, r"store<\d>\(h_row \+ col, h_vec\);", ""),
+    mutation("outputs exchanged", "the norm lands in h", TWO, r"store<(\d)>\(y_row \+ col, y_vec\);",
+             r"store<\1>(h_row + col, y_vec);"),
+    mutation("row value of row 0 not written", "the first row's result is lost", MAX,
+             r"if \((live && )?lane == 0\)", r"if (\1lane == 0 && row > 0)"),
+    mutation("columns of a tile twice", "two tiles of a row overlap", TILES,
+             r"(= |\()lane \* (\d+)", r"\1(lane / 2) * \2"),
+    mutation("relu drops NaN", "fmaxf turns NaN into 0", TILES,
+             r"= (\w+) < 0\.0f \? 0\.0f : \w+;", r"= fmaxf(\1, 0.0f);"),
+    # ---- HIP: warps of 64
+    mutation("HIP: a warp of 32 assumed", "half of the wavefront is never added", HIP_LN,
+             r"int step = 32;", "int step = 16;"),
+    mutation("HIP: parts by warps of 32", "two warps' worth of slots for one", HIP_LN,
+             r"threadIdx\.x / 64", "threadIdx.x / 32"),
+    mutation("HIP: barrier dropped", "parts are read before they are written", HIP_SOFTMAX,
+             r"  __syncthreads\(\);\n", ""),
+    mutation("HIP: mask polarity", "True drops in place of keeps", HIP_SOFTMAX, r"mask \? (\w+) : \(-INFINITY\)",
+             r"mask ? (-INFINITY) : \1"),
+    mutation("HIP: mean over N - 1", "the sample variance", HIP_LN,
+             r"(variance = total_2 / )2000\.0f", r"\g<1>1999.0f"),
+    mutation("HIP: rounded to the wrong type", "bf16 through f16", HIP_TWO,
+             r"static_cast<__bf16>\((\w+)\)", r"static_cast<__bf16>(static_cast<float>(static_cast<_Float16>(\1)))"),
+    mutation("HIP: shuffle starts at half", "half of the row is never added", HIP_TWO,
+             r"int step = 32;", "int step = 16;"),
+)  # fmt: skip

@@ -1,0 +1,343 @@
+"""validate(): right kernels pass in every regime, on both vendors; what it looks at, and what it says."""
+
+# mypy: disable-error-code="valid-type,operator,arg-type"
+# (annotations of a chain are values such as f16[M, N])
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fusegen import b8, chain, dims, f16, f32, i32
+from fusegen import ops as F
+from fusegen.emulator import compiler
+from fusegen.errors import FusegenError, ValidationError
+from fusegen.graph import Graph
+from fusegen.planner import CONTIGUOUS, candidates
+from fusegen.planner.model import Layout, Plan, Source
+from fusegen.rendering import render
+from fusegen.runtime import Kernel, devices
+from fusegen.spec import Chain, load_chains
+from fusegen.targets import H200, MI300X, Target
+from fusegen.types import DTYPES
+from fusegen.validation import Case, Report, interesting_lengths, validate, validate_chain
+from fusegen.validation.inputs import make_operands, sizes_for, take
+from fusegen.validation.memory import POISON, Arrangement, place, read_output, reserve, strides_for
+from fusegen.validation.patterns import PATTERNS
+
+try:
+    compiler()
+except FusegenError as error:
+    pytest.skip(f"the emulator can't run here: {error}", allow_module_level=True)
+
+SPECS = {c.name: c for c in load_chains(Path(__file__).resolve().parent.parent / "specs")}
+M, N = dims("M N")
+B, H, S = dims("B H S")
+Fits = Callable[[Plan], bool]
+
+
+def emulated(graph: Graph, target: Target = H200, fits: Fits = lambda plan: True, edit: str = "") -> Kernel:
+    """The first candidate that fits, in the emulator; other layouts take their cheapest plan. `edit`: "old=>new"."""
+
+    def variant(layout: Layout) -> tuple[Source, None]:
+        plans = candidates(graph, target, layout).plans
+        source = render(next((p for p in plans if fits(p)), plans[0]))
+        old, _, new = edit.partition("=>")
+        return replace(source, text=source.text.replace(old, new) if edit else source.text), None
+
+    return Kernel(*variant(CONTIGUOUS), devices.find(target, "emulator"), variant)
+
+
+def last_dim(found: Chain) -> str:
+    return str(found.graph.shape[-1])
+
+
+# ---------------------------------------------------------------- right kernels pass
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("cols", [1, 7, 100, 1031])
+def test_every_spec_passes_in_full(name: str, cols: int, target: Target) -> None:
+    found = SPECS[name]
+    validate(emulated(found.graph.at(**{last_dim(found): cols}), target)).raise_for_error()
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+def test_every_spec_passes_in_every_dtype(name: str, dtype: str, target: Target) -> None:
+    found = SPECS[name].with_dtype(DTYPES[dtype])
+    report = validate(emulated(found.graph.at(**{last_dim(found): 257}), target), quick=True)
+    report.raise_for_error()
+
+
+@pytest.mark.parametrize("name", [n for n, c in SPECS.items() if c.graph.reductions])
+@pytest.mark.parametrize("staging", ["registers", "shared", "stream"])
+@pytest.mark.parametrize("windowed", [False, True], ids=["whole", "windowed"])
+def test_every_regime_passes_and_uses_its_bound(name: str, staging: str, windowed: bool) -> None:
+    """In f32, where storage rounding hides nothing: errors are a good part of what is allowed, and no more."""
+    found = SPECS[name].with_dtype(f32)
+    graph = found.graph.at(**{last_dim(found): 1031 if windowed else 2056})
+
+    def fits(plan: Plan) -> bool:
+        return plan.staging == staging and plan.windowed == windowed
+
+    if not any(map(fits, candidates(graph, H200).plans)):
+        pytest.skip(f"the planner has no {staging} candidate for {name} with windows: {windowed}")
+    report = validate(emulated(graph, fits=fits), quick=True)
+    report.raise_for_error()
+    assert report.share >= 0.02, f"the bound is loose\n{report}"
+
+
+@pytest.mark.parametrize("cols", [4096, 1 << 20])
+def test_a_quick_validation_is_quick(cols: int) -> None:
+    """A row of a million included: launches shrink with the row."""
+    report = validate(emulated(SPECS["rmsnorm"].graph.at(N=cols)), quick=True)
+    report.raise_for_error()
+    assert sum(case.elements for case in report.cases) <= max(2**19, 8 * cols)
+
+
+# ---------------------------------------------------------------- operands of every kind
+
+
+@chain(B=2, H=2, S=4, N=12)
+def crowded(
+    x: f32[B, H, S, N], w: f16[N], keep: b8[B, 1, 1, N], r: f32[B, H, S, 1], k: i32[B, 1, S, 1], a: f32, n: i32
+) -> tuple[f32[B, H, S, N], i32[B, H, S, N], b8[B, H, S, N], f32[B, H, S, 1]]:
+    """Vectors, masks, row scalars, run-time scalars, integers; four outputs."""
+    y = F.where(keep, x * w * a, 0.0) / r
+    count = k + n
+    seen = F.col_index(x) < count
+    z = F.where(seen, y, -1.0)
+    above = z > 0.25
+    return z, F.where(above, F.col_index(x), -1), above, F.max(z)
+
+
+def test_operands_of_every_kind(target: Target) -> None:
+    validate(emulated(crowded.graph, target)).raise_for_error()
+
+
+@chain(N=100)
+def line(x: f32[N]) -> f32[N]:
+    """One axis, no rows."""
+    return F.tanh(x) + 1.0
+
+
+@chain(N=100)
+def line_sum(x: f32[N]) -> f32[1]:
+    """One axis, one sum."""
+    return F.sum(x)
+
+
+@pytest.mark.parametrize("one", [line, line_sum], ids=["map", "sum"])
+def test_a_chain_of_one_axis(one: Chain, target: Target) -> None:
+    report = validate(emulated(one.graph, target))
+    report.raise_for_error()
+    assert {"normal", "nan", "ties"} <= {case.name for case in report.cases}
+
+
+def test_rows_of_every_pattern_are_what_they_say() -> None:
+    plan = candidates(SPECS["add_rmsnorm"].graph.at(N=33), H200).plans[0]
+    operands = make_operands(plan, sizes_for(plan, 2 * len(PATTERNS)), np.random.default_rng(0), PATTERNS)
+    x, residual = (np.asarray(v, np.float64) for v in operands.values[:2])
+    rows = {name: [i for i, label in enumerate(operands.labels) if label == name] for name in operands.labels}
+    for at, other in zip((x, residual), (residual, x), strict=True):
+        turn = rows["nan"][0 if at is x else 1]
+        assert np.isnan(at[turn]).sum() == 1
+        assert np.isfinite(other[turn]).all()  # one operand at a time
+    assert (x[rows["-inf row"][0]] == -np.inf).all()
+    assert len(set(x[rows["constant"][0]])) == 1
+    assert (np.diff(x[rows["ascending"][0]]) >= 0).all()
+    assert np.abs(x[rows["huge"][0]]).min() > 1e38
+    assert (x[rows["zeros"][0]] == 0).all()
+    assert np.signbit(x[rows["zeros"][0]]).any()
+
+
+def test_operands_depend_on_the_seed_alone() -> None:
+    plan = candidates(SPECS["masked_softmax"].graph.at(N=33), H200).plans[0]
+    sizes = sizes_for(plan, 12, (2, 3))
+    assert sizes == {"B": 2, "H": 3, "S": 2, "N": 33}
+    one, same, other = (make_operands(plan, sizes, np.random.default_rng(s)) for s in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(one.values, same.values, strict=True))
+    assert not np.array_equal(one.values[0], other.values[0])
+    few = take(plan.graph, one, {"H": [2, 0]})
+    assert few.values[0].shape == (2, 2, 2, 33)
+    assert np.array_equal(few.values[0][:, 0], one.values[0][:, 2])
+    assert few.values[1].shape == (2, 1, 1, 33)
+
+
+# ---------------------------------------------------------------- layouts, guards, poison
+
+
+def test_arrangements() -> None:
+    assert strides_for((2, 3, 5), Arrangement()) == (15, 5, 1)
+    assert strides_for((2, 3, 5), Arrangement(padding=2)) == (21, 7, 1)
+    assert strides_for((2, 3, 5), Arrangement(swapped=True)) == (5, 10, 1)
+    assert strides_for((2, 3, 5), Arrangement(broadcast=True)) == (0, 5, 1)
+    assert strides_for((5,), Arrangement(swapped=True, broadcast=True)) == (1,)
+
+
+@pytest.mark.parametrize("how", [Arrangement(), Arrangement(padding=3), Arrangement(offset=1)], ids=str)
+def test_every_stray_byte_and_every_missing_element_is_noticed(how: Arrangement) -> None:
+    device = devices.find(H200, "emulator")
+    poison = POISON[f16][0]
+    out = reserve(device, (3, 5), f16, how, poison)
+    good = np.arange(15, dtype=np.float16).reshape(3, 5)
+    out.view.numpy()[...] = good
+    found, problem = read_output(out, poison, "out")
+    assert problem == ""
+    assert np.array_equal(found, good)
+    for at in (0, 511, out.memory.nbytes - 1):
+        image = out.memory.read()
+        image[at] ^= 0x10
+        out.memory.write(image)
+        assert "outside of the array" in read_output(out, poison, "out")[1]
+        image[at] ^= 0x10
+        out.memory.write(image)
+    out.view.numpy().view(np.uint16)[1, 2] = poison
+    assert "1 of 15 elements were not written, first [1, 2]" in read_output(out, poison, "out")[1]
+
+
+def test_operands_arrive_as_they_are() -> None:
+    device = devices.find(H200, "emulator")
+    value = np.arange(30, dtype=np.float32).reshape(2, 3, 5)
+    for how in (Arrangement(), Arrangement(padding=3), Arrangement(offset=1), Arrangement(swapped=True)):
+        assert np.array_equal(place(device, value, f32, how, 0).view.numpy(), value)
+
+
+# ---------------------------------------------------------------- what it finds
+
+
+def broken(edit: str, name: str = "rmsnorm", cols: int = 100) -> Kernel:
+    return emulated(SPECS[name].graph.at(N=cols), edit=edit)
+
+
+def test_a_wrong_kernel_is_reported_with_its_place() -> None:
+    report = validate(broken("rsqrtf(=>0.99f * rsqrtf("), quick=True)
+    assert not report.ok
+    case = report.cases[0]
+    assert case.name == "normal"
+    assert "elements are wrong: out[" in case.problem
+    assert "expected" in str(report)
+    assert "allowed" in str(report)
+    with pytest.raises(ValidationError, match="rmsnorm disagrees with its reference"):
+        report.raise_for_error()
+
+
+def test_what_the_emulator_catches_is_a_failed_case_and_no_exception() -> None:
+    report = validate(broken("col < 100=>col < 1000"), quick=True)
+    assert not report.ok
+    assert "out-of-bounds" in str(report)
+
+
+def test_a_result_that_depends_on_other_rows_is_found() -> None:
+    report = validate(broken("const float rrms = =>const float rrms = (rows > 1 ? 1.0f : 1.02f) * "), quick=True)
+    assert [case.name for case in report.cases if not case.ok] == ["apart"]
+
+
+def test_a_check_that_proves_nothing_fails() -> None:
+    @chain(M=4, N=8)
+    def blown(x: f32[M, N]) -> f32[M, N]:
+        """Beyond f32 for most x."""
+        return F.exp(F.exp(abs(x) * 100.0))
+
+    report = validate(emulated(blown.graph), quick=True)
+    assert [case.name for case in report.cases if "proves little" in case.problem] == ["gentle"]
+
+
+def test_a_chain_that_blows_unit_scale_up_is_checked_at_a_gentle_one() -> None:
+    @chain(M=4, N=8)
+    def steep(x: f32[M, N]) -> f32[M, N]:
+        """Beyond f32 for some x."""
+        return F.exp(F.square(x) * 24.0)
+
+    report = validate(emulated(steep.graph), quick=True)
+    report.raise_for_error()
+    assert report.cases[0].bounded < 0.99
+    assert report.cases[1].name == "gentle"
+    assert report.cases[1].bounded == 1
+
+
+def test_the_reference_text_is_what_counts() -> None:
+    kernel = emulated(SPECS["rmsnorm"].graph.at(N=8))
+    wrong = replace(kernel.source, reference=kernel.source.reference.replace("1e-06", "1e-01"))
+    report = validate(Kernel(wrong, None, kernel.device, kernel.make_variant), quick=True)
+    assert "the reference text and the ops' table differ" in str(report)
+
+
+def test_cases_can_be_chosen() -> None:
+    kernel = emulated(SPECS["rmsnorm"].graph.at(N=8))
+    assert {c.name for c in validate(kernel, quick=True, cases=["nan", "ties"]).cases} == {"nan", "ties"}
+    assert {c.name for c in validate(kernel, cases=["apart"]).cases} == {"normal", "apart"}
+    assert {c.name for c in validate(kernel, rows=[3, 5], cases=["rows"]).cases} == {"rows: 3", "rows: 5"}
+
+
+def test_f32_row_chains_keep_their_promised_l2() -> None:
+    kernel = emulated(SPECS["rmsnorm"].with_dtype(f32).graph.at(N=100))
+    report = validate(kernel, quick=True, cases=["normal"])
+    assert [case.name for case in report.cases][:2] == ["normal", "rel L2 <= 1e-05"]
+    assert report.cases[1].ok
+    rough = emulated(kernel.plan.graph, edit="rsqrtf(=>1.0001f * rsqrtf(")
+    assert not validate(rough, quick=True, cases=["normal"]).cases[1].ok
+
+
+def test_two_seeds_take_different_inputs() -> None:
+    kernel = emulated(SPECS["rmsnorm"].graph.at(N=8))
+    one, again, other = (validate(kernel, seed=s, quick=True, cases=["normal"]).cases[0] for s in (1, 1, 2))
+    assert one == again
+    assert one != other
+
+
+# ---------------------------------------------------------------- reports
+
+
+def test_reports_survive_json() -> None:
+    report = validate(broken("rsqrtf(=>0.0f * rsqrtf("), quick=True)
+    text = json.dumps(report.to_json(), allow_nan=False)
+    assert Report.from_json(json.loads(text)).to_json() == report.to_json()  # NaN equals no NaN
+    passed = validate(emulated(SPECS["rmsnorm"].graph.at(N=8)), quick=True)
+    assert str(Report.from_json(json.loads(json.dumps(passed.to_json())))) == str(passed)
+
+
+def test_a_report_without_cases_is_no_success() -> None:
+    assert not Report("k", "emulator", 0, ()).ok
+    assert Report("k", "emulator", 0, (Case("normal", "why"),)).ok
+
+
+def test_it_says_where_it_ran() -> None:
+    assert validate(emulated(SPECS["copy"].graph, MI300X), quick=True).on == "emulator (checking), warp 64"
+
+
+# ---------------------------------------------------------------- lengths
+
+
+def test_interesting_lengths_lie_around_the_edges() -> None:
+    plan = candidates(SPECS["rmsnorm"].graph.at(N=1000), H200).plans[0]
+    lengths = interesting_lengths(plan)
+    vector, cols = plan.tile.vector, plan.tile.cols
+    assert {1, vector - 1, vector, vector + 1, 31, 32, 33, cols - 1, cols, cols + 1, 1000} <= set(lengths)
+    assert list(lengths) == sorted(set(lengths))
+
+
+@pytest.mark.parametrize("name", ["masked_softmax", "bias_gelu_residual_ln", "swiglu_elementwise"])
+def test_a_chain_passes_around_every_edge_of_its_plan(name: str, target: Target) -> None:
+    found = SPECS[name]
+    seen: list[tuple[int, int]] = []
+    reports = validate_chain(
+        found.at(**{last_dim(found): 300}),
+        lambda c: emulated(c.graph, target),
+        progress=lambda done, of, report: seen.append((done, of)),
+    )
+    assert all(report.ok for report in reports.values()), "\n".join(str(r) for r in reports.values() if not r.ok)
+    assert seen == [(i, len(reports)) for i in range(1, len(reports) + 1)]
+
+
+def test_launches_do_not_depend_on_which_cases_are_wanted() -> None:
+    kernel = emulated(SPECS["rmsnorm"].graph.at(N=8))
+    every = {c.name: c for c in validate(kernel, quick=True).cases}
+    some = {c.name: c for c in validate(kernel, quick=True, cases=["again", "normal"]).cases}
+    assert some["normal"] == every["normal"]

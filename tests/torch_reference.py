@@ -1,0 +1,135 @@
+"""The generated numpy reference on torch: the same text over float64 tensors, on a GPU when the operands are there.
+
+For arrays too large for numpy's patience. Only what reference texts say is spelled here; anything else fails loudly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")
+
+DTYPES = {
+    np.float64: torch.float64,
+    np.float32: torch.float32,
+    np.float16: torch.float16,
+    np.int64: torch.int64,
+    bool: torch.bool,
+    ml_dtypes.bfloat16: torch.bfloat16,
+}
+
+
+class Array:
+    """A tensor that answers to numpy's names."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    def astype(self, dtype: Any) -> Array:
+        return Array(self.tensor.to(DTYPES[dtype]))
+
+    def sum(self, axis: int, keepdims: bool) -> Array:
+        return Array(self.tensor.sum(axis, keepdim=keepdims))
+
+    def max(self, axis: int, keepdims: bool) -> Array:
+        return Array(self.tensor.amax(axis, keepdim=keepdims))  # NaN wins, as in numpy
+
+    def min(self, axis: int, keepdims: bool) -> Array:
+        return Array(self.tensor.amin(axis, keepdim=keepdims))
+
+    def __getitem__(self, key: Any) -> Array:
+        return Array(self.tensor[key])
+
+    def __neg__(self) -> Array:
+        return Array(-self.tensor)
+
+    def __invert__(self) -> Array:
+        return Array(~self.tensor)
+
+
+def binary(name: str) -> Callable[[Array, Any], Array]:
+    def method(self: Array, other: Any) -> Array:
+        return Array(getattr(self.tensor, name)(bare(other)))
+
+    return method
+
+
+OPERATORS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "and", "rand", "or", "ror",
+    "lt", "le", "gt", "ge", "eq", "ne",
+)  # fmt: skip
+for _name in OPERATORS:
+    setattr(Array, f"__{_name}__", binary(f"__{_name}__"))
+
+
+def bare(value: Any) -> Any:
+    return value.tensor if isinstance(value, Array) else value
+
+
+class Numpy:
+    """What a reference text calls `np`."""
+
+    float64, float32, float16, int64 = np.float64, np.float32, np.float16, np.int64
+    inf, nan = math.inf, math.nan
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    @staticmethod
+    def errstate(**_: str) -> Any:
+        return lambda function: function
+
+    def asarray(self, value: Any) -> Array:
+        return value if isinstance(value, Array) else Array(torch.as_tensor(value, device=self.device))
+
+    def arange(self, count: int) -> Array:
+        return Array(torch.arange(count, device=self.device))
+
+    def where(self, mask: Any, yes: Any, no: Any) -> Array:
+        return Array(torch.where(self.asarray(mask).tensor, bare(yes), bare(no)))
+
+    def power(self, base: Any, exponent: Any) -> Array:
+        return Array(torch.pow(bare(base), bare(exponent)))
+
+    def maximum(self, a: Any, b: Any) -> Array:
+        return Array(torch.maximum(*self.pair(a, b)))
+
+    def minimum(self, a: Any, b: Any) -> Array:
+        return Array(torch.minimum(*self.pair(a, b)))
+
+    def pair(self, a: Any, b: Any) -> tuple[Any, Any]:
+        first = next(bare(x) for x in (a, b) if isinstance(x, Array))
+        return tuple(torch.as_tensor(bare(x), dtype=first.dtype, device=self.device) for x in (a, b))
+
+    @staticmethod
+    def vectorize(function: Any, otypes: Any) -> Callable[[Array], Array]:
+        return {math.erf: lambda x: Array(torch.erf(x.tensor))}[function]
+
+    def __getattr__(self, name: str) -> Callable[[Any], Array]:
+        function = getattr(torch, {"abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh",
+                                   "trunc": "trunc"}[name])  # fmt: skip
+        return lambda x: Array(function(bare(x)))
+
+
+def torch_reference(source: str, name: str, device: Any) -> Callable[..., tuple[Any, ...]]:
+    """The reference function over tensors of `device`; always a tuple."""
+    text = source.replace("import numpy as np\n", "")
+    module: dict[str, Any] = {"np": Numpy(device), "__name__": "torch_reference"}
+    exec(compile(text, f"<reference {name} on torch>", "exec"), module)
+
+    def run(*operands: Any) -> tuple[Any, ...]:
+        with torch.no_grad():
+            found = module[name](*operands)
+        return tuple(bare(f) for f in (found if isinstance(found, tuple) else (found,)))
+
+    return run
