@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,19 @@ def test_resources_are_those_of_the_named_kernel() -> None:
     assert built(PLAIN + INDEXED, "plain", H200).resources.stack_bytes == 0
     assert built(PLAIN + INDEXED, "indexed", H200).resources.static_shared_bytes == 0
     assert built(PLAIN + INDEXED, "plain", MI300X).resources.stack_bytes == 0
+
+
+def test_the_first_compile_may_come_from_many_threads() -> None:
+    """In a new process, where cuda.core is not imported yet: imported by threads at once, it failed now and then."""
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from fusegen.compiling import compiler_version\n"
+        "with ThreadPoolExecutor(16) as pool:\n"
+        "    print(set(pool.map(lambda _: compiler_version('cuda'), range(16))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("{'nvrtc ")
 
 
 def test_frames_of_called_functions_count() -> None:
@@ -287,7 +301,7 @@ def test_architecture_of_no_target_is_refused_before_the_compiler_sees_it() -> N
 @pytest.fixture
 def forgetful() -> Iterator[None]:
     """The versions and modules that were found are looked for again, before the test and after it."""
-    caches = (nvrtc.version, nvrtc.core, hiprtc.version)
+    caches = (nvrtc.version, nvrtc.imported_core, hiprtc.version)
     for cached in caches:
         cached.cache_clear()
     yield

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from fusegen.compiling.resources import Resources
 from fusegen.errors import MissingError
 from fusegen.targets import Target
 
+IMPORTING = threading.Lock()
 MISSING = "NVRTC, which compiles CUDA sources, is missing here\n  to get it: pip install cuda-core nvidia-cuda-nvrtc"
 MISSING_HEADERS = "cuda_fp16.h and its like are missing here\n  to get them: pip install nvidia-cuda-nvrtc>=13.3"
 MISSING_NVDISASM = "nvdisasm, which prints SASS, is missing here\n  to get it: pip install nvidia-cuda-nvdisasm"
@@ -105,9 +107,16 @@ def headers(compiler: str) -> dict[str, Any]:
     raise MissingError(MISSING_HEADERS)
 
 
-@cache
 def core() -> Any:
     """The module of cuda.core that has Program: `cuda.core`, or `cuda.core.experimental` before 0.5."""
+    with (
+        IMPORTING
+    ):  # its modules import each other in a circle, which threads that come first together would see half done
+        return imported_core()
+
+
+@cache
+def imported_core() -> Any:
     try:
         import cuda.core
 
