@@ -53,14 +53,16 @@ def row_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
     return tuple(RowDim(f"{n}_size", f"{n}_at", tuple(g)) for n, g in zip(names, groups, strict=True))
 
 
-def vector_widths(graph: Graph) -> tuple[int, ...]:
+def vector_widths(graph: Graph, layout: Layout) -> tuple[int, ...]:
     """Vector widths in elements worth trying, widest first: 16 bytes of the narrowest and of the widest operand.
 
     Masks (one byte) do not set the width: 16 of them would mean 64 bytes of a float beside them.
     """
     sizes = {t.dtype.bytes for t in arrays(graph) if t.dtype is not b8} or {1}
     widths = {VECTOR_BYTES // size for size in sizes}
-    if graph.cols % max(widths):  # a narrower vector may divide the row, or waste less of a short one
+    # a narrower vector may divide the row, or waste less of a short one; and what moves by single elements moves best
+    # when neighbouring threads take neighbouring elements
+    if graph.cols % max(widths) or layout.unaligned:
         width = max(widths) // 2
         while width >= 1:
             widths.add(width)

@@ -3,12 +3,13 @@
 Where every tensor has the whole shape, rows do not matter and the chain is walked as one flat array. Otherwise blocks
 take tiles of rows and columns, so that a row vector's address follows from the column.
 
-A thread takes one vector, which leaves the most threads in flight: on an H200, 256M f32 copied in 503 us with one, 506
+A thread takes one vector where vectors may be had, which leaves the most threads in flight: on an H200, 256M f32 copied in 503 us with one, 506
 with two and 516 with four; swiglu_elementwise at 8192 x 14336 took 201, 251 and 347 us.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -38,14 +39,26 @@ def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
 def flat(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     dims = (RowDim("n", "i", tuple(range(len(graph.shape)))),)
     sizes = {t.dtype.bytes for t in arrays(graph) if t.dtype is not b8} or {1}
-    for vector in sorted({VECTOR_BYTES // s for s in sizes}, reverse=True):
+    widths = {VECTOR_BYTES // s for s in sizes} | ({1} if layout.unaligned else set())
+    for vector in sorted(widths, reverse=True):
         found = tuple(flat_access(a, layout, vector) for a in accesses(graph, dims, layout, vector))
         draft = Draft(graph, target, layout, dims, found, vector, flat=True)
         walks = schedule(graph, found, staged=True)
-        for threads in BLOCKS:
-            tile = Tile(threads, threads, threads * vector, vector, per_thread=1)
-            regime = f"one flat array; a block of {threads} threads, {vector} elements a thread"
+        for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
+            tile = Tile(threads, threads, threads * vector * per_thread, vector, per_thread)
+            regime = f"one flat array; a block of {threads} threads, {share_text(tile)}"
             yield assemble(draft, walks, tile, rule="elementwise", regime=regime)
+
+
+def shares(vector: int) -> tuple[int, ...]:
+    """Vectors a thread. One single element is too little for a thread; eight, a block apart, stay coalesced."""
+    return (1,) if vector > 1 else (1, 8)
+
+
+def share_text(tile: Tile) -> str:
+    if tile.per_thread > 1:
+        return f"{tile.per_thread} x {tile.vector} elements a thread"
+    return f"{tile.vector} element{'s' if tile.vector > 1 else ''} a thread"
 
 
 def flat_access(access: Access, layout: Layout, vector: int) -> Access:
@@ -56,16 +69,17 @@ def flat_access(access: Access, layout: Layout, vector: int) -> Access:
 
 
 def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
-    for vector in vector_widths(graph):
+    for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         walks = schedule(graph, draft.accesses, staged=True)
-        for threads in BLOCKS:
+        for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
             per_row = 1
-            while per_row < min(threads, draft.vectors):
+            while per_row < threads and per_row * per_thread < draft.vectors:
                 per_row *= 2
-            tile = Tile(
-                threads, per_row, threads // per_row, vector, per_thread=1, col_tiles=-(-draft.vectors // per_row)
-            )
+            if per_row * (per_thread - 1) >= draft.vectors:
+                continue  # the last vectors of every thread would lie outside of the row
+            col_tiles = -(-draft.vectors // (per_row * per_thread))
+            tile = Tile(threads, per_row, threads // per_row, vector, per_thread, col_tiles)
             rows = f"{tile.rows_per_block} row{'s' if tile.rows_per_block > 1 else ''}"
-            regime = f"tiles of rows and columns; a block of {threads} threads on {rows}, {vector} elements a thread"
+            regime = f"tiles of rows and columns; a block of {threads} threads on {rows}, {share_text(tile)}"
             yield assemble(draft, walks, tile, rule="elementwise", regime=regime)

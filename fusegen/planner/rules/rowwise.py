@@ -33,7 +33,7 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Every legal team, vector width and staging."""
     if not graph.reductions:
         raise NoMatch("the chain reduces nothing; rowwise is for rows with a sum, a maximum, a softmax ...")
-    for vector in vector_widths(graph):
+    for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         staged = schedule(graph, draft.accesses, staged=True)
         streamed = schedule(graph, draft.accesses, staged=False)
