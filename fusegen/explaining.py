@@ -172,7 +172,7 @@ def absent(found: Candidates) -> list[str]:
     if plan.rule != "rowwise" or "none" in stagings:
         return []
     widest = max(found.plans, key=lambda p: p.tile.threads_per_row)
-    bytes_each = schedule(graph, plan.accesses, staged=True).kept_bytes
+    bytes_each = schedule(graph, plan.accesses, staged=True, whole_vectors=False).kept_bytes
     if not bytes_each:
         return []
     row_bytes = bytes_each * graph.cols

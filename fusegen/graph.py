@@ -9,13 +9,20 @@ explicit `cast`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
 
 from fusegen.errors import SpecError, Where
-from fusegen.types import Dim, DType, Shape, Size, TensorType, b8, f32, i32, size_of
+from fusegen.types import Dim, DType, Shape, Size, TensorType, f32, size_of
+
+LARGEST_SIZE = 2**40
+"""No dim is larger: more elements than any memory holds, and few enough for 64-bit addresses."""
 
 
 class Kind(Enum):
@@ -51,7 +58,6 @@ class Op:
     result: DType | None = None  # None: f32 when any argument is, else i32, else b8
     takes: str = "number"  # "number" (f32 or i32), "float", "int", "bool"
     init: str = ""
-    init_ref: float = 0.0
     slopes: tuple[str, ...] = ()
     ulps: float = 1.0
     scale: str = "{out}"
@@ -209,6 +215,20 @@ class Graph:
                 table[node] = max((table[a] for a in node.inputs), key=lambda e: e.value, default=Extent.LAUNCH)
         return table
 
+    @cached_property
+    def storage(self) -> Mapping[Node, DType]:
+        """The type each value has in memory, or would have between unfused operators: that of its operands, the wider
+        one where they differ."""
+        table = {t.node: t.dtype for t in (*self.inputs, *self.outputs)}
+        table.update({t.node: t.dtype for t in self.outputs})
+        for node in self.nodes:
+            if node in table:
+                continue
+            arrays = [a for a in node.inputs if a.dtype is f32 and a.op.kind is not Kind.LEAF and a.shape]
+            kinds = {table[a] for a in arrays}
+            table[node] = node.dtype if node.dtype is not f32 else kinds.pop() if len(kinds) == 1 else f32
+        return table
+
     def input_extent(self, tensor: Tensor) -> Extent:
         if not tensor.shape:
             return Extent.LAUNCH
@@ -216,16 +236,22 @@ class Graph:
 
     def at(self, **sizes: int) -> Graph:
         """The same graph at other sizes. Raises SpecError for a name that is not a dim of the chain or a size < 1."""
+        wanted: dict[str, int] = {}
         for name, size in sizes.items():
             if name not in self.sizes:
                 known = ", ".join(self.sizes) or "none"
                 raise SpecError(f"{self.name} has no dim {name!r}; its dims are {known}", self.where)
+            if isinstance(size, np.integer):
+                size = int(size)
             least = 0 if any(Dim(name) == d for d in self.shape[:-1]) and Dim(name) != self.shape[-1] else 1
             if not isinstance(size, int) or isinstance(size, bool) or size < least:
                 raise SpecError(
                     f"{self.name}: {name}={size!r} is not a size; it must be an integer of at least {least}", self.where
                 )
-        return replace(self, sizes={**self.sizes, **sizes})
+            if size > LARGEST_SIZE:
+                raise SpecError(f"{self.name}: {name}={size}; a size is at most {LARGEST_SIZE}", self.where)
+            wanted[name] = size
+        return replace(self, sizes={**self.sizes, **wanted})
 
     def with_dtype(self, dtype: DType) -> Graph:
         """The same graph with every floating-point operand stored as `dtype`; explicit casts stay."""
@@ -256,6 +282,23 @@ class Graph:
         return (node for node in self.nodes if node in wanted)
 
 
+R = TypeVar("R")
+
+
+def once_per_graph(function: Callable[[Graph], R]) -> Callable[[Graph], R]:
+    """Remember a pure function's result with its graph: graphs never change, and every candidate asks again."""
+    key = f"{function.__module__}.{function.__qualname__}"
+
+    @functools.wraps(function)
+    def remembered(graph: Graph) -> R:
+        if key not in graph.__dict__:
+            graph.__dict__[key] = function(graph)  # past the frozen fields, as functools.cached_property does
+        result: R = graph.__dict__[key]
+        return result
+
+    return remembered
+
+
 def broadcast(a: Shape, b: Shape) -> Shape:
     """The numpy broadcast of two symbolic shapes; ValueError names the two sizes that differ."""
     rank = max(len(a), len(b))
@@ -267,6 +310,3 @@ def broadcast(a: Shape, b: Shape) -> Shape:
             raise ValueError(f"{one} and {other}")
         shape.append(other if one == 1 else one)
     return tuple(shape)
-
-
-VALUE_DTYPE: Mapping[str, DType] = {"float": f32, "int": i32, "bool": b8}

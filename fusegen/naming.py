@@ -10,7 +10,7 @@ import keyword
 import re
 from collections.abc import Mapping
 
-from fusegen.graph import Graph, Kind, Node
+from fusegen.graph import Graph, Kind, Node, once_per_graph
 from fusegen.trace import OPS
 
 CPP = frozenset(
@@ -39,6 +39,7 @@ FILE_SCOPE = frozenset(
     clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
 )
 TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride")
+VALUE_SUFFIXES = ("_rest", "_kept", "_part", "_all")
 
 
 def called() -> frozenset[str]:
@@ -52,6 +53,7 @@ def entry_name(graph: Graph) -> str:
     return f"{graph.name}_kernel" if graph.name in taken or graph.name.startswith("__") else graph.name
 
 
+@once_per_graph
 def value_names(graph: Graph) -> Mapping[Node, str]:
     """A unique name for every node that gets one (literals and sizes are written out), the same each time."""
     taken = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
@@ -66,6 +68,7 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
             continue
         if node not in names:
             names[node] = claim(graph.names.get(node) or f"{node.op.name}", taken)
+            taken.update(names[node] + suffix for suffix in VALUE_SUFFIXES)
     return names
 
 

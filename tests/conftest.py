@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
 from fusegen.targets import H200, MI300X, Target
+
+hypothesis.settings.register_profile("fusegen", deadline=None)  # no test is timed: machines differ
+hypothesis.settings.load_profile("fusegen")
 
 ROOT = Path(__file__).resolve().parent.parent
 

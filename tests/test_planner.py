@@ -18,6 +18,7 @@ from fusegen.planner import candidates, plan
 from fusegen.planner.cost import resident_blocks
 from fusegen.planner.model import Layout, Plan
 from fusegen.planner.passes import simplify
+from fusegen.rendering import render
 from fusegen.spec import load_chains
 from fusegen.targets import A100, H200, MI300X, Target
 from tests.chains import random_chain
@@ -172,6 +173,12 @@ def test_common_subexpressions_are_computed_once() -> None:
     assert len(simplify(graph).reductions) == 1
 
 
+def test_a_plan_prints_as_the_header_of_its_kernel() -> None:
+    made = plan(mission.graph, H200)
+    commented = "".join(f"// {line}".rstrip() + "\n" for line in str(made).splitlines())
+    assert render(made).text.startswith(commented)
+
+
 def test_refusals_speak_the_users_words() -> None:
     found = candidates(mission.graph, H200)
     assert [r.rule for r in found.refusals] == ["elementwise"]
@@ -279,3 +286,68 @@ def test_masked_rows_compute_what_they_mean(cols: int) -> None:
         assert top.tolist() == [[12.0]] * 3
         assert p.astype(np.float32).sum(-1) == pytest.approx(1, abs=1e-3)
         assert not p[:, 7:].any()
+
+
+def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
+    made = plan(SPECS["scale_causal_softmax"].graph, H200)
+    assert [s.until for s in made.stages] == ["<= last"] * 3
+    assert [s.name for stage in made.stages for s in stage.rest_body] == ["sub_rest", "e_rest", "softmax_rest"]
+    ragged = plan(SPECS["scale_causal_softmax"].graph.at(N=4097), H200)
+    assert not any(s.until for s in ragged.stages if ragged.tail == "element")
+
+    def varies(x: f16[M, N], y: f16[M, N]) -> tuple[f16[M, N], f16[M, N]]:
+        return F.softmax(F.causal(x)), y + 1
+
+    assert not any(s.until for s in plan(chain(M=8, N=64)(varies).graph, H200).stages)
+
+
+@pytest.mark.parametrize("cols", [64, 2048, 40000])
+@pytest.mark.parametrize("gpu", ["cuda:h200", "hip:mi300x"])
+def test_values_beyond_a_limit_count_as_what_they_are(cols: int, gpu: str) -> None:
+    """Every reduction, with a rest that is neutral for none of them, in registers, shared memory and streams."""
+
+    def spec(x: f16[M, N], y: f16[N], n: i32) -> tuple[f16[M, N], f32[M, 1], f32[M, 1], f32[M, 1], f32[M, 1]]:
+        z = F.where(F.col_index(x) < n, x * y, 0.75)
+        return F.layernorm(z) + F.softmax(z), F.sum(z), F.max(z), F.min(z), F.var(z)
+
+    from fusegen.pipeline import compile
+
+    made = compile(chain(M=3, N=cols)(spec), gpu, on="emulator")
+    assert all(stage.until for stage in made.plan.stages)
+    x = np.random.default_rng(0).normal(size=(3, cols)).astype(np.float16)
+    y = np.ones(cols, np.float16)
+    for count in (0, 1, 7, 8, cols // 2 + 3, cols, cols + 5):
+        z = np.where(np.arange(cols) < count, x.astype(np.float64), 0.75)
+        _, total, top, low, spread = made(x, y, count)
+        np.testing.assert_allclose(total, z.sum(-1, keepdims=True), rtol=1e-5, atol=1e-3)
+        np.testing.assert_array_equal(top, z.max(-1, keepdims=True))
+        np.testing.assert_array_equal(low, z.min(-1, keepdims=True))
+        np.testing.assert_allclose(spread, z.var(-1, keepdims=True), rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------- sizes at the edges
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_zero_rows_have_a_plan(name: str) -> None:
+    graph = SPECS[name].graph
+    rows = [str(s) for s in graph.shape[:-1] if s != graph.shape[-1]]
+    if rows:
+        check(plan(graph.at(**{rows[-1]: 0}), H200))
+
+
+def test_rows_that_32_bits_can_not_count_are_refused() -> None:
+    with pytest.raises(NoPlan, match="count a row's columns in 32 bits"):
+        plan(SPECS["rmsnorm"].graph.at(N=2**32), H200)
+    with pytest.raises(NoPlan, match="count a row's columns in 32 bits"):
+        plan(SPECS["bias_relu"].graph.at(N=2**31), H200)
+    check(plan(SPECS["copy"].graph.at(n=2**36), H200))
+
+
+def test_long_chains_need_no_recursion() -> None:
+    def spec(x: f32[M, N]) -> f32[M, N]:
+        for _ in range(1500):
+            x = x * 1.0001 + 0.5
+        return F.softmax(x)
+
+    check(plan(chain(M=8, N=64)(spec).graph, H200))

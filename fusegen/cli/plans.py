@@ -10,8 +10,8 @@ from fusegen import ops
 from fusegen.cli.showing import heading, mebibytes, say, table, times
 from fusegen.explaining import Section
 from fusegen.graph import Kind, Op
+from fusegen.planner.heading import header_lines
 from fusegen.planner.model import Access, Candidates, Plan
-from fusegen.rendering import header_lines
 from fusegen.spec import Chain
 from fusegen.trace import OPS
 from fusegen.types import shape_text

@@ -69,7 +69,7 @@ def assemble(
         shared_bytes=shared + 4 * slots * warps,
         kept_bytes=walks.kept_bytes,
         ragged=not draft.flat and not draft.divides,
-        blocks=-(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block) * tile.col_tiles,
+        blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block) * tile.col_tiles),
     )
     return Plan(
         name=entry_name(graph),

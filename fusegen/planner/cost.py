@@ -15,13 +15,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fusegen.graph import Extent, Graph, Kind, Node
+from fusegen.graph import Extent, Graph, Kind, Node, once_per_graph
 from fusegen.naming import value_names
 from fusegen.planner.limits import limits, share_read
 from fusegen.planner.model import Access, Cost, Decision, Stage, Staging, TensorTraffic, Tile, Traffic
 from fusegen.planner.pieces import VECTOR_BYTES, arrays, bytes_of
 from fusegen.targets.base import Target
-from fusegen.types import DType, b8, f32, i32
 
 # Share of the data sheet's DRAM rate that a plain device copy reaches: 4.2 of 4.8 TB/s on an H200.
 COPY_SHARE = 0.88
@@ -50,6 +49,9 @@ ROLLED = 0.5  # a loop that fills shared memory and is not unrolled whole waits 
 # Loads behind a test of their own wait one for another, unless a loop that ends in shared memory lets them go: the
 # LayerNorm chain at 16384 x 4097 took 358 us streamed, 381 ... 877 in registers and 224 ... 264 in shared memory.
 TESTED = 0.6
+# Values kept in registers across branches: the causal softmax chain at 32 x 4096 x 4096 took 661 us with 4 vectors a
+# thread in registers, 445 in shared memory, 627 and 503 with 2.
+BRANCHED = 0.6
 SECTOR = 16  # bytes that the threads of a row should find next to each other
 LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
 UNROLL = 4  # vectors in flight in a loop that is not unrolled whole
@@ -146,6 +148,7 @@ def copy_traffic(graph: Graph, name: str, node: Node) -> OperatorTraffic:
     return OperatorTraffic(f"copy to {name}", moved, per_element, (node,), ((node, 1),))
 
 
+@once_per_graph
 def unfused_kernels(graph: Graph) -> list[OperatorTraffic]:
     """What the chain would be as one kernel an operator; an operand that is returned as it is makes a copy."""
     copies = [copy_traffic(graph, t.name, t.node) for t in graph.outputs if t.node.op.kind is Kind.INPUT]
@@ -191,19 +194,8 @@ def reaches(outer: Node, nodes: list[Node], graph: Graph) -> tuple[bool, bool]:
     return before, after
 
 
-def storage(graph: Graph, node: Node) -> DType:
-    """The type a value would have in memory between unfused operators: that of its operands, the wider one."""
-    for tensor in (*graph.outputs, *graph.inputs):
-        if tensor.node is node:
-            return tensor.dtype
-    if node.dtype is b8 or node.dtype is i32:
-        return node.dtype
-    kinds = {storage(graph, a) for a in node.inputs if a.dtype is f32 and a.op.kind is not Kind.LEAF and a.shape}
-    return kinds.pop() if len(kinds) == 1 else f32
-
-
 def count_bytes(graph: Graph, node: Node, per_element: bool) -> int:
-    size = storage(graph, node).bytes
+    size = graph.storage[node].bytes
     if per_element:
         return size * (graph.rows * graph.cols if graph.extents[node] is Extent.ELEMENT else graph.rows)
     count = 1
@@ -222,27 +214,28 @@ def limit_decisions(graph: Graph, names: Mapping[Node, str]) -> Iterator[Decisio
         )
 
 
+@once_per_graph
 def decisions(graph: Graph) -> tuple[Decision, ...]:
     """Every value that an unfused chain would write and read again, and that this kernel never does."""
     names = value_names(graph)
     groups = [operator_traffic(graph, nodes) for nodes in operators(graph)]
+    readers: dict[Node, list[tuple[str, int]]] = {}
+    for group in groups:
+        for node, times in group.read:
+            readers.setdefault(node, []).append((group.name, times))
+    outputs = {t.node for t in graph.outputs}
     found = list(limit_decisions(graph, names))
     for group in groups:
         for node in group.written:
-            if any(t.node is node for t in graph.outputs):
-                readers = [g.name for g in groups if any(n is node for n, _ in g.read)]
-                if readers:
-                    saved = sum(count_bytes(graph, node, False) * k for g in groups for n, k in g.read if n is node)
-                    found.append(
-                        Decision(names[node], f"written once; {', '.join(readers)} takes it as computed", saved)
-                    )
-                continue
+            who = ", ".join(name for name, _ in readers.get(node, []))
+            times = sum(count for _, count in readers.get(node, []))
             size = count_bytes(graph, node, False)
-            times = sum(k for g in groups for n, k in g.read if n is node)
-            readers = [g.name for g in groups if any(n is node for n, _ in g.read)]
-            again = "again" if times == 1 else f"{times} times"
-            verdict = f"{group.name} is fused into {', '.join(readers)}: not written, not read {again}"
-            found.append(Decision(names[node], verdict, size * (1 + times)))
+            if node not in outputs:
+                again = "again" if times == 1 else f"{times} times"
+                verdict = f"{group.name} is fused into {who}: not written, not read {again}"
+                found.append(Decision(names[node], verdict, size * (1 + times)))
+            elif who:
+                found.append(Decision(names[node], f"written once; {who} takes it as computed", size * times))
     return tuple(found)
 
 
@@ -268,16 +261,18 @@ def estimated_registers(work: Work) -> int:
 
     A loop that is not unrolled whole holds UNROLL vectors. In the first walk loaded vectors die as kept values are
     born; later walks hold what is kept beside what they load. NVRTC 13.5 used 48, 80 and 136 for the LayerNorm chain
-    with 2, 4 and 8 vectors of 8 halves, where this says 48, 80 and 144; tests of single elements take twice.
+    with 2, 4 and 8 vectors of 8 halves, where this says 48, 80 and 144; tests of single elements take twice,
+    and so do vectors behind a mask's limit (the causal softmax chain: 99 and 64 with 4 and 2 vectors, not 48 and 32).
     """
     whole = work.staging in ("registers", "none")
     elements = (work.tile.per_thread if whole else min(UNROLL, work.tile.per_thread)) * work.tile.vector
     kept = work.kept_bytes if work.staging == "registers" else 0
+    masked = any(stage.until for stage in work.stages)
     held = kept
     for number, stage in enumerate(work.stages):
         loaded = sum(load.access.dtype.bytes for load in stage.reads)
         held = max(held, loaded if number == 0 else kept + loaded)
-    return max(32, 16 + math.ceil(elements * held / 4) * (2 if work.ragged else 1))
+    return max(32, 16 + math.ceil(elements * held / 4) * (2 if work.ragged or masked else 1))
 
 
 def resident_blocks(target: Target, threads: int, registers: int, shared_bytes: int) -> int:
@@ -310,6 +305,8 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         rate *= ROLLED
     if work.staging != "shared" and tile.threads_per_row > target.warp and (work.ragged or tile.vector == 1):
         rate *= TESTED
+    if work.staging == "registers" and any(stage.until for stage in work.stages):
+        rate *= BRANCHED
     from_l2 = sum(t.ideal * t.walks - t.moved for t in moved.tensors)
     memory_us = (moved.moved + from_l2 * L2_SHARE) / (target.dram_gbs * COPY_SHARE * 1e3 * rate)
     issue_us = ISSUE * instructions(graph, work) / (target.fp32_tflops * 1e6 / 2 * max(useful, 1 / target.sms))
@@ -338,8 +335,9 @@ def instructions(graph: Graph, work: Work) -> float:
         element += 2 * len(stage.loads) + 2 * len(stage.stores) + len(stage.takes) + 2 * len(stage.keeps)
         element += SHARED_ACCESS * (len(stage.takes) + len(stage.keeps)) if work.staging == "shared" else 0
         element += sum(ONLINE.get(r.kind, 1) for r in stage.reductions)
+        share = min(shares_read(graph, work.stages).values(), default=1.0) if stage.until else 1.0
         flops = [flops_of.get(statement.name, 1) for statement in stage.body]  # again in every walk that computes again
-        element += sum(f if f < 4 else SPECIAL * f for f in flops)
+        element += share * sum(f if f < 4 else SPECIAL * f for f in flops)
     if work.ragged:
         element += BY_ELEMENT * len(work.accesses)
     reductions = sum(len(s.reductions) for s in work.stages)

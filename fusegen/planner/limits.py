@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusegen.graph import Extent, Graph, Kind, Node
+from fusegen.graph import Extent, Graph, Kind, Node, once_per_graph
 from fusegen.types import size_of
 
 
@@ -30,54 +30,91 @@ class Limit:
         return "<=" if self.inclusive else "<"
 
 
+@once_per_graph
 def limits(graph: Graph) -> Mapping[Node, Limit]:
     """The limit of each operand that has one."""
-    found: dict[Node, Limit] = {}
+    uses = limits_of_uses(graph)
+    inputs = {t.node for t in graph.inputs}
+    return {node: limit for node, limit in uses.items() if node in inputs and limit is not None}
+
+
+def limits_of_uses(graph: Graph) -> Mapping[Node, Limit | None]:
+    """For each element value the one limit that its every use passes through; None where some use has none.
+
+    Users come after what they use, so one pass from the end knows them; chains may be too long for recursion.
+    """
     outputs = {t.node for t in graph.outputs}
-    for tensor in graph.inputs:
-        node = tensor.node
-        if node in graph.users and graph.extents[node] is Extent.ELEMENT:
-            limit = limit_of_uses(graph, node, outputs)
-            if limit is not None:
-                found[node] = limit
-    return found
+    masks = limits_of_masks(graph)
+    table: dict[Node, Limit | None] = {}
+    for node in reversed(graph.nodes):
+        if graph.extents[node] is not Extent.ELEMENT or node.op.kind is Kind.REDUCE:
+            continue
+        seen = {limit_of_use(node, user, masks, table) for user in graph.users[node]}
+        table[node] = seen.pop() if len(seen) == 1 and node not in outputs else None
+    return table
 
 
-def limit_of_uses(graph: Graph, node: Node, outputs: set[Node]) -> Limit | None:
-    """The one limit that every use of a value passes through; None where some use has none."""
-    if node in outputs:
-        return None
-    seen: set[Limit] = set()
-    for user in graph.users[node]:
-        limit = None
-        if user.op.name == "where" and user.inputs[1] is node and node not in (user.inputs[0], user.inputs[2]):
-            limit = limit_of_mask(graph, user.inputs[0])
-        if limit is None:
-            limit = limit_of_uses(graph, user, outputs) if user.op.kind is Kind.MAP else None
-        if limit is None:
-            return None
-        seen.add(limit)
-    return seen.pop() if len(seen) == 1 else None
+def limit_of_use(
+    node: Node, user: Node, masks: Mapping[Node, Limit], table: Mapping[Node, Limit | None]
+) -> Limit | None:
+    if user.op.name == "where" and user.inputs[1] is node and node not in (user.inputs[0], user.inputs[2]):
+        limit = masks.get(user.inputs[0])
+        if limit is not None:
+            return limit
+    return table.get(user)
 
 
-def limit_of_mask(graph: Graph, mask: Node) -> Limit | None:
-    """`col <= r`, `col < r`, the same turned around, or one of them and anything else."""
-    if mask.op.name == "logical_and":
-        return limit_of_mask(graph, mask.inputs[0]) or limit_of_mask(graph, mask.inputs[1])
+@once_per_graph
+def limits_of_masks(graph: Graph) -> Mapping[Node, Limit]:
+    """Of each mask that has one: `col <= r`, `col < r`, the same turned around, or one of them and anything else."""
     turned = {"ge": "le", "gt": "lt"}
-    name, pair = mask.op.name, mask.inputs
-    if name in turned:
-        name, pair = turned[name], pair[::-1]
-    if name not in ("le", "lt") or pair[0].op.name != "col_index" or not known_first(graph, pair[1]):
-        return None
-    return Limit(pair[1], name == "le")
+    known = known_first(graph)
+    table: dict[Node, Limit] = {}
+    for mask in graph.nodes:
+        name, pair = mask.op.name, mask.inputs
+        if name == "logical_and":
+            limit = table.get(pair[0]) or table.get(pair[1])
+            if limit:
+                table[mask] = limit
+            continue
+        if name in turned:
+            name, pair = turned[name], pair[::-1]
+        if name in ("le", "lt") and pair[0].op.name == "col_index" and pair[1] in known:
+            table[mask] = Limit(pair[1], name == "le")
+    return table
 
 
-def known_first(graph: Graph, node: Node) -> bool:
-    """Is the value the same along a row, and made without reducing it?"""
-    if graph.extents[node] is Extent.ELEMENT or node.op.kind is Kind.REDUCE:
-        return False
-    return all(known_first(graph, a) for a in node.inputs)
+def known_first(graph: Graph) -> set[Node]:
+    """The values that are the same along a row, and made without reducing it."""
+    known: set[Node] = set()
+    for node in graph.nodes:
+        along_row = graph.extents[node] is Extent.ELEMENT or node.op.kind is Kind.REDUCE
+        if not along_row and all(a in known for a in node.inputs):
+            known.add(node)
+    return known
+
+
+def common_limit(graph: Graph) -> Limit | None:
+    """The limit that every limited mask of the chain has; None where there are none, or several."""
+    masks = limits_of_masks(graph)
+    found = {masks[n.inputs[0]] for n in graph.nodes if n.op.name == "where" and n.inputs[0] in masks}
+    return found.pop() if len(found) == 1 else None
+
+
+def rests(graph: Graph, limit: Limit) -> Mapping[Node, Node]:
+    """What makes a value beyond the limit the same all along the row: the value itself, or the other side of a `where`
+    that counts there. Values that still vary by column are not in it."""
+    masks = limits_of_masks(graph)
+    table: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if graph.extents[node] is not Extent.ELEMENT:
+            table[node] = node
+        elif node.op.name == "where" and masks.get(node.inputs[0]) == limit:
+            if node.inputs[2] in table:
+                table[node] = table[node.inputs[2]]
+        elif node.op.kind is Kind.MAP and all(a in table for a in node.inputs):
+            table[node] = node
+    return table
 
 
 def share_read(graph: Graph, limit: Limit, vector: int) -> float:

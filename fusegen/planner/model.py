@@ -14,6 +14,7 @@ from typing import Literal
 
 from fusegen.errors import NoPlan
 from fusegen.graph import Graph
+from fusegen.planner.heading import header_lines
 from fusegen.targets.base import Target
 from fusegen.types import DType, Shape
 
@@ -113,10 +114,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The value `value`, written to a tensor."""
+    """The value `value`, written to a tensor; `rest` beyond the stage's limit."""
 
     access: Access
     value: str
+    rest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class Reduction:
     results: tuple[str, ...]
     slot: int = 0  # first row of the shared array that carries it across warps
     guarded: bool = True  # softmax: a row of -inf gives 0, not NaN
+    rest: str = ""  # the element value beyond the stage's limit
 
     @property
     def part(self) -> str:
@@ -165,6 +168,8 @@ class Stage:
     stores: tuple[Store, ...]
     row_body: tuple[Statement, ...]
     row_stores: tuple[Store, ...]
+    until: str = ""  # `<= last`: columns beyond are all alike, and their vectors are not computed one by one
+    rest_body: tuple[Statement, ...] = ()  # what they are, once a row, before the walk
 
     @property
     def reads(self) -> tuple[Load, ...]:
@@ -289,6 +294,10 @@ class Plan:
     cost: Cost
     decisions: tuple[Decision, ...] = ()
     rounding: tuple[str, ...] = ()  # where a value is rounded to a storage type
+
+    def __str__(self) -> str:
+        """The lines that open the kernel."""
+        return "\n".join(header_lines(self))
 
     @property
     def threads(self) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.graph import Extent, Graph, Kind, Node
 from fusegen.naming import value_names
-from fusegen.planner.limits import limits
+from fusegen.planner.limits import common_limit, limits, rests
 from fusegen.planner.model import Access, Keep, Load, Reduction, ReductionKind, Stage, Statement, Store
 from fusegen.planner.pieces import CTYPE, c_literal
 
@@ -92,7 +92,7 @@ def match_welford(node: Node) -> Online | None:
 class Scheduler:
     """Builds one Schedule; `schedule()` is its only use."""
 
-    def __init__(self, graph: Graph, accesses: Iterable[Access], staged: bool) -> None:
+    def __init__(self, graph: Graph, accesses: Iterable[Access], staged: bool, whole_vectors: bool) -> None:
         self.graph = graph
         self.staged = staged
         self.names = value_names(graph)
@@ -101,8 +101,12 @@ class Scheduler:
         pairs = () if staged else online_pairs(graph)
         self.pair_of = {p.second: p for p in pairs}
         self.pair_by_first = {p.first: p for p in pairs}
+        self.limit = common_limit(graph) if whole_vectors else None
+        self.rests = rests(graph, self.limit) if self.limit else {}
+        self.rested: set[Node] = set()
         self.needed = self.find_needed()
         self.depth = self.find_depths()
+        self.free = self.find_free()
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         """What a node needs: the second of an online pair needs the first and the common value."""
@@ -134,14 +138,18 @@ class Scheduler:
     def extent(self, node: Node) -> Extent:
         return self.graph.extents[node]
 
-    def free(self, node: Node) -> bool:
-        """Can the value be had again in any walk without reading memory that varies by row?"""
-        if self.extent(node) is not Extent.ELEMENT:
-            return True
-        if node.op.kind is Kind.INPUT:
-            shared_by_rows = not self.access[self.graph.tensor_of[node].name].strided
-            return shared_by_rows and len(self.graph.shape) > 1
-        return all(self.free(a) for a in node.inputs)
+    def find_free(self) -> set[Node]:
+        """The values that can be had again in any walk without reading memory that varies by row."""
+        free: set[Node] = set()
+        for node in self.graph.nodes:
+            if self.extent(node) is Extent.ELEMENT and node.op.kind is Kind.INPUT:
+                by_row = self.access[self.graph.tensor_of[node].name].strided or len(self.graph.shape) == 1
+                if by_row:
+                    continue
+            elif self.extent(node) is Extent.ELEMENT and not all(a in free for a in node.inputs):
+                continue
+            free.add(node)
+        return free
 
     def text(self, node: Node) -> str:
         return self.names[node] if node in self.names else c_literal(node, self.graph)
@@ -204,7 +212,7 @@ class Scheduler:
             node = stack.pop()
             if self.extent(node) is not Extent.ELEMENT or node in compute or node in take:
                 continue
-            if self.staged and node in have and not self.free(node):
+            if self.staged and node in have and node not in self.free:
                 take.add(node)
                 continue
             compute.add(node)
@@ -223,6 +231,8 @@ class Scheduler:
             have |= compute
         slots = 0
         stages = []
+        if self.limit and any(node not in self.rests for walk in range(count) for node in self.roots(walk)):
+            self.limit = None  # some value varies beyond it after all
         layout = SharedLayout()
         order = {n: i for i, n in enumerate(self.graph.nodes)}
         for walk in range(count):
@@ -244,6 +254,31 @@ class Scheduler:
             kept_names=tuple(self.names[n] for n in kept),
         )
 
+    def rest(self, node: Node) -> str:
+        """The text of a value beyond the limit; empty without one."""
+        if self.limit is None:
+            return ""
+        same = self.rests[node]  # build() has made sure that it is there
+        return self.text(same) if self.extent(same) is not Extent.ELEMENT else f"{self.names[same]}_rest"
+
+    def rest_body(self, roots: Iterable[Node]) -> tuple[Statement, ...]:
+        """The statements, once a row, for the values of `roots` beyond the limit that no earlier walk has made."""
+        if self.limit is None:
+            return ()
+        wanted: set[Node] = set()
+        stack = list(roots)
+        while stack:
+            same = self.rests[stack.pop()]
+            if self.extent(same) is Extent.ELEMENT and same not in self.rested:
+                self.rested.add(same)
+                wanted.add(same)
+                stack.extend(same.inputs)
+        return tuple(
+            Statement(f"{self.names[n]}_rest", CTYPE[n.dtype], n.op.expr.format(*map(self.rest, n.inputs)))
+            for n in self.graph.nodes
+            if n in wanted
+        )
+
     def at_any(self, extent: Extent) -> list[Node]:
         return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent]
 
@@ -254,11 +289,13 @@ class Scheduler:
                 continue
             if (pair := self.pair_by_first.get(node)) and pair.second in self.needed:
                 results = (self.names[pair.first], self.names[pair.second])
-                found.append(Reduction(pair.kind, self.names[pair.value], results, slots, pair.guarded))
+                rest = self.rest(pair.value)
+                found.append(Reduction(pair.kind, self.names[pair.value], results, slots, pair.guarded, rest))
                 slots += 3 if pair.kind == "welford" else 2
                 continue
             kind: ReductionKind = node.op.name  # type: ignore[assignment]
-            found.append(Reduction(kind, self.names[node.inputs[0]], (self.names[node],), slots))
+            value = node.inputs[0]
+            found.append(Reduction(kind, self.names[value], (self.names[node],), slots, rest=self.rest(value)))
             slots += 1
         return tuple(found)
 
@@ -289,7 +326,7 @@ class Scheduler:
             elif is_input:
                 loads.append(self.load(node))
         stores = tuple(
-            Store(self.access[t.name], self.names[t.node])
+            Store(self.access[t.name], self.names[t.node], self.rest(t.node))
             for t in self.graph.outputs
             if self.extent(t.node) is Extent.ELEMENT and self.depth[t.node] == walk
         )
@@ -303,6 +340,8 @@ class Scheduler:
             stores=stores,
             row_body=self.statements(self.at_depth(Extent.ROW, walk + 1)),
             row_stores=self.row_stores(walk + 1),
+            until=f"{self.limit.sign} {self.text(self.limit.bound)}" if self.limit else "",
+            rest_body=self.rest_body(self.roots(walk)),
         )
 
 
@@ -361,6 +400,9 @@ def title_of(
     return "; ".join(parts)
 
 
-def schedule(graph: Graph, accesses: Iterable[Access], staged: bool) -> Schedule:
-    """The walks of `graph`: with values kept between them (`staged`), or read and computed again (streamed)."""
-    return Scheduler(graph, accesses, staged).build()
+def schedule(graph: Graph, accesses: Iterable[Access], staged: bool, whole_vectors: bool) -> Schedule:
+    """The walks of `graph`: with values kept between them (`staged`), or read and computed again (streamed).
+
+    `whole_vectors`: every vector lies inside of its row, so that one beyond a mask's limit can be passed over whole.
+    """
+    return Scheduler(graph, accesses, staged, whole_vectors).build()

@@ -2,7 +2,7 @@
 // softmax(scores / sqrt(64)) over the keys up to each query; a row with nothing left gives zeros.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a block of 128 threads a row, 4 x 8 elements a thread; z, e in registers
+// tile     a block of 128 threads a row, 4 x 8 elements a thread; z, e in shared memory
 // traffic  1611.7 MB moved, 1611.7 MB ideal, 7516.2 MB unfused in 3 launches
 // floor    304.1 us at 5.3 TB/s; memory-bound at 3.66 flop/B
 // rounding out to f16 when stored; f32 between
@@ -90,6 +90,9 @@ scale_causal_softmax(
 {
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][2];
+  extern __shared__ __align__(16) unsigned char shared[];
+  float* const z_kept = reinterpret_cast<float*>(shared + 0);
+  float* const e_kept = reinterpret_cast<float*>(shared + 0);
   const long long rows = B_H_size * S_size;
   for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
     const long long B_H_at = row / S_size;
@@ -97,29 +100,26 @@ scale_causal_softmax(
     const _Float16* const scores_row = scores_ptr + B_H_at * scores_stride_B_H + S_at * scores_stride_S;
     _Float16* const out_row = out_ptr + B_H_at * out_stride_B_H + S_at * out_stride_S;
     const int last = static_cast<int>(S_at);
-    float z_kept[4][8];
-    float e_kept[4][8];
 
     // walk 1 of 3: read scores; keep z; top = max(z)
     float top_part = -INFINITY;
-    Vec<_Float16, 8> scores_vec[4];
-    #pragma unroll
+    #pragma unroll 4
     for (int v = 0; v < 4; ++v) {
       const int col = (v * 128 + lane) * 8;
-      scores_vec[v] = col <= last ? load<8>(scores_row + col) : Vec<_Float16, 8>{};
-    }
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float scores = static_cast<float>(scores_vec[v].at[j]);
-        const float mul = scores * 0.125f;
-        const int col_index = col + j;
-        const bool keep = col_index <= last;
-        const float z = keep ? mul : (-INFINITY);
-        z_kept[v][j] = z;
-        top_part = larger(top_part, z);
+      if (col <= last) {
+        const Vec<_Float16, 8> scores_vec = load<8>(scores_row + col);
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float scores = static_cast<float>(scores_vec.at[j]);
+          const float mul = scores * 0.125f;
+          const int col_index = col + j;
+          const bool keep = col_index <= last;
+          const float z = keep ? mul : (-INFINITY);
+          z_kept[(v * 8 + j) * 128 + lane] = z;
+          top_part = larger(top_part, z);
+        }
+      } else {
+        top_part = larger(top_part, (-INFINITY));
       }
     }
     const float top = row_max(top_part, part[0]);
@@ -127,16 +127,23 @@ scale_causal_softmax(
     const float pivot = eq ? 0.0f : top;
 
     // walk 2 of 3: keep e; total = sum(e)
+    const float sub_rest = (-INFINITY) - pivot;  // beyond the mask, all along the row
+    const float e_rest = expf(sub_rest);
     float total_part = 0.0f;
-    #pragma unroll
+    #pragma unroll 4
     for (int v = 0; v < 4; ++v) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float z = z_kept[v][j];
-        const float sub = z - pivot;
-        const float e = expf(sub);
-        e_kept[v][j] = e;
-        total_part += e;
+      const int col = (v * 128 + lane) * 8;
+      if (col <= last) {
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float z = z_kept[(v * 8 + j) * 128 + lane];
+          const float sub = z - pivot;
+          const float e = expf(sub);
+          e_kept[(v * 8 + j) * 128 + lane] = e;
+          total_part += e;
+        }
+      } else {
+        total_part += 8.0f * e_rest;
       }
     }
     const float total = row_sum(total_part, part[1]);
@@ -145,17 +152,25 @@ scale_causal_softmax(
     const float scale = eq_2 ? 0.0f : div;
 
     // walk 3 of 3: write out
-    #pragma unroll
+    const float softmax_rest = e_rest * scale;  // beyond the mask, all along the row
+    #pragma unroll 4
     for (int v = 0; v < 4; ++v) {
       const int col = (v * 128 + lane) * 8;
-      Vec<_Float16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float e = e_kept[v][j];
-        const float softmax = e * scale;
-        out_vec.at[j] = static_cast<_Float16>(softmax);
+      if (col <= last) {
+        Vec<_Float16, 8> out_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float e = e_kept[(v * 8 + j) * 128 + lane];
+          const float softmax = e * scale;
+          out_vec.at[j] = static_cast<_Float16>(softmax);
+        }
+        store<8>(out_row + col, out_vec);
+      } else {
+        Vec<_Float16, 8> out_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) out_vec.at[j] = static_cast<_Float16>(softmax_rest);
+        store<8>(out_row + col, out_vec);
       }
-      store<8>(out_row + col, out_vec);
     }
   }
 }

@@ -5,6 +5,14 @@ A rule never ranks; `fusegen.planner.cost` does.
 
 from __future__ import annotations
 
+MOST_COLS = 2**31 - 2**20  # a thread counts columns in 32 bits, up to a tile beyond the row
+
+
+def need_countable(cols: int) -> None:
+    """Raises NoMatch for a row whose columns 32 bits can't count."""
+    if cols > MOST_COLS:
+        raise NoMatch(f"a row of {cols} elements; kernels count a row's columns in 32 bits, up to {MOST_COLS}")
+
 
 class NoMatch(Exception):
     """This rule can't plan the graph; the text says why, in the user's words."""

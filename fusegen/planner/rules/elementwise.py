@@ -19,7 +19,7 @@ from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.model import Access, Layout, Plan, RowDim, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_contiguous_walk, vector_widths
-from fusegen.planner.rules import NoMatch
+from fusegen.planner.rules import NoMatch, need_countable
 from fusegen.planner.schedule import schedule
 from fusegen.targets.base import Target
 from fusegen.types import b8
@@ -45,7 +45,7 @@ def flat(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     for vector in sorted(widths, reverse=True):
         found = tuple(flat_access(a, layout, vector) for a in accesses(graph, dims, layout, vector))
         draft = Draft(graph, target, layout, dims, found, vector, flat=True)
-        walks = schedule(graph, found, staged=True)
+        walks = schedule(graph, found, staged=True, whole_vectors=False)
         for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
             tile = Tile(threads, threads, threads * vector * per_thread, vector, per_thread)
             regime = f"one flat array; a block of {threads} threads, {share_text(tile)}"
@@ -71,9 +71,10 @@ def flat_access(access: Access, layout: Layout, vector: int) -> Access:
 
 
 def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+    need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
-        walks = schedule(graph, draft.accesses, staged=True)
+        walks = schedule(graph, draft.accesses, staged=True, whole_vectors=draft.divides)
         for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
             per_row = 1
             while per_row < threads and per_row * per_thread < draft.vectors:

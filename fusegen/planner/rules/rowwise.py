@@ -13,7 +13,7 @@ from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.model import Layout, Plan, Staging, Tile
 from fusegen.planner.pieces import vector_widths
-from fusegen.planner.rules import NoMatch
+from fusegen.planner.rules import NoMatch, need_countable
 from fusegen.planner.schedule import Schedule, schedule
 from fusegen.targets.base import Target
 
@@ -33,10 +33,11 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Every legal team, vector width and staging."""
     if not graph.reductions:
         raise NoMatch("the chain reduces nothing; rowwise is for rows with a sum, a maximum, a softmax ...")
+    need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
-        staged = schedule(graph, draft.accesses, staged=True)
-        streamed = schedule(graph, draft.accesses, staged=False)
+        staged = schedule(graph, draft.accesses, staged=True, whole_vectors=draft.divides)
+        streamed = schedule(graph, draft.accesses, staged=False, whole_vectors=draft.divides)
         for per_row in teams(draft):
             tile = tile_of(draft, per_row)
             yield from in_registers(draft, staged, tile)

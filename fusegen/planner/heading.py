@@ -1,0 +1,66 @@
+"""The plan as text: the comment that opens every kernel, what `print(kernel.plan)` and `fusegen plan` show first."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from fusegen.types import shape_text
+
+if TYPE_CHECKING:
+    from fusegen.planner.model import Plan
+
+WIDTH = 110  # of a line
+
+
+def header_lines(plan: Plan) -> list[str]:
+    """The plan as the comment that opens the kernel; also what `print(kernel.plan)` shows."""
+    graph, target, cost = plan.graph, plan.target, plan.cost
+    moved = cost.traffic
+    rate = f"{target.dram_gbs / 1000:g} TB/s"
+    facts = f"facts of {target.model}: warp {target.warp}, {target.sms} SMs, {rate}"
+    lines = [
+        f"{plan.name}  {graph.signature}  at {graph.sizes_text()}",
+        *(textwrap.wrap(graph.doc.split("\n\n")[0].replace("\n", " "), WIDTH) if graph.doc else []),
+        "",
+        *field("target", f"{target.vendor} {target.arch}, {facts}"),
+        *field("tile", plan.regime),
+        *field("traffic", f"{megabytes(moved.moved)} moved, {megabytes(moved.ideal)} ideal, "
+               f"{megabytes(moved.unfused)} unfused in {plural(moved.launches_unfused, 'launch', 'launches')}"),
+        *field("floor", f"{cost.floor_us:.1f} us at {rate}; "
+               f"{cost.bound}-bound at {moved.intensity:.2f} flop/B"),
+    ]  # fmt: skip
+    if plan.rounding:
+        lines += field("rounding", f"{'; '.join(plan.rounding)}; f32 between")
+    return [*lines, *field("needs", "; ".join(needs(plan)))]
+
+
+def field(name: str, text: str) -> list[str]:
+    """`name     text`, wrapped under itself."""
+    return textwrap.wrap(text, WIDTH - 9, initial_indent=f"{name:<9}", subsequent_indent=" " * 9)
+
+
+def plural(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count} B"
+
+
+def needs(plan: Plan) -> list[str]:
+    """What the launcher must have checked before this text may run."""
+    lines = [] if plan.flat else [f"rows of {plan.cols} elements, next to each other" if plan.cols > 1 else "rows of 1"]
+    by_width: dict[tuple[str, int], list[str]] = {}
+    for access in plan.accesses:
+        if access.mode != "element":
+            by_width.setdefault((access.mode, access.vector_bytes), []).append(access.name)
+    for (mode, width), names in by_width.items():
+        which = "address" if plan.flat or mode == "window" else "address and strides"
+        lines.append(f"{', '.join(names)}: {which} in multiples of {width} B")
+        if mode == "window":
+            lines.append(f"strides that equal the contiguous ones modulo {plan.tile.vector} elements")
+    shapes = [f"{a.name} {shape_text(a.shape)}" for a in plan.accesses if a.by_column and not a.strided]
+    if shapes and not plan.flat:
+        lines.append(f"{', '.join(shapes)} shared by every row")
+    return lines or ["nothing of its operands' alignment"]

@@ -1,0 +1,533 @@
+"""A plan's parts in the words of one dialect: what the templates print, in the order they print it.
+
+Nothing is decided here. Whatever could be wrong is a field of the plan; this turns fields into C++.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fusegen.planner.heading import WIDTH, header_lines
+from fusegen.planner.model import Access, Load, Param, Plan, Reduction, Stage, Store
+from fusegen.planner.pieces import CTYPE, stride_name
+from fusegen.types import DType, b8, bf16, f16, f32, i32
+
+UNROLL = "#pragma unroll"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a template asks a target for."""
+
+    warp: int
+    barrier: str
+    unroll: str = UNROLL
+
+
+class Speller:
+    """The words of one plan in one dialect; `context()` is what the templates see."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.spelling = plan.target.spelling
+        self.functions: set[str] = set()
+        self.uses_vec = False
+        self.declared: set[str] = set()
+
+    # ---- names and small texts
+
+    @property
+    def index(self) -> str:
+        return "long long" if self.plan.flat else "int"
+
+    @property
+    def cols(self) -> str:
+        return "n" if self.plan.flat else str(self.plan.cols)
+
+    def ctype(self, dtype: DType) -> str:
+        return self.spelling.ctype[dtype]
+
+    def vec_type(self, access: Access) -> str:
+        self.uses_vec = True
+        return f"Vec<{self.ctype(access.dtype)}, {access.vector}>"
+
+    def to_value(self, dtype: DType, text: str) -> str:
+        """From the storage type to f32, i32 or bool."""
+        if dtype is i32:
+            return text
+        return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
+
+    def to_storage(self, dtype: DType, text: str) -> str:
+        if dtype is i32:
+            return text
+        return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
+
+    def pointer(self, access: Access) -> str:
+        """Where the tensor's row starts."""
+        return f"{access.name}_row" if access.strided and not self.plan.flat else f"{access.name}_ptr"
+
+    # ---- the frame
+
+    def signature(self) -> list[str]:
+        return [self.parameter(p) for p in self.plan.params]
+
+    def parameter(self, param: Param) -> str:
+        if param.kind == "pointer":
+            assert param.dtype is not None
+            const = "" if param.output else "const "
+            return f"{const}{self.ctype(param.dtype)}* __restrict__ {param.name}"
+        if param.kind == "value":
+            assert param.dtype is not None
+            return f"{CTYPE[param.dtype]} {param.name}"
+        return f"long long {param.name}"
+
+    def tiling(self) -> Mapping[str, str] | None:
+        """How tiles map to rows; None when a block takes one row at a time."""
+        tile = self.plan.tile
+        if tile.rows_per_block == 1 and tile.col_tiles == 1:
+            return None
+        tiles = f"(rows + {tile.rows_per_block - 1}) / {tile.rows_per_block}" if tile.rows_per_block > 1 else "rows"
+        if tile.col_tiles > 1:
+            tiles = f"{tiles} * {tile.col_tiles}"
+        base = f"tile / {tile.col_tiles}" if tile.col_tiles > 1 else "tile"
+        row = base if tile.rows_per_block == 1 else f"{base} * {tile.rows_per_block} + {self.team()}"
+        return {"tiles": tiles, "row": row}
+
+    def team(self) -> str:
+        per_row = self.plan.tile.threads_per_row
+        return "threadIdx.x" if per_row == 1 else f"threadIdx.x / {per_row}"
+
+    def lane(self) -> str:
+        """The thread's place among those of its row; empty where the kernel has no use for a name."""
+        tile = self.plan.tile
+        if self.plan.flat:
+            return ""
+        if tile.threads_per_row == tile.threads:
+            return "threadIdx.x"
+        return f"threadIdx.x % {tile.threads_per_row}" if tile.threads_per_row > 1 else "0"
+
+    def lane_note(self) -> str:
+        tile = self.plan.tile
+        if tile.threads_per_row == 1:
+            return "a thread takes a row of its own"
+        return f"of the {tile.threads_per_row} threads that share a row"
+
+    def start(self) -> str:
+        """The statement that finds the thread's first column, where that takes more than its lane."""
+        tile = self.plan.tile
+        if self.plan.flat or not (self.plan.windowed or tile.col_tiles > 1):
+            return ""
+        text = f"lane * {tile.vector}"
+        if tile.col_tiles > 1:
+            text = f"static_cast<int>(tile % {tile.col_tiles}) * {tile.cols} + {text}"
+        lines = []
+        if self.plan.windowed:
+            lines.append(
+                f"// rows start {tile.vector}-element vectors at any phase: step back to the vector that holds column 0"
+            )
+            lines.append(f"const int shift = static_cast<int>(row * {self.plan.cols} % {tile.vector});")
+            text += " - shift"
+        lines.append(f"const int start = {text};")
+        return "\n".join(lines)
+
+    def col(self) -> str:
+        """The column of the thread's vector v."""
+        tile = self.plan.tile
+        first = "start" if self.plan.flat or self.start() else f"lane * {tile.vector}"
+        if tile.per_thread == 1:
+            return first
+        if first == "start":
+            return f"start + v * {tile.threads_per_row * tile.vector}"
+        return (
+            f"(v * {tile.threads_per_row} + lane) * {tile.vector}" if tile.threads_per_row > 1 else f"v * {tile.vector}"
+        )
+
+    def live(self) -> bool:
+        return not self.plan.flat and self.plan.tile.rows_per_block > 1
+
+    def guard(self) -> str:
+        """When a whole vector is worth a look."""
+        parts = ["live"] if self.live() else []
+        if self.plan.tail != "none":
+            parts.append(f"col < {self.cols}")
+        return " && ".join(parts)
+
+    def inside(self, col: str = "col + j") -> str:
+        """When one element of a vector lies in the row; empty where every one does."""
+        if self.plan.tail != "element" or self.plan.tile.vector == 1:
+            return ""
+        low = f"{col} >= 0 && " if self.plan.windowed else ""
+        return f"{low}{col} < {self.cols}"
+
+    def inside_vector(self) -> str:
+        low = "col >= 0 && " if self.plan.windowed else ""
+        return f"{low}col + N <= cols"
+
+    def inside_element(self) -> str:
+        low = "col + j >= 0 && " if self.plan.windowed else ""
+        return f"{low}col + j < cols"
+
+    def row_indices(self) -> list[str]:
+        """Each row dimension's own index, from the row's number; none where there is one dimension."""
+        dims = self.plan.row_dims
+        if self.plan.flat or len(dims) == 1 or not dims:
+            return []
+        lines = []
+        for place in range(len(dims) - 1, -1, -1):
+            inner = " / ".join(f"{d.extent}" for d in reversed(dims[place + 1 :]))
+            base = f"row / {inner}" if inner else "row"
+            lines.append(
+                f"{dims[place].index} = {base} % {dims[place].extent}" if place else f"{dims[0].index} = {base}"
+            )
+        return list(reversed(lines))
+
+    def row_pointers(self) -> list[Mapping[str, str]]:
+        dims = self.plan.row_dims
+        found: list[Mapping[str, str]] = []
+        for access in self.plan.accesses:
+            if not access.strided or self.plan.flat:
+                continue
+            terms = [f"{dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided]
+            const = "" if access.output else "const "
+            found.append(
+                {
+                    "type": f"{const}{self.ctype(access.dtype)}",
+                    "name": f"{access.name}_row",
+                    "expr": " + ".join([f"{access.name}_ptr", *terms]),
+                }
+            )
+        return found
+
+    def rows_product(self) -> str:
+        dims = self.plan.row_dims
+        if self.plan.flat or len(dims) == 1:
+            return ""
+        return " * ".join(d.extent for d in dims) or "1"
+
+    def row_load(self, load: Load) -> str:
+        text = self.to_value(load.access.dtype, f"*{self.pointer(load.access)}")
+        if not self.live():
+            return text
+        return f"live ? {text} : {'false' if load.ctype == 'bool' else '0'}"
+
+    def row_store(self, store: Store) -> str:
+        return f"*{self.pointer(store.access)} = {self.to_storage(store.access.dtype, store.value)};"
+
+    def first_lane(self) -> str:
+        """One thread a row writes what is one value a row."""
+        tile = self.plan.tile
+        parts = ["live"] if self.live() else []
+        if tile.threads_per_row > 1:
+            parts.append("lane == 0")
+        if tile.col_tiles > 1:
+            parts.append(f"tile % {tile.col_tiles} == 0")
+        return " && ".join(parts) or "true"
+
+    # ---- kept values
+
+    def keeps(self) -> list[tuple[str, str, int, bool]]:
+        """(name, C type, shared offset, is a vector) of everything kept between walks, once each."""
+        found: dict[str, tuple[str, str, int, bool]] = {}
+        for stage in self.plan.stages:
+            for load in stage.loads:
+                if load.when == "keep":
+                    name = f"{load.access.name}_vec"
+                    found.setdefault(name, (name, self.vec_type(load.access), load.offset_bytes, True))
+            for keep in stage.keeps:
+                name = f"{keep.value}_kept"
+                found.setdefault(name, (name, keep.ctype, keep.offset_bytes, False))
+        return list(found.values())
+
+    def kept_at(self, name: str, vector: bool) -> str:
+        """The element of a kept array that belongs to this thread's v and j."""
+        tile = self.plan.tile
+        v = "v" if self.loops() else "0"
+        if self.plan.staging == "shared":
+            row = f"{v} * {tile.threads_per_row} + lane"
+            return f"{name}[{row}]" if vector else f"{name}[({v} * {tile.vector} + j) * {tile.threads_per_row} + lane]"
+        at = f"[{v}]" if self.loops() else ""
+        return f"{name}{at}" if vector else f"{name}{at}[j]"
+
+    def register_dims(self, vector: bool) -> str:
+        tile = self.plan.tile
+        outer = f"[{tile.per_thread}]" if self.loops() else ""
+        return outer if vector else f"{outer}[{tile.vector}]"
+
+    def loops(self) -> bool:
+        return self.plan.tile.per_thread > 1
+
+    # ---- a walk
+
+    def limited(self, load: Load) -> str:
+        """The load, or zeros where the row does not need these columns."""
+        call = self.load_call(load.access)
+        return f"col {load.until} ? {call} : {self.vec_type(load.access)}{{}}" if load.until else call
+
+    def load_call(self, access: Access) -> str:
+        row = self.pointer(access)
+        width = access.vector
+        if self.plan.tail == "element" and width > 1:
+            self.functions.add("load_each_within")
+            if access.mode != "element":
+                self.functions.update(("load_within", "load"))
+                return f"load_within<{width}>({row}, col, {self.cols})"
+            return f"load_each_within<{width}>({row}, col, {self.cols})"
+        name = "load_each" if access.mode == "element" else "load"
+        self.functions.add(name)
+        return f"{name}<{width}>({row} + col)"
+
+    def store_call(self, access: Access) -> str:
+        row, value = self.pointer(access), f"{access.name}_vec"
+        width = access.vector
+        if self.plan.tail == "element" and width > 1:
+            self.functions.add("store_each_within")
+            if access.mode != "element":
+                self.functions.update(("store_within", "store"))
+                return f"store_within<{width}>({row}, col, {self.cols}, {value})"
+            return f"store_each_within<{width}>({row}, col, {self.cols}, {value})"
+        name = "store_each" if access.mode == "element" else "store"
+        self.functions.add(name)
+        return f"{name}<{width}>({row} + col, {value})"
+
+    def walk(self, number: int, stage: Stage) -> Mapping[str, Any]:
+        whole = self.plan.staging in ("registers", "none")
+        loads_first = whole and self.loops()
+        inside = bool(stage.until) and not loads_first  # the walk's own test stands before the load
+        reads = []
+        vectors = []
+        for load in stage.reads:
+            name = f"{load.access.name}_vec"
+            kept = load.when == "keep"
+            if loads_first and not kept and name not in self.declared:
+                self.declared.add(name)  # a walk that reads the tensor again fills the same array
+                vectors.append(
+                    {"type": self.vec_type(load.access), "name": name, "dims": f"[{self.plan.tile.per_thread}]"}
+                )
+            target = self.kept_at(name, True) if kept else f"{name}[v]" if loads_first else name
+            declare = "" if kept or loads_first else f"const {self.vec_type(load.access)} "
+            reads.append(
+                {
+                    "declare": declare,
+                    "target": target,
+                    "call": self.load_call(load.access) if inside else self.limited(load),
+                }
+            )
+        body = self.body(stage, loads_first)
+        return {
+            "title": textwrap.wrap(
+                f"walk {number} of {len(self.plan.stages)}: {stage.title}", WIDTH, subsequent_indent="  "
+            ),
+            "parts": [self.part(r) for r in stage.reductions],
+            "loads_first": loads_first and bool(reads),
+            "vectors": vectors,
+            "reads": reads,
+            "loop": self.loops(),
+            "unroll": UNROLL if whole else f"{UNROLL} 4",
+            "outputs": [
+                {
+                    "type": self.vec_type(s.access),
+                    "name": f"{s.access.name}_vec",
+                    "call": self.store_call(s.access),
+                    "rest": self.to_storage(s.access.dtype, s.rest),
+                }
+                for s in stage.stores
+            ],
+            "body": body,
+            "uses_col": bool(
+                self.guard() or self.inside() or stage.stores or stage.until or (reads and not loads_first)
+            )
+            or any("col + j" in line for line in body),
+            "rest": [self.update_rest(r) for r in stage.reductions if stage.until],
+            "results": [line for r in stage.reductions for line in self.results(r)],
+        }
+
+    def body(self, stage: Stage, loads_first: bool) -> list[str]:
+        """The statements for one element, in order."""
+        lines = []
+        for load in stage.loads:
+            name = f"{load.access.name}_vec"
+            kept = load.when != "now"
+            vector = self.kept_at(name, True) if kept else f"{name}[v]" if loads_first else name
+            lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
+        lines += [f"const {k.ctype} {k.value} = {self.kept_at(f'{k.value}_kept', False)};" for k in stage.takes]
+        lines += [f"const {s.ctype} {s.name} = {s.expr};" for s in stage.body]
+        lines += [f"{self.kept_at(f'{k.value}_kept', False)} = {k.value};" for k in stage.keeps]
+        lines += [self.update(r) for r in stage.reductions]
+        for store in stage.stores:
+            lines.append(f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};")
+        return lines
+
+    def part(self, r: Reduction) -> Mapping[str, str]:
+        starts = {
+            "sum": ("float", " = 0.0f"),
+            "max": ("float", " = -INFINITY"),
+            "min": ("float", " = INFINITY"),
+            "softmax": ("MaxSum", " = {-INFINITY, 0.0f}"),
+            "welford": ("Welford", " = {0.0f, 0.0f, 0.0f}"),
+        }
+        ctype, init = starts[r.kind]
+        return {"ctype": ctype, "name": r.part, "init": init}
+
+    def update(self, r: Reduction) -> str:
+        if r.kind == "sum":
+            return f"{r.part} += {r.value};"
+        if r.kind in ("max", "min"):
+            function = "larger" if r.kind == "max" else "smaller"
+            self.functions.add(function)
+            return f"{r.part} = {function}({r.part}, {r.value});"
+        return f"{r.part}.merge({r.value}, 1.0f);" if r.kind == "softmax" else f"{r.part}.add({r.value});"
+
+    def update_rest(self, r: Reduction) -> str:
+        """A whole vector of values that are all alike."""
+        count = f"{self.plan.tile.vector}.0f"
+        return {
+            "sum": f"{r.part} += {count} * {r.rest};",
+            "max": f"{r.part} = larger({r.part}, {r.rest});",
+            "min": f"{r.part} = smaller({r.part}, {r.rest});",
+            "softmax": f"{r.part}.merge({r.rest}, {count});",
+            "welford": f"{r.part}.merge({count}, {r.rest}, 0.0f);",
+        }[r.kind]
+
+    def results(self, r: Reduction) -> list[str]:
+        function = REDUCERS[r.kind].function
+        slots = [f", part[{r.slot + i}]" for i in range(len(REDUCERS[r.kind].fields))] if self.plan.slots else []
+        call = f"{function}({r.part}{''.join(slots)})"
+        if r.kind == "softmax":
+            whole = f"{r.results[1]}_all"
+            total = f"{whole}.total" if r.guarded else f"{whole}.top == -INFINITY ? NAN : {whole}.total"
+            return [
+                f"const MaxSum {whole} = {call};",
+                f"const float {r.results[0]} = {whole}.top;",
+                f"const float {r.results[1]} = {total};",
+            ]
+        if r.kind == "welford":
+            whole = f"{r.results[1]}_all"
+            return [
+                f"const Welford {whole} = {call};",
+                f"const float {r.results[0]} = {whole}.mean * {whole}.count;",
+                f"const float {r.results[1]} = {whole}.deviations;",
+            ]
+        return [f"const float {r.results[0]} = {call};"]
+
+    def row_reduces(self) -> list[Mapping[str, Any]]:
+        """The reduction functions of the prelude, one a kind that the plan uses."""
+        kinds = dict.fromkeys(r.kind for s in self.plan.stages for r in s.reductions)
+        found: list[Mapping[str, Any]] = []
+        for kind in kinds:
+            reducer = REDUCERS[kind]
+            self.functions.update(reducer.needs)
+            shuffled = [
+                f"partner(v.{f}, step)" if reducer.ctype != "float" else "partner(v, step)" for f in reducer.fields
+            ]
+            parts = [f"part_{f}" if len(reducer.fields) > 1 else "part" for f in reducer.fields]
+            found.append(
+                {
+                    "what": reducer.what,
+                    "function": reducer.function,
+                    "ctype": reducer.ctype,
+                    "shuffle_merge": reducer.merge.format(*shuffled),
+                    "shared_parameters": "".join(f", float* {p}" for p in parts) if self.plan.slots else "",
+                    "fields": [
+                        {"part": p, "value": f"v.{f}" if reducer.ctype != "float" else "v"}
+                        for p, f in zip(parts, reducer.fields, strict=True)
+                    ],
+                }
+            )
+        return found
+
+    # ---- all of it
+
+    def header(self) -> list[str]:
+        return header_lines(self.plan)
+
+    def context(self) -> dict[str, Any]:
+        plan = self.plan
+        walks = [(stage, self.walk(i, stage)) for i, stage in enumerate(plan.stages, 1)]
+        reduces = self.row_reduces()
+        keeps = self.keeps()
+        shared = plan.staging == "shared"
+        for text in expressions(plan):
+            self.functions.update(f for f in ("round_f16", "round_bf16") if f"{f}(" in text)
+        everything = " ".join([*expressions(plan), *(str(w) for _, w in walks), *(str(r) for r in reduces)])
+        constants = [
+            (name, bits)
+            for name, bits in (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
+            if name in everything or (name == "INFINITY" and "MaxSum" in self.functions)
+        ]
+        return {
+            "p": plan,
+            "t": Words(plan.target.warp, self.spelling.barrier),
+            "header": self.header(),
+            "includes": self.includes(),
+            "constants": constants,
+            "uses": {"vec": self.uses_vec, "functions": self.functions},
+            "round_trip": {
+                d.name: self.spelling.to_float[d].format(self.spelling.from_float[d].format("x")) for d in (f16, bf16)
+            },
+            "index": self.index,
+            "inside_vector": self.inside_vector(),
+            "inside_element": self.inside_element(),
+            "row_reduces": reduces,
+            "partner": self.spelling.shuffle_xor.format("v", "step"),
+            "lanes": min(plan.tile.threads_per_row, plan.target.warp),
+            "signature": self.signature(),
+            "tiling": self.tiling(),
+            "live": self.live(),
+            "lane": self.lane(),
+            "lane_note": self.lane_note(),
+            "rows_product": self.rows_product(),
+            "row_indices": self.row_indices(),
+            "row_pointers": self.row_pointers(),
+            "row_load": self.row_load,
+            "row_store": self.row_store,
+            "first_lane": self.first_lane(),
+            "start": self.start(),
+            "kept_shared": [{"type": t, "name": n, "offset": o} for n, t, o, _ in keeps] if shared else [],
+            "kept_registers": [] if shared else [
+                {"type": t, "name": n, "dims": self.register_dims(vector)} for n, t, _, vector in keeps
+            ],
+            "col": self.col(),
+            "loops": self.loops(),
+            "guard": self.guard(),
+            "inside": self.inside(),
+            "walks": walks,
+        }  # fmt: skip
+
+    def includes(self) -> list[str]:
+        used = {a.dtype for a in self.plan.accesses}
+        used |= {d for d in (f16, bf16) if any(f"round_{d.name}(" in e for e in expressions(self.plan))}
+        return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """How one kind of reduction is finished across the threads of a row."""
+
+    function: str
+    what: str
+    ctype: str
+    fields: tuple[str, ...]
+    merge: str  # {0}, {1} ...: the other thread's fields
+    needs: tuple[str, ...] = ()
+
+
+REDUCERS: Mapping[str, Reducer] = {
+    "sum": Reducer("row_sum", "the sum", "float", ("v",), "v += {0};"),
+    "max": Reducer("row_max", "the largest value", "float", ("v",), "v = larger(v, {0});", ("larger",)),
+    "min": Reducer("row_min", "the smallest value", "float", ("v",), "v = smaller(v, {0});", ("smaller",)),
+    "softmax": Reducer("row_max_sum", "the largest value and the sum of exponentials below it", "MaxSum",
+                       ("top", "total"), "v.merge({0}, {1});", ("MaxSum", "larger")),
+    "welford": Reducer("row_welford", "the mean and the squared deviations from it", "Welford",
+                       ("count", "mean", "deviations"), "v.merge({0}, {1}, {2});", ("Welford",)),
+}  # fmt: skip
+
+
+def expressions(plan: Plan) -> list[str]:
+    """Every expression that the plan wrote."""
+    bodies = [*plan.launch_body, *plan.row_body]
+    for stage in plan.stages:
+        bodies += [*stage.body, *stage.row_body]
+    return [s.expr for s in bodies]
