@@ -200,7 +200,7 @@ def cache_folder() -> Check:
     name = "cache folder"
 
     def look() -> Check:
-        from fusegen.runtime.cache import FOLDER_VARIABLE, cache_root
+        from fusegen.storage import FOLDER_VARIABLE, cache_root
 
         folder = cache_root()
         try:

@@ -78,4 +78,4 @@ class Where:
         self.line = line
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.line else self.file  # some mistakes are nowhere in particular

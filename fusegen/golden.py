@@ -81,7 +81,20 @@ def all_emitted(chains: Sequence[Chain], targets: Iterable[Target]) -> Iterator[
 
 
 def write(files: Iterable[File], out: Path, *, prune: Iterable[Target] = ()) -> Changes:
-    """Bring `files` into `out`, each whole or not at all; remove what no chain makes for the targets of `prune`."""
+    """Bring `files` into `out`, each whole or not at all; remove what no chain makes for the targets of `prune`.
+
+    Raises RequestError where `out` can't be written.
+    """
+    try:
+        return written_to(files, out, prune)
+    except OSError as error:
+        raise RequestError(
+            f"{error.filename or out} can't be written: {error.strerror}\n  name another folder with --out"
+        ) from error
+
+
+def written_to(files: Iterable[File], out: Path, prune: Iterable[Target]) -> Changes:
+    """What `write` does, with the disk's own errors."""
     written: list[Path] = []
     unchanged: list[Path] = []
     kept = list(files)
@@ -145,7 +158,7 @@ def read(path: Path) -> str | None:
     """The text as it is, line ends included; None where there is no such file."""
     try:
         return path.read_bytes().decode("utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -108,9 +108,9 @@ _map("round_bf16", 1, "{0}.astype(np.float32).astype(bfloat16).astype(np.float64
 # ---- reductions over the last axis
 _reduce("sum", "{0}.sum(-1, keepdims=True)", "{0} + {1}", "0.0f", "sum of the row", takes="float")
 _reduce("max", "{0}.max(-1, keepdims=True)", "{0} > {1} || {0} != {0} ? {0} : {1}", "-INFINITY",
-        "largest of the row; NaN wins", takes="float", init_ref=-INF, ulps=0)  # fmt: skip
+        "largest of the row; NaN wins", takes="float", ulps=0)  # fmt: skip
 _reduce("min", "{0}.min(-1, keepdims=True)", "{0} < {1} || {0} != {0} ? {0} : {1}", "INFINITY",
-        "smallest of the row; NaN wins", takes="float", init_ref=INF, ulps=0)  # fmt: skip
+        "smallest of the row; NaN wins", takes="float", ulps=0)  # fmt: skip
 
 
 # ---------------------------------------------------------------- what a spec calls: elementwise

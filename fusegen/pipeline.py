@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 
 from fusegen.compiling import Binary, Resources
-from fusegen.errors import MissingError, ValidationError
+from fusegen.errors import MissingError, RequestError, ValidationError
 from fusegen.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Plan, Source
@@ -57,8 +58,10 @@ def choose_target(target: str | Target | None) -> Target:
     """The target named, or that of the GPU present, or cuda:h200."""
     if isinstance(target, Target):
         return target
-    if target is not None:
+    if isinstance(target, str):
         return target_named(target)
+    if target is not None:
+        raise RequestError(f"target={target!r} is no target; name one, as in target='cuda:h200'")
     for gpu in devices.present().gpus:
         if found := devices.target_of(gpu):
             return found
@@ -66,7 +69,14 @@ def choose_target(target: str | Target | None) -> Target:
 
 
 def graph_of(chain: Chain | Graph) -> Graph:
-    return chain.graph if isinstance(chain, Chain) else chain
+    """The graph behind what was passed for a chain. Raises RequestError for anything that has none."""
+    if isinstance(chain, Chain):
+        return chain.graph
+    if not isinstance(chain, Graph):
+        raise RequestError(
+            f"{chain!r} is not a chain: pass a function under @chain(...), or one that fusegen.spec.load_chains finds"
+        )
+    return chain
 
 
 def plan(chain: Chain | Graph, target: str | Target | None = None) -> Plan:
@@ -148,13 +158,17 @@ def compile(
 
 
 def proven(kernel: Kernel) -> Report:
-    """The kernel's quick validation: remembered with its binary, or run now. Only good verdicts are remembered."""
+    """The kernel's quick validation: remembered with its binary, or run now. Only good verdicts are remembered.
+
+    A verdict holds for the device and the reference text it was given on: an op's meaning may change under a kernel.
+    """
     if kernel.binary is None:
         return run_validation(kernel, quick=True)
     store, key = KernelCache(), key_of(kernel.source)
     entry = store.load(key, kernel.target)
     where = str(kernel.device)
-    if entry is not None and entry.verdict is not None and entry.verdict.get("device") == where:
+    grounds = {"device": where, "reference": sha256(kernel.source.reference.encode()).hexdigest()}
+    if entry is not None and entry.verdict is not None and grounds.items() <= entry.verdict.items():
         try:
             report = Report.from_json(entry.verdict["report"])
         except (KeyError, TypeError, ValueError) as error:  # kept by another version, or by nobody we know
@@ -164,5 +178,5 @@ def proven(kernel: Kernel) -> Report:
             return report
     report = run_validation(kernel, quick=True)
     if report.ok:
-        store.store(key, Entry(kernel.binary, {"device": where, "report": report.to_json()}))
+        store.store(key, Entry(kernel.binary, {**grounds, "report": report.to_json()}))
     return report

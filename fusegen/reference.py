@@ -26,7 +26,7 @@ def reference_source(graph: Graph) -> str:
     outputs = ", ".join(f"{t.name} {t.type}" for t in graph.outputs)
     text = [
         f'"""{graph.name}: what the kernel must compute, in float64.\n',
-        *([graph.doc + "\n"] if graph.doc else []),
+        *([escaped(graph.doc) + "\n"] if graph.doc else []),
         f"Operands, with leading axes of any size:\n{operands}\n",
         f"Returns {outputs}; floats are left in float64, not yet rounded to the storage type.\n" + '"""\n',
         *imports(graph),
@@ -37,6 +37,11 @@ def reference_source(graph: Graph) -> str:
         f"    return {returned}",
     ]
     return "\n".join(text) + "\n"
+
+
+def escaped(doc: str) -> str:
+    """Text that stands between three double quotes and means what the author wrote."""
+    return doc.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
 
 
 def imports(graph: Graph) -> list[str]:

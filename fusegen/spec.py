@@ -16,16 +16,20 @@ import hashlib
 import importlib.util
 import inspect
 import keyword
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import FunctionType
+from typing import Any, NoReturn, get_args, get_origin
 
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
-from fusegen.graph import Graph, Kind, Node, Operator, Tensor, broadcast
-from fusegen.trace import OPS, Value, shown, tracing
+from fusegen.graph import LARGEST_SIZE, Graph, Kind, Node, Operator, Tensor, broadcast
+from fusegen.trace import OPS, Value, caller, shown, tracing
 from fusegen.types import Dim, DType, TensorType, b8, f32, shape_text
+
+NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +43,43 @@ class Chain:
     def name(self) -> str:
         return self.graph.name
 
+    def __call__(self, *arguments: object) -> NoReturn:
+        """A chain is no kernel and no op: raises SpecError that says how to get either."""
+        if any(isinstance(argument, Value) for argument in arguments):
+            raise SpecError(
+                f"{self.name} is a chain, and a chain can't call another\n"
+                "  put the steps that both share into a plain function, without @chain, and call that",
+                caller(),
+            )
+        raise SpecError(f"{self.name} is a chain, not a kernel; fusegen.compile({self.name}) makes one to call")
+
     def at(self, **sizes: int) -> Chain:
         """The same chain at other sizes. Raises SpecError for an unknown dim or a size below 1 (rows: below 0)."""
         return Chain(self.function, self.graph.at(**sizes))
 
     def with_dtype(self, dtype: DType) -> Chain:
-        """The same chain with every floating-point array stored as `dtype`."""
+        """The same chain with every floating-point array stored as `dtype`. Raises SpecError for another type."""
+        if not isinstance(dtype, DType) or dtype.kind != "float":
+            raise SpecError(f"{self.name}: arrays can't be stored as {dtype!s}; pass fusegen.f16, bf16 or f32")
         return Chain(self.function, self.graph.with_dtype(dtype))
 
     def __str__(self) -> str:
         return f"{self.name}  {self.graph.signature}  {self.graph.sizes_text()}"
 
 
-def chain(**sizes: int) -> Callable[[Callable[..., Any]], Chain]:
+def chain(*bare: object, **sizes: int) -> Callable[[Callable[..., Any]], Chain]:
     """Trace the decorated function into a Chain; `sizes` gives every dim its default. Raises SpecError."""
 
     def traced(function: Callable[..., Any]) -> Chain:
+        if not isinstance(function, FunctionType) or function.__code__.co_flags & NOT_PLAIN:
+            what = "a chain already" if isinstance(function, Chain) else "not a plain function"
+            name = getattr(function, "name", None) or getattr(function, "__name__", repr(function))
+            raise SpecError(f"@chain stands before a plain function, and {name} is {what}", caller())
         # annotations that are strings may name dims of the scope around the spec, a test's or a notebook cell's
         return Chain(function, trace_function(function, sizes, sys._getframe(1).f_locals))
 
-    if len(sizes) == 1 and callable(next(iter(sizes.values()))):
-        raise SpecError("chain: write @chain(M=..., N=...), with a default size for each dim")
+    if bare or (len(sizes) == 1 and callable(next(iter(sizes.values())))):
+        raise SpecError("write @chain(M=..., N=...), with a default size for each dim by its name", caller())
     return traced
 
 
@@ -154,20 +174,23 @@ def output_tensors(
     where: Where,
 ) -> tuple[Tensor, ...]:
     """What the function returned, matched with what it declared; each output gets a name of its own."""
+    if isinstance(returned, list):
+        raise SpecError("the outputs are a list; return a tuple, as in return a, b", where)
     values = returned if isinstance(returned, tuple) else (returned,)
     if len(values) != len(declared):
-        raise SpecError(f"{len(values)} outputs are returned, {len(declared)} are declared", where)
+        raise SpecError(f"outputs returned: {len(values)}, declared: {len(declared)}", where)
     outputs: list[Tensor] = []
     for index, (value, type) in enumerate(zip(values, declared, strict=True)):
         what = "the output" if len(declared) == 1 else f"output {index}"
         if not isinstance(value, Value):
-            raise SpecError(f"{what} is {value!r}, not a value computed from the operands", where)
+            hint = "; does the function end with return?" if value is None else ""
+            raise SpecError(f"{what} is {value!r}, not a value computed from the operands{hint}", where)
         node = value.node
         place = node.operator.where if node.op.kind is not Kind.INPUT else where
         if node.shape != type.shape:
             raise SpecError(
                 f"{what} has shape {shape_text(node.shape)}, declared is {shape_text(type.shape)}"
-                + ("\n  a reduction keeps its axis as size 1" if len(node.shape) == len(type.shape) + 1 else ""),
+                + ("\n  a reduction keeps its axis as size 1" if node.shape == (*type.shape, 1) else ""),
                 place,
             )
         if (node.dtype is b8) != (type.dtype is b8) or (node.dtype.kind, type.dtype.kind) in (
@@ -198,8 +221,10 @@ def checked_sizes(
         raise SpecError(f"@chain gives a size to {unknown[0]!r}, which the signature does not use", where)
     for name in used:
         size = sizes[name]
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise SpecError(f"@chain({name}={size!r}): a size is an integer of at least 1", where)
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= LARGEST_SIZE:
+            raise SpecError(
+                f"@chain({name}={size!r}): a size is an integer of at least 1 and at most {LARGEST_SIZE}", where
+            )
     return {name: sizes[name] for name in used}
 
 
@@ -282,18 +307,46 @@ def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
     sys.modules[label] = module  # inspect.get_annotations finds the module's globals through it
     try:
         loader.loader.exec_module(module)
+    except SpecError as error:
+        if error.where is None:  # dims() and f16[...] know no place: they are also used outside of specs
+            raise SpecError(str(error), where_in(file, error)) from error
+        raise
     except FusegenError:
         raise
     except SyntaxError as error:
         raise SpecError(f"not Python: {error.msg}", Where(str(file), error.lineno or 0)) from error
-    except Exception as error:
-        frames = [f for f in inspect.getinnerframes(error.__traceback__) if Path(f.filename) == file.resolve()] \
-            if error.__traceback__ else []  # fmt: skip
-        line = frames[-1].lineno if frames else 0
-        raise SpecError(f"{type(error).__name__} while the spec ran: {error}", Where(str(file), line)) from error
+    except (Exception, SystemExit) as error:  # a spec that calls sys.exit() is wrong; fusegen goes on
+        said = f"{type(error).__name__} while the spec ran: {error}{next_step(error)}"
+        raise SpecError(said, where_in(file, error)) from error
     finally:
         sys.modules.pop(label, None)
     found = tuple({id(v): v for v in vars(module).values() if isinstance(v, Chain)}.values())
     if need and not found:
         raise RequestError(f"{file} has no chain in it; a chain is a function under @chain(...)")
     return found
+
+
+def where_in(file: Path, error: BaseException) -> Where:
+    """The innermost line of `file` that `error` came through."""
+    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file.resolve()]
+    return Where(str(file), lines[-1] if lines else 0)
+
+
+def next_step(error: BaseException) -> str:
+    """A further line for Python's own errors that people new to specs meet; empty for others."""
+    from fusegen import ops
+
+    said = str(error)
+    if isinstance(error, ImportError):
+        return "\n  a spec is run as a file by itself: what it imports is installed, or in a folder on PYTHONPATH"
+    if isinstance(error, TypeError):
+        called = re.match(r"(\w+)\(\) ", said)
+        function = vars(ops).get(called[1]) if called else None
+        if called and not called[1].startswith("_") and callable(function):
+            taken = inspect.signature(function).parameters.values()
+            words = ", ".join(str(parameter.replace(annotation=parameter.empty)) for parameter in taken)
+            return f"\n  it is called as F.{called[1]}({words})"
+        if "does not support ufuncs" in said:
+            return "\n  numpy's functions don't take traced values; use fusegen.ops, as in F.exp(x)"
+    return ""

@@ -241,6 +241,13 @@ class Value:
             caller(),
         )
 
+    def _assigned(self, *_: Any) -> Any:
+        raise SpecError(
+            "a traced value can't be assigned to in part\n  F.where(mask, new, x) is x with some elements new", caller()
+        )
+
+    __setitem__ = __delitem__ = _assigned
+
     def _number(self, *_: Any) -> Any:
         raise SpecError("a traced value is no Python number; use fusegen.ops instead of math and builtins", caller())
 

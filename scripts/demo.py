@@ -148,7 +148,7 @@ def closing(results: Sequence[Result], seconds: float) -> int:
     right = sum(bool(r.validation.ok) for r in results)
     wrong = [r for r in results if r.failed]
     places = dict.fromkeys(r.validation.on for r in results if r.validation.on)
-    where = " and".join(" in the emulator" if place == "emulator" else f" on {place}" for place in places)
+    where = " and".join(f" in the {place}" if place.startswith("emulator") else f" on {place}" for place in places)
     verdict = f"{right} of {len(results)} kernels agree with their numpy references{where}; {seconds:.0f} s in all"
     if not right and not wrong:
         verdict = f"no kernel could be run here, so none is proven; {seconds:.0f} s in all"

@@ -383,6 +383,17 @@ def test_auto_says_what_it_ran_on(run: Run) -> None:
 
 
 @emulated
+def test_validate_at_each_length_where_the_plan_changes(run: Run, tmp_path: Path) -> None:
+    words = ("--target", "cuda", "--on", "emulator", "--quick", "--lengths")
+    kernels = document(run("validate", "chains.py:scaled", *words, "--set", "N=3", "--json"))["kernels"]
+    lengths = [kernel["sizes"]["N"] for kernel in kernels]
+    assert {1, 2, 3, 4, 31, 32, 33} <= set(lengths)
+    (tmp_path / "fixed.py").write_text(SPEC.replace("N]", "64]").replace(", N=64", ""))
+    message = error_of(run("validate", "fixed.py:scaled", *words), 2)
+    assert message == "scaled: its row length is always 64; make it a Dim to vary it\n"
+
+
+@emulated
 def test_a_wrong_kernel_is_exit_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that subtracts where it should add, found by its own validation."""
 
@@ -419,6 +430,17 @@ def test_a_missing_cxx_compiler_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("fusegen.emulator.toolchain.compiler_for", raising(missing))
     message = error_of(run("validate", "chains.py:scaled", "--target", "cuda", "--on", "emulator"), 3)
     assert message.startswith("the emulator needs a C++ compiler")
+
+
+def test_a_kernel_that_can_not_be_run_here_has_not_failed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_compiled(run("compile", "chains.py:scaled", "--target", "cuda", "--no-validate"))
+    missing = EmulatorUnavailable("the emulator needs a C++ compiler and found none")
+    monkeypatch.setattr("fusegen.emulator.toolchain.compiler_for", raising(missing))
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(Path.cwd() / "fresh"))
+    result = run("compile", "chains.py:scaled", "--target", "cuda")
+    assert result.exit_code == 3
+    assert result.stdout.startswith("-     scaled")
+    assert "not validated: the emulator needs a C++ compiler" in result.stdout
 
 
 def test_a_missing_gpu_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,6 +494,7 @@ def test_a_wrong_spec_is_one_sentence_with_its_place(
         (("plan", "chains.py", "--dtype", "f8"), "--dtype f8: arrays are stored as f16, bf16, f32"),
         (("plan", "chains.py", "--target", "cuda:h300"), "'cuda:h300' is not a target"),
         (("validate", "chains.py", "--target", "cuda", "--on", "abacus"), "abacus"),
+        (("emit", "chains.py", "--out", "chains.py/x"), "can't be written: Not a directory\n  name another folder"),
     ],
 )
 def test_a_wrong_request_is_exit_2(run: Run, words: tuple[str, ...], says: str) -> None:
@@ -480,7 +503,14 @@ def test_a_wrong_request_is_exit_2(run: Run, words: tuple[str, ...], says: str) 
 
 
 @pytest.mark.parametrize(
-    "words", [("frobnicate",), ("plan",), ("plan", "x", "--what"), ("inspect", "x", "--what", "y")]
+    "words",
+    [
+        ("frobnicate",),
+        ("plan",),
+        ("plan", "x", "--what"),
+        ("inspect", "x", "--what", "y"),
+        ("validate", "chains.py", "--seed", "-5"),
+    ],
 )
 def test_bad_usage_is_exit_2(run: Run, words: tuple[str, ...]) -> None:
     assert run(*words).exit_code == 2
@@ -492,6 +522,13 @@ def test_an_unexpected_exception_is_called_a_bug(run: Run, monkeypatch: pytest.M
     assert result.exit_code == 70
     assert "Traceback" in result.stderr
     assert "this is a bug in fusegen" in result.stderr
+
+
+def test_what_a_spec_prints_stays_out_of_json(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "chains.py").write_text(SPEC + 'print("hello")\n')
+    result = run("list", "chains.py", "--json")
+    assert [chain["name"] for chain in json.loads(result.stdout)["chains"]] == ["scaled", "normed"]
+    assert "hello" in result.stderr
 
 
 def test_sizes_go_to_the_chains_that_have_them() -> None:

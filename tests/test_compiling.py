@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -342,6 +343,22 @@ def test_headers_of_an_older_nvrtc_come_from_a_wheel_or_are_missed(
     monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", lambda library: None)
     with pytest.raises(MissingError, match=r"cuda_fp16\.h"):
         nvrtc.headers("nvrtc 12.9")
+
+
+def test_a_folder_for_headers_that_cannot_be_made_is_missing_and_not_the_kernels_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NVRTCError(Exception):
+        pass
+
+    class Program:
+        def __init__(self, *_: object) -> None:
+            raise NVRTCError("compilation log: nvrtc: error: failed to create directory '/proc/nope': No such file")
+
+    monkeypatch.setattr(nvrtc, "core", lambda: SimpleNamespace(Program=Program))
+    monkeypatch.setattr(nvrtc, "options", lambda *_, **__: None)
+    with pytest.raises(MissingError, match=r"can't make /proc/nope\n  name a folder .* XDG_CACHE_HOME"):
+        nvrtc.compile_text("", H200, filename="a.cu", origin="", compiler="nvrtc 13.5")
 
 
 def test_bundles_are_unwrapped() -> None:

@@ -435,6 +435,42 @@ def test_cache_is_used_and_told_apart_by_content(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("build_*"))  # nothing half made is left
 
 
+def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "mine"))
+    kernel = build(COPY, "copy", warp=32, check=False, filename="a.cu")
+    assert kernel.library.is_relative_to(tmp_path / "mine")
+
+
+def test_a_cache_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(EmulatorUnavailable, match=r"can't be written: .*\n  name another folder in FUSEGEN_CACHE_DIR"):
+        build(COPY, "copy", warp=32, check=False, filename="a.cu")
+
+
+@needs_check
+def test_memory_that_runs_out_is_not_the_kernels_fault() -> None:
+    kernel = build(COPY, "copy", warp=32, check=True, filename="a.cu")
+    x = np.zeros(32, np.float32)
+    huge = Buffer("y", x.ctypes.data, x.ctypes.data, 2**60)  # its shadow is larger still
+    with pytest.raises(EmulatorUnavailable, match=r"^a\.cu: the emulator could not get memory or threads"):
+        kernel.launch((1, 1, 1), (32, 1, 1), 0, [buffer("x", x), huge, ctypes.c_int(32)])
+
+
+@pytest.mark.parametrize("length", [0, 10, 3000])
+def test_a_library_cut_short_is_built_anew(tmp_path: Path, length: int) -> None:
+    """What a full disk leaves behind; the loader would refuse it, or crash."""
+    donor = tmp_path / "donor"
+    made = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=donor)
+    cache = tmp_path / "cache"  # not the donor: what this process has loaded must stay whole
+    cache.mkdir()
+    for library in donor.glob("*.so"):
+        (cache / library.name).write_bytes(library.read_bytes()[:length])
+    again = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=cache)
+    assert again.library == cache / made.library.name
+    assert again.library.stat().st_size == made.library.stat().st_size
+
+
 def test_many_processes_share_a_cache(tmp_path: Path) -> None:
     program = f"""
 import ctypes, numpy as np

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,18 @@ def test_powers_become_products() -> None:
     assert kinds(3) == ["square", "mul", "add"]
     assert kinds(-1) == ["div", "add"]
     assert kinds(1.5) == ["pow", "add"]
+
+
+@pytest.mark.parametrize("doc", [r"a \ne b, \xi and \u, \N", 'said """so""" and """" so', "ends in \\", 'ends in "'])
+def test_a_docstring_is_only_text_to_the_reference(doc: str) -> None:
+    @chain(M=2, N=3)
+    def spec(x: f32[M, N]) -> f32[M, N]:
+        return x + 1.0
+
+    source = reference_source(replace(spec.graph, doc=doc))
+    module: dict[str, Any] = {}
+    exec(source, module)
+    assert f"\n\n{doc}\n\n" in module["__doc__"]
 
 
 def test_reference_stands_alone_and_reads() -> None:

@@ -146,6 +146,14 @@ def test_find_says_why_there_is_none(monkeypatch: pytest.MonkeyPatch, name: str,
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(("here", "name"), [(True, "emulator"), (False, "emulator (fast build)")])
+def test_find_says_which_emulator(monkeypatch: pytest.MonkeyPatch, here: bool, name: str) -> None:
+    """With zig or clang++ alone there is no checking build: the fast one serves, under its own name."""
+    monkeypatch.setattr("fusegen.emulator.toolchain.can_check", lambda: here)
+    assert str(find(H200, "emulator")) == name
+    assert str(find(H200, "emulator", check=True)) == "emulator"
+
+
 def test_find_refuses_what_is_no_device() -> None:
     with pytest.raises(RequestError, match="on='tpu' is no device; say auto, gpu"):
         find(H200, "tpu")

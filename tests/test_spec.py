@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fusegen import b8, chain, dims, f16, f32, i32
@@ -17,6 +18,11 @@ from fusegen.trace import Value
 
 M, N, K = dims("M N K")
 ANY: Any = None
+
+
+def untyped(value: Any) -> Any:
+    """`value`, where the type checker would rightly object."""
+    return value
 
 
 def build(function: Callable[..., Any], **sizes: int) -> Graph:
@@ -353,13 +359,76 @@ def test_files_folders_and_names(tmp_path: Path) -> None:
         ("def f(:\n", r"bad.py:1: not Python"),
         ("x = 1\nimport nowhere_at_all\n", r"bad.py:2: ModuleNotFoundError"),
         ("x = 1 / 0\n", r"bad.py:1: ZeroDivisionError"),
-        ("from fusegen import dims\ndims('1a')\n", "is not a name"),
+        ("from fusegen import dims\ndims('1a')\n", "bad.py:2: dims: '1a' is not a name"),
+        ("from fusegen import dims, f16\nM, N = dims('M N')\nf16[M, 0]\n", r"bad.py:3: f16\[...\]: 0 is not a size"),
+        ("x = 1\nimport sys\nsys.exit('bye')\n", "bad.py:3: SystemExit while the spec ran: bye"),
+        ("from .other import f\n", "bad.py:1: ImportError(.|\n)*PYTHONPATH"),
+        ("x = 1\0", r"bad.py: not Python"),
+        ("from fusegen import chain\n\n@chain\ndef f(x): ...\n", r"bad.py:3: write @chain\(M=..., N=...\)"),
+        ("from fusegen import chain\n@chain(M=1)\nclass A: ...\n", "bad.py:2: @chain stands before a plain function"),
+        ("from fusegen import chain\n@chain(M=1)\nasync def f(x): ...\n", "bad.py:2: .* f is not a plain function"),
     ],
 )
 def test_broken_files_give_a_sentence(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "bad.py").write_text(text)
     with pytest.raises(RequestError, match=words):
         load_chains(tmp_path / "bad.py")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("F.row_index()", r"it is called as F.row_index\(x\)"),
+        ("F.softmax(x, dim=-1)", r"it is called as F.softmax\(x, axis=-1\)"),
+        ("np.exp(x)", "numpy's functions don't take traced values"),
+    ],
+)
+def test_python_type_errors_say_how_it_is_written(tmp_path: Path, body: str, words: str) -> None:
+    (tmp_path / "bad.py").write_text(
+        "import numpy as np\nfrom fusegen import chain, dims, f16\nfrom fusegen import ops as F\nM, N = dims('M N')\n"
+        f"@chain(M=8, N=16)\ndef spec(x: f16[M, N]) -> f16[M, N]:\n    return {body}\n"
+    )
+    with pytest.raises(SpecError, match=f"bad.py:7: TypeError while the spec ran(.|\n)*{words}"):
+        load_chains(tmp_path / "bad.py")
+
+
+def test_a_place_is_found_whatever_the_path_looks_like(tmp_path: Path) -> None:
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "bad.py").write_text("x = 1 / 0\n")
+    with pytest.raises(SpecError, match=r"bad.py:1: ZeroDivisionError"):
+        load_chains(tmp_path / "deeper" / ".." / "bad.py")
+
+
+def test_a_chain_is_no_function_to_call() -> None:
+    @chain(M=8, N=16)
+    def inner(x: f16[M, N]) -> f16[M, N]:
+        return F.relu(x)
+
+    def outer(x: f16[M, N]) -> f16[M, N]:
+        return inner(x)
+
+    assert "a chain can't call another" in wrong(outer)
+    with pytest.raises(SpecError, match=r"inner is a chain, not a kernel; fusegen.compile\(inner\)"):
+        inner(1.0)
+    with pytest.raises(SpecError, match="and inner is a chain already"):
+        chain(M=8, N=16)(untyped(inner))
+    with pytest.raises(SpecError, match="can't be stored as f16x"):
+        inner.with_dtype(untyped("f16x"))
+    assert inner.at(N=untyped(np.int64(40))).graph.sizes["N"] == 40
+    with pytest.raises(SpecError, match="a size is at most"):
+        inner.at(N=10**30)
+
+
+def test_outputs_in_a_list_and_a_missing_return() -> None:
+    def listed(x: f16[M, N]) -> tuple[f16[M, N], f16[M, N]]:
+        return untyped([x, x + 1])
+
+    def forgotten(x: f16[M, N]) -> f16[M, N]:
+        untyped(x + 1)
+        return ANY
+
+    assert "the outputs are a list; return a tuple" in wrong(listed)
+    assert "does the function end with return?" in wrong(forgotten)
 
 
 def test_annotations_may_be_strings(tmp_path: Path) -> None:

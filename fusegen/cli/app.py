@@ -275,7 +275,7 @@ def validate(
     on: Annotated[str, typer.Option("--on", metavar="auto|gpu|emulator", show_default=False,
                                     help="What runs it: auto is a matching GPU, else the emulator.")] = "auto",
     sets: Sets = None, dtype: Dtype = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the inputs drawn.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the inputs drawn.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Only what compile does: one launch of each kind.")] = False,
     lengths: Annotated[bool, typer.Option("--lengths", help="At each row length where the plan changes.")] = False,
     as_json: AsJson = False,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from fusegen.errors import RequestError
@@ -16,7 +18,8 @@ def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None
 
     A size goes to every chain that has its dim; a dim that none of them has is an error.
     """
-    chains = [chain for spec in specs for chain in load_chains(spec)]
+    with redirect_stdout(sys.stderr):  # what a spec prints is no part of a verb's result, which may be JSON
+        chains = [chain for spec in specs for chain in load_chains(spec)]
     sizes = ask_sizes(sets)
     known = {name: None for chain in chains for name in chain.graph.sizes}
     if unknown := [name for name in sizes if name not in known]:

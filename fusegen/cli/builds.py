@@ -47,6 +47,11 @@ class Outcome:
     def exit_code(self) -> int:
         return self.error.exit_code if self.error else self.validation.exit_code
 
+    @property
+    def ok(self) -> bool | None:
+        """None where something is missing here that would tell."""
+        return None if self.exit_code == MissingError.exit_code else self.exit_code == 0
+
 
 def compile_one(chain: Chain, target: Target, validate: bool) -> Outcome:
     """Compile, gate and validate. Raises MissingError without a compiler; a wrong request is an outcome like others."""
@@ -152,7 +157,7 @@ def resource_lines(binary: Binary) -> list[tuple[str, str]]:
 
 def show_outcome(outcome: Outcome) -> None:
     """One kernel, at length."""
-    ok = outcome.exit_code == 0
+    ok = outcome.ok
     say(f"{mark(ok):<6}{outcome.chain.name}  for {outcome.target} ({outcome.target.arch})", style=mark_style(ok))
     if outcome.error:
         say(str(outcome.error))
@@ -175,7 +180,7 @@ def show_outcomes(outcomes: Sequence[Outcome]) -> None:
         binary = outcome.built.binary if outcome.built else None
         rows.append(
             (
-                Text(mark(outcome.exit_code == 0), style=mark_style(outcome.exit_code == 0)),
+                Text(mark(outcome.ok), style=mark_style(outcome.ok)),
                 outcome.chain.name,
                 *(resource_cells(binary) if binary else ("",) * 7),
                 mark(outcome.validation.ok),
@@ -239,15 +244,10 @@ def validate_one(chain: Chain, target: Target, on: str, seed: int, quick: bool) 
 
 def at_lengths(chain: Chain, target: Target, on: str) -> list[Chain]:
     """The chain at every row length where its plan changes its ways. Raises RequestError where it has one length."""
-    from fusegen import pipeline
-    from fusegen.types import Dim
-    from fusegen.validation import interesting_lengths
+    from fusegen import pipeline, validation
 
-    last = chain.graph.shape[-1]
-    if not isinstance(last, Dim):
-        raise RequestError(f"{chain.name}: its row length is always {last}; drop --lengths, or make it a Dim")
-    lengths = interesting_lengths(pipeline.compile(chain, target, on=on, validate=False).plan)
-    return [chain.at(**{last.name: length}) for length in lengths]
+    plan = pipeline.compile(chain, target, on=on, validate=False).plan
+    return list(validation.at_lengths(chain, plan).values())
 
 
 def show_validation(bar: Progress, chain: Chain, target: Target, validation: Validation, every: bool) -> None:

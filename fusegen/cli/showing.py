@@ -49,6 +49,8 @@ def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, Non
             traceback.print_exc()
             sys.stderr.write(f"\nthis is a bug in fusegen: {type(error).__name__} was not expected here\n")
             sys.stderr.write("  please report it with the command, the spec and the lines above\n")
+            if kwargs.get("as_json"):
+                print_json({"error": {"kind": type(error).__name__, "message": str(error), "exit_code": BUG}})
             raise typer.Exit(BUG) from None
         if code:
             raise typer.Exit(code)

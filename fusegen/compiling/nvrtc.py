@@ -27,6 +27,10 @@ from fusegen.targets import Target
 IMPORTING = threading.Lock()
 MISSING = "NVRTC, which compiles CUDA sources, is missing here\n  to get it: pip install cuda-core nvidia-cuda-nvrtc"
 MISSING_HEADERS = "cuda_fp16.h and its like are missing here\n  to get them: pip install nvidia-cuda-nvrtc>=13.3"
+MISSING_FOLDER = (
+    "NVRTC unpacks its headers into the user's cache folder, and can't make {}\n"
+    "  name a folder that can be written in XDG_CACHE_HOME"
+)
 MISSING_NVDISASM = "nvdisasm, which prints SASS, is missing here\n  to get it: pip install nvidia-cuda-nvdisasm"
 
 
@@ -40,6 +44,8 @@ def compile_text(text: str, target: Target, *, filename: str, origin: str, compi
         if type(error).__name__ != "NVRTCError":  # private to cuda.core, at a place that has moved
             raise
         said = str(error).partition("compilation log:")[2] or str(error)
+        if found := re.search(r"failed to create directory '([^']*)'", said):
+            raise MissingError(MISSING_FOLDER.format(found[1])) from None
         raise refusal(said, text, target, filename=filename, origin=origin, compiler=compiler) from None
     return bytes(cubin.code), log.getvalue().replace("\0", "")
 
@@ -109,9 +115,7 @@ def headers(compiler: str) -> dict[str, Any]:
 
 def core() -> Any:
     """The module of cuda.core that has Program: `cuda.core`, or `cuda.core.experimental` before 0.5."""
-    with (
-        IMPORTING
-    ):  # its modules import each other in a circle, which threads that come first together would see half done
+    with IMPORTING:  # its modules import each other in a circle, which threads that come together would see half done
         return imported_core()
 
 

@@ -1,7 +1,7 @@
 """What the emulator raises on purpose.
 
     MissingError
-    └── EmulatorUnavailable    no C++ compiler that can do what was asked for
+    └── EmulatorUnavailable    no C++ compiler that can do what was asked for, no room to build or to run
     KernelError
     ├── EmulatorBuildError     the host compiler refuses the source
     └── KernelFault            a launch broke a rule of the machine
@@ -19,7 +19,7 @@ Index = tuple[int, int, int]
 
 
 class EmulatorUnavailable(MissingError):
-    """No C++ compiler was found that can make the build; the message names what to install."""
+    """The emulator can't build or run the kernel on this machine; the message names what to install or to change."""
 
 
 class EmulatorBuildError(KernelError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.emulator import toolchain
-from fusegen.emulator.errors import EmulatorBuildError, Index, KernelFault, LaunchError
+from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable, Index, KernelFault, LaunchError
 from fusegen.emulator.rewrite import rewrite_shared
 
 # In the order of `enum class Fault` in dialect/simt.h.
@@ -158,7 +158,7 @@ class EmulatedKernel:
         `seed` 0 runs the warps of a block in turn. Any other lets one warp run far ahead of the others, so that a
         missing barrier also gives wrong numbers, and repeatably so. `workers` is the number of threads that share the
         blocks; the checking build always uses one. Raises KernelFault if the kernel breaks a rule or does not end
-        within `timeout_s`, LaunchError if the launch doesn't fit the kernel.
+        within `timeout_s`, LaunchError if the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
         """
         self._require_sane(grid, block, shared_bytes, args)
         values = [ctypes.c_void_p(arg.address) if isinstance(arg, Buffer) else arg for arg in args]
@@ -182,6 +182,12 @@ class EmulatedKernel:
         )
         with self._turn:
             self._launch(ctypes.byref(request))
+        if KINDS[request.report.kind] == "resources":  # the machine's fault, not the kernel's
+            said = request.report.text.decode(errors="replace")
+            raise EmulatorUnavailable(
+                f"{self.filename}: the emulator could not get memory or threads to run it: {said}\n"
+                "  launch fewer workers or smaller arrays, or allow this process more memory and threads"
+            )
         if request.report.kind:
             raise self._fault(request.report)
 
@@ -256,9 +262,8 @@ def _build_error(log: str, source: str, filename: str) -> EmulatorBuildError:
     log = re.sub(rf"[^\s:]*{re.escape(toolchain.KERNEL_FILE)}", lambda _: filename, log)
     lines = source.splitlines()
     places = [int(line) for line in re.findall(rf"{re.escape(filename)}:(\d+):\d+: (?:fatal )?error", log)]
-    places = places or [
-        int(line) for line in re.findall(rf"{re.escape(filename)}:(\d+)", log)
-    ]  # in a macro or a header
+    if not places:  # the error is in a macro or a header, and this is where the kernel uses it
+        places = [int(line) for line in re.findall(rf"{re.escape(filename)}:(\d+)", log)]
     shown = {line for place in places for line in range(place - 2, place + 3) if 1 <= line <= len(lines)}
     numbered = [f"{number:5} | {lines[number - 1]}" for number in sorted(shown)]
     first = re.search(r"error: (.*)", log)

@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,9 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable
+from fusegen.storage import FOLDER_VARIABLE, cache_root
 
 _HERE = Path(__file__).parent
 _DIALECT = _HERE / "dialect"
@@ -69,6 +69,9 @@ _RUNTIME_FLAGS = (
     "-U_FORTIFY_SOURCE",
 )
 
+# Of a 64-bit ELF file, up to and with what says where the table of sections is: e_shoff, e_shentsize, e_shnum.
+_ELF_HEADER = struct.Struct("<40x Q 10x HH")
+
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
@@ -89,7 +92,7 @@ class Compiler:
 
 def default_cache() -> Path:
     """Where compiled kernels are kept unless the caller says otherwise."""
-    return platformdirs.user_cache_path("fusegen") / "emulator"
+    return cache_root() / "emulator"
 
 
 @functools.cache
@@ -120,6 +123,15 @@ def compiler_for(*, check: bool) -> Compiler:
     if (other := _identify(("g++",))) and other.can_check:
         return other
     raise EmulatorUnavailable(f"the checking build needs g++, and only `{found}` is here: {INSTALL_HINT}")
+
+
+def can_check() -> bool:
+    """Whether the checking build can be made here."""
+    try:
+        compiler_for(check=True)
+    except EmulatorUnavailable:
+        return False
+    return True
 
 
 @functools.cache
@@ -177,7 +189,8 @@ def build_runtime(found: Compiler, *, check: bool, cache: Path, extra: Sequence[
     texts = [path.read_bytes() for path in (*sources, *sorted(_RUNTIME.glob("*.h")))]
     name = f"simt_{'check' if check else 'fast'}_{_digest(found.version, repr(flags), _headers(), *texts)}.so"
     target = cache / name
-    if not target.exists():
+    if not _is_whole(target):
+        _require_writable(cache)
         command = [*found.command, *flags, "-shared", f"-Wl,-soname,{name}",
                    *map(str, sources), "-lpthread"]  # fmt: skip
         log = _run_into(command, target)
@@ -196,13 +209,13 @@ def build_kernel(
     """
     found = compiler_for(check=check)
     cache = cache or default_cache()
-    cache.mkdir(parents=True, exist_ok=True)
     runtime = runtime or build_runtime(found, check=check, cache=cache)
     flags = [*_COMMON, *_machine_flags(), *(_CHECK if check else _FAST), f"-DSIMT_WARP={warp}", *extra]
     key = _digest(found.version, repr((flags, _LINK)), _processor(), _headers(), runtime.name, text)
     target = cache / f"kernel_{key}.so"
-    if target.exists():
+    if _is_whole(target):
         return target, None
+    _require_writable(cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix="build_") as folder:
         source = Path(folder) / KERNEL_FILE
         source.write_text(f'#line 1 "{KERNEL_FILE}"\n{text}', encoding="utf-8")
@@ -216,9 +229,38 @@ def build_kernel(
     return target, log
 
 
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there with all its bytes: a full disk may have cut it short, and the loader may crash on it.
+
+    The table of sections comes last in the file, and the header says where it ends.
+    """
+    try:
+        with library.open("rb") as file:
+            header = file.read(_ELF_HEADER.size)
+            length = os.fstat(file.fileno()).st_size
+    except OSError:
+        return False
+    if len(header) < _ELF_HEADER.size or not header.startswith(b"\x7fELF"):
+        return False
+    start, entry_size, entries = _ELF_HEADER.unpack(header)
+    return bool(length >= start + entry_size * entries)
+
+
+def _require_writable(cache: Path) -> None:
+    """Make the folder. Raises EmulatorUnavailable: a library that can't be written can't be loaded either."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        raise EmulatorUnavailable(
+            f"the emulator builds its libraries in {cache}, which can't be written: {error.strerror}\n"
+            f"  name another folder in {FOLDER_VARIABLE}"
+        ) from error
+
+
 def _run_into(command: list[str], target: Path) -> str | None:
     """Run a compiler that writes `target`, which appears whole or not at all. Gives the log of a failure."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix="build_", suffix=".so")
     os.close(handle)
     try:

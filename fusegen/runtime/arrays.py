@@ -104,12 +104,6 @@ def library_of(array: object) -> str:
 LIBRARY_NAMES: Mapping[str, str] = {"torch": "torch", "numpy": "numpy", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
 
 
-def is_array(value: object) -> bool:
-    """Whether `view` could read `value`."""
-    protocols = ("__cuda_array_interface__", "__dlpack__", "__array_interface__")
-    return isinstance(value, (ArrayView, np.ndarray)) or any(hasattr(value, p) for p in protocols)
-
-
 def view(array: object, name: str = "the array", *, stream: int | None = None) -> ArrayView:
     """`array` as an ArrayView.
 
@@ -284,16 +278,19 @@ DLPACK_DTYPES: Mapping[tuple[int, int], DType] = {(2, 16): f16, (4, 16): bf16, (
 DLPACK_CODES: Mapping[int, str] = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
+# our own: the functions of ctypes.pythonapi, their types included, are everybody's
+CAPSULES = ctypes.PyDLL("python", handle=ctypes.pythonapi._handle)
+CAPSULES.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+CAPSULES.PyCapsule_IsValid.restype = ctypes.c_int
+CAPSULES.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+CAPSULES.PyCapsule_GetPointer.restype = ctypes.c_void_p
+
+
 def capsule_pointer(capsule: object, name: bytes) -> int | None:
     """The pointer in a PyCapsule of that name; None when it has another name."""
-    api = ctypes.pythonapi
-    api.PyCapsule_IsValid.argtypes = (ctypes.py_object, ctypes.c_char_p)
-    api.PyCapsule_IsValid.restype = ctypes.c_int
-    if not api.PyCapsule_IsValid(capsule, name):
+    if not CAPSULES.PyCapsule_IsValid(capsule, name):
         return None
-    api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
-    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-    pointer = api.PyCapsule_GetPointer(capsule, name)
+    pointer = CAPSULES.PyCapsule_GetPointer(capsule, name)
     return int(pointer) if pointer else None
 
 

@@ -24,23 +24,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from fusegen.compiling import Binary, Resources, compile_source, compiler_version
 from fusegen.planner.model import Source
+from fusegen.storage import cache_root
 from fusegen.targets import Target
 
 log = logging.getLogger("fusegen.cache")
 
 MAGIC = b"fusegen kernel 1\n"  # the number is the format's
 SUFFIX = ".kernel"
-FOLDER_VARIABLE = "FUSEGEN_CACHE_DIR"
-
-
-def cache_root() -> Path:
-    """The folder of all caches: the one that FUSEGEN_CACHE_DIR names, else fusegen's in the user's cache folder."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named) if named else Path(platformdirs.user_cache_dir("fusegen", appauthor=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,16 +213,18 @@ def target_of(gpu: Gpu) -> Target | None:
     return next(iter([*own, *sorted(fitting, key=lambda target: abs(target.sms - gpu.sms))]), None)
 
 
-def find(target: Target, on: str = "auto", *, check: bool = True) -> Device:
+def find(target: Target, on: str = "auto", *, check: bool | None = None) -> Device:
     """The device that runs `target`'s kernels.
 
     on="auto": a matching GPU, else the emulator; "gpu" or "gpu:1": that GPU; "emulator": the emulator, which looks for
-    races and stray accesses when `check`. Raises MissingError when a GPU is asked for and no such GPU is here, and
-    RequestError for another `on`.
+    races and stray accesses when `check` (None: where there is a compiler for that build; the device's name says when
+    there is none). Raises MissingError when a GPU is asked for and no such GPU is here, and RequestError for another
+    `on`.
     """
+    from fusegen.emulator.toolchain import can_check
     from fusegen.runtime.emulated import EmulatorDevice
 
-    where = re.fullmatch(r"auto|emulator|gpu(?::(\d+))?", on)
+    where = re.fullmatch(r"auto|emulator|gpu(?::(\d+))?", str(on))
     if where is None:
         raise RequestError(f"on={on!r} is no device; say auto, gpu, gpu:1 (by number) or emulator")
     gpus = () if on == "emulator" else matching(target)
@@ -230,7 +232,7 @@ def find(target: Target, on: str = "auto", *, check: bool = True) -> Device:
     if chosen:
         return gpu_device(target, chosen[0].ordinal)
     if on in ("auto", "emulator"):
-        return EmulatorDevice(target, check=check)
+        return EmulatorDevice(target, check=can_check() if check is None else check)
     raise MissingError(no_gpu(target, on))
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from fusegen.planner.model import Param, Source
 from fusegen.runtime.arrays import CPU
-from fusegen.runtime.cache import cache_root
 from fusegen.runtime.devices import Bytes, Device, Launch, Loaded, Memory
 from fusegen.targets import Target
 from fusegen.types import DType, f32, i32
@@ -39,16 +38,15 @@ class EmulatorDevice(Device):
         self.seed = seed
         self.timeout_s = timeout_s
         self.workers: int | None = None
-        self.name = "emulator"
+        self.name = "emulator" if check else "emulator (fast build)"
         self.arch = target.arch
 
     def load(self, source: Source, binary: Binary | None) -> Loaded:
         from fusegen import emulator
 
         kernel = emulator.build(
-            source.text, source.plan.name, warp=self.target.warp, check=self.check, filename=source.filename,
-            cache_dir=cache_root() / "emulator",
-        )  # fmt: skip
+            source.text, source.plan.name, warp=self.target.warp, check=self.check, filename=source.filename
+        )
         return EmulatedLoaded(self, kernel, source)
 
     def at(self, ordinal: int) -> EmulatorDevice:

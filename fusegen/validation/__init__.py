@@ -2,7 +2,7 @@
 
 from fusegen.validation.bounds import Bounded, analyse
 from fusegen.validation.checks import narrowed, validate
-from fusegen.validation.lengths import interesting_lengths, validate_chain
+from fusegen.validation.lengths import at_lengths, interesting_lengths, validate_chain
 from fusegen.validation.report import Case, Report, Worst
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Report",
     "Worst",
     "analyse",
+    "at_lengths",
     "interesting_lengths",
     "narrowed",
     "validate",

@@ -82,11 +82,11 @@ def validate(
 
 
 def place_of(kernel: Kernel) -> str:
-    """`emulator (checking), warp 32`, or the GPU's name."""
+    """`emulator (checking), warp 32`, `emulator (fast build), warp 32`, or the GPU's name."""
     device = kernel.device
     if device.kind != "emulator":
         return str(device)
-    return f"emulator{' (checking)' if getattr(device, 'check', False) else ''}, warp {kernel.target.warp}"
+    return f"emulator ({'checking' if getattr(device, 'check', False) else 'fast build'}), warp {kernel.target.warp}"
 
 
 def row_counts(plan: Plan, most: int) -> tuple[int, ...]:

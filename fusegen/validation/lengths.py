@@ -24,6 +24,18 @@ def interesting_lengths(plan: Plan) -> tuple[int, ...]:
     return tuple(sorted(n for n in lengths if n >= 1))
 
 
+def at_lengths(chain: Chain, plan: Plan, lengths: Sequence[int] | None = None) -> dict[int, Chain]:
+    """The chain at the row lengths around the edges of `plan`, or at `lengths`.
+
+    Raises RequestError for a chain whose row length is a number in its signature and can't change.
+    """
+    last = chain.graph.shape[-1]
+    if not isinstance(last, Dim):
+        raise RequestError(f"{chain.name}: its row length is always {last}; make it a Dim to vary it")
+    wanted = interesting_lengths(plan) if lengths is None else lengths
+    return {length: chain.at(**{last.name: length}) for length in wanted}
+
+
 def validate_chain(
     chain: Chain,
     build: Build,
@@ -37,17 +49,12 @@ def validate_chain(
 
     `build` compiles one chain, as in `lambda c: fusegen.compile(c, target="cuda:h200", on="emulator", validate=False)`;
     `lengths` are those around the edges of the plan at the chain's own length, unless given. `progress` is called after
-    each. Raises RequestError for a chain whose row length is a number in its signature and can't change.
+    each. Raises RequestError as `at_lengths` does.
     """
-    graph = chain.graph
-    last = graph.shape[-1]
-    if not isinstance(last, Dim):
-        raise RequestError(f"{chain.name}: its row length is always {last}; make it a Dim to vary it")
-    wanted = interesting_lengths(build(chain).plan) if lengths is None else tuple(lengths)
+    wanted = at_lengths(chain, build(chain).plan, lengths)
     reports: dict[int, Report] = {}
-    for done, length in enumerate(wanted, 1):
-        report = validate(build(chain.at(**{last.name: length})), seed=seed, quick=quick)
-        reports[length] = report
+    for done, (length, other) in enumerate(wanted.items(), 1):
+        reports[length] = validate(build(other), seed=seed, quick=quick)
         if progress is not None:
-            progress(done, len(wanted), report)
+            progress(done, len(wanted), reports[length])
     return reports

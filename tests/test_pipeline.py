@@ -1,0 +1,133 @@
+"""From a chain to a proven kernel: what is remembered of a validation, and when it no longer counts."""
+
+# mypy: disable-error-code="valid-type,operator,no-any-return"
+# (annotations of a chain are values such as f16[M, N])
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from fusegen import chain, dims, f32, pipeline
+from fusegen.compiling import compiler_version
+from fusegen.emulator import EmulatorUnavailable, compiler, toolchain
+from fusegen.errors import MissingError, RequestError
+from fusegen.planner.model import Plan, Source
+from fusegen.rendering import render
+from fusegen.runtime.cache import Entry, KernelCache, key_of
+from fusegen.targets import H200
+from fusegen.validation import validate
+
+M, N = dims("M N")
+
+
+@chain(M=4, N=40)
+def doubled(x: f32[M, N]) -> f32[M, N]:
+    """2 x."""
+    return x + x
+
+
+READY = False
+CAN_CHECK = toolchain.can_check()
+with contextlib.suppress(EmulatorUnavailable, MissingError):
+    READY = bool(compiler()) and bool(compiler_version("cuda"))
+pytestmark = pytest.mark.skipif(not READY, reason="needs NVRTC and a C++ compiler; see `fusegen doctor`")
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((len,), "is not a chain: pass a function under @chain"),
+        (("specs/rmsnorm.py",), "'specs/rmsnorm.py' is not a chain"),
+        ((doubled, 90), "target=90 is no target; name one, as in target='cuda:h200'"),
+    ],
+)
+def test_what_is_no_chain_or_target_is_one_sentence(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        pipeline.compile(*arguments)
+    with pytest.raises(RequestError, match="on=3 is no device"):
+        pipeline.compile(doubled, on=cast(Any, 3))
+
+
+@pytest.fixture
+def validations(caches: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where each validation really ran. No kernel is known at first; the emulator's libraries are."""
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(caches))
+    shutil.rmtree(caches / "kernels", ignore_errors=True)
+    found: list[str] = []
+
+    def counted(kernel: Any, **options: Any) -> Any:
+        found.append(str(kernel.device))
+        return validate(kernel, **options)
+
+    monkeypatch.setattr("fusegen.pipeline.run_validation", counted)
+    return found
+
+
+def made() -> Any:
+    return pipeline.compile(doubled, H200, on="emulator")
+
+
+def test_a_kernel_is_validated_once(validations: list[str]) -> None:
+    first, second = made(), made()
+    assert len(validations) == 1
+    assert first.report == second.report
+    assert second.report.ok
+
+
+def test_another_meaning_is_validated_anew(validations: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who corrects an op's numpy text and leaves its device text has not proven the kernel."""
+    made()
+
+    def reworded(plan: Plan) -> Source:
+        source = render(plan)
+        return replace(source, reference=f"{source.reference}\n# said in other words\n")
+
+    monkeypatch.setattr("fusegen.pipeline.render", reworded)
+    made()
+    assert len(validations) == 2
+
+
+def test_the_fast_build_does_not_stand_for_the_checking_one(
+    validations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for check in (False, True):
+        monkeypatch.setattr("fusegen.emulator.toolchain.can_check", lambda check=check: check)
+        if check and not CAN_CHECK:
+            pytest.skip("the checking build needs g++")
+        kernel = made()
+        assert kernel.report.on == f"emulator ({'checking' if check else 'fast build'}), warp 32"
+    assert validations == ["emulator (fast build)", "emulator"]
+
+
+BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no report": lambda verdict: verdict.pop("report"),
+    "a report that is no table": lambda verdict: verdict.update(report=[1]),
+    "a case that lacks its fields": lambda verdict: verdict["report"].update(cases=[{"name": "normal"}]),
+    "a number that is none": lambda verdict: verdict["report"]["cases"][0].update(share="much"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_verdict_that_can_not_be_read_is_none(validations: list[str], broken: str) -> None:
+    kernel = made()
+    store, key = KernelCache(), key_of(kernel.source)
+    entry = store.load(key, H200)
+    assert entry is not None
+    assert entry.verdict is not None
+    verdict = dict(entry.verdict)
+    BROKEN[broken](verdict)
+    store.store(key, Entry(entry.binary, verdict))
+    assert made().report.ok
+    assert len(validations) == 2
