@@ -136,8 +136,10 @@ def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate
                 "share": plan.cost.traffic.ideal / us / copy_rate, "predicted_us": plan.cost.time_us,
             }
         )  # fmt: skip
-    best = min((r["us"] for r in found), default=0.0)
-    print(f"\n{graph.name} {graph.sizes_text()}: chosen {found[0]['us']:.1f} us, best {best:.1f} us")
+    if not found:
+        return []
+    chosen_us = next((f"{r['us']:.1f} us" for r in found if r["rank"] == 0), "failed")
+    print(f"\n{graph.name} {graph.sizes_text()}: chosen {chosen_us}, best {min(r['us'] for r in found):.1f} us")
     for row in sorted(found, key=lambda r: r["us"])[:6] + found[:1]:
         print(
             f"  {row['us']:8.1f} us {row['share']:.3f}  rank {row['rank']:<3} {row['staging']:9} "

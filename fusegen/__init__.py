@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fusegen import ops
+from fusegen.errors import FusegenError
 from fusegen.spec import Chain, chain
 from fusegen.types import Dim, DType, b8, bf16, dims, f16, f32, i32
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Chain", "DType", "Dim", "Kernel", "b8", "bf16", "chain", "compile", "dims", "f16", "f32", "i32", "ops", "plan",
+    "Chain", "DType", "Dim", "FusegenError", "Kernel", "b8", "bf16", "chain", "compile", "dims", "f16", "f32", "i32", "ops", "plan",
     "render", "target", "validate",
 ]  # fmt: skip
 
