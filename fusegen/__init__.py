@@ -34,9 +34,25 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Chain", "DType", "Dim", "FusegenError", "Kernel", "b8", "bf16", "chain", "compile", "dims", "f16", "f32", "i32", "ops", "plan",
-    "render", "target", "validate",
-]  # fmt: skip
+    "Chain",
+    "DType",
+    "Dim",
+    "FusegenError",
+    "Kernel",
+    "b8",
+    "bf16",
+    "chain",
+    "compile",
+    "dims",
+    "f16",
+    "f32",
+    "i32",
+    "ops",
+    "plan",
+    "render",
+    "target",
+    "validate",
+]
 
 _LATER = {
     "Kernel": "fusegen.runtime",
