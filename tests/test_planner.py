@@ -234,6 +234,16 @@ def test_causal_rows_are_read_up_to_the_diagonal() -> None:
     assert made.decisions[0].subject == "scores"
 
 
+def test_masked_rows_that_are_read_again_count_again() -> None:
+    """A mask that hides most of a row makes its tensor small, not shared: every walk asks DRAM for what is left."""
+    graph = SPECS["scale_causal_softmax"].graph.at(S=4096, N=1048576)
+    made = plan(graph, H200)
+    scores = {t.tensor: t for t in made.cost.traffic.tensors}["scores"]
+    assert made.staging == "stream"
+    assert len(made.stages) == 2
+    assert scores.moved == 2 * scores.ideal
+
+
 def test_every_use_must_pass_the_mask() -> None:
     def leaks(x: f16[M, N]) -> f16[M, N]:
         return F.causal(x) + x

@@ -89,9 +89,13 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool) -> Traff
     tensors = []
     for tensor in arrays(graph):
         output = any(tensor is t for t in graph.outputs)
-        size = round(bytes_of(graph, tensor) * shares.get(tensor.name, 1.0))
+        whole = bytes_of(graph, tensor)
+        size = round(whole * shares.get(tensor.name, 1.0))
         by_column = tensor.shape[-1] == graph.shape[-1]
-        once = output or again_from_l2 or size < (elements * tensor.dtype.bytes) // 2
+        shared_by_rows = (
+            whole < elements * tensor.dtype.bytes // 2
+        )  # small, and so in the L2 cache from the first row on
+        once = output or again_from_l2 or shared_by_rows
         again = 1 if once else walks.get(tensor.name, 1)
         per_element = tensor.dtype.bytes * (elements if by_column else rows)
         tensors.append(TensorTraffic(tensor.name, output, size, size * again, per_element, walks.get(tensor.name, 1)))
