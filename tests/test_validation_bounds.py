@@ -250,3 +250,15 @@ def test_certain_overflow_of_the_storage_type_is_bounded() -> None:
     assert compare(tensor, clamped, law, expected).wrong.tolist() == [
         [True, True, False, False]
     ]  # 65520 may go either way
+
+
+def test_relu_of_what_is_surely_negative_is_surely_zero() -> None:
+    """Its root is then sure too; an error of a negative argument must not pass."""
+
+    @chain(M=1, N=64)
+    def spec(x: f32[M, N]) -> f32[M, N]:
+        return F.sqrt(F.relu(F.tanh(x)))
+
+    (out,) = analyse(plan(spec.graph, H200), [np.linspace(-3, 3, 64, dtype=np.float32)[None]])
+    assert (np.broadcast_to(out.error, (1, 64))[:, :32] < 1e-10).all()
+    assert np.isfinite(out.error).all()

@@ -262,10 +262,12 @@ def chosen(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
 
 
 def extreme(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
-    """The larger or smaller of two, by intervals; a certain NaN wins for certain."""
+    """The larger or smaller of two, or of one and 0, by intervals; a certain NaN wins for certain."""
     value = apply(op, [a.value for a in args])
     low, high = apply(op, [a.low for a in args]), apply(op, [a.high for a in args])
-    nan = (np.isnan(args[0].value) & ~args[0].unsure) | (np.isnan(args[1].value) & ~args[1].unsure)
+    nan: Any = np.zeros((), bool)
+    for arg in args:
+        nan = nan | (np.isnan(arg.value) & ~arg.unsure)
     return value, np.where(nan, 0.0, np.maximum(gap(low, value), gap(high, value)))
 
 
@@ -301,6 +303,7 @@ RULES: Mapping[str, Rule] = {
     "where": chosen,
     "maximum": extreme,
     "minimum": extreme,
+    "relu": extreme,  # of something surely negative it is 0, and no root or quotient of that is in doubt
     "to_i32": stepped,
     "round_f16": stepped,
     "round_bf16": stepped,
