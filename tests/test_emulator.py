@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +22,22 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from fusegen import storage
 from fusegen.emulator import (
     Buffer,
     Compiler,
     EmulatedKernel,
     EmulatorBuildError,
     EmulatorUnavailable,
+    KernelFault,
     LaunchError,
     build,
     compiler,
     toolchain,
+    workplace,
 )
 from fusegen.emulator.rewrite import rewrite_shared
+from fusegen.storage import entries
 
 COMPILER: Compiler | None = None
 CAN_CHECK = False
@@ -424,28 +430,71 @@ def test_shared_declaration_that_is_not_understood_is_refused(source: str, says:
 # --- the machinery
 
 
-def test_cache_is_used_and_told_apart_by_content(tmp_path: Path) -> None:
+def copies(kernel: EmulatedKernel) -> bool:
+    x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
+    kernel.launch((1, 1, 1), (32, 1, 1), 0, [buffer("x", x), buffer("y", y, writable=True), ctypes.c_int(32)])
+    return np.array_equal(x, y)
+
+
+@pytest.fixture
+def fresh_workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process that has built nothing yet."""
+    workplace.workplace_of.cache_clear()
+    yield
+    workplace.workplace_of.cache_clear()
+
+
+def test_cache_is_used_and_told_apart_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "fusegen.cache")
     first = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
-    made = first.library.stat().st_mtime_ns
+    assert "miss: copy for warp 32, fast: never compiled before" in caplog.text
     again = build(COPY, "copy", warp=32, check=False, filename="b.cu", cache_dir=tmp_path)
+    assert "hit: copy for warp 32, fast" in caplog.text
     assert again.library == first.library
-    assert again.library.stat().st_mtime_ns == made
     other = build(COPY, "copy", warp=64, check=False, filename="a.cu", cache_dir=tmp_path)
     assert other.library != first.library
-    assert not list(tmp_path.glob("build_*"))  # nothing half made is left
+    build(COPY + "\n", "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
+    assert "miss: copy for warp 32, fast: the source text is different" in caplog.text
+    assert {file.suffix for file in tmp_path.glob("[!.]*")} == {".library"}
+    assert len(list(tmp_path.glob("[!.]*"))) == 4
 
 
 def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "mine"))
-    kernel = build(COPY, "copy", warp=32, check=False, filename="a.cu")
-    assert kernel.library.is_relative_to(tmp_path / "mine")
+    build(COPY, "copy", warp=32, check=False, filename="a.cu")
+    assert len(list((tmp_path / "mine/emulator").glob("copy-warp_32__fast-*.library"))) == 1
 
 
-def test_a_cache_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("fresh_workplace")
+def test_a_cache_that_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(EmulatorUnavailable, match=r"can't be written: .*\n  name another folder in FUSEGEN_CACHE_DIR"):
-        build(COPY, "copy", warp=32, check=False, filename="a.cu")
+    for warp in (32, 64):
+        assert copies(build(COPY, "copy", warp=warp, check=False, filename="a.cu"))
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said.startswith(f"the cache in {tmp_path}/file can't be written: Not a directory")
+    assert "name another folder in FUSEGEN_CACHE_DIR" in said
+
+
+def test_nowhere_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workplace, "workplace_of", lambda process: tmp_path / "not/there")
+    with pytest.raises(
+        EmulatorUnavailable, match=r"can't: No such file or directory\n.* name another folder in TMPDIR"
+    ):
+        build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
+
+
+@pytest.mark.usefixtures("fresh_workplace")
+def test_a_compiler_that_finds_the_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is not the kernel's fault, whose exit code would be 1."""
+    full = tmp_path / "g++"
+    full.write_text("#!/bin/sh\necho 'fatal error: error writing to k.o: No space left on device' >&2\nexit 1\n")
+    full.chmod(0o755)
+    monkeypatch.setattr(toolchain, "compiler_for", lambda check: Compiler((str(full),), "g++ 99", "gcc"))
+    with pytest.raises(EmulatorUnavailable, match=r"can't: No space left on device\n"):
+        build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
 
 
 @needs_check
@@ -457,34 +506,84 @@ def test_memory_that_runs_out_is_not_the_kernels_fault() -> None:
         kernel.launch((1, 1, 1), (32, 1, 1), 0, [buffer("x", x), huge, ctypes.c_int(32)])
 
 
-@pytest.mark.parametrize("length", [0, 10, 3000])
-def test_a_library_cut_short_is_built_anew(tmp_path: Path, length: int) -> None:
-    """What a full disk leaves behind; the loader would refuse it, or crash."""
-    donor = tmp_path / "donor"
-    made = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=donor)
-    cache = tmp_path / "cache"  # not the donor: what this process has loaded must stay whole
-    cache.mkdir()
-    for library in donor.glob("*.so"):
-        (cache / library.name).write_bytes(library.read_bytes()[:length])
-    again = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=cache)
-    assert again.library == cache / made.library.name
-    assert again.library.stat().st_size == made.library.stat().st_size
+@pytest.mark.parametrize("length", [0, 10, 3000, -1])
+@pytest.mark.usefixtures("fresh_workplace")
+def test_a_library_cut_short_is_built_anew(tmp_path: Path, length: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The loader would refuse it, or crash."""
+    build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
+    whole = {file: file.stat().st_size for file in tmp_path.glob("*.library")}
+    for file in whole:
+        file.write_bytes(file.read_bytes()[:length])
+    workplace.workplace_of.cache_clear()
+    with caplog.at_level(logging.DEBUG, "fusegen.cache"):
+        assert copies(build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path))
+    assert caplog.text.count("is damaged: ") == 2
+    for file in tmp_path.glob("*.library"):
+        entries.unpack(file.read_bytes())
+
+
+def test_what_a_process_has_built_outlives_the_cache(tmp_path: Path) -> None:
+    """Another process may clear it at any time; a fault still knows its line."""
+    source = 'extern "C" __global__ void bad(float* y) {\n  if (threadIdx.x < 5)\n    __syncthreads();\n}'
+    kernel = build(source, "bad", warp=32, check=False, filename="bad.cu", cache_dir=tmp_path)
+    assert sum(usage.entries for usage in storage.clear(tmp_path).removed.values()) == 2
+    y = np.zeros(32, np.float32)
+    with pytest.raises(KernelFault, match=r"^bad\.cu:3: divergent-barrier"):
+        kernel.launch((1, 1, 1), (32, 1, 1), 0, [buffer("y", y, writable=True)])
+    assert build(source, "bad", warp=32, check=False, filename="bad.cu", cache_dir=tmp_path).library == kernel.library
+    assert storage.survey(tmp_path)["emulator"].entries == 2
+
+
+def test_a_process_that_was_killed_leaves_its_folder_to_the_next(tmp_path: Path) -> None:
+    program = f"""
+import os, sys, tempfile
+tempfile.tempdir = {str(tmp_path)!r}
+from fusegen.emulator.workplace import workplace
+print(workplace(), flush=True)
+sys.stdin.readline()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        made = subprocess.Popen(
+            [sys.executable, "-c", program], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert made.stdout is not None
+        return made, Path(made.stdout.readline().strip())
+
+    (killed, abandoned), (living, used) = start(), start()
+    killed.kill()
+    killed.communicate()
+    for folder in (abandoned, used):
+        os.utime(folder / workplace.LOCK, (0, 0))  # long ago
+    (tmp_path / "fusegen-emulator-mine").mkdir()  # somebody's own
+    last, third = start()
+    assert {path.name for path in tmp_path.iterdir()} == {used.name, third.name, "fusegen-emulator-mine"}
+    for process in (living, last):
+        process.communicate("\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["fusegen-emulator-mine"]
 
 
 def test_many_processes_share_a_cache(tmp_path: Path) -> None:
+    """While one more clears it again and again."""
     program = f"""
 import ctypes, numpy as np
 from pathlib import Path
 from fusegen.emulator import Buffer, build
-kernel = build({COPY!r}, "copy", warp=32, check=False, filename="copy.cu", cache_dir=Path({str(tmp_path)!r}))
 x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
 buffers = [Buffer(n, a.ctypes.data, a.ctypes.data, a.nbytes) for n, a in (("x", x), ("y", y))]
-kernel.launch((1, 1, 1), (32, 1, 1), 0, [*buffers, ctypes.c_int(32)])
-assert (x == y).all()
+for turn in range(20):
+    kernel = build({COPY!r}, "copy", warp=32, check=False, filename="copy.cu", cache_dir=Path({str(tmp_path)!r}))
+    y[:] = 0
+    kernel.launch((1, 1, 1), (32, 1, 1), 0, [*buffers, ctypes.c_int(32)])
+    assert (x == y).all()
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(4)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0, 0]
+    while any(process.poll() is None for process in processes):
+        storage.clear(tmp_path)
+        time.sleep(0.05)
+    assert [process.returncode for process in processes] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("warp", "check"), BUILDS)
@@ -531,7 +630,7 @@ def test_ucontext_fallback_runs(tmp_path: Path) -> None:
         32,
     )
     text = rewrite_shared(source, check=False).text + "\nSIMT_EXPORT(kernel)\n"
-    made, log = toolchain.build_kernel(text, warp=32, check=False, cache=tmp_path, runtime=library)
+    made, log = toolchain.build_kernel(text, entry="kernel", warp=32, check=False, cache=tmp_path, runtime=library)
     assert log is None
     kernel = EmulatedKernel(made, source, "kernel", "fallback.cu", warp=32, check=False, alignment=16)
     for seed in range(3):

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from fusegen.compiling import Binary, Resources
-from fusegen.runtime.cache import MAGIC, Entry, KernelCache, Key
+from fusegen.runtime.cache import Entry, KernelCache, Key
 from fusegen.storage import cache_root
+from fusegen.storage.entries import MAGIC
 from fusegen.targets import H200
 
-KEY = Key("softmax", "sm_90a", "0" * 64, 256, 1024, "nvrtc 13.5", "0.1.0")
+KEY = Key("softmax", "sm_90a", "0" * 64, 256, 1024, "nvrtc 13.5", "-arch=sm_90a", "0.1.0")
 
 
 def binary(code: bytes = bytes(range(256)) * 40) -> Binary:
@@ -37,14 +38,14 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     assert cache.load(KEY, H200) == entry
     cache.store(KEY, Entry(binary(b"\n\n")))  # in its place; newlines in the code are code
     assert cache.load(KEY, H200) == Entry(binary(b"\n\n"))
-    assert len(list(cache.folder.iterdir())) == 1
+    assert list(cache.folder.glob("[!.]*")) == [cache.path(KEY)]
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("entry", "other"), ("arch", "sm_80"), ("text", "1" * 64), ("threads", 128), ("shared_bytes", 0),
-        ("compiler", "nvrtc 13.6"), ("fusegen", "0.2.0"),
+        ("compiler", "nvrtc 13.6"), ("options", "-arch=sm_90a --use_fast_math"), ("fusegen", "0.2.0"),
     ],
 )  # fmt: skip
 def test_everything_in_the_key_counts(tmp_path: Path, field: str, value: object) -> None:
@@ -65,7 +66,7 @@ DAMAGE: Mapping[str, Callable[[bytes], bytes]] = {
     "cut in the header": lambda data: data[:100],
     "one bit": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
     "zeros": lambda data: bytes(len(data)),
-    "another format": lambda data: data.replace(b"fusegen kernel 1", b"fusegen kernel 9"),
+    "another format": lambda data: data.replace(b"fusegen cache 1", b"fusegen cache 9"),
     "a pickle": lambda data: pickle.dumps({"code": data}),
     "another kernel": lambda data: corrupt_text(data, b"sm_90a", b"sm_100"),
     "a field gone": lambda data: corrupt_text(data, b'"spill_bytes"', b'"spilt_bytes"'),

@@ -2,7 +2,7 @@
 
 The vendors' compilers are libraries that this process calls (`fusegen.compiling.nvrtc`, `.hiprtc`); a `Binary` holds
 what they made and what it needs of a GPU, read from the compiler's own accounts (`.resources`). Nothing is cached here:
-`fusegen.runtime` does that, with `compiler_version` in its keys.
+`fusegen.runtime` does that, with `compiler_version` and `compile_options` in its keys.
 
 Several sources compile faster in threads with NVRTC, which is reentrant and is called without Python's lock. hiprtc
 takes a lock of its own, and hip-python 7 keeps Python's during a call, so HIP sources need processes for that.
@@ -20,7 +20,16 @@ from fusegen.compiling.resources import Occupancy, Resources
 from fusegen.errors import RequestError
 from fusegen.targets import NAMES, Target
 
-__all__ = ["Binary", "Occupancy", "Resources", "compile_source", "compiler_version", "disassemble", "ptx"]
+__all__ = [
+    "Binary",
+    "Occupancy",
+    "Resources",
+    "compile_options",
+    "compile_source",
+    "compiler_version",
+    "disassemble",
+    "ptx",
+]
 
 VENDORS: Mapping[str, ModuleType] = {"cuda": nvrtc, "hip": hiprtc}
 
@@ -69,6 +78,15 @@ def compiler_version(vendor: str) -> str:
     """`nvrtc 13.5` or `hiprtc 7.2.53211`: part of every cache key. Raises MissingError, which says what to install."""
     version: str = VENDORS[vendor].version()
     return version
+
+
+def compile_options(text: str, target: Target) -> tuple[str, ...]:
+    """What the compiler is told beside `text`, without what differs from machine to machine: part of every cache key.
+
+    Raises MissingError like `compile_source`.
+    """
+    options: tuple[str, ...] = VENDORS[target.vendor].options_text(text, target, compiler_version(target.vendor))
+    return options
 
 
 def disassemble(binary: Binary) -> str:

@@ -25,6 +25,7 @@ from fusegen.errors import MissingError
 from fusegen.targets import Target
 
 IMPORTING = threading.Lock()
+FOR_CUBIN = {"ptxas_options": "-v"}  # its account of resources
 MISSING = "NVRTC, which compiles CUDA sources, is missing here\n  to get it: pip install cuda-core nvidia-cuda-nvrtc"
 MISSING_HEADERS = "cuda_fp16.h and its like are missing here\n  to get them: pip install nvidia-cuda-nvrtc>=13.3"
 MISSING_FOLDER = (
@@ -38,7 +39,7 @@ def compile_text(text: str, target: Target, *, filename: str, origin: str, compi
     """The cubin, and the log with ptxas's account of resources. Raises CompileError and MissingError."""
     log = io.StringIO()
     try:
-        program = core().Program(text, "c++", options(text, target, filename, compiler, ptxas_options="-v"))
+        program = core().Program(text, "c++", options(text, target, filename, compiler, **FOR_CUBIN))
         cubin = program.compile("cubin", logs=log)
     except Exception as error:
         if type(error).__name__ != "NVRTCError":  # private to cuda.core, at a place that has moved
@@ -99,6 +100,12 @@ def options(text: str, target: Target, filename: str, compiler: str, **more: str
         # where there is a driver, NVRTC 13 keeps what it compiled in ~/.nv/ComputeCache, and a hit comes without a log
         found["no_cache"] = True
     return core().ProgramOptions(name=filename, arch=target.arch, std="c++17", **found, **more)
+
+
+def options_text(text: str, target: Target, compiler: str) -> tuple[str, ...]:
+    """What `compile_text` tells NVRTC. Bundled headers are of its version, wherever they were unpacked."""
+    words = options(text, target, target.name, compiler, **FOR_CUBIN).as_bytes("nvrtc")
+    return tuple(re.sub("^(--use-bundled-headers)=.*", r"\1", word.decode()) for word in words)
 
 
 def headers(compiler: str) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class EmulatedKernel:
         self.warp = warp
         self.check = check
         self._shared_alignment = alignment
-        loaded = ctypes.CDLL(str(library))
+        loaded = _loaded(library)
         self._launch = loaded.fusegen_launch
         self._launch.argtypes = [ctypes.POINTER(_Request)]
         self._launch.restype = None
@@ -249,7 +249,7 @@ def build(
     text = f"{rewritten.text}\nSIMT_EXPORT({entry})\n"
     if "__bf16" in source:
         text = f"#include <cuda_bf16.h>\n#line 1\n{text}"  # HIP's compiler knows this type without a header
-    library, log = toolchain.build_kernel(text, warp=warp, check=check, cache=cache_dir)
+    library, log = toolchain.build_kernel(text, entry=entry, warp=warp, check=check, cache=cache_dir)
     if log is not None:
         raise _build_error(log, source, filename)
     return EmulatedKernel(
@@ -269,6 +269,16 @@ def _build_error(log: str, source: str, filename: str) -> EmulatorBuildError:
     first = re.search(r"error: (.*)", log)
     summary = first[1] if first else "the host compiler refuses the kernel"
     return EmulatorBuildError("\n".join([f"{filename}: {summary}", *numbered, "", log.strip()]), log)
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise EmulatorUnavailable(
+            f"the emulator can't load a library that it has built: {error}\n"
+            "  if that folder forbids execution, name another one in TMPDIR"
+        ) from error
 
 
 _turns: dict[Path, threading.Lock] = {}

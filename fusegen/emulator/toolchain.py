@@ -1,8 +1,7 @@
-"""The host compiler, the flags of the two builds, and the cache of what it made.
+"""The host compiler, the flags of the two builds, and what is made with them.
 
-Cached files are named by the hash of all they depend on: text, headers, flags, compiler version, processor. A file is
-made under another name and moved into place, so any number of processes may share a cache: the worst that happens is
-that two of them make the same file.
+A library is made in the workplace, a folder of this process alone, and loaded from there. The cache keeps its bytes
+under the hash of all they depend on: text, headers, flags, compiler version, processor.
 
 Which compiler makes which build:
 
@@ -13,6 +12,7 @@ Which compiler makes which build:
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import importlib.util
@@ -20,16 +20,16 @@ import os
 import platform
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable
-from fusegen.storage import FOLDER_VARIABLE, cache_root
+from fusegen.emulator.workplace import no_room, place, workplace
+from fusegen.storage import Key, Store
 
 _HERE = Path(__file__).parent
 _DIALECT = _HERE / "dialect"
@@ -69,8 +69,15 @@ _RUNTIME_FLAGS = (
     "-U_FORTIFY_SOURCE",
 )
 
-# Of a 64-bit ELF file, up to and with what says where the table of sections is: e_shoff, e_shentsize, e_shnum.
-_ELF_HEADER = struct.Struct("<40x Q 10x HH")
+
+@dataclass(frozen=True, slots=True)
+class LibraryKey(Key):
+    """Everything that a library depends on. `arch` says which build it is: `warp 32, checking`."""
+
+    compiler: str
+    flags: str
+    processor: str  # what -march=native depends on: a cache may lie on a disk that other machines share
+    headers: str  # the dialect's hash, and of a kernel the name of its runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +95,6 @@ class Compiler:
 
     def __str__(self) -> str:
         return " ".join(self.command)
-
-
-def default_cache() -> Path:
-    """Where compiled kernels are kept unless the caller says otherwise."""
-    return cache_root() / "emulator"
 
 
 @functools.cache
@@ -161,113 +163,105 @@ def _machine_flags() -> tuple[str, ...]:
 
 @functools.cache
 def _processor() -> str:
-    """What -march=native depends on: a cache may lie on a disk that other machines share."""
+    """Which instructions -march=native may choose."""
     if not _machine_flags():
         return platform.machine()
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    fields = re.findall(r"^(?:model name|flags)\s*:.*$", text, re.MULTILINE)
-    return "\n".join(fields[:2])
+    found = dict(re.findall(r"^(model name|flags)\s*: (.*)$", text, re.MULTILINE))
+    return f"{found.get('model name')}, flags {_digest(found.get('flags', '').encode())[:12]}"
 
 
 @functools.cache
-def _headers() -> bytes:
-    return b"\0".join(path.read_bytes() for path in sorted(_DIALECT.rglob("*.h")))
+def _headers() -> str:
+    return _digest(*(path.read_bytes() for path in sorted(_DIALECT.rglob("*.h"))))
 
 
-def _digest(*parts: bytes | str) -> str:
+def _digest(*parts: bytes) -> str:
     total = hashlib.sha256()
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        total.update(len(data).to_bytes(8, "little") + data)
-    return total.hexdigest()[:24]
+        total.update(len(part).to_bytes(8, "little") + part)
+    return total.hexdigest()
 
 
-def build_runtime(found: Compiler, *, check: bool, cache: Path, extra: Sequence[str] = ()) -> Path:
+def build_runtime(found: Compiler, *, check: bool, cache: Path | None, extra: Sequence[str] = ()) -> Path:
     """The runtime library of a build: one shared library for all kernels, since it holds thread-local state."""
     sources = sorted(_RUNTIME.glob("*.cpp"))
     flags = [*_RUNTIME_FLAGS, *(["-DSIMT_CHECK"] if check else []), *extra]
     texts = [path.read_bytes() for path in (*sources, *sorted(_RUNTIME.glob("*.h")))]
-    name = f"simt_{'check' if check else 'fast'}_{_digest(found.version, repr(flags), _headers(), *texts)}.so"
-    target = cache / name
-    if not _is_whole(target):
-        _require_writable(cache)
-        command = [*found.command, *flags, "-shared", f"-Wl,-soname,{name}",
-                   *map(str, sources), "-lpthread"]  # fmt: skip
-        log = _run_into(command, target)
-        if log is not None:
-            raise EmulatorBuildError(f"`{found}` can't compile the emulator's own runtime\n{log}", log)
-    return target
+    build = "check" if check else "fast"
+    key = LibraryKey("emulator runtime", build, _digest(*texts), found.version, " ".join(flags), "", _headers())
+    path = workplace() / f"simt_{build}_{key.digest[:24]}.so"
+
+    def make(library: Path) -> str | None:
+        return _run([*found.command, *flags, "-shared", f"-Wl,-soname,{path.name}", *map(str, sources), "-lpthread"],
+                    library)  # fmt: skip
+
+    if (log := _provide(path, key, cache, make)) is not None:
+        raise EmulatorBuildError(f"`{found}` can't compile the emulator's own runtime\n{log}", log)
+    return path
 
 
 def build_kernel(
-    text: str, *, warp: int, check: bool, cache: Path | None, extra: Sequence[str] = (), runtime: Path | None = None
-) -> tuple[Path, str | None]:
+    text: str, *, entry: str, warp: int, check: bool, cache: Path | None, extra: Sequence[str] = (),
+    runtime: Path | None = None,
+) -> tuple[Path, str | None]:  # fmt: skip
     """Compile `text`, which ends with SIMT_EXPORT; gives the library and, if the compiler refused, its log.
 
-    Raises EmulatorUnavailable without a compiler. `extra` compiler flags and another `runtime`, which must lie in the
-    cache, are for the emulator's own tests.
+    `cache` None is the user's. Raises EmulatorUnavailable without a compiler, and where there is no room to build.
+    `extra` compiler flags and another `runtime`, which must lie in the workplace, are for the emulator's own tests.
     """
     found = compiler_for(check=check)
-    cache = cache or default_cache()
-    runtime = runtime or build_runtime(found, check=check, cache=cache)
+    beside = runtime or build_runtime(found, check=check, cache=cache)
     flags = [*_COMMON, *_machine_flags(), *(_CHECK if check else _FAST), f"-DSIMT_WARP={warp}", *extra]
-    key = _digest(found.version, repr((flags, _LINK)), _processor(), _headers(), runtime.name, text)
-    target = cache / f"kernel_{key}.so"
-    if _is_whole(target):
-        return target, None
-    _require_writable(cache)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="build_") as folder:
-        source = Path(folder) / KERNEL_FILE
+    build = f"warp {warp}, {'checking' if check else 'fast'}"
+    key = LibraryKey(entry, build, _digest(text.encode()), found.version, " ".join([*flags, *_LINK]), _processor(),
+                     _digest(_headers().encode(), beside.name.encode()))  # fmt: skip
+    path = workplace() / f"kernel_{key.digest[:24]}.so"
+
+    def make(library: Path) -> str | None:
+        source, compiled = library.with_name(KERNEL_FILE), library.with_name("kernel.o")
         source.write_text(f'#line 1 "{KERNEL_FILE}"\n{text}', encoding="utf-8")
-        compiled = Path(folder) / "kernel.o"
         # Two steps, because a link with -fsanitize would bring in the sanitizers' own runtimes.
         compile_command = [*found.command, *flags, "-include", str(_DIALECT / "dialect.h"), f"-I{_DIALECT / 'include'}",
                            "-x", "c++", "-c", str(source)]  # fmt: skip
-        log = _run_into(compile_command, compiled)
-        if log is None:
-            log = _run_into([*found.command, str(compiled), str(runtime), *_LINK], target)
-    return target, log
+        if (log := _run(compile_command, compiled)) is not None:
+            return log
+        return _run([*found.command, str(compiled), str(beside), *_LINK], library)
+
+    return path, _provide(path, key, cache, make)
 
 
-def _is_whole(library: Path) -> bool:
-    """Whether a library is there with all its bytes: a full disk may have cut it short, and the loader may crash on it.
-
-    The table of sections comes last in the file, and the header says where it ends.
-    """
-    try:
-        with library.open("rb") as file:
-            header = file.read(_ELF_HEADER.size)
-            length = os.fstat(file.fileno()).st_size
-    except OSError:
-        return False
-    if len(header) < _ELF_HEADER.size or not header.startswith(b"\x7fELF"):
-        return False
-    start, entry_size, entries = _ELF_HEADER.unpack(header)
-    return bool(length >= start + entry_size * entries)
-
-
-def _require_writable(cache: Path) -> None:
-    """Make the folder. Raises EmulatorUnavailable: a library that can't be written can't be loaded either."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cache):
-            pass
-    except OSError as error:
-        raise EmulatorUnavailable(
-            f"the emulator builds its libraries in {cache}, which can't be written: {error.strerror}\n"
-            f"  name another folder in {FOLDER_VARIABLE}"
-        ) from error
-
-
-def _run_into(command: list[str], target: Path) -> str | None:
-    """Run a compiler that writes `target`, which appears whole or not at all. Gives the log of a failure."""
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix="build_", suffix=".so")
-    os.close(handle)
-    try:
-        done = subprocess.run([*command, "-o", temporary], capture_output=True, text=True)
-        if done.returncode:
-            return done.stderr
-        os.replace(temporary, target)
+def _provide(path: Path, key: LibraryKey, cache: Path | None, make: Callable[[Path], str | None]) -> str | None:
+    """Have a library at `path`: this process's own, the cache's, or one made now. Gives the log of a failure."""
+    store = Store("emulator", cache)
+    data = store.load(key, lambda facts, library: library)
+    if data is not None:
+        if not path.exists():
+            place(path, data)
         return None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    if path.exists():  # and evicted from the cache since
+        store.store(key, {}, path.read_bytes())
+        return None
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder, path.name)
+            if (log := make(made)) is not None:
+                return log
+            data = made.read_bytes()
+    except OSError as error:
+        raise no_room(error.strerror or str(error)) from error
+    place(path, data)
+    store.store(key, {}, data)
+    return None
+
+
+def _run(command: list[str], made: Path) -> str | None:
+    """Run a compiler that writes `made`. Gives the log of a failure; raises EmulatorUnavailable on a full disk."""
+    environment = {**os.environ, "LC_ALL": "C"}  # its messages are read, and in English
+    done = subprocess.run(
+        [*command, "-o", str(made)], capture_output=True, text=True, errors="replace", env=environment
+    )
+    full = os.strerror(errno.ENOSPC)
+    if done.returncode and full in done.stderr:
+        raise no_room(full)
+    return done.stderr if done.returncode else None
