@@ -200,9 +200,9 @@ def cache_folder() -> Check:
     name = "cache folder"
 
     def look() -> Check:
-        from fusegen.storage import FOLDER_VARIABLE, cache_root
+        from fusegen.storage import FOLDER_VARIABLE, cache_bound, cache_root, survey
 
-        folder = cache_root()
+        folder, bound = cache_root(), cache_bound()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder):
@@ -210,18 +210,13 @@ def cache_folder() -> Check:
         except OSError as error:
             found = f"{folder} can't be written: {error.strerror}"
             return Check(name, "broken", found, f"name another in {FOLDER_VARIABLE}")
-        sizes = [size for file in folder.rglob("*") if (size := size_of(file)) is not None]
-        return Check(name, "ok", f"{home_relative(folder)}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
+        kinds = survey(folder).values()
+        entries, size = sum(kind.entries for kind in kinds), sum(kind.bytes for kind in kinds)
+        return Check(
+            name, "ok", f"{home_relative(folder)}: {entries} entries, {size / 2**20:.1f} of {bound / 2**20:.1f} MiB"
+        )
 
     return guarded(name, look)
-
-
-def size_of(file: Path) -> int | None:
-    """None for a folder, and for what another process has just moved away."""
-    try:
-        return file.stat().st_size if file.is_file() else None
-    except OSError:
-        return None
 
 
 def home_relative(path: Path) -> str:

@@ -7,6 +7,7 @@
     builds     what `compile` and `validate` do and say
     inspecting what `inspect` shows
     health     what `doctor` says
+    caching    what `cache` shows and removes
 
 Exit codes: 0 all is well, 1 a kernel is wrong or a golden file drifted, 2 the request is wrong, 3 something is missing
 on this machine, 70 a bug in fusegen.

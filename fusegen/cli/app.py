@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from fusegen import __version__
+from fusegen.cli import caching
 from fusegen.cli.showing import print_json, progress, say, show_code, verb, worst
 from fusegen.errors import RequestError
 
@@ -26,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(caching.app, name="cache")
 
 Spec = Annotated[
     str, typer.Argument(metavar="SPEC", help="A file with one chain, or file.py:chain.", show_default=False)
