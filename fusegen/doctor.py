@@ -168,16 +168,17 @@ def emulator_compiler() -> Check:
     name = "C++ compiler"
 
     def look() -> Check:
-        from fusegen.emulator.toolchain import INSTALL_HINT, compiler_for
+        from fusegen.emulator.toolchain import INSTALL_HINT, compiler_for, unusable_choice
 
         version = compiler_for(check=False).version.splitlines()[0]
+        refused = unusable_choice()
         emulate(check=False)
         try:
             emulate(check=True)
         except MissingError:
-            advice = f"for the checking build: {INSTALL_HINT}"
+            advice = "; ".join(part for part in (f"for the checking build: {INSTALL_HINT}", refused) if part)
             return Check(name, "ok", f"{version}: the emulator's fast build only", advice)
-        return Check(name, "ok", f"{version}: the emulator's fast and checking builds")
+        return Check(name, "ok", f"{version}: the emulator's fast and checking builds", refused)
 
     return guarded(name, look, "apt install g++, or pip install ziglang")
 

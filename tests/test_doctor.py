@@ -77,6 +77,14 @@ def test_no_cxx_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "g++" in check.advice
 
 
+def test_a_chosen_compiler_that_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    check = doctor.emulator_compiler()
+    if check.state != "ok":
+        pytest.skip(check.found)
+    assert "CXX=no-such-compiler can't be used: there is no program no-such-compiler" in check.advice
+
+
 def test_an_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "file" / "below"))

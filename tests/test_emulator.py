@@ -658,3 +658,45 @@ def test_compilers_and_what_they_can_do(monkeypatch: pytest.MonkeyPatch, tmp_pat
         monkeypatch.undo()
         toolchain.compiler.cache_clear()
         toolchain._identify.cache_clear()
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    toolchain.compiler.cache_clear()
+    toolchain._identify.cache_clear()
+    yield
+    toolchain.compiler.cache_clear()
+    toolchain._identify.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (None, "there is no program "),
+        (
+            'test "$1" = -dumpversion && echo 9.4.0 || echo "c++ (GCC) 9.4.0"',
+            "it is gcc 9, and the emulator needs 12 or later",
+        ),
+        ("echo 'clang version 14.0.0'", "it is clang 14, and the emulator needs 15 or later"),
+        ("exit 1", "it does not say its version as a C++ compiler does"),
+        ("echo hello", "it does not say its version as a C++ compiler does"),
+    ],
+)
+def test_a_chosen_compiler_that_can_not_be_used_is_said(
+    script: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = tmp_path / "odd c++"
+    if script is not None:
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("CXX", f"'{command}'")
+    for _ in range(3):
+        used = compiler()
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said.startswith(f"CXX='{command}' can't be used: {why}")
+    assert said.endswith(f"the emulator uses {used} instead; set CXX to another compiler, or unset it")
+    monkeypatch.setenv("CXX", str(used))
+    assert toolchain.unusable_choice() == ""
+    monkeypatch.setenv("CXX", "g++ 'and a quotation")
+    assert "there is no program g++ 'and a quotation" in toolchain.unusable_choice()

@@ -16,9 +16,11 @@ import errno
 import functools
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,6 +32,8 @@ from pathlib import Path
 from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable
 from fusegen.emulator.workplace import no_room, place, workplace
 from fusegen.storage import Key, Store
+
+log = logging.getLogger("fusegen.emulator")
 
 _HERE = Path(__file__).parent
 _DIALECT = _HERE / "dialect"
@@ -101,20 +105,42 @@ class Compiler:
 def compiler() -> Compiler:
     """The C++ compiler to use: $CXX, else g++, clang++, or zig from the `ziglang` package.
 
-    Raises EmulatorUnavailable if there is none, with what to install; likewise on a system other than Linux.
+    A $CXX that can't be used is passed over with a warning: it may be there for other builds. Raises
+    EmulatorUnavailable if there is none, with what to install; likewise on a system other than Linux.
     """
     if sys.platform != "linux":
         raise EmulatorUnavailable(f"the emulator runs on Linux only, and this is {sys.platform}")
-    candidates: list[tuple[str, ...]] = []
-    if chosen := os.environ.get("CXX"):
-        candidates.append(tuple(chosen.split()))
-    candidates += [("g++",), ("clang++",)]
+    candidates: list[tuple[str, ...]] = [("g++",), ("clang++",)]
     if importlib.util.find_spec("ziglang") is not None:
         candidates.append((sys.executable, "-m", "ziglang", "c++"))
+    refused = unusable_choice()
+    if not refused and (chosen := _chosen()):
+        candidates.insert(0, chosen)
     for command in candidates:
-        if found := _identify(command):
+        if isinstance(found := _identify(command), Compiler):
+            if refused:
+                log.warning(
+                    "%s\n  the emulator uses %s instead; set CXX to another compiler, or unset it", refused, found
+                )
             return found
-    raise EmulatorUnavailable(f"the emulator needs a C++ compiler (g++ 12, clang++ 15 or later): {INSTALL_HINT}")
+    also = f"\n  {refused}" if refused else ""
+    raise EmulatorUnavailable(f"the emulator needs a C++ compiler (g++ 12, clang++ 15 or later): {INSTALL_HINT}{also}")
+
+
+def unusable_choice() -> str:
+    """What is wrong with the compiler that $CXX names; empty where it names none, or one that will do."""
+    named = os.environ.get("CXX", "").strip()
+    found = _identify(_chosen()) if named else ""
+    return f"CXX={named} can't be used: {found}" if isinstance(found, str) and found else ""
+
+
+def _chosen() -> tuple[str, ...]:
+    """The words of $CXX, such as `ccache g++`."""
+    named = os.environ.get("CXX", "").strip()
+    try:
+        return tuple(shlex.split(named))
+    except ValueError:  # a quotation mark without its other half
+        return (named,) if named else ()
 
 
 def compiler_for(*, check: bool) -> Compiler:
@@ -122,7 +148,8 @@ def compiler_for(*, check: bool) -> Compiler:
     found = compiler()
     if not check or found.can_check:
         return found
-    if (other := _identify(("g++",))) and other.can_check:
+    if isinstance(other := _identify(("g++",)), Compiler) and other.can_check:
+        log.debug("%s can't make the checking build; %s makes it", found, other)
         return other
     raise EmulatorUnavailable(f"the checking build needs g++, and only `{found}` is here: {INSTALL_HINT}")
 
@@ -137,18 +164,20 @@ def can_check() -> bool:
 
 
 @functools.cache
-def _identify(command: tuple[str, ...]) -> Compiler | None:
-    """What answers to this command, or None if nothing does, or something too old."""
+def _identify(command: tuple[str, ...]) -> Compiler | str:
+    """What answers to this command, or why that will not do."""
     if shutil.which(command[0]) is None:
-        return None
+        return f"there is no program {command[0]}"
     try:
         version = _output([*command, "--version"])
         family = "clang" if "clang" in version.lower() else "gcc"
         number = re.search(r"clang version (\d+)", version) if family == "clang" else None
         major = int(number[1] if number else _output([*command, "-dumpversion"]).split(".")[0])
     except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    return Compiler(command, version.strip(), family) if major >= _OLDEST[family] else None
+        return f"it does not say its version as a C++ compiler does, when asked `{' '.join(command)} --version`"
+    if major < _OLDEST[family]:
+        return f"it is {family} {major}, and the emulator needs {_OLDEST[family]} or later"
+    return Compiler(command, version.strip(), family)
 
 
 def _output(command: list[str]) -> str:
