@@ -85,7 +85,8 @@ def examine() -> Examination:
     cuda, hip = nvrtc(), hiprtc()
     nvidia, amd = gpus()
     compiler = emulator_compiler()
-    checks = (python(), cuda, hip, nvidia, amd, compiler, cache_folder(), sass_tool(), *map(array_library, LIBRARIES))
+    tools = (compiler, line_tool(), cache_folder(), sass_tool())
+    checks = (python(), cuda, hip, nvidia, amd, *tools, *map(array_library, LIBRARIES))
     emulated = (EMULATOR,) if compiler.state == "ok" else ()
     vendors = tuple(
         Vendor(name, made.state == "ok", (*((gpu.found,) if gpu.state == "ok" else ()), *emulated))
@@ -195,6 +196,19 @@ def emulate(check: bool) -> None:
     kernel.launch((1, 1, 1), (1, 1, 1), 0, [buffer])
     if numbers[0] != 2:
         raise KernelError("the emulator ran a kernel, and its result was wrong")
+
+
+def line_tool() -> Check:
+    name = "addr2line"
+
+    def look() -> Check:
+        from fusegen.emulator.kernel import line_tool as found
+
+        if (tool := found()) is not None:
+            return Check(name, "ok", f"{tool}: the emulator's faults come with their source line")
+        return Check(name, "optional", "not here; the emulator's faults lack their source line", "apt install binutils")
+
+    return guarded(name, look)
 
 
 def cache_folder() -> Check:

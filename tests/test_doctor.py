@@ -28,8 +28,8 @@ def test_it_examines_this_machine() -> None:
     found = doctor.examine()
     names = [check.name for check in found.checks]
     assert names == [
-        "Python", "NVRTC", "hiprtc", "NVIDIA GPU", "AMD GPU", "C++ compiler", "cache folder", "nvdisasm", "torch",
-        "cupy", "jax",
+        "Python", "NVRTC", "hiprtc", "NVIDIA GPU", "AMD GPU", "C++ compiler", "addr2line", "cache folder", "nvdisasm",
+        "torch", "cupy", "jax",
     ]  # fmt: skip
     assert all(check.found for check in found.checks)
     assert all(check.advice for check in found.checks if check.state in ("missing", "broken"))
@@ -83,6 +83,22 @@ def test_a_chosen_compiler_that_is_passed_over(monkeypatch: pytest.MonkeyPatch) 
     if check.state != "ok":
         pytest.skip(check.found)
     assert "CXX=no-such-compiler can't be used: there is no program no-such-compiler" in check.advice
+
+
+def test_no_tool_for_source_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from fusegen.emulator.kernel import line_tool
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    line_tool.cache_clear()
+    try:
+        check = doctor.line_tool()
+        assert (check.state, check.advice) == ("optional", "apt install binutils")
+        assert "lack their source line" in check.found
+        (tmp_path / "llvm-addr2line").touch(0o755)
+        line_tool.cache_clear()
+        assert doctor.line_tool().found.startswith(f"{tmp_path}/llvm-addr2line: ")
+    finally:
+        line_tool.cache_clear()
 
 
 def test_an_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -534,6 +534,17 @@ def test_what_a_process_has_built_outlives_the_cache(tmp_path: Path) -> None:
     assert storage.survey(tmp_path)["emulator"].entries == 2
 
 
+def test_a_fault_without_its_line_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = 'extern "C" __global__ void bad(float* y) {\n  y[1ull << 45] = 1.0f;\n}'
+    kernel = build(source, "bad", warp=32, check=False, filename="bad.cu", cache_dir=tmp_path)
+    y = np.zeros(32, np.float32)
+    with pytest.raises(KernelFault, match=r"^bad\.cu:2: segfault"):
+        kernel.launch((1, 1, 1), (32, 1, 1), 0, [buffer("y", y, writable=True)])
+    monkeypatch.setattr("fusegen.emulator.kernel.line_tool", lambda: None)
+    with pytest.raises(KernelFault, match=r"(?s)^bad\.cu: bad: segfault.*there is no addr2line here; apt "):
+        kernel.launch((1, 1, 1), (32, 1, 1), 0, [buffer("y", y, writable=True)])
+
+
 def test_a_process_that_was_killed_leaves_its_folder_to_the_next(tmp_path: Path) -> None:
     program = f"""
 import os, sys, tempfile

@@ -220,6 +220,8 @@ class EmulatedKernel:
         thread = report.thread.as_tuple() if report.has_place else None
         if block and thread:
             message += f"\n  in block {block} thread {thread}"
+        if line is None and any(sites) and line_tool() is None:
+            message += "\n  on a line that is not known: there is no addr2line here; apt install binutils"
         if line and source_line is not None:
             message += f"\n  {line:5} | {source_line}"
         if other_line and other_line <= len(lines):
@@ -295,13 +297,14 @@ def _usable_processors() -> int:
 
 
 @functools.cache
-def _line_tool() -> str | None:
+def line_tool() -> str | None:
+    """The program that tells a fault's source line from its address; without one, faults have no line."""
     return next((found for tool in ("addr2line", "llvm-addr2line") if (found := shutil.which(tool))), None)
 
 
 def _source_lines(library: Path, sites: tuple[int, ...]) -> dict[int, int]:
     """The kernel's own line for each site: of a chain of inlined calls, the innermost one in the kernel's file."""
-    tool = _line_tool()
+    tool = line_tool()
     found: dict[int, int] = {}
     for site in sites if tool else ():
         # A site is a return address; one byte less lies in the call.
