@@ -531,6 +531,14 @@ def test_what_a_spec_prints_stays_out_of_json(run: Run, tmp_path: Path) -> None:
     assert "hello" in result.stderr
 
 
+def test_a_chain_that_is_named_twice_counts_once(run: Run, tmp_path: Path) -> None:
+    words = ("chains.py:normed", "chains.py", str(tmp_path / "chains.py"), ".")
+    chains = document(run("plan", *words, "--target", "cuda", "--json"))["plans"]
+    assert [chain["chain"] for chain in chains] == ["normed", "scaled"]
+    (tmp_path / "others.py").write_text(SPEC)  # of the same names, and others all the same
+    assert len(document(run("plan", ".", "others.py", "--target", "cuda", "--json"))["plans"]) == 4
+
+
 def test_sizes_go_to_the_chains_that_have_them() -> None:
     chains = asking.ask_chains([str(ROOT / "specs")], ["T=3", "M=5"])
     assert {c.name: dict(c.graph.sizes) for c in chains}["log_softmax"]["T"] == 3

@@ -16,10 +16,14 @@ from fusegen.types import DTYPES, DType
 def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None = None) -> tuple[Chain, ...]:
     """The chains that SPEC... names, at the sizes and in the storage type asked for.
 
-    A size goes to every chain that has its dim; a dim that none of them has is an error.
+    A size goes to every chain that has its dim; a dim that none of them has is an error. A chain that is named twice,
+    as in `specs/ specs/copy.py`, counts once.
     """
+    chains: list[Chain] = []
     with redirect_stdout(sys.stderr):  # what a spec prints is no part of a verb's result, which may be JSON
-        chains = [chain for spec in specs for chain in load_chains(spec)]
+        for spec in specs:
+            known = {identity(chain) for chain in chains}
+            chains += [chain for chain in load_chains(spec) if identity(chain) not in known]
     sizes = ask_sizes(sets)
     known = {name: None for chain in chains for name in chain.graph.sizes}
     if unknown := [name for name in sizes if name not in known]:
@@ -28,6 +32,12 @@ def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None
         kind = ask_dtype(dtype)
         chains = [chain.with_dtype(kind) for chain in chains]
     return tuple(chain.at(**{n: s for n, s in sizes.items() if n in chain.graph.sizes}) for chain in chains)
+
+
+def identity(chain: Chain) -> tuple[Path, int, str]:
+    """Where a chain is defined, however its file was named."""
+    where = chain.graph.where
+    return Path(where.file).resolve(), where.line, chain.name
 
 
 def ask_chain(spec: str, sets: Sequence[str] = (), dtype: str | None = None) -> Chain:
