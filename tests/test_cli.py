@@ -445,7 +445,9 @@ def test_a_kernel_that_can_not_be_run_here_has_not_failed(run: Run, monkeypatch:
 
 def test_a_missing_gpu_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusegen.runtime.devices.matching", lambda target: ())
-    assert "no GPU here runs hip:mi300x" in error_of(run("validate", "chains.py", "--target", "hip", "--on", "gpu"), 3)
+    message = error_of(run("validate", "chains.py", "--target", "hip", "--on", "gpu"), 3)
+    assert "no GPU here runs hip:mi300x" in message
+    assert "--on emulator" in message
 
 
 @emulated
@@ -493,7 +495,7 @@ def test_a_wrong_spec_is_one_sentence_with_its_place(
         (("plan", "chains.py", "--set", "N=0"), "N=0"),
         (("plan", "chains.py", "--dtype", "f8"), "--dtype f8: arrays are stored as f16, bf16, f32"),
         (("plan", "chains.py", "--target", "cuda:h300"), "'cuda:h300' is not a target"),
-        (("validate", "chains.py", "--target", "cuda", "--on", "abacus"), "abacus"),
+        (("validate", "chains.py", "--target", "cuda", "--on", "abacus"), "'abacus' names no device; say auto, gpu"),
         (("emit", "chains.py", "--out", "chains.py/x"), "can't be written: Not a directory\n  name another folder"),
     ],
 )

@@ -133,9 +133,9 @@ def test_find(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "on", "words"),
     [
         ("cuda:b200", "gpu", ["no GPU here runs cuda:b200 (sm_100a)", "cuda:1 NVIDIA H200, sm_90, 141 GiB",
-                              "compile for cuda:a100 or cuda:h200, or use on='emulator'"]),
+                              "compile for cuda:a100 or cuda:h200, or use the emulator, which runs"]),
         ("cuda:h200", "gpu:0", ["no GPU with number 0 here runs cuda:h200"]),
-        ("hip:mi300x", "gpu", ["no GPU here runs hip:mi300x", "found: no hip here", "  use on='emulator'"]),
+        ("hip:mi300x", "gpu", ["no GPU here runs hip:mi300x", "found: no hip here", "  use the emulator, which runs"]),
     ],
 )  # fmt: skip
 def test_find_says_why_there_is_none(monkeypatch: pytest.MonkeyPatch, name: str, on: str, words: list[str]) -> None:
@@ -155,7 +155,7 @@ def test_find_says_which_emulator(monkeypatch: pytest.MonkeyPatch, here: bool, n
 
 
 def test_find_refuses_what_is_no_device() -> None:
-    with pytest.raises(RequestError, match="on='tpu' is no device; say auto, gpu"):
+    with pytest.raises(RequestError, match="'tpu' names no device; say auto, gpu"):
         find(H200, "tpu")
 
 

@@ -226,7 +226,7 @@ def find(target: Target, on: str = "auto", *, check: bool | None = None) -> Devi
 
     where = re.fullmatch(r"auto|emulator|gpu(?::(\d+))?", str(on))
     if where is None:
-        raise RequestError(f"on={on!r} is no device; say auto, gpu, gpu:1 (by number) or emulator")
+        raise RequestError(f"{on!r} names no device; say auto, gpu, gpu:1 (by number) or emulator")
     gpus = () if on == "emulator" else matching(target)
     chosen = [gpu for gpu in gpus if where[1] is None or gpu.ordinal == int(where[1])]
     if chosen:
@@ -253,5 +253,5 @@ def no_gpu(target: Target, on: str) -> str:
     other = f"compile for {' or '.join(fits)}, or " if fits else ""
     return (
         f"no GPU{number} here runs {target.name} ({target.arch})\n  found: {found}\n"
-        f"  {other}use on='emulator', which runs the same source on the CPU"
+        f"  {other}use the emulator, which runs the same source on the CPU: on='emulator', or --on emulator"
     )
