@@ -594,6 +594,40 @@ def test_a_closed_pipe_is_no_accident() -> None:
     assert said == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "list", "list --json", "list --ops", "--help", "plan --help", "--version", "cache info", "emit --check",
+        "plan specs/copy.py --target cuda", "inspect specs/copy.py --target cuda", "doctor",
+        "inspect specs/copy.py --target cuda --json",
+    ],
+)  # fmt: skip
+def test_output_that_can_not_be_written_is_one_sentence(words: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*COMMAND, *words.split()], stdout=full, stderr=subprocess.PIPE, cwd=ROOT)
+    assert done.stderr == b"the output can't be written: No space left on device\n"
+    assert done.returncode == 74
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_errors_keep_their_exit_codes_when_nothing_can_be_written() -> None:
+    with Path("/dev/full").open("wb") as full:
+        for words in ("plan nosuch --json", "plan --json", "frobnicate"):
+            done = subprocess.run([*COMMAND, *words.split()], stdout=full, stderr=subprocess.PIPE, cwd=ROOT)
+            assert (done.returncode, b"Traceback" in done.stderr) == (2, False)
+        silent = subprocess.run([*COMMAND, "plan", "nosuch", "--json"], stdout=full, stderr=full, cwd=ROOT)
+        assert silent.returncode == 2
+
+
+def test_closed_outputs() -> None:
+    """`fusegen list >&-`, `fusegen list 2>&-`"""
+    for closing, code, says in ((">&-", 74, b"the output can't be written: it is closed\n"), ("2>&-", 0, b"")):
+        command = f"{sys.executable} -m fusegen list {closing}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, cwd=ROOT)
+        assert (done.returncode, done.stderr) == (code, says)
+
+
 def test_plain_text_in_a_pipe() -> None:
     done = shell("plan", "specs/rmsnorm.py", "--target", "cuda", "--all")
     assert done.returncode == 0

@@ -10,7 +10,7 @@
     caching    what `cache` shows and removes
 
 Exit codes: 0 all is well, 1 a kernel is wrong or a golden file drifted, 2 the request is wrong, 3 something is missing
-on this machine, 70 a bug in fusegen.
+on this machine, 70 a bug in fusegen, 74 the output can't be written.
 """
 
 from fusegen.cli.app import app, main

@@ -5,6 +5,7 @@ Whatever takes time to import is imported inside the verb that needs it, so that
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from enum import StrEnum
@@ -15,13 +16,24 @@ import typer
 
 from fusegen import __version__
 from fusegen.cli import caching
-from fusegen.cli.showing import print_json, progress, say, show_code, verb, worst
+from fusegen.cli.showing import (
+    NOT_WRITTEN,
+    OutputError,
+    complain,
+    going_out,
+    print_json,
+    progress,
+    say,
+    show_code,
+    verb,
+    worst,
+)
 from fusegen.errors import RequestError
 
 app = typer.Typer(
     help="Fused GPU kernels from small Python op graphs: readable CUDA and HIP source, checked against numpy.",
     epilog="SPEC is a file, a folder, or file.py:chain. Exit codes: 0 all is well, 1 a kernel is wrong or a golden "
-    "file drifted, 2 the request is wrong, 3 something is missing on this machine.",
+    "file drifted, 2 the request is wrong, 3 something is missing on this machine, 74 the output can't be written.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -71,7 +83,20 @@ def main() -> None:
     """The command `fusegen`. A reader that closes the pipe early (`| head`) ends it quietly, as it does other tools."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    app(prog_name="fusegen")
+    if sys.stderr is None:  # 2>&-
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:  # >&-
+        complain("the output can't be written: it is closed\n")
+        sys.exit(NOT_WRITTEN)
+    try:
+        with going_out():  # typer's own output, such as --help; a verb's is its own business
+            try:
+                app(prog_name="fusegen")
+            finally:
+                sys.stdout.flush()
+    except OutputError as error:
+        complain(f"{error}\n")
+        sys.exit(error.exit_code)
 
 
 def show_version(wanted: bool) -> None:

@@ -22,8 +22,8 @@ def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None
     chains: list[Chain] = []
     with redirect_stdout(sys.stderr):  # what a spec prints is no part of a verb's result, which may be JSON
         for spec in specs:
-            known = {identity(chain) for chain in chains}
-            chains += [chain for chain in load_chains(spec) if identity(chain) not in known]
+            before = {identity(chain) for chain in chains}
+            chains += [chain for chain in load_chains(spec) if identity(chain) not in before]
     sizes = ask_sizes(sets)
     known = {name: None for chain in chains for name in chain.graph.sizes}
     if unknown := [name for name in sizes if name not in known]:

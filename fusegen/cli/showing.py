@@ -5,9 +5,11 @@ Results go to stdout; progress and errors go to stderr, so that a pipe carries r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,11 +25,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PLAIN_WIDTH = 4096  # in a pipe nothing is wrapped: the reader may be a program
-BUG = 70  # EX_SOFTWARE of sysexits.h
+BUG, NOT_WRITTEN = 70, 74  # EX_SOFTWARE and EX_IOERR of sysexits.h
 Parameters = ParamSpec("Parameters")
 
 
 # ---------------------------------------------------------------- verbs
+
+
+class OutputError(FusegenError):
+    """The result could not be written to where it was sent: a full disk, say."""
+
+    exit_code = NOT_WRITTEN
 
 
 def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, None]:
@@ -37,25 +45,52 @@ def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, Non
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
             code = function(*args, **kwargs)
+            with going_out():
+                sys.stdout.flush()
         except FusegenError as error:
-            sys.stderr.write(f"{error}\n")
+            complain(f"{error}\n")
             if kwargs.get("as_json"):
-                facts = {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
-                print_json({"error": facts})
+                print_error(type(error).__name__, str(error), error.exit_code)
             raise typer.Exit(error.exit_code) from None
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
-            traceback.print_exc()
-            sys.stderr.write(f"\nthis is a bug in fusegen: {type(error).__name__} was not expected here\n")
-            sys.stderr.write("  please report it with the command, the spec and the lines above\n")
+            complain(traceback.format_exc())
+            complain(f"\nthis is a bug in fusegen: {type(error).__name__} was not expected here\n")
+            complain("  please report it with the command, the spec and the lines above\n")
             if kwargs.get("as_json"):
-                print_json({"error": {"kind": type(error).__name__, "message": str(error), "exit_code": BUG}})
+                print_error(type(error).__name__, str(error), BUG)
             raise typer.Exit(BUG) from None
         if code:
             raise typer.Exit(code)
 
     return run
+
+
+@contextmanager
+def going_out() -> Iterator[None]:
+    """Around whatever writes to stdout: raises OutputError where that can't be written."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_output()
+        raise OutputError(f"the output can't be written: {error.strerror or error}") from error
+
+
+def discard_output() -> None:
+    """Nothing more can be written: let the interpreter not try again when it ends."""
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def complain(text: str) -> None:
+    """Write to stderr; where that fails too, the exit code is all there is."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
 
 
 def worst(codes: Iterable[int]) -> int:
@@ -79,7 +114,7 @@ def console(stderr: bool = False) -> Console:
 def say(*parts: RenderableType, style: str | None = None) -> None:
     """Print to stdout. Text lines are never cut."""
     out = console()
-    with plain_lines(out):
+    with going_out(), plain_lines(out):
         for part in parts:
             out.print(part, style=style, soft_wrap=isinstance(part, str))
 
@@ -102,11 +137,13 @@ def heading(text: str) -> None:
 def show_code(text: str, language: str) -> None:
     """Source code: coloured on a terminal, byte for byte in a pipe."""
     if not sys.stdout.isatty():
-        sys.stdout.write(text)
+        with going_out():
+            sys.stdout.write(text)
         return
     from rich.syntax import Syntax
 
-    console().print(Syntax(text, language, theme="ansi_dark").highlight(text), soft_wrap=True, end="")
+    with going_out():
+        console().print(Syntax(text, language, theme="ansi_dark").highlight(text), soft_wrap=True, end="")
 
 
 def table(*columns: str, rows: Iterable[Sequence[Any]] = (), styles: Mapping[int, str] | None = None) -> Table:
@@ -152,7 +189,15 @@ def times(before: float, after: float) -> str:
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout. JSON has no infinities and no NaN: they become text."""
-    sys.stdout.write(json.dumps(finite(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    with going_out():
+        sys.stdout.write(json.dumps(finite(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        sys.stdout.flush()
+
+
+def print_error(kind: str, message: str, exit_code: int) -> None:
+    """An error as JSON, unless it is that nothing can be printed."""
+    with contextlib.suppress(OutputError):
+        print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})
 
 
 def finite(value: Any) -> Any:
@@ -189,7 +234,8 @@ class Progress:
         if self.live is not None:
             self.live.stop()
         say(*parts, style=style)
-        sys.stdout.flush()
+        with going_out():
+            sys.stdout.flush()
         if self.live is not None:
             self.live.start()
 
