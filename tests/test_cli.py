@@ -516,6 +516,11 @@ def test_a_wrong_request_is_exit_2(run: Run, words: tuple[str, ...], says: str) 
 )
 def test_bad_usage_is_exit_2(run: Run, words: tuple[str, ...]) -> None:
     assert run(*words).exit_code == 2
+    result = run(*words, "--json")
+    assert "Usage: " in result.stderr
+    error = document(result, code=2)["error"]
+    assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
+    assert error["message"] in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_an_unexpected_exception_is_called_a_bug(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from fusegen import __version__
 from fusegen.cli import caching
 from fusegen.cli.showing import (
     NOT_WRITTEN,
+    Group,
     OutputError,
     complain,
     going_out,
@@ -31,6 +32,7 @@ from fusegen.cli.showing import (
 from fusegen.errors import RequestError
 
 app = typer.Typer(
+    cls=Group,
     help="Fused GPU kernels from small Python op graphs: readable CUDA and HIP source, checked against numpy.",
     epilog="SPEC is a file, a folder, or file.py:chain. Exit codes: 0 all is well, 1 a kernel is wrong or a golden "
     "file drifted, 2 the request is wrong, 3 something is missing on this machine, 74 the output can't be written.",

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
+from typer.core import TyperGroup
 
 from fusegen.errors import FusegenError
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+AS_JSON = "fusegen.as_json"
+UsageError: Any = typer.BadParameter.__base__  # typer's own or click's, as its version has it
 PLAIN_WIDTH = 4096  # in a pipe nothing is wrapped: the reader may be a program
 BUG, NOT_WRITTEN = 70, 74  # EX_SOFTWARE and EX_IOERR of sysexits.h
 Parameters = ParamSpec("Parameters")
@@ -91,6 +94,32 @@ def complain(text: str) -> None:
     """Write to stderr; where that fails too, the exit code is all there is."""
     with contextlib.suppress(OSError):
         sys.stderr.write(text)
+
+
+class Group(TyperGroup):
+    """The command `fusegen`: what is wrong with its words is JSON, too, where JSON was asked for."""
+
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **extra: Any) -> Any:
+        as_json = "--json" in args
+        with usage_errors(as_json):
+            context = super().make_context(info_name, args, *more, **extra)
+        context.meta[AS_JSON] = as_json
+        return context
+
+    def invoke(self, ctx: Any) -> Any:
+        with usage_errors(ctx.meta[AS_JSON]):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def usage_errors(as_json: bool) -> Iterator[None]:
+    """Print usage errors as JSON, and let typer say them on stderr."""
+    try:
+        yield
+    except UsageError as error:
+        if as_json:
+            print_error("UsageError", error.format_message(), error.exit_code)
+        raise
 
 
 def worst(codes: Iterable[int]) -> int:
