@@ -14,7 +14,17 @@ from types import SimpleNamespace
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from fusegen.compiling import Binary, Resources, compile_source, compiler_version, disassemble, hiprtc, nvrtc, ptx
+from fusegen.compiling import (
+    Binary,
+    Resources,
+    compile_options,
+    compile_source,
+    compiler_version,
+    disassemble,
+    hiprtc,
+    nvrtc,
+    ptx,
+)
 from fusegen.compiling.refusal import excerpt, places
 from fusegen.compiling.resources import of_cubin
 from fusegen.errors import CompileError, MissingError, RequestError
@@ -188,6 +198,24 @@ def test_cuda_code_is_disassembled_or_the_tool_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", "")
     with pytest.raises(MissingError, match="pip install nvidia-cuda-nvdisasm"):
         disassemble(binary)
+
+
+def test_options_for_the_key_are_those_of_the_compiler_and_name_no_folder() -> None:
+    built(HALVES, "halves", H200)
+    found = compile_options(HALVES, H200)
+    assert {"-arch=sm_90a", "--std=c++17", "--ptxas-options=-v"} <= set(found)
+    if "--use-bundled-headers" in found:  # an older NVRTC gets a folder of headers, which then counts
+        assert not any("/" in option for option in found), found
+    assert compile_options(PLAIN, A100) != compile_options(PLAIN, H200)
+
+
+def test_options_that_the_environment_adds_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hiprtc appends them by itself, in a process that starts with them."""
+    built(PLAIN, "plain", MI300X)
+    before = compile_options(PLAIN, MI300X)
+    assert before == ("--offload-arch=gfx942", "-O3", "-std=c++17")
+    monkeypatch.setenv("HIPRTC_COMPILE_OPTIONS_APPEND", "-ffast-math")
+    assert compile_options(PLAIN, MI300X) == (*before, "HIPRTC_COMPILE_OPTIONS_APPEND=-ffast-math")
 
 
 def test_same_source_same_bytes_also_from_threads() -> None:

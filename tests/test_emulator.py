@@ -478,6 +478,16 @@ def test_a_cache_that_can_not_be_written(
     assert "name another folder in FUSEGEN_CACHE_DIR" in said
 
 
+def test_a_cache_that_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_CACHE_SIZE", "0")
+    first = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
+    assert copies(first)
+    assert list(tmp_path.iterdir()) == []
+    built = first.library.stat().st_mtime_ns
+    build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
+    assert first.library.stat().st_mtime_ns == built, "this process has it, and builds it once"
+
+
 def test_nowhere_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workplace, "workplace_of", lambda process: tmp_path / "not/there")
     with pytest.raises(

@@ -242,8 +242,8 @@ def build(
 ) -> EmulatedKernel:
     """Compile CUDA or HIP text for the CPU; `entry` is its `extern "C"` kernel, `filename` its name in messages.
 
-    Compiled objects are cached in `cache_dir`, by default the user's cache. Raises EmulatorUnavailable without a
-    fitting compiler, EmulatorBuildError if the compiler refuses the text.
+    Libraries are cached in `cache_dir`, by default the user's cache, and loaded from a folder of this process. Raises
+    EmulatorUnavailable without a fitting compiler or room to build, EmulatorBuildError if the text is refused.
     """
     if warp not in (32, 64):
         raise LaunchError(f"a warp of {warp} lanes; the emulator knows 32 and 64")

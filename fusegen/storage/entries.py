@@ -132,10 +132,11 @@ class Store:
         except (OSError, ValueError, Damaged):  # ValueError: there is no file at all
             return "never compiled before, or evicted since"
         changed = [f.name for f in fields(key) if old.get(f.name) != getattr(key, f.name)]
-        return "; ".join(
+        said = (
             "the source text is different" if name == "text" else f"{name} was {old.get(name)}, is {getattr(key, name)}"
             for name in changed
         )
+        return "; ".join(said) or "another process stores it at this moment"
 
 
 # ---------------------------------------------------------------- the file
