@@ -268,10 +268,10 @@ def _provide(path: Path, key: LibraryKey, cache: Path | None, make: Callable[[Pa
         if not path.exists():
             place(path, data)
         return None
-    if path.exists():  # and evicted from the cache since
-        store.store(key, {}, path.read_bytes())
-        return None
     try:
+        if path.exists():  # and evicted from the cache since
+            store.store(key, {}, path.read_bytes())
+            return None
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
             if (log := make(made)) is not None:

@@ -11,7 +11,7 @@ Any number of processes may share a folder, on a network file system too, becaus
   it again.
 - The cache is a help and no need: where it can't be written, everything is made anew, after one warning.
 
-cuda.core has a cache of its own, which keeps what NVRTC made, by name and without a checksum. Here the compiler may be
+cuda.core has a cache of its own, for what NVRTC made: bytes as they are, without a checksum. Here the compiler may be
 another vendor's, a kernel's resources and its verdict are kept with it, and what is read must be what was written.
 """
 
