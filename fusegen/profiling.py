@@ -13,25 +13,21 @@ occupancy), so a counter that disagrees points at the plan, the hardware's cache
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from fusegen.operands import operands
 from fusegen.planner.cost import COPY_SHARE
 from fusegen.planner.model import Access, Plan
-from fusegen.types import DType, size_of
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary
-    from fusegen.runtime.arrays import ArrayView
     from fusegen.spec import Chain
     from fusegen.targets import Target
 
 SECTOR = 32  # bytes: the unit in which NVIDIA's L1 and L2 move data
 LAUNCHES = 5  # that the profiled program makes; the first ones warm up
-TILE_BYTES = 1 << 20  # inputs repeat a tile of noise: drawing gigabytes takes longer than profiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,35 +253,8 @@ def run(chain: Chain, target: Target, *, on: str = "gpu", launches: int = LAUNCH
     from fusegen.pipeline import compile as build
 
     kernel = build(chain, target, on=on, validate=False)
-    device, graph = kernel.device, chain.graph
-    noise = np.random.default_rng(0)
-    inputs = [filled(device, t.dtype, shape_of(t.shape, graph.sizes), noise) if t.shape else 1 for t in graph.inputs]
-    outputs = [empty(device, t.dtype, shape_of(t.shape, graph.sizes)) for t in graph.outputs]
+    made = operands(kernel.device, chain.graph)
     for _ in range(launches):
-        kernel(*inputs, out=tuple(outputs) if len(outputs) > 1 else outputs[0])
-    device.synchronize()
-    return str(device)
-
-
-def shape_of(shape: Sequence[Any], sizes: Any) -> tuple[int, ...]:
-    return tuple(size_of(size, sizes) for size in shape)
-
-
-def empty(device: Any, dtype: DType, shape: tuple[int, ...]) -> ArrayView:
-    view: ArrayView = device.empty(math.prod(shape) * dtype.bytes).view(dtype, shape)
-    return view
-
-
-def filled(device: Any, dtype: DType, shape: tuple[int, ...], noise: np.random.Generator) -> ArrayView:
-    """Device memory full of standard normal numbers (small integers, coin flips), a tile repeated."""
-    nbytes = math.prod(shape) * dtype.bytes
-    count = max(1, min(nbytes, TILE_BYTES) // dtype.bytes)
-    if dtype.kind == "float":
-        tile = noise.standard_normal(count, dtype=np.float32).astype(dtype.numpy)
-    else:
-        tile = noise.integers(0, 2, count).astype(dtype.numpy)
-    memory = device.empty(nbytes)
-    for offset in range(0, nbytes, tile.nbytes):
-        memory.write(tile.view(np.uint8)[: nbytes - offset], offset)
-    view: ArrayView = memory.view(dtype, shape)
-    return view
+        kernel(*made.inputs, out=made.out)
+    kernel.device.synchronize()
+    return str(kernel.device)

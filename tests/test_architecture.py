@@ -33,6 +33,7 @@ LAYERS = (
     "spelling",
     "rendering",
     "runtime",
+    "operands timing",
     "validation",
     "pipeline",
     "golden profiling doctor explaining",

@@ -131,6 +131,34 @@ class AmdDevice(GpuDevice):
             (status,) = self.hip.hipMemcpy(data, address, data.nbytes, kind)
         self.check(int(status), f"copying {data.nbytes} bytes from it")
 
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        with self.current():
+            (status,) = self.hip.hipMemcpyDtoDAsync(to, source, nbytes, stream)
+        self.check(int(status), f"copying {nbytes} bytes on it")
+
+    def fill(self, address: int, nbytes: int, stream: int) -> None:
+        with self.current():
+            (status,) = self.hip.hipMemsetD32Async(address, 0, nbytes // 4, stream)
+        self.check(int(status), f"filling {nbytes} bytes")
+
+    def event(self) -> object:
+        with self.current():
+            return done(self.hip.hipEventCreate(), "making an event")
+
+    def drop_event(self, event: object) -> None:
+        with self.current():
+            self.hip.hipEventDestroy(event)
+
+    def mark(self, event: object, stream: int) -> None:
+        with self.current():
+            (status,) = self.hip.hipEventRecord(event, stream)
+        self.check(int(status), "recording an event")
+
+    def elapsed_us(self, start: object, end: object) -> float:
+        with self.current():
+            milliseconds = done(self.hip.hipEventElapsedTime(start, end), "reading two events")
+        return float(milliseconds) * 1e3
+
     def synchronize(self, stream: int | None = None) -> None:
         with self.current():
             (status,) = self.hip.hipDeviceSynchronize() if stream is None else self.hip.hipStreamSynchronize(stream)

@@ -121,6 +121,10 @@ class Device(ABC):
         """Device memory to host bytes, complete on return."""
 
     @abstractmethod
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        """Device memory to device memory, asynchronously on a GPU."""
+
+    @abstractmethod
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for a stream, or for the whole device. Raises KernelError when a kernel failed meanwhile."""
 

@@ -63,6 +63,9 @@ class EmulatorDevice(Device):
     def copy_out(self, data: Bytes, address: int) -> None:
         ctypes.memmove(data.ctypes.data, address, data.nbytes)
 
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        ctypes.memmove(to, source, nbytes)
+
     def synchronize(self, stream: int | None = None) -> None:
         """Nothing to wait for: an emulated launch returns when it is done."""
 

@@ -116,6 +116,26 @@ class GpuDevice(Device):
         """Give memory back; silent when the driver is gone."""
 
     @abstractmethod
+    def fill(self, address: int, nbytes: int, stream: int) -> None:
+        """Write zeros, asynchronously; `nbytes` and the address are multiples of 4."""
+
+    @abstractmethod
+    def event(self) -> object:
+        """A new mark on a stream's time line."""
+
+    @abstractmethod
+    def drop_event(self, event: object) -> None:
+        """Give an event back; silent when the driver is gone."""
+
+    @abstractmethod
+    def mark(self, event: object, stream: int) -> None:
+        """Let `event` happen when all that `stream` holds now is done."""
+
+    @abstractmethod
+    def elapsed_us(self, start: object, end: object) -> float:
+        """The time between two events that have happened, in µs; the GPU's clock ticks every 0.5 µs or so."""
+
+    @abstractmethod
     def error_text(self, status: int) -> str:
         """`CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)`."""
 

@@ -167,6 +167,34 @@ class NvidiaDevice(GpuDevice):
             (status,) = self.bindings.cuMemcpyDtoH(data.ctypes.data, address, data.nbytes)
         self.check(int(status), f"copying {data.nbytes} bytes from it")
 
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        with self.current():
+            (status,) = self.bindings.cuMemcpyDtoDAsync(to, source, nbytes, stream)
+        self.check(int(status), f"copying {nbytes} bytes on it")
+
+    def fill(self, address: int, nbytes: int, stream: int) -> None:
+        with self.current():
+            (status,) = self.bindings.cuMemsetD32Async(address, 0, nbytes // 4, stream)
+        self.check(int(status), f"filling {nbytes} bytes")
+
+    def event(self) -> object:
+        with self.current():
+            return done(self.bindings.cuEventCreate(0), "making an event")
+
+    def drop_event(self, event: object) -> None:
+        with self.current():
+            self.bindings.cuEventDestroy(event)
+
+    def mark(self, event: object, stream: int) -> None:
+        with self.current():
+            (status,) = self.bindings.cuEventRecord(event, stream)
+        self.check(int(status), "recording an event")
+
+    def elapsed_us(self, start: object, end: object) -> float:
+        with self.current():
+            milliseconds = done(self.bindings.cuEventElapsedTime(start, end), "reading two events")
+        return float(milliseconds) * 1e3
+
     def synchronize(self, stream: int | None = None) -> None:
         with self.current():
             if stream is None:

@@ -1,0 +1,176 @@
+"""Timing without a GPU: a pretended one writes down what is asked of it and keeps its own clock."""
+
+# mypy: disable-error-code="valid-type,operator,no-any-return"
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fusegen import b8, bf16, chain, dims, f16, f32, i32
+from fusegen import ops as F
+from fusegen.errors import RequestError
+from fusegen.operands import MOST_SETS, TILE_BYTES, operands, rotation
+from fusegen.runtime.devices import find, present, target_of
+from fusegen.runtime.emulated import EmulatorDevice
+from fusegen.runtime.gpu import GpuDevice
+from fusegen.targets import target
+from fusegen.timing import COPY_BYTES, FLUSH_BYTES, Stopwatch, Timing, percentile
+
+M, N = dims("M N")
+
+
+@chain(M=3, N=8)
+def mixed(x: f16[M, N], mask: b8[M, N], places: i32[M, 1], gain: bf16[N], scale: f32) -> tuple[f16[M, N], f32[M, 1]]:
+    """An operand of every kind."""
+    y = F.where(mask, x * gain, scale)
+    return y, F.sum(y) + F.cast(places, f32)
+
+
+class PretendGpu(GpuDevice):
+    """Fills take 80 µs and copies 500 on its clock; other work is put on it by `work`."""
+
+    kind = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__(0, "Pretend", "sm_90")
+        self.clock = 0.0
+        self.asked: list[str] = []
+
+    def work(self, name: str, us: float) -> None:
+        self.asked.append(name)
+        self.clock += us
+
+    def allocate(self, nbytes: int) -> int:
+        return 1 << 40
+
+    def free(self, address: int) -> None: ...
+
+    def fill(self, address: int, nbytes: int, stream: int) -> None:
+        self.work("fill", 80.0)
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        self.work("copy", 500.0)
+
+    def event(self) -> object:
+        return [0.0]
+
+    def drop_event(self, event: object) -> None: ...
+
+    def mark(self, event: Any, stream: int) -> None:
+        self.asked.append("mark")
+        event[0] = self.clock
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        return float(end[0] - start[0])
+
+    def synchronize(self, stream: int | None = None) -> None:
+        self.asked.append("wait")
+
+    def unused(self, *args: Any) -> Any:
+        raise AssertionError("not asked for by timing")
+
+    at = order = copy_in = copy_out = start = load_code = error_text = out_of_memory = unused  # type: ignore[assignment]
+
+
+def test_percentiles() -> None:
+    timing = Timing(tuple(float(n) for n in (4, 1, 2, 3, 0, 10, 9, 8, 7, 6, 5)))
+    assert (timing.median, timing.low, timing.high) == (5.0, 1.0, 9.0)
+    assert timing.spread == 8 / 5
+    assert percentile([1.0], 0.9) == 1.0
+    assert percentile([0.0, 1.0], 0.25) == 0.25
+    assert str(timing) == "5.0 us (1.0 to 9.0)"
+
+
+def test_each_launch_is_timed_alone_behind_a_fill() -> None:
+    gpu = PretendGpu()
+    watch = Stopwatch(gpu)
+    gpu.asked.clear()
+    launches = [lambda stream: gpu.work("a", 10.0), lambda stream: gpu.work("b", 30.0)]
+    timing = watch.time(launches, repeats=4, warmup=1)
+    assert timing.us == (10.0, 30.0, 10.0, 30.0)
+    warm, timed = gpu.asked[:4], gpu.asked[4:]
+    assert warm == ["fill", "a", "fill", "b"]  # each of them once at least
+    assert timed == ["wait", *["fill", "mark", "a", "mark", "fill", "mark", "b", "mark"] * 2, "wait"]
+
+
+def test_a_slow_host_gets_a_longer_fill() -> None:
+    gpu = PretendGpu()
+    watch = Stopwatch(gpu)
+    gpu.asked.clear()
+    watch.time([lambda stream: time.sleep(0.002)], repeats=1, warmup=1)
+    assert gpu.asked.count("fill") > 20  # 2 ms of queueing, twice, in fills of 80 µs
+
+
+def test_the_copy_rate_counts_both_directions_and_is_measured_once() -> None:
+    gpu = PretendGpu()
+    watch = Stopwatch(gpu)
+    assert watch.copy_rate() == 2 * COPY_BYTES / 500.0
+    gpu.asked.clear()
+    watch.copy_rate()
+    assert gpu.asked == []
+
+
+def test_the_emulator_gives_no_times() -> None:
+    with pytest.raises(RequestError, match="gives no times"):
+        Stopwatch(EmulatorDevice(target("cuda:h200"), check=False))
+
+
+@pytest.mark.parametrize(("launches", "repeats"), [([], 3), ([lambda stream: None], 0)])
+def test_nothing_to_time(launches: Sequence[Any], repeats: int) -> None:
+    with pytest.raises(RequestError, match="at least"):
+        Stopwatch(PretendGpu()).time(launches, repeats)
+
+
+# ---------------------------------------------------------------- operands
+
+
+def test_operands_are_ordinary_and_the_same_again() -> None:
+    device = EmulatorDevice(target("cuda:h200"), check=False)
+    graph = mixed.at(M=513, N=2049).graph  # 2 MB of halves: two tiles and a bit
+    one, again, other = operands(device, graph), operands(device, graph), operands(device, graph, seed=1)
+    x, mask, places, gain, scale = one.inputs
+    assert [v.shape for v in one.inputs[:4]] == [(513, 2049), (513, 2049), (513, 1), (2049,)]
+    assert [v.shape for v in one.outputs] == [(513, 2049), (513, 1)]
+    values = x.numpy().reshape(-1)
+    assert np.isfinite(values).all()
+    assert 0.9 < values.astype(np.float32).std() < 1.1
+    assert (values[: TILE_BYTES // 2] == values[TILE_BYTES // 2 : TILE_BYTES]).all()
+    assert 0.4 < mask.numpy().mean() < 0.6
+    assert set(np.unique(places.numpy())) == {0, 1}
+    assert isinstance(scale, float)
+    assert gain.numpy().shape == (2049,)
+    assert (again.inputs[0].numpy() == x.numpy()).all()
+    assert (other.inputs[0].numpy() != x.numpy()).any()
+
+
+def test_small_operands_take_turns() -> None:
+    device = EmulatorDevice(target("cuda:h200"), check=False)
+    assert len(rotation(device, mixed.graph)) == MOST_SETS
+    assert len(rotation(device, mixed.graph, budget=0)) == 1
+
+
+# ---------------------------------------------------------------- a real one
+
+
+@pytest.mark.gpu
+def test_a_gpu_keeps_time() -> None:
+    gpus = [gpu for gpu in present().gpus if target_of(gpu)]
+    if not gpus:
+        pytest.skip("no GPU that a target fits: `fusegen doctor` says why")
+    fitting = target_of(gpus[0])
+    assert fitting is not None
+    device = find(fitting, "gpu")
+    assert isinstance(device, GpuDevice)
+    watch = Stopwatch(device)
+    sheet = fitting.dram_gbs * 1e3  # bytes per µs
+    assert 0.5 * sheet < watch.copy_rate() < sheet
+    memory = device.empty(FLUSH_BYTES)
+    half = watch.time([lambda stream: device.fill(memory.address, FLUSH_BYTES // 2, stream)])
+    whole = watch.time([lambda stream: device.fill(memory.address, FLUSH_BYTES, stream)])
+    assert 1.5 < whole.median / half.median < 2.5
+    assert len(whole.us) == 30
