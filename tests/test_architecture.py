@@ -30,6 +30,7 @@ LAYERS = (
     "planner.assembly",
     "planner.rules",
     "planner",
+    "unfusing",
     "spelling",
     "rendering",
     "runtime",
