@@ -45,7 +45,7 @@ def unfused(graph: Graph) -> tuple[Piece, ...]:
 def run_pieces(
     pieces: Sequence[Piece], values: Mapping[str, Any], run: Callable[[Piece, Sequence[Any]], Sequence[Any]]
 ) -> dict[str, Any]:
-    """Every value of the chain by its name. `values` are the operands; `run(piece, operands)` gives a piece's outputs."""
+    """Every value of the chain by its name. `values` are the operands; `run(piece, operands)` gives its outputs."""
     known = dict(values)
     for one in pieces:
         known.update(zip(one.writes, run(one, [known[name] for name in one.reads]), strict=True))

@@ -17,7 +17,7 @@ LAYERS = (
     "trace",
     "ops",
     "spec naming",
-    "reference",
+    "reference torch_source",
     "targets.base",
     "targets.cuda targets.hip",
     "targets",

@@ -1,0 +1,129 @@
+"""The torch source of a chain computes what its reference does, and says what a torch user would."""
+
+# mypy: disable-error-code="valid-type,operator,no-any-return,arg-type"
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fusegen import bf16, chain, dims, f16, f32, i32
+from fusegen import ops as F
+from fusegen.graph import Graph, Kind
+from fusegen.ops import PRIMITIVES
+from fusegen.reference import reference
+from fusegen.spec import Chain, load_chains
+from fusegen.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
+from tests.chains import random_chain
+from tests.test_unfusing import OWN, as_tuple, small, values_for
+
+torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")
+SPECS = {c.name: c for c in load_chains(Path(__file__).resolve().parent.parent / "specs")}
+M, N = dims("M N")
+
+
+def tensor(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value.item()
+    if value.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(value.astype(np.float32)).bfloat16()
+    return torch.from_numpy(value)
+
+
+def check(graph: Graph, rtol: float = 2e-4) -> None:
+    values = values_for(graph)
+    run = torch_chain(graph)
+    got = as_tuple(run.function(*map(tensor, values.values()), *run.constants("cpu")))
+    with np.errstate(all="ignore"):
+        wanted = as_tuple(reference(graph)(*values.values()))
+    for out, one, law in zip(graph.outputs, got, wanted, strict=True):
+        assert str(one.dtype).removeprefix("torch.") == str(out.dtype.numpy).replace("bool_", "bool")
+        left = one.float().numpy() if one.dtype == torch.bfloat16 else one.numpy()
+        np.testing.assert_allclose(left, np.broadcast_to(law, left.shape), rtol=rtol, atol=rtol, err_msg=out.name)
+
+
+def test_every_op_has_its_text() -> None:
+    assert set(TEXTS) == {op.name for op in PRIMITIVES}
+
+
+@pytest.mark.parametrize("found", [*SPECS.values(), *OWN], ids=lambda c: c.name)
+def test_specs_agree_with_their_references(found: Chain) -> None:
+    graph = small(found)
+    if any(n.op.kind is Kind.REDUCE for n in graph.nodes) and graph.name == "masked_softmax":
+        graph = graph.at(N=64)  # long enough that no row is masked whole: there torch's softmax is NaN
+    check(graph.with_dtype(f32))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_specs_in_their_own_types(name: str) -> None:
+    check(small(SPECS[name]).at(**{str(SPECS[name].graph.shape[-1]): 64}), rtol=0.05)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_chains(seed: int) -> None:
+    check(random_chain(seed).graph.with_dtype(f32), rtol=2e-3)
+
+
+@chain(M=4, N=8)
+def odd(torch: f32[M, N], F_: f16[N], k: i32, s: f32) -> tuple[f32[M, N], f32[M, N]]:
+    """Names that torch's source takes, numbers alone, numbers on either side of a maximum, casts."""
+    device = F.exp(s) + F.cast(k, f32)
+    constants = F.maximum(0.25, F.minimum(torch, s)) * device
+    y = F.cast(F.cast(constants, bf16) * F_, f16) + F.clip(torch, -1.0, 0.5)
+    return y, torch
+
+
+def test_odd_names_and_numbers() -> None:
+    check(odd.graph, rtol=0.05)
+
+
+def test_composites_are_torchs_own() -> None:
+    assert "F.layer_norm(h, (h.shape[-1],), gamma, beta, eps=1e-05)" in torch_source(
+        SPECS["bias_gelu_residual_ln"].graph
+    )
+    assert "F.rms_norm(h, (h.shape[-1],), gain, eps=1e-06)" in torch_source(SPECS["add_rmsnorm"].graph)
+    assert "torch.log_softmax(logits, -1, dtype=torch.float32)" in torch_source(SPECS["log_softmax"].graph)
+    assert torch_source(SPECS["scale_causal_softmax"].graph).endswith(
+        """def constants(device):
+    col_index = torch.arange(4096, device=device)
+    last = torch.arange(4096, device=device)[:, None]
+    keep = col_index <= last
+    return (keep,)
+
+
+def scale_causal_softmax(scores, keep):
+    mul = scores * 0.125
+    z = torch.where(keep, mul, float("-inf"))
+    softmax = torch.softmax(z, -1)
+    return softmax.to(torch.float16)
+"""
+    )
+
+
+@pytest.mark.parametrize("composite", COMPOSITES, ids=lambda c: f"{c.name}-{len(c.arrays)}")
+def test_each_composite_is_found(composite: Any) -> None:
+    @chain(M=3, N=5)
+    def whole(x: f32[M, N], gamma: f32[N], beta: f32[N]) -> f32[M, N]:
+        arrays = dict(zip(("x", "gamma", "beta"), (x, gamma, beta), strict=True))
+        arrays["gain"] = gamma
+        given = {name: arrays[name] for name in composite.arrays}
+        numbers = {"eps": 0.25, "low": -0.5, "high": 0.75}
+        return composite.call(**given, **{n: numbers[n] for n in composite.numbers}) + x + gamma + beta
+
+    found = [match(node) for node in whole.graph.nodes]
+    names = [one[0].name for one in found if one is not None]
+    assert composite.name in names
+    check(whole.graph)
+
+
+def test_weights_that_torch_does_not_take_are_applied_after_its_own() -> None:
+    @chain(M=3, N=5)
+    def rescaled(x: f32[M, N], row: f32[M, 1]) -> f32[M, N]:
+        return F.layernorm(x, row)  # a weight a row
+
+    assert "mul = F.layer_norm(x, (x.shape[-1],), eps=1e-05)\n    y = mul * row_\n" in torch_source(rescaled.graph)
+    check(rescaled.graph)
