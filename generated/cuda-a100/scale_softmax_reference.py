@@ -1,0 +1,28 @@
+"""scale_softmax: what the kernel must compute, in float64.
+
+softmax(scores / sqrt(64)) over all keys.
+
+Operands, with leading axes of any size:
+    scores: f16[B, H, S, N]
+
+Returns out f16[B, H, S, N]; floats are left in float64, not yet rounded to the storage type.
+"""
+
+import numpy as np
+
+
+@np.errstate(all="ignore")
+def scale_softmax(scores):
+    scores = np.asarray(scores).astype(np.float64)
+    mul = scores * 0.125
+    top = mul.max(-1, keepdims=True)
+    eq = top == (-np.inf)
+    pivot = np.where(eq, 0.0, top)
+    sub = mul - pivot
+    e = np.exp(sub)
+    total = e.sum(-1, keepdims=True)
+    eq_2 = total == 0.0
+    div = 1.0 / total
+    scale = np.where(eq_2, 0.0, div)
+    softmax = e * scale
+    return softmax
