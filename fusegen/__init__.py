@@ -26,6 +26,7 @@ from fusegen.spec import Chain, chain
 from fusegen.types import Dim, DType, b8, bf16, dims, f16, f32, i32
 
 if TYPE_CHECKING:
+    from fusegen.benchmark import bench
     from fusegen.pipeline import compile, plan
     from fusegen.rendering import render
     from fusegen.runtime import Kernel
@@ -40,6 +41,7 @@ __all__ = [
     "FusegenError",
     "Kernel",
     "b8",
+    "bench",
     "bf16",
     "chain",
     "compile",
@@ -56,6 +58,7 @@ __all__ = [
 
 _LATER = {
     "Kernel": "fusegen.runtime",
+    "bench": "fusegen.benchmark",
     "compile": "fusegen.pipeline",
     "plan": "fusegen.pipeline",
     "render": "fusegen.rendering",

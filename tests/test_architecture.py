@@ -37,7 +37,10 @@ LAYERS = (
     "operands timing",
     "validation",
     "pipeline",
-    "golden profiling doctor explaining",
+    "golden profiling doctor explaining peers",
+    "counters",
+    "benchmark",
+    "plotting",
     "cli __main__",
 )
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}

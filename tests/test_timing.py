@@ -1,4 +1,4 @@
-"""Timing without a GPU: a pretended one writes down what is asked of it and keeps its own clock."""
+"""Timing without a GPU: a pretended one writes down what is asked of it and keeps a clock."""
 
 # mypy: disable-error-code="valid-type,operator,no-any-return"
 
@@ -19,7 +19,8 @@ from fusegen.runtime.devices import find, present, target_of
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.gpu import GpuDevice
 from fusegen.targets import target
-from fusegen.timing import COPY_BYTES, FLUSH_BYTES, Stopwatch, Timing, percentile
+from fusegen.timing import FLUSH_BYTES, Stopwatch, Timing, percentile
+from tests.pretend import RATE, PretendGpu
 
 M, N = dims("M N")
 
@@ -29,52 +30,6 @@ def mixed(x: f16[M, N], mask: b8[M, N], places: i32[M, 1], gain: bf16[N], scale:
     """An operand of every kind."""
     y = F.where(mask, x * gain, scale)
     return y, F.sum(y) + F.cast(places, f32)
-
-
-class PretendGpu(GpuDevice):
-    """Fills take 80 µs and copies 500 on its clock; other work is put on it by `work`."""
-
-    kind = "cuda"
-
-    def __init__(self) -> None:
-        super().__init__(0, "Pretend", "sm_90")
-        self.clock = 0.0
-        self.asked: list[str] = []
-
-    def work(self, name: str, us: float) -> None:
-        self.asked.append(name)
-        self.clock += us
-
-    def allocate(self, nbytes: int) -> int:
-        return 1 << 40
-
-    def free(self, address: int) -> None: ...
-
-    def fill(self, address: int, nbytes: int, stream: int) -> None:
-        self.work("fill", 80.0)
-
-    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
-        self.work("copy", 500.0)
-
-    def event(self) -> object:
-        return [0.0]
-
-    def drop_event(self, event: object) -> None: ...
-
-    def mark(self, event: Any, stream: int) -> None:
-        self.asked.append("mark")
-        event[0] = self.clock
-
-    def elapsed_us(self, start: Any, end: Any) -> float:
-        return float(end[0] - start[0])
-
-    def synchronize(self, stream: int | None = None) -> None:
-        self.asked.append("wait")
-
-    def unused(self, *args: Any) -> Any:
-        raise AssertionError("not asked for by timing")
-
-    at = order = copy_in = copy_out = start = load_code = error_text = out_of_memory = unused  # type: ignore[assignment]
 
 
 def test_percentiles() -> None:
@@ -109,7 +64,7 @@ def test_a_slow_host_gets_a_longer_fill() -> None:
 def test_the_copy_rate_counts_both_directions_and_is_measured_once() -> None:
     gpu = PretendGpu()
     watch = Stopwatch(gpu)
-    assert watch.copy_rate() == 2 * COPY_BYTES / 500.0
+    assert watch.copy_rate() == pytest.approx(RATE)
     gpu.asked.clear()
     watch.copy_rate()
     assert gpu.asked == []

@@ -338,6 +338,55 @@ def validate(
 
 @app.command()
 @verb
+def bench(
+    specs: Specs, target: TargetName = None,
+    on: Annotated[str, typer.Option("--on", metavar="gpu|gpu:1", show_default=False, help="Which GPU.")] = "auto",
+    sets: Sets = None, dtype: Dtype = None,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Time torch and hand-written kernels too.")] = True,
+    peers_file: Annotated[
+        Path | None,
+        typer.Option("--peers-file", metavar="FILE", show_default=False,
+                     help="Python with PEERS, hand-written kernels by chain; else benchmarks/peers.py, if it is here."),
+    ] = None,
+    alone: Annotated[bool, typer.Option("--unfused/--no-unfused", help="Time each operator as its own kernel.")] = True,
+    counters: Annotated[bool, typer.Option("--counters/--no-counters", help="Read DRAM's bytes with ncu.")] = True,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Timed launches of each.")] = 30,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw a roofline: .svg, .png or .pdf.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Time kernels on a GPU against their floor, the chain unfused, torch, torch.compile and hand-written peers."""
+    from fusegen.cli import asking, benching
+
+    if plot is not None:
+        from fusegen import plotting
+
+        plotting.check_file(plot)
+        plotting.pyplot()  # says at once when there is none
+    chosen = asking.ask_target(target)
+    chains = asking.ask_chains(specs, sets or (), dtype)
+    others = benching.ask_peers(peers, peers_file)
+    watch = benching.ask_watch(chosen, on)
+    found = []
+    with progress(len(chains)) as bar:
+        for number, chain in enumerate(chains):
+            bar.step(f"{chain.name} for {chosen}")
+            against = others.get(chain.name, {}) if peers else None
+            found.append(benching.bench_one(chain, chosen, watch, against, alone, counters, repeats))
+            if not as_json:
+                bar.say(*[""] * bool(number), *benching.shown(found[-1]))
+    if plot is not None:
+        plotting.roofline(found, plot)
+    if as_json:
+        print_json(benching.bench_facts(found, plot))
+    elif plot is not None:
+        say("", f"wrote {plot}")
+    return 0
+
+
+@app.command()
+@verb
 def doctor(as_json: AsJson = False) -> int:
     """Say what is here, what is missing, and how to get it."""
     from fusegen.cli import health
