@@ -252,9 +252,14 @@ def refusal(name: str, kind: str, reason: object) -> Entry:
 def unfused_entries(
     kernel: Kernel, sets: Sequence[Operands], watch: Stopwatch, judge: Judge, repeats: int
 ) -> Iterator[Entry]:
-    """The chain as one kernel an operator: launched one behind the other, then each alone with a cold L2."""
+    """The chain as one kernel an operator: launched one behind the other, then each alone with a cold L2.
+
+    None for a chain of a single operator, which is its own unfused form.
+    """
     graph = kernel.plan.graph
     pieces = unfused(graph)
+    if len(pieces) == 1:
+        return
     on = f"gpu:{kernel.device.ordinal}"
     try:
         kernels = [pipeline.compile(p.graph, kernel.target, on=on, validate=False) for p in pieces]
@@ -264,13 +269,11 @@ def unfused_entries(
     except FusegenError as error:
         yield refusal("unfused", "unfused", error)
         return
+    total = Timing(tuple(map(sum, zip(*(t.us for t in alone), strict=True))))
     yield judge.entry("unfused, one after another", "unfused", sequence, len(pieces))
-    if len(pieces) > 1:
-        total = Timing(tuple(map(sum, zip(*(t.us for t in alone), strict=True))))
-        yield judge.entry("unfused, each with a cold L2", "unfused", total, len(pieces))
-        judges = [Judge(k, judge.rate) for k in kernels]
-        for piece, timing, own in zip(pieces, alone, judges, strict=True):
-            yield own.entry(piece.operator, "piece", timing, 1)
+    yield judge.entry("unfused, each with a cold L2", "unfused", total, len(pieces))
+    for piece, timing, own in zip(pieces, alone, kernels, strict=True):
+        yield Judge(own, judge.rate).entry(piece.operator, "piece", timing, 1)
 
 
 def prepared(graph: Graph, pieces: Sequence[Piece], kernels: Sequence[Kernel], operands: Operands) -> list[Launch]:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from fusegen import ops
@@ -281,6 +283,7 @@ class TorchChain:
 def torch_chain(graph: Graph) -> TorchChain:
     """The chain as torch functions. Raises ImportError without torch."""
     source = torch_source(graph)
-    module: dict[str, Any] = {"__name__": f"fusegen_torch_{graph.name}"}
-    exec(compile(source, f"<torch source of {graph.name}>", "exec"), module)
-    return TorchChain(source, module[graph.name], module["constants"])
+    module = ModuleType(f"fusegen_torch_{graph.name}")
+    sys.modules[module.__name__] = module  # torch.compile imports the module of what it compiles
+    exec(compile(source, f"<torch source of {graph.name}>", "exec"), vars(module))
+    return TorchChain(source, getattr(module, graph.name), module.constants)

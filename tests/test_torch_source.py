@@ -81,6 +81,15 @@ def test_odd_names_and_numbers() -> None:
     check(odd.graph, rtol=0.05)
 
 
+def test_torch_compile_takes_it() -> None:
+    """Through its front end, which imports the module of what it compiles; code for the CPU is not wanted here."""
+    graph = small(SPECS["scale_causal_softmax"]).with_dtype(f32)
+    run = torch_chain(graph)
+    values = [tensor(v) for v in values_for(graph).values()]
+    whole = torch.compile(lambda *v: run.function(*v, *run.constants("cpu")), backend="eager", fullgraph=True)
+    torch.testing.assert_close(whole(*values), run.function(*values, *run.constants("cpu")))
+
+
 def test_composites_are_torchs_own() -> None:
     assert "F.layer_norm(h, (h.shape[-1],), gamma, beta, eps=1e-05)" in torch_source(
         SPECS["bias_gelu_residual_ln"].graph
