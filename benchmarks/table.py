@@ -214,8 +214,8 @@ def conditions(rows: list[Mapping[str, Any]]) -> Iterator[str]:
         f"From the 10th to the 90th percentile a time of fusegen's spreads over {spread:.1%} (the median row). "
         "The floor is the time of the bytes that have to move, at the rate of a large copy in the same run "
         f"({between(f'{min(rates):.0f}', f'{max(rates):.0f}')} GB/s); of a causal softmax they are three quarters. "
-        "`unfused` is fusegen's own kernels, one an operator, where there are several; `torch.compile` the better of its "
-        "default and max-autotune; `by hand` the fastest of those in `benchmarks/peers.py` that were installed."
+        "`unfused` is fusegen's own kernels, one an operator, where there are several; `torch.compile` the better of "
+        "its default and max-autotune; `by hand` the fastest of those in `benchmarks/peers.py` that were installed."
     )
 
 

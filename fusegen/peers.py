@@ -89,8 +89,14 @@ def attempt(watch: Stopwatch, make: Callable[[], Sequence[Callable[[], object]]]
         return watch.time([lambda stream, run=run: run() for run in runs], repeats)  # type: ignore[misc]
     except Exception as error:
         log.debug("a peer failed", exc_info=True)
-        first = (str(error).strip().splitlines() or [""])[0]
-        return f"{type(error).__name__}: {first}"
+        return f"{type(error).__name__}: {gist(str(error))}"
+
+
+def gist(message: str) -> str:
+    """The first line, and those it announces with a colon at its end."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    last = next((i for i, line in enumerate(lines) if not line.endswith(":")), 0)
+    return " ".join(lines[: last + 1])
 
 
 def ways(torch: Any, chain: TorchChain, operands: Sequence[Any]) -> Mapping[str, Callable[[], Run]]:

@@ -24,7 +24,7 @@ from fusegen.counters import READ, WRITTEN, count_bytes, read_csv
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import MissingError, RequestError
 from fusegen.graph import Graph
-from fusegen.peers import load_peers
+from fusegen.peers import gist, load_peers
 from fusegen.runtime import Kernel, devices
 from fusegen.runtime.devices import present, target_of
 from fusegen.spec import load_chains
@@ -226,6 +226,12 @@ def test_a_peer_that_does_nothing_is_refused(gpu: PretendGpu) -> None:
     kernel = kernel_for(SPECS["bias_relu"].graph.at(M=64, N=512))
     report = bench(kernel, peers={"lazy": lambda *operands: lambda: None}, alone=False, counters=False, repeats=2)
     assert "not all of the work done" in entry(report, "lazy").refused
+
+
+def test_what_an_error_says_in_a_line() -> None:
+    assert gist("") == ""
+    assert gist("no memory\nmore") == "no memory"
+    assert gist("backend='x' raised:\n\nImportError: no y\n\nSet Z") == "backend='x' raised: ImportError: no y"
 
 
 def test_a_file_of_peers(tmp_path: Path) -> None:
