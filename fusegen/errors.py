@@ -3,6 +3,7 @@
     FusegenError                what went wrong, where, and the next step
     ├── RequestError            the request is wrong                         exit 2
     │   ├── SpecError           a spec is wrong; carries file:line
+    │   │   └── UnknownOp       it calls an op that there is not
     │   ├── NoPlan              no rule can plan the graph on the target
     │   └── ArgumentError       a kernel was called with arrays it can't take
     ├── KernelError             a kernel is wrong                            exit 1
@@ -36,6 +37,10 @@ class SpecError(RequestError):
     def __init__(self, message: str, where: Where | None = None) -> None:
         self.where = where
         super().__init__(f"{where}: {message}" if where else message)
+
+
+class UnknownOp(SpecError, AttributeError):
+    """A spec calls an op that there is not. An AttributeError too, since pickle and others search every module so."""
 
 
 class NoPlan(RequestError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from fusegen.errors import SpecError
+from fusegen.errors import SpecError, UnknownOp
 from fusegen.graph import Kind, Node, Op
 from fusegen.trace import OPS, Number, Value, apply, caller, composite, current, power, size_leaf
 from fusegen.types import Dim, DType, Shape, b8, bf16, f16, f32, i32
@@ -387,9 +387,13 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
+def advice(name: str) -> str:
+    """What whoever wrote `name` may have meant."""
+    near = difflib.get_close_matches(name, FUNCTIONS, n=1)
+    return f"did you mean F.{near[0]}?" if near else "`fusegen list --ops` shows every op"
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    near = difflib.get_close_matches(name, FUNCTIONS, n=1)
-    hint = f"did you mean F.{near[0]}?" if near else "`fusegen list --ops` shows every op"
-    raise SpecError(f"unknown op F.{name}\n  {hint}", caller())
+    raise UnknownOp(f"unknown op F.{name}\n  {advice(name)}", caller())

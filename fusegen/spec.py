@@ -338,6 +338,8 @@ def next_step(error: BaseException) -> str:
     from fusegen import ops
 
     said = str(error)
+    if isinstance(error, ImportError) and error.name == ops.__name__ and (missing := re.search(r"'(\w+)'", said)):
+        return f"\n  {ops.advice(missing[1])}"
     if isinstance(error, ImportError):
         return "\n  a spec is run as a file by itself: what it imports is installed, or in a folder on PYTHONPATH"
     if isinstance(error, TypeError):

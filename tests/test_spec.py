@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,12 @@ def test_unknown_op_suggests_the_near_one() -> None:
         return F.softmaxx(x)
 
     assert "did you mean F.softmax?" in wrong(spec)
+
+
+def test_the_module_of_ops_can_be_searched() -> None:
+    """pickle, and so torch.compile, asks every module for names of its own; none of them may get another error."""
+    assert not hasattr(F, "torch")
+    assert pickle.whichmodule(object(), "torch.float16") == "__main__"
 
 
 def test_shape_mismatch_names_both_sizes() -> None:
@@ -363,6 +370,7 @@ def test_files_folders_and_names(tmp_path: Path) -> None:
         ("from fusegen import dims, f16\nM, N = dims('M N')\nf16[M, 0]\n", r"bad.py:3: f16\[...\]: 0 is not a size"),
         ("x = 1\nimport sys\nsys.exit('bye')\n", "bad.py:3: SystemExit while the spec ran: bye"),
         ("from .other import f\n", "bad.py:1: ImportError(.|\n)*PYTHONPATH"),
+        ("from fusegen.ops import softmx\n", "bad.py:1: ImportError(.|\n)*did you mean F.softmax"),
         ("x = 1\0", r"bad.py: not Python"),
         ("from fusegen import chain\n\n@chain\ndef f(x): ...\n", r"bad.py:3: write @chain\(M=..., N=...\)"),
         ("from fusegen import chain\n@chain(M=1)\nclass A: ...\n", "bad.py:2: @chain stands before a plain function"),
