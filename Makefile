@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.set-up
 IN     := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check golden gpu clean
+.PHONY: help setup demo test check golden gpu bench clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ golden: setup ## write generated/ anew, and what README.md quotes of it
 
 gpu: setup ## the tests that need a GPU, one at a time
 	$(IN)/python -m pytest -m gpu
+
+bench: setup ## measure README's table of speeds on this GPU; with torch in .venv, also against it
+	$(IN)/python benchmarks/table.py --again
+	$(IN)/python benchmarks/table.py --print
 
 clean: ## remove .venv and what the tools left
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
