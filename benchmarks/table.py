@@ -145,8 +145,17 @@ def write(file: Path, data: Mapping[str, Any]) -> None:
     """In the order of ROWS, so that a row measured again changes its own lines alone."""
     order = {row.name: number for number, row in enumerate(ROWS)}
     rows = sorted(data.values(), key=lambda facts: order.get(facts["row"], len(order)))
-    document = {"command": "python benchmarks/table.py", "rows": rows}
+    document = {"command": "python benchmarks/table.py", "rows": rounded(rows)}
     file.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def rounded(value: Any) -> Any:
+    """Floats at five digits: the driver's clock has no more."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 # ---------------------------------------------------------------- the table

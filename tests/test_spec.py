@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ def test_unknown_op_suggests_the_near_one() -> None:
 def test_the_module_of_ops_can_be_searched() -> None:
     """pickle, and so torch.compile, asks every module for names of its own; none of them may get another error."""
     assert not hasattr(F, "torch")
-    assert pickle.whichmodule(object(), "torch.float16") == "__main__"
+    assert getattr(F, "float16", None) is None
 
 
 def test_shape_mismatch_names_both_sizes() -> None:
