@@ -1,7 +1,7 @@
 """Row kernels in Triton, one program a row and the whole row in registers: peers for `fusegen bench`.
 
-A row is padded to the next power of two, which is what `tl.arange` takes; Triton holds at most 2^20 elements, and a row
-far beyond 2^16 spills. `softmax` reads only up to the diagonal where it is causal, by its load's mask.
+A row is padded to the next power of two, which is what `tl.arange` takes. A causal
+`softmax` reads only up to the diagonal, by its load's mask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-LONGEST = 1 << 17  # elements of a row; beyond it the compiler takes minutes and the row spills
+LONGEST = 1 << 17  # elements of a row: 128 a thread of the largest program
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def softmax(x: Any, scale: float, queries: int) -> Callable[[], object]:
 
 
 def shape_of(cols: int) -> tuple[int, int]:
-    """Elements and warps of a program. On an H200, 8 warps were as fast as 16 up to 8192 columns, and slower beyond."""
+    """Elements and warps of a program: the more, the longer the row. Raises ValueError for too long rows."""
     block = triton.next_power_of_2(cols)
     if block > LONGEST:
         raise ValueError(f"a row of {cols} is too long for one Triton program that keeps it in registers")

@@ -33,7 +33,7 @@ from fusegen.unfusing import Piece, unfused
 if TYPE_CHECKING:
     from fusegen.runtime import Kernel
 
-LEEWAY = 1.03  # over the copy rate: how much faster than the driver's copy a kernel was ever seen to move cold data
+LEEWAY = 1.03  # over the copy rate: on an H200 fusegen's own copy reached 1.01 of the driver's
 BALANCED = 0.25  # from this share of writes on, a copy is the ceiling; reads alone don't turn the memory's bus around
 
 

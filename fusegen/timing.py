@@ -27,7 +27,7 @@ from fusegen.errors import RequestError
 from fusegen.runtime.devices import Device
 from fusegen.runtime.gpu import GpuDevice
 
-FLUSH_BYTES = 256 << 20  # larger than the L2 of any GPU here, and than an MI300X's Infinity Cache as well
+FLUSH_BYTES = 256 << 20  # larger than any GPU's L2, and as large as an MI300X's Infinity Cache
 COPY_BYTES = 1 << 30  # that copy_rate reads, and as many that it writes: 256M f32
 STREAM = 0  # the default one
 REPEATS = 30
