@@ -300,6 +300,20 @@ class Plan:
         return "\n".join(header_lines(self))
 
     @property
+    def configuration(self) -> str:
+        """`rowwise registers 256/256 2x8`: tells this plan from every other candidate of its graph, target and layout.
+
+        Rule, staging, threads a block / threads a row, vectors a thread x elements a vector; then `name=value` for each
+        choice that is not the usual one. Measurements are kept under this text, so a choice that rules learn to make
+        joins the table at its end, and plans that do not make it keep their names.
+        """
+        tile = self.tile
+        choices = {"col_tiles": (tile.col_tiles, 1)}  # name: what is chosen, and the usual
+        unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
+        shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"
+        return f"{self.rule} {self.staging} {shape}{''.join(unusual)}"
+
+    @property
     def threads(self) -> int:
         return self.tile.threads
 
