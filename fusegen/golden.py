@@ -5,7 +5,7 @@
 
 `write` brings files into a folder, `compare` says how a folder differs from what is emitted now, and `update` and
 `check` do so for the project's own `specs/` and `generated/`. What is emitted is the planner's first choice, and
-depends on the spec and the target alone: neither on this machine nor on its compilers.
+depends on the spec and the target alone: neither on this machine, nor on its compilers, nor on what was measured.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite generated/ with what is emitted now")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobodys_measurements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or changes what the user measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FUSEGEN_DATABASE", str(tmp_path_factory.mktemp("measured") / "none.db"))
+        yield
 
 
 @pytest.fixture(scope="session")
