@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusegen.database import Choice
 from fusegen.graph import Graph
 from fusegen.planner.cost import operators
 from fusegen.planner.model import Access, Candidates, Plan
@@ -32,9 +33,12 @@ class Section:
     points: tuple[Point, ...]
 
 
-def explanation(found: Candidates) -> tuple[Section, ...]:
-    """Every section that has something to say about the cheapest of `found`. Raises NoPlan."""
-    plan = found.need()[0]
+def explanation(found: Candidates, choice: Choice | None = None) -> tuple[Section, ...]:
+    """Every section that has something to say about the plan chosen of `found`, its cheapest without a `choice`.
+
+    Raises NoPlan.
+    """
+    plan = choice.plan if choice else found.need()[0]
     sections = (
         Section("operators, as written", tuple(map(Point, written(plan.graph)))),
         Section("fused", tuple(fused(plan))),
@@ -42,7 +46,8 @@ def explanation(found: Candidates) -> tuple[Section, ...]:
         Section("kept between walks", tuple(map(Point, kept(plan)))),
         Section("reads and writes", tuple(map(Point, accesses(plan)))),
         Section("rounding", tuple(map(Point, rounding(plan)))),
-        Section("why this regime", tuple(map(Point, regime(found)))),
+        Section("why this regime", tuple(map(Point, regime(found, plan)))),
+        Section("looked up in what was measured", tuple(map(Point, choice.steps)) if choice else ()),
         Section("rules that refused", tuple(Point(f"{r.rule}: {r.reason}") for r in found.refusals)),
     )
     return tuple(section for section in sections if section.points)
@@ -145,12 +150,12 @@ def rounding(plan: Plan) -> list[str]:
 # ---------------------------------------------------------------- regime
 
 
-def regime(found: Candidates) -> list[str]:
+def regime(found: Candidates, plan: Plan) -> list[str]:
     """What was chosen, by how much over what, and why the kinds of staging that are not there are not."""
-    plan = found.plans[0]
-    lines = [f"{plan.rule}: {plan.regime}", f"estimated {plan.cost.time_us:.1f} us, the least of {count(found)}"]
+    by = f"the least of {count(found)}" if plan is found.plans[0] else f"one of {count(found)}; it measured best"
+    lines = [f"{plan.rule}: {plan.regime}", f"estimated {plan.cost.time_us:.1f} us, {by}"]
     seen = {(plan.staging, plan.tile.threads_per_row)}
-    for other in found.plans[1:]:
+    for other in found.plans:
         key = (other.staging, other.tile.threads_per_row)
         if key in seen or len(seen) > FEW:
             continue

@@ -2,18 +2,20 @@
 
     kernel = fusegen.compile(bias_gelu_residual_ln, target="cuda:h200")
 
-The *gate* reads the binary's own resource report: a candidate that spills registers or has a stack frame loses to the
-next one that does not, since either sends row values through memory. The verdicts stay with the kernel.
+Candidates come in the cost model's order, but for one that was measured as the best on a problem like this one, which
+comes first (`fusegen.database.lookup`). The *gate* reads the binary's own resource report: a candidate that spills
+registers or has a stack frame loses to the next one that does not, since either sends row values through memory. The
+choice and the verdicts stay with the kernel.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
 from fusegen.compiling import Binary, Resources
+from fusegen.database import Choice, choose
 from fusegen.errors import MissingError, RequestError, ValidationError
 from fusegen.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
@@ -47,11 +49,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A rendered and compiled candidate. `binary` is None where the runtime compiler is missing: emulation only."""
+    """A rendered and compiled candidate. `binary` is None where the runtime compiler is missing: emulation only.
+
+    `choice` says in which order the candidates were tried, and why.
+    """
 
     source: Source
     binary: Binary | None
     verdicts: tuple[Verdict, ...]
+    choice: Choice
 
 
 def choose_target(target: str | Target | None) -> Target:
@@ -79,39 +85,38 @@ def graph_of(chain: Chain | Graph) -> Graph:
     return chain
 
 
-def plan(chain: Chain | Graph, target: str | Target | None = None) -> Plan:
-    """The cheapest plan for `chain` on `target` (the GPU present, else cuda:h200). Raises NoPlan."""
-    return candidates(graph_of(chain), choose_target(target)).need()[0]
+def plan(chain: Chain | Graph, target: str | Target | None = None, *, tuned: bool = True) -> Plan:
+    """The plan that `compile` tries first for `chain` on `target` (the GPU present, else cuda:h200): the one that
+    measured best, else, and with `tuned=False`, the cheapest by the cost model. Raises NoPlan."""
+    return choose(candidates(graph_of(chain), choose_target(target)), tuned=tuned).plan
 
 
-def build(graph: Graph, target: Target, layout: Layout = CONTIGUOUS, need_binary: bool = True) -> Built:
-    """The cheapest candidate that passes the gate. Raises NoPlan, CompileError, and MissingError if `need_binary`."""
+def build(
+    graph: Graph, target: Target, layout: Layout = CONTIGUOUS, need_binary: bool = True, tuned: bool = True
+) -> Built:
+    """The first candidate that passes the gate. Raises NoPlan, CompileError, and MissingError if `need_binary`."""
+    choice = choose(candidates(graph, target, layout), tuned=tuned)
     verdicts: list[Verdict] = []
     least: tuple[int, Source, Binary] | None = None
-    for source, plan in rendered(graph, target, layout):
+    for plan in choice.plans[:MOST_GATED]:
+        source = render(plan)
         try:
             binary = compiled(source, origin=f"templates/{plan.template}, plan: {plan.regime}")
         except MissingError as missing:
             if need_binary:
                 raise
             log.debug("%s is not gated: %s", plan.name, missing)
-            return Built(source, None, ())
+            return Built(source, None, (), choice)
         verdict = Verdict(plan, binary.resources, gate(binary.resources))
         verdicts.append(verdict)
         if verdict.passed:
-            return Built(source, binary, tuple(verdicts))
+            return Built(source, binary, tuple(verdicts), choice)
         log.debug("gate refuses %s: %s", plan.regime, verdict.reason)
         badness = binary.resources.spill_bytes + binary.resources.stack_bytes
         if least is None or badness < least[0]:
             least = (badness, source, binary)
-    assert least is not None  # rendered() raises NoPlan before it yields nothing
-    return Built(least[1], least[2], tuple(verdicts))
-
-
-def rendered(graph: Graph, target: Target, layout: Layout) -> Iterator[tuple[Source, Plan]]:
-    found = candidates(graph, target, layout).need()
-    for plan in found[:MOST_GATED]:
-        yield render(plan), plan
+    assert least is not None  # choose() raises NoPlan where there is no candidate
+    return Built(least[1], least[2], tuple(verdicts), choice)
 
 
 def gate(resources: Resources) -> str:
@@ -130,26 +135,28 @@ def compile(
     *,
     on: str = "auto",
     validate: bool = True,
+    tuned: bool = True,
 ) -> Kernel:
     """A callable kernel for `chain` at its sizes: any number of rows, rows of exactly this length.
 
     `target` names a GPU ("cuda:h200", "hip:gfx90a"); without one, the GPU present, else cuda:h200. `on` says what
     runs it: "gpu", "emulator", or "auto" (a matching GPU if there is one). The first build is validated against the
     generated reference; the verdict is kept with the cached binary. Raises ValidationError rather than hand out a
-    kernel that failed; with `validate=False` it comes unproven, with None as its `kernel.report`.
+    kernel that failed; with `validate=False` it comes unproven, with None as its `kernel.report`. With `tuned=False`
+    nothing that was measured has a say in which candidate it is.
     """
     graph = graph_of(chain)
     chosen = choose_target(target)
     device = devices.find(chosen, on)
     emulated = not device.asynchronous
-    built = build(graph, chosen, need_binary=not emulated)
+    built = build(graph, chosen, need_binary=not emulated, tuned=tuned)
 
     def variant(layout: Layout) -> tuple[Source, Binary | None]:
-        made = build(graph, chosen, layout, need_binary=not emulated)
+        made = build(graph, chosen, layout, need_binary=not emulated, tuned=tuned)
         return made.source, made.binary
 
     kernel = Kernel(built.source, built.binary, device, variant)
-    kernel.gate = built.verdicts
+    kernel.gate, kernel.choice = built.verdicts, built.choice
     if validate:
         kernel.report = proven(kernel)
         if not kernel.report.ok:

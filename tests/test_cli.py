@@ -160,7 +160,7 @@ def test_plan_json_keys(run: Run) -> None:
         "chain", "signature", "sizes", "target", "arch", "bytes", "tensors", "accesses", "flops", "special_calls",
         "intensity", "launches", "rounding", "decisions", "rule", "regime", "staging", "tile", "blocks",
         "shared_bytes", "registers_estimated", "blocks_per_sm", "in_flight_bytes", "bytes_moved", "floor_us",
-        "time_us", "bound", "candidates", "refusals",
+        "time_us", "bound", "candidates", "refusals", "configuration", "tuned", "lookup",
     }  # fmt: skip
     assert facts["refusals"][0]["rule"] == "rowwise"
     assert facts["candidates"][0]["time_us"] == facts["time_us"] == min(c["time_us"] for c in facts["candidates"])

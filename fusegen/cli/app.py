@@ -115,7 +115,14 @@ def options(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say on stderr what the planner, the gate and the cache do.")
     ] = False,
+    untuned: Annotated[
+        bool, typer.Option("--untuned", help="Choose by the cost model alone, whatever was measured.")
+    ] = False,
 ) -> None:
+    if untuned:
+        from fusegen.database.lookup import SWITCH
+
+        os.environ[SWITCH] = "off"
     if verbose:
         import logging
 
@@ -150,17 +157,18 @@ def plan(
 ) -> int:  # fmt: skip
     """Show how a chain is tiled, vectorized and kept, and what it costs: bytes, flops, launches, time."""
     from fusegen.cli import asking, plans
+    from fusegen.database import choose
     from fusegen.planner import candidates
 
     chosen = asking.ask_target(target)
     found = [candidates(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
-    best = [each.need()[0] for each in found]
+    choices = [choose(each) for each in found]
     if not as_json:
-        for number, each in enumerate(found):
+        for number, (each, choice) in enumerate(zip(found, choices, strict=True)):
             say(*[""] * bool(number))
-            plans.show_plan(each, every)
+            plans.show_plan(each, choice, every)
         return 0
-    facts = [plans.plan_facts(p) for p in best]
+    facts = [plans.choice_facts(choice) for choice in choices]
     for each, fact in zip(found, facts, strict=True):
         fact["candidates"] = [plans.candidate_facts(p) for p in each.plans] if every else []
         fact["refusals"] = [{"rule": r.rule, "reason": r.reason} for r in each.refusals]
@@ -175,6 +183,7 @@ def explain(
 ) -> int:
     """Say why: what was fused, what is kept where, where values are rounded, which regime, what refused."""
     from fusegen.cli import asking, plans
+    from fusegen.database import choose
     from fusegen.explaining import explanation
     from fusegen.planner import candidates
 
@@ -182,10 +191,11 @@ def explain(
     documents = []
     for number, chain in enumerate(asking.ask_chains(specs, sets or (), dtype)):
         found = candidates(chain.graph, chosen)
-        sections = explanation(found)
+        choice = choose(found)
+        sections = explanation(found, choice)
         if not as_json:
             say(*[""] * bool(number))
-            plans.show_explanation(found.plans[0], sections)
+            plans.show_explanation(choice.plan, sections)
         points = {s.title: [{"text": p.text, "bytes_saved": p.bytes_saved} for p in s.points] for s in sections}
         documents.append({"chain": chain.name, "target": chosen.name, "sections": points})
     if as_json:

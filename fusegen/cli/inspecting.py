@@ -1,7 +1,7 @@
 """What `inspect` shows of one kernel: text such as its source, or facts such as its resources.
 
-Source, reference and plan are the planner's first choice, which no compiler has a say in. The rest comes from the
-binary that the gate let through, usually the same; where it is another candidate, a line on stderr says so.
+Source, reference and plan are of the candidate that is tried first, in which no compiler has a say. The rest comes from
+the binary that the gate let through, usually the same; where it is another candidate, a line on stderr says so.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusegen import planner
+from fusegen import pipeline, planner
 from fusegen.cli import builds, plans
 from fusegen.cli.asking import spec_text
 from fusegen.cli.showing import show_code
 from fusegen.compiling import Binary
+from fusegen.database import choose
 from fusegen.errors import MissingError
 from fusegen.pipeline import Built, build
 from fusegen.planner.model import Source
@@ -39,7 +40,7 @@ def look(chain: Chain, target: Target, what: str) -> Shown:
 
 
 def first_choice(chain: Chain, target: Target) -> Source:
-    return render(planner.plan(chain.graph, target))
+    return render(pipeline.plan(chain, target))
 
 
 def code(text: str, language: str) -> Shown:
@@ -56,7 +57,8 @@ def reference(chain: Chain, target: Target) -> Shown:
 
 def plan(chain: Chain, target: Target) -> Shown:
     found = planner.candidates(chain.graph, target)
-    return Shown({"plan": plans.plan_facts(found.need()[0])}, lambda: plans.show_plan(found, every=False))
+    choice = choose(found)
+    return Shown({"plan": plans.choice_facts(choice)}, lambda: plans.show_plan(found, choice, every=False))
 
 
 def gated(chain: Chain, target: Target) -> tuple[Built, Binary]:
@@ -66,7 +68,7 @@ def gated(chain: Chain, target: Target) -> tuple[Built, Binary]:
     refused = [v for v in built.verdicts if v.plan is not built.source.plan]
     if refused:
         sys.stderr.write(
-            f"the planner's first choice {refused[0].reason}; this is another candidate: {built.source.plan.regime}\n"
+            f"the first choice {refused[0].reason}; this is another candidate: {built.source.plan.regime}\n"
         )
     return built, built.binary
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fusegen import ops
 from fusegen.cli.showing import heading, mebibytes, say, table, times
+from fusegen.database import Choice
 from fusegen.explaining import Section
 from fusegen.graph import Kind, Op
 from fusegen.planner.heading import header_lines
@@ -123,9 +124,26 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
+def choice_facts(choice: Choice) -> dict[str, Any]:
+    """The plan that is tried first, and what was measured of it (None where the estimate chose)."""
+    hit = choice.hit
+    tuned = hit and {
+        "time_us": hit.row.time_us,
+        "share": hit.row.share,
+        "sizes": hit.row.sizes,
+        "target": hit.row.target,
+        "compiler": hit.row.compiler,
+        "fusegen": hit.row.fusegen,
+        "at": hit.row.at,
+        "shipped": hit.shipped,
+    }
+    return {**plan_facts(choice.plan), "tuned": tuned, "lookup": list(choice.steps)}
+
+
 def candidate_facts(plan: Plan) -> dict[str, Any]:
     """What tells one candidate from another."""
     return {
+        "configuration": plan.configuration,
         "rule": plan.rule,
         "regime": plan.regime,
         "staging": plan.staging,
@@ -154,17 +172,17 @@ def access_facts(plan: Plan, access: Access) -> dict[str, Any]:
     }
 
 
-def show_plan(found: Candidates, every: bool) -> None:
+def show_plan(found: Candidates, choice: Choice, every: bool) -> None:
     """The header of the kernel, the bytes by each counting, each tensor; with `every`, all candidates and refusals."""
-    plan = found.need()[0]
+    plan = choice.plan
     first, *rest = header_lines(plan)
     say(first, style="bold")
     say(*rest)
     say("", countings(plan), "", tensors(plan), "")
-    for name, text in numbers(plan):
+    for name, text in [*numbers(plan), ("tuned", str(choice))]:
         say(f"{name:<10}{text}")
     if every:
-        say("", candidates(found))
+        say("", candidates(found, plan))
         for refusal in found.refusals:
             say(f"- {refusal.rule}: {refusal.reason}")
 
@@ -221,12 +239,12 @@ def numbers(plan: Plan) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def candidates(found: Candidates) -> Any:
+def candidates(found: Candidates, chosen: Plan) -> Any:
     rows = []
-    for number, p in enumerate(found.plans):
+    for p in found.plans:
         rows.append(
             (
-                "*" if number == 0 else "",
+                "*" if p is chosen else "",
                 p.rule,
                 p.regime,
                 p.staging,

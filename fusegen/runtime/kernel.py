@@ -53,6 +53,7 @@ class Kernel:
         self.device = device
         self.report: Any = None
         self.gate: tuple[Any, ...] = ()  # what the gate said of each candidate, set by the pipeline
+        self.choice: Any = None  # why the candidates were tried in that order, set by the pipeline
         self.make_variant = variants
         self.main = Variant(source, binary)
         self.variants: dict[Layout, Variant] = {source.plan.layout: self.main}

@@ -1,0 +1,248 @@
+"""What a lookup finds among measurements, what the pipeline makes of it, and what comes with the package."""
+
+# mypy: disable-error-code="valid-type,operator,no-any-return"
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fusegen
+from fusegen import database
+from fusegen.compiling import compiler_version
+from fusegen.database import (
+    Database,
+    Measurement,
+    choose,
+    lookup,
+)
+from fusegen.errors import MissingError
+from fusegen.pipeline import build, compile
+from fusegen.planner.model import Layout
+from fusegen.spec import load_chains
+from fusegen.targets import H200
+from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
+
+ROOT = Path(__file__).resolve().parent.parent
+SPECS = {spec.name: spec for spec in load_chains(ROOT / "specs")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes with the package is measured anew from time to time; tests say themselves what is shipped."""
+    ship(monkeypatch)
+
+
+def ship(monkeypatch: pytest.MonkeyPatch, *rows: Measurement) -> None:
+    by_graph: dict[str, tuple[Measurement, ...]] = {}
+    for row in rows:
+        by_graph[row.graph] = (*by_graph.get(row.graph, ()), row)
+    monkeypatch.setattr(lookup, "shipped", lambda: by_graph)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "not" / "there" / "yet" / "tuned.db"
+
+
+# ---------------------------------------------------------------- looking up
+
+
+def choice_with(place: Path, *rows: Measurement, found: Any = FOUND) -> database.Choice:
+    Database(place).record(rows)
+    return choose(found, database=Database(place))
+
+
+def test_without_measurements_the_cost_model_chooses(place: Path) -> None:
+    choice = choose(FOUND, database=Database(place))
+    assert choice.plans == FOUND.plans
+    assert choice.hit is None
+    assert choice.steps[:2] == ("your database: nothing", "the shipped database: nothing")
+    assert str(choice) == "the cost model's first: nothing like it was measured"
+    assert not place.exists()
+
+
+def test_the_steps_in_their_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer alone, then all that are worse than it beside it: the better founded one is taken."""
+    here: Any = {"compiler": compiler_or_none()}
+    h100: Any = {"target": "cuda:h100"}
+    answers: list[tuple[str, bool, dict[str, Any], str]] = [
+        (NAMES[1], False, {}, "your database"),
+        (NAMES[2], True, {}, "shipped"),
+        (NAMES[3], False, {"rows": 128}, "your database"),
+        (NAMES[4], True, {"rows": 32}, "shipped"),
+        (NAMES[5], False, {"rows": 256}, "your database"),
+        (NAMES[6], True, {**h100}, "from h100; shipped"),
+        (NAMES[7], False, {**h100, "rows": 16}, "from h100; your database"),
+    ]
+    rows = [(replace(ROW, configuration=name, **here, **changes), shipped) for name, shipped, changes, _ in answers]
+    for number, (name, _, _, words) in enumerate(answers):
+        place.unlink(missing_ok=True)
+        worse = rows[number:]
+        ship(monkeypatch, *(row for row, shipped in worse if shipped))
+        choice = choice_with(place, *(row for row, shipped in worse if not shipped))
+        assert choice.plan.configuration == name
+        assert sorted(p.configuration for p in choice.plans) == sorted(NAMES)
+        assert str(choice) == f"measured 10.0 us, 0.50 of the copy rate, at M=64 N=4096; {words}"
+        assert choice.steps[-1].endswith(str(choice))
+
+
+def compiler_or_none() -> str:
+    try:
+        return compiler_version("cuda")
+    except MissingError:
+        pytest.skip("needs NVRTC")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        replace(ROW, rows=512),  # three buckets away
+        replace(ROW, cols=8192),
+        replace(ROW, layout="split"),
+        replace(ROW, graph="0" * 64),
+        replace(ROW, target="cuda:a100", arch="sm_80"),
+        replace(ROW, target="cuda:b200", arch="sm_100a"),
+        replace(ROW, target="hip:mi300x", arch="gfx942"),
+        replace(ROW, target="cuda:h9000"),
+        replace(ROW, validated=False),
+        FAILED,
+    ],
+)
+def test_what_does_not_answer(place: Path, row: Measurement) -> None:
+    assert choice_with(place, row).hit is None
+
+
+def test_among_answers_like_tools_come_first_then_the_share(place: Path) -> None:
+    here: Any = {"compiler": compiler_or_none()}
+    choice = choice_with(
+        place,
+        replace(ROW, configuration=NAMES[1], share=0.9, **here),
+        replace(ROW, configuration=NAMES[2], share=0.8, time_us=1.0, **here),
+        replace(ROW, configuration=NAMES[3], share=0.99, compiler="nvrtc 1.0"),
+        replace(ROW, configuration=NAMES[4], share=0.99, fusegen="0.0.1", **here),
+    )
+    assert choice.plan.configuration == NAMES[1]
+    place.unlink()
+    older = choice_with(place, replace(ROW, compiler="nvrtc 1.0"))
+    assert older.plan.configuration == NAMES[2]
+    assert f"; with nvrtc 1.0, fusegen {ROW.fusegen}; your database" in str(older)
+
+
+def test_a_winner_that_is_no_candidate_is_passed_over(place: Path) -> None:
+    gone = replace(ROW, configuration="rowwise tensor-memory 640/640 3x8", share=0.99)
+    choice = choice_with(place, gone, ROW)
+    assert choice.plan.configuration == ROW.configuration
+    assert choice.steps[0] == f"your database: {gone.configuration} measured best, and is no candidate any more"
+
+
+def test_what_failed_here_is_taken_from_nobody(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ship(monkeypatch, ROW)
+    first = replace(FAILED, configuration=NAMES[0], rows=1 << 20)
+    choice = choice_with(place, FAILED, first)
+    assert choice.hit is None
+    assert f"the shipped database: {NAMES[2]} measured best, and hung here" in choice.steps
+    assert [p.configuration for p in choice.plans[-2:]] == [NAMES[0], NAMES[2]], "they are tried last"
+    healed = choice_with(place, replace(ROW, at=LATER, share=0.4))
+    assert healed.plan.configuration == NAMES[2]
+
+
+def test_measurements_can_be_switched_off(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choice_with(place, ROW).hit is not None
+    assert choose(FOUND, tuned=False, database=Database(place)).plans == FOUND.plans
+    for word in ("off", "0", "No"):
+        monkeypatch.setenv("FUSEGEN_TUNED", word)
+        off = choose(FOUND, database=Database(place))
+        assert off.plans == FOUND.plans
+        assert str(off) == "the cost model's first: measurements are switched off"
+    monkeypatch.setenv("FUSEGEN_TUNED", "on")
+    assert choose(FOUND, database=Database(place)).hit is not None
+
+
+@given(st.lists(st.builds(
+    lambda name, share, rows, gpu, ok: replace(ROW if ok else FAILED, configuration=name, rows=rows, target=gpu)
+    if not ok else replace(ROW, configuration=name, rows=rows, target=gpu, share=share),
+    st.sampled_from([*NAMES, "gone"]), st.floats(0.01, 1.0), st.sampled_from([16, 32, 64, 128, 1024]),
+    st.sampled_from(["cuda:h200", "cuda:h100", "cuda:sm_90", "cuda:a100"]), st.booleans(),
+), max_size=12))  # fmt: skip
+def test_a_lookup_only_orders_candidates(rows: list[Measurement]) -> None:
+    """Whatever a database says: the same candidates, each once."""
+
+    class Remembered(Database):
+        def rows(self, graph: str | None = None) -> list[Measurement]:
+            return rows
+
+    choice = choose(FOUND, database=Remembered(Path("/nowhere")))
+    assert sorted(map(id, choice.plans)) == sorted(map(id, FOUND.plans))
+    if choice.hit:
+        assert choice.plan.configuration == choice.hit.row.configuration
+
+
+def test_the_log_says_how_it_was_chosen(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "fusegen.database")
+    choice_with(place, ROW)
+    assert f"normed for cuda:h200: your database: {ROW.configuration}, measured 10.0 us" in caplog.text
+
+
+# ---------------------------------------------------------------- in the pipeline
+
+
+def test_build_takes_the_measured_plan_first(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler_or_none()
+    monkeypatch.setenv("FUSEGEN_DATABASE", str(place))
+    Database(place).record([ROW])
+    built = build(normed.graph, H200)
+    assert built.source.plan.configuration == ROW.configuration
+    assert built.choice.hit is not None
+    assert fusegen.plan(normed, H200).configuration == ROW.configuration
+    assert fusegen.plan(normed, H200, tuned=False).configuration == NAMES[0]
+    untuned = build(normed.graph, H200, tuned=False)
+    assert untuned.source.plan.configuration == NAMES[0]
+    assert untuned.choice.hit is None
+    other = build(normed.graph, H200, Layout(split=True))
+    assert other.choice.hit is None, "another layout is another problem"
+
+
+def test_the_gate_still_applies(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler_or_none()
+    monkeypatch.setenv("FUSEGEN_DATABASE", str(place))
+    Database(place).record([ROW])
+    refused = []
+
+    def gate(resources: Any) -> str:
+        refused.append(resources)
+        return "spills in this test" if len(refused) == 1 else ""
+
+    monkeypatch.setattr("fusegen.pipeline.gate", gate)
+    built = build(normed.graph, H200)
+    assert built.verdicts[0].plan.configuration == ROW.configuration
+    assert not built.verdicts[0].passed
+    assert built.source.plan.configuration == NAMES[0], "then the cost model's own"
+
+
+def emulated() -> bool:
+    from fusegen.emulator import EmulatorUnavailable, compiler
+
+    try:
+        return bool(compiler())
+    except EmulatorUnavailable:
+        return False
+
+
+@pytest.mark.skipif(not emulated(), reason="the emulator needs a C++ compiler; see `fusegen doctor`")
+@pytest.mark.parametrize("name", NAMES)
+def test_whichever_is_measured_best_computes_the_same(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FUSEGEN_DATABASE", str(place))
+    Database(place).record([replace(ROW, configuration=name)])
+    kernel = compile(normed, H200, on="emulator")
+    assert kernel.plan.configuration == name
+    assert kernel.choice.hit is not None
+    assert kernel.report.ok
