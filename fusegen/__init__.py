@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fusegen.rendering import render
     from fusegen.runtime import Kernel
     from fusegen.targets import target
+    from fusegen.tuning import tune
     from fusegen.validation import validate
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ __all__ = [
     "plan",
     "render",
     "target",
+    "tune",
     "validate",
 ]
 
@@ -63,6 +65,7 @@ _LATER = {
     "plan": "fusegen.pipeline",
     "render": "fusegen.rendering",
     "target": "fusegen.targets",
+    "tune": "fusegen.tuning",
     "validate": "fusegen.validation",
 }
 
