@@ -407,6 +407,115 @@ def doctor(as_json: AsJson = False) -> int:
     return 0 if found.ready else 3
 
 
+@app.command()
+@verb
+def tune(
+    specs: Specs, target: TargetName = None, sets: Sets = None, dtype: Dtype = None,
+    on: Annotated[str, typer.Option("--on", metavar="gpu|gpu:1", show_default=False, help="Which GPU.")] = "gpu",
+    budget: Annotated[float, typer.Option("--budget", metavar="S", min=0.1,
+                                          help="Seconds for the first timings of one chain's candidates.")] = 30.0,
+    most: Annotated[int, typer.Option("--most", metavar="N", min=1, help="Candidates of a chain to try at most.")] = 32,
+    deadline: Annotated[float, typer.Option("--deadline", metavar="S", min=1,
+                                            help="A candidate that takes longer has hung.")] = 20.0,
+    retry: Annotated[bool, typer.Option("--retry", help="Try again what hung or crashed before.")] = False,
+    no_save: Annotated[bool, typer.Option("--no-save", help="Keep nothing of what is measured.")] = False,
+    as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Measure the planner's candidates on this GPU, show the winner beside the untuned choice, and remember it."""
+    from fusegen import tuning
+    from fusegen.cli import asking
+    from fusegen.cli import tuning as words
+    from fusegen.database import Database
+
+    chains = asking.ask_chains(specs, sets or (), dtype)
+    chosen = tuning.measurable(asking.ask_target(target), on)
+    with (
+        tuning.Bench(chosen, on, deadline_s=deadline) as bench,
+        progress(len(chains) * most, left=True) as bar,
+    ):
+        tuner = tuning.Tuner(bench, None if no_save else Database(), tuning.Effort(budget, most), retry)
+        reports, errors = words.tune_each(tuner, chains, bar)
+    if as_json:
+        print_json({"reports": [report.facts() for report in reports], "errors": [str(error) for error in errors]})
+    elif len(chains) == 1:
+        words.show_report(reports[0])
+    else:
+        words.show_reports(reports)
+    return worst([*(error.exit_code for error in errors), *(0 if report.winner else 1 for report in reports)])
+
+
+db = typer.Typer(help="What was measured: show it, take it elsewhere, bring it together.", no_args_is_help=True)
+app.add_typer(db, name="db")
+
+DatabaseFile = Annotated[
+    Path | None,
+    typer.Option("--database", "-d", metavar="FILE", show_default=False,
+                 help="Another database than the one FUSEGEN_DATABASE names, else the user's own."),
+]  # fmt: skip
+Shipped = Annotated[bool, typer.Option("--shipped", help="Of the measurements that come with fusegen instead.")]
+
+
+@db.command()
+@verb
+def show(
+    chain: Annotated[str | None, typer.Argument(metavar="CHAIN", help="Of the chain of that name alone.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every row, not only each problem's winner.")] = False,
+    shipped: Shipped = False, database: DatabaseFile = None, as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Show the winners: chain, sizes, GPU, configuration, time, share of the copy rate."""
+    from fusegen.cli import tuning as words
+    from fusegen.database import Database
+
+    kept = Database(database)
+    rows = words.chosen_rows(shipped, every, chain, kept)
+    where = "the shipped measurements" if shipped else str(kept.path)
+    if as_json:
+        print_json({"database": where, "rows": [words.row_facts(row) for row in rows]})
+    else:
+        words.show_rows(rows, where)
+    return 0
+
+
+@db.command()
+@verb
+def export(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to; - is stdout.")] = "-",
+    shipped: Shipped = False, database: DatabaseFile = None,
+) -> int:  # fmt: skip
+    """Write every row as a line of JSON, sorted: to be read, compared, kept, and imported elsewhere."""
+    from fusegen.cli import tuning as words
+    from fusegen.database import Database
+
+    rows = words.chosen_rows(shipped, True, None, Database(database))
+    words.write_rows(rows, file)
+    return 0
+
+
+@db.command("import")
+@verb
+def import_(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Of lines of JSON, as export writes them.")],
+    database: DatabaseFile = None, as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Take in rows that `export` wrote; of two rows for the same thing the newer, better-founded one is kept."""
+    from fusegen.cli import tuning as words
+
+    return words.take_in([(str(file), words.read_file(file)) for file in files], database, as_json)
+
+
+@db.command()
+@verb
+def merge(
+    files: Annotated[list[Path], typer.Argument(metavar="DATABASE", help="Other machines' databases.")],
+    database: DatabaseFile = None, as_json: AsJson = False,
+) -> int:  # fmt: skip
+    """Take in the rows of other databases, by the same rule as `import`."""
+    from fusegen.cli import tuning as words
+    from fusegen.database import Database
+
+    return words.take_in([(str(file), Database(file).need()) for file in files], database, as_json)
+
+
 @app.command(hidden=True)
 @verb
 def launch(

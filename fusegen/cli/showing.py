@@ -258,6 +258,11 @@ class Progress:
                 self.live.advance(self.task)
             self.live.update(self.task, description=name, begun=True)
 
+    def reach(self, done: float, total: float, name: str) -> None:
+        """So much of it is done, and `name` is under way; the total may have changed."""
+        if self.live is not None:
+            self.live.update(self.task, completed=done, total=total, description=name)
+
     def say(self, *parts: RenderableType, style: str | None = None) -> None:
         """Print a result while the bar is shown: the bar steps aside, since the two may be different streams."""
         if self.live is not None:
@@ -270,16 +275,19 @@ class Progress:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Progress]:
-    """A bar on stderr over `total` steps, gone when done; none in a pipe, nor for a single step."""
+def progress(total: int, left: bool = False) -> Iterator[Progress]:
+    """A bar on stderr over `total` steps, gone when done; none in a pipe, nor for a single step. `left`: it says how
+    much time is left."""
     if total < 2 or not sys.stderr.isatty():
         yield Progress(None, None)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
+    from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
     what = TextColumn("{task.description}")
-    columns = (SpinnerColumn(), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), what)
+    times = (TimeLeftColumn(), TextColumn("left")) if left else (TimeElapsedColumn(),)
+    columns = (SpinnerColumn(), BarColumn(24), MofNCompleteColumn(), *times, what)
     live = Bar(*columns, console=console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
     with live:
         yield Progress(live, live.add_task("", total=total, begun=False))
