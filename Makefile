@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.set-up
 IN     := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check golden gpu bench clean
+.PHONY: help setup demo test check golden gpu bench tuned clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ gpu: setup ## the tests that need a GPU, one at a time
 bench: setup ## measure README's table of speeds on this GPU; with torch in .venv, also against it
 	$(IN)/python benchmarks/table.py --again
 	$(IN)/python benchmarks/table.py --print
+
+tuned: setup ## measure the database that comes with fusegen anew, on this GPU
+	$(IN)/python benchmarks/tune_shipped.py
 
 clean: ## remove .venv and what the tools left
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

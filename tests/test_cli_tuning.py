@@ -201,6 +201,11 @@ def test_merge_reports_conflicts(run: Run, tmp_path: Path) -> None:
     assert (merged["same"], merged["conflicts"]) == (2, [])
 
 
+def test_what_is_shipped_can_be_shown_and_exported(run: Run) -> None:
+    assert rows_of(run, "--shipped")
+    assert run("db", "export", "--shipped").stdout == (ROOT / "fusegen" / "data" / "tuned.jsonl").read_text()
+
+
 WRONG: list[tuple[tuple[str, ...], str]] = [
     (("merge", "nowhere.db"), "there is no database at nowhere.db"),
     (("merge", "other.py"), "other.py is damaged"),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fusegen
-from fusegen import database
+from fusegen import bf16, database, f16, f32
 from fusegen.compiling import compiler_version
 from fusegen.database import (
     Database,
     Measurement,
     choose,
+    graph_digest,
     lookup,
+    problem_of,
+    read_shipped,
+    write_lines,
 )
 from fusegen.errors import MissingError
 from fusegen.pipeline import build, compile
+from fusegen.planner import candidates
 from fusegen.planner.model import Layout
 from fusegen.spec import load_chains
-from fusegen.targets import H200
+from fusegen.targets import H200, target
 from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -246,3 +252,39 @@ def test_whichever_is_measured_best_computes_the_same(
     assert kernel.plan.configuration == name
     assert kernel.choice.hit is not None
     assert kernel.report.ok
+
+
+# ---------------------------------------------------------------- what is shipped
+
+
+def test_what_is_shipped_is_sound_and_current() -> None:
+    """Every row reads, the file is as it is written, and each winner still is a candidate of a spec.
+
+    `python benchmarks/tune_shipped.py` on the GPU measures it anew.
+    """
+    text = (ROOT / "fusegen" / "data" / "tuned.jsonl").read_text("utf-8")
+    rows = read_shipped()
+    assert rows
+    assert write_lines(rows) == text
+    assert all(row.may_win for row in rows)
+    known = {graph_digest(spec.with_dtype(kind).graph): spec.with_dtype(kind) for spec in SPECS.values()
+             for kind in (f16, bf16, f32)}  # fmt: skip
+    known |= {graph_digest(spec.graph): spec for spec in SPECS.values()}
+    for row in rows:
+        sizes = {name: int(size) for name, size in (pair.split("=") for pair in row.sizes.split())}
+        found = candidates(known[row.graph].at(**sizes).graph, target(row.target))
+        assert problem_of(found) == row.problem
+        names = [plan.configuration for plan in found.plans]
+        assert row.configuration in names, f"{row.chain} at {row.sizes} has no candidate {row.configuration} any more"
+
+
+def test_a_damaged_line_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tuned.jsonl").write_text(f"{{\n{ROW.line()}\n")
+    monkeypatch.setattr(lookup, "files", lambda package: tmp_path)
+    assert read_shipped() == [ROW]
+    assert "line 1" in caplog.text
+    shutil.rmtree(tmp_path / "data")
+    assert read_shipped() == []

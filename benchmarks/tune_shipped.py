@@ -1,0 +1,154 @@
+"""Measures the database that comes with fusegen, anew, on this GPU: one command, less than a minute on an H200.
+
+    python benchmarks/tune_shipped.py [--out fusegen/data/tuned.jsonl] [--report FILE] [--only NAME ...]
+
+Every row of CASES is tuned, and its validated candidates are written: the winner, those close to it, and the cost
+model's own choice. The file is written after each chain, whole, so an interrupted run leaves the rows it got to. Other
+GPUs' rows stay; this one's earlier rows go when the run was complete. `--report` writes every candidate's time as JSON.
+Run from the repository root with PYTHONPATH set to it, on a GPU that nobody else uses.
+
+Exit code 1: a chain could not be tuned; the others were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import fusegen
+from fusegen.cli import tuning as words
+from fusegen.cli.showing import finite
+from fusegen.database import Measurement, Unsound, read_lines, write_lines
+from fusegen.errors import FusegenError
+from fusegen.golden import write_whole
+from fusegen.pipeline import choose_target
+from fusegen.spec import Chain, load_chains
+from fusegen.tuning import Bench, Effort, Report, Tuner, measurable
+from fusegen.types import DTYPES
+
+SHIPPED = Path(fusegen.__file__).parent / "data" / "tuned.jsonl"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A spec of specs/, its sizes, and another storage type than the spec's own where one is named."""
+
+    chain: str
+    sizes: dict[str, int]
+    dtype: str = ""
+
+    def __str__(self) -> str:
+        return " ".join([self.chain, *(f"{k}={v}" for k, v in self.sizes.items()), self.dtype]).rstrip()
+
+
+def heads(count: int, queries: int, keys: int) -> dict[str, int]:
+    return {"B": 1, "H": count, "S": queries, "N": keys}
+
+
+CASES = (
+    Case("copy", {"n": 2**28}, "f32"),
+    Case("bias_relu", {"M": 65536, "N": 4096}, "f32"),
+    Case("bias_relu", {"M": 65536, "N": 4096}, "bf16"),
+    Case("bias_gelu_residual_ln", {"M": 16384, "N": 4096}, "f16"),
+    Case("bias_gelu_residual_ln", {"M": 32768, "N": 8192}, "f16"),
+    Case("bias_gelu_residual_ln", {"M": 16384, "N": 16384}, "f16"),
+    Case("bias_gelu_residual_ln", {"M": 4096, "N": 4096}, "f16"),
+    Case("bias_gelu_residual_ln", {"M": 16384, "N": 4096}, "f32"),
+    Case("bias_gelu_residual_ln", {"M": 16384, "N": 4096}, "bf16"),
+    Case("scale_softmax", heads(32, 4096, 4096), "f16"),
+    Case("scale_softmax", heads(16, 8192, 8192), "bf16"),
+    Case("scale_softmax", heads(1, 1024, 131072), "bf16"),
+    Case("scale_causal_softmax", heads(32, 4096, 4096), "f16"),
+    Case("scale_causal_softmax", heads(16, 8192, 8192), "bf16"),
+    Case("add_rmsnorm", {"M": 16384, "N": 4096}, "bf16"),
+    Case("add_rmsnorm", {"M": 16384, "N": 8192}, "bf16"),
+    Case("add_rmsnorm", {"M": 16384, "N": 2048}, "bf16"),
+    Case("add_rmsnorm", {"M": 16384, "N": 5120}, "bf16"),
+    Case("add_rmsnorm", {"M": 8, "N": 4096}, "bf16"),
+    Case("log_softmax", {"T": 4096, "V": 32000}),
+    Case("log_softmax", {"T": 1024, "V": 131072}),
+    Case("swiglu_elementwise", {"M": 8192, "N": 14336}, "bf16"),
+    Case("masked_softmax", {"B": 4, "H": 16, "S": 1024, "N": 1024}, "bf16"),
+    Case("additive_mask_softmax", {"B": 4, "H": 16, "S": 1024, "N": 1024}),
+    Case("rmsnorm", {"M": 262144, "N": 128}, "bf16"),
+    Case("rmsnorm", {"M": 16384, "N": 4096}, "bf16"),
+    Case("rmsnorm", {"M": 16384, "N": 8192}, "bf16"),
+)
+
+
+def chain_of(case: Case, chains: Sequence[Chain]) -> Chain:
+    """Raises FusegenError where there is no such spec, or where it has no such dim."""
+    found = next((chain for chain in chains if chain.name == case.chain), None)
+    if found is None:
+        raise FusegenError(f"{case}: there is no such chain in specs/")
+    sized = found.at(**case.sizes)
+    return sized.with_dtype(DTYPES[case.dtype]) if case.dtype else sized
+
+
+def read(path: Path) -> list[Measurement]:
+    """The rows there; unsound ones are dropped and said."""
+    rows = list(read_lines(path.read_text("utf-8"))) if path.is_file() else []
+    for row in rows:
+        if isinstance(row, Unsound):
+            say(f"{path}: {row}; the line is dropped")
+    return [row for row in rows if isinstance(row, Measurement)]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=SHIPPED)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--specs", default="specs")
+    parser.add_argument("--budget", type=float, default=8.0, help="seconds for the first timings of a chain")
+    parser.add_argument("--only", nargs="*", default=[], help="chains to measure; the others' rows stay")
+    try:
+        return measure(parser.parse_args())
+    except FusegenError as error:
+        say(str(error))
+        return error.exit_code
+
+
+def measure(wanted: argparse.Namespace) -> int:
+    """Tune every case, write as it goes, show the table. Raises MissingError without a GPU."""
+    target = measurable(choose_target(None))
+    chains = load_chains(wanted.specs)
+    cases = [case for case in CASES if not wanted.only or case.chain in wanted.only]
+    before = read(wanted.out)
+    new: list[Measurement] = []
+    reports: list[Report] = []
+    failed = 0
+    start = time.monotonic()
+    with Bench(target) as bench:
+        tuner = Tuner(bench, None, Effort(wanted.budget), retry=True)
+        for number, case in enumerate(cases, 1):
+            try:
+                report = tuner.tune(chain_of(case, chains))
+            except FusegenError as error:
+                say(f"{number}/{len(cases)} {case}: {error}")
+                failed += 1
+                continue
+            reports.append(report)
+            failed += report.winner is None
+            say(f"{number}/{len(cases)} {time.monotonic() - start:.0f} s  {case}: {words.verdict(report)}")
+            new += [row for row in report.rows() if row.may_win]
+            anew = {row.problem for row in new}
+            write_whole(wanted.out, write_lines([*new, *(row for row in before if row.problem not in anew)]))
+            if wanted.report:
+                write_whole(wanted.report, json.dumps(finite([each.facts() for each in reports]), indent=1) + "\n")
+    if not failed and not wanted.only:
+        write_whole(wanted.out, write_lines([*new, *(row for row in before if row.target != target.name)]))
+    words.show_reports(reports)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
