@@ -377,7 +377,7 @@ def test_forms_of_shared_declarations(declaration: str, names: list[str]) -> Non
             (1, 1, 1), (1, 1, 1), 0, [output("y", y)]
         )
         sizes.append(y.tolist())
-        rewritten = rewrite_shared(source, check=check).text
+        rewritten = rewrite_shared(source).text
         assert rewritten.count("\n") == source.count("\n")
         assert "__shared__ float" not in rewritten.replace("/* __shared__ float no; */", "")
     assert sizes[0] == sizes[1]
@@ -385,7 +385,7 @@ def test_forms_of_shared_declarations(declaration: str, names: list[str]) -> Non
 
 def test_lines_stay_where_they_are() -> None:
     source = "void f() {\n  extern __shared__\n    __align__(128)\n  float tile[];\n  tile[0] = 1;\n}\n"
-    rewritten = rewrite_shared(source, check=False)
+    rewritten = rewrite_shared(source)
     assert rewritten.dynamic_alignment == 128
     assert rewritten.text.splitlines()[4] == "  tile[0] = 1;"
     assert "float* const tile" in rewritten.text
@@ -393,8 +393,7 @@ def test_lines_stay_where_they_are() -> None:
 
 def test_text_without_shared_memory_is_unchanged() -> None:
     source = '#define S __shared__\n// __shared__ int a;\n/* __shared__\n int b; */ auto s = "__shared__ int c;";\n'
-    for check in (False, True):
-        assert rewrite_shared(source, check=check).text == source
+    assert rewrite_shared(source).text == source
 
 
 @pytest.mark.parametrize(("warp", "check"), BUILDS)
@@ -424,7 +423,7 @@ def test_dynamic_shared_declared_outside_a_function(warp: int, check: bool) -> N
 )
 def test_shared_declaration_that_is_not_understood_is_refused(source: str, says: str) -> None:
     with pytest.raises(EmulatorBuildError, match=says):
-        rewrite_shared(source, check=True)
+        rewrite_shared(source)
 
 
 # --- the machinery
@@ -650,7 +649,7 @@ def test_ucontext_fallback_runs(tmp_path: Path) -> None:
         f'{case.before}extern "C" __global__ void kernel(const float* x, float* y, int* count) {{\n{case.body}\n}}\n',
         32,
     )
-    text = rewrite_shared(source, check=False).text + "\nSIMT_EXPORT(kernel)\n"
+    text = rewrite_shared(source).text + "\nSIMT_EXPORT(kernel)\n"
     made, log = toolchain.build_kernel(text, entry="kernel", warp=32, check=False, cache=tmp_path, runtime=library)
     assert log is None
     kernel = EmulatedKernel(made, source, "kernel", "fallback.cu", warp=32, check=False, alignment=16)

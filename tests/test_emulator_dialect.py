@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from fusegen.emulator import Buffer, EmulatedKernel, EmulatorUnavailable, build, compiler, toolchain
+from tests.programs import aligned
 
 CAN_CHECK = HAS_COMPILER = False
 with contextlib.suppress(EmulatorUnavailable):
@@ -451,3 +452,15 @@ def test_everyday_decorations_compile() -> None:
         before=before,
     )
     assert np.all(out == 12.5)
+
+
+def test_hinted_loads_and_stores_of_vectors() -> None:
+    x, y, z = (aligned(np.full(64, value, np.float32)) for value in (1.5, 0, 0))
+    x[:] = np.arange(64)
+    run("""  if (i < 16) {
+      float4 v = __ldcs(reinterpret_cast<const float4*>(a) + i);
+      __stcs(reinterpret_cast<float4*>(b) + i, v);
+      __stcg(reinterpret_cast<uint4*>(c) + i, __ldcg(reinterpret_cast<const uint4*>(a) + i));
+    }""", x, y, z)  # fmt: skip
+    assert np.array_equal(x, y)
+    assert np.array_equal(x, z)

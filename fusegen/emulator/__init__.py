@@ -1,8 +1,8 @@
 """Runs emitted CUDA and HIP source on a CPU, and says what is wrong with it.
 
-`build` compiles a kernel's text as C++, unchanged but for its __shared__ declarations (rewrite.py), with a header in
-front that supplies the dialect (dialect/). `EmulatedKernel.launch` runs it: each thread of a block is a fiber, warps
-are 32 or 64 wide, blocks go over worker threads (runtime/). Two builds:
+`build` compiles a kernel's text as C++, unchanged but for its __shared__ declarations (rewrite.py) and its inline PTX
+(ptx.py), with a header in front that supplies the dialect (dialect/). `EmulatedKernel.launch` runs it: each thread of a
+block is a fiber, warps are 32 or 64 wide, blocks go over worker threads (runtime/). Two builds:
 
     fast    -O2, several workers. Finds what the schedule shows: wrong barriers and warp operations, endless loops,
             crashes.
@@ -30,8 +30,11 @@ Reported though a GPU would forgive it: threads that all write the same value to
 ordered with another's by anything but `__threadfence(); atomic` ("last block done"); a `_sync` operation that the lanes
 of its mask reach on different lines.
 
-Refused when compiling: inline PTX, cooperative groups, textures, and whatever else dialect/ doesn't declare, INFINITY
-and uint32_t among them, as with NVRTC.
+Asynchronous copies (cp.async) land at once under seed 0 and at their wait under any other: the fast build then shows a
+missing wait, or a buffer filled too early, in the numbers. The checking build reports either whatever the seed.
+
+Refused when compiling: PTX instructions without a function in dialect/ptx*.h, cooperative groups, textures, and
+whatever else dialect/ doesn't declare, INFINITY and uint32_t among them, as with NVRTC.
 
 Why a host compiler and no interpreter of PTX or of device code: it takes CUDA and HIP alike, needs neither vendor's
 tools, shows the emitted source's own lines, and is fast enough for a test suite.

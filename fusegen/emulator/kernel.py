@@ -17,6 +17,7 @@ from typing import Any
 
 from fusegen.emulator import toolchain
 from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable, Index, KernelFault, LaunchError
+from fusegen.emulator.ptx import rewrite_asm
 from fusegen.emulator.rewrite import rewrite_shared
 
 # In the order of `enum class Fault` in dialect/simt.h.
@@ -115,6 +116,7 @@ class _Request(ctypes.Structure):
         ("buffer_count", ctypes.c_uint64),
         ("trampoline", ctypes.c_void_p),
         ("kernel", ctypes.c_void_p),
+        ("static_shared_end", ctypes.c_void_p),
         ("report", _Report),
     )
 
@@ -247,7 +249,10 @@ def build(
     """
     if warp not in (32, 64):
         raise LaunchError(f"a warp of {warp} lanes; the emulator knows 32 and 64")
-    rewritten = rewrite_shared(source, check=check)
+    try:
+        rewritten = rewrite_shared(rewrite_asm(source))
+    except EmulatorBuildError as refusal:
+        raise EmulatorBuildError(f"{filename}: {refusal}") from None
     text = f"{rewritten.text}\nSIMT_EXPORT({entry})\n"
     if "__bf16" in source:
         text = f"#include <cuda_bf16.h>\n#line 1\n{text}"  # HIP's compiler knows this type without a header

@@ -16,7 +16,7 @@ SIMT_INLINE T update(T* place, Change change) {
 template <class T, class Change>
 SIMT_INLINE T update(T* place, Change change) {
   using Bits = typename BitsOf<sizeof(T)>::type;
-  if (--current_block->updates_until_yield == 0) {
+  if (--current_thread->block->updates_until_yield == 0) {
     yield_now();
   }
   Bits* bits = reinterpret_cast<Bits*>(place);

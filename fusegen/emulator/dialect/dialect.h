@@ -1,11 +1,10 @@
 // The everyday dialect of CUDA and HIP in plain C++. Force-included in front of every kernel's source, which stays
-// unchanged but for its __shared__ declarations (rewrite.py says why).
+// unchanged but for its __shared__ declarations (rewrite.py says why) and its inline PTX (ptx.py).
 //
 // Light on purpose: no standard header. Two rules for all that is inlined into a kernel:
 //   - functions are `always_inline`, so that an access inside one is reported at the kernel's line that calls it;
 //   - what waits takes its caller's line as a last default argument.
-// Hardware that is missing (mma, cp.async, mbarrier, clusters): a new header beside warp.h, built on
-// simt::warp_collect.
+// Hardware that is missing (mma, ldmatrix): a new header beside warp.h, built on simt::warp_collect.
 #pragma once
 
 #include "simt.h"
@@ -34,26 +33,22 @@ namespace simt {
 
 constexpr u64 larger(u64 a, u64 b) { return a > b ? a : b; }
 
-constexpr u64 first_fitting_margin(u64 alignment) {
-  return (shared_margin / (2 * alignment) + 1) * (2 * alignment) + alignment;
+// `Declared` is the alignment that stands in front of the variable.
+template <class T, u64 Declared>
+constexpr SharedVariable describe_shared(const char* name) {
+  static_assert(larger(alignof(T), Declared) <= largest_shared_alignment, "the emulator aligns to 4096 bytes at most");
+  return {sizeof(T), larger(alignof(T), Declared), name, 0};
 }
 
-// One static __shared__ variable, with room around it that nothing may touch. It lies at an odd multiple of its
-// declared alignment: a host compiler would align an array generously and so hide that a vector access counts on
-// luck.
-template <class T, u64 Declared>
-struct SharedSlot {
-  static constexpr u64 alignment = larger(alignof(T), Declared);
-
-  alignas(2 * alignment) char before[first_fitting_margin(alignment)];
-  union {
-    char nothing;  // so that no constructor of T runs: shared variables have none
-    T value;
-  };
-  char after[shared_margin];
-
-  constexpr SharedSlot() : before(), nothing(0), after() {}
-};
+template <class T>
+SIMT_INLINE T& shared_variable(SharedVariable& variable) {
+#ifndef SIMT_CHECK
+  if (u32 offset = __atomic_load_n(&variable.offset, __ATOMIC_ACQUIRE)) {
+    return *reinterpret_cast<T*>(current_thread->block->shared + offset);
+  }
+#endif
+  return *reinterpret_cast<T*>(place_shared(variable));
+}
 
 // A function and no constant: warpSize can't size an array on the device either.
 SIMT_INLINE int warp_size() { return SIMT_WARP; }
@@ -82,4 +77,5 @@ typedef __PTRDIFF_TYPE__ ptrdiff_t;
 #include "memory.h"
 #include "warp.h"
 #include "atomics.h"
+#include "ptx.h"
 #include "launcher.h"

@@ -3,6 +3,8 @@
 
 namespace simt {
 
+static u32 static_shared_end;
+
 template <u32... Places>
 struct Sequence {};
 
@@ -45,6 +47,7 @@ struct Launcher<void (*)(Parameters...)> {
   extern "C" __attribute__((visibility("default"))) void fusegen_launch(simt::Request* request) {   \
     request->trampoline = simt::Launcher<decltype(&entry)>::call;                                   \
     request->kernel = reinterpret_cast<void*>(&entry);                                              \
+    request->static_shared_end = &simt::static_shared_end;                                          \
     simt::launch(*request);                                                                         \
   }                                                                                                 \
   extern "C" __attribute__((visibility("default"))) unsigned fusegen_parameter_count() {            \

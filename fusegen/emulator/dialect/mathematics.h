@@ -187,9 +187,24 @@ SIMT_INLINE double max(float a, double b) { return __builtin_fmax(a, b); }
 SIMT_INLINE double min(double a, float b) { return __builtin_fmin(a, b); }
 SIMT_INLINE double max(double a, float b) { return __builtin_fmax(a, b); }
 
-#define __builtin_amdgcn_rcpf(x) (1.0f / (x))
-#define __builtin_amdgcn_rsqf(x) rsqrtf(x)
+// AMD's own instructions: subnormals become zeros on the way in and out, but for the root's. A compiler that owns these
+// names knows them for AMD's targets only, so these are macros.
+namespace simt {
+SIMT_INLINE float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
+SIMT_INLINE float amd_rcp(float x) { return flushed(1.0f / flushed(x)); }
+SIMT_INLINE float amd_rsq(float x) { return flushed(__frsqrt_rn(flushed(x))); }
+SIMT_INLINE float amd_exp2(float x) { return flushed(static_cast<float>(exp2(static_cast<double>(flushed(x))))); }
+SIMT_INLINE float amd_log2(float x) { return flushed(static_cast<float>(log2(static_cast<double>(flushed(x))))); }
+SIMT_INLINE float amd_median(float x, float y, float z) {
+  if (isnan(x) || isnan(y) || isnan(z)) {
+    return fminf(fminf(x, y), z);
+  }
+  return fmaxf(fminf(x, y), fminf(fmaxf(x, y), z));
+}
+}  // namespace simt
+#define __builtin_amdgcn_rcpf(x) (simt::amd_rcp(x))
+#define __builtin_amdgcn_rsqf(x) (simt::amd_rsq(x))
 #define __builtin_amdgcn_sqrtf(x) sqrtf(x)
-#define __builtin_amdgcn_exp2f(x) exp2f(x)
-#define __builtin_amdgcn_logf(x) log2f(x)
-#define __builtin_amdgcn_fmed3f(x, y, z) fmaxf(fminf(x, y), fminf(fmaxf(x, y), z))
+#define __builtin_amdgcn_exp2f(x) (simt::amd_exp2(x))
+#define __builtin_amdgcn_logf(x) (simt::amd_log2(x))
+#define __builtin_amdgcn_fmed3f(x, y, z) (simt::amd_median(x, y, z))

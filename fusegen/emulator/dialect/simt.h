@@ -20,19 +20,29 @@ struct Index3 {
 };
 
 // What a kernel may ask about the thread and the block it runs as. The runtime's own records begin with these.
+struct BlockView {
+  Index3 index;
+  Index3 size;
+  Index3 grid;
+  char* shared;             // all of the block's shared memory
+  char* dynamic_shared;     // the part of it whose size the launch gives
+  u32 updates_until_yield;  // counts atomic updates, so that a thread spinning on one lets the others run
+};
+
 struct ThreadView {
   Index3 index;
   u32 linear;  // position in the block
   u32 warp;    // position of its warp in the block
   u32 lane;    // position in the warp
+  BlockView* block;
 };
 
-struct BlockView {
-  Index3 index;
-  Index3 size;
-  Index3 grid;
-  char* dynamic_shared;
-  u32 updates_until_yield;  // counts atomic updates, so that a thread spinning on one lets the others run
+// A static __shared__ variable of the kernel. All blocks have it at the same place in their shared memory.
+struct SharedVariable {
+  u64 bytes;
+  u64 alignment;
+  const char* name;
+  u32 offset;  // 0 until a thread has passed the declaration: the compiler doesn't tell what variables there are
 };
 
 #ifdef SIMT_CHECK
@@ -45,17 +55,16 @@ Index3 grid_size() __attribute__((const));
 u32 lane_index() __attribute__((const));
 char* dynamic_shared() __attribute__((const));
 #else
-// initial-exec: one load instead of a call. Two pointers fit the space that glibc keeps for libraries loaded late.
+// initial-exec: one load instead of a call. A pointer fits the space that glibc keeps for libraries loaded late.
 // __thread, not thread_local: that one may have a constructor in another file, which clang asks for at every access.
 extern __thread ThreadView* current_thread __attribute__((tls_model("initial-exec")));
-extern __thread BlockView* current_block __attribute__((tls_model("initial-exec")));
 
 inline const Index3& thread_index() { return current_thread->index; }
-inline const Index3& block_index() { return current_block->index; }
-inline const Index3& block_size() { return current_block->size; }
-inline const Index3& grid_size() { return current_block->grid; }
+inline const Index3& block_index() { return current_thread->block->index; }
+inline const Index3& block_size() { return current_thread->block->size; }
+inline const Index3& grid_size() { return current_thread->block->grid; }
 inline u32 lane_index() { return current_thread->lane; }
-inline char* dynamic_shared() { return current_block->dynamic_shared; }
+inline char* dynamic_shared() { return current_thread->block->dynamic_shared; }
 #endif
 
 // The kinds of fault, in the order of KINDS in kernel.py.
@@ -102,15 +111,20 @@ using Combine = void (*)(void** slots, u64 lanes);
 void warp_collect(u64 mask, void* slot, Combine combine, int line);
 
 // --- memory
+char* place_shared(SharedVariable& variable);  // where it lies in this block; gives it a place if it has none
+u64 shared_window(const void* address);        // the address in PTX's shared state space
 void fence();      // __threadfence: what this thread wrote becomes visible through a later atomic
 void yield_now();  // lets other threads of the block run, so that one thread may spin on another
 int device_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 i64 clock_ticks();
 
+// --- asynchronous copies into shared memory, by groups of the thread that issues them (cp.async)
+void copy_async(u64 to, const void* from, u32 bytes, u32 filled);  // `to` in the window; zeros behind `filled` bytes
+void commit_copies();
+void wait_copies(u32 allowed);  // at most so many groups stay under way
+void wait_all_copies();
+
 #ifdef SIMT_CHECK
-// Tells the checker of one static __shared__ variable; each thread that passes the declaration calls it. The variable
-// lies in the middle of a SharedSlot, see rewrite.py.
-void declare_shared(const volatile void* address, u64 bytes, const char* name);
 void note_read(const void* address, u64 bytes);
 void note_write(const void* address, u64 bytes);
 // An atomic update is begin, compute, commit. Checking runs on one worker and never switches between the two.
@@ -119,6 +133,7 @@ void atomic_commit(void* address, u32 bytes, u64 bits);
 #endif
 
 constexpr u64 shared_margin = 256;  // bytes on either side of a static __shared__ variable that nothing may touch
+constexpr u64 largest_shared_alignment = 4096;
 
 // --- launching
 struct BufferRange {
@@ -159,6 +174,7 @@ struct Request {
   u64 buffer_count;
   Trampoline trampoline;
   void* kernel;
+  u32* static_shared_end;  // of the kernel's library: how far its static __shared__ variables reach so far
   Report report;
 };
 

@@ -17,7 +17,8 @@ constexpr u32 flag_atomic = 1u << 31;
 constexpr u32 flag_lanes = 1u << 30;   // also by another lane of the warp, not ordered with this access
 constexpr u32 flag_warps = 1u << 29;   // also by another warp of the block in this phase
 constexpr u32 flag_blocks = 1u << 28;  // also by another block
-constexpr u32 site_mask = flag_blocks - 1;
+constexpr u32 flag_copying = 1u << 27;  // a write: by an asynchronous copy that has not been waited for
+constexpr u32 site_mask = flag_copying - 1;
 
 struct Stamp {
   u32 phase;  // 0: no access
@@ -90,8 +91,8 @@ enum class Access : u8 { read, write, atomic };
 
 struct Checker {
   std::vector<Region> regions;
-  std::vector<Region> image;  // the library that holds the kernel: asked last, it contains the static variables
-  std::vector<const char*> static_shared;  // declared so far in this launch
+  std::vector<Region> image;               // the library that holds the kernel
+  std::vector<const char*> static_shared;  // the variables that are a region already
   u8 region_of_site[4096];                 // where the instruction hit last time: nearly always where it hits now
   u32 warp_shift = 5;
   u32 phase = 0;

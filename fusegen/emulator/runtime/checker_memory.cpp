@@ -116,8 +116,11 @@ void checker_begin_launch(Worker& w) {
   checker.suspicion = Report{};
   const Request& request = w.launch->request;
   checker.warp_shift = static_cast<u32>(__builtin_ctz(request.warp));
-  char* dynamic = w.block.dynamic_shared;
-  add_region(checker, {dynamic, dynamic + request.shared_bytes, "dynamic shared memory", true, false}, Memory::shared);
+  for (const Block& block : w.blocks) {
+    char* dynamic = block.dynamic_shared;
+    add_region(checker, {dynamic, dynamic + request.shared_bytes, "dynamic shared memory", true, false},
+               Memory::shared);
+  }
   for (const Image::Segment& segment : w.launch->image.segments) {
     const char* name = segment.writable ? "the __device__ variables" : "constant data";
     add_region(checker, {segment.low, segment.high, name, segment.writable, true}, Memory::image);
@@ -125,18 +128,17 @@ void checker_begin_launch(Worker& w) {
   add_buffers(checker, request);
 }
 
-void checker_begin_block(Worker& w) {
+void checker_begin_block(Worker& w, Block& block) {
   Checker& checker = *w.checker;
   Critical critical;
   checker.first_phase = ++checker.phase;
   checker.first_phases.push_back(checker.phase);
-  checker.block_indices.push_back(w.block.index);
+  checker.block_indices.push_back(block.index);
   checker.taken_over.clear();
 }
 
-void declare_shared(const volatile void* address, u64 bytes, const char* name) {
+void checker_declare_shared(char* low, const SharedVariable& variable) {
   Checker& checker = *worker->checker;
-  char* low = static_cast<char*>(const_cast<void*>(address));
   for (const char* known : checker.static_shared) {
     if (known == low) {
       return;
@@ -145,9 +147,9 @@ void declare_shared(const volatile void* address, u64 bytes, const char* name) {
   Critical critical;
   try {
     checker.static_shared.push_back(low);
-    add_region(checker, {low, low + bytes, name, true, false}, Memory::shared);
+    add_region(checker, {low, low + variable.bytes, variable.name, true, false}, Memory::shared);
   } catch (const std::bad_alloc&) {
-    fail_without_memory(bytes);  // an exception can't leave a fiber
+    fail_without_memory(variable.bytes);  // an exception can't leave a fiber
   }
 }
 
@@ -171,10 +173,12 @@ static u64 distance(const Member& member, const char* place) {
 
 [[noreturn]] static void fail_out_of_bounds(const char* place, u64 bytes, Access access, const void* site) {
   Checker& checker = *worker->checker;
-  for (const Fiber& fiber : worker->fibers) {
-    if (place >= fiber.stack_low && place < fiber.stack_low + fiber.stack_bytes) {
-      fail_at(Fault::out_of_bounds, site, 0, "%s of %llu bytes in the local memory of thread (%u, %u, %u)",
-              verb(access), bytes, fiber.index.x, fiber.index.y, fiber.index.z);
+  for (const Block& block : worker->blocks) {
+    for (const Fiber& fiber : block.fibers) {
+      if (place >= fiber.stack_low && place < fiber.stack_low + fiber.stack_bytes) {
+        fail_at(Fault::out_of_bounds, site, 0, "%s of %llu bytes in the local memory of thread (%u, %u, %u)",
+                verb(access), bytes, fiber.index.x, fiber.index.y, fiber.index.z);
+      }
     }
   }
   const Member* nearest = nullptr;
@@ -228,11 +232,6 @@ Region& find_region(const char* place, u64 bytes, Access access, const void* sit
     if (region.holds(place, bytes)) {
       remembered = static_cast<u8>(i < 255 ? i : 0);
       return region;
-    }
-  }
-  for (const Region& region : checker.regions) {
-    if (region.memory == Memory::shared && within(region.low - shared_margin, region.high + shared_margin, place, 1)) {
-      fail_out_of_bounds(place, bytes, access, site);  // beside a static __shared__ variable, which the image contains
     }
   }
   for (Region& region : checker.image) {

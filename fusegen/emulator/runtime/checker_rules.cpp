@@ -42,7 +42,14 @@ static u32 block_number(const Checker& checker, u32 phase) {
   const Checker& checker = *worker->checker;
   const Member& member = member_at(region, place);
   Index3 block = checker.block_indices[block_number(checker, earlier.phase)];
-  Index3 thread = worker->fibers[earlier.thread()].index;
+  Index3 thread = worker->blocks[0].fibers[earlier.thread()].index;
+  if (earlier.has(flag_copying)) {
+    fail_at(Fault::race, site, earlier.site & site_mask,
+            "%s of byte %lld of %s while the copy into it is under way that thread (%u, %u, %u) of block (%u, %u, %u) "
+            "has issued and not waited for",
+            verb(access), static_cast<long long>(place - member.low), member.name, thread.x, thread.y, thread.z,
+            block.x, block.y, block.z);
+  }
   fail_at(Fault::race, site, earlier.site & site_mask,
           "%s of byte %lld of %s is not ordered with the %s by block (%u, %u, %u) thread (%u, %u, %u)", verb(access),
           static_cast<long long>(place - member.low), member.name, verb(earlier_kind), block.x, block.y, block.z,
@@ -85,6 +92,9 @@ static bool has_taken_over(const Checker& checker, u32 thread) {
 
 // Did `earlier`, and all that its flags stand for, come before whatever `fiber` does now?
 static inline bool ordered(const Checker& checker, const Stamp& earlier, const Fiber& fiber) {
+  if (earlier.has(flag_copying)) {
+    return false;
+  }
   if (earlier.phase < checker.first_phase) {
     return published_to(checker, earlier, fiber.linear);
   }
@@ -193,6 +203,11 @@ static inline void check_cell(Region& region, Cell& cell, const char* place, Acc
 
 // --- one access
 
+static u32 offset_of_site(const void* site) {
+  auto base = reinterpret_cast<uintptr_t>(worker->launch->image.base);
+  return static_cast<u32>(reinterpret_cast<uintptr_t>(site) - base) & site_mask;
+}
+
 void check_access(const void* address, u64 bytes, Access access, bool needs_value, const void* site) {
   Worker* w = worker;
   if (!w || !w->inside) {
@@ -222,13 +237,38 @@ void check_access(const void* address, u64 bytes, Access access, bool needs_valu
   if ((offset | bytes) & (grain - 1)) {
     refine(*region, static_cast<u32>(__builtin_ctzll(offset | bytes | grain)));
   }
-  u32 site_offset = static_cast<u32>(site_bits - reinterpret_cast<uintptr_t>(w->launch->image.base)) & site_mask;
+  u32 site_offset = offset_of_site(site);
   u64 step = u64{1} << region->grain_shift;
   Cell* cell = region->cells + (offset >> region->grain_shift);
   for (u64 done = 0; done < bytes; done += step, ++cell) {
     check_cell(*region, *cell, place + done, access, needs_value, fiber, site, site_offset);
   }
 }
+
+// --- asynchronous copies: the destination is the copy's own from issue to wait, and then the waiting thread's write
+
+static void stamp_destination(const Copy& copy, u32 flag) {
+  const Fiber& fiber = *current_fiber();
+  u8 unused;
+  Region& region = find_region(copy.to, copy.bytes, Access::write, copy.site, unused);
+  const Stamp now{worker->checker->phase, fiber.linear | fiber.warp_epoch << thread_bits,
+                  offset_of_site(copy.site) | flag};
+  u64 first = static_cast<u64>(copy.to - region.origin) >> region.grain_shift;
+  u64 count = copy.bytes >> region.grain_shift;
+  for (u64 i = first; i < first + count; ++i) {
+    region.cells[i].write = now;
+  }
+}
+
+void checker_begin_copy(const Copy& copy) {
+  check_access(copy.from, copy.filled, Access::read, true, copy.site);
+  check_access(copy.to, copy.bytes, Access::write, false, copy.site);
+  stamp_destination(copy, flag_copying);
+}
+
+void checker_end_copy(const Copy& copy) { stamp_destination(copy, 0); }
+
+// --- atomics
 
 // What this block has published becomes part of the place's history, and all that history becomes this block's.
 static void exchange_publications(const void* place) {
@@ -254,7 +294,7 @@ u64 atomic_begin(const void* address, u32 bytes) {
     fail_at(Fault::misaligned, site, 0, "atomic update of %u bytes at address %p, which is no multiple of %u", bytes,
             address, bytes);
   }
-  if (--worker->block.updates_until_yield == 0) {
+  if (--current_fiber()->block->updates_until_yield == 0) {
     yield_now();
   }
   check_access(address, bytes, Access::atomic, true, site);

@@ -100,39 +100,44 @@ void Worker::allocate_stacks(u32 threads) {
   }
 }
 
-void Worker::prepare(Launch& with) {
-  launch = &with;
-  const Request& request = with.request;
+void Worker::prepare_block(Block& block, u32 rank) {
+  const Request& request = launch->request;
+  block.rank = rank;
   block.size = request.block;
   block.grid = request.grid;
-  report = Report{};
-  patience = 50;
-  last_site = nullptr;
-
-  // At an odd multiple of the declared alignment: a kernel that counts on more must declare more.
-  u64 alignment = request.shared_alignment;
-  dynamic_storage.resize(request.shared_bytes + 4 * alignment);
-  auto raw = reinterpret_cast<uintptr_t>(dynamic_storage.data());
-  block.dynamic_shared = reinterpret_cast<char*>((raw / (2 * alignment) + 1) * (2 * alignment) + alignment);
-
-  allocate_stacks(with.threads);
-  fibers.resize(with.threads);
+  allocate_shared(block, request);
+  u32 threads = launch->threads;
   u32 width = request.warp;
-  warps.resize((with.threads + width - 1) / width);
-  for (u32 i = 0; i < warps.size(); ++i) {
+  block.fibers.resize(threads);
+  block.warps.resize((threads + width - 1) / width);
+  for (u32 i = 0; i < block.warps.size(); ++i) {
     u32 first = i * width;
-    u32 lanes = with.threads - first < width ? with.threads - first : width;
-    warps[i].first_thread = first;
-    warps[i].members = lanes == 64 ? ~u64{0} : bit(lanes) - 1;
+    u32 lanes = threads - first < width ? threads - first : width;
+    block.warps[i].block = &block;
+    block.warps[i].first_thread = first;
+    block.warps[i].members = lanes == 64 ? ~u64{0} : bit(lanes) - 1;
   }
-  for (u32 i = 0; i < with.threads; ++i) {
-    Fiber& fiber = fibers[i];
+  for (u32 i = 0; i < threads; ++i) {
+    Fiber& fiber = block.fibers[i];
+    fiber.block = &block;
     fiber.index = {i % block.size.x, i / block.size.x % block.size.y, i / (block.size.x * block.size.y)};
     fiber.linear = i;
     fiber.warp = i / width;
     fiber.lane = i % width;
-    fiber.stack_low = stacks + i * fiber_stack_bytes + page_bytes;
+    fiber.stack_low = stacks + (u64{rank} * threads + i) * fiber_stack_bytes + page_bytes;
     fiber.stack_bytes = fiber_stack_bytes - page_bytes;
+  }
+}
+
+void Worker::prepare(Launch& with) {
+  launch = &with;
+  report = Report{};
+  patience = 50;
+  last_site = nullptr;
+  blocks.resize(1);
+  allocate_stacks(static_cast<u32>(blocks.size()) * with.threads);
+  for (u32 rank = 0; rank < blocks.size(); ++rank) {
+    prepare_block(blocks[rank], rank);
   }
   if (checker) {
     checker_begin_launch(*this);

@@ -12,7 +12,7 @@ void describe_place(Report& report) {
     return;
   }
   report.has_place = 1;
-  report.block = worker->block.index;
+  report.block = fiber->block->index;
   report.thread = fiber->index;
 }
 
@@ -64,7 +64,7 @@ void fail_for(const Fiber& fiber, int other_line, Fault kind, const char* format
   report.line = static_cast<u32>(fiber.line);
   report.other_line = static_cast<u32>(other_line);
   report.has_place = 1;
-  report.block = worker->block.index;
+  report.block = fiber.block->index;
   report.thread = fiber.index;
   va_list arguments;
   va_start(arguments, format);

@@ -1,9 +1,9 @@
-// Which thread of a block runs next, the block barrier, and a block from its first thread to its last.
+// Which thread runs next, the block barrier, and the end of a thread.
+#include <sched.h>
+
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
-
-#include <sched.h>
 
 #include "worker.h"
 
@@ -13,7 +13,6 @@ namespace simt {
 __thread ThreadView* current_thread __attribute__((tls_model("initial-exec"), visibility("hidden")));
 #else
 __thread ThreadView* current_thread __attribute__((tls_model("initial-exec")));
-__thread BlockView* current_block __attribute__((tls_model("initial-exec")));
 #endif
 __thread Worker* worker __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
@@ -42,7 +41,9 @@ static u64 next_random() {
 void make_ready(Warp& warp, u64 lanes) {
   warp.ready |= lanes;
   if (warp.ready) {
-    worker->ready_warps |= bit(static_cast<u32>(&warp - worker->warps.data()));
+    Block& block = *warp.block;
+    block.ready_warps |= bit(static_cast<u32>(&warp - block.warps.data()));
+    worker->ready_blocks |= bit(block.rank);
   }
 }
 
@@ -52,6 +53,24 @@ static u32 pick_bit_from(u64 bits, u32 start) {
   return static_cast<u32>(__builtin_ctzll(from_start ? from_start : bits));
 }
 
+// The warp behind the running one; behind a block's last warp comes the next block's first.
+static Warp* next_warp() {
+  Worker& w = *worker;
+  Block& block = *w.running->block;
+  u64 behind = block.ready_warps & (~u64{1} << (w.running - block.warps.data()));
+  if (behind) {
+    return &block.warps[lowest_lane(behind)];
+  }
+  Block& next = w.blocks[pick_bit_from(w.ready_blocks, (block.rank + 1) & 63)];
+  return &next.warps[lowest_lane(next.ready_warps)];
+}
+
+static Warp* any_warp() {
+  Worker& w = *worker;
+  Block& block = w.blocks.size() == 1 ? w.blocks[0] : w.blocks[pick_bit_from(w.ready_blocks, next_random() & 63)];
+  return &block.warps[pick_bit_from(block.ready_warps, next_random() & 63)];
+}
+
 // Round robin visits each ready lane of a warp once, then goes to the next warp. The adversarial schedule stays with
 // one warp for as long as that warp can run, so that it gets far ahead of the others, and visits its lanes in any
 // order: where a barrier is missing, this reads what is not yet written (or no longer there), and the numbers come
@@ -59,7 +78,7 @@ static u32 pick_bit_from(u64 bits, u32 start) {
 Fiber* next_ready() {
   Worker& w = *worker;
   for (;;) {
-    Warp& warp = w.warps[w.cursor];
+    Warp& warp = *w.running;
     u64 candidates = w.pass & warp.ready;
     if (candidates) {
       u32 lane =
@@ -68,16 +87,19 @@ Fiber* next_ready() {
         w.pass &= ~u64{1} << lane;
       }
       warp.ready &= ~bit(lane);
+      Block& block = *warp.block;
       if (!warp.ready) {
-        w.ready_warps &= ~bit(w.cursor);
+        block.ready_warps &= ~bit(static_cast<u32>(&warp - block.warps.data()));
+        if (!block.ready_warps) {
+          w.ready_blocks &= ~bit(block.rank);
+        }
       }
-      return &w.fibers[warp.first_thread + lane];
+      return &block.fibers[warp.first_thread + lane];
     }
-    if (!w.ready_warps) {
+    if (!w.ready_blocks) {
       return &w.scheduler;
     }
-    u32 start = w.adversarial ? next_random() & 63 : (w.cursor + 1) & 63;
-    w.cursor = pick_bit_from(w.ready_warps, start);
+    w.running = w.adversarial ? any_warp() : next_warp();
     w.pass = ~u64{0};
   }
 }
@@ -85,10 +107,10 @@ Fiber* next_ready() {
 void yield_now() {
   Worker& w = *worker;
   Fiber* fiber = current_fiber();
-  w.block.updates_until_yield = w.adversarial ? 1 + (next_random() & 63) : 64;
-  make_ready(w.warps[fiber->warp], bit(fiber->lane));
+  fiber->block->updates_until_yield = w.adversarial ? 1 + (next_random() & 63) : 64;
+  make_ready(warp_of(*fiber), bit(fiber->lane));
   if (w.adversarial) {
-    w.cursor = pick_bit_from(w.ready_warps, next_random() & 63);
+    w.running = any_warp();
     w.pass = ~u64{0};
   }
   Fiber* next = next_ready();
@@ -100,53 +122,51 @@ void yield_now() {
 
 // --- the block barrier
 
-static void release_barrier() {
-  Worker& w = *worker;
-  w.arrived = 0;
-  w.reduce_result = w.reduced;
-  for (Warp& warp : w.warps) {
+static void release_barrier(Block& block) {
+  block.arrived = 0;
+  block.reduce_result = block.reduced;
+  for (Warp& warp : block.warps) {
     make_ready(warp, warp.at_barrier);
     warp.at_barrier = 0;
   }
-  checker_end_phase(w);
+  checker_end_phase(*worker);
 }
 
 // All threads that still run are at the barrier. That is enough on some machines, but a thread that has returned
 // makes the behaviour undefined, so it is a fault here.
-static void complete_barrier() {
-  Worker& w = *worker;
-  u32 threads = static_cast<u32>(w.fibers.size());
-  if (w.live != threads) {
+static void complete_barrier(Block& block) {
+  u32 threads = static_cast<u32>(block.fibers.size());
+  if (block.live != threads) {
     u32 gone = 0;
-    while (w.warps[w.fibers[gone].warp].live & bit(w.fibers[gone].lane)) {
+    while (block.warps[block.fibers[gone].warp].live & bit(block.fibers[gone].lane)) {
       ++gone;
     }
-    Index3 left = w.fibers[gone].index;
-    fail_for(w.fibers[w.barrier_thread], 0, Fault::divergent_barrier,
+    Index3 left = block.fibers[gone].index;
+    fail_for(block.fibers[block.barrier_thread], 0, Fault::divergent_barrier,
              "this thread waits at a barrier that %u of the block's %u threads never reach: thread (%u, %u, %u) has "
              "returned",
-             threads - w.live, threads, left.x, left.y, left.z);
+             threads - block.live, threads, left.x, left.y, left.z);
   }
-  release_barrier();
+  release_barrier(block);
 }
 
 void barrier(int line) {
-  Worker& w = *worker;
   Fiber* fiber = current_fiber();
+  Block& block = block_of(*fiber);
   fiber->line = line;
-  if (w.arrived == 0) {
-    w.barrier_line = line;
-    w.barrier_thread = fiber->linear;
-  } else if (line != w.barrier_line) {
-    Index3 other = w.fibers[w.barrier_thread].index;
-    fail_for(*fiber, w.barrier_line, Fault::divergent_barrier,
+  if (block.arrived == 0) {
+    block.barrier_line = line;
+    block.barrier_thread = fiber->linear;
+  } else if (line != block.barrier_line) {
+    Index3 other = block.fibers[block.barrier_thread].index;
+    fail_for(*fiber, block.barrier_line, Fault::divergent_barrier,
              "this thread is at the barrier on line %d while thread (%u, %u, %u) waits at the one on line %d", line,
-             other.x, other.y, other.z, w.barrier_line);
+             other.x, other.y, other.z, block.barrier_line);
   }
-  Warp& warp = w.warps[fiber->warp];
+  Warp& warp = warp_of(*fiber);
   warp.at_barrier |= bit(fiber->lane);
-  if (++w.arrived == w.live) {
-    complete_barrier();
+  if (++block.arrived == block.live) {
+    complete_barrier(block);
   } else if (warp.waiting) {
     complete_converged(warp);
   }
@@ -154,29 +174,30 @@ void barrier(int line) {
 }
 
 int barrier_reduce(int predicate, Reduce how, int line) {
-  Worker& w = *worker;
+  Block& block = block_of(*current_fiber());
   int truth = predicate != 0;
-  if (w.arrived == 0) {
-    w.reduced = truth;
+  if (block.arrived == 0) {
+    block.reduced = truth;
   } else {
     switch (how) {
-      case Reduce::any: w.reduced |= truth; break;
-      case Reduce::all: w.reduced &= truth; break;
-      case Reduce::count: w.reduced += truth; break;
+      case Reduce::any: block.reduced |= truth; break;
+      case Reduce::all: block.reduced &= truth; break;
+      case Reduce::count: block.reduced += truth; break;
     }
   }
   barrier(line);
-  return w.reduce_result;
+  return block.reduce_result;
 }
 
 // --- the end of a thread
 
 void thread_finished() {
-  Worker& w = *worker;
   Fiber* fiber = current_fiber();
-  Warp& warp = w.warps[fiber->warp];
+  Block& block = block_of(*fiber);
+  Warp& warp = warp_of(*fiber);
+  land_copies(*fiber);
   warp.live &= ~bit(fiber->lane);
-  --w.live;
+  --block.live;
   FOR_EACH_LANE(lane, warp.waiting) {
     if ((warp.waiting & bit(static_cast<u32>(lane))) && warp.lanes[lane].mask != converged) {
       complete_named(warp, static_cast<u32>(lane));
@@ -185,94 +206,11 @@ void thread_finished() {
   if (warp.waiting) {
     complete_converged(warp);
   }
-  if (w.live && w.arrived == w.live) {
-    complete_barrier();
+  if (block.live && block.arrived == block.live) {
+    complete_barrier(block);
   }
   switch_to(next_ready());
   __builtin_unreachable();
-}
-
-// No thread can run, and some are left. A thread that waits at a warp operation is the one to tell of; where all wait
-// at barriers, the barrier itself has spoken already.
-void Worker::report_deadlock() {
-  for (Warp& warp : warps) {
-    if (!warp.waiting) {
-      continue;
-    }
-    u32 lane = lowest_lane(warp.waiting);
-    const Fiber& fiber = fibers[warp.first_thread + lane];
-    u64 missing = warp.lanes[lane].mask & warp.live & ~warp.waiting;
-    if (!missing) {
-      continue;
-    }
-    u32 other = lowest_lane(missing);
-    int other_line = fibers[warp.first_thread + other].line;
-    fail_for(fiber, other_line, Fault::deadlock,
-             "no thread can run: lane %u waits at %s on line %d for lane %u, which waits at the barrier on line %d",
-             lane, name_of(warp.lanes[lane].operation), fiber.line, other, other_line);
-  }
-  fail_for(fibers[barrier_thread], 0, Fault::deadlock, "no thread can run: %u of %u threads are left, %u at a barrier",
-           live, static_cast<u32>(fibers.size()), arrived);
-}
-
-// --- running blocks
-
-static void fiber_main() {
-  Request& request = worker->launch->request;
-  request.trampoline(request.kernel, request.arguments);
-  thread_finished();
-}
-
-void Worker::run_block(u64 linear) {
-  u64 per_plane = u64{block.grid.x} * block.grid.y;
-  block.index = {static_cast<u32>(linear % block.grid.x), static_cast<u32>(linear / block.grid.x % block.grid.y),
-                 static_cast<u32>(linear / per_plane)};
-  u64 seed = launch->request.seed;
-  adversarial = seed != 0;
-  random_state = (seed * 0x9E3779B97F4A7C15ull + linear * 0xD1B54A32D192ED03ull) | 1;
-  live = static_cast<u32>(fibers.size());
-  arrived = 0;
-  block.updates_until_yield = 64;
-  ready_warps = 0;
-  cursor = 0;
-  pass = ~u64{0};
-  for (Warp& warp : warps) {
-    warp.live = warp.members;
-    warp.waiting = 0;
-    warp.at_barrier = 0;
-    warp.ready = 0;
-    make_ready(warp, warp.members);
-  }
-  for (Fiber& fiber : fibers) {
-    // Stacks start at different offsets, or the first lines of all of them would fall into the same cache sets.
-    char* top = fiber.stack_low + fiber.stack_bytes - 64 - ((fiber.linear * 208) & 8191);
-    prepare_context(fiber.context, fiber.stack_low, top, fiber_main);
-    fiber.warp_epoch = 0;
-    fiber.fenced = false;
-    fiber.line = 0;
-  }
-  // Shared memory holds whatever was there before; 0xff is NaN in every float format, and -1.
-  std::memset(block.dynamic_shared, 0xff, launch->request.shared_bytes);
-  checker_begin_block(*this);
-  switch_to(next_ready());
-  if (live) {
-    report_deadlock();
-  }
-  checker_end_phase(*this);
-}
-
-void Worker::run_blocks() {
-#ifndef SIMT_CHECK
-  current_block = &block;
-#endif
-  current_thread = &scheduler;
-  while (!launch->stopped.load(std::memory_order_relaxed)) {
-    u64 linear = launch->next_block.fetch_add(1);
-    if (linear >= launch->blocks) {
-      return;
-    }
-    run_block(linear);
-  }
 }
 
 // --- what a kernel may ask, out of line
@@ -298,11 +236,11 @@ i64 clock_ticks() {
 
 #ifdef SIMT_CHECK
 Index3 thread_index() { return current_thread->index; }
-Index3 block_index() { return worker->block.index; }
-Index3 block_size() { return worker->block.size; }
-Index3 grid_size() { return worker->block.grid; }
+Index3 block_index() { return current_thread->block->index; }
+Index3 block_size() { return current_thread->block->size; }
+Index3 grid_size() { return current_thread->block->grid; }
 u32 lane_index() { return current_thread->lane; }
-char* dynamic_shared() { return worker->block.dynamic_shared; }
+char* dynamic_shared() { return current_thread->block->dynamic_shared; }
 #endif
 
 }  // namespace simt

@@ -21,7 +21,7 @@ static void finish_shuffle(Warp& warp, u64 group) {
   FOR_EACH_LANE(lane, group) {
     u32 source = warp.lanes[lane].source_lane;
     if (!(group & bit(source))) {
-      fail_for(worker->fibers[warp.first_thread + lane], 0, Fault::inactive_lane,
+      fail_for(warp.block->fibers[warp.first_thread + lane], 0, Fault::inactive_lane,
                "lane %u reads lane %u by a shuffle that lane %u takes no part in (lanes %#llx do)",
                static_cast<u32>(lane), source, source, group);
     }
@@ -38,10 +38,10 @@ static void finish_ballot(Warp& warp, u64 group) {
 static void finish_sync(Warp& warp, u64 group) {
   u32 epoch = 0;
   FOR_EACH_LANE(lane, group) {
-    u32 lane_epoch = worker->fibers[warp.first_thread + lane].warp_epoch;
+    u32 lane_epoch = warp.block->fibers[warp.first_thread + lane].warp_epoch;
     epoch = lane_epoch > epoch ? lane_epoch : epoch;
   }
-  FOR_EACH_LANE(lane, group) { worker->fibers[warp.first_thread + lane].warp_epoch = epoch + 1; }
+  FOR_EACH_LANE(lane, group) { warp.block->fibers[warp.first_thread + lane].warp_epoch = epoch + 1; }
 }
 
 static void finish_collect(Warp& warp, u64 group) {
@@ -66,10 +66,10 @@ static void complete(Warp& warp, u64 group, WarpOperation operation) {
 // Lanes that meet must meet in the same operation, on the same line, with the same mask.
 static void require_agreement(Warp& warp, u64 group, u32 with_lane) {
   const LaneWait& expected = warp.lanes[with_lane];
-  const Fiber& fiber = worker->fibers[warp.first_thread + with_lane];
+  const Fiber& fiber = warp.block->fibers[warp.first_thread + with_lane];
   FOR_EACH_LANE(lane, group) {
     const LaneWait& found = warp.lanes[lane];
-    const Fiber& other = worker->fibers[warp.first_thread + lane];
+    const Fiber& other = warp.block->fibers[warp.first_thread + lane];
     if (found.operation != expected.operation || other.line != fiber.line) {
       fail_for(fiber, other.line, Fault::divergent_warp,
                "lane %u is at %s on line %d while lane %u, which its mask names, is at %s on line %d", with_lane,
@@ -109,7 +109,7 @@ bool complete_converged(Warp& warp) {
     if (wait.mask != converged) {
       continue;
     }
-    int lane_line = worker->fibers[warp.first_thread + lane].line;
+    int lane_line = warp.block->fibers[warp.first_thread + lane].line;
     if (!group || lane_line < line) {
       group = 0;
       line = lane_line;
@@ -128,7 +128,7 @@ bool complete_converged(Warp& warp) {
 
 static u64 warp_operation(WarpOperation operation, u64 mask, int line) {
   Fiber* fiber = current_fiber();
-  Warp& warp = worker->warps[fiber->warp];
+  Warp& warp = warp_of(*fiber);
   LaneWait& wait = warp.lanes[fiber->lane];
   wait.operation = operation;
   wait.mask = mask;
@@ -154,20 +154,20 @@ u64 named_lanes(u64 mask, int line) {
 void warp_sync(u64 mask, int line) { warp_operation(WarpOperation::sync, mask, line); }
 
 u64 warp_shuffle(u64 mask, u64 bits, u32 source_lane, int line) {
-  LaneWait& wait = worker->warps[current_fiber()->warp].lanes[current_fiber()->lane];
+  LaneWait& wait = warp_of(*current_fiber()).lanes[current_fiber()->lane];
   wait.value = bits;
   wait.source_lane = source_lane;
   return warp_operation(WarpOperation::shuffle, mask, line);
 }
 
 u64 warp_ballot(u64 mask, int predicate, int line) {
-  LaneWait& wait = worker->warps[current_fiber()->warp].lanes[current_fiber()->lane];
+  LaneWait& wait = warp_of(*current_fiber()).lanes[current_fiber()->lane];
   wait.value = predicate != 0;
   return warp_operation(WarpOperation::ballot, mask, line);
 }
 
 void warp_collect(u64 mask, void* slot, Combine combine, int line) {
-  Warp& warp = worker->warps[current_fiber()->warp];
+  Warp& warp = warp_of(*current_fiber());
   warp.lanes[current_fiber()->lane].slot = slot;
   warp.combine = combine;
   warp_operation(WarpOperation::collect, mask, line);

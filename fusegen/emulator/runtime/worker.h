@@ -1,7 +1,8 @@
 // One worker: an operating-system thread that runs blocks one after another, each thread of a block as a fiber.
 //
 // A fiber runs until it waits (barrier, warp operation) or ends; there is no preemption. Which fiber comes next is one
-// question, answered by next_ready(), out of one 64-bit mask of ready lanes per warp.
+// question, answered by next_ready(), out of one 64-bit mask of ready lanes per warp. The blocks of a cluster run
+// together.
 #pragma once
 
 #include <setjmp.h>
@@ -12,6 +13,7 @@
 
 #include "../dialect/simt.h"
 #include "context.h"
+#include "copies.h"
 
 namespace simt {
 
@@ -24,6 +26,7 @@ struct Fiber : ThreadView {
   int line;        // of the barrier or warp operation it waits at
   u32 warp_epoch;  // counts __syncwarp; the race rule's order within a warp
   bool fenced;     // has called __threadfence in this block
+  CopyQueue copies;
 };
 
 struct LaneWait {
@@ -35,7 +38,10 @@ struct LaneWait {
   WarpOperation operation;
 };
 
+struct Block;
+
 struct Warp {
+  Block* block;
   u64 members;
   u64 live;
   u64 ready;
@@ -44,6 +50,22 @@ struct Warp {
   u32 first_thread;
   Combine combine;
   LaneWait lanes[64];
+};
+
+struct Block : BlockView {
+  u32 rank = 0;  // in its cluster
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  u32 live = 0;
+  u64 ready_warps = 0;
+  std::vector<char> memory;  // holds `shared`
+
+  // the block barrier
+  u32 arrived = 0;
+  int barrier_line = 0;
+  u32 barrier_thread = 0;
+  int reduced = 0;
+  int reduce_result = 0;
 };
 
 // The part of the process that holds the kernel's machine code and its global variables.
@@ -83,22 +105,12 @@ struct Worker {
 
   Launch* launch = nullptr;
   Fiber scheduler{};  // the operating-system thread's own stack
-  BlockView block{};
-  std::vector<Fiber> fibers;
-  std::vector<Warp> warps;
-  u32 live = 0;
-
-  // the block barrier
-  u32 arrived = 0;
-  int barrier_line = 0;
-  u32 barrier_thread = 0;
-  int reduced = 0;
-  int reduce_result = 0;
+  std::vector<Block> blocks;  // of one cluster, by rank
 
   // the schedule
-  u64 ready_warps = 0;
-  u32 cursor = 0;  // the warp that runs
-  u64 pass = 0;    // its lanes that this pass over it has still to visit
+  u64 ready_blocks = 0;
+  Warp* running = nullptr;
+  u64 pass = 0;  // the lanes of `running` that this pass over it has still to visit
   bool adversarial = false;
   u64 random_state = 1;
 
@@ -114,14 +126,18 @@ struct Worker {
 
  private:
   void allocate_stacks(u32 threads);
-  void run_block(u64 linear);
+  void prepare_block(Block& block, u32 rank);
+  void begin_block(Block& block, u64 linear);
+  void run_cluster(u64 linear);
   [[noreturn]] void report_deadlock();
 
   char* stacks = nullptr;
   u32 stack_count = 0;
-  std::vector<char> dynamic_storage;
 };
 
+#ifdef SIMT_CHECK
+extern __thread ThreadView* current_thread __attribute__((tls_model("initial-exec"), visibility("hidden")));
+#endif
 extern __thread Worker* worker __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
 constexpr u64 page_bytes = 4096;
@@ -135,9 +151,20 @@ inline u32 lowest_lane(u64 lanes) { return static_cast<u32>(__builtin_ctzll(lane
 
 // scheduler.cpp
 Fiber* current_fiber();
+inline Block& block_of(const ThreadView& thread) { return *static_cast<Block*>(thread.block); }
+inline Warp& warp_of(const ThreadView& thread) { return block_of(thread).warps[thread.warp]; }
 Fiber* next_ready();
 void switch_to(Fiber* next);
 void make_ready(Warp& warp, u64 lanes);
+[[noreturn]] void thread_finished();
+
+// shared_memory.cpp
+void allocate_shared(Block& block, const Request& request);
+void clear_shared(Block& block, const Request& request);
+char* from_shared_window(u64 address, const void* site);
+
+// copies.cpp
+void land_copies(Fiber& fiber);  // all that the thread has issued
 
 // warp_operations.cpp: let the operation end that these lanes wait at, if all have arrived whom it needs
 bool complete_named(Warp& warp, u32 lane);
@@ -171,15 +198,21 @@ struct Critical {
 Checker* make_checker();
 void destroy_checker(Checker* checker);
 void checker_begin_launch(Worker& worker);
-void checker_begin_block(Worker& worker);
+void checker_begin_block(Worker& worker, Block& block);
+void checker_declare_shared(char* low, const SharedVariable& variable);
 void checker_end_phase(Worker& worker);           // a block barrier, or the end of the block
+void checker_begin_copy(const Copy& copy);
+void checker_end_copy(const Copy& copy);
 const Report* checker_suspicion(Worker& worker);  // see checker_rules.cpp; null if there is none
 #else
 inline Checker* make_checker() { return nullptr; }
 inline void destroy_checker(Checker*) {}
 inline void checker_begin_launch(Worker&) {}
-inline void checker_begin_block(Worker&) {}
+inline void checker_begin_block(Worker&, Block&) {}
+inline void checker_declare_shared(char*, const SharedVariable&) {}
 inline void checker_end_phase(Worker&) {}
+inline void checker_begin_copy(const Copy&) {}
+inline void checker_end_copy(const Copy&) {}
 inline const Report* checker_suspicion(Worker&) { return nullptr; }
 #endif
 

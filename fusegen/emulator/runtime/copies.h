@@ -1,0 +1,30 @@
+// What a thread has copied asynchronously and not waited for.
+#pragma once
+
+#include <vector>
+
+#include "../dialect/simt.h"
+
+namespace simt {
+
+struct Copy {
+  char* to;
+  const char* from;
+  u32 bytes;
+  u32 filled;  // the first of them, from `from`; the rest are zeros
+  u32 group;
+  bool landed;
+  const void* site;  // where the kernel issued it
+};
+
+struct CopyQueue {
+  std::vector<Copy> pending;
+  u32 group = 0;  // that a copy issued now belongs to: counts the thread's commits
+
+  void clear() {
+    pending.clear();
+    group = 0;
+  }
+};
+
+}  // namespace simt
