@@ -139,7 +139,7 @@ BUGS = [
             issue("ca.shared.global", "(unsigned)(unsigned long long)tile & 0xffffff, x", "4"), before=COPY,
             kind="out-of-bounds", says="is no address of shared memory"),
     Program("a global pointer taken for shared", "y[threadIdx.x] = __cvta_generic_to_shared(x); // BUG",
-            kind="out-of-bounds", says="is no address in this block's shared memory"),
+            kind="out-of-bounds", says="is no address in shared memory"),
     Program("more source than the copy has",
             issue("ca.shared.global", "shared_address(tile + i), x", "4", "%2", more="n / 16"),
             before=COPY, kind="out-of-bounds", says="a copy of 4 bytes with 8 bytes of source"),

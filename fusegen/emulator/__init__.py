@@ -13,6 +13,7 @@ A broken rule ends the launch with a KernelFault that names the line of the emit
 Its kinds, by the build that finds them:
 
     both    divergent-barrier divergent-warp inactive-lane mask deadlock timeout trap stack-overflow divide-by-zero
+            mbarrier
     fast    segfault
     check   out-of-bounds misaligned uninitialised read-only race shift
 
@@ -24,14 +25,19 @@ Not found:
 - an access out of a local array through a pointer (an index into the array itself is checked);
 - a race between lanes that a partial __syncwarp(mask) of other lanes seems to order;
 - an access that the host compiler drops because nothing uses its value;
+- a missing proxy fence between plain accesses and bulk copies;
 - whatever is about speed, registers, occupancy, weak memory order, or the error of approximate mathematics.
 
 Reported though a GPU would forgive it: threads that all write the same value to one place; one block's plain accesses
 ordered with another's by anything but `__threadfence(); atomic` ("last block done"); a `_sync` operation that the lanes
 of its mask reach on different lines.
 
-Asynchronous copies (cp.async) land at once under seed 0 and at their wait under any other: the fast build then shows a
-missing wait, or a buffer filled too early, in the numbers. The checking build reports either whatever the seed.
+The blocks of a cluster run together on one worker, each with its own shared memory, which the others may reach.
+
+Asynchronous copies land at once under seed 0, and as late as they may under any other: cp.async and bulk stores at
+their wait, bulk loads when no thread can run without one. The fast build then shows a missing wait, or a buffer filled
+too early, in the numbers. The checking build reports either whatever the seed: until it is waited for, the destination
+belongs to the copy.
 
 Refused when compiling: PTX instructions without a function in dialect/ptx*.h, cooperative groups, textures, and
 whatever else dialect/ doesn't declare, INFINITY and uint32_t among them, as with NVRTC.

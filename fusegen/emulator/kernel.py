@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 from fusegen.emulator import toolchain
 from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable, Index, KernelFault, LaunchError
 from fusegen.emulator.ptx import rewrite_asm
-from fusegen.emulator.rewrite import rewrite_shared
+from fusegen.emulator.rewrite import cluster_dims, rewrite_shared
 
 # In the order of `enum class Fault` in dialect/simt.h.
 KINDS = (
@@ -40,9 +41,12 @@ KINDS = (
     "stack-overflow",
     "trap",
     "resources",
+    "mbarrier",
 )
 
 MAX_THREADS = 1024  # of a block, on every GPU there is
+CLOCKED = ("mbarrier", "cp.async.bulk")  # what orders threads that don't meet: runtime/checker_clocks.cpp
+MAX_CLUSTER = 16  # blocks; more than 8 only where the launch asks for it
 MAX_WORKERS = 16  # each maps a stack per thread, and Linux allows a process 65,530 mappings
 
 
@@ -105,12 +109,14 @@ class _Request(ctypes.Structure):
     _fields_ = (
         ("grid", _Index3),
         ("block", _Index3),
+        ("cluster", _Index3),
         ("shared_bytes", ctypes.c_uint64),
         ("shared_alignment", ctypes.c_uint64),
         ("seed", ctypes.c_uint64),
         ("timeout_s", ctypes.c_double),
         ("workers", ctypes.c_uint32),
         ("warp", ctypes.c_uint32),
+        ("clocked", ctypes.c_uint32),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("buffers", ctypes.POINTER(_BufferRange)),
         ("buffer_count", ctypes.c_uint64),
@@ -141,6 +147,9 @@ class EmulatedKernel:
         sizes = (ctypes.c_uint32 * max(1, loaded.fusegen_parameter_count()))()
         loaded.fusegen_parameter_sizes(sizes)
         self._parameter_sizes = tuple(sizes)[: loaded.fusegen_parameter_count()]
+        cluster = (ctypes.c_uint32 * 3)()
+        loaded.fusegen_cluster_size(cluster)
+        self.cluster: Index = (cluster[0], cluster[1], cluster[2])
         # Static shared variables of the checking build are one per library.
         self._turn = _turn_of(library) if check else contextlib.nullcontext()
 
@@ -172,12 +181,14 @@ class EmulatedKernel:
         request = _Request(
             grid=_Index3(*grid),
             block=_Index3(*block),
+            cluster=_Index3(*self.cluster),
             shared_bytes=shared_bytes,
             shared_alignment=self._shared_alignment,
             seed=seed,
             timeout_s=timeout_s,
             workers=_usable_processors() if workers is None else max(1, workers),
             warp=self.warp,
+            clocked=self.cluster != (1, 1, 1) or any(word in self.source for word in CLOCKED),
             arguments=pointers,
             buffers=ranges,
             buffer_count=len(buffers),
@@ -207,6 +218,13 @@ class EmulatedKernel:
             )
         if (threads := block[0] * block[1] * block[2]) > MAX_THREADS:
             raise LaunchError(f"{self.entry}: a block of {threads} threads; no GPU takes more than {MAX_THREADS}")
+        if (blocks := math.prod(self.cluster)) > MAX_CLUSTER:
+            raise LaunchError(f"{self.entry}: a cluster of {blocks} blocks; no GPU takes more than {MAX_CLUSTER}")
+        if any(whole % part for whole, part in zip(grid, self.cluster, strict=True)):
+            raise LaunchError(
+                f"{self.entry}: a grid of {grid} blocks is not made of whole clusters of {self.cluster}; a driver "
+                "refuses it\n  launch a multiple of the cluster in each direction"
+            )
 
     def _fault(self, report: _Report) -> KernelFault:
         kind = KINDS[report.kind]
@@ -253,7 +271,8 @@ def build(
         rewritten = rewrite_shared(rewrite_asm(source))
     except EmulatorBuildError as refusal:
         raise EmulatorBuildError(f"{filename}: {refusal}") from None
-    text = f"{rewritten.text}\nSIMT_EXPORT({entry})\n"
+    export = ", ".join([entry, *cluster_dims(source, entry)])
+    text = f"{rewritten.text}\nSIMT_EXPORT({export})\n"
     if "__bf16" in source:
         text = f"#include <cuda_bf16.h>\n#line 1\n{text}"  # HIP's compiler knows this type without a header
     library, log = toolchain.build_kernel(text, entry=entry, warp=warp, check=check, cache=cache_dir)

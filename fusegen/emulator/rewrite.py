@@ -15,6 +15,7 @@ preprocessor lines can't mislead it; only what stands between `__shared__` and i
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,6 +76,18 @@ def rewrite_shared(source: str) -> Rewritten:
         added = comma + ", ".join(f"&{name}" for name in names)
         changes.append((tokens[bracket].start, tokens[bracket].start, added))
     return Rewritten(_with_changes(source, changes), alignment)
+
+
+def cluster_dims(source: str, entry: str) -> list[str]:
+    """What stands in the __cluster_dims__ of a kernel, as written; nothing if it has none."""
+    tokens = list(read_tokens(source))
+    for index, token in enumerate(tokens):
+        if token.text == "__cluster_dims__":
+            end = matching(tokens, index + 1)
+            head = itertools.takewhile(lambda each: each.text not in ("{", ";"), tokens[end:])
+            if any(each.text == entry for each in head):
+                return [plain_text(source, tokens[index + 2 : end])]
+    return []
 
 
 def _with_changes(source: str, changes: list[tuple[int, int, str]]) -> str:

@@ -77,5 +77,6 @@ typedef __PTRDIFF_TYPE__ ptrdiff_t;
 #include "memory.h"
 #include "warp.h"
 #include "atomics.h"
+#include "cluster.h"
 #include "ptx.h"
 #include "launcher.h"

@@ -1,4 +1,4 @@
-// What a kernel's library exports, appended behind its source by kernel.py as SIMT_EXPORT(name).
+// What a kernel's library exports, appended behind its source by kernel.py as SIMT_EXPORT(name, blocks of a cluster).
 #pragma once
 
 namespace simt {
@@ -43,7 +43,7 @@ struct Launcher<void (*)(Parameters...)> {
 
 }  // namespace simt
 
-#define SIMT_EXPORT(entry)                                                                          \
+#define SIMT_EXPORT(entry, ...)                                                                     \
   extern "C" __attribute__((visibility("default"))) void fusegen_launch(simt::Request* request) {   \
     request->trampoline = simt::Launcher<decltype(&entry)>::call;                                   \
     request->kernel = reinterpret_cast<void*>(&entry);                                              \
@@ -55,4 +55,10 @@ struct Launcher<void (*)(Parameters...)> {
   }                                                                                                 \
   extern "C" __attribute__((visibility("default"))) void fusegen_parameter_sizes(unsigned* sizes) { \
     simt::Launcher<decltype(&entry)>::write_sizes(sizes);                                           \
+  }                                                                                                 \
+  extern "C" __attribute__((visibility("default"))) void fusegen_cluster_size(unsigned* size) {     \
+    const unsigned all[3] = {__VA_ARGS__};                                                          \
+    for (int i = 0; i < 3; ++i) {                                                                   \
+      size[i] = all[i] ? all[i] : 1;                                                                \
+    }                                                                                               \
   }

@@ -1,6 +1,6 @@
 // Inline PTX: one function an instruction, named after it, with its operands in order (ptx.py writes the calls).
 //
-// This file holds what carries operands, and arithmetic; its neighbours hold the rest: ptx_copies.h.
+// This file holds what carries operands, and arithmetic; its neighbours hold the rest.
 #pragma once
 
 namespace simt {
@@ -88,3 +88,4 @@ SIMT_INLINE void ptx_setp_ne_b32(bool& p, u32 a, u32 b) { p = a != b; }
 }  // namespace simt
 
 #include "ptx_copies.h"
+#include "ptx_mbarriers.h"

@@ -87,6 +87,7 @@ enum class Fault : u32 {
   stack_overflow,
   trap,
   resources,
+  mbarrier,
 };
 
 // Ends the launch with a report. `line` is the kernel's source line, or 0 when the caller's address must tell it.
@@ -123,6 +124,29 @@ void copy_async(u64 to, const void* from, u32 bytes, u32 filled);  // `to` in th
 void commit_copies();
 void wait_copies(u32 allowed);  // at most so many groups stay under way
 void wait_all_copies();
+
+// --- mbarriers, by their addresses in the window
+void mbarrier_init(u64 address, u32 count, int line);
+void mbarrier_invalidate(u64 address, int line);
+u64 mbarrier_arrive(u64 address, u32 count, u32 expected_bytes, int line);  // the state before
+void mbarrier_expect(u64 address, u32 bytes, int line);
+bool mbarrier_test(u64 address, u32 parity, int line);  // lets others run if the answer is no
+bool mbarrier_wait(u64 address, u32 parity, int line);  // true, when the phase has completed
+
+// --- bulk copies: into shared memory, counted by an mbarrier; and out of it, by groups
+void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line);
+void bulk_store(void* to, u64 from, u32 bytes, int line);
+void commit_bulk_stores();
+void wait_bulk_stores(u32 allowed, bool only_read);
+
+// --- clusters
+void cluster_arrive(bool release, int line);
+void cluster_wait(int line);
+u32 cluster_rank() __attribute__((const));
+Index3 cluster_size() __attribute__((const));
+void* map_shared_rank(const void* address, u32 rank);
+u32 shared_rank_of(const void* address);
+u64 map_window_rank(u64 address, u32 rank);
 
 #ifdef SIMT_CHECK
 void note_read(const void* address, u64 bytes);
@@ -163,12 +187,14 @@ using Trampoline = void (*)(void* kernel, void** arguments);
 struct Request {
   Index3 grid;
   Index3 block;
+  Index3 cluster;
   u64 shared_bytes;
   u64 shared_alignment;
   u64 seed;  // 0: round robin; otherwise the adversarial schedule of this seed
   double timeout_s;
   u32 workers;
   u32 warp;
+  u32 clocked;  // the kernel has clusters or mbarriers: see runtime/checker_clocks.cpp
   void** arguments;
   const BufferRange* buffers;
   u64 buffer_count;

@@ -3,9 +3,9 @@
 
 namespace simt {
 
-// No thread can run, and some are left. A thread that waits at a warp operation is the one to tell of; where all wait
-// at barriers, the barrier itself has spoken already.
-static void report_deadlock_in(Block& block) {
+// No thread can run, and some are left. A thread that waits at a warp operation is the one to tell of, then one that
+// waits at an mbarrier, then at the cluster's barrier; where all wait at a block's, that has spoken already.
+static void tell_of_warp_operation(Block& block) {
   for (Warp& warp : block.warps) {
     if (!warp.waiting) {
       continue;
@@ -22,15 +22,25 @@ static void report_deadlock_in(Block& block) {
              "no thread can run: lane %u waits at %s on line %d for lane %u, which waits at the barrier on line %d",
              lane, name_of(warp.lanes[lane].operation), fiber.line, other, other_line);
   }
-  fail_for(block.fibers[block.barrier_thread], 0, Fault::deadlock,
-           "no thread can run: %u of %u threads are left, %u at a barrier", block.live,
-           static_cast<u32>(block.fibers.size()), block.arrived);
 }
 
 void Worker::report_deadlock() {
   for (Block& block : blocks) {
+    tell_of_warp_operation(block);
+  }
+  for (Fiber* fiber : blocked) {
+    if (fiber->mbarrier) {
+      fail_waiting_at(*fiber, fiber->mbarrier);
+    }
+  }
+  if (!blocked.empty()) {
+    fail_at_cluster_barrier(*blocked.front());
+  }
+  for (Block& block : blocks) {
     if (block.live) {
-      report_deadlock_in(block);
+      fail_for(block.fibers[block.barrier_thread], 0, Fault::deadlock,
+               "no thread can run: %u of %u threads are left, %u at a barrier", block.live,
+               static_cast<u32>(block.fibers.size()), block.arrived);
     }
   }
   __builtin_unreachable();
@@ -42,10 +52,17 @@ static void fiber_main() {
   thread_finished();
 }
 
+static Index3 place_of(u64 linear, Index3 size) {
+  return {static_cast<u32>(linear % size.x), static_cast<u32>(linear / size.x % size.y),
+          static_cast<u32>(linear / (u64{size.x} * size.y))};
+}
+
 void Worker::begin_block(Block& block, u64 linear) {
-  u64 per_plane = u64{block.grid.x} * block.grid.y;
-  block.index = {static_cast<u32>(linear % block.grid.x), static_cast<u32>(linear / block.grid.x % block.grid.y),
-                 static_cast<u32>(linear / per_plane)};
+  Index3 size = launch->request.cluster;
+  Index3 cluster = place_of(linear, {block.grid.x / size.x, block.grid.y / size.y, block.grid.z / size.z});
+  Index3 in_cluster = place_of(block.rank, size);
+  block.index = {cluster.x * size.x + in_cluster.x, cluster.y * size.y + in_cluster.y,
+                 cluster.z * size.z + in_cluster.z};
   block.live = static_cast<u32>(block.fibers.size());
   block.arrived = 0;
   block.updates_until_yield = 64;
@@ -65,9 +82,13 @@ void Worker::begin_block(Block& block, u64 linear) {
     fiber.fenced = false;
     fiber.line = 0;
     fiber.copies.clear();
+    fiber.stores.clear();
+    fiber.mbarrier = nullptr;
+    fiber.at_cluster_barrier = false;
+    fiber.cluster_arrivals = 0;
+    fiber.cluster_waits = 0;
   }
   clear_shared(block, launch->request);
-  checker_begin_block(*this, block);
 }
 
 void Worker::run_cluster(u64 linear) {
@@ -75,9 +96,15 @@ void Worker::run_cluster(u64 linear) {
   adversarial = seed != 0;
   random_state = (seed * 0x9E3779B97F4A7C15ull + linear * 0xD1B54A32D192ED03ull) | 1;
   ready_blocks = 0;
+  blocked.clear();
+  loads.clear();
+  idle_polls = 0;
+  cluster_arrived = 0;
+  cluster_completed = 0;
   for (Block& block : blocks) {
     begin_block(block, linear);
   }
+  checker_begin_cluster(*this);
   running = &blocks[0].warps[0];
   pass = ~u64{0};
   switch_to(next_ready());
@@ -86,14 +113,14 @@ void Worker::run_cluster(u64 linear) {
       report_deadlock();
     }
   }
-  checker_end_phase(*this);
+  checker_settle();
 }
 
 void Worker::run_blocks() {
   current_thread = &scheduler;
   while (!launch->stopped.load(std::memory_order_relaxed)) {
-    u64 linear = launch->next_block.fetch_add(1);
-    if (linear >= launch->blocks) {
+    u64 linear = launch->next_cluster.fetch_add(1);
+    if (linear >= launch->clusters) {
       return;
     }
     run_cluster(linear);

@@ -1,6 +1,7 @@
 // The shadow memory of the checking build: what is remembered of each access, and of what memory.
 #pragma once
 
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -22,7 +23,7 @@ constexpr u32 site_mask = flag_copying - 1;
 
 struct Stamp {
   u32 phase;  // 0: no access
-  u32 who;    // thread, and above it the thread's warp epoch
+  u32 who;    // thread, and above it the thread's warp epoch; where there are clocks, the author
   u32 site;   // offset of the instruction in the kernel's library, and flags
 
   u32 thread() const { return who & thread_mask; }
@@ -66,6 +67,7 @@ struct Region {
   char* origin;     // of the cells: `low` rounded down
   Cell* cells;
   u64 cell_count;
+  const Block* owner;  // of shared memory
   std::vector<Member> members;
 
   bool holds(const char* place, u64 bytes) const { return within(low, high, place, bytes); }
@@ -73,11 +75,40 @@ struct Region {
 
 constexpr u32 coarsest_grain_shift = 4;  // a cell per 16-byte vector, until something smaller is accessed
 
+// --- clocks, see checker_clocks.cpp
+
+using Clock = std::vector<u32>;  // by author: all its accesses in phases below this one
+using Known = std::shared_ptr<const Clock>;
+
+struct ThreadOrder {
+  u32 phase;  // of its accesses from now on
+  Known known;
+};
+
+// An mbarrier, or the cluster's barrier.
+struct Meeting {
+  u32 author;  // of the copies that it counts
+  Clock given;
+  Known latest;  // to be joined into `given`
+  Known taken;   // by who sees the phase complete
+};
+
+struct Clocks {
+  std::vector<ThreadOrder> threads;  // of the cluster, by author
+  std::unordered_map<const void*, Meeting> meetings;
+  std::vector<std::vector<Stamp>> readers;  // of cells, where there are several
+  std::vector<u32> free_readers;
+  Known latest_left;
+  Known latest_right;
+  Known latest_join;
+};
+
 // What a block has published by a fence and an atomic update. Blocks run one after another, so whoever updates the same
 // place later takes over all of it.
 struct Publication {
   u32 phases_before;  // all of the block's phases below this one
   u32 thread;         // and in that phase this thread's own accesses
+  Known known;        // where there are clocks, this instead of both
 };
 using Publications = std::unordered_map<u32, Publication>;  // by the block's first phase
 
@@ -92,12 +123,14 @@ enum class Access : u8 { read, write, atomic };
 struct Checker {
   std::vector<Region> regions;
   std::vector<Region> image;               // the library that holds the kernel
-  std::vector<const char*> static_shared;  // the variables that are a region already
+  std::vector<u32> static_shared;          // the variables that are regions already
+  std::unique_ptr<Clocks> clocks;          // null in a launch that does without
+  std::vector<Copy> sources;               // of copies that read shared memory
   u8 region_of_site[4096];                 // where the instruction hit last time: nearly always where it hits now
   u32 warp_shift = 5;
   u32 phase = 0;
-  u32 first_phase = 0;            // of the running block
-  std::vector<u32> first_phases;  // of every block so far
+  u32 first_phase = 0;            // of the running cluster: without clusters, of the block
+  std::vector<u32> first_phases;  // of every cluster so far
   std::vector<Index3> block_indices;
   std::unordered_map<const void*, Publications> published;
   std::vector<Takeover> taken_over;  // by the running block
@@ -111,6 +144,32 @@ void refine(Region& region, u32 shift);
 // The region that holds an access, or a report that none does. `remembered` is left for the next access from that site.
 Region& find_region(const char* place, u64 bytes, Access access, const void* site, u8& remembered);
 void require_permission(const Region& region, const char* place, u64 bytes, Access access, const void* site);
+
+// checker_rules.cpp
+[[noreturn]] void fail_race(const Region& region, const char* place, const Stamp& earlier, Access earlier_kind,
+                            Access access, const void* site);
+void suspect(const Region& region, const char* place, Access access, const void* site);
+bool published_to(const Checker& checker, const Stamp& earlier, const Fiber& fiber);
+
+u32 offset_of_site(const void* site);
+
+// checker_copies.cpp
+void require_no_source(const Region& region, const char* place, u64 bytes, Access access, const void* site);
+
+// checker_clocks.cpp
+void clocks_begin_cluster(Checker& checker, u32 threads);
+void checker_meet_block(Block& block);
+Stamp clocks_stamp(const Fiber& fiber, u32 site);
+bool stamp_is_copy(const Stamp& stamp);
+u32 clocks_land(const void* object);    // the phase of what a copy writes that this mbarrier counts
+u32 clocks_copier(const void* object);  // and its author
+Known clocks_published(const Fiber& fiber);
+void clocks_take_over(const Fiber& fiber, const Known& published);
+bool clocks_visible(const Takeover& takeover, const Fiber& fiber);
+void clocks_split(Cell& copy);  // of a cell that has been made smaller
+void check_cell_by_clock(Region& region, Cell& cell, const char* place, Access access, bool needs_value,
+                         const Fiber& fiber, const void* site, u32 site_offset);
+void require_reachable(const Region& region, const char* place, Access access, const Fiber& fiber, const void* site);
 
 // checker_rules.cpp: judge and remember one access. `site` is the return address into the kernel.
 void check_access(const void* address, u64 bytes, Access access, bool needs_value, const void* site);

@@ -2,6 +2,7 @@
 #ifdef SIMT_CHECK
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 
@@ -42,6 +43,9 @@ void refine(Region& region, u32 shift) {
     const Cell& cell = region.cells[i];
     if (cell.write.phase | cell.read.phase | cell.foreign_read.phase) {
       std::fill_n(cells + i * copies, copies, cell);
+      for (u64 copy = 1; worker->checker->clocks && copy < copies; ++copy) {
+        clocks_split(cells[i * copies + copy]);
+      }
     }
   }
   std::free(region.cells);
@@ -50,8 +54,9 @@ void refine(Region& region, u32 shift) {
   region.grain_shift = shift;
 }
 
-static void add_region(Checker& checker, const Member& member, Memory memory) {
+static void add_region(Checker& checker, const Member& member, Memory memory, const Block* owner = nullptr) {
   Region region{};
+  region.owner = owner;
   region.low = member.low;
   region.high = member.high;
   region.memory = memory;
@@ -114,12 +119,14 @@ void checker_begin_launch(Worker& w) {
   checker.published.clear();
   checker.taken_over.clear();
   checker.suspicion = Report{};
+  checker.sources.clear();
+  checker.clocks = w.launch->request.clocked ? std::make_unique<Clocks>() : nullptr;
   const Request& request = w.launch->request;
   checker.warp_shift = static_cast<u32>(__builtin_ctz(request.warp));
   for (const Block& block : w.blocks) {
     char* dynamic = block.dynamic_shared;
-    add_region(checker, {dynamic, dynamic + request.shared_bytes, "dynamic shared memory", true, false},
-               Memory::shared);
+    add_region(checker, {dynamic, dynamic + request.shared_bytes, "dynamic shared memory", true, false}, Memory::shared,
+               &block);
   }
   for (const Image::Segment& segment : w.launch->image.segments) {
     const char* name = segment.writable ? "the __device__ variables" : "constant data";
@@ -128,28 +135,48 @@ void checker_begin_launch(Worker& w) {
   add_buffers(checker, request);
 }
 
-void checker_begin_block(Worker& w, Block& block) {
+void checker_begin_cluster(Worker& w) {
   Checker& checker = *w.checker;
   Critical critical;
   checker.first_phase = ++checker.phase;
   checker.first_phases.push_back(checker.phase);
-  checker.block_indices.push_back(block.index);
+  for (const Block& block : w.blocks) {
+    checker.block_indices.push_back(block.index);
+  }
   checker.taken_over.clear();
+  checker.sources.clear();
+  if (checker.clocks) {
+    clocks_begin_cluster(checker, static_cast<u32>(w.blocks.size()) * w.launch->threads);
+  }
 }
 
-void checker_declare_shared(char* low, const SharedVariable& variable) {
+void checker_declare_shared(const SharedVariable& variable) {
   Checker& checker = *worker->checker;
-  for (const char* known : checker.static_shared) {
-    if (known == low) {
+  for (u32 known : checker.static_shared) {
+    if (known == variable.offset) {
       return;
     }
   }
   Critical critical;
   try {
-    checker.static_shared.push_back(low);
-    add_region(checker, {low, low + variable.bytes, variable.name, true, false}, Memory::shared);
+    checker.static_shared.push_back(variable.offset);
+    for (const Block& block : worker->blocks) {
+      char* low = block.shared + variable.offset;
+      add_region(checker, {low, low + variable.bytes, variable.name, true, false}, Memory::shared, &block);
+    }
   } catch (const std::bad_alloc&) {
     fail_without_memory(variable.bytes);  // an exception can't leave a fiber
+  }
+}
+
+void name_shared(const void* place, PlaceName& name) {
+  name[0] = 0;
+  const char* low = static_cast<const char*>(place);
+  for (const Region& region : worker->checker->regions) {
+    if (region.holds(low, 1)) {
+      const Member& member = member_at(region, low);
+      std::snprintf(name, sizeof name, "byte %lld of %s", static_cast<long long>(low - member.low), member.name);
+    }
   }
 }
 

@@ -20,11 +20,19 @@ namespace simt {
 
 // A read of what nothing has written is reported at the end of its phase. If another thread writes the place before
 // that, the fault is the missing barrier between the two, and it is found as the race that it is.
-void checker_end_phase(Worker& w) {
-  if (checker_suspicion(w)) {
+void checker_settle() {
+  if (checker_suspicion(*worker)) {
     escape_from_fiber();
   }
-  ++w.checker->phase;
+}
+
+// In a cluster the writer may be in another block: only the cluster's barrier settles it.
+void checker_end_phase(Block& block) {
+  if (worker->blocks.size() == 1) {
+    checker_settle();
+  }
+  checker_meet_block(block);
+  ++worker->checker->phase;
 }
 
 const Report* checker_suspicion(Worker& w) {
@@ -37,23 +45,33 @@ static u32 block_number(const Checker& checker, u32 phase) {
   return static_cast<u32>(after - checker.first_phases.begin()) - 1;
 }
 
-[[noreturn]] static void fail_race(const Region& region, const char* place, const Stamp& earlier, Access earlier_kind,
-                                   Access access, const void* site) {
+[[noreturn]] void fail_race(const Region& region, const char* place, const Stamp& earlier, Access earlier_kind,
+                            Access access, const void* site) {
   const Checker& checker = *worker->checker;
   const Member& member = member_at(region, place);
-  Index3 block = checker.block_indices[block_number(checker, earlier.phase)];
-  Index3 thread = worker->blocks[0].fibers[earlier.thread()].index;
-  if (earlier.has(flag_copying)) {
-    fail_at(Fault::race, site, earlier.site & site_mask,
+  long long byte = place - member.low;
+  u64 other_site = earlier.site & site_mask;
+  bool is_copy = stamp_is_copy(earlier);
+  if (is_copy && !earlier.has(flag_copying)) {
+    fail_at(Fault::race, site, other_site,
+            "%s of byte %lld of %s, which an asynchronous copy has filled: this thread has not seen the phase of its "
+            "mbarrier complete",
+            verb(access), byte, member.name);
+  }
+  u32 threads = worker->launch->threads;
+  u32 author = checker.clocks ? earlier.who : earlier.thread();
+  u64 cluster = block_number(checker, earlier.phase);
+  Index3 block = checker.block_indices[cluster * worker->blocks.size() + author / threads];
+  Index3 thread = worker->blocks[0].fibers[author % threads].index;
+  if (is_copy) {
+    fail_at(Fault::race, site, other_site,
             "%s of byte %lld of %s while the copy into it is under way that thread (%u, %u, %u) of block (%u, %u, %u) "
             "has issued and not waited for",
-            verb(access), static_cast<long long>(place - member.low), member.name, thread.x, thread.y, thread.z,
-            block.x, block.y, block.z);
+            verb(access), byte, member.name, thread.x, thread.y, thread.z, block.x, block.y, block.z);
   }
-  fail_at(Fault::race, site, earlier.site & site_mask,
-          "%s of byte %lld of %s is not ordered with the %s by block (%u, %u, %u) thread (%u, %u, %u)", verb(access),
-          static_cast<long long>(place - member.low), member.name, verb(earlier_kind), block.x, block.y, block.z,
-          thread.x, thread.y, thread.z);
+  fail_at(Fault::race, site, other_site,
+          "%s of byte %lld of %s is not ordered with the %s by block (%u, %u, %u) thread (%u, %u, %u)", verb(access), byte,
+          member.name, verb(earlier_kind), block.x, block.y, block.z, thread.x, thread.y, thread.z);
 }
 
 // --- order
@@ -61,13 +79,17 @@ static u32 block_number(const Checker& checker, u32 phase) {
 // Another block's access is ordered if that block has published it, and this thread, or this block before its last
 // barrier, has taken that over.
 
-static bool is_visible(const Checker& checker, const Takeover& takeover, u32 thread) {
+static bool is_visible(const Checker& checker, const Takeover& takeover, const Fiber& fiber) {
+  if (checker.clocks) {
+    return clocks_visible(takeover, fiber);
+  }
+  u32 thread = fiber.linear;
   return takeover.by_thread == thread || takeover.in_phase < checker.phase;
 }
 
-static bool published_to(const Checker& checker, const Stamp& earlier, u32 thread) {
+bool published_to(const Checker& checker, const Stamp& earlier, const Fiber& fiber) {
   for (const Takeover& takeover : checker.taken_over) {
-    if (!is_visible(checker, takeover, thread)) {
+    if (!is_visible(checker, takeover, fiber)) {
       continue;
     }
     auto found = takeover.history->find(checker.first_phases[block_number(checker, earlier.phase)]);
@@ -75,6 +97,12 @@ static bool published_to(const Checker& checker, const Stamp& earlier, u32 threa
       continue;
     }
     const Publication& publication = found->second;
+    if (checker.clocks) {
+      if (earlier.who < publication.known->size() && earlier.phase < (*publication.known)[earlier.who]) {
+        return true;
+      }
+      continue;
+    }
     if (earlier.phase < publication.phases_before ||
         (earlier.phase == publication.phases_before && earlier.thread() == publication.thread)) {
       return true;
@@ -85,9 +113,9 @@ static bool published_to(const Checker& checker, const Stamp& earlier, u32 threa
 
 // Who the other blocks were that flag_blocks stands for is not remembered: a block that has taken over anything is
 // trusted to have waited for them.
-static bool has_taken_over(const Checker& checker, u32 thread) {
+static bool has_taken_over(const Checker& checker, const Fiber& fiber) {
   return std::any_of(checker.taken_over.begin(), checker.taken_over.end(),
-                     [&](const Takeover& takeover) { return is_visible(checker, takeover, thread); });
+                     [&](const Takeover& takeover) { return is_visible(checker, takeover, fiber); });
 }
 
 // Did `earlier`, and all that its flags stand for, come before whatever `fiber` does now?
@@ -96,9 +124,9 @@ static inline bool ordered(const Checker& checker, const Stamp& earlier, const F
     return false;
   }
   if (earlier.phase < checker.first_phase) {
-    return published_to(checker, earlier, fiber.linear);
+    return published_to(checker, earlier, fiber);
   }
-  if (earlier.has(flag_blocks) && !has_taken_over(checker, fiber.linear)) {
+  if (earlier.has(flag_blocks) && !has_taken_over(checker, fiber)) {
     return false;
   }
   if (earlier.phase < checker.phase) {
@@ -131,7 +159,7 @@ static u32 flags_of_company(const Checker& checker, const Stamp& earlier, const 
   return kept | (earlier.thread() == fiber.linear ? earlier.site & flag_lanes : flag_lanes);
 }
 
-static void suspect(const Region& region, const char* place, Access access, const void* site) {
+void suspect(const Region& region, const char* place, Access access, const void* site) {
   if (checker_suspicion(*worker)) {
     return;
   }
@@ -203,7 +231,7 @@ static inline void check_cell(Region& region, Cell& cell, const char* place, Acc
 
 // --- one access
 
-static u32 offset_of_site(const void* site) {
+u32 offset_of_site(const void* site) {
   auto base = reinterpret_cast<uintptr_t>(worker->launch->image.base);
   return static_cast<u32>(reinterpret_cast<uintptr_t>(site) - base) & site_mask;
 }
@@ -232,6 +260,14 @@ void check_access(const void* address, u64 bytes, Access access, bool needs_valu
   if (!region->shadowed) {
     return;
   }
+  if (checker.clocks) {
+    if (region->owner && region->owner != fiber.block) {
+      require_reachable(*region, place, access, fiber, site);
+    }
+    if (access != Access::read) {
+      require_no_source(*region, place, bytes, access, site);
+    }
+  }
   u64 offset = static_cast<u64>(place - region->origin);
   u64 grain = u64{1} << region->grain_shift;
   if ((offset | bytes) & (grain - 1)) {
@@ -240,35 +276,25 @@ void check_access(const void* address, u64 bytes, Access access, bool needs_valu
   u32 site_offset = offset_of_site(site);
   u64 step = u64{1} << region->grain_shift;
   Cell* cell = region->cells + (offset >> region->grain_shift);
+  auto check = checker.clocks ? check_cell_by_clock : check_cell;
   for (u64 done = 0; done < bytes; done += step, ++cell) {
-    check_cell(*region, *cell, place + done, access, needs_value, fiber, site, site_offset);
+    check(*region, *cell, place + done, access, needs_value, fiber, site, site_offset);
   }
 }
-
-// --- asynchronous copies: the destination is the copy's own from issue to wait, and then the waiting thread's write
-
-static void stamp_destination(const Copy& copy, u32 flag) {
-  const Fiber& fiber = *current_fiber();
-  u8 unused;
-  Region& region = find_region(copy.to, copy.bytes, Access::write, copy.site, unused);
-  const Stamp now{worker->checker->phase, fiber.linear | fiber.warp_epoch << thread_bits,
-                  offset_of_site(copy.site) | flag};
-  u64 first = static_cast<u64>(copy.to - region.origin) >> region.grain_shift;
-  u64 count = copy.bytes >> region.grain_shift;
-  for (u64 i = first; i < first + count; ++i) {
-    region.cells[i].write = now;
-  }
-}
-
-void checker_begin_copy(const Copy& copy) {
-  check_access(copy.from, copy.filled, Access::read, true, copy.site);
-  check_access(copy.to, copy.bytes, Access::write, false, copy.site);
-  stamp_destination(copy, flag_copying);
-}
-
-void checker_end_copy(const Copy& copy) { stamp_destination(copy, 0); }
 
 // --- atomics
+
+static void exchange_clocks(Publications& history, const Fiber& fiber) {
+  Checker& checker = *worker->checker;
+  if (auto ours = history.find(checker.first_phase); ours != history.end()) {
+    clocks_take_over(fiber, ours->second.known);
+  }
+  const Stamp now = clocks_stamp(fiber, 0);
+  checker.taken_over.push_back({&history, now.who, now.phase});
+  if (fiber.fenced) {
+    history.insert_or_assign(checker.first_phase, Publication{0, 0, clocks_published(fiber)});
+  }
+}
 
 // What this block has published becomes part of the place's history, and all that history becomes this block's.
 static void exchange_publications(const void* place) {
@@ -277,6 +303,10 @@ static void exchange_publications(const void* place) {
   Critical critical;
   Publications& history = checker.published[place];
   Takeover takeover{&history, fiber.linear, checker.phase};
+  if (checker.clocks) {
+    exchange_clocks(history, fiber);
+    return;
+  }
   bool known = std::any_of(checker.taken_over.begin(), checker.taken_over.end(), [&](const Takeover& earlier) {
     return earlier.history == takeover.history && earlier.by_thread == takeover.by_thread;
   });
@@ -284,7 +314,7 @@ static void exchange_publications(const void* place) {
     checker.taken_over.push_back(takeover);
   }
   if (fiber.fenced) {
-    history.insert_or_assign(checker.first_phase, Publication{checker.phase, fiber.linear});
+    history.insert_or_assign(checker.first_phase, Publication{checker.phase, fiber.linear, nullptr});
   }
 }
 

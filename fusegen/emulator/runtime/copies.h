@@ -14,7 +14,13 @@ struct Copy {
   u32 filled;  // the first of them, from `from`; the rest are zeros
   u32 group;
   bool landed;
+  bool read;         // of a store: the source is free again
   const void* site;  // where the kernel issued it
+};
+
+struct BulkLoad {
+  Copy copy;
+  u64* mbarrier;
 };
 
 struct CopyQueue {

@@ -100,6 +100,8 @@ void Worker::allocate_stacks(u32 threads) {
   }
 }
 
+static u32 blocks_of(Index3 cluster) { return cluster.x * cluster.y * cluster.z; }
+
 void Worker::prepare_block(Block& block, u32 rank) {
   const Request& request = launch->request;
   block.rank = rank;
@@ -134,7 +136,7 @@ void Worker::prepare(Launch& with) {
   report = Report{};
   patience = 50;
   last_site = nullptr;
-  blocks.resize(1);
+  blocks.resize(blocks_of(with.request.cluster));
   allocate_stacks(static_cast<u32>(blocks.size()) * with.threads);
   for (u32 rank = 0; rank < blocks.size(); ++rank) {
     prepare_block(blocks[rank], rank);
@@ -235,7 +237,7 @@ static void work(Launch& launch, Worker& w) {
 static void launch_workers(Request& request) {
   Launch launch{request,
                 image_of(request.kernel),
-                u64{request.grid.x} * request.grid.y * request.grid.z,
+                u64{request.grid.x} * request.grid.y * request.grid.z / blocks_of(request.cluster),
                 request.block.x * request.block.y * request.block.z,
                 {},
                 {},
@@ -246,8 +248,8 @@ static void launch_workers(Request& request) {
 #else
   u32 count = request.workers;
 #endif
-  if (count > launch.blocks) {
-    count = static_cast<u32>(launch.blocks);
+  if (count > launch.clusters) {
+    count = static_cast<u32>(launch.clusters);
   }
   auto deadline = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                                          std::chrono::duration<double>(request.timeout_s));

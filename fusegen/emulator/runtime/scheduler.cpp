@@ -29,7 +29,7 @@ void switch_to(Fiber* next) {
   switch_context(from->context, next->context);
 }
 
-static u64 next_random() {
+u64 next_random() {
   u64 x = worker->random_state;
   x ^= x << 13;
   x ^= x >> 7;
@@ -53,6 +53,8 @@ static u32 pick_bit_from(u64 bits, u32 start) {
   return static_cast<u32>(__builtin_ctzll(from_start ? from_start : bits));
 }
 
+static u32 any_below(u64 limit) { return static_cast<u32>((next_random() >> 32) % limit); }
+
 // The warp behind the running one; behind a block's last warp comes the next block's first.
 static Warp* next_warp() {
   Worker& w = *worker;
@@ -67,8 +69,9 @@ static Warp* next_warp() {
 
 static Warp* any_warp() {
   Worker& w = *worker;
-  Block& block = w.blocks.size() == 1 ? w.blocks[0] : w.blocks[pick_bit_from(w.ready_blocks, next_random() & 63)];
-  return &block.warps[pick_bit_from(block.ready_warps, next_random() & 63)];
+  u64 blocks = w.blocks.size();
+  Block& block = w.blocks[blocks == 1 ? 0 : pick_bit_from(w.ready_blocks, any_below(blocks))];
+  return &block.warps[pick_bit_from(block.ready_warps, any_below(block.warps.size()))];
 }
 
 // Round robin visits each ready lane of a warp once, then goes to the next warp. The adversarial schedule stays with
@@ -82,7 +85,7 @@ Fiber* next_ready() {
     u64 candidates = w.pass & warp.ready;
     if (candidates) {
       u32 lane =
-          w.adversarial ? pick_bit_from(candidates, next_random() & 63) : static_cast<u32>(__builtin_ctzll(candidates));
+          w.adversarial ? pick_bit_from(candidates, any_below(w.launch->request.warp)) : static_cast<u32>(__builtin_ctzll(candidates));
       if (!w.adversarial) {
         w.pass &= ~u64{1} << lane;
       }
@@ -97,11 +100,22 @@ Fiber* next_ready() {
       return &block.fibers[warp.first_thread + lane];
     }
     if (!w.ready_blocks) {
+      if (land_load()) {
+        continue;
+      }
       return &w.scheduler;
     }
     w.running = w.adversarial ? any_warp() : next_warp();
     w.pass = ~u64{0};
   }
+}
+
+void block_current() {
+  {
+    Critical critical;
+    worker->blocked.push_back(current_fiber());
+  }
+  switch_to(next_ready());
 }
 
 void yield_now() {
@@ -129,7 +143,8 @@ static void release_barrier(Block& block) {
     make_ready(warp, warp.at_barrier);
     warp.at_barrier = 0;
   }
-  checker_end_phase(*worker);
+  worker->idle_polls = 0;
+  checker_end_phase(block);
 }
 
 // All threads that still run are at the barrier. That is enough on some machines, but a thread that has returned
@@ -196,6 +211,8 @@ void thread_finished() {
   Block& block = block_of(*fiber);
   Warp& warp = warp_of(*fiber);
   land_copies(*fiber);
+  end_stores(*fiber);
+  worker->idle_polls = 0;
   warp.live &= ~bit(fiber->lane);
   --block.live;
   FOR_EACH_LANE(lane, warp.waiting) {
@@ -206,8 +223,13 @@ void thread_finished() {
   if (warp.waiting) {
     complete_converged(warp);
   }
-  if (block.live && block.arrived == block.live) {
+  if (block.live == 0) {
+    checker_end_block(block);
+  } else if (block.arrived == block.live) {
     complete_barrier(block);
+  }
+  if (worker->blocks.size() > 1 || worker->cluster_arrived) {
+    leave_cluster(*fiber);
   }
   switch_to(next_ready());
   __builtin_unreachable();

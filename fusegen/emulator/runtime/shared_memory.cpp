@@ -3,6 +3,7 @@
 //     | static variables, each with margins | margin | dynamic shared memory | margin |
 //
 // Each block that runs has such a piece, laid out alike, so that a variable is an offset.
+#include <cstdio>
 #include <mutex>
 
 #include "worker.h"
@@ -73,32 +74,48 @@ char* place_shared(SharedVariable& variable) {
   }
   Block& block = block_of(*current_fiber());
   char* low = block.shared + offset;
-  checker_declare_shared(low, variable);
+  checker_declare_shared(variable);
   return low;
 }
 
 // --- the window: 32-bit addresses of shared memory, as PTX has them. A generic address cut to 32 bits is none.
 
-constexpr u32 rank_shift = 24;
+bool shared_memory_holds(const Block& block, const void* address) {
+  const char* low = block.memory.data();
+  return address >= low && address < low + block.memory.size();
+}
 
 u64 shared_window(const void* address) {
-  const Block& block = block_of(*current_fiber());
-  u64 offset = static_cast<u64>(static_cast<const char*>(address) - block.shared);
-  if (offset >= (u64{1} << rank_shift) || offset > block.memory.size()) {
-    fail_at(Fault::out_of_bounds, __builtin_return_address(0), 0, "%p is no address in this block's shared memory",
-            address);
+  for (const Block& block : worker->blocks) {
+    if (shared_memory_holds(block, address)) {
+      return (u64{block.rank} + 1) << window_rank_shift |
+             static_cast<u64>(static_cast<const char*>(address) - block.shared);
+    }
   }
-  return (u64{block.rank} + 1) << rank_shift | offset;
+  fail_at(Fault::out_of_bounds, __builtin_return_address(0), 0, "%p is no address in shared memory", address);
 }
 
 char* from_shared_window(u64 address, const void* site) {
   const std::vector<Block>& blocks = worker->blocks;
-  u64 rank = (address >> rank_shift) - 1;
-  if (rank >= blocks.size()) {
+  u64 rank = (address >> window_rank_shift) - 1;
+  u64 offset = address & ((u64{1} << window_rank_shift) - 1);
+  if (rank >= blocks.size() || offset + largest_shared_alignment > blocks[rank].memory.size()) {
     fail_at(Fault::out_of_bounds, site, 0,
             "%#llx is no address of shared memory: __cvta_generic_to_shared makes one of a pointer", address);
   }
-  return blocks[rank].shared + (address & ((u64{1} << rank_shift) - 1));
+  return blocks[rank].shared + offset;
 }
+
+#ifndef SIMT_CHECK
+void name_shared(const void* place, PlaceName& name) {
+  name[0] = 0;
+  for (const Block& block : worker->blocks) {
+    if (shared_memory_holds(block, place)) {
+      long long offset = static_cast<const char*>(place) - block.shared;
+      std::snprintf(name, sizeof name, "byte %lld of shared memory", offset);
+    }
+  }
+}
+#endif
 
 }  // namespace simt

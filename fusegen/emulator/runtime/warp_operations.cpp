@@ -42,6 +42,7 @@ static void finish_sync(Warp& warp, u64 group) {
     epoch = lane_epoch > epoch ? lane_epoch : epoch;
   }
   FOR_EACH_LANE(lane, group) { warp.block->fibers[warp.first_thread + lane].warp_epoch = epoch + 1; }
+  checker_meet_lanes(warp, group);
 }
 
 static void finish_collect(Warp& warp, u64 group) {
@@ -60,6 +61,7 @@ static void complete(Warp& warp, u64 group, WarpOperation operation) {
     case WarpOperation::none: break;
   }
   warp.waiting &= ~group;
+  worker->idle_polls = 0;
   make_ready(warp, group);
 }
 

@@ -27,6 +27,11 @@ struct Fiber : ThreadView {
   u32 warp_epoch;  // counts __syncwarp; the race rule's order within a warp
   bool fenced;     // has called __threadfence in this block
   CopyQueue copies;
+  CopyQueue stores;  // bulk copies out of shared memory
+  u64* mbarrier;     // it sleeps at this one, or null
+  bool at_cluster_barrier;
+  u32 cluster_arrivals;
+  u32 cluster_waits;
 };
 
 struct LaneWait {
@@ -85,9 +90,9 @@ struct Image {
 struct Launch {
   Request& request;
   Image image;
-  u64 blocks;
-  u32 threads;
-  std::atomic<u64> next_block;
+  u64 clusters;
+  u32 threads;  // of a block
+  std::atomic<u64> next_cluster;
   std::atomic<bool> stopped;
   std::mutex report_mutex;
 };
@@ -113,6 +118,12 @@ struct Worker {
   u64 pass = 0;  // the lanes of `running` that this pass over it has still to visit
   bool adversarial = false;
   u64 random_state = 1;
+  std::vector<Fiber*> blocked;  // at an mbarrier or at the cluster barrier
+  std::vector<BulkLoad> loads;  // issued and not landed
+  u64 idle_polls = 0;           // questions to mbarriers since anything last happened
+
+  u32 cluster_arrived = 0;
+  u32 cluster_completed = 0;
 
   // leaving a fiber that must not continue
   sigjmp_buf escape;
@@ -127,7 +138,7 @@ struct Worker {
  private:
   void allocate_stacks(u32 threads);
   void prepare_block(Block& block, u32 rank);
-  void begin_block(Block& block, u64 linear);
+  void begin_block(Block& block, u64 cluster);
   void run_cluster(u64 linear);
   [[noreturn]] void report_deadlock();
 
@@ -155,16 +166,35 @@ inline Block& block_of(const ThreadView& thread) { return *static_cast<Block*>(t
 inline Warp& warp_of(const ThreadView& thread) { return block_of(thread).warps[thread.warp]; }
 Fiber* next_ready();
 void switch_to(Fiber* next);
+u64 next_random();
+void block_current();  // until another thread makes this one ready
 void make_ready(Warp& warp, u64 lanes);
 [[noreturn]] void thread_finished();
 
 // shared_memory.cpp
 void allocate_shared(Block& block, const Request& request);
 void clear_shared(Block& block, const Request& request);
+bool shared_memory_holds(const Block& block, const void* address);
+using PlaceName = char[160];
+void name_shared(const void* place, PlaceName& name);  // for messages; the checking build knows the variable
+constexpr u32 window_rank_shift = 24;  // an address of the window is a block's rank + 1, and an offset
 char* from_shared_window(u64 address, const void* site);
 
 // copies.cpp
 void land_copies(Fiber& fiber);  // all that the thread has issued
+
+// bulk_copies.cpp
+bool land_load();  // one of those under way, if there is any
+void end_stores(Fiber& fiber);
+
+// mbarrier.cpp. The address must be one; it is checked as an access.
+u64* mbarrier_at(u64 address, bool initialised, const void* site);
+void complete_bytes(u64* mbarrier, u32 bytes, const void* site);
+[[noreturn]] void fail_waiting_at(const Fiber& fiber, const u64* mbarrier);
+
+// cluster.cpp
+void leave_cluster(const Fiber& fiber);
+[[noreturn]] void fail_at_cluster_barrier(const Fiber& fiber);
 
 // warp_operations.cpp: let the operation end that these lanes wait at, if all have arrived whom it needs
 bool complete_named(Warp& warp, u32 lane);
@@ -189,30 +219,65 @@ void describe_place(Report& report);
 
 // Marks a stretch that uses the allocator or holds a lock: the watchdog must not leave it.
 struct Critical {
-  Critical() { worker->critical = true; }
-  ~Critical() { worker->critical = false; }
+  Critical() : before(worker->critical) { worker->critical = true; }
+  ~Critical() { worker->critical = before; }
+  bool before;
 };
+
+// Takes out of the blocked ones those that need not wait any longer.
+template <class Wanted>
+std::vector<Fiber*> take_blocked(Wanted wanted) {
+  Critical critical;
+  std::vector<Fiber*> taken;
+  std::vector<Fiber*>& blocked = worker->blocked;
+  u64 kept = 0;
+  for (Fiber* fiber : blocked) {
+    (wanted(*fiber) ? taken.emplace_back(fiber) : blocked[kept++]) = fiber;
+  }
+  blocked.resize(kept);
+  return taken;
+}
 
 // What the checking build adds; empty in the fast one.
 #ifdef SIMT_CHECK
 Checker* make_checker();
 void destroy_checker(Checker* checker);
 void checker_begin_launch(Worker& worker);
-void checker_begin_block(Worker& worker, Block& block);
-void checker_declare_shared(char* low, const SharedVariable& variable);
-void checker_end_phase(Worker& worker);           // a block barrier, or the end of the block
+void checker_begin_cluster(Worker& worker);
+void checker_declare_shared(const SharedVariable& variable);
+void checker_end_phase(Block& block);  // at its barrier
+void checker_end_block(Block& block);
+void checker_settle();  // reports a suspicion, see checker_rules.cpp
 void checker_begin_copy(const Copy& copy);
 void checker_end_copy(const Copy& copy);
+void checker_begin_source(const Copy& copy);  // for a copy that reads shared memory
+void checker_end_source(const Copy& copy);
+void checker_end_load(const Copy& copy, const void* mbarrier);
+void checker_touch_mbarrier(const void* place, bool initialised, const void* site);
+void checker_meet_lanes(Warp& warp, u64 lanes);                     // at a __syncwarp
+void checker_release(const Fiber& fiber, const void* object);       // gives what the thread knows to this barrier
+void checker_complete(const void* object);                          // whose phase completes
+void checker_acquire(const Fiber& fiber, const void* object);       // and tells it to who has waited
 const Report* checker_suspicion(Worker& worker);  // see checker_rules.cpp; null if there is none
 #else
 inline Checker* make_checker() { return nullptr; }
 inline void destroy_checker(Checker*) {}
 inline void checker_begin_launch(Worker&) {}
-inline void checker_begin_block(Worker&, Block&) {}
-inline void checker_declare_shared(char*, const SharedVariable&) {}
-inline void checker_end_phase(Worker&) {}
+inline void checker_begin_cluster(Worker&) {}
+inline void checker_declare_shared(const SharedVariable&) {}
+inline void checker_end_phase(Block&) {}
+inline void checker_end_block(Block&) {}
+inline void checker_settle() {}
 inline void checker_begin_copy(const Copy&) {}
 inline void checker_end_copy(const Copy&) {}
+inline void checker_begin_source(const Copy&) {}
+inline void checker_end_source(const Copy&) {}
+inline void checker_end_load(const Copy&, const void*) {}
+inline void checker_touch_mbarrier(const void*, bool, const void*) {}
+inline void checker_meet_lanes(Warp&, u64) {}
+inline void checker_release(const Fiber&, const void*) {}
+inline void checker_complete(const void*) {}
+inline void checker_acquire(const Fiber&, const void*) {}
 inline const Report* checker_suspicion(Worker&) { return nullptr; }
 #endif
 

@@ -1,0 +1,289 @@
+"""mbarriers and bulk copies in the emulator: right pipelines, and each way to get one wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.programs import (
+    BUILDS,
+    Array,
+    Program,
+    compile_cuda,
+    needs_check,
+    needs_compiler,
+    numbers,
+    require_fault,
+    require_right,
+    run,
+)
+
+pytestmark = needs_compiler
+
+MBARRIER = """
+typedef unsigned long long mbarrier_t;
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ void init(mbarrier_t* bar, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(bar)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void publish_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void arrive(mbarrier_t* bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(bar)) : "memory"); // ARRIVE
+}
+__device__ __forceinline__ void expect(mbarrier_t* bar, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(shared_address(bar)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait(mbarrier_t* bar, unsigned parity) {
+  unsigned done;
+  do {
+    asm volatile("{\\n\\t.reg .pred p;\\n\\t" // WAIT
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n\\t"
+                 "selp.u32 %0, 1, 0, p;\\n\\t}"
+                 : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
+  } while (!done);
+}
+__device__ __forceinline__ void wait_in_ptx(mbarrier_t* bar, unsigned parity) {
+  asm volatile("{\\n\\t.reg .pred P1;\\n\\tLAB_WAIT:\\n\\t"
+               "mbarrier.try_wait.parity.shared::cta.b64 P1, [%0], %1;\\n\\t"
+               "@P1 bra DONE;\\n\\tbra LAB_WAIT;\\n\\tDONE:\\n\\t}"
+               :: "r"(shared_address(bar)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void poll(mbarrier_t* bar, unsigned parity) {
+  unsigned done = 0;
+  while (!done) {
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;" // POLL
+                 "  selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
+  }
+}
+__device__ __forceinline__ void load(void* to, const void* from, unsigned bytes, mbarrier_t* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" // LOAD
+               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)) : "memory");
+}
+__device__ __forceinline__ void store(void* to, const void* from, unsigned bytes) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" // STORE
+               :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+"""
+TILE = "__shared__ alignas(128) float tile[128];\nconst int i = threadIdx.x;\n"
+HEAD = """
+__shared__ alignas(128) float tile[128];
+__shared__ mbarrier_t bar;
+const int i = threadIdx.x;
+if (i == 0) { init(&bar, 1); publish_init(); }
+__syncthreads();
+"""
+# Stages of 32 floats; thread 0 fills them, all threads read them and say so.
+RING = """
+__shared__ alignas(128) float stage[2][32];
+__shared__ mbarrier_t full[2], empty[2];
+const int i = threadIdx.x, tiles = n / 32;
+if (i == 0) {
+  for (int s = 0; s < 2; ++s) { init(&full[s], 1); init(&empty[s], blockDim.x); }
+  publish_init();
+}
+__syncthreads();
+if (i == 0) {
+  for (int k = 0; k < 2; ++k) { expect(&full[k], 128); load(stage[k], x + 32 * k, 128, &full[k]); }
+}
+for (int k = 0; k < tiles; ++k) {
+  const int s = k & 1;
+  const unsigned parity = k >> 1 & 1;
+  wait(&full[s], parity);
+  if (i < 32) y[32 * k + i] = stage[s][31 - i];
+  arrive(&empty[s]);
+  if (i == 0 && k + 2 < tiles) {
+    wait(&empty[s], parity);
+    expect(&full[s], 128);
+    load(stage[s], x + 32 * (k + 2), 128, &full[s]);
+  }
+}
+"""
+# As above with a warp that only copies, and one arrival a warp behind its __syncwarp.
+SPECIALISED = """
+__shared__ alignas(128) float stage[2][96];
+__shared__ mbarrier_t full[2], empty[2];
+const int i = threadIdx.x, tiles = n / 96;
+if (i == 0) {
+  for (int s = 0; s < 2; ++s) { init(&full[s], 1); init(&empty[s], 3); }
+}
+__syncthreads();
+if (i >= 96) {
+  if (i == 96) {
+    for (int k = 0; k < tiles; ++k) {
+      wait(&empty[k & 1], (k >> 1 & 1) ^ 1);
+      expect(&full[k & 1], 384);
+      load(stage[k & 1], x + 96 * k, 192, &full[k & 1]);
+      load(stage[k & 1] + 48, x + 96 * k + 48, 192, &full[k & 1]);
+    }
+  }
+} else {
+  for (int k = 0; k < tiles; ++k) {
+    wait_in_ptx(&full[k & 1], k >> 1 & 1);
+    y[96 * k + i] = stage[k & 1][95 - i];
+    __syncwarp();
+    if (i % 32 == 0) arrive(&empty[k & 1]);
+  }
+}
+"""
+
+
+def reversed_by(width: int, x: Array) -> Array:
+    return x.reshape(-1, width)[:, ::-1].ravel()
+
+
+RIGHT = [
+    Program("one load, waited for by all",
+            f"{HEAD}if (i == 0) {{ expect(&bar, 512); load(tile, x, 512, &bar); }}\nwait(&bar, 0);\n"
+            "y[i] = tile[127 - i];", lambda x: x[::-1], MBARRIER),
+    Program("one load, waited for by one, and a barrier",
+            f"{HEAD}if (i == 0) {{ expect(&bar, 512); load(tile, x, 512, &bar); wait(&bar, 0); }}\n__syncthreads();\n"
+            "y[i] = tile[127 - i];", lambda x: x[::-1], MBARRIER),
+    Program("test_wait", f"{HEAD}if (i == 0) {{ expect(&bar, 512); load(tile, x, 512, &bar); }}\npoll(&bar, 0);\n"
+            "y[i] = tile[127 - i];", lambda x: x[::-1], MBARRIER),
+    Program("bytes come before they are expected",
+            f"{HEAD}if (i == 0) {{ load(tile, x, 512, &bar); expect(&bar, 512); }}\nwait(&bar, 0);\n"
+            "y[i] = tile[127 - i];", lambda x: x[::-1], MBARRIER),
+    Program("arrivals order plain accesses",
+            "__shared__ float tile[128];\n__shared__ mbarrier_t bar;\nconst int i = threadIdx.x;\n"
+            "if (i == 0) init(&bar, 128);\n__syncthreads();\ntile[i] = x[i];\narrive(&bar);\nwait(&bar, 0);\n"
+            "y[i] = tile[127 - i];", lambda x: x[::-1], MBARRIER),
+    Program("a ring of two stages", RING, lambda x: reversed_by(32, x), MBARRIER, size=320),
+    Program("a ring, several blocks", RING.replace("n / 32", "n / 64").replace("+ 32 * k", "+ half + 32 * k")
+            .replace("x + 32 * (k", "x + half + 32 * (k").replace("y[32", "y[half + 32")
+            .replace("const int i", "const int half = blockIdx.x * n / 2;\nconst int i"),
+            lambda x: reversed_by(32, x), MBARRIER, size=384, blocks=2),
+    Program("a warp that only copies", SPECIALISED, lambda x: reversed_by(96, x), MBARRIER, size=96 * 7),
+    Program("a bulk store", f"{TILE}tile[i] = 2 * x[i];\n"
+            "asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\");\n__syncthreads();\n"
+            "if (i == 0) { store(y, tile, 512); wait_read(); }", lambda x: 2 * x, MBARRIER),
+    Program("a staging buffer that is used again",
+            f"{TILE}"
+            "for (int k = 0; k < n / 128; ++k) {\n  tile[i] = 2 * x[128 * k + i];\n  __syncthreads();\n"
+            "  if (i == 0) { store(y + 128 * k, tile, 512); wait_read(); }\n  __syncthreads();\n}\n"
+            "if (i == 0) wait_stored();", lambda x: 2 * x, MBARRIER, size=512),
+    Program("what was stored is read again behind the full wait",
+            f"{TILE}tile[i] = x[i];\n__syncthreads();\n"
+            "if (i == 0) { store(y, tile, 512); wait_stored(); }\n__syncthreads();\ny[i] = y[i] + 1.0f;",
+            lambda x: x + 1, MBARRIER),
+    Program("an mbarrier that is made anew",
+            f"{HEAD}for (int k = 0; k < 2; ++k) {{\n  if (i == 0) {{ expect(&bar, 512); load(tile, x, 512, &bar); }}\n"
+            "  wait(&bar, 0);\n  y[i] = tile[127 - i];\n  __syncthreads();\n  if (i == 0) {\n"
+            "    asm volatile(\"mbarrier.inval.shared::cta.b64 [%0];\" :: \"r\"(shared_address(&bar)) : \"memory\");\n"
+            "    init(&bar, 1);\n  }\n  __syncthreads();\n}", lambda x: x[::-1], MBARRIER),
+]  # fmt: skip
+
+
+def at(word: str, text: str = MBARRIER) -> str:
+    """The device functions, with the bug's line at `word`."""
+    return text.replace(f"// {word}", "// BUG")
+
+
+LOADED = f"{HEAD}if (i == 0) {{ expect(&bar, 512); load(tile, x, 512, &bar); }}\n"
+BUGS = [
+    Program("no wait", f"{LOADED}__syncthreads();\ny[i] = tile[127 - i]; // BUG", before=MBARRIER, kind="race"),
+    Program("only some wait", f"{LOADED}if (i < 64) wait(&bar, 0);\ny[i] = tile[127 - i]; // BUG", before=MBARRIER,
+            kind="race"),
+    Program("a wait for the other parity", f"{LOADED}wait(&bar, 1);\ny[i] = tile[127 - i]; // BUG",
+            before=at("WAIT"), kind="race|deadlock"),
+    Program("a wait for the other barrier",
+            LOADED.replace("bar;", "bar, other;").replace("init(&bar, 1);", "init(&bar, 1); init(&other, 1);")
+            .replace("}\n__sync", "arrive(&other); }\n__sync") + "wait(&other, 0);\ny[i] = tile[127 - i]; // BUG",
+            before=MBARRIER, kind="race"),
+    Program("too many bytes are expected", f"{LOADED.replace('512)', '528)')}wait(&bar, 0);\ny[i] = tile[127 - i];",
+            before=at("WAIT"), kind="deadlock", says="which lacks 0 of 1 arrivals and 16 bytes"),
+    Program("too few bytes are expected", f"{LOADED.replace('512)', '496)')}wait(&bar, 0);\ny[i] = tile[127 - i];",
+            before=at("WAIT"), kind="deadlock", says="which lacks 0 of 1 arrivals and -16 bytes"),
+    Program("no byte is expected, by a poll",
+            f"{HEAD}if (i == 0) load(tile, x, 512, &bar);\npoll(&bar, 0);\ny[i] = tile[127 - i];",
+            before=at("POLL"), kind="deadlock", says="lacks 1 of 1 arrivals and -512 bytes"),
+    Program("a second phase that nothing fills", f"{LOADED}wait(&bar, 0);\nwait(&bar, 1);\ny[i] = tile[127 - i];",
+            before=at("WAIT"), kind="deadlock", says="the phase of parity 1 of the mbarrier at byte 0 of bar"),
+    Program("more arrivals than there are to be", f"{HEAD}if (i == 0) {{ expect(&bar, 16); arrive(&bar); }}\n"
+            "y[i] = 1.0f;", before=at("ARRIVE"), kind="mbarrier",
+            says="1 arrivals at an mbarrier whose phase lacks 0 of 1"),
+    Program("an mbarrier that nobody has made",
+            "__shared__ mbarrier_t bar;\narrive(&bar);\ny[threadIdx.x] = 1.0f;", before=at("ARRIVE"),
+            kind="mbarrier", says="there is no mbarrier at"),
+    Program("no barrier behind the init",
+            f"{HEAD.replace('__syncthreads();', '')}arrive(&bar);\ny[i] = 1.0f;", before=at("ARRIVE"),
+            kind="race|mbarrier"),
+    Program("a stage is filled before all have read it", RING.replace("wait(&empty[s], parity);\n    expect", "expect")
+            .replace("stage[s][31 - i];", "stage[s][31 - i]; // BUG"), before=at("WAIT", at("LOAD")), size=320,
+            kind="race|deadlock"),
+    Program("the copier's first wait has the wrong parity",
+            SPECIALISED.replace(" ^ 1);", ");").replace("wait_in_ptx", "wait"), before=at("WAIT"), size=96 * 7,
+            kind="deadlock", says="no thread can run: this thread waits for the phase of parity 0"),
+    Program("no __syncwarp in front of the warp's arrival", SPECIALISED.replace("__syncwarp();", "")
+            .replace("[95 - i];", "[95 - i]; // BUG"), before=at("LOAD"), size=96 * 7, kind="race"),
+    Program("a misaligned source", f"{LOADED.replace('x, 512', 'x + 1, 512')}wait(&bar, 0);\ny[i] = tile[i];",
+            before=at("LOAD"), kind="misaligned", says="size and addresses must be multiples of 16"),
+    Program("a misaligned destination", f"{LOADED.replace('tile, x', 'tile + 2, x')}wait(&bar, 0);\ny[i] = tile[i];",
+            before=at("LOAD"), kind="misaligned"),
+    Program("a size that is no multiple of 16", f"{LOADED.replace('512', '500')}wait(&bar, 0);\ny[i] = tile[i];",
+            before=at("LOAD"), kind="misaligned", says="a bulk copy of 500 bytes"),
+    Program("a source beyond the end", f"{LOADED.replace('x, 512', 'x + 4, 512')}wait(&bar, 0);\ny[i] = tile[i];",
+            before=at("LOAD"), kind="out-of-bounds", says="read of 512 bytes at byte 16 of x, which has 512 bytes"),
+    Program("a destination beyond the end",
+            f"{LOADED.replace('tile, x', 'tile + 4, x')}wait(&bar, 0);\ny[i] = tile[i];", before=at("LOAD"),
+            kind="out-of-bounds", says="write of 512 bytes at byte 16 of tile"),
+    Program("the block ends in front of its copy", f"{LOADED}y[i] = 1.0f;", before=at("LOAD"), kind="race",
+            says="may end before this copy has filled byte 0 of tile"),
+    Program("a store out of bounds", f"{TILE}tile[i] = x[i];\n"
+            "__syncthreads();\nif (i == 0) { store(y + 4, tile, 512); wait_read(); }", before=at("STORE"),
+            kind="out-of-bounds", says="write of 512 bytes at byte 16 of y"),
+    Program("a store of what is not yet written", f"{TILE}"
+            "tile[i] = x[i]; // BUG\nif (i == 0) { store(y, tile, 512); wait_read(); }", before=at("STORE"),
+            kind="race"),
+    Program("the staging buffer is written while it is being stored",
+            f"{TILE}tile[i] = x[i];\n__syncthreads();\n"
+            "if (i == 0) store(y, tile, 512);\n__syncthreads();\ntile[i] = 1.0f; // BUG\nif (i == 0) wait_read();",
+            before=MBARRIER, kind="race",
+            says="while a bulk copy that has not been waited for may still be reading it"),
+    Program("the thread ends in front of its store", f"{TILE}"
+            "tile[i] = x[i];\n__syncthreads();\nif (i == 0) store(y, tile, 512);", before=at("STORE"), kind="race",
+            says="has not waited for the copy's group"),
+    Program("what was stored is read again behind the wait for reading",
+            f"{TILE}tile[i] = x[i];\n__syncthreads();\n"
+            "if (i == 0) { store(y, tile, 512); wait_read(); }\n__syncthreads();\ny[i] = y[i] + 1.0f; // BUG",
+            before=MBARRIER, kind="race", says="while the copy into it is under way"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", BUILDS)
+@pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.name)
+def test_right_programs(program: Program, check: bool) -> None:
+    require_right(program, check=check)
+
+
+@needs_check
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("program", BUGS, ids=lambda program: program.name)
+def test_planted_bug_is_reported_where_it_stands(program: Program, seed: int) -> None:
+    require_fault(program, check=True, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("program", [bug for bug in BUGS if bug.kind in ("deadlock", "mbarrier", "misaligned")],
+                         ids=lambda program: program.name)  # fmt: skip
+def test_the_fast_build_finds_what_the_schedule_shows(program: Program, seed: int) -> None:
+    says = program.says.partition(" of bar")[0].replace("byte 0", "byte")
+    require_fault(Program(**{**vars(program), "says": says}), check=False, seed=seed)
+
+
+@pytest.mark.parametrize("program", [*RIGHT, *BUGS], ids=lambda program: program.name)
+def test_the_programs_are_cuda(program: Program) -> None:
+    compile_cuda(program.source, program.threads, program.shared_bytes)
+
+
+def test_a_missing_wait_shows_in_the_numbers_when_copies_land_late() -> None:
+    bug = next(bug for bug in BUGS if bug.name == "no wait")
+    assert np.array_equal(run(bug, check=False, seed=0), numbers(128)[::-1])
+    for seed in range(1, 6):
+        assert np.all(np.isnan(run(bug, check=False, seed=seed)))
