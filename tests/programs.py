@@ -113,3 +113,70 @@ def compile_cuda(text: str, threads: int = 128, shared_bytes: int = 0) -> None:
         compile_source(text, "kernel", H200, filename="program.cu", threads=threads, dynamic_shared=shared_bytes)
     except MissingError as missing:
         pytest.skip(str(missing))
+
+
+# --- device code that several of them use
+
+MBARRIER = """
+typedef unsigned long long mbarrier_t;
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ void init(mbarrier_t* bar, unsigned count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(bar)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void publish_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void arrive(mbarrier_t* bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(bar)) : "memory"); // ARRIVE
+}
+__device__ __forceinline__ void expect(mbarrier_t* bar, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(shared_address(bar)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait(mbarrier_t* bar, unsigned parity) {
+  unsigned done;
+  do {
+    asm volatile("{\\n\\t.reg .pred p;\\n\\t" // WAIT
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n\\t"
+                 "selp.u32 %0, 1, 0, p;\\n\\t}"
+                 : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
+  } while (!done);
+}
+__device__ __forceinline__ void wait_in_ptx(mbarrier_t* bar, unsigned parity) {
+  asm volatile("{\\n\\t.reg .pred P1;\\n\\tLAB_WAIT:\\n\\t"
+               "mbarrier.try_wait.parity.shared::cta.b64 P1, [%0], %1;\\n\\t"
+               "@P1 bra DONE;\\n\\tbra LAB_WAIT;\\n\\tDONE:\\n\\t}"
+               :: "r"(shared_address(bar)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void poll(mbarrier_t* bar, unsigned parity) {
+  unsigned done = 0;
+  while (!done) {
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;" // POLL
+                 "  selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
+  }
+}
+__device__ __forceinline__ void load(void* to, const void* from, unsigned bytes, mbarrier_t* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" // LOAD
+               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)) : "memory");
+}
+__device__ __forceinline__ void store(void* to, const void* from, unsigned bytes) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" // STORE
+               :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+"""
+# The last block to finish reads what all have written.
+LAST_BLOCK = """
+y[128 * blockIdx.x + i] = tile[i];
+__threadfence();
+__syncthreads();
+__shared__ int last;
+if (i == 0) last = atomicAdd(&finished, 1) % gridDim.x == gridDim.x - 1;
+__syncthreads();
+if (last) {
+  for (int b = 0; b < gridDim.x; ++b) y[128 * b + i] *= 2.0f;
+}
+"""

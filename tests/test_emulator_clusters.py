@@ -11,6 +11,8 @@ import pytest
 from fusegen.emulator import Buffer, LaunchError, build
 from tests.programs import (
     BUILDS,
+    LAST_BLOCK,
+    MBARRIER,
     Array,
     Program,
     compile_cuda,
@@ -21,7 +23,6 @@ from tests.programs import (
     require_right,
     run,
 )
-from tests.test_emulator_mbarriers import MBARRIER
 
 pytestmark = needs_compiler
 
@@ -68,6 +69,36 @@ for (int step = 0; step < 2; ++step) {
 }
 y[blockIdx.x * 128 + i] = v;
 """
+# The row comes by a bulk copy for each block, under way while the blocks find each other.
+LOADED_ROW = """
+__shared__ alignas(128) float tile[128];
+__shared__ float sums[4];
+__shared__ mbarrier_t bar;
+const int i = threadIdx.x;
+if (i == 0) { init(&bar, 1); publish_init(); }
+__syncthreads();
+if (i == 0) { expect(&bar, 512); load(tile, x + 128 * blockIdx.x, 512, &bar); }
+__cluster_barrier_arrive();
+wait(&bar, 0);
+__cluster_barrier_wait();
+if (i < 4) {
+  float sum = 0.0f;
+  for (int j = 0; j < 128; ++j) sum += tile[j];
+  at_rank(sums, i)[__clusterRelativeBlockRank()] = sum;
+}
+cluster_sync();
+y[128 * blockIdx.x + i] = tile[i] - (sums[0] + sums[1] + sums[2] + sums[3]) / 512.0f;
+"""
+COPIED = """
+__shared__ alignas(16) float tile[128];
+const int i = threadIdx.x;
+asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+             :: "r"(shared_address(tile + i)), "l"(x + 128 * blockIdx.x + i));
+asm volatile("cp.async.wait_all;" ::: "memory");
+cluster_sync();
+y[128 * blockIdx.x + i] = at_rank(tile, __clusterRelativeBlockRank() ^ 1)[127 - i];
+cluster_sync();
+"""
 # A block waits for what another one writes into it, counted by an mbarrier of its own.
 REMOTE_ARRIVE = """
 __shared__ float tile[128];
@@ -113,6 +144,14 @@ RIGHT = [
     Program("dynamic shared memory", exchange().replace("__shared__ float tile[128]", "extern __shared__ float tile[]"),
             next_block(2), DEVICE, TWO, blocks=6, size=768, shared_bytes=512),
     Program("a row over four blocks", ROW, centered_twice, DEVICE, FOUR, blocks=12, size=1536),
+    Program("a row over four blocks, by bulk copies", LOADED_ROW,
+            lambda x: (x.reshape(-1, 512) - x.reshape(-1, 512).mean(1, keepdims=True)).ravel(), MBARRIER + DEVICE, FOUR,
+            blocks=8, size=1024),
+    Program("cp.async, read by the other block", COPIED, lambda x: x.reshape(-1, 2, 128)[:, ::-1, ::-1].ravel(),
+            MBARRIER + DEVICE, TWO, blocks=4, size=512),
+    Program("the last cluster takes over what the others have published",
+            "const int i = threadIdx.x;\nconst float* tile = x + 128 * blockIdx.x;\n" + LAST_BLOCK, lambda x: 2 * x,
+            "__device__ int finished;\n" + DEVICE, TWO, blocks=6, size=768),
     Program("work between arriving and waiting", exchange("__cluster_barrier_arrive();\nfloat own = x[i];\n"
             "__cluster_barrier_wait();").replace("[127 - i]; //", "[127 - i] + own - own; //"),
             next_block(4), DEVICE, FOUR, blocks=4, size=512),

@@ -7,6 +7,8 @@ import pytest
 
 from tests.programs import (
     BUILDS,
+    LAST_BLOCK,
+    MBARRIER,
     Array,
     Program,
     compile_cuda,
@@ -20,57 +22,6 @@ from tests.programs import (
 
 pytestmark = needs_compiler
 
-MBARRIER = """
-typedef unsigned long long mbarrier_t;
-__device__ __forceinline__ unsigned shared_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
-__device__ __forceinline__ void init(mbarrier_t* bar, unsigned count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(bar)), "r"(count) : "memory");
-}
-__device__ __forceinline__ void publish_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void arrive(mbarrier_t* bar) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(bar)) : "memory"); // ARRIVE
-}
-__device__ __forceinline__ void expect(mbarrier_t* bar, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-               :: "r"(shared_address(bar)), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void wait(mbarrier_t* bar, unsigned parity) {
-  unsigned done;
-  do {
-    asm volatile("{\\n\\t.reg .pred p;\\n\\t" // WAIT
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n\\t"
-                 "selp.u32 %0, 1, 0, p;\\n\\t}"
-                 : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
-  } while (!done);
-}
-__device__ __forceinline__ void wait_in_ptx(mbarrier_t* bar, unsigned parity) {
-  asm volatile("{\\n\\t.reg .pred P1;\\n\\tLAB_WAIT:\\n\\t"
-               "mbarrier.try_wait.parity.shared::cta.b64 P1, [%0], %1;\\n\\t"
-               "@P1 bra DONE;\\n\\tbra LAB_WAIT;\\n\\tDONE:\\n\\t}"
-               :: "r"(shared_address(bar)), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void poll(mbarrier_t* bar, unsigned parity) {
-  unsigned done = 0;
-  while (!done) {
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;" // POLL
-                 "  selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(shared_address(bar)), "r"(parity) : "memory");
-  }
-}
-__device__ __forceinline__ void load(void* to, const void* from, unsigned bytes, mbarrier_t* bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" // LOAD
-               :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(bar)) : "memory");
-}
-__device__ __forceinline__ void store(void* to, const void* from, unsigned bytes) {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" // STORE
-               :: "l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-__device__ __forceinline__ void wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void wait_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-"""
 TILE = "__shared__ alignas(128) float tile[128];\nconst int i = threadIdx.x;\n"
 HEAD = """
 __shared__ alignas(128) float tile[128];
@@ -105,7 +56,28 @@ for (int k = 0; k < tiles; ++k) {
   }
 }
 """
-# As above with a warp that only copies, and one arrival a warp behind its __syncwarp.
+# As above, with the block's barrier in place of the arrivals.
+RING_WITH_BARRIER = """
+__shared__ alignas(128) float stage[2][32];
+__shared__ mbarrier_t full[2];
+const int i = threadIdx.x, tiles = n / 32;
+if (i == 0) { init(&full[0], 1); init(&full[1], 1); publish_init(); }
+__syncthreads();
+if (i == 0) {
+  for (int k = 0; k < 2; ++k) { expect(&full[k], 128); load(stage[k], x + 32 * k, 128, &full[k]); }
+}
+for (int k = 0; k < tiles; ++k) {
+  wait(&full[k & 1], k >> 1 & 1);
+  const float v = i < 32 ? stage[k & 1][31 - i] : 0.0f;
+  __syncthreads();
+  if (i == 0 && k + 2 < tiles) {
+    expect(&full[k & 1], 128);
+    load(stage[k & 1], x + 32 * (k + 2), 128, &full[k & 1]);
+  }
+  if (i < 32) y[32 * k + i] = v;
+}
+"""
+# As the first ring with a warp that only copies, and one arrival a warp behind its __syncwarp.
 SPECIALISED = """
 __shared__ alignas(128) float stage[2][96];
 __shared__ mbarrier_t full[2], empty[2];
@@ -155,6 +127,11 @@ RIGHT = [
             "if (i == 0) init(&bar, 128);\n__syncthreads();\ntile[i] = x[i];\narrive(&bar);\nwait(&bar, 0);\n"
             "y[i] = tile[127 - i];", lambda x: x[::-1], MBARRIER),
     Program("a ring of two stages", RING, lambda x: reversed_by(32, x), MBARRIER, size=320),
+    Program("a ring of two stages, by the block's barrier", RING_WITH_BARRIER, lambda x: reversed_by(32, x), MBARRIER,
+            size=320),
+    Program("the last block takes over what the others have published",
+            HEAD + "if (i == 0) { expect(&bar, 512); load(tile, x + 128 * blockIdx.x, 512, &bar); }\nwait(&bar, 0);"
+            + LAST_BLOCK, lambda x: 2 * x, "__device__ int finished;\n" + MBARRIER, blocks=3, size=384),
     Program("a ring, several blocks", RING.replace("n / 32", "n / 64").replace("+ 32 * k", "+ half + 32 * k")
             .replace("x + 32 * (k", "x + half + 32 * (k").replace("y[32", "y[half + 32")
             .replace("const int i", "const int half = blockIdx.x * n / 2;\nconst int i"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import math
@@ -10,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +126,10 @@ class _Request(ctypes.Structure):
 
 
 class EmulatedKernel:
-    """A compiled kernel. May be launched from several threads; launches of one checking kernel take turns."""
+    """A compiled kernel. May be launched from several threads.
+
+    `cluster` is how many blocks a cluster of it has in each direction, (1, 1, 1) for a kernel without clusters.
+    """
 
     def __init__(
         self, library: Path, source: str, entry: str, filename: str, *, warp: int, check: bool, alignment: int
@@ -150,8 +151,6 @@ class EmulatedKernel:
         cluster = (ctypes.c_uint32 * 3)()
         loaded.fusegen_cluster_size(cluster)
         self.cluster: Index = (cluster[0], cluster[1], cluster[2])
-        # Static shared variables of the checking build are one per library.
-        self._turn = _turn_of(library) if check else contextlib.nullcontext()
 
     def launch(
         self,
@@ -193,8 +192,7 @@ class EmulatedKernel:
             buffers=ranges,
             buffer_count=len(buffers),
         )
-        with self._turn:
-            self._launch(ctypes.byref(request))
+        self._launch(ctypes.byref(request))
         if KINDS[request.report.kind] == "resources":  # the machine's fault, not the kernel's
             said = request.report.text.decode(errors="replace")
             raise EmulatorUnavailable(
@@ -305,15 +303,6 @@ def _loaded(library: Path) -> ctypes.CDLL:
             f"the emulator can't load a library that it has built: {error}\n"
             "  if that folder forbids execution, name another one in TMPDIR"
         ) from error
-
-
-_turns: dict[Path, threading.Lock] = {}
-_turns_lock = threading.Lock()
-
-
-def _turn_of(library: Path) -> threading.Lock:
-    with _turns_lock:
-        return _turns.setdefault(library, threading.Lock())
 
 
 def _usable_processors() -> int:

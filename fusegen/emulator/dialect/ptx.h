@@ -25,9 +25,7 @@ constexpr PtxNothing ptx_nothing{};
 // --- arithmetic. Results are as good as rounded from the exact value, better than the device's, but for tanh, whose
 // error is large enough that a kernel's tests should meet it. A NaN that comes out is the canonical one.
 
-SIMT_INLINE float ptx_canonical(float x) {
-  return __builtin_isnan(x) ? __builtin_bit_cast(float, 0x7fffffffu) : x;
-}
+SIMT_INLINE float ptx_canonical(float x) { return __builtin_isnan(x) ? __builtin_bit_cast(float, 0x7fffffffu) : x; }
 
 SIMT_INLINE float exact_exp2(float x) { return static_cast<float>(exp2(static_cast<double>(x))); }
 SIMT_INLINE float exact_log2(float x) { return static_cast<float>(log2(static_cast<double>(x))); }
@@ -35,8 +33,8 @@ SIMT_INLINE float exact_rcp(float x) { return 1.0f / x; }
 SIMT_INLINE float exact_rsqrt(float x) { return static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(x))); }
 SIMT_INLINE float exact_sqrt(float x) { return __builtin_sqrtf(x); }
 
-#define SIMT_PTX_UNARY(name, ftz_name, function)                                                        \
-  SIMT_INLINE void name(float& d, float a) { d = ptx_canonical(function(a)); }                          \
+#define SIMT_PTX_UNARY(name, ftz_name, function)                               \
+  SIMT_INLINE void name(float& d, float a) { d = ptx_canonical(function(a)); } \
   SIMT_INLINE void ftz_name(float& d, float a) { d = ptx_canonical(flushed(function(flushed(a)))); }
 SIMT_PTX_UNARY(ptx_ex2_approx_f32, ptx_ex2_approx_ftz_f32, exact_exp2)
 SIMT_PTX_UNARY(ptx_lg2_approx_f32, ptx_lg2_approx_ftz_f32, exact_log2)
@@ -55,25 +53,23 @@ SIMT_INLINE void ptx_tanh_approx_f32(float& d, float a) {
 }
 
 // +0 is more than -0. Without .NaN a NaN loses to a number.
-SIMT_INLINE float ptx_larger(float a, float b) {
-  return a > b || (a == b && !__builtin_signbit(a)) ? a : b;
-}
-SIMT_INLINE float ptx_smaller(float a, float b) {
-  return a < b || (a == b && __builtin_signbit(a)) ? a : b;
-}
-#define SIMT_PTX_CHOICE(name, nan_name, choice)                                                              \
-  SIMT_INLINE void name(float& d, float a, float b) {                                                        \
-    d = ptx_canonical(__builtin_isnan(a) ? b : __builtin_isnan(b) ? a : choice(a, b));                       \
-  }                                                                                                          \
-  SIMT_INLINE void nan_name(float& d, float a, float b) {                                                    \
-    d = ptx_canonical(__builtin_isnan(a) ? a : __builtin_isnan(b) ? b : choice(a, b));                       \
+SIMT_INLINE float ptx_larger(float a, float b) { return a > b || (a == b && !__builtin_signbit(a)) ? a : b; }
+SIMT_INLINE float ptx_smaller(float a, float b) { return a < b || (a == b && __builtin_signbit(a)) ? a : b; }
+#define SIMT_PTX_CHOICE(name, nan_name, choice)                                        \
+  SIMT_INLINE void name(float& d, float a, float b) {                                  \
+    d = ptx_canonical(__builtin_isnan(a) ? b : __builtin_isnan(b) ? a : choice(a, b)); \
+  }                                                                                    \
+  SIMT_INLINE void nan_name(float& d, float a, float b) {                              \
+    d = ptx_canonical(__builtin_isnan(a) ? a : __builtin_isnan(b) ? b : choice(a, b)); \
   }
 SIMT_PTX_CHOICE(ptx_max_f32, ptx_max_NaN_f32, ptx_larger)
 SIMT_PTX_CHOICE(ptx_min_f32, ptx_min_NaN_f32, ptx_smaller)
 
 // --- moves between registers
 template <class T>
-SIMT_INLINE void ptx_select(T& d, T a, T b, bool p) { d = p ? a : b; }
+SIMT_INLINE void ptx_select(T& d, T a, T b, bool p) {
+  d = p ? a : b;
+}
 SIMT_INLINE void ptx_selp_b32(u32& d, u32 a, u32 b, bool p) { ptx_select(d, a, b, p); }
 SIMT_INLINE void ptx_selp_u32(u32& d, u32 a, u32 b, bool p) { ptx_select(d, a, b, p); }
 SIMT_INLINE void ptx_selp_f32(float& d, float a, float b, bool p) { ptx_select(d, a, b, p); }

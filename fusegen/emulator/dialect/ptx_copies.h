@@ -15,10 +15,10 @@ SIMT_INLINE void ptx_cp_async_ca_shared_global(u64 to, u64 from, u32 bytes, u32 
 SIMT_INLINE void ptx_cp_async_ca_shared_global(u64 to, u64 from, u32 bytes) {
   copy_async(to, ptx_global(from), bytes, bytes);
 }
-#define SIMT_PTX_COPY(name)                                                                                     \
-  template <class... Sizes>                                                                                     \
-  SIMT_INLINE void name(u64 to, u64 from, Sizes... sizes) {                                                     \
-    ptx_cp_async_ca_shared_global(to, from, sizes...);                                                          \
+#define SIMT_PTX_COPY(name)                                 \
+  template <class... Sizes>                                 \
+  SIMT_INLINE void name(u64 to, u64 from, Sizes... sizes) { \
+    ptx_cp_async_ca_shared_global(to, from, sizes...);      \
   }
 SIMT_PTX_COPY(ptx_cp_async_cg_shared_global)
 SIMT_PTX_COPY(ptx_cp_async_ca_shared_cta_global)

@@ -19,14 +19,14 @@ SIMT_INLINE void ptx_mbarrier_inval_shared_b64(u64 address, SIMT_LINE) { mbarrie
 SIMT_INLINE void ptx_keep(u64& state, u64 value) { state = value; }
 SIMT_INLINE void ptx_keep(PtxNothing, u64) {}
 
-#define SIMT_PTX_ARRIVE(name)                                             \
-  template <class State>                                                  \
-  SIMT_INLINE void name(State&& state, u64 address, SIMT_LINE) {          \
-    ptx_keep(state, mbarrier_arrive(address, 1, 0, line));                \
-  }                                                                       \
-  template <class State>                                                  \
+#define SIMT_PTX_ARRIVE(name)                                               \
+  template <class State>                                                    \
+  SIMT_INLINE void name(State&& state, u64 address, SIMT_LINE) {            \
+    ptx_keep(state, mbarrier_arrive(address, 1, 0, line));                  \
+  }                                                                         \
+  template <class State>                                                    \
   SIMT_INLINE void name(State&& state, u64 address, u32 count, SIMT_LINE) { \
-    ptx_keep(state, mbarrier_arrive(address, count, 0, line));            \
+    ptx_keep(state, mbarrier_arrive(address, count, 0, line));              \
   }
 #define SIMT_PTX_ARRIVE_EXPECT(name)                                        \
   template <class State>                                                    \
@@ -35,14 +35,14 @@ SIMT_INLINE void ptx_keep(PtxNothing, u64) {}
   }
 #define SIMT_PTX_EXPECT(name) \
   SIMT_INLINE void name(u64 address, u32 bytes, SIMT_LINE) { mbarrier_expect(address, bytes, line); }
-#define SIMT_PTX_WAIT(name, function)                                                 \
-  template <class Parity>                                                             \
-  SIMT_INLINE void name(bool& done, u64 address, Parity parity, SIMT_LINE) {          \
-    done = function(address, static_cast<u32>(parity), line);                         \
-  }                                                                                   \
-  template <class Parity, class Limit>                                                \
-  SIMT_INLINE void name(bool& done, u64 address, Parity parity, Limit, SIMT_LINE) {   \
-    done = function(address, static_cast<u32>(parity), line);                         \
+#define SIMT_PTX_WAIT(name, function)                                               \
+  template <class Parity>                                                           \
+  SIMT_INLINE void name(bool& done, u64 address, Parity parity, SIMT_LINE) {        \
+    done = function(address, static_cast<u32>(parity), line);                       \
+  }                                                                                 \
+  template <class Parity, class Limit>                                              \
+  SIMT_INLINE void name(bool& done, u64 address, Parity parity, Limit, SIMT_LINE) { \
+    done = function(address, static_cast<u32>(parity), line);                       \
   }
 
 SIMT_PTX_ARRIVE(ptx_mbarrier_arrive_shared_b64)
@@ -72,9 +72,9 @@ SIMT_INLINE void ptx_fence_proxy_async_shared_cta() {}
 SIMT_INLINE void ptx_fence_proxy_async_global() {}
 
 // --- bulk copies
-#define SIMT_PTX_BULK_LOAD(name)                                                          \
-  SIMT_INLINE void name(u64 to, u64 from, u32 bytes, u64 mbarrier, SIMT_LINE) {           \
-    bulk_load(to, ptx_global(from), bytes, mbarrier, line);                               \
+#define SIMT_PTX_BULK_LOAD(name)                                                \
+  SIMT_INLINE void name(u64 to, u64 from, u32 bytes, u64 mbarrier, SIMT_LINE) { \
+    bulk_load(to, ptx_global(from), bytes, mbarrier, line);                     \
   }
 SIMT_PTX_BULK_LOAD(ptx_cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes)
 SIMT_PTX_BULK_LOAD(ptx_cp_async_bulk_shared_cta_global_mbarrier_complete_tx_bytes)

@@ -1,7 +1,7 @@
 // Bulk copies: into shared memory, counted by an mbarrier; out of it, waited for by groups of the thread that issues.
 //
-// As with cp.async a copy lands at once in the plain schedule. In an adversarial one a load lands when no thread can run
-// without it, loads in any order; a store lands at its wait.
+// As with cp.async a copy lands at once in the plain schedule. In an adversarial one a load lands when no thread can
+// run without it, loads in any order; a store lands at its wait.
 #include "worker.h"
 
 namespace simt {
@@ -72,7 +72,8 @@ void bulk_store(void* to, u64 from, u32 bytes, int line) {
   Fiber& fiber = *current_fiber();
   fiber.line = line;
   require_multiples_of_16(reinterpret_cast<uintptr_t>(to), from, bytes, site);
-  Copy copy{static_cast<char*>(to), from_shared_window(from, site), bytes, bytes, fiber.stores.group, false, false, site};
+  Copy copy{
+      static_cast<char*>(to), from_shared_window(from, site), bytes, bytes, fiber.stores.group, false, false, site};
   checker_begin_copy(copy);
   checker_begin_source(copy);
   if (!worker->adversarial) {

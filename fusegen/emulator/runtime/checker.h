@@ -15,9 +15,9 @@ constexpr u32 thread_bits = 10;  // a block has at most 1024 threads
 constexpr u32 thread_mask = (1u << thread_bits) - 1;
 
 constexpr u32 flag_atomic = 1u << 31;
-constexpr u32 flag_lanes = 1u << 30;   // also by another lane of the warp, not ordered with this access
-constexpr u32 flag_warps = 1u << 29;   // also by another warp of the block in this phase
-constexpr u32 flag_blocks = 1u << 28;  // also by another block
+constexpr u32 flag_lanes = 1u << 30;    // also by another lane of the warp, not ordered with this access
+constexpr u32 flag_warps = 1u << 29;    // also by another warp of the block in this phase
+constexpr u32 flag_blocks = 1u << 28;   // also by another block
 constexpr u32 flag_copying = 1u << 27;  // a write: by an asynchronous copy that has not been waited for
 constexpr u32 site_mask = flag_copying - 1;
 
@@ -122,11 +122,11 @@ enum class Access : u8 { read, write, atomic };
 
 struct Checker {
   std::vector<Region> regions;
-  std::vector<Region> image;               // the library that holds the kernel
-  std::vector<u32> static_shared;          // the variables that are regions already
-  std::unique_ptr<Clocks> clocks;          // null in a launch that does without
-  std::vector<Copy> sources;               // of copies that read shared memory
-  u8 region_of_site[4096];                 // where the instruction hit last time: nearly always where it hits now
+  std::vector<Region> image;       // the library that holds the kernel
+  std::vector<u32> static_shared;  // the variables that are regions already
+  std::unique_ptr<Clocks> clocks;  // null in a launch that does without
+  std::vector<Copy> sources;       // of copies that read shared memory
+  u8 region_of_site[4096];         // where the instruction hit last time: nearly always where it hits now
   u32 warp_shift = 5;
   u32 phase = 0;
   u32 first_phase = 0;            // of the running cluster: without clusters, of the block

@@ -166,7 +166,8 @@ void clocks_take_over(const Fiber& fiber, const Known& published) {
 
 bool clocks_visible(const Takeover& takeover, const Fiber& fiber) {
   u32 author = author_of(fiber);
-  return takeover.by_thread == author || takeover.in_phase < known_of(clocks().threads[author].known, takeover.by_thread);
+  return takeover.by_thread == author ||
+         takeover.in_phase < known_of(clocks().threads[author].known, takeover.by_thread);
 }
 
 // --- the rule
@@ -336,7 +337,7 @@ static bool has_heard_from(const Fiber& fiber, const Block& block) {
 void require_reachable(const Region& region, const char* place, Access access, const Fiber& fiber, const void* site) {
   const Block& owner = *region.owner;
   const Member& member = member_at(region, place);
-  const char* what = owner.live == 0 ? "which has ended: a cluster barrier must come before the end"
+  const char* what = owner.live == 0                ? "which has ended: a cluster barrier must come before the end"
                      : has_heard_from(fiber, owner) ? nullptr
                                                     : "which may not have started: a cluster barrier must come first";
   if (what) {

@@ -68,8 +68,8 @@ void require_no_source(const Region& region, const char* place, u64 bytes, Acces
     if (place < copy.from + copy.bytes && copy.from < place + bytes) {
       const Member& member = member_at(region, place);
       fail_at(Fault::race, site, offset_of_site(copy.site),
-              "%s of byte %lld of %s while a bulk copy that has not been waited for may still be reading it", verb(access),
-              static_cast<long long>(place - member.low), member.name);
+              "%s of byte %lld of %s while a bulk copy that has not been waited for may still be reading it",
+              verb(access), static_cast<long long>(place - member.low), member.name);
     }
   }
 }

@@ -70,8 +70,8 @@ static u32 block_number(const Checker& checker, u32 phase) {
             verb(access), byte, member.name, thread.x, thread.y, thread.z, block.x, block.y, block.z);
   }
   fail_at(Fault::race, site, other_site,
-          "%s of byte %lld of %s is not ordered with the %s by block (%u, %u, %u) thread (%u, %u, %u)", verb(access), byte,
-          member.name, verb(earlier_kind), block.x, block.y, block.z, thread.x, thread.y, thread.z);
+          "%s of byte %lld of %s is not ordered with the %s by block (%u, %u, %u) thread (%u, %u, %u)", verb(access),
+          byte, member.name, verb(earlier_kind), block.x, block.y, block.z, thread.x, thread.y, thread.z);
 }
 
 // --- order

@@ -30,7 +30,8 @@ void cluster_arrive(bool release, int line) {
   Fiber& fiber = *current_fiber();
   fiber.line = line;
   if (fiber.cluster_arrivals != fiber.cluster_waits) {
-    fail(Fault::divergent_barrier, line, "this thread arrives at the cluster barrier again without having waited there");
+    fail(Fault::divergent_barrier, line,
+         "this thread arrives at the cluster barrier again without having waited there");
   }
   ++fiber.cluster_arrivals;
   if (release) {
@@ -68,10 +69,11 @@ void fail_at_cluster_barrier(const Fiber& fiber) {
     for (const Fiber& other : block.fibers) {
       bool live = block.warps[other.warp].live & bit(other.lane);
       if (live && other.cluster_arrivals == worker->cluster_completed) {
-        fail_for(fiber, other.line, Fault::deadlock,
-                 "no thread can run: this thread waits at the cluster barrier for thread (%u, %u, %u) of block (%u, %u, "
-                 "%u), which waits on line %d",
-                 other.index.x, other.index.y, other.index.z, block.index.x, block.index.y, block.index.z, other.line);
+        fail_for(
+            fiber, other.line, Fault::deadlock,
+            "no thread can run: this thread waits at the cluster barrier for thread (%u, %u, %u) of block (%u, %u, "
+            "%u), which waits on line %d",
+            other.index.x, other.index.y, other.index.z, block.index.x, block.index.y, block.index.z, other.line);
       }
     }
   }

@@ -53,8 +53,14 @@ void copy_async(u64 to, const void* from, u32 bytes, u32 filled) {
   if (filled > bytes) {
     fail_at(Fault::out_of_bounds, site, 0, "a copy of %u bytes with %u bytes of source", bytes, filled);
   }
-  Copy copy{from_shared_window(to, site), static_cast<const char*>(from), bytes, filled, fiber.copies.group, false,
-            false, site};
+  Copy copy{from_shared_window(to, site),
+            static_cast<const char*>(from),
+            bytes,
+            filled,
+            fiber.copies.group,
+            false,
+            false,
+            site};
   checker_begin_copy(copy);
   if (!worker->adversarial) {
     land(copy);

@@ -176,10 +176,11 @@ void fail_waiting_at(const Fiber& fiber, const u64* mbarrier) {
   MbarrierState state = unpacked(*mbarrier);
   PlaceName name;
   name_shared(mbarrier, name);
-  fail_for(fiber, 0, Fault::deadlock,
-           "no thread can run: this thread waits for the phase of parity %u of the mbarrier at %s to complete, which lacks "
-           "%u of %u arrivals and %lld bytes",
-           state.phase, name, state.missing, state.arrivals, state.bytes);
+  fail_for(
+      fiber, 0, Fault::deadlock,
+      "no thread can run: this thread waits for the phase of parity %u of the mbarrier at %s to complete, which lacks "
+      "%u of %u arrivals and %lld bytes",
+      state.phase, name, state.missing, state.arrivals, state.bytes);
 }
 
 }  // namespace simt

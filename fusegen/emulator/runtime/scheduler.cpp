@@ -84,8 +84,8 @@ Fiber* next_ready() {
     Warp& warp = *w.running;
     u64 candidates = w.pass & warp.ready;
     if (candidates) {
-      u32 lane =
-          w.adversarial ? pick_bit_from(candidates, any_below(w.launch->request.warp)) : static_cast<u32>(__builtin_ctzll(candidates));
+      u32 lane = w.adversarial ? pick_bit_from(candidates, any_below(w.launch->request.warp))
+                               : static_cast<u32>(__builtin_ctzll(candidates));
       if (!w.adversarial) {
         w.pass &= ~u64{1} << lane;
       }

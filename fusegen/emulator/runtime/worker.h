@@ -109,7 +109,7 @@ struct Worker {
   void run_blocks();
 
   Launch* launch = nullptr;
-  Fiber scheduler{};  // the operating-system thread's own stack
+  Fiber scheduler{};          // the operating-system thread's own stack
   std::vector<Block> blocks;  // of one cluster, by rank
 
   // the schedule
@@ -177,7 +177,7 @@ void clear_shared(Block& block, const Request& request);
 bool shared_memory_holds(const Block& block, const void* address);
 using PlaceName = char[160];
 void name_shared(const void* place, PlaceName& name);  // for messages; the checking build knows the variable
-constexpr u32 window_rank_shift = 24;  // an address of the window is a block's rank + 1, and an offset
+constexpr u32 window_rank_shift = 24;                  // an address of the window is a block's rank + 1, and an offset
 char* from_shared_window(u64 address, const void* site);
 
 // copies.cpp
@@ -254,11 +254,11 @@ void checker_begin_source(const Copy& copy);  // for a copy that reads shared me
 void checker_end_source(const Copy& copy);
 void checker_end_load(const Copy& copy, const void* mbarrier);
 void checker_touch_mbarrier(const void* place, bool initialised, const void* site);
-void checker_meet_lanes(Warp& warp, u64 lanes);                     // at a __syncwarp
-void checker_release(const Fiber& fiber, const void* object);       // gives what the thread knows to this barrier
-void checker_complete(const void* object);                          // whose phase completes
-void checker_acquire(const Fiber& fiber, const void* object);       // and tells it to who has waited
-const Report* checker_suspicion(Worker& worker);  // see checker_rules.cpp; null if there is none
+void checker_meet_lanes(Warp& warp, u64 lanes);                // at a __syncwarp
+void checker_release(const Fiber& fiber, const void* object);  // gives what the thread knows to this barrier
+void checker_complete(const void* object);                     // whose phase completes
+void checker_acquire(const Fiber& fiber, const void* object);  // and tells it to who has waited
+const Report* checker_suspicion(Worker& worker);               // see checker_rules.cpp; null if there is none
 #else
 inline Checker* make_checker() { return nullptr; }
 inline void destroy_checker(Checker*) {}
