@@ -251,6 +251,15 @@ def test_the_programs_are_cuda(program: Program) -> None:
     compile_cuda(program.source, program.threads, program.shared_bytes)
 
 
+@pytest.mark.parametrize("check", BUILDS)
+def test_the_largest_cluster(check: bool) -> None:
+    body = exchange().replace("128", "1024").replace("127", "1023")
+    program = Program("", body, None, DEVICE, "__cluster_dims__(16, 1, 1)", blocks=32, threads=1024, size=32 * 1024)
+    want = np.roll(numbers(program.size).reshape(-1, 16, 1024)[..., ::-1], -1, axis=1).ravel()
+    for seed in range(2):
+        assert np.array_equal(run(program, check=check, seed=seed), want)
+
+
 def test_a_missing_barrier_shows_in_the_numbers() -> None:
     program = next(bug for bug in BUGS if bug.name == "no second barrier in front of the reads")
     want = next_block(4)(numbers(512))

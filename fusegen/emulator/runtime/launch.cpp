@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -71,10 +72,27 @@ Worker::Worker(bool checking) {
   }
 }
 
+// Linux allows a process 65,530 mappings, and each stack with its guard page is two. So a launch has no more stacks
+// than 16 workers with a block each, and a worker keeps no more than a block's.
+constexpr u32 most_stacks_of_launch = 16 * 1024;
+constexpr u32 most_stacks_kept = 1024;
+
 Worker::~Worker() {
   destroy_checker(checker);
+  free_stacks();
+}
+
+void Worker::free_stacks() {
   if (stacks) {
     munmap(stacks, stack_count * fiber_stack_bytes);
+    stacks = nullptr;
+    stack_count = 0;
+  }
+}
+
+void Worker::finish() {
+  if (stack_count > most_stacks_kept) {
+    free_stacks();
   }
 }
 
@@ -82,11 +100,7 @@ void Worker::allocate_stacks(u32 threads) {
   if (stack_count >= threads) {
     return;
   }
-  if (stacks) {
-    munmap(stacks, stack_count * fiber_stack_bytes);
-    stacks = nullptr;
-    stack_count = 0;
-  }
+  free_stacks();
   void* memory = mmap(nullptr, threads * fiber_stack_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
@@ -164,6 +178,7 @@ class WorkerPool {
   }
 
   void give_back(std::unique_ptr<Worker> worker) {
+    worker->finish();
     std::lock_guard<std::mutex> lock(mutex_);
     idle_.push_back(std::move(worker));
   }
@@ -246,7 +261,7 @@ static void launch_workers(Request& request) {
 #ifdef SIMT_CHECK
   u32 count = 1;  // one order of all accesses is what the race rule speaks of
 #else
-  u32 count = request.workers;
+  u32 count = std::min(request.workers, most_stacks_of_launch / (launch.threads * blocks_of(request.cluster)));
 #endif
   if (count > launch.clusters) {
     count = static_cast<u32>(launch.clusters);

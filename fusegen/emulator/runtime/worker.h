@@ -107,6 +107,7 @@ struct Worker {
 
   void prepare(Launch& launch);
   void run_blocks();
+  void finish();
 
   Launch* launch = nullptr;
   Fiber scheduler{};          // the operating-system thread's own stack
@@ -137,6 +138,7 @@ struct Worker {
 
  private:
   void allocate_stacks(u32 threads);
+  void free_stacks();
   void prepare_block(Block& block, u32 rank);
   void begin_block(Block& block, u64 cluster);
   void run_cluster(u64 linear);
