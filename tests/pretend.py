@@ -9,7 +9,7 @@ import numpy as np
 
 from fusegen.planner.model import Source
 from fusegen.runtime.arrays import CPU
-from fusegen.runtime.devices import Bytes, Launch, Loaded, Memory
+from fusegen.runtime.devices import Bytes, Launch, Loaded, Memory, Sending, sent_by_call
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.gpu import GpuDevice
 from fusegen.targets import target
@@ -87,6 +87,9 @@ class Pretended:
         self.gpu = gpu
         self.plan = source.plan
         self.loaded = gpu.emulator.load(source, None)
+
+    def sending(self, launch: Launch) -> Sending:
+        return sent_by_call(self, launch)
 
     def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
         self.loaded.launch(launch, pointers, values, stream)

@@ -35,6 +35,7 @@ class Record:
     loaded: Loaded | None
     launch: Launch
     makers: tuple[Maker, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the outputs
     address: Callable[[Any], int]  # of an output that a maker made
     stream: Callable[[], int]  # the caller's current one
     waits: bool  # the caller's library can't order its reads after our stream

@@ -43,14 +43,35 @@ class Launch:
     spans: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A launch as lines of Python, for a function that is written for one kernel (`fusegen.runtime.shortcuts`).
+
+    The lines find the stream in `stream`; `{pointers}` and `{values}` stand for the names that hold each, with a comma
+    behind every one. `names` are what else the lines use.
+    """
+
+    lines: tuple[str, ...]
+    names: Mapping[str, Any]
+
+
 class Loaded(Protocol):
     """A kernel that is ready to launch."""
+
+    def sending(self, launch: Launch) -> Sending:
+        """Launches that differ only in pointers, values and stream, as lines of Python."""
 
     def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
         """Launch, asynchronously on a GPU. `pointers` and `values` (run-time scalars) are in the parameters' order.
 
         Raises KernelError when the launch is refused (or, in the emulator, when the kernel is caught doing wrong).
         """
+
+
+def sent_by_call(loaded: Loaded, launch: Launch) -> Sending:
+    """The lines that call the kernel's own `launch`."""
+    line = "launch(launched, ({pointers}), ({values}), stream)"
+    return Sending((line,), {"launch": loaded.launch, "launched": launch})
 
 
 class Memory:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fusegen.planner.model import Param, Source
 from fusegen.runtime.arrays import CPU
-from fusegen.runtime.devices import Bytes, Device, Launch, Loaded, Memory
+from fusegen.runtime.devices import Bytes, Device, Launch, Loaded, Memory, Sending, sent_by_call
 from fusegen.targets import Target
 from fusegen.types import DType, f32, i32
 
@@ -80,6 +80,9 @@ class EmulatedLoaded:
         self.device = device
         self.kernel = kernel
         self.plan = source.plan
+
+    def sending(self, launch: Launch) -> Sending:
+        return sent_by_call(self, launch)
 
     def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
         device, plan = self.device, self.plan

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fusegen.errors import KernelError, MissingError
 from fusegen.planner.model import Param, Plan, Source
-from fusegen.runtime.devices import Device, Launch, Loaded, Memory
+from fusegen.runtime.devices import Device, Launch, Loaded, Memory, Sending, sent_by_call
 from fusegen.types import DType, f32, i32
 
 if TYPE_CHECKING:
@@ -27,14 +27,18 @@ VALUE_CODES: Mapping[DType, str] = {f32: "f4x", i32: "i4x"}  # struct's codes, p
 
 
 class Arguments:
-    """A kernel's argument block. In the block, pointers come first, then values, then extents and strides."""
+    """A kernel's argument block. In the block, pointers come first, then values, then extents and strides.
 
-    def __init__(self, params: Sequence[Param]) -> None:
+    `lead` bytes before the block are the driver's, for what a launch needs beside its arguments.
+    """
+
+    def __init__(self, params: Sequence[Param], lead: int = 0) -> None:
         ranks = {"pointer": 0, "value": 1, "extent": 2, "stride": 2}
         order = sorted(range(len(params)), key=lambda i: ranks[params[i].kind])  # stable: keeps each kind's own order
-        self.pack_into = struct.Struct("=" + "".join(slot_code(params[i]) for i in order)).pack_into
-        self.block = (ctypes.c_char * (SLOT * max(len(params), 1)))()
-        start = ctypes.addressof(self.block)
+        self.codes = [slot_code(params[i]) for i in order]
+        self.pack_into = struct.Struct("=" + "".join(self.codes)).pack_into
+        self.block = (ctypes.c_char * (lead + SLOT * max(len(params), 1)))()
+        start = ctypes.addressof(self.block) + lead
         slots = [start + SLOT * order.index(i) for i in range(len(params))]
         self.table = (ctypes.c_void_p * max(len(params), 1))(*slots)
         self.address = ctypes.addressof(self.table)
@@ -57,6 +61,9 @@ class GpuKernel:
         self.plan = plan
         self.arguments = Arguments(plan.params)
         self.lock = threading.Lock()
+
+    def sending(self, launch: Launch) -> Sending:
+        return self.device.sending(self, launch)
 
     def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
         arguments, plan = self.arguments, self.plan
@@ -92,6 +99,10 @@ class GpuDevice(Device):
         size = max(nbytes, 1)
         address = self.allocate(size)
         return Memory(self, address, nbytes, lambda: self.free(address))
+
+    def sending(self, kernel: GpuKernel, launch: Launch) -> Sending:
+        """Launches as lines of Python."""
+        return sent_by_call(kernel, launch)
 
     def check(self, status: int, doing: str) -> None:
         """Raise the error that `status` stands for; none for 0."""

@@ -5,7 +5,8 @@
 
 The first call with arrays of given shapes, strides, dtypes, alignment and device checks everything and writes down a
 `Record`: which variant of the kernel, its grid, its numbers. Later calls like it look the record up, allocate the
-result and launch; only addresses and run-time scalars differ.
+result and launch; only addresses and run-time scalars differ. Calls on torch tensors that come back a second time get
+a function of their own, which does no more than it must (`fusegen.runtime.shortcuts`).
 
 A plan assumes things of its operands' layout. Arrays that are laid out otherwise get a variant of the kernel, planned
 and compiled when it is first needed.
@@ -27,6 +28,7 @@ from fusegen.runtime.calls import Prepared, Record, Variant
 from fusegen.runtime.copied import run_copied
 from fusegen.runtime.devices import Device, Launch, Loaded, runs
 from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
+from fusegen.runtime.shortcuts import Shortcuts
 from fusegen.runtime.signatures import Signature, fast_signature, view_signature
 from fusegen.targets import Target
 from fusegen.types import DType
@@ -59,6 +61,7 @@ class Kernel:
         self.variants: dict[Layout, Variant] = {source.plan.layout: self.main}
         self.loaded: dict[tuple[Layout, Place], Loaded] = {}
         self.records: dict[Signature, Record] = {}
+        self.shortcuts = Shortcuts(source.plan.graph, WIDEST)
         self.lock = threading.RLock()
         graph = source.plan.graph
         self.operands = graph.inputs
@@ -110,6 +113,14 @@ class Kernel:
         Raises ArgumentError, with nothing launched, for operands that the kernel can't take, and KernelError when the
         launch is refused.
         """
+        if stream is None:
+            for shortcut in self.shortcuts.fresh if out is None else self.shortcuts.filling:
+                if (result := shortcut(operands, out)) is not None:
+                    return result
+        return self.call(operands, out, stream)
+
+    def call(self, operands: tuple[Any, ...], out: Any, stream: object) -> Any:
+        """A call that no shortcut took: by the record of its like, or checked from the ground up."""
         arrays, values = self.split(operands)
         outs = () if out is None else self.split_out(out)
         signature = None
@@ -117,6 +128,7 @@ class Kernel:
             signature, pointers = found
             record = self.records.get(signature)
             if record is not None:
+                self.shortcuts.missing(record, arrays, outs, pointers)
                 if not outs:
                     made = tuple([maker(arrays, None) for maker in record.makers])
                     record.run((*pointers, *map(record.address, made)), values, record.stream())
@@ -269,6 +281,7 @@ class Kernel:
             device=device,
             loaded=self.load(variant, device) if bound.rows else None,
             launch=Launch(bound.blocks, bound.numbers, spans),
+            shapes=tuple(f.shape for f in fresh.values()),
             makers=tuple(self.maker(owner, views, f, device) for f in fresh.values()) if own_outputs else (),
             address=row.address,
             stream=row.stream(device.place),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,14 +58,22 @@ def numpy_maker(shape: tuple[int, ...], dtype: DType, place: Place, like: int | 
     return lambda arrays, stream: np.empty(shape, dtype.numpy)
 
 
-def torch_maker(shape: tuple[int, ...], dtype: DType, place: Place, like: int | None) -> Maker:
+def torch_dtype(dtype: DType) -> Any:
+    return getattr(sys.modules["torch"], dtype.numpy.name)  # torch has numpy's names
+
+
+def torch_device(place: Place) -> Any:
     torch = sys.modules["torch"]
-    device = torch.device("cpu") if place == CPU else torch.device("cuda", place[1])  # ROCm's torch says cuda too
-    strides, kind = contiguous_strides(shape), getattr(torch, dtype.numpy.name)  # torch has numpy's names
+    return torch.device("cpu") if place == CPU else torch.device("cuda", place[1])  # ROCm's torch says cuda too
+
+
+def torch_maker(shape: tuple[int, ...], dtype: DType, place: Place, like: int | None) -> Maker:
+    torch, device = sys.modules["torch"], torch_device(place)
+    strides, kind = contiguous_strides(shape), torch_dtype(dtype)
     empty_like, empty_strided = torch.empty_like, torch.empty_strided  # both cost about half of torch.empty
 
     def make(arrays: Sequence[Any], stream: Stream | None) -> Any:
-        if stream is None:
+        if stream is None or place == CPU:
             if like is not None:
                 return empty_like(arrays[like])
             return empty_strided(shape, strides, dtype=kind, device=device)
@@ -77,14 +86,41 @@ def torch_maker(shape: tuple[int, ...], dtype: DType, place: Place, like: int | 
     return make
 
 
-def torch_stream(place: Place) -> Callable[[], Stream]:
+def torch_empty(place: Place) -> Callable[[tuple[int, ...], tuple[int, ...], Any], Any]:
+    """empty(shape, strides, dtype) on torch's current device, which `place` must be, for the current stream.
+
+    What Inductor's code calls: half of what torch.empty_strided costs.
+    """
+    from torch._C._dynamo import guards
+
+    quick = getattr(guards, "_empty_strided_cpu" if place == CPU else "_empty_strided_cuda", None)
+    if quick is not None:
+        found: Callable[[tuple[int, ...], tuple[int, ...], Any], Any] = quick
+        return found
+    empty_strided, device = sys.modules["torch"].empty_strided, torch_device(place)
+    return lambda shape, strides, dtype: empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def torch_current_device() -> Callable[[], int]:
+    torch = sys.modules["torch"]
+    found: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+    return found
+
+
+def torch_current_stream(place: Place) -> Callable[[int], Stream]:
+    """current_stream(ordinal): the address of torch's current stream on that GPU; 0 for the CPU."""
     if place == CPU:
-        return lambda: 0
-    torch, ordinal = sys.modules["torch"], place[1]
+        return lambda ordinal: 0
+    torch = sys.modules["torch"]
     # what Inductor's and Triton's launchers call: ten times cheaper than making a torch.cuda.Stream object
     if (raw := getattr(torch._C, "_cuda_getCurrentRawStream", None)) is not None:
-        return lambda: int(raw(ordinal))
-    return lambda: int(torch.cuda.current_stream(ordinal).cuda_stream)
+        found: Callable[[int], Stream] = raw
+        return found
+    return lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream)
+
+
+def torch_stream(place: Place) -> Callable[[], Stream]:
+    return partial(torch_current_stream(place), place[1])
 
 
 def torch_address(tensor: Any) -> int:

@@ -42,17 +42,20 @@ def fast_signature(arrays: Sequence[Any], widest: int) -> tuple[Signature, tuple
 def torch_reader() -> Reader:
     """Reads tensors with their type's own methods, which saves a look-up for each, and refuses what is no tensor.
 
-    What a signature leaves out: a lazily negated tensor is a view of complex numbers, whose last stride is 2, so no
-    call with one ever gets a record; a sparse tensor has no strides to ask for.
+    What a signature leaves out: a lazily conjugated tensor is complex, so no call with one ever gets a record; a
+    sparse tensor has no strides to ask for. A device's number alone would not do: the CPU's and meta's are both -1.
     """
     tensor = sys.modules["torch"].Tensor
-    address, size, stride, ordinal = tensor.data_ptr, tensor.size, tensor.stride, tensor.get_device
-    dtype = operator.attrgetter("dtype")
+    address, size, stride, negated = tensor.data_ptr, tensor.size, tensor.stride, tensor.is_neg
+    dtype, device = operator.attrgetter("dtype"), operator.attrgetter("device")
 
     def read(arrays: Sequence[Any], widest: int) -> tuple[Signature, tuple[int, ...]] | None:
         try:
             pointers = tuple(map(address, arrays))
-            traits = (*map(size, arrays), *map(stride, arrays), *map(dtype, arrays), *map(ordinal, arrays))
+            traits = (
+                *map(size, arrays), *map(stride, arrays), *map(dtype, arrays), *map(device, arrays),
+                *map(negated, arrays),
+            )  # fmt: skip
         except (TypeError, RuntimeError):  # not all are tensors; or sparse, fake: the views say what is wrong
             return None
         together = 0

@@ -1,0 +1,233 @@
+"""The quick way of a call on torch tensors: a Python function written for one kernel, its operands unrolled.
+
+A call that repeats an earlier one need not read every shape, stride, dtype and device again, which is most of what a
+call in Python costs. A shortcut asks torch once whether the tensors are like those of the earlier call: `TensorGuards`,
+which torch.compile calls before each of its own graphs, compares class, dtype, device, layout, sizes and strides, and
+what modes are active. What it leaves out are the addresses, which the shortcut reads itself: each must be aligned as
+it was, and those of an `out=` must be apart from the inputs'. Anything else, and any doubt, goes to the checked path.
+
+    x, y = operands
+    if not like(x, y):
+        return None  # not the tensors of that call
+    x_at = x.data_ptr()
+    y_at = y.data_ptr()
+    if (x_at | y_at) & 15:
+        return None  # not aligned as they were
+    out = empty(*out_like)
+    ...
+
+The logger `fusegen.shortcuts` says on DEBUG the whole text of each.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from types import CodeType
+from typing import Any
+
+from fusegen.graph import Graph
+from fusegen.runtime import arguments
+from fusegen.runtime.arrays import CPU, contiguous_strides
+from fusegen.runtime.calls import Record
+from fusegen.runtime.libraries import torch_current_device, torch_current_stream, torch_dtype, torch_empty
+
+log = logging.getLogger("fusegen.shortcuts")
+
+Shortcut = Callable[[tuple[Any, ...], Any], Any]
+"""Takes a call's operands and its `out`; returns the call's result, or None where it does not apply."""
+
+MOST_SHORTCUTS = 4  # tried one after the other, at a fraction of a microsecond each
+MOST_PATIENCE = 1024  # missed calls for one more shortcut, at most: making one costs as much as a few of them
+SUFFIXES = ("", "_at", "_end", "_bytes", "_like", "_number")  # of a tensor's name, for what belongs to it
+OWN = frozenset(
+    {"shortcut", "operands", "given", "like", "empty", "stream", "place", "current_stream", "current_device"}
+)
+
+
+class Shortcuts:
+    """The shortcuts of one kernel, the newest first: `fresh` for calls without `out`, `filling` for those with it.
+
+    A kind of call that comes back gets one at its first return; where they change all the time, ever fewer are made.
+    """
+
+    def __init__(self, graph: Graph, widest: int) -> None:
+        self.graph = graph
+        self.widest = widest
+        self.fresh: tuple[Shortcut, ...] = ()
+        self.filling: tuple[Shortcut, ...] = ()
+        self.missed = 0  # calls that no shortcut took since the last one was made
+        self.patience = 1
+
+    def missing(self, record: Record, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> None:
+        """Told of a call that found a record and no shortcut; `pointers` are those of its arrays and of `outs`."""
+        self.missed += 1
+        if self.missed < self.patience:
+            return
+        self.missed, self.patience = 0, min(2 * self.patience, MOST_PATIENCE)
+        offsets = tuple(pointer % self.widest for pointer in pointers)
+        made = shortcut(self.graph, record, (*arrays, *outs), bool(outs), offsets, self.widest)
+        if made is not None and outs:
+            self.filling = (made, *self.filling[: MOST_SHORTCUTS - 1])
+        elif made is not None:
+            self.fresh = (made, *self.fresh[: MOST_SHORTCUTS - 1])
+
+
+def shortcut(
+    graph: Graph, record: Record, tensors: Sequence[Any], filling: bool, offsets: tuple[int, ...], widest: int
+) -> Shortcut | None:
+    """The shortcut for calls like that of `tensors`, the outputs last where they are given (`filling`).
+
+    `offsets` are the tensors' addresses modulo `widest`. None where the arrays or this torch don't allow for one.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or record.loaded is None or not guards_hold():
+        return None
+    if len(set(map(id, tensors))) < len(tensors):
+        return None  # one tensor twice: the guards want different ones
+    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
+        return None  # a subclass may mean anything by its methods
+    place = record.device.place
+    several = place != CPU and torch.cuda.device_count() > 1
+    sending = record.loaded.sending(record.launch)
+    called = local_names(graph, sending.lines)
+    text = shortcut_text(graph, called, sending.lines, filling, offsets, widest, several)
+    names: dict[str, Any] = {
+        **sending.names,
+        "like": guard(tensors),
+        "empty": torch_empty(place),
+        "place": place[1],
+        "current_stream": torch_current_stream(place),
+        "current_device": torch_current_device(),
+    }
+    for tensor in graph.inputs:
+        if not tensor.shape:
+            names[f"{called[tensor.name]}_number"] = partial(arguments.scalar, graph, tensor)
+    arrays = [t.name for t in (*graph.inputs, *graph.outputs) if t.shape]
+    for name, (_, end) in zip(arrays, record.launch.spans, strict=True):
+        names[f"{called[name]}_bytes"] = end  # torch has no negative strides: an array begins at its address
+    for tensor, shape in zip(graph.outputs, record.shapes, strict=True):
+        names[f"{called[tensor.name]}_like"] = shape, contiguous_strides(shape), torch_dtype(tensor.dtype)
+    exec(code_of(text, graph.name), names)
+    log.debug("%s: a shortcut for calls with %s\n%s", graph.name, "out=" if filling else "fresh results", text)
+    made: Shortcut = names["shortcut"]
+    return made
+
+
+@cache
+def code_of(text: str, name: str) -> CodeType:
+    """The compiled text: a kernel has one or two, while each kind of call has values of its own for their names."""
+    return compile(text, f"<shortcut of {name}>", "exec")
+
+
+# ---------------------------------------------------------------- what torch compares
+
+
+def guard(tensors: Sequence[Any]) -> Callable[..., bool]:
+    """Whether as many tensors are like these: a function of torch's own."""
+    from torch._C._dynamo.guards import TensorGuards
+
+    found: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return found
+
+
+@cache
+def guards_hold() -> bool:
+    """Whether this torch has the guards and they tell apart what they must; they are no public part of torch."""
+    torch = sys.modules["torch"]
+    one = torch.zeros(4, 6)
+    others = (
+        torch.zeros(4, 6, dtype=torch.int32),
+        torch.zeros(4, 6, device="meta"),
+        torch.zeros(3, 6),
+        torch.zeros(4, 7)[:, :6],
+        torch.zeros(6, 4).t(),
+        torch.zeros(1, 6).expand(4, 6),
+        torch.zeros(1, 4, 6),
+        torch.zeros(4, 6).to_sparse(),
+        torch._neg_view(one),
+        torch.nn.Parameter(one, requires_grad=False),
+        one.numpy(),
+        None,
+    )
+    try:
+        like = guard((one, one))
+        hold = like(one, torch.ones(4, 6)) and not any(like(a, b) for x in others for a, b in ((one, x), (x, one)))
+    except (AttributeError, ImportError, TypeError, RuntimeError) as error:
+        log.debug("no shortcuts: torch %s has other guards: %r", torch.__version__, error)
+        return False
+    if not hold:
+        log.debug("no shortcuts: the guards of torch %s don't tell all tensors apart", torch.__version__)
+    return bool(hold)
+
+
+# ---------------------------------------------------------------- the text
+
+
+def local_names(graph: Graph, sending: Sequence[str]) -> Mapping[str, str]:
+    """What each tensor is called in a shortcut: its own name, with underscores behind it where that is taken."""
+    taken = OWN.union(*(re.findall(r"\w+", line) for line in sending))
+    found: dict[str, str] = {}
+    for tensor in (*graph.inputs, *graph.outputs):
+        name = tensor.name
+        while any(name + suffix in taken for suffix in SUFFIXES):
+            name += "_"
+        taken |= {name + suffix for suffix in SUFFIXES}
+        found[tensor.name] = name
+    return found
+
+
+def shortcut_text(
+    graph: Graph, called: Mapping[str, str], sending: Sequence[str], filling: bool, offsets: Sequence[int],
+    widest: int, several: bool,
+) -> str:  # fmt: skip
+    """The function's source. Sizes and types are not in it: their names are bound for each kind of call."""
+    arrays = [called[t.name] for t in graph.inputs if t.shape]
+    numbers = [called[t.name] for t in graph.inputs if not t.shape]
+    outs = [called[t.name] for t in graph.outputs]
+    read = [*arrays, *outs] if filling else arrays
+    operands = ", ".join(called[t.name] for t in graph.inputs)
+    lines = ["try:", f"    {operands} = operands" if len(graph.inputs) > 1 else f"    ({operands},) = operands"]
+    lines += ["except ValueError:", "    return None  # too many or too few"]
+    if filling and len(outs) == 1:
+        lines.append(f"{outs[0]} = given")
+    elif filling:
+        lines += [f"if type(given) is not tuple or len(given) != {len(outs)}:", "    return None"]
+        lines.append(f"{', '.join(outs)} = given")
+    lines += [f"if not like({', '.join(read)}):", "    return None  # not the tensors of that call"]
+    if several:
+        lines += ["if current_device() != place:", "    return None  # another GPU's turn"]
+    lines += [f"{name}_at = {name}.data_ptr()" for name in read]
+    lines += [f"if {misaligned(read, offsets, widest)}:", "    return None  # not aligned as they were"]
+    if filling:
+        lines += overlap_lines(arrays, outs)
+    lines += [f"{name} = {name}_number({name})" for name in numbers]
+    if not filling:
+        lines += [f"{name} = empty(*{name}_like)" for name in outs]
+        lines += [f"{name}_at = {name}.data_ptr()" for name in outs]
+    lines.append("stream = current_stream(place)")
+    pointers = " ".join(f"{name}_at," for name in (*arrays, *outs))
+    values = " ".join(f"{name}," for name in numbers)
+    lines += [line.format(pointers=pointers, values=values).rstrip() for line in sending]
+    lines.append("return given" if filling else f"return {', '.join(outs)}")
+    return "".join(["def shortcut(operands, given):\n", *(f"    {line}\n" for line in lines)])
+
+
+def misaligned(names: Sequence[str], offsets: Sequence[int], widest: int) -> str:
+    """Whether an address is not as far beyond a multiple of `widest` as it was."""
+    even = [f"{name}_at" for name, offset in zip(names, offsets, strict=True) if not offset]
+    tests = [f"({' | '.join(even)}) & {widest - 1}"] if even else []
+    tests += [f"{name}_at & {widest - 1} != {offset}" for name, offset in zip(names, offsets, strict=True) if offset]
+    return " or ".join(tests)
+
+
+def overlap_lines(arrays: Sequence[str], outs: Sequence[str]) -> list[str]:
+    """Returns where an output's bytes may be another array's too; the checked path tells."""
+    lines = [f"{name}_end = {name}_at + {name}_bytes" for name in outs]
+    for position, out in enumerate(outs):
+        for other in (*arrays, *outs[:position]):
+            lines += [f"if {other}_at < {out}_end and {out}_at < {other}_at + {other}_bytes:", "    return None"]
+    return lines

@@ -1,0 +1,442 @@
+"""Shortcuts: what they take, that everything else goes to the checked path, and their text."""
+
+# mypy: disable-error-code="valid-type,operator,no-any-return"
+# (annotations of a chain are values such as f16[M, N])
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fusegen import chain, dims, f16, f32, i32
+from fusegen import ops as F
+from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.errors import ArgumentError
+from fusegen.planner import plan
+from fusegen.planner.model import Layout, Source
+from fusegen.rendering import render
+from fusegen.runtime import shortcuts
+from fusegen.runtime.emulated import EmulatorDevice
+from fusegen.runtime.kernel import Kernel
+from fusegen.spec import Chain
+from fusegen.targets import H200
+
+torch = pytest.importorskip("torch", reason="torch is missing: pip install torch")
+
+try:
+    compiler()
+except EmulatorUnavailable as error:
+    pytest.skip(f"no emulator: {str(error).splitlines()[0]}", allow_module_level=True)
+
+M, N = dims("M N")
+
+
+@chain(M=4, N=64)
+def add(x: f32[M, N], y: f32[M, N]) -> f32[M, N]:
+    """Two arrays."""
+    return x + y
+
+
+@chain(M=4, N=64)
+def affine(x: f32[M, N], scale: f32, row: f32[M, 1], shift: i32) -> tuple[f32[M, N], f32[M, 1]]:
+    """Two outputs, numbers among the operands."""
+    y = x * scale + row
+    return y + F.cast(shift, f32), F.max(y)
+
+
+@chain(M=4, N=64)
+def halved(x: f16[M, N]) -> f16[M, N]:
+    """Another dtype."""
+    return x * 0.5
+
+
+@chain(M=4, N=64)
+def awkward(like: f32[M, N], like_at: f32[M, N], stream: f32[M, N], launch: f32[M, N]) -> f32[M, N]:
+    """Operands that are called what a shortcut calls its own."""
+    empty = like + like_at
+    return empty + stream * launch
+
+
+class Counted(Kernel):
+    """A kernel that counts the calls which no shortcut took."""
+
+    checked = 0
+
+    def call(self, operands: tuple[Any, ...], out: Any, stream: object) -> Any:
+        self.checked += 1
+        return super().call(operands, out, stream)
+
+
+def made(spec: Chain) -> Counted:
+    def variants(layout: Layout) -> tuple[Source, None]:
+        return render(plan(spec.graph, H200, layout=layout)), None
+
+    return Counted(variants(Layout())[0], None, EmulatorDevice(H200), variants)
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return torch.randint(-99, 99, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+X, Y = numbers(4, 64), numbers(4, 64, seed=1)
+
+
+def settled(spec: Chain, *operands: Any, out: Any = None) -> Counted:
+    """A kernel that has a shortcut for such calls."""
+    kernel = made(spec)
+    for _ in range(2):
+        kernel(*operands, out=out)
+    assert kernel.checked == 2
+    kernel(*operands, out=out)
+    assert kernel.checked == 2
+    return kernel
+
+
+def offset(tensor: Any, elements: int) -> Any:
+    """A copy that begins so many elements behind an aligned address."""
+    memory = torch.empty(tensor.numel() + 64, dtype=tensor.dtype)
+    start = -(memory.data_ptr() // memory.element_size()) % 16 + elements
+    found = memory[start : start + tensor.numel()].view(tensor.shape)
+    found.copy_(tensor)
+    return found
+
+
+def wide(*shape: int, extra: int = 36) -> Any:
+    """Rows that lie `extra` elements apart."""
+    memory = torch.zeros(*shape[:-1], shape[-1] + extra)
+    return memory[..., : shape[-1]].copy_(numbers(*shape))
+
+
+# ---------------------------------------------------------------- what a shortcut takes
+
+
+def test_a_call_that_comes_back_takes_the_shortcut() -> None:
+    x, y = numbers(4, 64), numbers(4, 64, seed=1)
+    kernel = settled(add, x, y)
+    for seed in range(3):
+        a, b = numbers(4, 64, seed=seed), numbers(4, 64, seed=seed + 7)
+        found = kernel(a, b)
+        assert type(found) is torch.Tensor
+        assert torch.equal(found, a + b)
+        assert found.is_contiguous()
+    assert kernel.checked == 2
+
+
+def test_one_tensor_twice_is_checked() -> None:
+    """Torch's guards want different tensors."""
+    x, y = numbers(4, 64), numbers(4, 64, seed=1)
+    kernel = settled(add, x, y)
+    for _ in range(3):
+        assert kernel(x, x).equal(x + x)
+    assert kernel.checked == 5
+    assert len(kernel.shortcuts.fresh) == 1
+
+
+def test_out_is_filled_and_returned() -> None:
+    x, y, out = numbers(4, 64), numbers(4, 64, seed=1), torch.empty(4, 64)
+    kernel = settled(add, x, y, out=out)
+    out.zero_()
+    assert kernel(x, y, out=out) is out
+    assert torch.equal(out, x + y)
+    other = torch.zeros(4, 64)
+    kernel(y, x, out=other)
+    assert torch.equal(other, y + x)
+    assert kernel.checked == 2
+
+
+def test_numbers_are_passed_and_checked() -> None:
+    x, row = numbers(4, 64), numbers(4, 1, seed=1)
+    kernel = settled(affine, x, 2.0, row, 3)
+    y, top = kernel(x, 0.5, row, -7)
+    assert torch.equal(y, x * 0.5 + row - 7)
+    assert torch.equal(top, (x * 0.5 + row).amax(-1, keepdim=True))
+    assert kernel.checked == 2
+    with pytest.raises(ArgumentError, match="shift"):
+        kernel(x, 0.5, row, 0.5)
+    with pytest.raises(ArgumentError, match="scale"):
+        kernel(x, 1e39, row, 1)
+    outs = torch.empty(4, 64), torch.empty(4, 1)
+    for _ in range(3):
+        assert kernel(x, 3, row, 1, out=outs) is outs
+        assert torch.equal(outs[0], x * 3 + row + 1)
+
+
+def test_misaligned_tensors_have_shortcuts_too() -> None:
+    x, y = offset(numbers(4, 64), 1), numbers(4, 64, seed=1)
+    kernel = settled(add, x, y)
+    again = offset(numbers(4, 64, seed=5), 1)
+    assert torch.equal(kernel(again, y), again + y)
+    assert kernel.checked == 2
+    for other in (offset(x, 2), offset(x, 0)):
+        assert torch.equal(kernel(other, y), x + y)
+    assert torch.equal(kernel(x, offset(y, 1)), x + y)
+    assert kernel.checked == 5
+
+
+def test_names_that_a_shortcut_uses_itself() -> None:
+    a, b, c, d = (numbers(4, 64, seed=seed) for seed in range(4))
+    kernel = settled(awkward, a, b, c, d)
+    assert torch.equal(kernel(a, b, c, d), a + b + c * d)
+    out = torch.empty(4, 64)
+    for _ in range(3):
+        kernel(a, b, c, d, out=out)
+        assert torch.equal(out, a + b + c * d)
+
+
+# ---------------------------------------------------------------- what it leaves to the checked path
+
+CHANGES: dict[str, tuple[Callable[[], Any], str]] = {
+    "dtype": (lambda: X.half(), "x holds f16"),
+    "dtype of the same size": (lambda: X.int(), "x holds i32"),
+    "dtype that no operand has": (lambda: X.double(), "float64"),
+    "columns": (lambda: numbers(4, 65), "N"),
+    "rows": (lambda: numbers(5, 64), "M is 5 already"),
+    "axes": (lambda: X[None], "has 3 axes"),
+    "column stride": (lambda: numbers(64, 4).t(), "stride of 4"),
+    "device": (lambda: X.to("meta"), "meta"),
+    "layout": (lambda: X.to_sparse(), "layout"),
+    "lazily negated": (lambda: torch._neg_view(X), "lazily negated"),
+    "no tensor": (lambda: 3.0, "a float, and a kernel takes arrays"),
+    "nothing": (lambda: None, "NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_operand_is_refused_as_ever(name: str) -> None:
+    change, words = CHANGES[name]
+    x, y, out = X, numbers(4, 64, seed=1), torch.empty(4, 64)
+    kernel = settled(add, x, y)
+    with pytest.raises(ArgumentError, match=words):
+        kernel(change(), y)
+    filling = settled(add, x, y, out=out)
+    with pytest.raises(ArgumentError, match=words):
+        filling(change(), y, out=out)
+    assert (kernel.checked, filling.checked) == (3, 3)
+
+
+RIGHT: dict[str, Callable[[Any], Any]] = {
+    "row stride": lambda x: wide(*x.shape).copy_(x),
+    "row stride of no vector": lambda x: wide(*x.shape, extra=1).copy_(x),
+    "repeated rows": lambda x: x[:1].expand(4, 64),
+    "alignment": lambda x: offset(x, 1),
+    "numpy": lambda x: x.numpy(),
+    "parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
+    "subclass": lambda x: x.as_subclass(type("Mine", (torch.Tensor,), {})),
+    "gradient": lambda x: x.clone().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_another_layout_is_checked_and_computed(name: str) -> None:
+    x, y = numbers(4, 64), numbers(4, 64, seed=1)
+    kernel = settled(add, x, y)
+    changed = RIGHT[name](x)
+    wanted = torch.as_tensor(changed).detach() + y
+    found = kernel(changed, y)
+    assert kernel.checked == 3
+    assert torch.equal(torch.as_tensor(found).as_subclass(torch.Tensor), wanted)
+
+
+def test_more_rows_are_another_record() -> None:
+    kernel = settled(add, numbers(4, 64), numbers(4, 64, seed=1))
+    for rows in (1, 5, 0, 4):
+        x, y = numbers(rows, 64), numbers(rows, 64, seed=1)
+        assert torch.equal(kernel(x, y), x + y)
+    assert kernel.checked == 5
+
+
+def test_a_tensor_changed_in_place_is_seen() -> None:
+    """The same object, and other metadata: identity would not tell."""
+    x, y = numbers(4, 64), numbers(4, 64, seed=1)
+    kernel = settled(add, x, y)
+    x.resize_(5, 64)
+    with pytest.raises(ArgumentError, match="M is 5 already"):
+        kernel(x, y)
+    x.data = numbers(64, 4).t()
+    with pytest.raises(ArgumentError, match="stride"):
+        kernel(x, y)
+    x.set_(offset(numbers(4, 64), 1))
+    assert torch.equal(kernel(x, y), x + y)
+    assert kernel.checked == 5
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_another_number_of_operands(count: int) -> None:
+    kernel = settled(add, X, Y)
+    with pytest.raises(ArgumentError, match="takes 2 operands"):
+        kernel(*[X] * count)
+
+
+def test_outs_that_overlap() -> None:
+    x, y, out = numbers(4, 64), numbers(4, 64, seed=1), torch.empty(4, 64)
+    kernel = settled(add, x, y, out=out)
+    for other in (x, y):
+        with pytest.raises(ArgumentError, match="shares memory"):
+            kernel(x, y, out=other)
+    memory = numbers(7, 64)
+    with pytest.raises(ArgumentError, match="shares memory"):
+        kernel(memory[:4], y, out=memory[3:])
+    with pytest.raises(ArgumentError, match="shares memory"):
+        kernel(y, memory[3:], out=memory[:4])
+    assert kernel.checked == 6
+    lower, upper = numbers(8, 64)[:4], numbers(8, 64)[4:]
+    assert torch.equal(kernel(lower, y, out=upper), lower + y)
+    assert kernel.checked == 6
+
+
+def test_two_outs_that_overlap() -> None:
+    x, row = numbers(4, 64), numbers(4, 1, seed=1)
+    memory = torch.empty(4 * 64 + 4)
+    outs = memory[:-4].view(4, 64), memory[-4:].view(4, 1)
+    kernel = settled(affine, x, 2.0, row, 3, out=outs)
+    with pytest.raises(ArgumentError, match="shares memory"):
+        kernel(x, 2.0, row, 3, out=(outs[0], memory[252:256].view(4, 1)))
+    assert kernel.checked == 3
+
+
+def test_columns_beside_each_other_are_apart() -> None:
+    """Their bytes interleave, so only the checked path can tell."""
+    memory = numbers(4, 192)
+    x, y, out = memory[:, :64], memory[:, 64:128], memory[:, 128:]
+    kernel = made(add)
+    for _ in range(4):
+        wanted = x + y
+        assert torch.equal(kernel(x, y, out=out), wanted)
+    assert kernel.checked == 4
+
+
+def test_wrong_outs() -> None:
+    x, row = numbers(4, 64), numbers(4, 1)
+    outs = torch.empty(4, 64), torch.empty(4, 1)
+    kernel = settled(affine, x, 2.0, row, 3, out=outs)
+    with pytest.raises(ArgumentError, match="out= holds 1"):
+        kernel(x, 2.0, row, 3, out=outs[0])
+    with pytest.raises(ArgumentError, match="out= holds 1"):
+        kernel(x, 2.0, row, 3, out=torch.empty(2, 4, 64))
+    with pytest.raises(ArgumentError, match="out1 on axis"):
+        kernel(x, 2.0, row, 3, out=(outs[0], torch.empty(4, 2)))
+    assert kernel(x, 2.0, row, 3, out=list(outs))[0] is outs[0]
+    assert kernel.checked == 6
+
+
+def test_a_stream_of_ones_choice_is_checked() -> None:
+    kernel = settled(add, X, Y)
+    kernel(X, Y, stream=0)
+    assert kernel.checked == 3
+
+
+def test_modes_of_torch_are_checked() -> None:
+    """Inside a mode torch may mean something else by every operation."""
+    kernel = settled(add, X, Y)
+    with torch.inference_mode():
+        kernel(X, Y)
+    assert kernel.checked == 3
+    kernel(X, Y)
+    assert kernel.checked == 3
+
+
+# ---------------------------------------------------------------- how many there are
+
+
+def test_shapes_that_take_turns_each_have_one() -> None:
+    kernel = made(add)
+    pairs = [(numbers(rows, 64), numbers(rows, 64, seed=1)) for rows in (1, 2, 3)]
+    for _ in range(12):
+        for x, y in pairs:
+            assert torch.equal(kernel(x, y), x + y)
+    assert len(kernel.shortcuts.fresh) == 3
+    before = kernel.checked
+    for x, y in pairs:
+        kernel(x, y)
+    assert kernel.checked == before
+
+
+def test_ever_fewer_are_made_where_shapes_keep_changing(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 0
+    original = shortcuts.shortcut
+
+    def counted(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return original(*args)
+
+    monkeypatch.setattr(shortcuts, "shortcut", counted)
+    kernel = made(add)
+    pairs = [(numbers(rows, 64), numbers(rows, 64)) for rows in range(1, 21)]
+    for _ in range(6):
+        for x, y in pairs:
+            kernel(x, y)
+    assert len(kernel.shortcuts.fresh) == shortcuts.MOST_SHORTCUTS
+    assert count < 12
+
+
+def test_guards_that_fail_their_proof_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A torch whose guards overlook something: every call is checked, and right."""
+    monkeypatch.setattr(shortcuts, "guard", lambda tensors: lambda *others: True)
+    shortcuts.guards_hold.cache_clear()
+    try:
+        with caplog.at_level(logging.DEBUG, logger="fusegen.shortcuts"):
+            kernel = made(add)
+            for _ in range(3):
+                assert torch.equal(kernel(X, Y), X + Y)
+        assert kernel.checked == 3
+        assert "don't tell all tensors apart" in caplog.text
+    finally:
+        shortcuts.guards_hold.cache_clear()
+
+
+def test_a_torch_without_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    shortcuts.guards_hold.cache_clear()
+    try:
+        kernel = made(add)
+        for _ in range(3):
+            assert torch.equal(kernel(X, Y), X + Y)
+        assert kernel.checked == 3
+    finally:
+        shortcuts.guards_hold.cache_clear()
+
+
+def test_a_torch_without_the_quick_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_cpu")
+    kernel = settled(add, X, Y)
+    assert torch.equal(kernel(X, Y), X + Y)
+
+
+def test_the_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="fusegen.shortcuts"):
+        settled(add, X, Y)
+    assert (
+        """
+    x_at = x.data_ptr()
+    y_at = y.data_ptr()
+    if (x_at | y_at) & 15:
+        return None  # not aligned as they were
+"""
+        in caplog.text
+    )
+
+
+def test_threads_share_shortcuts() -> None:
+    kernel = settled(add, X, Y)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for turn in range(30):
+            x, y = numbers(4, 64, seed=seed), numbers(4, 64, seed=turn)
+            if not torch.equal(kernel(x, y), x + y):
+                wrong.append(turn)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert kernel.checked == 2
