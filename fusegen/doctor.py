@@ -125,7 +125,7 @@ def nvrtc() -> Check:
     def look() -> Check:
         return Check("NVRTC", "ok", f"{probed('cuda')}, with cuda_fp16.h and cuda_bf16.h")
 
-    return guarded("NVRTC", look, "pip install --upgrade cuda-core nvidia-cuda-nvrtc")
+    return guarded("NVRTC", look, "pip install --upgrade cuda-bindings nvidia-cuda-nvrtc")
 
 
 def hiprtc() -> Check:

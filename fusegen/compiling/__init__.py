@@ -80,12 +80,12 @@ def compiler_version(vendor: str) -> str:
     return version
 
 
-def compile_options(text: str, target: Target) -> tuple[str, ...]:
-    """What the compiler is told beside `text`, without what differs from machine to machine: part of every cache key.
+def compile_options(target: Target) -> tuple[str, ...]:
+    """What the compiler is told beside the text, without what differs from machine to machine: part of every cache key.
 
     Raises MissingError like `compile_source`.
     """
-    options: tuple[str, ...] = VENDORS[target.vendor].options_text(text, target, compiler_version(target.vendor))
+    options: tuple[str, ...] = VENDORS[target.vendor].options_text(target, compiler_version(target.vendor))
     return options
 
 

@@ -59,7 +59,7 @@ def options_for(target: Target) -> tuple[str, ...]:
     return f"--offload-arch={target.arch}", "-O3", "-std=c++17"
 
 
-def options_text(text: str, target: Target, compiler: str) -> tuple[str, ...]:
+def options_text(target: Target, compiler: str) -> tuple[str, ...]:
     """What `compile_text` tells hiprtc, and what the environment tells it."""
     added = [f"{name}={os.environ[name]}" for name in APPENDED if os.environ.get(name)]
     return *options_for(target), *added

@@ -1,22 +1,22 @@
-"""CUDA C++ to cubin: NVRTC through cuda.core. Needs no GPU, no driver and no CUDA toolkit.
+"""CUDA C++ to cubin: NVRTC through cuda.bindings. Needs no GPU, no driver and no CUDA toolkit.
 
-Before cuda.core 1.0 an object could be made only where a driver was installed; such versions still serve here on a
-machine that has one. Headers (`cuda_fp16.h`) come out of NVRTC itself from 13.3 on, which fits them to the compiler by
-construction; an older NVRTC gets those that cuda.pathfinder finds (the nvidia-cuda-runtime wheel, or a toolkit).
+NVRTC's own calls, and not cuda.core, whose import takes as long as compiling a kernel does. Headers (`cuda_fp16.h`)
+come out of NVRTC itself from 13.3 on, which fits them to the compiler by construction; an older NVRTC gets those that
+cuda.pathfinder finds (the nvidia-cuda-runtime wheel, or a toolkit).
 """
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import subprocess
 import tempfile
-import threading
-from dataclasses import fields
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 from fusegen.compiling import resources
 from fusegen.compiling.refusal import refusal
@@ -24,9 +24,10 @@ from fusegen.compiling.resources import Resources
 from fusegen.errors import MissingError
 from fusegen.targets import Target
 
-IMPORTING = threading.Lock()
-FOR_CUBIN = {"ptxas_options": "-v"}  # its account of resources
-MISSING = "NVRTC, which compiles CUDA sources, is missing here\n  to get it: pip install cuda-core nvidia-cuda-nvrtc"
+FOR_CUBIN = "--ptxas-options=-v"  # ptxas's account of resources
+MISSING = (
+    "NVRTC, which compiles CUDA sources, is missing here\n  to get it: pip install cuda-bindings nvidia-cuda-nvrtc"
+)
 MISSING_HEADERS = "cuda_fp16.h and its like are missing here\n  to get them: pip install nvidia-cuda-nvrtc>=13.3"
 MISSING_FOLDER = (
     "NVRTC unpacks its headers into the user's cache folder, and can't make {}\n"
@@ -37,41 +38,41 @@ MISSING_NVDISASM = "nvdisasm, which prints SASS, is missing here\n  to get it: p
 
 def compile_text(text: str, target: Target, *, filename: str, origin: str, compiler: str) -> tuple[bytes, str]:
     """The cubin, and the log with ptxas's account of resources. Raises CompileError and MissingError."""
-    log = io.StringIO()
-    try:
-        program = core().Program(text, "c++", options(text, target, filename, compiler, **FOR_CUBIN))
-        cubin = program.compile("cubin", logs=log)
-    except Exception as error:
-        if type(error).__name__ != "NVRTCError":  # private to cuda.core, at a place that has moved
-            raise
-        said = str(error).partition("compilation log:")[2] or str(error)
-        if found := re.search(r"failed to create directory '([^']*)'", said):
-            raise MissingError(MISSING_FOLDER.format(found[1])) from None
-        raise refusal(said, text, target, filename=filename, origin=origin, compiler=compiler) from None
-    return bytes(cubin.code), log.getvalue().replace("\0", "")
+    nvrtc = bindings()
+    flags = [*options(text, target, compiler), FOR_CUBIN]
+    return run(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, flags, text, target, filename, origin, compiler)
 
 
 def compile_to_ptx(text: str, target: Target, *, filename: str, origin: str, compiler: str) -> str:
-    """The PTX. Raises CompileError and MissingError.
+    """The PTX. Raises CompileError and MissingError."""
+    nvrtc = bindings()
+    flags = options(text, target, compiler)
+    made, _ = run(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, flags, text, target, filename, origin, compiler)
+    return made.decode().rstrip("\0")
 
-    Through cuda.bindings, because cuda.core (1.2) asks the driver whether it could load PTX, and fails without one.
-    """
-    from cuda.bindings import nvrtc
 
-    flags = options(text, target, filename, compiler).as_bytes("nvrtc")
+def run(
+    size_of: Callable[[Any], Any], get: Callable[[Any, Any], Any], flags: list[str], text: str, target: Target,
+    filename: str, origin: str, compiler: str,
+) -> tuple[bytes, str]:  # fmt: skip
+    """Compile, and what `get` gives of the program, with the log. Raises CompileError and MissingError."""
+    nvrtc = bindings()
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), filename.encode(), 0, None, None)
     try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+        raw = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+        nvrtc.nvrtcGetProgramLog(program, raw)
+        log = raw.decode(errors="replace").replace("\0", "")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
-            nvrtc.nvrtcGetProgramLog(program, log)
-            said = log.decode(errors="replace").replace("\0", "")
+            if found := re.search(r"failed to create directory '([^']*)'", log):
+                raise MissingError(MISSING_FOLDER.format(found[1]))
+            said = log or f"{nvrtc.nvrtcGetErrorString(status)[1].decode()} (it left no log)"
             raise refusal(said, text, target, filename=filename, origin=origin, compiler=compiler)
-        made = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
-        nvrtc.nvrtcGetPTX(program, made)
+        made = bytearray(size_of(program)[1])
+        get(program, made)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return made.decode().rstrip("\0")
+    return bytes(made), log
 
 
 def read_resources(code: bytes, log: str, entry: str, dynamic_shared: int) -> Resources:
@@ -82,61 +83,54 @@ def read_resources(code: bytes, log: str, entry: str, dynamic_shared: int) -> Re
 @cache
 def version() -> str:
     """`nvrtc 13.5`. Raises MissingError."""
-    core()
+    nvrtc = bindings()
     try:
-        from cuda.bindings import nvrtc
-
         _, major, minor = nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:  # no package; a package that finds no library
+    except RuntimeError as error:  # a package that finds no library
         raise missing(error) from error
     return f"nvrtc {major}.{minor}"
 
 
-def options(text: str, target: Target, filename: str, compiler: str, **more: str) -> Any:
-    """The ProgramOptions that `text` is compiled with."""
-    found = headers(compiler) if "#include" in text else {}
-    caches = not compiler.startswith("nvrtc 12")
-    if caches and "no_cache" in {option.name for option in fields(core().ProgramOptions)}:
-        # where there is a driver, NVRTC 13 keeps what it compiled in ~/.nv/ComputeCache, and a hit comes without a log
-        found["no_cache"] = True
-    return core().ProgramOptions(name=filename, arch=target.arch, std="c++17", **found, **more)
-
-
-def options_text(text: str, target: Target, compiler: str) -> tuple[str, ...]:
-    """What `compile_text` tells NVRTC. Bundled headers are of its version, wherever they were unpacked."""
-    words = options(text, target, target.name, compiler, **FOR_CUBIN).as_bytes("nvrtc")
-    return tuple(re.sub("^(--use-bundled-headers)=.*", r"\1", word.decode()) for word in words)
-
-
-def headers(compiler: str) -> dict[str, Any]:
-    """The options of cuda.core that let NVRTC find its headers. Raises MissingError when there are none."""
-    from cuda import pathfinder
-
-    number = tuple(int(part) for part in re.findall(r"\d+", compiler))
-    if number >= (13, 3) and "use_bundled_headers" in {option.name for option in fields(core().ProgramOptions)}:
-        return {"use_bundled_headers": True}
-    if found := pathfinder.find_nvidia_header_directory("cudart"):
-        return {"include_path": found}
-    raise MissingError(MISSING_HEADERS)
-
-
-def core() -> Any:
-    """The module of cuda.core that has Program: `cuda.core`, or `cuda.core.experimental` before 0.5."""
-    with IMPORTING:  # its modules import each other in a circle, which threads that come together would see half done
-        return imported_core()
-
-
-@cache
-def imported_core() -> Any:
+def bindings() -> Any:
+    """cuda.bindings.nvrtc. Raises MissingError."""
     try:
-        import cuda.core
-
-        if hasattr(cuda.core, "Program"):
-            return cuda.core
-        import cuda.core.experimental
+        from cuda.bindings import nvrtc
     except (ImportError, RuntimeError) as error:
         raise missing(error) from error
-    return cuda.core.experimental
+    return nvrtc
+
+
+def options(text: str, target: Target, compiler: str) -> list[str]:
+    """What NVRTC is told. Raises MissingError where the text needs headers and there are none."""
+    found = options_for(target, compiler)
+    return [*found, headers(compiler)] if "#include" in text else found
+
+
+def options_for(target: Target, compiler: str) -> list[str]:
+    found = [f"-arch={target.arch}", "--std=c++17"]
+    if not compiler.startswith("nvrtc 12"):
+        # where there is a driver, NVRTC 13 keeps what it compiled in ~/.nv/ComputeCache, and a hit comes without a log
+        found.append("--no-cache")
+    return found
+
+
+def options_text(target: Target, compiler: str) -> tuple[str, ...]:
+    """What `compile_text` tells NVRTC, but for the folder of its headers: they come with it, to wherever that is, and
+    looking for the folder would take as long as compiling."""
+    return *options_for(target, compiler), FOR_CUBIN
+
+
+def headers(compiler: str) -> str:
+    """The option that lets NVRTC find its headers. Raises MissingError when there are none."""
+    number = tuple(int(part) for part in re.findall(r"\d+", compiler))
+    if number >= (13, 3):  # unpacked once, into the folder that cuda.core uses too
+        folder = Path(platformdirs.user_cache_dir("cuda-python", appauthor=False), "nvrtc-bundled-headers")
+        return f"--use-bundled-headers={folder}"
+    from cuda import pathfinder
+
+    if found := pathfinder.find_nvidia_header_directory("cudart"):
+        return f"--include-path={found}"
+    raise MissingError(MISSING_HEADERS)
 
 
 def missing(error: Exception) -> MissingError:

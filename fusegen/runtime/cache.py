@@ -100,7 +100,7 @@ def key_of(source: Source) -> Key:
         threads=plan.threads,
         shared_bytes=plan.shared_bytes,
         compiler=compiler_version(plan.target.vendor),
-        options=" ".join(compile_options(source.text, plan.target)),
+        options=" ".join(compile_options(plan.target)),
         fusegen=fusegen.__version__,
     )
 

@@ -1,6 +1,6 @@
 """NVIDIA GPUs through the CUDA driver, by cuda.bindings.
 
-cuda.core compiles; here the driver is called directly, for two reasons. Its names have been the same since CUDA 12,
+The driver is called directly, and not through cuda.core, for two reasons. Its names have been the same since CUDA 12,
 while cuda.core's changed at 1.0; and it launches from an argument block laid out beforehand, which costs less than half
 of what cuda.core's `launch` does with its arguments, the largest part of a call's time here.
 
