@@ -27,7 +27,6 @@ from fusegen.spec import Chain
 from fusegen.targets import Target
 from fusegen.targets import target as target_named
 from fusegen.validation import Report
-from fusegen.validation import validate as run_validation
 
 log = logging.getLogger("fusegen.pipeline")
 
@@ -68,10 +67,7 @@ def choose_target(target: str | Target | None) -> Target:
         return target_named(target)
     if target is not None:
         raise RequestError(f"target={target!r} is no target; name one, as in target='cuda:h200'")
-    for gpu in devices.present().gpus:
-        if found := devices.target_of(gpu):
-            return found
-    return target_named("cuda")
+    return devices.target_here() or target_named("cuda")
 
 
 def graph_of(chain: Chain | Graph) -> Graph:
@@ -187,3 +183,10 @@ def proven(kernel: Kernel) -> Report:
     if report.ok:
         store.store(key, Entry(kernel.binary, {**grounds, "report": report.to_json()}))
     return report
+
+
+def run_validation(kernel: Kernel, *, quick: bool) -> Report:
+    """`fusegen.validate`, imported only where no verdict is kept."""
+    from fusegen.validation import validate
+
+    return validate(kernel, quick=quick)

@@ -7,23 +7,29 @@ templates put them in order. Output is deterministic to the byte: no time, path,
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import TYPE_CHECKING
 
 from fusegen.planner.model import Plan, Source
 from fusegen.reference import reference_source
-from fusegen.spelling import Speller
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def template_folder() -> Path:
+    """Of the installed package, or of the checkout this module lies in."""
+    packaged = Path(__file__).resolve().parent / "templates"
+    return packaged if packaged.is_dir() else packaged.parent.parent / "templates"
 
 
 @cache
 def environment() -> Environment:
-    """The templates: of the installed package, or of the checkout this module lies in."""
-    packaged = Path(str(files("fusegen"))) / "templates"
-    root = packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "templates"
+    """The templates."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     return Environment(
-        loader=FileSystemLoader(root),
+        loader=FileSystemLoader(template_folder()),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -34,6 +40,8 @@ def environment() -> Environment:
 
 def render(plan: Plan) -> Source:
     """The kernel's source and the numpy reference beside it."""
+    from fusegen.spelling import Speller
+
     text = environment().get_template(plan.template).render(Speller(plan).context())
     suffix = plan.target.spelling.file_suffix
     return Source(plan, tidy(text), reference_source(plan.graph), f"{plan.name}{suffix}")

@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
+from importlib import import_module
+from typing import Any
 
-from fusegen.compiling import hiprtc, nvrtc
 from fusegen.compiling.resources import Occupancy, Resources
 from fusegen.errors import RequestError
 from fusegen.targets import NAMES, Target
@@ -31,7 +31,12 @@ __all__ = [
     "ptx",
 ]
 
-VENDORS: Mapping[str, ModuleType] = {"cuda": nvrtc, "hip": hiprtc}
+VENDORS: Mapping[str, str] = {"cuda": "nvrtc", "hip": "hiprtc"}
+
+
+def compiler_of(vendor: str) -> Any:
+    """The module that calls that vendor's compiler, imported when something is compiled."""
+    return import_module(f"fusegen.compiling.{VENDORS[vendor]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def compile_source(
     """
     if target.arch not in {known.arch for known in NAMES.values() if known.vendor == target.vendor}:
         raise RequestError(f"{target.name}: {target.arch} is the architecture of no target; see fusegen.targets.target")
-    vendor = VENDORS[target.vendor]
+    vendor = compiler_of(target.vendor)
     compiler = compiler_version(target.vendor)
     start = time.perf_counter()
     code, log = vendor.compile_text(text, target, filename=filename, origin=origin, compiler=compiler)
@@ -76,7 +81,7 @@ def compile_source(
 
 def compiler_version(vendor: str) -> str:
     """`nvrtc 13.5` or `hiprtc 7.2.53211`: part of every cache key. Raises MissingError, which says what to install."""
-    version: str = VENDORS[vendor].version()
+    version: str = compiler_of(vendor).version()
     return version
 
 
@@ -85,13 +90,13 @@ def compile_options(target: Target) -> tuple[str, ...]:
 
     Raises MissingError like `compile_source`.
     """
-    options: tuple[str, ...] = VENDORS[target.vendor].options_text(target, compiler_version(target.vendor))
+    options: tuple[str, ...] = compiler_of(target.vendor).options_text(target, compiler_version(target.vendor))
     return options
 
 
 def disassemble(binary: Binary) -> str:
     """The machine code as text: SASS, or the ISA of an AMD GPU. Raises MissingError when no tool for it is found."""
-    text: str = VENDORS[binary.target.vendor].disassemble(binary.code, binary.entry, binary.target)
+    text: str = compiler_of(binary.target.vendor).disassemble(binary.code, binary.entry, binary.target)
     return text
 
 
@@ -99,4 +104,7 @@ def ptx(text: str, target: Target, *, filename: str, origin: str = "") -> str:
     """The PTX that NVRTC makes of `text`. Raises RequestError for a target that has none, else as compile_source."""
     if target.vendor != "cuda":
         raise RequestError(f"{target.name} has no PTX; ask for the machine code instead")
-    return nvrtc.compile_to_ptx(text, target, filename=filename, origin=origin, compiler=compiler_version("cuda"))
+    made: str = compiler_of("cuda").compile_to_ptx(
+        text, target, filename=filename, origin=origin, compiler=compiler_version("cuda")
+    )
+    return made

@@ -14,6 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -187,24 +188,38 @@ class Present:
     missing: Mapping[str, str]
 
 
+VENDORS: Mapping[str, str] = {"cuda": "nvidia", "hip": "amd"}  # and the module of its driver
+
+
 def gpus_of(vendor: str) -> tuple[Gpu, ...]:
     """One vendor's GPUs. Raises MissingError where its driver is missing or sees none."""
-    from fusegen.runtime import amd, nvidia
-
-    lists: Mapping[str, Callable[[], tuple[Gpu, ...]]] = {"cuda": nvidia.list_gpus, "hip": amd.list_gpus}
-    return lists[vendor]()
+    found: tuple[Gpu, ...] = import_module(f"fusegen.runtime.{VENDORS[vendor]}").list_gpus()
+    return found
 
 
 def present() -> Present:
     """Ask each vendor's driver for its GPUs. Never raises: a vendor that has none has its reason in `missing`."""
     gpus: list[Gpu] = []
     missing: dict[str, str] = {}
-    for vendor in ("cuda", "hip"):
+    for vendor in VENDORS:
         try:
             gpus += gpus_of(vendor)
         except FusegenError as error:
             missing[vendor] = str(error)
     return Present(tuple(gpus), missing)
+
+
+def target_here() -> Target | None:
+    """The target of this machine's first GPU that has one. A vendor is asked only where those before it have none."""
+    for vendor in VENDORS:
+        try:
+            gpus = gpus_of(vendor)
+        except FusegenError:
+            continue
+        for gpu in gpus:
+            if (found := target_of(gpu)) is not None:
+                return found
+    return None
 
 
 def runs(arch: str, vendor: str, native: str) -> bool:
@@ -246,9 +261,6 @@ def find(target: Target, on: str = "auto", *, check: bool | None = None) -> Devi
     there is none). Raises MissingError when a GPU is asked for and no such GPU is here, and RequestError for another
     `on`.
     """
-    from fusegen.emulator.toolchain import can_check
-    from fusegen.runtime.emulated import EmulatorDevice
-
     where = re.fullmatch(r"auto|emulator|gpu(?::(\d+))?", str(on))
     if where is None:
         raise RequestError(f"{on!r} names no device; say auto, gpu, gpu:1 (by number) or emulator")
@@ -257,14 +269,15 @@ def find(target: Target, on: str = "auto", *, check: bool | None = None) -> Devi
     if chosen:
         return gpu_device(target, chosen[0].ordinal)
     if on in ("auto", "emulator"):
+        from fusegen.emulator.toolchain import can_check
+        from fusegen.runtime.emulated import EmulatorDevice
+
         return EmulatorDevice(target, check=can_check() if check is None else check)
     raise MissingError(no_gpu(target, on))
 
 
 def gpu_device(target: Target, ordinal: int) -> Device:
-    from fusegen.runtime import amd, nvidia
-
-    device: Device = (nvidia.device if target.vendor == "cuda" else amd.device)(ordinal)
+    device: Device = import_module(f"fusegen.runtime.{VENDORS[target.vendor]}").device(ordinal)
     return device
 
 

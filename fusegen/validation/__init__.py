@@ -1,9 +1,19 @@
-"""validate(kernel): does it compute what its chain means? Inputs, tolerances and verdict, all from the graph."""
+"""validate(kernel): does it compute what its chain means? Inputs, tolerances and verdict, all from the graph.
 
-from fusegen.validation.bounds import Bounded, analyse
-from fusegen.validation.checks import narrowed, validate
-from fusegen.validation.lengths import at_lengths, interesting_lengths, validate_chain
+A verdict that was kept is read without the rest, which is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fusegen.validation.report import Case, Report, Worst
+
+if TYPE_CHECKING:
+    from fusegen.validation.bounds import Bounded, analyse
+    from fusegen.validation.checks import narrowed, validate
+    from fusegen.validation.lengths import at_lengths, interesting_lengths, validate_chain
 
 __all__ = [
     "Bounded",
@@ -17,3 +27,19 @@ __all__ = [
     "validate",
     "validate_chain",
 ]
+
+_LATER = {
+    "Bounded": "bounds",
+    "analyse": "bounds",
+    "at_lengths": "lengths",
+    "interesting_lengths": "lengths",
+    "narrowed": "checks",
+    "validate": "checks",
+    "validate_chain": "lengths",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(f"fusegen.validation.{_LATER[name]}"), name)
+    raise AttributeError(f"module 'fusegen.validation' has no attribute {name!r}")
