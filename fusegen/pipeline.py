@@ -23,6 +23,7 @@ from fusegen.planner.model import Layout, Plan, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.runtime.cache import Entry, KernelCache, compiled, key_of
+from fusegen.sources import remembered
 from fusegen.spec import Chain
 from fusegen.targets import Target
 from fusegen.targets import target as target_named
@@ -95,7 +96,7 @@ def build(
     verdicts: list[Verdict] = []
     least: tuple[int, Source, Binary] | None = None
     for plan in choice.plans[:MOST_GATED]:
-        source = render(plan)
+        source = remembered(plan, render)
         try:
             binary = compiled(source, origin=f"templates/{plan.template}, plan: {plan.regime}")
         except MissingError as missing:

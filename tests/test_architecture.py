@@ -33,6 +33,7 @@ LAYERS = (
     "unfusing",
     "spelling",
     "rendering",
+    "sources",
     "runtime",
     "operands timing",
     "validation",

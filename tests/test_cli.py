@@ -318,7 +318,7 @@ def test_profile_checklist_for_amd(run: Run) -> None:
 
 
 def test_profile_without_a_compiler_says_estimated(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.runtime.cache.compiler_version", raising(MissingError("no compiler")))
+    monkeypatch.setattr("fusegen.runtime.cache.known_version", raising(MissingError("no compiler")))
     text = run("inspect", "chains.py:normed", "--target", "cuda:h200", "--what", "profile").stdout
     assert "not compiled here" in text
 
@@ -419,7 +419,7 @@ def test_a_refused_source_is_exit_1(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_missing_runtime_compiler_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     message = "hiprtc, which compiles HIP sources, is missing here\n  to get it: install ROCm"
-    monkeypatch.setattr("fusegen.runtime.cache.compiler_version", raising(MissingError(message)))
+    monkeypatch.setattr("fusegen.runtime.cache.known_version", raising(MissingError(message)))
     assert error_of(run("compile", "chains.py:scaled", "--target", "hip"), 3) == message + "\n"
     facts = document(run("compile", "chains.py:scaled", "--target", "hip", "--json"), code=3)
     assert facts == {"error": {"kind": "MissingError", "message": message, "exit_code": 3}}

@@ -101,6 +101,6 @@ def test_verbose_says_hit_or_miss_and_why(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    assert "fusegen.cache: miss: copy for sm_90a: never compiled before" in said()
+    assert "fusegen.cache: miss: copy for sm_90a: never made before" in said()
     assert "fusegen.cache: hit: copy for sm_90a: copy-sm_90a-" in said()
-    assert "fusegen.cache: miss: copy for sm_90a: the source text is different" in said("--dtype", "f16")
+    assert "fusegen.cache: miss: copy for sm_90a: its text is different" in said("--dtype", "f16")

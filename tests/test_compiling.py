@@ -202,21 +202,21 @@ def test_cuda_code_is_disassembled_or_the_tool_named(monkeypatch: pytest.MonkeyP
 
 def test_options_for_the_key_are_those_of_the_compiler_and_name_no_folder() -> None:
     compiler = built(HALVES, "halves", H200).compiler
-    found = compile_options(H200)
+    found = compile_options(H200, compiler)
     assert {"-arch=sm_90a", "--std=c++17", "--ptxas-options=-v"} <= set(found)
     told = {*nvrtc.options(HALVES, H200, compiler), nvrtc.FOR_CUBIN}
     assert told - set(found) == {nvrtc.headers(compiler)}
     assert not any("/" in option for option in found), found
-    assert compile_options(A100) != found
+    assert compile_options(A100, compiler) != found
 
 
 def test_options_that_the_environment_adds_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """hiprtc appends them by itself, in a process that starts with them."""
     built(PLAIN, "plain", MI300X)
-    before = compile_options(MI300X)
+    before = compile_options(MI300X, "hiprtc 7.2.0")
     assert before == ("--offload-arch=gfx942", "-O3", "-std=c++17")
     monkeypatch.setenv("HIPRTC_COMPILE_OPTIONS_APPEND", "-ffast-math")
-    assert compile_options(MI300X) == (*before, "HIPRTC_COMPILE_OPTIONS_APPEND=-ffast-math")
+    assert compile_options(MI300X, "hiprtc 7.2.0") == (*before, "HIPRTC_COMPILE_OPTIONS_APPEND=-ffast-math")
 
 
 def test_same_source_same_bytes_also_from_threads() -> None:

@@ -446,14 +446,14 @@ def fresh_workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_cache_is_used_and_told_apart_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "fusegen.cache")
     first = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
-    assert "miss: copy for warp 32, fast: never compiled before" in caplog.text
+    assert "miss: copy for warp 32, fast: never made before" in caplog.text
     again = build(COPY, "copy", warp=32, check=False, filename="b.cu", cache_dir=tmp_path)
     assert "hit: copy for warp 32, fast" in caplog.text
     assert again.library == first.library
     other = build(COPY, "copy", warp=64, check=False, filename="a.cu", cache_dir=tmp_path)
     assert other.library != first.library
     build(COPY + "\n", "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
-    assert "miss: copy for warp 32, fast: the source text is different" in caplog.text
+    assert "miss: copy for warp 32, fast: its text is different" in caplog.text
     assert {file.suffix for file in tmp_path.glob("[!.]*")} == {".library"}
     assert len(list(tmp_path.glob("[!.]*"))) == 4
 

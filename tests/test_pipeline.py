@@ -64,7 +64,8 @@ def test_what_is_no_chain_or_target_is_one_sentence(arguments: tuple[Any, ...], 
 def validations(caches: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Where each validation really ran. No kernel is known at first; the emulator's libraries are."""
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(caches))
-    shutil.rmtree(caches / "kernels", ignore_errors=True)
+    for folder in ("kernels", "sources"):
+        shutil.rmtree(caches / folder, ignore_errors=True)
     found: list[str] = []
 
     def counted(kernel: Any, **options: Any) -> Any:
@@ -95,6 +96,7 @@ def test_another_meaning_is_validated_anew(validations: list[str], monkeypatch: 
         return replace(source, reference=f"{source.reference}\n# said in other words\n")
 
     monkeypatch.setattr("fusegen.pipeline.render", reworded)
+    monkeypatch.setattr("fusegen.sources.code_stamp", lambda: "another op table")
     made()
     assert len(validations) == 2
 

@@ -95,12 +95,12 @@ def test_the_log_says_hit_or_why_not(tmp_path: Path, caplog: pytest.LogCaptureFi
     caplog.set_level(logging.DEBUG, "fusegen.cache")
     cache = KernelCache(tmp_path)
     cache.load(KEY, H200)
-    assert "miss: softmax for sm_90a: never compiled before" in caplog.text
+    assert "miss: softmax for sm_90a: never made before" in caplog.text
     cache.store(KEY, Entry(binary()))
     cache.load(KEY, H200)
     assert "hit: softmax for sm_90a" in caplog.text
     cache.load(replace(KEY, compiler="nvrtc 13.6", text="1" * 64), H200)
-    assert "the source text is different; compiler was nvrtc 13.5, is nvrtc 13.6" in caplog.text
+    assert "its text is different; compiler was nvrtc 13.5, is nvrtc 13.6" in caplog.text
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

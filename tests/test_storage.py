@@ -87,7 +87,7 @@ def test_kinds_share_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     old = kib(Store("emulator"), "library", 60)
     used(old, 5)
     kib(Store("kernels"), "kernel", 60)
-    assert {kind: usage.entries for kind, usage in survey(tmp_path).items()} == {"kernels": 1, "emulator": 0}
+    assert {kind for kind, usage in survey(tmp_path).items() if usage.entries} == {"kernels"}
 
 
 def test_far_from_the_bound_nobody_lists_the_folder(small: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ DAMAGE: Mapping[str, tuple[Callable[[Path, bytes], object], str]] = {
     "wrong magic": (lambda path, data: path.write_bytes(b"\x7fELF" + data), "is damaged: it is of another format"),
     "foreign key": (foreign, "is damaged: it belongs to another key"),
     "a pipe": (lambda path, data: os.mkfifo(path), "is damaged: it is no file"),
-    "a link to nowhere": (lambda path, data: path.symlink_to("nowhere"), "never compiled before"),
+    "a link to nowhere": (lambda path, data: path.symlink_to("nowhere"), "never made before"),
     "a link to itself": (lambda path, data: path.symlink_to(path.name), "can't be read: "),
 }
 

@@ -25,7 +25,7 @@ from fusegen.storage import (
     survey,
 )
 
-app = typer.Typer(help="Show or clear the cache of what fusegen compiled.", no_args_is_help=True)
+app = typer.Typer(help="Show or clear the cache of what fusegen made.", no_args_is_help=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 STEPS = ((86400, "d"), (3600, "h"), (60, "min"))  # of an age, largest first
 
@@ -35,6 +35,8 @@ class Kind(StrEnum):
 
     kernels = "kernels"
     emulator = "emulator"
+    sources = "sources"
+    compilers = "compilers"
 
 
 @app.command()
@@ -61,11 +63,11 @@ def info(as_json: AsJson = False) -> int:
 @verb
 def clear_(
     kinds: Annotated[
-        list[Kind] | None, typer.Argument(metavar="KIND", help="kernels, emulator; without any, all.")
+        list[Kind] | None, typer.Argument(metavar="KIND", help=f"{', '.join(Kind)}; without any, all.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Remove what was compiled. Safe while other processes use it: they compile it again."""
+    """Remove what was made. Safe while other processes use it: they make it again."""
     root = readable(cache_root())
     done = clear(root, [kind.value for kind in kinds or Kind])
     code = MissingError.exit_code if done.refused else 0

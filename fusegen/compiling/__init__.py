@@ -2,7 +2,7 @@
 
 The vendors' compilers are libraries that this process calls (`fusegen.compiling.nvrtc`, `.hiprtc`); a `Binary` holds
 what they made and what it needs of a GPU, read from the compiler's own accounts (`.resources`). Nothing is cached here:
-`fusegen.runtime` does that, with `compiler_version` and `compile_options` in its keys.
+`fusegen.runtime` does that, with `compile_options` and the compiler's version in its keys.
 
 Several sources compile faster in threads with NVRTC, which is reentrant and is called without Python's lock. hiprtc
 takes a lock of its own, and hip-python 7 keeps Python's during a call, so HIP sources need processes for that.
@@ -85,12 +85,10 @@ def compiler_version(vendor: str) -> str:
     return version
 
 
-def compile_options(target: Target) -> tuple[str, ...]:
-    """What the compiler is told beside the text, without what differs from machine to machine: part of every cache key.
-
-    Raises MissingError like `compile_source`.
-    """
-    options: tuple[str, ...] = compiler_of(target.vendor).options_text(target, compiler_version(target.vendor))
+def compile_options(target: Target, compiler: str) -> tuple[str, ...]:
+    """What a compiler of that version is told beside the text, without what differs from machine to machine: part of
+    every cache key."""
+    options: tuple[str, ...] = compiler_of(target.vendor).options_text(target, compiler)
     return options
 
 

@@ -26,7 +26,7 @@ from functools import cache
 from importlib.resources import files
 
 import fusegen
-from fusegen.compiling import compiler_version
+from fusegen.compiling.versions import known_version
 from fusegen.database.keys import Problem, Tools, family, problem_of
 from fusegen.database.rows import Measurement, Unsound, read_lines
 from fusegen.database.store import Database
@@ -181,7 +181,7 @@ def read_yours(database: Database, graph: str) -> list[Measurement]:
 def own_compiler(target: Target) -> str:
     """The compiler's name and version; empty where there is none."""
     try:
-        return compiler_version(target.vendor)
+        return known_version(target.vendor)
     except MissingError:
         return ""
 

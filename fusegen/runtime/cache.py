@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fusegen.compiling import Binary, Resources, compile_options, compile_source, compiler_version
+from fusegen.compiling import Binary, Resources, compile_options, compile_source
+from fusegen.compiling.versions import known_version, noted
 from fusegen.planner.model import Source
 from fusegen.storage import Damaged, Store
 from fusegen.storage import Key as AnyKey
@@ -93,14 +94,15 @@ def key_of(source: Source) -> Key:
     import fusegen
 
     plan = source.plan
+    compiler = known_version(plan.target.vendor)
     return Key(
         entry=plan.name,
         arch=plan.target.arch,
         text=hashlib.sha256(source.text.encode()).hexdigest(),
         threads=plan.threads,
         shared_bytes=plan.shared_bytes,
-        compiler=compiler_version(plan.target.vendor),
-        options=" ".join(compile_options(plan.target)),
+        compiler=compiler,
+        options=" ".join(compile_options(plan.target, compiler)),
         fusegen=fusegen.__version__,
     )
 
@@ -116,5 +118,8 @@ def compiled(source: Source, cache: KernelCache | None = None, *, origin: str = 
         source.text, plan.name, plan.target, filename=source.filename, threads=plan.threads,
         dynamic_shared=plan.shared_bytes, origin=origin,
     )  # fmt: skip
+    if binary.compiler != key.compiler:  # a note was wrong: this NVRTC lies elsewhere
+        noted(binary.compiler)
+        key = key_of(source)
     store.store(key, Entry(binary))
     return binary

@@ -1,4 +1,4 @@
-"""What fusegen keeps on disk because it can make it again: compiled kernels, and the emulator's libraries.
+"""What fusegen keeps on disk because it can make it again: compiled kernels, the emulator's libraries, sources.
 
     folders  where it lies, how much of it there may be, what a file's name says
     bounds   all files together: counted, listed, evicted, cleared

@@ -42,7 +42,7 @@ class Key:
 
     entry: str
     arch: str
-    text: str  # the source's hash
+    text: str  # the hash of what it is made from
 
     @property
     def digest(self) -> str:
@@ -130,10 +130,10 @@ class Store:
             found = [(file.stat().st_mtime, file) for file in self.folder.glob(f"{key.stem}-*{self.suffix}")]
             old = unpack(read_file(max(found)[1])[0])[0]["key"]
         except (OSError, ValueError, Damaged):  # ValueError: there is no file at all
-            return "never compiled before, or evicted since"
+            return "never made before, or evicted since"
         changed = [f.name for f in fields(key) if old.get(f.name) != getattr(key, f.name)]
         said = (
-            "the source text is different" if name == "text" else f"{name} was {old.get(name)}, is {getattr(key, name)}"
+            "its text is different" if name == "text" else f"{name} was {old.get(name)}, is {getattr(key, name)}"
             for name in changed
         )
         return "; ".join(said) or "another process stores it at this moment"

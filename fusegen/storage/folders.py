@@ -17,9 +17,19 @@ SIZE_VARIABLE = "FUSEGEN_CACHE_SIZE"
 DEFAULT_BOUND = 512 * 2**20  # bytes: some 20,000 kernels, or as many of the emulator's libraries
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-KINDS = {"kernels": "compiled kernels", "emulator": "emulator libraries"}
-SUFFIXES = {"kernels": ".kernel", "emulator": ".library"}  # of the entries of each kind, in a folder of its name
-ENTRY = re.compile(r"[\w-]+-[0-9a-f]{64}(\.kernel|\.library)", re.ASCII)
+KINDS = {
+    "kernels": "compiled kernels",
+    "emulator": "emulator libraries",
+    "sources": "rendered sources",
+    "compilers": "notes on compilers",
+}
+SUFFIXES = {  # of the entries of each kind, in a folder of its name
+    "kernels": ".kernel",
+    "emulator": ".library",
+    "sources": ".source",
+    "compilers": ".note",
+}
+ENTRY = re.compile(rf"[\w-]+-[0-9a-f]{{64}}({'|'.join(map(re.escape, SUFFIXES.values()))})", re.ASCII)
 TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.fusegen")  # becomes an entry once it is whole
 
 
