@@ -11,8 +11,8 @@
     kernel = fusegen.compile(bias_relu)        # planned, emitted, compiled, validated
     y = kernel(x, bias)                        # torch, CuPy, JAX or numpy arrays
 
-Declaring chains needs numpy alone and imports in a moment; what plans, compiles and runs them is imported when it is
-first used.
+Declaring chains needs no other package and imports in a moment; what plans, compiles and runs them is imported when it
+is first used.
 """
 
 from __future__ import annotations

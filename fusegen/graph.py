@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from numbers import Integral
 from typing import TypeVar
-
-import numpy as np
 
 from fusegen.errors import SpecError, Where
 from fusegen.types import Dim, DType, Shape, Size, TensorType, f32, size_of
@@ -241,7 +240,7 @@ class Graph:
             if name not in self.sizes:
                 known = ", ".join(self.sizes) or "none"
                 raise SpecError(f"{self.name} has no dim {name!r}; its dims are {known}", self.where)
-            if isinstance(size, np.integer):
+            if isinstance(size, Integral) and not isinstance(size, bool):  # numpy's integers are
                 size = int(size)
             least = 0 if any(Dim(name) == d for d in self.shape[:-1]) and Dim(name) != self.shape[-1] else 1
             if not isinstance(size, int) or isinstance(size, bool) or size < least:

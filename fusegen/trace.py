@@ -20,8 +20,6 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-
 from fusegen.errors import SpecError, Where
 from fusegen.graph import Kind, Node, Op, Operator, broadcast
 from fusegen.types import Dim, DType, Shape, Size, b8, f32, i32, shape_text
@@ -322,7 +320,7 @@ def node_of(op: Op, argument: Any, operator: Operator) -> Node:
     """The node behind a Value, or a literal's. Raises SpecError for anything else."""
     if isinstance(argument, Value):
         return argument.node
-    if isinstance(argument, np.generic):
+    if (np := sys.modules.get("numpy")) is not None and isinstance(argument, np.generic):
         argument = argument.item()
     if isinstance(argument, bool):
         return Node(OPS["literal"], (), (), b8, operator, literal=argument)

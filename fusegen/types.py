@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import ml_dtypes
-import numpy as np
+from functools import cache
+from typing import TYPE_CHECKING
 
 from fusegen.errors import SpecError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,14 @@ class DType:
     name: str
     kind: str  # "float", "int" or "bool"
     bytes: int
-    numpy: np.dtype[np.generic]
+    numpy_name: str
     epsilon: float = 0.0
     tiny: float = 0.0
     largest: float = 0.0
+
+    @property
+    def numpy(self) -> np.dtype[np.generic]:
+        return numpy_dtype(self.numpy_name)
 
     def __getitem__(self, sizes: Size | Shape) -> TensorType:
         shape = sizes if isinstance(sizes, tuple) else (sizes,)
@@ -70,11 +76,20 @@ class DType:
         return self.name
 
 
-f16 = DType("f16", "float", 2, np.dtype(np.float16), 2.0**-11, 2.0**-24, 65504.0)
-bf16 = DType("bf16", "float", 2, np.dtype(ml_dtypes.bfloat16), 2.0**-8, 2.0**-133, 3.3895313892515355e38)
-f32 = DType("f32", "float", 4, np.dtype(np.float32), 2.0**-24, 2.0**-149, 3.4028234663852886e38)
-i32 = DType("i32", "int", 4, np.dtype(np.int32), largest=2.0**31 - 1)
-b8 = DType("b8", "bool", 1, np.dtype(np.bool_), largest=1.0)
+@cache
+def numpy_dtype(name: str) -> np.dtype[np.generic]:
+    """Numpy's dtype of that name, ml_dtypes' own among them. Imported here: declaring a chain needs neither."""
+    import ml_dtypes  # names bfloat16
+    import numpy as np
+
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+f16 = DType("f16", "float", 2, "float16", 2.0**-11, 2.0**-24, 65504.0)
+bf16 = DType("bf16", "float", 2, "bfloat16", 2.0**-8, 2.0**-133, 3.3895313892515355e38)
+f32 = DType("f32", "float", 4, "float32", 2.0**-24, 2.0**-149, 3.4028234663852886e38)
+i32 = DType("i32", "int", 4, "int32", largest=2.0**31 - 1)
+b8 = DType("b8", "bool", 1, "bool", largest=1.0)
 
 DTYPES: Mapping[str, DType] = {d.name: d for d in (f16, bf16, f32, i32, b8)}
 

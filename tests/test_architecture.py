@@ -105,10 +105,16 @@ def test_vendor_packages_are_imported_inside_functions(path: Path) -> None:
             assert name.split(".")[0] not in VENDORS, f"{path.name} imports {name} at its top"
 
 
-def test_importing_fusegen_brings_no_vendor_package() -> None:
-    code = (
-        "import sys, fusegen; print(sorted(set(sys.modules) & {'torch', 'cupy', 'jax', 'hip', 'cuda.core', 'typer'}))"
-    )
+def test_importing_fusegen_brings_no_package() -> None:
+    packages = ["torch", "cupy", "jax", "hip", "cuda.core", "typer", "numpy", "jinja2"]
+    code = f"import sys, fusegen; print(sorted(set(sys.modules) & set({packages})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_a_warm_start_imports_has_no_templates_compilers_or_checks() -> None:
+    modules = ["jinja2", "fusegen.spelling", "fusegen.compiling.nvrtc", "fusegen.validation.checks", "fusegen.emulator"]
+    code = f"import sys, fusegen.pipeline; print(sorted(set(sys.modules) & set({modules})))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

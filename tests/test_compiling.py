@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -367,11 +368,25 @@ def test_headers_of_an_older_nvrtc_come_from_a_wheel_or_are_missed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pathfinder = pytest.importorskip("cuda.pathfinder")
+    monkeypatch.setattr(nvrtc, "headers_beside_library", lambda: None)
     monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", lambda library: str(tmp_path))
     assert nvrtc.headers("nvrtc 12.9") == f"--include-path={tmp_path}"
     monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", lambda library: None)
     with pytest.raises(MissingError, match=r"cuda_fp16\.h"):
         nvrtc.headers("nvrtc 12.9")
+
+
+def test_headers_beside_an_older_nvrtc_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pathfinder = pytest.importorskip("cuda.pathfinder")
+    loaded = SimpleNamespace(abs_path=str(tmp_path / "lib" / "libnvrtc.so.12"))
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", lambda name: loaded)
+    monkeypatch.setattr(pathfinder, "find_nvidia_header_directory", lambda library: "/elsewhere")
+    find = nvrtc.headers_beside_library.__wrapped__
+    monkeypatch.setattr(nvrtc, "headers_beside_library", find)
+    assert nvrtc.headers("nvrtc 12.9") == "--include-path=/elsewhere"
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_fp16.h").write_text("")
+    assert nvrtc.headers("nvrtc 12.9") == f"--include-path={tmp_path / 'include'}"
 
 
 def test_a_folder_for_headers_that_cannot_be_made_is_missing_and_not_the_kernels_fault(

@@ -236,6 +236,136 @@ def test_graph_capture(torch: Any, target: Target, device: Device, cache: Kernel
         assert bool((w == value + 2).all())
 
 
+def unchecked(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on every call must take a shortcut."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("this call took no shortcut")
+
+    monkeypatch.setattr(kernel, "call", refuse)
+
+
+def settled_add(torch: Any, kernel: Kernel, where: str = "cuda") -> tuple[Any, Any, Any]:
+    """Operands and an output for which the kernel has shortcuts."""
+    x, y, out = (
+        torch.zeros(64, 512, device=where),
+        torch.ones(64, 512, device=where),
+        torch.empty(64, 512, device=where),
+    )
+    for _ in range(4):
+        kernel(x, y)
+        kernel(x, y, out=out)
+    torch.cuda.synchronize()
+    return x, y, out
+
+
+def test_shortcuts_launch_on_the_current_stream(
+    torch: Any, target: Target, device: Device, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A side stream is busy for long, then writes what the kernel reads: elsewhere the kernel would come too early."""
+    kernel = made(add, target, device, cache)
+    x, y, out = settled_add(torch, kernel)
+    unchecked(kernel, monkeypatch)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(3.0)
+        z = kernel(x, y)
+        kernel(z, y, out=out)
+    side.synchronize()
+    assert bool((z == 4).all())
+    assert bool((out == 5).all())
+
+
+@pytest.mark.parametrize("own_stream", [False, True], ids=["torch's stream", "the caller's stream"])
+def test_graph_capture_of_shortcuts(
+    torch: Any, target: Target, device: Device, cache: KernelCache, monkeypatch: pytest.MonkeyPatch, own_stream: bool
+) -> None:
+    """The launches are in the graph, with results allocated from its pool and with `out=`, and replay what is new."""
+    kernel = made(add, target, device, cache)
+    x, y, out = settled_add(torch, kernel)
+    unchecked(kernel, monkeypatch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream() if own_stream else None):
+        z = kernel(x, y)
+        kernel(z, y, out=out)
+        w = kernel(out, y)
+    out.fill_(-1.0)
+    torch.cuda.synchronize()
+    assert bool((out == -1).all())  # captured, and not launched beside
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert bool((w == value + 3).all())
+
+
+def test_shortcuts_from_a_thread_that_never_used_the_gpu(
+    torch: Any, target: Target, device: Device, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no context, so that the plain launch is refused; the careful one is not."""
+    kernel = made(add, target, device, cache)
+    x, y, out = settled_add(torch, kernel)
+    unchecked(kernel, monkeypatch)
+    out.fill_(-1.0)
+    torch.cuda.synchronize()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            kernel(x, y, out=out)
+            device.synchronize()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failed
+    assert bool((out == 1).all())
+
+
+def test_threads_share_shortcuts(
+    torch: Any, target: Target, device: Device, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every thread launches with arguments of its own."""
+    kernel = made(add, target, device, cache)
+    settled_add(torch, kernel)
+    unchecked(kernel, monkeypatch)
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(200):
+                x, y = torch.full((2, 64, 512), float(turn), device="cuda")
+                if not bool((kernel(x, y.mul_(number)) == turn * (1 + number)).all()):
+                    wrong.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_shortcuts_of_two_gpus(torch: Any, target: Target, device: Device, cache: KernelCache) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    kernel = made(add, target, device, cache)
+    for current in (0, 1):
+        with torch.cuda.device(current):
+            for where in ("cuda:0", "cuda:1", "cuda:0"):
+                x, y, out = settled_add(torch, kernel, where)
+                z = kernel(x, y)
+                assert str(z.device) == where
+                kernel(z, y, out=out)
+                torch.cuda.synchronize(where)
+                assert bool((z == 1).all())
+                assert bool((out == 2).all())
+    assert len(kernel.shortcuts.fresh) == 2
+
+
 def test_prepared_calls(torch: Any, target: Target, device: Device, cache: KernelCache) -> None:
     kernel = made(add, target, device, cache)
     x = torch.ones(64, 512, device="cuda")

@@ -2,7 +2,7 @@
 
 NVRTC's own calls, and not cuda.core, whose import takes as long as compiling a kernel does. Headers (`cuda_fp16.h`)
 come out of NVRTC itself from 13.3 on, which fits them to the compiler by construction; an older NVRTC gets those that
-cuda.pathfinder finds (the nvidia-cuda-runtime wheel, or a toolkit).
+lie beside it, or that cuda.pathfinder finds (the nvidia-cuda-runtime wheel, or a toolkit).
 """
 
 from __future__ import annotations
@@ -128,9 +128,20 @@ def headers(compiler: str) -> str:
         return f"--use-bundled-headers={folder}"
     from cuda import pathfinder
 
-    if found := pathfinder.find_nvidia_header_directory("cudart"):
+    if found := headers_beside_library() or pathfinder.find_nvidia_header_directory("cudart"):
         return f"--include-path={found}"
     raise MissingError(MISSING_HEADERS)
+
+
+@cache
+def headers_beside_library() -> str | None:
+    """Where the wheel or the toolkit that NVRTC itself is from has its headers, if it has: they fit it best, and
+    cuda.pathfinder's search takes as long as compiling a kernel does."""
+    from cuda import pathfinder
+
+    library = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
+    folder = Path(library).parent.parent / "include" if library else None
+    return str(folder) if folder is not None and (folder / "cuda_fp16.h").is_file() else None
 
 
 def missing(error: Exception) -> MissingError:

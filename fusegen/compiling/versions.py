@@ -26,9 +26,10 @@ VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH")  # whe
 
 def known_version(vendor: str) -> str:
     """`fusegen.compiling.compiler_version(vendor)`, from a note where there is one. Raises MissingError."""
-    from fusegen.compiling import compiler_version, nvrtc
+    from fusegen.compiling import compiler_version
 
-    if vendor != "cuda" or nvrtc.version.cache_info().currsize:  # known in this process
+    nvrtc = sys.modules.get("fusegen.compiling.nvrtc")
+    if vendor != "cuda" or (nvrtc is not None and nvrtc.version.cache_info().currsize):  # known in this process
         return compiler_version(vendor)
     return Store("compilers").load(key_here(), read) or noted(compiler_version(vendor))
 

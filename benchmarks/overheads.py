@@ -1,0 +1,300 @@
+"""What a call and a start cost the host: microseconds a call, milliseconds a process. Needs a GPU and torch.
+
+    python benchmarks/overheads.py [--json FILE] [--batches 40] [--processes 5] [--only calls]
+
+Calls: the host's time to return from a launch on six operands of 8 x 4096 halves (bias_gelu_residual_ln and its
+output), median over batches of 300 launches, the GPU idle before each. The bare launch is the driver's own part: its
+arguments are packed beforehand, and nothing is looked at. Parts are what a call is made of, each alone.
+
+Processes: a new process each, after `import torch`, `import fusegen` and six tensors on the GPU. `modules` is the time
+to import what fusegen.compile needs beside these (cold: jinja2 and the compiler's bindings among them, not NVRTC's
+library); `first result` is from there to the result, synchronized. Warm: the kernel and its verdict are in the cache;
+cold: every process has a new cache folder. Run from the repository root with PYTHONPATH set to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import timeit
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+CALLS = 300  # in a batch: fewer than the driver queues, so that no launch waits for the GPU
+SPEC = Path(__file__).resolve().parent.parent / "specs" / "bias_gelu_residual_ln.py"
+ROWS = 8
+
+
+def chain() -> Any:
+    from fusegen.spec import load_chains
+
+    return load_chains(SPEC)[0].at(M=ROWS)
+
+
+def operands() -> tuple[Any, ...]:
+    import torch
+
+    x = torch.randn(ROWS, 4096, device="cuda").half()
+    vectors = [torch.randn(4096, device="cuda").half() for _ in range(3)]
+    return x, vectors[0], x.clone(), vectors[1], vectors[2]
+
+
+# ---------------------------------------------------------------- calls
+
+
+def microseconds(call: Callable[[], object], batches: int) -> float:
+    """Host time of one call."""
+    import torch
+
+    timer = timeit.Timer(call)
+    timer.timeit(20)
+    times = []
+    for _ in range(batches):
+        torch.cuda.synchronize()
+        times.append(timer.timeit(CALLS) / CALLS * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def calls(batches: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Microseconds a call, and those of its parts. What an empty lambda takes is taken off."""
+    import torch
+
+    import fusegen
+
+    kernel = fusegen.compile(chain())
+    tensors = operands()
+    x, bias, residual, gamma, beta = tensors
+    for _ in range(3):
+        out = kernel(*tensors)
+        kernel(*tensors, out=out)
+    prepared = kernel.prepare(*tensors)
+    idle = microseconds(lambda: None, batches)
+
+    def measured(found: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+        return {name: microseconds(call, batches) - idle for name, call in found.items()}
+
+    whole = measured({
+        "kernel(...), result allocated": lambda: kernel(x, bias, residual, gamma, beta),
+        "kernel(..., out=out)": lambda: kernel(x, bias, residual, gamma, beta, out=out),
+        "the first without its shortcut": lambda: kernel.call(tensors, None, None),
+        "the second without its shortcut": lambda: kernel.call(tensors, out, None),
+        "prepared()": prepared,
+        "torch: x + y": lambda: x + residual,
+        "torch.add(x, y, out=out)": lambda: torch.add(x, residual, out=out),
+        **triton_launch(tensors, out),
+        **bare_launches(prepared),
+    })  # fmt: skip
+    return whole, measured(parts(tensors, out))
+
+
+def triton_launch(tensors: tuple[Any, ...], out: Any) -> dict[str, Callable[[], object]]:
+    """A Triton kernel of six operands, where there is Triton."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return {}
+    from six_operands import six_operands
+
+    arrays = (*tensors, out)
+    return {"Triton, six operands": lambda: six_operands[(ROWS,)](*arrays, 4096, BLOCK=4096)}
+
+
+def bare_launches(prepared: Any) -> dict[str, Callable[[], object]]:
+    """The same kernel's launch by the driver alone, its arguments packed once."""
+    import ctypes
+
+    from fusegen.runtime import nvidia
+    from fusegen.runtime.gpu import GpuKernel
+
+    record = prepared.record
+    loaded, launch, plan = record.loaded, record.launch, record.variant.plan
+    assert isinstance(loaded, GpuKernel)
+    arguments = loaded.arguments
+    arguments.pack_into(arguments.block, 0, *prepared.pointers, *prepared.values, *launch.numbers)
+    bound = nvidia.driver().cuLaunchKernel
+    table, function, blocks, threads, shared = (
+        arguments.address, loaded.function, launch.blocks, plan.threads, plan.shared_bytes
+    )  # fmt: skip
+    found: dict[str, Callable[[], object]] = {
+        "bare cuLaunchKernel, cuda.bindings": lambda: bound(
+            function, blocks, 1, 1, threads, 1, 1, shared, 0, table, 0
+        )
+    }  # fmt: skip
+    if (start := nvidia.launcher()) is not None:
+        config = nvidia.Config((blocks, 1, 1), (threads, 1, 1), shared)
+        at, code = ctypes.addressof(config), int(function)
+        keep = (config, arguments)
+        found["bare cuLaunchKernelEx, ctypes"] = lambda keep=keep: start(at, code, table, None)  # type: ignore[misc]
+    return found
+
+
+def parts(tensors: tuple[Any, ...], out: Any) -> dict[str, Callable[[], object]]:
+    """What a shortcut does beside the launch, one by one."""
+    import struct
+
+    from fusegen.runtime.arrays import contiguous_strides
+    from fusegen.runtime.libraries import torch_current_stream, torch_dtype, torch_empty
+    from fusegen.runtime.shortcuts import guard, guards_hold
+    from fusegen.types import f16
+
+    x, bias, residual, gamma, beta = tensors
+    place = ("cuda", x.get_device())
+    shape = tuple(x.shape)
+    like = (shape, contiguous_strides(shape), torch_dtype(f16))
+    empty, stream = torch_empty(place), torch_current_stream(place)
+    memory, pack = bytearray(128), struct.Struct("P24xPPPPPP").pack_into
+    held = [tensor.data_ptr() for tensor in (*tensors, out)]
+
+    def addresses() -> None:
+        x.data_ptr(), bias.data_ptr(), residual.data_ptr(), gamma.data_ptr(), beta.data_ptr(), out.data_ptr()
+
+    found: dict[str, Callable[[], object]] = {
+        "six addresses": addresses,
+        "fresh memory": lambda: empty(*like),
+        "the current stream": lambda: stream(place[1]),
+        "packing": lambda: pack(memory, 32, 0, *held),
+    }
+    if guards_hold():
+        five, six = guard(tensors), guard((*tensors, out))
+        found["guard of five tensors"] = lambda: five(x, bias, residual, gamma, beta)
+        found["guard of six tensors"] = lambda: six(x, bias, residual, gamma, beta, out)
+    return found
+
+
+# ---------------------------------------------------------------- processes
+
+
+COLD = ("jinja2", "fusegen.spelling", "fusegen.compiling.nvrtc", "cuda.bindings.nvrtc", "elftools.elf.elffile",
+        "fusegen.validation.checks")  # fmt: skip
+
+
+def child(validate: bool, cold: bool) -> None:
+    """Print what a start took in this process, in milliseconds."""
+    import torch
+
+    import fusegen
+
+    spec, tensors = chain(), operands()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    import fusegen.pipeline
+    import fusegen.runtime.nvidia
+
+    fusegen.runtime.nvidia.driver()
+    for module in COLD if cold else ():
+        import_module(module)
+    ready = time.perf_counter()
+    kernel = fusegen.compile(spec, validate=validate)
+    compiled = time.perf_counter()
+    kernel(*tensors)
+    torch.cuda.synchronize()
+    end = time.perf_counter()
+    found = {"modules": ready - begin, "compile": compiled - ready, "first call": end - compiled}
+    print(json.dumps({name: 1e3 * seconds for name, seconds in {**found, "first result": end - ready}.items()}))
+
+
+IMPORT = """
+import json, time
+begin = time.perf_counter()
+import fusegen
+print(json.dumps({"import fusegen": 1e3 * (time.perf_counter() - begin)}))
+"""
+
+
+def medians(command: list[str], times: int, caches: Callable[[int], str]) -> dict[str, float]:
+    """The median of each number that new processes print; `caches(i)` is the cache folder of the i-th."""
+    found = []
+    for turn in range(times):
+        environment = {**os.environ, "FUSEGEN_CACHE_DIR": caches(turn)}
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{ran.stderr}")
+        found.append(json.loads(ran.stdout.splitlines()[-1]))
+    return {name: statistics.median(one[name] for one in found) for name in found[0]}
+
+
+def processes(times: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each kind of start."""
+    own = [sys.executable, str(Path(__file__).resolve()), "--child"]
+    with tempfile.TemporaryDirectory() as folder:
+        warm = str(Path(folder, "warm"))
+        medians([*own, "validated"], 1, lambda turn: warm)  # fills it
+        return {
+            "import fusegen": medians([sys.executable, "-c", IMPORT], times, lambda turn: warm),
+            "warm": medians([*own, "warm"], times, lambda turn: warm),
+            "cold, not validated": medians([*own, "unproven"], times, lambda turn: str(Path(folder, f"a{turn}"))),
+            "cold, validated": medians([*own, "validated"], times, lambda turn: str(Path(folder, f"b{turn}"))),
+        }
+
+
+# ---------------------------------------------------------------- the report
+
+
+def conditions() -> dict[str, str]:
+    import torch
+
+    from fusegen.compiling import compiler_version
+
+    try:
+        import triton
+
+        triton_version = str(triton.__version__)
+    except ImportError:
+        triton_version = "none"
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "cpu": cpu_name(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "triton": triton_version,
+        "compiler": compiler_version("cuda"),
+    }
+
+
+def cpu_name() -> str:
+    with open("/proc/cpuinfo") as file:
+        return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "unknown")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", type=Path, help="write all numbers there")
+    parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--processes", type=int, default=5, help="new processes of each kind")
+    parser.add_argument("--only", choices=("calls", "processes"))
+    parser.add_argument("--child", choices=("warm", "unproven", "validated"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child != "unproven", options.child != "warm")
+        return
+    found: dict[str, Any] = {"conditions": conditions()}
+    print(", ".join(f"{name} {value}" for name, value in found["conditions"].items()))
+    if options.only != "processes":
+        found["calls_us"], found["parts_us"] = calls(options.batches)
+        print(f"\nhost time of a call, us (median of {options.batches} batches of {CALLS})")
+        for name, us in found["calls_us"].items():
+            print(f"  {name:<36} {us:6.2f}")
+        print("\nparts of a call, us")
+        for name, us in found["parts_us"].items():
+            print(f"  {name:<36} {us:6.2f}")
+    if options.only != "calls":
+        found["processes_ms"] = processes(options.processes)
+        print(f"\nnew processes, ms (median of {options.processes})")
+        for kind, numbers in found["processes_ms"].items():
+            print(f"  {kind:<22} " + "  ".join(f"{name} {ms:.1f}" for name, ms in numbers.items()))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
