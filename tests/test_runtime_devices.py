@@ -9,7 +9,8 @@ import ctypes
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +24,7 @@ from fusegen.planner import plan
 from fusegen.planner.model import Param, Source
 from fusegen.runtime import amd, devices, nvidia
 from fusegen.runtime.arrays import CPU
-from fusegen.runtime.devices import Device, Gpu, Launch, find, matching, present, runs, target_of
+from fusegen.runtime.devices import Device, Gpu, Launch, Sending, find, matching, present, runs, target_of
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.gpu import Arguments
 from fusegen.targets import A100, B200, H100, H200, L40S, MI210, MI250X, MI300A, MI300X, target
@@ -452,6 +453,84 @@ def test_a_launch_hands_over_every_argument(vendor: str, monkeypatch: pytest.Mon
     assert launched == (
         "module.scaled", 77, source.plan.threads, 0, 99, [2**47 + 1, 1.5, 2**47 + 2, 2**47 + 3, *numbers]
     )  # fmt: skip
+
+
+def start_of(fake: Heap, status: int) -> Callable[..., int]:
+    """cuLaunchKernelEx, pretended: notes what it finds in memory after other threads had their turn."""
+
+    def start(config: int, function: int, table: int, extra: None) -> int:
+        time.sleep(0)
+        if not status:
+            found = nvidia.Config.from_address(config)
+            assert (list(found.grid[1:]), list(found.block[1:]), found.attributes) == ([1, 1], [1, 1], None)
+            fake.launch(
+                function, found.grid[0], 1, 1, found.block[0], 1, 1, found.shared_bytes, found.stream or 0, table
+            )
+        return status
+
+    return start
+
+
+def sender(sending: Sending) -> Callable[..., None]:
+    """A function of the lines, as a shortcut has them: two inputs, a number and an output."""
+    lines = [line.format(pointers="x, y, z,", values="scale,") for line in sending.lines]
+    names: dict[str, Any] = dict(sending.names)
+    exec("def send(stream, x, y, z, scale):\n" + "".join(f"    {line}\n" for line in lines), names)
+    made: Callable[..., None] = names["send"]
+    return made
+
+
+@pytest.mark.parametrize("status", [0, 201], ids=["taken", "refused at first"])
+def test_a_launch_as_lines_hands_over_every_argument(vendor: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the plain launch is refused, the careful one follows."""
+    fake, device_of = FAKES[vendor](monkeypatch, 1)
+    monkeypatch.setattr(nvidia, "launcher", lambda: start_of(fake, status))
+    source = source_of(vendor)
+    loaded = device_of(0).load(source, binary(source))
+    plain = vendor == "cuda" and not status
+    if vendor == "cuda":
+        loaded.function = 7
+    numbers = tuple(range(2**40, 2**40 + len(zeros(source))))
+    send = sender(loaded.sending(Launch(77, numbers, ())))
+    for stream, turn in ((99, 1), (0, 2)):
+        send(stream, 2**47 + turn, 2**47 + 8, 2**47 + 16, 1.5 * turn)
+    values = [[2**47 + turn, 1.5 * turn, 2**47 + 8, 2**47 + 16, *numbers] for turn in (1, 2)]
+    function = 7 if vendor == "cuda" else "module.scaled"
+    assert fake.launched == [(function, 77, source.plan.threads, 0, s, v) for s, v in zip((99, 0), values, strict=True)]
+    assert (("launch",) in [call[:1] for call in fake.calls]) is not plain
+
+
+def test_a_driver_without_the_call_is_asked_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    monkeypatch.setattr(nvidia, "launcher", lambda: None)
+    loaded = device_of(0).load(SOURCE, binary(SOURCE))
+    sender(loaded.sending(Launch(77, zeros(SOURCE), ())))(5, 1, 2, 3, 0.5)
+    assert [launched[4] for launched in fake.launched] == [5]
+    nvidia.device.cache_clear()
+
+
+def test_launches_as_lines_from_many_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    monkeypatch.setattr(nvidia, "launcher", lambda: start_of(fake, 0))
+    loaded = device_of(0).load(SOURCE, binary(SOURCE))
+    loaded.function = 7
+    sending = loaded.sending(Launch(3, zeros(SOURCE), ()))
+    send = sender(sending)
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            send(number, number, number, number, float(number))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fake.launched) == 1600
+    for *_, stream, values in fake.launched:
+        assert {stream, *values[:4]} == {stream}
+    assert 1 <= len(sending.names["slots"]) <= 8
+    nvidia.device.cache_clear()
 
 
 def test_memory_comes_goes_and_copies(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:

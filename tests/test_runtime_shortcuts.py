@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -421,6 +423,16 @@ def test_the_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 """
         in caplog.text
     )
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    x, y = numbers(4, 64), numbers(4, 64, seed=1)
+    kernel = settled(add, x, y)
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+    assert kernel.shortcuts.fresh
 
 
 def test_threads_share_shortcuts() -> None:

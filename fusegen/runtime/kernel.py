@@ -128,7 +128,7 @@ class Kernel:
             signature, pointers = found
             record = self.records.get(signature)
             if record is not None:
-                self.shortcuts.missing(record, arrays, outs, pointers)
+                self.shortcuts.learn(record, arrays, outs, pointers)
                 if not outs:
                     made = tuple([maker(arrays, None) for maker in record.makers])
                     record.run((*pointers, *map(record.address, made)), values, record.stream())

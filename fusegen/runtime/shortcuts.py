@@ -25,7 +25,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from types import CodeType
 from typing import Any
 
@@ -62,8 +62,8 @@ class Shortcuts:
         self.missed = 0  # calls that no shortcut took since the last one was made
         self.patience = 1
 
-    def missing(self, record: Record, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> None:
-        """Told of a call that found a record and no shortcut; `pointers` are those of its arrays and of `outs`."""
+    def learn(self, record: Record, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> None:
+        """A call found a record and no shortcut: make one, if it is time. `pointers` are those of all its arrays."""
         self.missed += 1
         if self.missed < self.patience:
             return
@@ -117,7 +117,7 @@ def shortcut(
     return made
 
 
-@cache
+@lru_cache(maxsize=256)
 def code_of(text: str, name: str) -> CodeType:
     """The compiled text: a kernel has one or two, while each kind of call has values of its own for their names."""
     return compile(text, f"<shortcut of {name}>", "exec")
