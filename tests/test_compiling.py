@@ -25,6 +25,7 @@ from fusegen.compiling import (
     nvrtc,
     ptx,
 )
+from fusegen.compiling.options import FOR_CUBIN
 from fusegen.compiling.refusal import excerpt, places
 from fusegen.compiling.resources import of_cubin
 from fusegen.errors import CompileError, MissingError, RequestError
@@ -205,7 +206,7 @@ def test_options_for_the_key_are_those_of_the_compiler_and_name_no_folder() -> N
     compiler = built(HALVES, "halves", H200).compiler
     found = compile_options(H200, compiler)
     assert {"-arch=sm_90a", "--std=c++17", "--ptxas-options=-v"} <= set(found)
-    told = {*nvrtc.options(HALVES, H200, compiler), nvrtc.FOR_CUBIN}
+    told = {*nvrtc.options(HALVES, H200, compiler), FOR_CUBIN}
     assert told - set(found) == {nvrtc.headers(compiler)}
     assert not any("/" in option for option in found), found
     assert compile_options(A100, compiler) != found

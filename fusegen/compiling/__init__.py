@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from fusegen.compiling.options import compile_options
 from fusegen.compiling.resources import Occupancy, Resources
 from fusegen.errors import RequestError
 from fusegen.targets import NAMES, Target
@@ -83,13 +84,6 @@ def compiler_version(vendor: str) -> str:
     """`nvrtc 13.5` or `hiprtc 7.2.53211`: part of every cache key. Raises MissingError, which says what to install."""
     version: str = compiler_of(vendor).version()
     return version
-
-
-def compile_options(target: Target, compiler: str) -> tuple[str, ...]:
-    """What a compiler of that version is told beside the text, without what differs from machine to machine: part of
-    every cache key."""
-    options: tuple[str, ...] = compiler_of(target.vendor).options_text(target, compiler)
-    return options
 
 
 def disassemble(binary: Binary) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import io
-import os
 import re
 from functools import cache
 from importlib import import_module
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.compiling import resources
+from fusegen.compiling.options import for_hiprtc
 from fusegen.compiling.refusal import refusal
 from fusegen.compiling.resources import Resources
 from fusegen.errors import CompileError, MissingError
@@ -30,7 +30,6 @@ MISSING_COMGR = (
     "libamd_comgr, which prints AMD machine code, is missing here\n"
     "  it is part of ROCm: install that, or, on Debian, run scripts/install-hiprtc.sh"
 )
-APPENDED = ("HIPRTC_COMPILE_OPTIONS_APPEND", "HIPRTC_LINK_OPTIONS_APPEND")  # hiprtc reads them by itself
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
@@ -38,7 +37,7 @@ def compile_text(text: str, target: Target, *, filename: str, origin: str, compi
     """The code object, and the log. Raises CompileError and MissingError."""
     hiprtc = library("hiprtc")
     program = call(hiprtc.hiprtcCreateProgram(text.encode(), filename.encode(), 0, None, None))
-    options = [option.encode() for option in options_for(target)]
+    options = [option.encode() for option in for_hiprtc(target)]
     try:
         status = hiprtc.hiprtcCompileProgram(program, len(options), options)[0]
         log = bytearray(call(hiprtc.hiprtcGetProgramLogSize(program)))
@@ -53,16 +52,6 @@ def compile_text(text: str, target: Target, *, filename: str, origin: str, compi
     finally:
         hiprtc.hiprtcDestroyProgram(program.createRef())
     return unbundle(bytes(code), target.arch), said
-
-
-def options_for(target: Target) -> tuple[str, ...]:
-    return f"--offload-arch={target.arch}", "-O3", "-std=c++17"
-
-
-def options_text(target: Target, compiler: str) -> tuple[str, ...]:
-    """What `compile_text` tells hiprtc, and what the environment tells it."""
-    added = [f"{name}={os.environ[name]}" for name in APPENDED if os.environ.get(name)]
-    return *options_for(target), *added
 
 
 def read_resources(code: bytes, log: str, entry: str, dynamic_shared: int) -> Resources:

@@ -19,12 +19,12 @@ from typing import Any
 import platformdirs
 
 from fusegen.compiling import resources
+from fusegen.compiling.options import FOR_CUBIN, for_nvrtc
 from fusegen.compiling.refusal import refusal
 from fusegen.compiling.resources import Resources
 from fusegen.errors import MissingError
 from fusegen.targets import Target
 
-FOR_CUBIN = "--ptxas-options=-v"  # ptxas's account of resources
 MISSING = (
     "NVRTC, which compiles CUDA sources, is missing here\n  to get it: pip install cuda-bindings nvidia-cuda-nvrtc"
 )
@@ -102,22 +102,8 @@ def bindings() -> Any:
 
 def options(text: str, target: Target, compiler: str) -> list[str]:
     """What NVRTC is told. Raises MissingError where the text needs headers and there are none."""
-    found = options_for(target, compiler)
-    return [*found, headers(compiler)] if "#include" in text else found
-
-
-def options_for(target: Target, compiler: str) -> list[str]:
-    found = [f"-arch={target.arch}", "--std=c++17"]
-    if not compiler.startswith("nvrtc 12"):
-        # where there is a driver, NVRTC 13 keeps what it compiled in ~/.nv/ComputeCache, and a hit comes without a log
-        found.append("--no-cache")
-    return found
-
-
-def options_text(target: Target, compiler: str) -> tuple[str, ...]:
-    """What `compile_text` tells NVRTC, but for the folder of its headers: they come with it, to wherever that is, and
-    looking for the folder would take as long as compiling."""
-    return *options_for(target, compiler), FOR_CUBIN
+    found = for_nvrtc(target, compiler)
+    return [*found, headers(compiler)] if "#include" in text else [*found]
 
 
 def headers(compiler: str) -> str:
