@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +29,7 @@ from fusegen.runtime.arrays import CPU
 from fusegen.runtime.devices import Device, Gpu, Launch, Sending, find, matching, present, runs, target_of
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.gpu import Arguments
+from fusegen.runtime.shortcuts import launch_lines
 from fusegen.targets import A100, B200, H100, H200, L40S, MI210, MI250X, MI300A, MI300X, target
 
 M, N = dims("M N")
@@ -38,7 +41,14 @@ def scaled(x: f32[M, N], scale: f32, y: f32[M, N]) -> f32[M, N]:
     return x * scale + y
 
 
+@chain(M=4, N=64)
+def added(x: f32[M, N], y: f32[M, N]) -> f32[M, N]:
+    """No scalar."""
+    return x + y
+
+
 SOURCE = Source(plan(scaled.graph, H200), "// the text", "", "scaled.cu")
+PLAIN_SOURCE = Source(plan(added.graph, H200), "// the text", "", "added.cu")
 HIP_SOURCE = Source(plan(scaled.graph, MI300X), "// the text", "", "scaled.hip")
 
 
@@ -176,6 +186,7 @@ class Heap:
         self.calls: list[tuple[object, ...]] = []
         self.status = 0
         self.launched: list[tuple[Any, ...]] = []
+        self.params = SOURCE.plan.params
 
     def allocate(self, nbytes: int) -> int:
         block = (ctypes.c_char * (nbytes + 256))()
@@ -184,11 +195,11 @@ class Heap:
         return address
 
     def launch(self, *arguments: Any) -> None:
-        """Note the launch and the arguments behind the table: two pointers, a number, one pointer, 64-bit integers."""
+        """Note the launch and the arguments behind the table: pointers, numbers, 64-bit integers."""
         function, blocks, _, _, threads, _, _, shared, stream, table = arguments[:10]
-        slots = (ctypes.c_void_p * len(SOURCE.plan.params)).from_address(table)
+        slots = (ctypes.c_void_p * len(self.params)).from_address(table)
         values = []
-        for param, slot in zip(SOURCE.plan.params, slots, strict=True):
+        for param, slot in zip(self.params, slots, strict=True):
             kind = ctypes.c_float if param.kind == "value" else ctypes.c_longlong
             values.append(kind.from_address(slot).value)
         self.launched.append((function, blocks, threads, shared, stream, values))
@@ -471,11 +482,11 @@ def start_of(fake: Heap, status: int) -> Callable[..., int]:
     return start
 
 
-def sender(sending: Sending) -> Callable[..., None]:
-    """A function of the lines, as a shortcut has them: two inputs, a number and an output."""
-    lines = [line.format(pointers="x, y, z,", values="scale,") for line in sending.lines]
+def sender(sending: Sending, *values: str) -> Callable[..., None]:
+    """A function of the lines, as a shortcut has them: two inputs, an output, and numbers."""
+    lines = ["sent = stream, x, y, z", *launch_lines(sending, ["x", "y", "z"], values, ())]
     names: dict[str, Any] = dict(sending.names)
-    exec("def send(stream, x, y, z, scale):\n" + "".join(f"    {line}\n" for line in lines), names)
+    exec(f"def send({', '.join(['stream, x, y, z', *values])}):\n" + "".join(f"    {line}\n" for line in lines), names)
     made: Callable[..., None] = names["send"]
     return made
 
@@ -491,7 +502,7 @@ def test_a_launch_as_lines_hands_over_every_argument(vendor: str, status: int, m
     if vendor == "cuda":
         loaded.function = 7
     numbers = tuple(range(2**40, 2**40 + len(zeros(source))))
-    send = sender(loaded.sending(Launch(77, numbers, ())))
+    send = sender(loaded.sending(Launch(77, numbers, ())), "scale")
     for stream, turn in ((99, 1), (0, 2)):
         send(stream, 2**47 + turn, 2**47 + 8, 2**47 + 16, 1.5 * turn)
     values = [[2**47 + turn, 1.5 * turn, 2**47 + 8, 2**47 + 16, *numbers] for turn in (1, 2)]
@@ -504,22 +515,59 @@ def test_a_driver_without_the_call_is_asked_the_other_way(monkeypatch: pytest.Mo
     fake, device_of = fake_nvidia(monkeypatch, 1)
     monkeypatch.setattr(nvidia, "launcher", lambda: None)
     loaded = device_of(0).load(SOURCE, binary(SOURCE))
-    sender(loaded.sending(Launch(77, zeros(SOURCE), ())))(5, 1, 2, 3, 0.5)
+    sender(loaded.sending(Launch(77, zeros(SOURCE), ())), "scale")(5, 1, 2, 3, 0.5)
     assert [launched[4] for launched in fake.launched] == [5]
     nvidia.device.cache_clear()
 
 
-def test_launches_as_lines_from_many_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_memory_holds_is_not_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    fake.params = PLAIN_SOURCE.plan.params
+    monkeypatch.setattr(nvidia, "launcher", lambda: start_of(fake, 0))
+    loaded = device_of(0).load(PLAIN_SOURCE, binary(PLAIN_SOURCE))
+    loaded.function = 7
+    sending = loaded.sending(Launch(3, zeros(PLAIN_SOURCE), ()))
+    packed = []
+
+    def counted(*what: Any) -> None:
+        packed.append(what[2:])
+        sending.names["pack"](*what)
+
+    send = sender(replace(sending, names={**sending.names, "pack": counted}))
+    calls = [(5, 1, 2, 3), (5, 1, 2, 3), (6, 1, 2, 3), (6, 1, 2, 4), (6, 1, 2, 4), (5, 1, 2, 3)]
+    for call in calls:
+        send(*call)
+    assert [(stream, *values[:3]) for *_, stream, values in fake.launched] == calls
+    assert packed == [calls[0], calls[2], calls[3], calls[5]]
+    nvidia.device.cache_clear()
+
+
+def test_numbers_that_are_equal_and_not_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, device_of = fake_nvidia(monkeypatch, 1)
     monkeypatch.setattr(nvidia, "launcher", lambda: start_of(fake, 0))
     loaded = device_of(0).load(SOURCE, binary(SOURCE))
     loaded.function = 7
-    sending = loaded.sending(Launch(3, zeros(SOURCE), ()))
-    send = sender(sending)
+    send = sender(loaded.sending(Launch(3, zeros(SOURCE), ())), "scale")
+    for scale in (0.0, -0.0, 0.0):
+        send(0, 1, 2, 3, scale)
+    assert [math.copysign(1, launched[-1][1]) for launched in fake.launched] == [1, -1, 1]
+    nvidia.device.cache_clear()
+
+
+@pytest.mark.parametrize("source", [SOURCE, PLAIN_SOURCE], ids=["a number", "no number"])
+def test_launches_as_lines_from_many_threads_do_not_mix(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    fake.params = source.plan.params
+    monkeypatch.setattr(nvidia, "launcher", lambda: start_of(fake, 0))
+    loaded = device_of(0).load(source, binary(source))
+    loaded.function = 7
+    sending = loaded.sending(Launch(3, zeros(source), ()))
+    values = [param.tensor for param in source.plan.params if param.kind == "value"]
+    send = sender(sending, *values)
 
     def work(number: int) -> None:
         for _ in range(200):
-            send(number, number, number, number, float(number))
+            send(number, number, number, number, *(float(number) for _ in values))
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 9)]
     for thread in threads:
@@ -528,7 +576,7 @@ def test_launches_as_lines_from_many_threads_do_not_mix(monkeypatch: pytest.Monk
         thread.join()
     assert len(fake.launched) == 1600
     for *_, stream, values in fake.launched:
-        assert {stream, *values[:4]} == {stream}
+        assert {stream, *values[: len(source.plan.params) - len(zeros(source))]} == {stream}
     assert 1 <= len(sending.names["slots"]) <= 8
     nvidia.device.cache_clear()
 

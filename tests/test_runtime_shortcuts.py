@@ -179,6 +179,26 @@ def test_misaligned_tensors_have_shortcuts_too() -> None:
     assert kernel.checked == 5
 
 
+def test_addresses_that_change_are_looked_at_each_time() -> None:
+    """Those of the last call that was looked at need not be; others may be misaligned, or in each other's bytes."""
+    memory = torch.empty(2 * X.numel())
+    x, out = X.clone(), torch.empty_like(X)
+    inside = memory[: X.numel()].view(X.shape)
+    shifted = memory[64 : 64 + X.numel()].view(X.shape)  # as aligned, and in the same bytes
+    inside.copy_(X)
+    kernel = settled(add, x, Y, out=out)
+    for checked in (2, 3, 4):
+        for _ in range(2):
+            assert torch.equal(kernel(x, Y, out=out), X + Y)
+            assert torch.equal(kernel(inside, Y, out=out), X + Y)
+        assert kernel.checked == checked
+        with pytest.raises(ArgumentError, match="shares memory"):
+            kernel(inside, Y, out=shifted)
+    other = offset(X, 1)
+    assert torch.equal(kernel(other, Y, out=out), X + Y)
+    assert kernel.checked == 6
+
+
 def test_names_that_a_shortcut_uses_itself() -> None:
     a, b, c, d = (numbers(4, 64, seed=seed) for seed in range(4))
     kernel = settled(awkward, a, b, c, d)
@@ -416,13 +436,24 @@ def test_the_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         settled(add, X, Y)
     assert (
         """
-    x_at = x.data_ptr()
-    y_at = y.data_ptr()
-    if (x_at | y_at) & 15:
-        return None  # not aligned as they were
+    if held != sent:
+        stream, x_at, y_at, out_at = sent
+        if (x_at | y_at) & 15:  # not as they were
+            return None
+        slot[0] = sent
 """
         in caplog.text
     )
+
+
+def test_prepared_calls_repeat_their_numbers() -> None:
+    x, row = X.clone(), numbers(4, 1)
+    prepared = made(affine).prepare(x, 0.5, row, 3)
+    for _ in range(3):
+        x += 1
+        prepared()
+        assert torch.equal(prepared.result[0], x * 0.5 + row + 3)
+    assert made(affine).prepare(X[:0], 0.5, row[:0], 3)() is None, "nothing to launch"
 
 
 def test_no_tensor_is_kept_alive() -> None:

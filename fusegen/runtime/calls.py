@@ -71,11 +71,12 @@ class Prepared:
     stream: int | None  # None: the caller's current one, asked at each launch
     outputs: tuple[Any, ...]
     arrays: tuple[Any, ...]  # kept alive
+    send: Callable[[int], None]  # launches on a stream
 
     def __call__(self, stream: object = None) -> None:
         """Launch on `stream`, or the one that the call was prepared for, or the caller's current one."""
         chosen = self.stream if stream is None else stream_address(stream)
-        self.record.run(self.pointers, self.values, self.record.stream() if chosen is None else chosen)
+        self.send(self.record.stream() if chosen is None else chosen)
 
     @property
     def result(self) -> Any:

@@ -48,11 +48,18 @@ class Launch:
 class Sending:
     """A launch as lines of Python, for a function that is written for one kernel (`fusegen.runtime.shortcuts`).
 
-    The lines find the stream in `stream`; `{pointers}` and `{values}` stand for the names that hold each, with a comma
-    behind every one. `names` are what else the lines use.
+    A tuple `sent` holds the stream and the pointers. The lines of `take` bind `held`, the `sent` of an earlier launch,
+    and `slot`, a list whose first item is that. Where they are not equal, `fill` writes down what is new, else it is
+    left out; a kernel with run-time values always fills. Then `send` launches, or `leave` gives up.
+
+    In the lines `{sent}` stands for the items of `sent`, and `{values}` for the names of the run-time values, with a
+    comma behind every one. `names` are what else they use.
     """
 
-    lines: tuple[str, ...]
+    take: tuple[str, ...]
+    fill: tuple[str, ...]
+    send: tuple[str, ...]
+    leave: tuple[str, ...]
     names: Mapping[str, Any]
 
 
@@ -71,8 +78,9 @@ class Loaded(Protocol):
 
 def sent_by_call(loaded: Loaded, launch: Launch) -> Sending:
     """The lines that call the kernel's own `launch`."""
-    line = "launch(launched, ({pointers}), ({values}), stream)"
-    return Sending((line,), {"launch": loaded.launch, "launched": launch})
+    send = "launch(launched, sent[1:], ({values}), sent[0])"
+    names = {"slot": [None], "launch": loaded.launch, "launched": launch}
+    return Sending(("held = slot[0]",), (), (send,), (), names)
 
 
 class Memory:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import ArgumentError, KernelError
@@ -28,7 +30,7 @@ from fusegen.runtime.calls import Prepared, Record, Variant
 from fusegen.runtime.copied import run_copied
 from fusegen.runtime.devices import Device, Launch, Loaded, runs
 from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
-from fusegen.runtime.shortcuts import Shortcuts
+from fusegen.runtime.shortcuts import Shortcuts, repeating
 from fusegen.runtime.signatures import Signature, fast_signature, view_signature
 from fusegen.targets import Target
 from fusegen.types import DType
@@ -150,7 +152,9 @@ class Kernel:
         device = self.device_for(views)
         if device is None:
             raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
-        return self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
+        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
+        send = repeating(prepared.record, prepared.pointers, prepared.values)
+        return prepared if send is None else replace(prepared, send=send)
 
     def split(self, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[float, ...]]:
         """The arrays and the run-time scalars of a call."""
@@ -207,7 +211,8 @@ class Kernel:
         pointers = tuple(v.address for v in views.values())
         if not outs:
             pointers += tuple(map(record.address, made))
-        return Prepared(record, pointers, values, stream, made, (*arrays, *made))
+        send = partial(record.run, pointers, values)
+        return Prepared(record, pointers, values, stream, made, (*arrays, *made), send)
 
     def views(self, arrays: Sequence[Any], outs: Sequence[Any], stream: int | None) -> dict[str, ArrayView]:
         """Every array's view by its tensor's name, inputs first. `stream` will use them (None: the current one)."""

@@ -112,8 +112,9 @@ STREAM = Config.stream.offset
 LEAD = 64  # bytes before the arguments: a Config, padded
 LEGACY_STREAM = 1  # CU_GET_PROC_ADDRESS_LEGACY_STREAM: 0 is the default stream that torch means by it
 
-Slot = tuple[object, int, int, Arguments]
-"""Memory of one launch at a time, for a Config and arguments; its address; the address of their table; the owner."""
+Slot = list[Any]
+"""What one launch at a time needs: the stream and pointers that its memory holds (None: none yet), the memory, for a
+Config and arguments; its address; the address of the arguments' table; the owner of both."""
 
 
 @cache
@@ -136,7 +137,7 @@ def new_slot(plan: Plan, launch: Launch) -> Slot:
     grid, block = (launch.blocks, 1, 1), (plan.threads, 1, 1)
     ctypes.memmove(arguments.block, ctypes.byref(Config(grid, block, plan.shared_bytes)), ctypes.sizeof(Config))
     struct.pack_into(f"{len(launch.numbers)}q", arguments.block, LEAD + 8 * varying, *launch.numbers)
-    return arguments.block, ctypes.addressof(arguments.block), arguments.address, arguments
+    return [None, arguments.block, ctypes.addressof(arguments.block), arguments.address, arguments]
 
 
 class NvidiaDevice(GpuDevice):
@@ -176,18 +177,21 @@ class NvidiaDevice(GpuDevice):
         if start is None:
             return sent_by_call(kernel, launch)
         codes = kernel.arguments.codes[: -len(launch.numbers) or None]
-        lines = (
+        take = (
             "try:",
             "    slot = slots.pop()",
             "except IndexError:",
             "    slot = new_slot()",
-            "memory, config, table, _ = slot",
-            f"pack(memory, {STREAM}, stream, {{pointers}} {{values}})",
+            "held, memory, config, table, _ = slot",
+        )
+        fill = (f"pack(memory, {STREAM}, {{sent}} {{values}})",)
+        send = (
             "refused = start(config, function, table, None)",
             "slots.append(slot)",
             "if refused:  # once more, in this GPU's context, and with the error told",
-            "    launch(launched, ({pointers}), ({values}), stream)",
+            "    launch(launched, sent[1:], ({values}), sent[0])",
         )
+        leave = ("slots.append(slot)",)
         names = {
             "slots": [],
             "new_slot": partial(new_slot, kernel.plan, launch),
@@ -197,7 +201,7 @@ class NvidiaDevice(GpuDevice):
             "launch": kernel.launch,
             "launched": launch,
         }
-        return Sending(lines, names)
+        return Sending(take, fill, send, leave, names)
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:

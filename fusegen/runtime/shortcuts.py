@@ -5,15 +5,21 @@ call in Python costs. A shortcut asks torch once whether the tensors are like th
 which torch.compile calls before each of its own graphs, compares class, dtype, device, layout, sizes and strides, and
 what modes are active. What it leaves out are the addresses, which the shortcut reads itself: each must be aligned as
 it was, and those of an `out=` must be apart from the inputs'. Anything else, and any doubt, goes to the checked path.
+Addresses that are all the same as in an earlier call were looked at then, and lie where the driver reads them.
 
     x, y = operands
     if not like(x, y):
         return None  # not the tensors of that call
-    x_at = x.data_ptr()
-    y_at = y.data_ptr()
-    if (x_at | y_at) & 15:
-        return None  # not aligned as they were
     out = empty(*out_like)
+    sent = current_stream(place), x.data_ptr(), y.data_ptr(), out.data_ptr()
+    ...
+    if held != sent:
+        stream, x_at, y_at, out_at = sent
+        if (x_at | y_at) & 15:
+            ...
+            return None
+        ...
+        slot[0] = sent
     ...
 
 The logger `fusegen.shortcuts` says on DEBUG the whole text of each.
@@ -33,6 +39,7 @@ from fusegen.graph import Graph
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, contiguous_strides
 from fusegen.runtime.calls import Record
+from fusegen.runtime.devices import Sending
 from fusegen.runtime.libraries import torch_current_device, torch_current_stream, torch_dtype, torch_empty
 
 log = logging.getLogger("fusegen.shortcuts")
@@ -44,7 +51,8 @@ MOST_SHORTCUTS = 4  # tried one after the other, at a fraction of a microsecond 
 MOST_PATIENCE = 1024  # missed calls for one more shortcut, at most: making one costs as much as a few of them
 SUFFIXES = ("", "_at", "_end", "_bytes", "_like", "_number")  # of a tensor's name, for what belongs to it
 OWN = frozenset(
-    {"shortcut", "operands", "given", "like", "empty", "stream", "place", "current_stream", "current_device"}
+    {"shortcut", "operands", "given", "like", "empty", "stream", "place", "current_stream", "current_device", "sent"}
+    | {"held", "slot"}
 )
 
 
@@ -93,8 +101,8 @@ def shortcut(
     place = record.device.place
     several = place != CPU and torch.cuda.device_count() > 1
     sending = record.loaded.sending(record.launch)
-    called = local_names(graph, sending.lines)
-    text = shortcut_text(graph, called, sending.lines, filling, offsets, widest, several)
+    called = local_names(graph, sending)
+    text = shortcut_text(graph, called, sending, filling, offsets, widest, several)
     names: dict[str, Any] = {
         **sending.names,
         "like": guard(tensors),
@@ -167,9 +175,10 @@ def guards_hold() -> bool:
 # ---------------------------------------------------------------- the text
 
 
-def local_names(graph: Graph, sending: Sequence[str]) -> Mapping[str, str]:
+def local_names(graph: Graph, sending: Sending) -> Mapping[str, str]:
     """What each tensor is called in a shortcut: its own name, with underscores behind it where that is taken."""
-    taken = OWN.union(*(re.findall(r"\w+", line) for line in sending))
+    lines = (*sending.take, *sending.fill, *sending.send, *sending.leave)
+    taken = OWN.union(*(re.findall(r"\w+", line) for line in lines))
     found: dict[str, str] = {}
     for tensor in (*graph.inputs, *graph.outputs):
         name = tensor.name
@@ -181,7 +190,7 @@ def local_names(graph: Graph, sending: Sequence[str]) -> Mapping[str, str]:
 
 
 def shortcut_text(
-    graph: Graph, called: Mapping[str, str], sending: Sequence[str], filling: bool, offsets: Sequence[int],
+    graph: Graph, called: Mapping[str, str], sending: Sending, filling: bool, offsets: Sequence[int],
     widest: int, several: bool,
 ) -> str:  # fmt: skip
     """The function's source. Sizes and types are not in it: their names are bound for each kind of call."""
@@ -200,20 +209,40 @@ def shortcut_text(
     lines += [f"if not like({', '.join(read)}):", "    return None  # not the tensors of that call"]
     if several:
         lines += ["if current_device() != place:", "    return None  # another GPU's turn"]
-    lines += [f"{name}_at = {name}.data_ptr()" for name in read]
-    lines += [f"if {misaligned(read, offsets, widest)}:", "    return None  # not aligned as they were"]
-    if filling:
-        lines += overlap_lines(arrays, outs)
     lines += [f"{name} = {name}_number({name})" for name in numbers]
     if not filling:
         lines += [f"{name} = empty(*{name}_like)" for name in outs]
-        lines += [f"{name}_at = {name}.data_ptr()" for name in outs]
-    lines.append("stream = current_stream(place)")
-    pointers = " ".join(f"{name}_at," for name in (*arrays, *outs))
-    values = " ".join(f"{name}," for name in numbers)
-    lines += [line.format(pointers=pointers, values=values).rstrip() for line in sending]
+    pointers = "".join(f", {name}.data_ptr()" for name in (*arrays, *outs))
+    lines += [f"sent = current_stream(place){pointers}"]
+    give_up = indented([*sending.leave, "return None"])
+    checks = [f"if {misaligned(read, offsets, widest)}:  # not as they were", *give_up]
+    if filling:
+        checks += [
+            "if (",
+            *indented(overlaps(arrays, outs)),
+            "):  # an output may be in another array's bytes",
+            *give_up,
+        ]
+    lines += launch_lines(sending, [f"{name}_at" for name in (*arrays, *outs)], numbers, checks)
     lines.append("return given" if filling else f"return {', '.join(outs)}")
     return "".join(["def shortcut(operands, given):\n", *(f"    {line}\n" for line in lines)])
+
+
+def launch_lines(
+    sending: Sending, addresses: Sequence[str], values: Sequence[str], checks: Sequence[str]
+) -> Sequence[str]:
+    """The launch of `sent`, whose items get the names `stream` and `addresses` where `checks` must look at them."""
+    held = [f"stream, {', '.join(addresses)} = sent", *checks]
+    spelled = {"sent": f"stream, {', '.join(addresses)},", "values": " ".join(f"{name}," for name in values)}
+    fill = [line.format(**spelled).rstrip() for line in sending.fill]
+    send = [line.format(**spelled) for line in sending.send]
+    if values:  # equal numbers need not be the same: 0.0 and -0.0
+        return [*sending.take, held[0], "if held != sent:", *indented([*checks, "slot[0] = sent"]), *fill, *send]
+    return [*sending.take, "if held != sent:", *indented([*held, *fill, "slot[0] = sent"]), *send]
+
+
+def indented(lines: Sequence[str]) -> Sequence[str]:
+    return [f"    {line}" for line in lines]
 
 
 def misaligned(names: Sequence[str], offsets: Sequence[int], widest: int) -> str:
@@ -224,10 +253,29 @@ def misaligned(names: Sequence[str], offsets: Sequence[int], widest: int) -> str
     return " or ".join(tests)
 
 
-def overlap_lines(arrays: Sequence[str], outs: Sequence[str]) -> list[str]:
-    """Returns where an output's bytes may be another array's too; the checked path tells."""
-    lines = [f"{name}_end = {name}_at + {name}_bytes" for name in outs]
-    for position, out in enumerate(outs):
-        for other in (*arrays, *outs[:position]):
-            lines += [f"if {other}_at < {out}_end and {out}_at < {other}_at + {other}_bytes:", "    return None"]
-    return lines
+def overlaps(arrays: Sequence[str], outs: Sequence[str]) -> Sequence[str]:
+    """Whether an output's bytes may be another array's too; the checked path tells."""
+    tests = [
+        f"{out}_at - {other}_bytes < {other}_at < {out}_at + {out}_bytes"
+        for position, out in enumerate(outs)
+        for other in (*arrays, *outs[:position])
+    ]
+    return [*tests[:1], *(f"or {test}" for test in tests[1:])] or ["False"]
+
+
+# ---------------------------------------------------------------- one call again and again
+
+
+def repeating(record: Record, pointers: tuple[int, ...], values: tuple[float, ...]) -> Callable[[int], None] | None:
+    """Launches one call on a given stream. None where a launch is not all of it, or there is none."""
+    if record.loaded is None or (record.waits and record.device.asynchronous):
+        return None
+    sending = record.loaded.sending(record.launch)
+    addresses = [f"at_{position}" for position in range(len(pointers))]
+    numbers = [f"value_{position}" for position in range(len(values))]
+    lines = ["sent = stream, *pointers", *launch_lines(sending, addresses, numbers, ())]
+    text = "".join(["def again(stream):\n", *(f"    {line}\n" for line in lines)])
+    names: dict[str, Any] = {**sending.names, "pointers": pointers, **dict(zip(numbers, values, strict=True))}
+    exec(code_of(text, record.variant.plan.name), names)
+    made: Callable[[int], None] = names["again"]
+    return made
