@@ -53,6 +53,13 @@ y[threadIdx.x] = r;""", lambda x: np.where(np.arange(128) == 3, 7, 16)),
             lambda x: np.where(np.arange(128) % 2, 1.5, 42),
             before='template <int N> __device__ unsigned twice() {\n  unsigned r;\n'
                    '  asm("mov.u32 %0, %1;" : "=r"(r) : "n"(2 * N));\n  return r;\n}\n'),
+    Program("a load that hints at the caches", """unsigned long long policy;
+asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+uint4 bits;
+asm("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+    : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(x + threadIdx.x / 4 * 4), "l"(policy));
+const unsigned each[4] = {bits.x, bits.y, bits.z, bits.w};
+y[threadIdx.x] = __int_as_float(each[threadIdx.x % 4]);""", lambda x: x[:128]),
     Program("an empty statement is a fence for the compiler", 'asm volatile("" ::: "memory");\ny[threadIdx.x] = 1.0f;',
             lambda x: np.ones(128)),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-// cp.async and its groups; the addresses of shared memory that such instructions take.
+// cp.async and its groups; the addresses of shared memory that such instructions take; loads that hint at the caches.
 #pragma once
 
 SIMT_INLINE size_t __cvta_generic_to_shared(const void* address) { return simt::shared_window(address); }
@@ -29,6 +29,16 @@ SIMT_PTX_COPY(ptx_cp_async_ca_shared_global_L2_256B)
 SIMT_PTX_COPY(ptx_cp_async_cg_shared_global_L2_64B)
 SIMT_PTX_COPY(ptx_cp_async_cg_shared_global_L2_128B)
 SIMT_PTX_COPY(ptx_cp_async_cg_shared_global_L2_256B)
+
+// A hint changes no value, so a policy is nothing; the load is one access of 16 bytes.
+SIMT_INLINE void ptx_createpolicy_fractional_L2_evict_first_b64(u64& policy) { policy = 0; }
+SIMT_INLINE void ptx_ld_global_L1_no_allocate_L2_cache_hint_v4_u32(u32& x, u32& y, u32& z, u32& w, u64 from, u64) {
+  const uint4 bits = *static_cast<const uint4*>(ptx_global(from));
+  x = bits.x;
+  y = bits.y;
+  z = bits.z;
+  w = bits.w;
+}
 
 SIMT_INLINE void ptx_cp_async_commit_group() { commit_copies(); }
 SIMT_INLINE void ptx_cp_async_wait_group(u32 allowed) { wait_copies(allowed); }
