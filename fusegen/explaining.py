@@ -176,8 +176,8 @@ def absent(found: Candidates) -> list[str]:
     stagings = {p.staging for p in found.plans}
     if plan.rule != "rowwise" or "none" in stagings:
         return []
-    widest = max(found.plans, key=lambda p: p.tile.threads_per_row)
-    bytes_each = schedule(graph, plan.accesses, staged=True, whole_vectors=False).kept_bytes
+    widest = max(found.plans, key=lambda p: p.tile.team)
+    bytes_each = schedule(graph, plan.accesses, keeps="values", whole_vectors=False).kept_bytes
     if not bytes_each:
         return []
     row_bytes = bytes_each * graph.cols
@@ -185,11 +185,12 @@ def absent(found: Candidates) -> list[str]:
     if "registers" not in stagings:
         lines.append(
             f"not in registers: a row of {graph.cols:,} elements keeps {bytes_each} B each, "
-            f"{row_bytes / widest.tile.threads_per_row:,.0f} B a thread even with {widest.tile.threads_per_row} threads"
+            f"{row_bytes / widest.tile.team:,.0f} B a thread even with {widest.tile.team} threads"
         )
-    if "shared" not in stagings and row_bytes > target.shared_bytes:
+    whole = [p for p in found.plans if p.staging == "shared" and p.tile.kept == p.tile.per_thread]
+    if row_bytes > target.shared_bytes and not any(p.tile.cluster == 1 for p in whole):
         lines.append(
-            f"not in shared memory: the row keeps {row_bytes / 1024:,.0f} KiB, "
+            f"not in a block's shared memory: the row keeps {row_bytes / 1024:,.0f} KiB, "
             f"a block of {target.model} has {target.shared_bytes / 1024:,.0f} KiB"
         )
     return lines

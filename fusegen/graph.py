@@ -54,6 +54,7 @@ class Op:
     expr: str
     doc: str
     flops: int = 1
+    slots: int = 0  # instructions that a GPU issues for one element; 0: as many as flops
     result: DType | None = None  # None: f32 when any argument is, else i32, else b8
     takes: str = "number"  # "number" (f32 or i32), "float", "int", "bool"
     init: str = ""
@@ -64,6 +65,10 @@ class Op:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def issued(self) -> int:
+        return self.slots or self.flops
 
 
 @dataclass(frozen=True, slots=True)

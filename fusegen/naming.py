@@ -27,8 +27,8 @@ FRAME = frozenset(
     """row rows row_tile row_tiles lane team tile tiles col v j base live start shift part partial shared warp threadIdx
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
     load_each load_within load_each_within store_each store_within store_each_within row_sum row_max row_min
-    row_max_sum row_welford partner at np math ml_dtypes bfloat16 erf n i abs min max exp log sqrt tanh pow rsqrt inside
-    cols""".split()  # noqa: SIM905
+    row_max_sum row_welford partner exponential power_of_2 reciprocal element values at np math ml_dtypes bfloat16 erf
+    n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once copy_async commit_copies wait_copies""".split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
@@ -38,7 +38,7 @@ FILE_SCOPE = frozenset(
     rint rnorm round rsqrt scalbln scalbn signbit sin sincos sinh sinpi sqrt tan tanh tgamma trunc y0 y1 yn j0 j1 jn
     clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
 )
-TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride")
+TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride", "_kept")
 VALUE_SUFFIXES = ("_rest", "_kept", "_part", "_all")
 
 

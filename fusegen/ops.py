@@ -42,45 +42,49 @@ OPS["row_index"] = Op(
 _map("add", 2, "{0} + {1}", "{0} + {1}", "sum of two", slopes=("1", "1"), ulps=0.5, symbol="+")
 _map("sub", 2, "{0} - {1}", "{0} - {1}", "difference", slopes=("1", "1"), ulps=0.5, symbol="-")
 _map("mul", 2, "{0} * {1}", "{0} * {1}", "product", slopes=("np.abs({1})", "np.abs({0})"), ulps=0.5, symbol="*")
-_map("div", 2, "{0} / {1}", "{0} / {1}", "quotient", takes="float", flops=4, ulps=2.5, symbol="/",
+_map("div", 2, "{0} / {1}", "{0} / {1}", "quotient", takes="float", flops=4, slots=9, ulps=2.5, symbol="/",
      slopes=("1 / np.abs({1})", "np.abs({out} / {1})"))  # fmt: skip
 _map("neg", 1, "-{0}", "-{0}", "negation", slopes=("1",), ulps=0)
 _map("abs", 1, "np.abs({0})", "fabsf({0})", "magnitude", takes="float", slopes=("1",), ulps=0)
 _map("square", 1, "{0} * {0}", "{0} * {0}", "x * x", slopes=("2 * np.abs({0})",), ulps=0.5)
-_map("maximum", 2, "np.maximum({0}, {1})", "{0} > {1} || {0} != {0} ? {0} : {1}", "the larger; NaN wins",
+_map("maximum", 2, "np.maximum({0}, {1})", "larger({0}, {1})", "the larger; NaN wins",
      slopes=("1", "1"), ulps=0)  # fmt: skip
-_map("minimum", 2, "np.minimum({0}, {1})", "{0} < {1} || {0} != {0} ? {0} : {1}", "the smaller; NaN wins",
+_map("minimum", 2, "np.minimum({0}, {1})", "smaller({0}, {1})", "the smaller; NaN wins",
      slopes=("1", "1"), ulps=0)  # fmt: skip
-_map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, ulps=16,
+_map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, slots=30, ulps=16,
      slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
 
-# ---- exponentials and roots
-_map("exp", 1, "np.exp({0})", "expf({0})", "e ** x", takes="float", flops=4, ulps=3, slopes=("{out}",))
-_map("log", 1, "np.log({0})", "logf({0})", "natural logarithm", takes="float", flops=4, ulps=3,
+# ---- exponentials and roots. exponential(x) is 2^(x log2 e): the product's rounding moves it by x 2^-24, the power by
+# 2 ulp (PTX ISA, ex2.approx.ftz); beyond |x| = 128 it is 0 or infinite like the true one
+_map("exp", 1, "np.exp({0})", "exponential({0})", "e ** x", takes="float", flops=4, slots=3, ulps=2.25,
+     slopes=("{out}",), scale="{out} * (1 + 0.3 * np.minimum(np.abs({0}), 128))")  # fmt: skip
+_map("log", 1, "np.log({0})", "logf({0})", "natural logarithm", takes="float", flops=4, slots=12, ulps=3,
      slopes=("1 / np.abs({0})",))  # fmt: skip
-_map("sqrt", 1, "np.sqrt({0})", "sqrtf({0})", "square root", takes="float", flops=4, ulps=3,
+_map("sqrt", 1, "np.sqrt({0})", "sqrtf({0})", "square root", takes="float", flops=4, slots=8, ulps=3,
      slopes=("0.5 / {out}",))  # fmt: skip
-_map("rsqrt", 1, "1 / np.sqrt({0})", "rsqrtf({0})", "1 / sqrt(x)", takes="float", flops=4, ulps=3,
+_map("rsqrt", 1, "1 / np.sqrt({0})", "rsqrtf({0})", "1 / sqrt(x)", takes="float", flops=4, slots=5, ulps=3,
      slopes=("0.5 * {out} / np.abs({0})",))  # fmt: skip
-_map("tanh", 1, "np.tanh({0})", "tanhf({0})", "hyperbolic tangent", takes="float", flops=8, ulps=5,
+_map("tanh", 1, "np.tanh({0})", "tanhf({0})", "hyperbolic tangent", takes="float", flops=8, slots=14, ulps=5,
      slopes=("1 - {out} * {out}",))  # fmt: skip
-_map("erf", 1, "erf({0})", "erff({0})", "error function", takes="float", flops=12, ulps=16,
+_map("erf", 1, "erf({0})", "erff({0})", "error function", takes="float", flops=12, slots=20, ulps=16,
      slopes=("1.1283791670955126 * np.exp(-{0} * {0})",))  # fmt: skip
 
-# ---- activations; the slope bounds hold for every x. __fdividef is within 2 ulp (CUDA C++ Programming Guide, intrinsic
-# functions); above 2**126 it gives 0, where the quotient is below what f32 resolves here anyway
-_map("sigmoid", 1, "1 / (1 + np.exp(-{0}))", "__fdividef(1.0f, 1.0f + expf(-{0}))", "1 / (1 + exp(-x))",
-     takes="float", flops=9, ulps=8, slopes=("{out} * (1 - {out})",))  # fmt: skip
-_map("relu", 1, "np.maximum({0}, 0)", "{0} < 0.0f ? 0.0f : {0}", "max(x, 0)", takes="float", ulps=0, slopes=("1",))
-_map("silu", 1, "{0} / (1 + np.exp(-{0}))", "__fdividef({0}, 1.0f + expf(-{0}))", "x * sigmoid(x)",
-     takes="float", flops=10, ulps=8, slopes=("1.1",))  # fmt: skip
+# ---- activations; the slope bounds hold for every x. reciprocal(x) is within 1 ulp (PTX ISA, rcp.approx.ftz); above
+# 2^126 it gives 0, where the quotient is below what f32 resolves here anyway
+_map("sigmoid", 1, "1 / (1 + np.exp(-{0}))", "reciprocal(1.0f + exponential(-{0}))", "1 / (1 + exp(-x))",
+     takes="float", flops=9, slots=6, ulps=4.5, slopes=("{out} * (1 - {out})",),
+     scale="{out} * (1 + 0.2 * np.minimum(np.abs({0}), 128) * (1 - {out}))")  # fmt: skip
+_map("relu", 1, "np.maximum({0}, 0)", "larger({0}, 0.0f)", "max(x, 0)", takes="float", ulps=0, slopes=("1",))
+_map("silu", 1, "{0} / (1 + np.exp(-{0}))", "{0} * reciprocal(1.0f + exponential(-{0}))", "x * sigmoid(x)",
+     takes="float", flops=10, slots=7, ulps=5, slopes=("1.1",),
+     scale="{out} * (1 + 0.2 * np.minimum(np.abs({0}), 128) / (1 + np.exp({0})))")  # fmt: skip
 _map("gelu_erf", 1, "0.5 * {0} * (1 + erf({0} * 0.7071067811865476))",
      "0.5f * {0} * (1.0f + erff({0} * 0.707106781f))", "x * Phi(x), exact",
-     takes="float", flops=16, ulps=11, scale="{0}", slopes=("1.13",))  # fmt: skip
+     takes="float", flops=16, slots=26, ulps=11, scale="{0}", slopes=("1.13",))  # fmt: skip
 _map("gelu_tanh", 1, "0.5 * {0} * (1 + np.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
-     # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)): one exponential and one division where tanhf has branches of its own
-     "__fdividef({0}, 1.0f + expf(-1.59576912f * ({0} + 0.044715f * {0} * {0} * {0})))", "x * Phi(x) by tanh",
-     takes="float", flops=16, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
+     # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), with the factors -2 sqrt(2 / pi) log2(e) in the polynomial
+     "{0} * reciprocal(1.0f + power_of_2({0} * (-2.30220819f - 0.102943240f * {0} * {0})))", "x * Phi(x) by tanh",
+     takes="float", flops=16, slots=9, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
 
 # ---- comparisons and masks
 for _name, _sign, _doc in (

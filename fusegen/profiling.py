@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fusegen.operands import operands
-from fusegen.planner.cost import COPY_SHARE
+from fusegen.planner.duration import COPY_SHARE
 from fusegen.planner.model import Access, Plan
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import Any
 from fusegen.planner.heading import WIDTH, header_lines
 from fusegen.planner.model import Access, Load, Param, Plan, Reduction, Stage, Store
 from fusegen.planner.pieces import CTYPE, stride_name
+from fusegen.prelude import REDUCERS, WORD_FUNCTIONS
 from fusegen.types import DType, b8, bf16, f16, f32, i32
 
 UNROLL = "#pragma unroll"
@@ -84,17 +85,28 @@ class Speller:
             return f"{CTYPE[param.dtype]} {param.name}"
         return f"long long {param.name}"
 
-    def tiling(self) -> Mapping[str, str] | None:
-        """How tiles map to rows; None when a block takes one row at a time."""
+    def tile(self) -> str:
+        """The number of the block's tile."""
+        return "tile" if self.plan.folded else "blockIdx.x"
+
+    def tiling(self) -> Mapping[str, str]:
+        """How many tiles there are, and how they map to rows."""
         tile = self.plan.tile
-        if tile.rows_per_block == 1 and tile.col_tiles == 1:
-            return None
         tiles = f"(rows + {tile.rows_per_block - 1}) / {tile.rows_per_block}" if tile.rows_per_block > 1 else "rows"
-        if tile.col_tiles > 1:
-            tiles = f"{tiles} * {tile.col_tiles}"
-        base = f"tile / {tile.col_tiles}" if tile.col_tiles > 1 else "tile"
-        row = base if tile.rows_per_block == 1 else f"{base} * {tile.rows_per_block} + {self.team()}"
+        if tile.blocks_per_row > 1:
+            tiles = f"{tiles} * {tile.blocks_per_row}"
+        shared_by = tile.blocks_per_row
+        row = f"{self.tile()} / {shared_by}" if shared_by > 1 else self.tile()
+        if tile.rows_per_block > 1:
+            wide = row if self.plan.folded else f"static_cast<long long>({row})"
+            row = f"{wide} * {tile.rows_per_block} + {self.team()}"
         return {"tiles": tiles, "row": row}
+
+    def first_element(self) -> str:
+        """Of a thread, in a flat plan."""
+        tile = self.plan.tile
+        block = "tile" if self.plan.folded else "static_cast<long long>(blockIdx.x)"
+        return f"{block} * {tile.cols} + threadIdx.x" + (f" * {tile.vector}" if tile.vector > 1 else "")
 
     def team(self) -> str:
         per_row = self.plan.tile.threads_per_row
@@ -105,6 +117,8 @@ class Speller:
         tile = self.plan.tile
         if self.plan.flat:
             return ""
+        if tile.cluster > 1:
+            return f"__clusterRelativeBlockRank() * {tile.threads} + threadIdx.x"
         if tile.threads_per_row == tile.threads:
             return "threadIdx.x"
         return f"threadIdx.x % {tile.threads_per_row}" if tile.threads_per_row > 1 else "0"
@@ -122,7 +136,7 @@ class Speller:
             return ""
         text = f"lane * {tile.vector}"
         if tile.col_tiles > 1:
-            text = f"static_cast<int>(tile % {tile.col_tiles}) * {tile.cols} + {text}"
+            text = f"static_cast<int>({self.tile()} % {tile.col_tiles}) * {tile.cols} + {text}"
         lines = []
         if self.plan.windowed:
             lines.append(
@@ -170,19 +184,25 @@ class Speller:
         low = "col + j >= 0 && " if self.plan.windowed else ""
         return f"{low}col + j < cols"
 
+    def whole(self) -> str:
+        """When every element of a vector lies in the row."""
+        return self.inside_vector().replace("cols", self.cols).replace("N", str(self.plan.tile.vector))
+
     def row_indices(self) -> list[str]:
         """Each row dimension's own index, from the row's number; none where there is one dimension."""
         dims = self.plan.row_dims
         if self.plan.flat or len(dims) == 1 or not dims:
             return []
+        # a block's own number has 31 bits, and so has each dimension of a launch with a block for every row
+        narrow = not self.plan.folded and self.plan.tile.rows_per_block == 1
+        ctype, row = ("unsigned", "static_cast<unsigned>(row)") if narrow else ("long long", "row")
+        sizes = [f"static_cast<unsigned>({d.extent})" if narrow else d.extent for d in dims]
         lines = []
-        for place in range(len(dims) - 1, -1, -1):
-            inner = " / ".join(f"{d.extent}" for d in reversed(dims[place + 1 :]))
-            base = f"row / {inner}" if inner else "row"
-            lines.append(
-                f"{dims[place].index} = {base} % {dims[place].extent}" if place else f"{dims[0].index} = {base}"
-            )
-        return list(reversed(lines))
+        for place, dim in enumerate(dims):
+            inner = " / ".join(reversed(sizes[place + 1 :]))
+            base = f"{row} / {inner}" if inner else row
+            lines.append(f"const {ctype} {dim.index} = {base}" + (f" % {sizes[place]};" if place else ";"))
+        return lines
 
     def row_pointers(self) -> list[Mapping[str, str]]:
         dims = self.plan.row_dims
@@ -223,7 +243,7 @@ class Speller:
         if tile.threads_per_row > 1:
             parts.append("lane == 0")
         if tile.col_tiles > 1:
-            parts.append(f"tile % {tile.col_tiles} == 0")
+            parts.append(f"{self.tile()} % {tile.col_tiles} == 0")
         return " && ".join(parts) or "true"
 
     # ---- kept values
@@ -234,20 +254,25 @@ class Speller:
         for stage in self.plan.stages:
             for load in stage.loads:
                 if load.when == "keep":
-                    name = f"{load.access.name}_vec"
+                    name = self.kept_name(load.access)
                     found.setdefault(name, (name, self.vec_type(load.access), load.offset_bytes, True))
             for keep in stage.keeps:
                 name = f"{keep.value}_kept"
                 found.setdefault(name, (name, keep.ctype, keep.offset_bytes, False))
         return list(found.values())
 
+    def kept_name(self, access: Access) -> str:
+        """The array of a tensor's kept vectors: in registers they are where they were read to."""
+        return f"{access.name}_{'kept' if self.plan.staging == 'shared' else 'vec'}"
+
     def kept_at(self, name: str, vector: bool) -> str:
         """The element of a kept array that belongs to this thread's v and j."""
         tile = self.plan.tile
         v = "v" if self.loops() else "0"
         if self.plan.staging == "shared":
-            row = f"{v} * {tile.threads_per_row} + lane"
-            return f"{name}[{row}]" if vector else f"{name}[({v} * {tile.vector} + j) * {tile.threads_per_row} + lane]"
+            own = "lane" if tile.cluster == 1 else "threadIdx.x"
+            row = f"{v} * {tile.team} + {own}"
+            return f"{name}[{row}]" if vector else f"{name}[({v} * {tile.vector} + j) * {tile.team} + {own}]"
         at = f"[{v}]" if self.loops() else ""
         return f"{name}{at}" if vector else f"{name}{at}[j]"
 
@@ -269,6 +294,9 @@ class Speller:
     def load_call(self, access: Access) -> str:
         row = self.pointer(access)
         width = access.vector
+        if access.once and self.plan.tail != "element":
+            self.functions.add("load_once")
+            return f"load_once<{width}>({row} + col)"
         if self.plan.tail == "element" and width > 1:
             self.functions.add("load_each_within")
             if access.mode != "element":
@@ -278,6 +306,21 @@ class Speller:
         name = "load_each" if access.mode == "element" else "load"
         self.functions.add(name)
         return f"{name}<{width}>({row} + col)"
+
+    def partly(self) -> str:
+        """When a vector is among those that shared memory has room for; empty where all are."""
+        tile = self.plan.tile
+        return f"v < {tile.kept}" if tile.kept < tile.per_thread else ""
+
+    def loop_head(self, stage: Stage) -> str:
+        count = self.plan.tile.per_thread
+        return f"int v = {count - 1}; v >= 0; --v" if stage.backward else f"int v = 0; v < {count}; ++v"
+
+    def copy_call(self, load: Load) -> str:
+        self.functions.add("copy_async")
+        call = f"copy_async<{load.access.vector}>(&{self.kept_at(self.kept_name(load.access), True)}, "
+        call += f"{self.pointer(load.access)} + col);"
+        return f"if (col {load.until}) {call}" if load.until else call
 
     def store_call(self, access: Access) -> str:
         row, value = self.pointer(access), f"{access.name}_vec"
@@ -298,7 +341,9 @@ class Speller:
         inside = bool(stage.until) and not loads_first  # the walk's own test stands before the load
         reads = []
         vectors = []
-        for load in stage.reads:
+        staged = [load for load in stage.loads if load.when != "now"] if self.plan.staging == "shared" else []
+        copies = [load for load in staged if load.when == "keep"] if self.plan.copies else []
+        for load in (*stage.reads, *(load for load in staged if load.when == "kept")):
             name = f"{load.access.name}_vec"
             kept = load.when == "keep"
             if loads_first and not kept and name not in self.declared:
@@ -306,15 +351,18 @@ class Speller:
                 vectors.append(
                     {"type": self.vec_type(load.access), "name": name, "dims": f"[{self.plan.tile.per_thread}]"}
                 )
-            target = self.kept_at(name, True) if kept else f"{name}[v]" if loads_first else name
-            declare = "" if kept or loads_first else f"const {self.vec_type(load.access)} "
-            reads.append(
-                {
-                    "declare": declare,
-                    "target": target,
-                    "call": self.load_call(load.access) if inside else self.limited(load),
-                }
-            )
+            declare, target = f"const {self.vec_type(load.access)} ", name
+            if load not in staged and (kept or loads_first):
+                declare, target = "", self.kept_at(name, True) if kept else f"{name}[v]"
+            call = self.load_call(load.access) if inside else self.limited(load)
+            keep = ""
+            if load in staged:
+                place, part = self.kept_at(self.kept_name(load.access), True), self.partly()
+                if load.when == "kept" or load in copies:
+                    call = f"{part} ? {place} : {call}" if part else place
+                else:
+                    keep = f"if ({part}) {place} = {name};" if part else f"{place} = {name};"
+            reads.append({"declare": declare, "target": target, "call": call, "keep": keep})
         body = self.body(stage, loads_first)
         return {
             "title": textwrap.wrap(
@@ -322,6 +370,9 @@ class Speller:
             ),
             "parts": [self.part(r) for r in stage.reductions],
             "loads_first": loads_first and bool(reads),
+            "copies": [self.copy_call(load) for load in copies],
+            "copied": self.plan.tile.kept,
+            "head": self.loop_head(stage),
             "vectors": vectors,
             "reads": reads,
             "loop": self.loops(),
@@ -340,7 +391,9 @@ class Speller:
                 self.guard() or self.inside() or stage.stores or stage.until or (reads and not loads_first)
             )
             or any("col + j" in line for line in body),
+            "vector_reductions": [r.part for r in stage.reductions if r.kind == "softmax"],
             "rest": [self.update_rest(r) for r in stage.reductions if stage.until],
+            "first_results": stage is next(s for s in self.plan.stages if s.reductions) if stage.reductions else False,
             "results": [line for r in stage.reductions for line in self.results(r)],
         }
 
@@ -349,7 +402,7 @@ class Speller:
         lines = []
         for load in stage.loads:
             name = f"{load.access.name}_vec"
-            kept = load.when != "now"
+            kept = load.when != "now" and self.plan.staging != "shared"
             vector = self.kept_at(name, True) if kept else f"{name}[v]" if loads_first else name
             lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
         lines += [f"const {k.ctype} {k.value} = {self.kept_at(f'{k.value}_kept', False)};" for k in stage.takes]
@@ -378,7 +431,7 @@ class Speller:
             function = "larger" if r.kind == "max" else "smaller"
             self.functions.add(function)
             return f"{r.part} = {function}({r.part}, {r.value});"
-        return f"{r.part}.merge({r.value}, 1.0f);" if r.kind == "softmax" else f"{r.part}.add({r.value});"
+        return f"{r.part}_values[j] = {r.value};" if r.kind == "softmax" else f"{r.part}.add({r.value});"
 
     def update_rest(self, r: Reduction) -> str:
         """A whole vector of values that are all alike."""
@@ -450,7 +503,13 @@ class Speller:
         keeps = self.keeps()
         shared = plan.staging == "shared"
         for text in expressions(plan):
-            self.functions.update(f for f in ("round_f16", "round_bf16") if f"{f}(" in text)
+            self.functions.update(
+                f for f in ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS) if f"{f}(" in text
+            )
+        if "MaxSum" in self.functions:
+            self.functions.add("exponential")
+        if "exponential" in self.functions:
+            self.functions.add("power_of_2")
         everything = " ".join([*expressions(plan), *(str(w) for _, w in walks), *(str(r) for r in reduces)])
         constants = [
             (name, bits)
@@ -470,9 +529,10 @@ class Speller:
             "index": self.index,
             "inside_vector": self.inside_vector(),
             "inside_element": self.inside_element(),
+            "word_functions": self.word_functions(),
             "row_reduces": reduces,
             "partner": self.spelling.shuffle_xor.format("v", "step"),
-            "lanes": min(plan.tile.threads_per_row, plan.target.warp),
+            "lanes": min(plan.tile.team, plan.target.warp),
             "signature": self.signature(),
             "tiling": self.tiling(),
             "live": self.live(),
@@ -493,36 +553,24 @@ class Speller:
             "loops": self.loops(),
             "guard": self.guard(),
             "inside": self.inside(),
+            "whole": self.whole(),
+            "first_element": self.first_element(),
+            "function": self.spelling.functions,
             "walks": walks,
         }  # fmt: skip
+
+    def word_functions(self) -> list[Mapping[str, Any]]:
+        """The functions whose bodies the target spells, those that the text calls."""
+        return [
+            {"name": name, "what": what, "parameters": parameters, "body": self.spelling.functions[name]}
+            for name, (what, parameters) in WORD_FUNCTIONS.items()
+            if name in self.functions
+        ]
 
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses}
         used |= {d for d in (f16, bf16) if any(f"round_{d.name}(" in e for e in expressions(self.plan))}
         return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
-
-
-@dataclass(frozen=True, slots=True)
-class Reducer:
-    """How one kind of reduction is finished across the threads of a row."""
-
-    function: str
-    what: str
-    ctype: str
-    fields: tuple[str, ...]
-    merge: str  # {0}, {1} ...: the other thread's fields
-    needs: tuple[str, ...] = ()
-
-
-REDUCERS: Mapping[str, Reducer] = {
-    "sum": Reducer("row_sum", "the sum", "float", ("v",), "v += {0};"),
-    "max": Reducer("row_max", "the largest value", "float", ("v",), "v = larger(v, {0});", ("larger",)),
-    "min": Reducer("row_min", "the smallest value", "float", ("v",), "v = smaller(v, {0});", ("smaller",)),
-    "softmax": Reducer("row_max_sum", "the largest value and the sum of exponentials below it", "MaxSum",
-                       ("top", "total"), "v.merge({0}, {1});", ("MaxSum", "larger")),
-    "welford": Reducer("row_welford", "the mean and the squared deviations from it", "Welford",
-                       ("count", "mean", "deviations"), "v.merge({0}, {1}, {2});", ("Welford",)),
-}  # fmt: skip
 
 
 def expressions(plan: Plan) -> list[str]:

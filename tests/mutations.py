@@ -65,7 +65,10 @@ def registers(plan: Plan) -> bool:
 
 
 def shared(plan: Plan) -> bool:
-    return plan.staging == "shared" and plan.warps_per_row > 1 and not plan.windowed
+    keeps = any(stage.keeps for stage in plan.stages)
+    return (
+        plan.staging == "shared" and keeps and plan.warps_per_row > 1 and plan.tile.cluster == 1 and not plan.windowed
+    )
 
 
 def stream(plan: Plan) -> bool:
@@ -88,12 +91,27 @@ def one_walk(plan: Plan) -> bool:
     return plan.staging == "none" and plan.tile.threads_per_row > 1 and not plan.windowed
 
 
+def copied(plan: Plan) -> bool:
+    return plan.copies and plan.tile.cluster == 1 and 2 <= plan.tile.per_thread <= 8 and not plan.windowed
+
+
+def partly_kept(plan: Plan) -> bool:
+    return plan.copies and plan.tile.cluster == 1 and plan.tile.kept < plan.tile.per_thread
+
+
+def clustered(plan: Plan) -> bool:
+    return plan.tile.cluster == 2 and plan.tile.kept == plan.tile.per_thread
+
+
 def whatever(plan: Plan) -> bool:
     return True
 
 
 LN = Subject("bias_gelu_residual_ln", 1000, registers)
 LN_SHARED = Subject("bias_gelu_residual_ln", 1000, shared)
+COPIED = Subject("log_softmax", 2056, copied)
+PARTLY = Subject("log_softmax", 120000, partly_kept)
+CLUSTER = Subject("log_softmax", 60000, clustered)
 LN_STREAM = Subject("bias_gelu_residual_ln", 2056, stream)
 SOFTMAX = Subject("masked_softmax", 2056, registers)
 SOFTMAX_SHORT = Subject("masked_softmax", 20, sub_warp)
@@ -108,6 +126,7 @@ TILES = Subject("bias_relu", 100, whatever)
 MAX = Subject("largest", 1000, one_walk)
 HIP_LN = Subject("bias_gelu_residual_ln", 2000, registers, "hip:mi300x")
 HIP_SOFTMAX = Subject("masked_softmax", 2056, registers, "hip:mi300x")
+HIP_MAX = Subject("largest", 1000, one_walk, "hip:mi300x")
 HIP_TWO = Subject("add_rmsnorm", 500, warp, "hip:mi300x")
 
 
@@ -136,8 +155,6 @@ def mutation(name: str, models: str, subject: Subject, *edits: str, **options: b
     pairs = tuple(zip(edits[::2], edits[1::2], strict=True))
     return Mutation(name, models, subject, pairs, **options)  # type: ignore[arg-type]
 
-
-LOOP_BARRIER = r"if \(row \+ gridDim\.x < rows\) __syncthreads\(\);[^\n]*\n"
 
 MUTATIONS: tuple[Mutation, ...] = (
     # ---- the row's end
@@ -171,14 +188,16 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("output stride taken for another's", "right until layouts differ", TWO,
              r"row \* y_stride", "row * x_stride", quick=False),
     mutation("row axes exchanged", "batch and query index trade places", CAUSAL, r"(B_H_at = row) /", r"\1 %"),
-    mutation("loop over rows ends early", "right until the grid is smaller than the rows", LN,
-             r"row \+= gridDim\.x", "row += rows"),
+    mutation("HIP: lines of the grid forgotten", "right until the grid has several", HIP_LN,
+             r"static_cast<long long>\(blockIdx\.y\) \* gridDim\.x \+ ", ""),
+    mutation("HIP: last line not cut off", "the grid's last line is longer than the rows", HIP_LN,
+             r"if \(tile >= rows\) return;[^\n]*\n", ""),
     mutation("32-bit row offset", "wraps in arrays of 2^31 elements and more", LN,
              r"row \* x_stride", "static_cast<int>(row * x_stride)",
              blind="needs an operand of 2^31 elements; tests/test_gpu.py has one"),
     # ---- values
     mutation("scale off by a tenth of a percent", "a literal cut short", CAUSAL, r"\* 0\.125f", "* 0.1251f"),
-    mutation("gelu coefficient cut short", "0.0447 for 0.044715", LN, r"0\.044715f", "0.0447f"),
+    mutation("gelu coefficient cut short", "0.1029 for 0.10294", LN, r"0\.102943[0-9]*f", "0.1029f"),
     mutation("bias forgotten", "an operand is not used", LN, r"= x \+ bias;", "= x;"),
     mutation("vector operand at the wrong column", "gamma's first vector for all", LN,
              r"load<(\d)>\(gamma_ptr \+ col\)", r"load<\1>(gamma_ptr)"),
@@ -212,8 +231,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("maximum not taken off", "exponentials overflow", SOFTMAX, r"= z - pivot;", "= z;"),
     # ---- reductions
     mutation("maximum starts at 0", "wrong where all are negative", MAX, r"(_part = )-INFINITY", r"\g<1>0.0f"),
-    mutation("maximum drops NaN", "fmaxf for the larger where NaN wins", MAX, r"return a > b \|\| a != a \? a : b;",
-             "return fmaxf(a, b);"),
+    mutation("maximum drops NaN", "the other instruction, in which NaN loses", MAX, r"max\.NaN\.f32", "max.f32"),
+    mutation("HIP: maximum drops NaN", "fmaxf for the larger where NaN wins", HIP_MAX,
+             r"return a > b \|\| a != a \? a : b;", "return fmaxf(a, b);"),
     mutation("sum added twice", "a walk accumulates an element two times", SOFTMAX, r"total_part \+= e;",
              "total_part += e + e;"),
     mutation("sum starts from a leftover", "the partial sum is not zeroed", RMS_WARP, r"(total_part = )0\.0f;",
@@ -228,7 +248,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("slot used again too early", "the second reduction takes the first one's slot", LN,
              r"part\[1\]\)", "part[0])"),
     mutation("rescaling forgotten", "the online sum keeps its old pivot", SOFTMAX_STREAM,
-             r"total \* expf\(top - pivot\)", "total"),
+             r"total \*= exponential\(top - pivot\);", ""),
+    mutation("a part's rescaling forgotten", "threads' sums are added as they are", SOFTMAX_STREAM,
+             r"total \* exponential\(top - pivot\)", "total"),
+    mutation("exponential of the wrong base", "2^x for e^x", SOFTMAX, r"1\.44269504f \* x", "x"),
     mutation("online maximum unguarded", "-inf - -inf before anything is seen", SOFTMAX_STREAM,
              r"pivot = peak == -INFINITY \? 0\.0f : peak", "pivot = peak"),
     mutation("Welford merge without counts", "halves weigh alike whatever they hold", LN_STREAM,
@@ -241,9 +264,25 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("barrier dropped", "parts are read before they are written", LN, r"  __syncthreads\(\);\n", ""),
     mutation("barrier moved up", "parts are written after the barrier", LN_SHARED,
              r"(  if \(threadIdx\.x % 32 == 0\) \{.*?\n  \}\n)  __syncthreads\(\);\n", r"  __syncthreads();\n\1"),
-    mutation("loop barrier dropped", "the next row's parts land on this one's", TWO, LOOP_BARRIER, ""),
     mutation("barrier in a branch", "not every thread of the block arrives", LN, r"  __syncthreads\(\);\n",
              "  if (threadIdx.x < 32) __syncthreads();\n"),
+    # ---- asynchronous copies and clusters
+    mutation("wait for a copy dropped", "shared memory is read before its copy lands", COPIED,
+             r"wait_copies<\d+>\(\);", ""),
+    mutation("wait for too few copies", "the last copies are not waited for", COPIED,
+             r"wait_copies<(\d+)>\(\);\n", r"wait_copies<\1 + 1>();\n"),
+    mutation("copy to another thread's place", "each reads what its neighbour asked for", COPIED,
+             r"(copy_async<\d>\(&\w+\[v \* \d+ \+ )lane", r"\1(lane ^ 1)"),
+    mutation("kept part taken for the whole", "shared memory is read past what is kept", PARTLY,
+             r"(walk 2 of.*?)v < \d+ \?", r"\1true ?"),
+    mutation("cluster's parts of one block only", "every block keeps its own sum", CLUSTER,
+             r"__cluster_map_shared_rank\((\w+), threadIdx\.x\)", r"static_cast<void*>(\1)"),
+    mutation("cluster barrier dropped", "other blocks' parts are read before they are written", CLUSTER,
+             r"  __cluster_barrier_arrive\(\);\n  __cluster_barrier_wait\(\);\n", ""),
+    mutation("cluster writes before its blocks run", "the first barrier is not waited for", CLUSTER,
+             r"\n *__cluster_barrier_wait\(\);  // so does[^\n]*", ""),
+    mutation("row by block, not by cluster", "two blocks of a cluster take two rows", CLUSTER,
+             r"row = blockIdx\.x / 2", "row = blockIdx.x"),
     # ---- outputs
     mutation("second output not written", "a store is lost", TWO, r"store<\d>\(h_row \+ col, h_vec\);", ""),
     mutation("outputs exchanged", "the norm lands in h", TWO, r"store<(\d)>\(y_row \+ col, y_vec\);",
@@ -253,7 +292,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("columns of a tile twice", "two tiles of a row overlap", TILES,
              r"(= |\()lane \* (\d+)", r"\1(lane / 2) * \2"),
     mutation("relu drops NaN", "fmaxf turns NaN into 0", TILES,
-             r"= (\w+) < 0\.0f \? 0\.0f : \w+;", r"= fmaxf(\1, 0.0f);"),
+             r"larger\((\w+), 0\.0f\)", r"fmaxf(\1, 0.0f)"),
     # ---- HIP: warps of 64
     mutation("HIP: a warp of 32 assumed", "half of the wavefront is never added", HIP_LN,
              r"int step = 32;", "int step = 16;"),

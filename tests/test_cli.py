@@ -193,7 +193,7 @@ def test_explain_speaks_of_every_regime(run: Run, length: int) -> None:
     assert "estimated" in result.stdout
     if length == 1048576:
         assert "not in registers: a row of 1,048,576 elements" in result.stdout
-        assert "not in shared memory" in result.stdout
+        assert "not in a block's shared memory" in result.stdout
 
 
 # ---------------------------------------------------------------- emit

@@ -15,7 +15,7 @@ from fusegen import ops as F
 from fusegen.errors import NoPlan
 from fusegen.graph import Extent, Graph
 from fusegen.planner import candidates, plan
-from fusegen.planner.cost import resident_blocks
+from fusegen.planner.duration import resident_blocks
 from fusegen.planner.model import Layout, Plan
 from fusegen.planner.passes import simplify
 from fusegen.rendering import render
@@ -84,7 +84,9 @@ def check(made: Plan) -> None:
     stores = [s.access.tensor for stage in made.stages for s in (*stage.stores, *stage.row_stores)]
     stores += [s.access.tensor for s in made.row_stores]
     assert sorted(stores) == sorted(t.name for t in made.graph.outputs), "every output is written exactly once"
-    assert tile.threads % tile.threads_per_row == 0
+    assert tile.threads % tile.team == 0
+    assert tile.threads_per_row == tile.team * tile.cluster
+    assert tile.cluster <= target.max_cluster
     assert tile.rows_per_block >= 1
     assert tile.threads <= target.threads_per_block
     assert made.shared_bytes + made.static_shared_bytes <= target.shared_bytes
@@ -101,7 +103,7 @@ def check(made: Plan) -> None:
     traffic = made.cost.traffic
     assert traffic.moved >= traffic.ideal
     # the one case where fusing moves more: a long row, read again, of which an operator would have read a part
-    if made.staging != "stream":
+    if made.staging != "stream" and (made.staging != "shared" or tile.kept == tile.per_thread):
         assert traffic.moved <= max(traffic.unfused, traffic.ideal)
     assert made.cost.time_us > 0
     names = [s.name for s in made.launch_body + made.row_body]
@@ -130,10 +132,30 @@ def test_softmax_streams_in_two_walks() -> None:
     assert len(streamed.stages) == 2
 
 
-def test_long_rows_stream_and_short_ones_do_not() -> None:
-    assert plan(mission.graph.at(N=1048576), H200).staging == "stream"
-    assert plan(mission.graph.at(N=1048576), H200).cost.traffic.moved > plan(mission.graph, H200).cost.traffic.ideal
+def test_long_rows_take_clusters_or_are_read_again_and_short_ones_share_a_block() -> None:
+    longest = plan(mission.graph.at(N=1048576), H200)
+    assert longest.tile.cluster > 1
+    assert plan(mission.graph.at(N=1048576), MI300X).staging == "stream"
+    assert plan(mission.graph.at(N=1048576), MI300X).cost.traffic.moved > longest.cost.traffic.ideal
     assert plan(mission.graph.at(N=64), H200).tile.rows_per_block > 1
+
+
+def test_a_cluster_is_for_rows_that_fill_a_block() -> None:
+    for cols, clusters in ((4096, {1}), (65536, {1, 2, 4, 8, 16})):
+        assert {p.tile.cluster for p in candidates(mission.graph.at(N=cols), H200).plans} == clusters
+    assert {p.tile.cluster for p in candidates(mission.graph.at(N=65536), A100).plans} == {1}
+
+
+def test_what_does_not_fit_is_read_again_from_where_the_last_walk_ended() -> None:
+    graph = SPECS["scale_softmax"].graph.at(N=131072)
+    partly = [p for p in candidates(graph, H200).plans if p.staging == "shared" and p.tile.kept < p.tile.per_thread]
+    assert partly
+    for made in partly:
+        assert [stage.backward for stage in made.stages] == [False, True]
+        assert made.copies
+        (scores,) = [t for t in made.cost.traffic.tensors if t.tensor == "scores"]
+        assert 1 < scores.walks < 2
+        assert scores.moved >= scores.ideal
 
 
 def test_mask_and_scalar_shapes_keep_their_strides() -> None:
@@ -299,8 +321,11 @@ def test_masked_rows_compute_what_they_mean(cols: int) -> None:
 
 
 def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
-    made = plan(SPECS["scale_causal_softmax"].graph, H200)
+    plans = candidates(SPECS["scale_causal_softmax"].graph, H200).plans
+    made = next(p for p in plans if p.staging == "registers")
     assert [s.until for s in made.stages] == ["<= last"] * 3
+    assert all(p.stages[0].until for p in plans)
+    assert all(a.once == (a.tensor == "scores") for p in plans for a in p.accesses if a.vector == 8)
     assert [s.name for stage in made.stages for s in stage.rest_body] == ["sub_rest", "e_rest", "softmax_rest"]
     ragged = plan(SPECS["scale_causal_softmax"].graph.at(N=4097), H200)
     assert not any(s.until for s in ragged.stages if ragged.tail == "element")

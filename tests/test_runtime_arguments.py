@@ -506,10 +506,17 @@ def test_bind_of_no_rows_has_no_blocks() -> None:
 
 def test_bind_counts_in_64_bits() -> None:
     p = planned(bias_add)
-    views = {"x": made(f16, 2**40, 64, strides=(2**33, 1)), "bias": made(f16, 64), "out": made(f16, 2**40, 64)}
+    views = {"x": made(f16, 2**34, 64, strides=(2**33, 1)), "bias": made(f16, 64), "out": made(f16, 2**34, 64)}
     bound = bind(p, measure(p, views), views)
-    assert (bound.rows, bound.numbers) == (2**40, (2**40, 2**33, 64))
+    assert (bound.rows, bound.numbers) == (2**34, (2**34, 2**33, 64))
     assert bound.blocks <= p.max_blocks
+
+
+def test_more_rows_than_a_launch_takes_are_refused() -> None:
+    p = planned(bias_add)
+    views = {"x": made(f16, 2**40, 64), "bias": made(f16, 64), "out": made(f16, 2**40, 64)}
+    with pytest.raises(ArgumentError, match=f"got {2**40} rows, and a launch on cuda:h200 takes {p.max_rows}"):
+        bind(p, measure(p, views), views)
 
 
 # ---------------------------------------------------------------- scalars

@@ -678,6 +678,16 @@ def test_shared_memory_is_always_asked_for(shared: int, monkeypatch: pytest.Monk
     nvidia.device.cache_clear()
 
 
+@pytest.mark.parametrize(("cluster", "asked"), [(1, False), (8, False), (16, True)])
+def test_clusters_past_the_portable_size_are_asked_for(
+    cluster: int, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    device_of(0).load_code(b"code", "entry", 0, cluster)
+    assert (("attribute", "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1) in fake.calls) is asked
+    nvidia.device.cache_clear()
+
+
 def test_missing_packages_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia.driver.cache_clear()
     amd.runtime.cache_clear()

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from fusegen.compiling import compile_source, compiler_version, disassemble
 from fusegen.errors import MissingError, RequestError
+from fusegen.pipeline import plan
+from fusegen.rendering import render
+from fusegen.spec import Chain, load_chains
 from fusegen.targets import GOLDEN_TARGETS, H200, MI300X, NAMES, TARGETS, Target, target
 from fusegen.types import DTYPES, bf16, f16
+
+SPECS = Path(__file__).resolve().parent.parent / "specs"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,3 +113,31 @@ def test_casts_of_clang_round_to_nearest_even_and_keep_nan(name: str) -> None:
     widen = disassemble(compile_source(text, "widen", t, filename="casts.hip", threads=64))
     assert "v_cvt_f32_f16" in widen
     assert re.search(r"v_lshlrev_b32.* 16, ", widen)
+
+
+@pytest.mark.parametrize("name", ["hip:gfx90a", "hip:gfx942"])
+@pytest.mark.parametrize("chain", load_chains(SPECS), ids=lambda chain: chain.name)
+def test_kernels_for_amd_move_16_bytes_an_instruction_and_leave_room_for_waves(chain: Chain, name: str) -> None:
+    """What can be said of speed without an AMD GPU: the compiler's account of each shipped kernel."""
+    try:
+        compiler_version("hip")
+    except MissingError as error:
+        pytest.skip(str(error).splitlines()[0])
+    source = render(plan(chain.graph, target(name)))
+    made = source.plan
+    binary = compile_source(
+        source.text, made.name, made.target, filename=source.filename, threads=made.threads,
+        dynamic_shared=made.shared_bytes,
+    )  # fmt: skip
+    need, code = binary.resources, disassemble(binary)
+    assert not need.spill_bytes
+    assert not need.stack_bytes
+    assert binary.occupancy is not None
+    assert binary.occupancy.fraction >= 0.25, "at least two waves a SIMD, so that one loads while another computes"
+    for access in made.accesses:
+        if access.mode == "vector" and access.vector_bytes == 16:
+            assert f"global_{'store' if access.output else 'load'}_dwordx4" in code
+        if access.once:
+            assert re.search(r"global_load_dwordx4 .* (nt|glc slc)", code), "leaves the caches first"
+    if any("exponential(" in s.expr or "power_of_2(" in s.expr for stage in made.stages for s in stage.body):
+        assert "v_exp_f32" in code

@@ -10,11 +10,18 @@ from typing import Literal
 
 from fusegen.graph import Graph
 from fusegen.naming import entry_name
-from fusegen.planner.cost import Work, decisions, estimate, traffic
+from fusegen.planner.cost import decisions, traffic
+from fusegen.planner.duration import Work, estimate
 from fusegen.planner.model import Access, Layout, Plan, RowDim, Stage, Staging, Statement, Tile
 from fusegen.planner.pieces import accesses, params, row_dims
 from fusegen.planner.schedule import Schedule
 from fusegen.targets.base import Target
+
+# A grid with room for this many blocks in a line has one for every row. A loop over rows would do with fewer, but the
+# compiler takes what is the same in every turn out of it, row vectors included, and the registers they fill cost
+# resident blocks: the LayerNorm chain with 4 vectors of 8 halves took 127 registers with it and 91 without on sm_90a,
+# 156 and 64 on gfx942.
+MANY_BLOCKS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +63,23 @@ def assemble(
 ) -> Plan:  # fmt: skip
     """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache."""
     graph, target = draft.graph, draft.target
-    warps = max(1, tile.threads_per_row // target.warp)
+    warps = max(1, tile.team // target.warp) + (tile.cluster if tile.cluster > 1 else 0)
     slots = walks.slots if warps > 1 else 0
-    stages = tuple(placed(stage, tile, staging) for stage in walks.stages)
-    shared = walks.kept_bytes * tile.cols if staging == "shared" else 0
-    moved = traffic(graph, stages, again_from_l2)
+    stages = tuple(placed(stage, number, tile, staging) for number, stage in enumerate(walks.stages))
+    shared = walks.kept_bytes * tile.kept_cols if staging == "shared" else 0
+    copies = staging == "shared" and target.async_copies and can_copy(stages[0])
+    moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
     work = Work(
         tile=tile,
         staging=staging,
         stages=stages,
         accesses=draft.accesses,
+        copies=copies,
         shared_bytes=shared + 4 * slots * warps,
         kept_bytes=walks.kept_bytes,
         ragged=not draft.flat and not draft.divides,
-        blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block) * tile.col_tiles),
+        blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block))
+        * tile.blocks_per_row,
     )
     return Plan(
         name=entry_name(graph),
@@ -80,6 +90,7 @@ def assemble(
         template="elementwise.cu.j2" if draft.flat else "rowwise.cu.j2",
         regime=regime,
         staging=staging,
+        keeps=walks.keeps,
         tile=tile,
         cols=1 if draft.flat else graph.cols,
         flat=draft.flat,
@@ -93,13 +104,21 @@ def assemble(
         row_body=index_rows(walks.row_body, draft.dims),
         row_stores=walks.row_stores,
         stages=stages,
+        folded=target.max_blocks(tile.threads) < MANY_BLOCKS,
+        copies=copies,
         slots=slots,
-        loop_barrier=slots > 0 and sum(len(stage.reductions) for stage in stages) == 1,
         shared_bytes=shared,
         cost=estimate(target, work, moved, graph),
         decisions=decisions(graph),
         rounding=rounding_of(draft),
     )
+
+
+def can_copy(stage: Stage) -> bool:
+    """Does the walk keep nothing but whole vectors of 4, 8 or 16 bytes, as cp.async takes them?"""
+    kept = [load.access for load in stage.loads if load.when == "keep"]
+    whole = all(a.mode == "vector" and a.vector * a.dtype.bytes in (4, 8, 16) for a in kept)
+    return bool(kept) and whole and not stage.keeps
 
 
 def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
@@ -109,15 +128,17 @@ def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
     return "none" if tile.per_thread * tile.threads_per_row * tile.col_tiles == draft.vectors else "vector"
 
 
-def placed(stage: Stage, tile: Tile, staging: Staging) -> Stage:
-    """Offsets of kept values in bytes of the block's shared memory, from bytes per element."""
+def placed(stage: Stage, number: int, tile: Tile, staging: Staging) -> Stage:
+    """Offsets of kept values in bytes of the block's shared memory, from bytes per element; and which way to walk."""
+    turned = number % 2 == 1 and (staging == "stream" or (staging == "shared" and tile.kept < tile.per_thread))
     if staging != "shared":
-        return stage
+        return replace(stage, backward=turned)
     return replace(
         stage,
-        loads=tuple(replace(load, offset_bytes=load.offset_bytes * tile.cols) for load in stage.loads),
-        takes=tuple(replace(keep, offset_bytes=keep.offset_bytes * tile.cols) for keep in stage.takes),
-        keeps=tuple(replace(keep, offset_bytes=keep.offset_bytes * tile.cols) for keep in stage.keeps),
+        loads=tuple(replace(load, offset_bytes=load.offset_bytes * tile.kept_cols) for load in stage.loads),
+        takes=tuple(replace(keep, offset_bytes=keep.offset_bytes * tile.kept_cols) for keep in stage.takes),
+        keeps=tuple(replace(keep, offset_bytes=keep.offset_bytes * tile.kept_cols) for keep in stage.keeps),
+        backward=turned,
     )
 
 

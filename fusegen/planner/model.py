@@ -72,6 +72,7 @@ class Access:
     mode: Mode
     vector: int  # elements that one thread moves together
     vector_bytes: int
+    once: bool = False  # each byte is used once and by one thread: a read leaves the caches first
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class Stage:
     row_stores: tuple[Store, ...]
     until: str = ""  # `<= last`: columns beyond are all alike, and their vectors are not computed one by one
     rest_body: tuple[Statement, ...] = ()  # what they are, once a row, before the walk
+    backward: bool = False  # from the row's end: what the last walk read last is the likeliest to be in a cache
 
     @property
     def reads(self) -> tuple[Load, ...]:
@@ -178,6 +180,7 @@ class Stage:
 
 
 Staging = Literal["none", "registers", "shared", "stream"]
+Keeps = Literal["values", "inputs", "nothing"]  # from one walk to the next: what was computed, what was read, nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,8 @@ class Tile:
 
     A row belongs to `threads_per_row` threads, each of which takes `per_thread` vectors of `vector` elements,
     `threads_per_row` vectors apart. `rows_per_block` rows are in flight in a block. `col_tiles` blocks share a row
-    (only without reductions).
+    (only without reductions), or `cluster` blocks, which reach into each other's shared memory. Of what is kept in
+    shared memory, a thread's first `kept` vectors have room there, and the others are read again.
     """
 
     threads: int
@@ -195,11 +199,32 @@ class Tile:
     vector: int
     per_thread: int
     col_tiles: int = 1
+    cluster: int = 1
+    kept: int = 0
 
     @property
     def cols(self) -> int:
         """Columns (elements, in a flat plan) that one block covers in a row."""
         return self.threads_per_row * self.per_thread * self.vector
+
+    @property
+    def blocks_per_row(self) -> int:
+        return self.col_tiles * self.cluster
+
+    @property
+    def team(self) -> int:
+        """Threads of one block that share a row."""
+        return self.threads_per_row // self.cluster
+
+    @property
+    def kept_cols(self) -> int:
+        """Columns of a row that have room in one block's shared memory."""
+        return self.team * self.kept * self.vector
+
+    @property
+    def again(self) -> float:
+        """The share of a row that has none."""
+        return 1 - self.kept / self.per_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +236,7 @@ class TensorTraffic:
     ideal: int
     moved: int
     per_element: int
-    walks: int = 1  # times it is asked for; what is beyond `moved` comes from the L2 cache
+    walks: float = 1  # times it is asked for; what is beyond `moved` comes from the L2 cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +300,7 @@ class Plan:
     template: str  # file in templates/
     regime: str  # "warp per row, 8 rows per block, h in registers"
     staging: Staging
+    keeps: Keeps
     tile: Tile
     cols: int  # row length, a constant of the kernel (1 in a flat plan)
     flat: bool
@@ -288,8 +314,9 @@ class Plan:
     row_body: tuple[Statement, ...]  # once a row, before the first stage
     row_stores: tuple[Store, ...]
     stages: tuple[Stage, ...]
+    folded: bool  # blocks are counted along two dimensions of the grid, since the first can't hold one for every row
+    copies: bool  # what the first walk keeps in shared memory gets there by asynchronous copies
     slots: int  # rows of the shared array that carries partial results across warps; 0 without
-    loop_barrier: bool  # a barrier before the next row, where the slots would be reused too early
     shared_bytes: int  # dynamic
     cost: Cost
     decisions: tuple[Decision, ...] = ()
@@ -308,7 +335,13 @@ class Plan:
         joins the table at its end, and plans that do not make it keep their names.
         """
         tile = self.tile
-        choices = {"col_tiles": (tile.col_tiles, 1)}  # name: what is chosen, and the usual
+        room = tile.per_thread if self.staging == "shared" else 0
+        choices = {  # name: what is chosen, and the usual
+            "col_tiles": (tile.col_tiles, 1),
+            "cluster": (tile.cluster, 1),
+            "kept": (tile.kept, room),
+            "keeps": (self.keeps, "nothing" if self.staging == "stream" else "values"),
+        }
         unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"
         return f"{self.rule} {self.staging} {shape}{''.join(unusual)}"
@@ -319,21 +352,36 @@ class Plan:
 
     @property
     def warps_per_row(self) -> int:
-        """Warps that share a row; 1 when a warp holds one row or several."""
-        return max(1, self.tile.threads_per_row // self.target.warp)
+        """Warps of a block that share a row; 1 when a warp holds one row or several."""
+        return max(1, self.tile.team // self.target.warp)
+
+    @property
+    def parts_per_row(self) -> int:
+        """Partial results of one reduction in a block: of its warps, and of the cluster's blocks."""
+        return self.warps_per_row + (self.tile.cluster if self.tile.cluster > 1 else 0)
 
     @property
     def static_shared_bytes(self) -> int:
-        return 4 * self.slots * self.warps_per_row
+        return 4 * self.slots * self.parts_per_row
 
     def blocks(self, rows: int) -> int:
-        """Blocks of a launch over `rows` rows (`n` elements in a flat plan); the kernel loops when the grid is full."""
-        tiles = -(-rows // self.tile.rows_per_block) * self.tile.col_tiles
-        return min(tiles, self.max_blocks)
+        """Blocks of a launch over `rows` rows (`n` elements in a flat plan)."""
+        return -(-rows // self.tile.rows_per_block) * self.tile.blocks_per_row
+
+    def grid(self, blocks: int) -> tuple[int, int]:
+        """That many blocks, or a few more, along the grid's dimensions x and y."""
+        columns = min(blocks, self.target.max_blocks(self.threads)) if self.folded else blocks
+        return columns, -(-blocks // columns)
 
     @property
     def max_blocks(self) -> int:
-        return min(self.target.max_grid, self.target.max_grid_threads // self.threads)
+        """Of one launch."""
+        return self.target.max_blocks(self.threads) * (self.target.max_grid_y if self.folded else 1)
+
+    @property
+    def max_rows(self) -> int:
+        """Of one launch; elements in a flat plan."""
+        return self.max_blocks // self.tile.blocks_per_row * self.tile.rows_per_block
 
     @property
     def inputs(self) -> tuple[Access, ...]:
@@ -380,6 +428,6 @@ class Source:
 
 
 __all__ = [
-    "Access", "Candidates", "Cost", "Decision", "Keep", "Layout", "Load", "Mode", "Param", "Plan", "Reduction",
+    "Access", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Param", "Plan", "Reduction",
     "Refusal", "RowDim", "Source", "Stage", "Staging", "Statement", "Store", "TensorTraffic", "Tile", "Traffic",
 ]  # fmt: skip

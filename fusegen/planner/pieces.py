@@ -10,6 +10,7 @@ import numpy as np
 from fusegen.errors import SpecError
 from fusegen.graph import Graph, Node, Tensor
 from fusegen.naming import value_names
+from fusegen.planner.limits import limits
 from fusegen.planner.model import Access, Layout, Mode, Param, RowDim
 from fusegen.types import b8, f32, i32, size_of
 
@@ -73,6 +74,7 @@ def vector_widths(graph: Graph, layout: Layout) -> tuple[int, ...]:
 def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int) -> tuple[Access, ...]:
     """How each tensor is read or written with `vector` elements a thread."""
     names = value_names(graph)
+    limited = {graph.tensor_of[node].name for node in limits(graph)}
     found: list[Access] = []
     for tensor in arrays(graph):
         output = any(tensor is t for t in graph.outputs)
@@ -92,6 +94,7 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                 mode=mode,
                 vector=vector,
                 vector_bytes=width,
+                once=tensor.name in limited and mode == "vector" and vector * tensor.dtype.bytes == VECTOR_BYTES,
             )
         )
     return tuple(found)

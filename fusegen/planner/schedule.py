@@ -1,12 +1,13 @@
 """Which value is computed in which walk over the row, what is kept between walks, what is reduced together.
 
 A reduction needs the whole row before its result can be used, so a chain splits into *walks*: walk 0 computes what
-needs no reduction, walk k what needs the results of walk k-1. A value that a later walk needs again is kept (staged
-plans) or computed again from memory (streamed plans). Values that cost no memory to have again, such as a column
-index or a vector that every row shares, are never kept.
+needs no reduction, walk k what needs the results of walk k-1. What a later walk needs again is kept: as it was computed
+("values"), or as it was read ("inputs": fewer bytes, and the same work again), or not at all ("nothing": memory is read
+again). Values that cost no memory to have again, such as a column index or a vector that every row shares, are never
+kept.
 
-Streamed plans read memory once a walk, so they merge dependent reductions that have an online form: a maximum with
-the sum of exponentials under it, a mean with the squared deviations from it.
+Where a walk computes its values anew, dependent reductions that have an online form are merged: a maximum with the sum
+of exponentials under it, a mean with the squared deviations from it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from fusegen.graph import Extent, Graph, Kind, Node
 from fusegen.naming import value_names
 from fusegen.planner.limits import common_limit, limits, rests
-from fusegen.planner.model import Access, Keep, Load, Reduction, ReductionKind, Stage, Statement, Store
+from fusegen.planner.model import Access, Keep, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
 from fusegen.planner.pieces import CTYPE, c_literal
 
 
@@ -44,6 +45,7 @@ class Schedule:
     slots: int
     kept_bytes: int  # most bytes kept for one element at a time
     kept_names: tuple[str, ...]
+    keeps: Keeps
 
 
 def online_pairs(graph: Graph) -> tuple[Online, ...]:
@@ -92,13 +94,13 @@ def match_welford(node: Node) -> Online | None:
 class Scheduler:
     """Builds one Schedule; `schedule()` is its only use."""
 
-    def __init__(self, graph: Graph, accesses: Iterable[Access], staged: bool, whole_vectors: bool) -> None:
+    def __init__(self, graph: Graph, accesses: Iterable[Access], keeps: Keeps, whole_vectors: bool) -> None:
         self.graph = graph
-        self.staged = staged
+        self.keeps = keeps
         self.names = value_names(graph)
         self.access = {a.tensor: a for a in accesses}
         self.limits = limits(graph)
-        pairs = () if staged else online_pairs(graph)
+        pairs = () if keeps == "values" else online_pairs(graph)
         self.pair_of = {p.second: p for p in pairs}
         self.pair_by_first = {p.first: p for p in pairs}
         self.limit = common_limit(graph) if whole_vectors else None
@@ -212,12 +214,15 @@ class Scheduler:
             node = stack.pop()
             if self.extent(node) is not Extent.ELEMENT or node in compute or node in take:
                 continue
-            if self.staged and node in have and node not in self.free:
+            if node in have and node not in self.free and self.is_kept(node):
                 take.add(node)
                 continue
             compute.add(node)
             stack.extend(node.inputs)
         return compute, take
+
+    def is_kept(self, node: Node) -> bool:
+        return self.keeps == "values" or (self.keeps == "inputs" and node.op.kind is Kind.INPUT)
 
     def build(self) -> Schedule:
         count = self.walks()
@@ -252,6 +257,7 @@ class Scheduler:
             slots=slots,
             kept_bytes=layout.peak,
             kept_names=tuple(self.names[n] for n in kept),
+            keeps=self.keeps,
         )
 
     def rest(self, node: Node) -> str:
@@ -400,9 +406,9 @@ def title_of(
     return "; ".join(parts)
 
 
-def schedule(graph: Graph, accesses: Iterable[Access], staged: bool, whole_vectors: bool) -> Schedule:
-    """The walks of `graph`: with values kept between them (`staged`), or read and computed again (streamed).
+def schedule(graph: Graph, accesses: Iterable[Access], keeps: Keeps, whole_vectors: bool) -> Schedule:
+    """The walks of `graph`, and what is kept between them.
 
     `whole_vectors`: every vector lies inside of its row, so that one beyond a mask's limit can be passed over whole.
     """
-    return Scheduler(graph, accesses, staged, whole_vectors).build()
+    return Scheduler(graph, accesses, keeps, whole_vectors).build()

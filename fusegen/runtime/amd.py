@@ -96,13 +96,15 @@ class AmdDevice(GpuDevice):
         finally:
             self.hip.hipSetDevice(before)
 
-    def start(self, function: object, blocks: int, threads: int, shared: int, stream: int, arguments: int) -> int:
+    def start(
+        self, function: object, grid: tuple[int, int], threads: int, shared: int, stream: int, arguments: int
+    ) -> int:
         if self.alone:
-            return int(self.launch_kernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, None)[0])
+            return int(self.launch_kernel(function, *grid, 1, threads, 1, 1, shared, stream, arguments, None)[0])
         with self.current():
-            return int(self.launch_kernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, None)[0])
+            return int(self.launch_kernel(function, *grid, 1, threads, 1, 1, shared, stream, arguments, None)[0])
 
-    def load_code(self, code: bytes, entry: str, shared: int) -> tuple[object, object]:
+    def load_code(self, code: bytes, entry: str, shared: int, cluster: int = 1) -> tuple[object, object]:
         hip = self.hip
         with self.current():  # LDS needs no attribute: a kernel may have all 64 KiB of a block
             module = done(hip.hipModuleLoadData(code), f"{entry}: loading it on {self}")

@@ -299,6 +299,11 @@ def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
     accesses = {access.tensor: access for access in plan.accesses}
     extents = [math.prod(sizes.shape[axis] for axis in dim.axes) for dim in plan.row_dims]
     rows = math.prod(extents)
+    if rows > plan.max_rows:
+        what = "elements" if plan.flat else "rows"
+        raise ArgumentError(
+            f"{plan.name} got {rows} {what}, and a launch on {plan.target} takes {plan.max_rows}\n  pass them in parts"
+        )
     numbers: list[int] = []
     for param in plan.params:
         if param.kind == "extent":

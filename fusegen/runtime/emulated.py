@@ -87,7 +87,8 @@ class EmulatedLoaded:
     def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
         device, plan = self.device, self.plan
         self.kernel.launch(
-            (launch.blocks, 1, 1), (plan.threads, 1, 1), plan.shared_bytes, self.arguments(launch, pointers, values),
+            (*plan.grid(launch.blocks), 1), (plan.threads, 1, 1), plan.shared_bytes,
+            self.arguments(launch, pointers, values),
             seed=device.seed, timeout_s=device.timeout_s, workers=device.workers,
         )  # fmt: skip
 

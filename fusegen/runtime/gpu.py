@@ -70,7 +70,7 @@ class GpuKernel:
         with self.lock:
             arguments.pack_into(arguments.block, 0, *pointers, *values, *launch.numbers)
             status = self.device.start(
-                self.function, launch.blocks, plan.tile.threads, plan.shared_bytes, stream, arguments.address
+                self.function, plan.grid(launch.blocks), plan.tile.threads, plan.shared_bytes, stream, arguments.address
             )
         if status:
             raise KernelError(
@@ -92,7 +92,9 @@ class GpuDevice(Device):
     def load(self, source: Source, binary: Binary | None) -> Loaded:
         if binary is None:
             raise KernelError(f"{source.plan.name} has no machine code; a GPU runs compiled kernels only")
-        module, function = self.load_code(binary.code, source.plan.name, source.plan.shared_bytes)
+        module, function = self.load_code(
+            binary.code, source.plan.name, source.plan.shared_bytes, source.plan.tile.cluster
+        )
         return GpuKernel(self, module, function, source.plan)
 
     def empty(self, nbytes: int) -> Memory:
@@ -111,12 +113,15 @@ class GpuDevice(Device):
             raise error(f"{self}: {doing} failed: {self.error_text(status)}")
 
     @abstractmethod
-    def start(self, function: object, blocks: int, threads: int, shared: int, stream: int, arguments: int) -> int:
+    def start(
+        self, function: object, grid: tuple[int, int], threads: int, shared: int, stream: int, arguments: int
+    ) -> int:
         """Launch; `arguments` is the address of the table of argument addresses. Returns the status."""
 
     @abstractmethod
-    def load_code(self, code: bytes, entry: str, shared: int) -> tuple[object, object]:
-        """The module and its function `entry`, allowed `shared` bytes of dynamic shared memory."""
+    def load_code(self, code: bytes, entry: str, shared: int, cluster: int = 1) -> tuple[object, object]:
+        """The module and its function `entry`, allowed `shared` bytes of dynamic shared memory and clusters of
+        `cluster` blocks."""
 
     @abstractmethod
     def allocate(self, nbytes: int) -> int:

@@ -24,6 +24,7 @@ from fusegen.runtime.gpu import Arguments, GpuDevice, GpuKernel
 
 NO_CONTEXT = frozenset({3, 201, 400, 709})  # not initialized; invalid context, invalid handle, context destroyed
 OUT_OF_MEMORY = 2
+PORTABLE_CLUSTER = 8  # blocks; more only where a kernel asks for it
 
 
 @cache
@@ -134,7 +135,7 @@ def new_slot(plan: Plan, launch: Launch) -> Slot:
     """A slot for such launches, all of it written but the stream, the pointers and the run-time values."""
     arguments = Arguments(plan.params, LEAD)
     varying = sum(param.kind in ("pointer", "value") for param in plan.params)
-    grid, block = (launch.blocks, 1, 1), (plan.threads, 1, 1)
+    grid, block = (*plan.grid(launch.blocks), 1), (plan.threads, 1, 1)
     ctypes.memmove(arguments.block, ctypes.byref(Config(grid, block, plan.shared_bytes)), ctypes.sizeof(Config))
     struct.pack_into(f"{len(launch.numbers)}q", arguments.block, LEAD + 8 * varying, *launch.numbers)
     return [None, arguments.block, ctypes.addressof(arguments.block), arguments.address, arguments]
@@ -163,13 +164,15 @@ class NvidiaDevice(GpuDevice):
         finally:
             self.bindings.cuCtxPopCurrent()
 
-    def start(self, function: object, blocks: int, threads: int, shared: int, stream: int, arguments: int) -> int:
+    def start(
+        self, function: object, grid: tuple[int, int], threads: int, shared: int, stream: int, arguments: int
+    ) -> int:
         if self.alone:
-            status = self.launch_kernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, 0)[0]
+            status = self.launch_kernel(function, *grid, 1, threads, 1, 1, shared, stream, arguments, 0)[0]
             if not status or int(status) not in NO_CONTEXT:
                 return int(status)
         with self.current():
-            return int(self.launch_kernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments, 0)[0])
+            return int(self.launch_kernel(function, *grid, 1, threads, 1, 1, shared, stream, arguments, 0)[0])
 
     def sending(self, kernel: GpuKernel, launch: Launch) -> Sending:
         """Each thread that launches takes a slot of its own, so that none waits for another."""
@@ -214,7 +217,7 @@ class NvidiaDevice(GpuDevice):
             finally:
                 self.bindings.cuThreadExchangeStreamCaptureMode(before)
 
-    def load_code(self, code: bytes, entry: str, shared: int) -> tuple[object, object]:
+    def load_code(self, code: bytes, entry: str, shared: int, cluster: int = 1) -> tuple[object, object]:
         bindings = self.bindings
         with self.relaxed():
             module = done(bindings.cuModuleLoadData(code), f"{entry}: loading it on {self}")
@@ -225,6 +228,10 @@ class NvidiaDevice(GpuDevice):
                 attribute = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 answer = bindings.cuFuncSetAttribute(function, attribute, shared)
                 done(answer, f"{entry}: asking for {shared} bytes of shared memory")
+            if cluster > PORTABLE_CLUSTER:
+                attribute = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+                answer = bindings.cuFuncSetAttribute(function, attribute, 1)
+                done(answer, f"{entry}: asking for clusters of {cluster} blocks")
         return module, function
 
     def allocate(self, nbytes: int) -> int:

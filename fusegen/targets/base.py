@@ -23,6 +23,7 @@ class Spelling:
     from_float: Mapping[DType, str]  # float -> storage value, round to nearest even
     barrier: str
     shuffle_xor: str  # {0}: value, {1}: lane mask
+    functions: Mapping[str, tuple[str, ...]]  # bodies of functions that the hardware has a word for
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,19 @@ class Target:
     blocks_per_sm: int
     threads_per_block: int
     max_grid: int  # blocks in one launch, first dimension
+    max_grid_y: int  # second dimension
     max_grid_threads: int  # threads in one launch, first dimension
     l2_bytes: int
     dram_gbs: float  # data sheet
     fp32_tflops: float  # data sheet, vector unit
+    f32_lanes: int  # f32 results of one SM in one cycle
     spelling: Spelling = field(repr=False, hash=False)  # tables have no hash; vendor and model tell targets apart
+    max_cluster: int = 1  # blocks that may reach into each other's shared memory
+    async_copies: bool = False  # 16 bytes from global to shared memory without a register in between (cp.async)
+
+    def max_blocks(self, threads: int) -> int:
+        """Blocks of `threads` threads along the grid's first dimension."""
+        return min(self.max_grid, self.max_grid_threads // threads)
 
     @property
     def name(self) -> str:

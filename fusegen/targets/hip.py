@@ -41,6 +41,19 @@ SPELLING = Spelling(
     },
     barrier="__syncthreads();",
     shuffle_xor="__shfl_xor({0}, {1})",  # the _sync form of ROCm 7 wants a 64-bit mask, and ROCm 6 has none
+    # v_exp_f32 and v_rcp_f32, 1 ulp each ("CDNA 3 instruction set", VOP1); v_max_f32 drops a NaN, so the larger is a
+    # comparison and a selection
+    functions={
+        "power_of_2": ("return __builtin_amdgcn_exp2f(x);",),
+        "reciprocal": ("return __builtin_amdgcn_rcpf(x);",),
+        "larger": ("return a > b || a != a ? a : b;",),
+        "smaller": ("return a < b || a != a ? a : b;",),
+        "load_once": (
+            "typedef unsigned Bits __attribute__((vector_size(sizeof(Vec<T, N>))));",
+            "const Bits bits = __builtin_nontemporal_load(reinterpret_cast<const Bits*>(p));",
+            "return *reinterpret_cast<const Vec<T, N>*>(&bits);",
+        ),
+    },
 )
 
 MI250X = Target(
@@ -62,10 +75,12 @@ MI250X = Target(
     blocks_per_sm=32,  # 16 barriers, but a block of one wave needs none, and of 32 waves only 16 pairs fit
     threads_per_block=1024,
     max_grid=2**31 - 1,
+    max_grid_y=65535,
     max_grid_threads=2**32 - 1,  # HIP counts a grid in threads, in 32 bits
     l2_bytes=8 * 1024**2,  # CDNA 2 white paper, one die
     dram_gbs=1638.4,  # MI250X data sheet: 3276.8 for two dies
     fp32_tflops=23.95,  # MI250X data sheet: 47.9 for two dies
+    f32_lanes=64,
     spelling=SPELLING,
 )
 
@@ -81,6 +96,7 @@ MI300X = replace(
     l2_bytes=8 * 4 * 1024**2,  # CDNA 3 white paper: 4 MiB on each of 8 dies; the 256 MiB Infinity Cache comes on top
     dram_gbs=5300.0,  # MI300X data sheet
     fp32_tflops=163.4,  # MI300X data sheet
+    f32_lanes=128,  # two a lane and cycle, which the data sheet counts
 )
 
 MI300A = replace(

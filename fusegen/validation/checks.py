@@ -8,6 +8,7 @@ also repeat itself bit for bit, and a row's result may not depend on the rows be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -98,10 +99,15 @@ def row_counts(plan: Plan, most: int) -> tuple[int, ...]:
 
 
 def narrowed(kernel: Kernel, blocks: int) -> Kernel:
-    """The same text and binary on a grid of at most `blocks`: the loop over rows, which full grids never repeat."""
+    """The same text and binary on a grid with at most `blocks` in a line: only huge launches have several lines."""
     plan = kernel.plan
     small = replace(plan, target=replace(plan.target, max_grid=blocks))
     return Kernel(replace(kernel.source, plan=small), kernel.binary, kernel.device, kernel.make_variant)
+
+
+def folding(blocks: int) -> int:
+    """Blocks of a line, so that there are several lines, the last of them with a gap where that can be."""
+    return next((width for width in (3, 2, 5) if width < blocks and blocks % width), 1)
 
 
 @contextmanager
@@ -151,7 +157,8 @@ class Checks:
         else:
             outer = (2,) if self.deep() else OUTER
             count = max(2 * tile.rows_per_block + 1, 2 * self.deep())
-            sizes = sizes_for(self.plan, max(2, min(count, most // max(1, self.plan.cols))), outer)
+            fewest = 3 if self.plan.folded else 2  # blocks enough for a line and a rest of one
+            sizes = sizes_for(self.plan, max(fewest, min(count, most // max(1, self.plan.cols))), outer)
         operands = make_operands(self.plan, sizes, self.rng(NORMAL.name))
         if not self.wants(NORMAL.name, "again", "apart"):
             return
@@ -165,13 +172,17 @@ class Checks:
         self.apart(operands, first)
 
     def again(self, operands: Operands, first: list[Array]) -> None:
-        """The same on one block, over other poison: bitwise the same."""
+        """The same over other poison, and on a folded grid where there may be one: bitwise the same."""
         name = "again"
         if not self.wants(name):
             return
-        reason = "the same launch on a grid of one block, which loops over all rows, over other leftovers in memory"
+        shape = [operands.sizes[s.name] if isinstance(s, Dim) else s for s in self.graph.shape]
+        width = folding(self.plan.blocks(math.prod(shape if self.plan.flat else shape[:-1]))) if self.plan.folded else 0
+        where = f" on a grid folded into lines of {width} blocks," if width else ""
+        reason = f"the same launch{where} over other leftovers in memory"
+        kernel = narrowed(self.kernel, width) if width else self.kernel
         with other_order(self.kernel.device, self.seed):
-            outputs, problem = self.launch(operands, kernel=narrowed(self.kernel, 1), poison=1)
+            outputs, problem = self.launch(operands, kernel=kernel, poison=1)
         self.same(name, reason, operands, outputs, first, problem)
 
     def apart(self, operands: Operands, first: list[Array]) -> None:

@@ -2,9 +2,9 @@
 // logits - max - log(sum(exp(logits - max))).
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-// tile     a block of 256 threads a row, 32 x 4 elements a thread; read 2x, each time from DRAM
-// traffic  1048.6 MB moved, 786.4 MB ideal, 1048.6 MB unfused in 1 launch
-// floor    385.7 us at 2.039 TB/s; memory-bound at 1.00 flop/B
+// tile     a block of 512 threads a row, 16 x 4 elements a thread; logits in shared memory
+// traffic  786.4 MB moved, 786.4 MB ideal, 1048.6 MB unfused in 1 launch
+// floor    385.7 us at 2.039 TB/s; memory-bound at 1.33 flop/B
 // rounding out to f32 when stored; f32 between
 // needs    rows of 32000 elements, next to each other; logits: address and strides in multiples of 8 B;
 //          out: address and strides in multiples of 16 B
@@ -33,9 +33,46 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// N values on their way from global to shared memory, past the registers; aligned to their size, of 4, 8 or 16 bytes
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(Vec<T, N>* to, const T* from) {
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(*to) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+        :: "r"(place), "l"(from), "n"(sizeof(*to)) : "memory");
+  }
+}
+
+// the copies since the last call become one group
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// waits for the thread's own groups, all but the last Pending
+template <int Pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+}
+
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
 }
 
 // the largest of the values seen and the sum of exp(value - largest), in one walk: the sum shrinks as the largest grows
@@ -46,7 +83,19 @@ struct MaxSum {
   __device__ __forceinline__ void merge(float other_top, float other_total) {
     const float peak = larger(top, other_top);
     const float pivot = peak == -INFINITY ? 0.0f : peak;  // nothing seen yet: exp(-inf - 0) is 0, not NaN
-    total = total * expf(top - pivot) + other_total * expf(other_top - pivot);
+    total = total * exponential(top - pivot) + other_total * exponential(other_top - pivot);
+    top = peak;
+  }
+
+  // 4 values at once: one exponential each, and one for the sum so far
+  __device__ __forceinline__ void add(const float (&values)[4]) {
+    float peak = top;
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) peak = larger(peak, values[j]);
+    const float pivot = peak == -INFINITY ? 0.0f : peak;
+    total *= exponential(top - pivot);
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) total += exponential(values[j] - pivot);
     top = peak;
   }
 };
@@ -56,7 +105,7 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value and the sum of exponentials below it over the 256 threads of a row, in every one of them
+// the largest value and the sum of exponentials below it over the 512 threads of a row, in every one of them
 __device__ __forceinline__ MaxSum row_max_sum(MaxSum v, float* part_top, float* part_total) {
   #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -67,16 +116,16 @@ __device__ __forceinline__ MaxSum row_max_sum(MaxSum v, float* part_top, float* 
     part_total[threadIdx.x / 32] = v.total;
   }
   __syncthreads();
-  v.top = part_top[threadIdx.x % 8];
-  v.total = part_total[threadIdx.x % 8];
+  v.top = part_top[threadIdx.x % 16];
+  v.total = part_total[threadIdx.x % 16];
   #pragma unroll
-  for (int step = 4; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     v.merge(partner(v.top, step), partner(v.total, step));
   }
   return v;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(512)
 log_softmax(
     const __nv_bfloat16* __restrict__ logits_ptr,
     float* __restrict__ out_ptr,
@@ -84,52 +133,64 @@ log_softmax(
     long long logits_stride,
     long long out_stride)
 {
-  const int lane = threadIdx.x;  // of the 256 threads that share a row
-  __shared__ float part[2][8];
-  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const __nv_bfloat16* const logits_row = logits_ptr + row * logits_stride;
-    float* const out_row = out_ptr + row * out_stride;
+  const int lane = threadIdx.x;  // of the 512 threads that share a row
+  __shared__ float part[2][16];
+  extern __shared__ __align__(16) unsigned char shared[];
+  Vec<__nv_bfloat16, 4>* const logits_kept = reinterpret_cast<Vec<__nv_bfloat16, 4>*>(shared + 0);
+  const long long row = blockIdx.x;
+  const __nv_bfloat16* const logits_row = logits_ptr + row * logits_stride;
+  float* const out_row = out_ptr + row * out_stride;
 
-    // walk 1 of 2: read logits; top = max(logits) and total = sum(exp(logits - top))
-    MaxSum total_part = {-INFINITY, 0.0f};
-    #pragma unroll 4
-    for (int v = 0; v < 32; ++v) {
-      const int col = (v * 256 + lane) * 4;
-      if (col < 32000) {
-        const Vec<__nv_bfloat16, 4> logits_vec = load<4>(logits_row + col);
-        #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float logits = __bfloat162float(logits_vec.at[j]);
-          total_part.merge(logits, 1.0f);
-        }
-      }
+  // walk 1 of 2: read logits; keep logits; top = max(logits) and total = sum(exp(logits - top))
+  MaxSum total_part = {-INFINITY, 0.0f};
+  #pragma unroll 4
+  for (int v = 0; v < 16; ++v) {
+    const int col = (v * 512 + lane) * 4;
+    if (col < 32000) {
+      copy_async<4>(&logits_kept[v * 512 + lane], logits_row + col);
     }
-    const MaxSum total_all = row_max_sum(total_part, part[0], part[1]);
-    const float top = total_all.top;
-    const float total = total_all.total;
-    const bool eq = top == (-INFINITY);
-    const float pivot = eq ? 0.0f : top;
-    const bool eq_2 = total == 0.0f;
-    const float log_ = logf(total);
-    const float log_total = eq_2 ? 0.0f : log_;
+    commit_copies();
+  }
+  #pragma unroll 4
+  for (int v = 0; v < 16; ++v) {
+    wait_copies<15>();
+    commit_copies();  // of nothing: so that as many are pending at every turn
+    const int col = (v * 512 + lane) * 4;
+    if (col < 32000) {
+      const Vec<__nv_bfloat16, 4> logits_vec = logits_kept[v * 512 + lane];
+      float total_part_values[4];
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float logits = __bfloat162float(logits_vec.at[j]);
+        total_part_values[j] = logits;
+      }
+      total_part.add(total_part_values);
+    }
+  }
+  const MaxSum total_all = row_max_sum(total_part, part[0], part[1]);
+  const float top = total_all.top;
+  const float total = total_all.total;
+  const bool eq = top == (-INFINITY);
+  const float pivot = eq ? 0.0f : top;
+  const bool eq_2 = total == 0.0f;
+  const float log_ = logf(total);
+  const float log_total = eq_2 ? 0.0f : log_;
 
-    // walk 2 of 2: read logits; write out
-    #pragma unroll 4
-    for (int v = 0; v < 32; ++v) {
-      const int col = (v * 256 + lane) * 4;
-      if (col < 32000) {
-        const Vec<__nv_bfloat16, 4> logits_vec = load<4>(logits_row + col);
-        Vec<float, 4> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float logits = __bfloat162float(logits_vec.at[j]);
-          const float shifted = logits - pivot;
-          const float log_softmax = shifted - log_total;
-          out_vec.at[j] = log_softmax;
-        }
-        store<4>(out_row + col, out_vec);
+  // walk 2 of 2: write out
+  #pragma unroll 4
+  for (int v = 0; v < 16; ++v) {
+    const int col = (v * 512 + lane) * 4;
+    if (col < 32000) {
+      const Vec<__nv_bfloat16, 4> logits_vec = logits_kept[v * 512 + lane];
+      Vec<float, 4> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float logits = __bfloat162float(logits_vec.at[j]);
+        const float shifted = logits - pivot;
+        const float log_softmax = shifted - log_total;
+        out_vec.at[j] = log_softmax;
       }
+      store<4>(out_row + col, out_vec);
     }
-    if (row + gridDim.x < rows) __syncthreads();  // part is read before the next row writes it
   }
 }

@@ -35,7 +35,21 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
 }
 
 // v of the thread whose lane differs in the bits of step
@@ -77,84 +91,81 @@ masked_softmax(
 {
   const int lane = threadIdx.x % 32;  // of the 32 threads that share a row
   const long long rows = B_size * H_S_size;
-  const long long tiles = (rows + 3) / 4;
-  for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const long long row = tile * 4 + threadIdx.x / 32;
-    const bool live = row < rows;
-    const long long B_at = row / H_S_size;
-    const long long H_S_at = row % H_S_size;
-    const __nv_bfloat16* const scores_row = scores_ptr + B_at * scores_stride_B + H_S_at * scores_stride_H_S;
-    const unsigned char* const mask_row = mask_ptr + B_at * mask_stride_B;
-    __nv_bfloat16* const out_row = out_ptr + B_at * out_stride_B + H_S_at * out_stride_H_S;
-    float z_kept[4][8];
-    float e_kept[4][8];
+  const long long row = static_cast<long long>(blockIdx.x) * 4 + threadIdx.x / 32;
+  const bool live = row < rows;
+  const long long B_at = row / H_S_size;
+  const long long H_S_at = row % H_S_size;
+  const __nv_bfloat16* const scores_row = scores_ptr + B_at * scores_stride_B + H_S_at * scores_stride_H_S;
+  const unsigned char* const mask_row = mask_ptr + B_at * mask_stride_B;
+  __nv_bfloat16* const out_row = out_ptr + B_at * out_stride_B + H_S_at * out_stride_H_S;
+  float z_kept[4][8];
+  float e_kept[4][8];
 
-    // walk 1 of 3: read scores, mask; keep z; top = max(z)
-    float top_part = -INFINITY;
-    Vec<__nv_bfloat16, 8> scores_vec[4];
-    Vec<unsigned char, 8> mask_vec[4];
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 32 + lane) * 8;
-      if (live) {
-        scores_vec[v] = load<8>(scores_row + col);
-        mask_vec[v] = load<8>(mask_row + col);
+  // walk 1 of 3: read scores, mask; keep z; top = max(z)
+  float top_part = -INFINITY;
+  Vec<__nv_bfloat16, 8> scores_vec[4];
+  Vec<unsigned char, 8> mask_vec[4];
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 32 + lane) * 8;
+    if (live) {
+      scores_vec[v] = load<8>(scores_row + col);
+      mask_vec[v] = load<8>(mask_row + col);
+    }
+  }
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 32 + lane) * 8;
+    if (live) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float scores = __bfloat162float(scores_vec[v].at[j]);
+        const bool mask = mask_vec[v].at[j] != 0;
+        const float mul = scores * scale;
+        const float z = mask ? mul : (-INFINITY);
+        z_kept[v][j] = z;
+        top_part = larger(top_part, z);
       }
     }
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 32 + lane) * 8;
-      if (live) {
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float scores = __bfloat162float(scores_vec[v].at[j]);
-          const bool mask = mask_vec[v].at[j] != 0;
-          const float mul = scores * scale;
-          const float z = mask ? mul : (-INFINITY);
-          z_kept[v][j] = z;
-          top_part = larger(top_part, z);
-        }
+  }
+  const float top = row_max(top_part);
+  const bool eq = top == (-INFINITY);
+  const float pivot = eq ? 0.0f : top;
+
+  // walk 2 of 3: keep e; total = sum(e)
+  float total_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 32 + lane) * 8;
+    if (live) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float z = z_kept[v][j];
+        const float sub = z - pivot;
+        const float e = exponential(sub);
+        e_kept[v][j] = e;
+        total_part += e;
       }
     }
-    const float top = row_max(top_part);
-    const bool eq = top == (-INFINITY);
-    const float pivot = eq ? 0.0f : top;
+  }
+  const float total = row_sum(total_part);
+  const bool eq_2 = total == 0.0f;
+  const float div = 1.0f / total;
+  const float scale_2 = eq_2 ? 0.0f : div;
 
-    // walk 2 of 3: keep e; total = sum(e)
-    float total_part = 0.0f;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 32 + lane) * 8;
-      if (live) {
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float z = z_kept[v][j];
-          const float sub = z - pivot;
-          const float e = expf(sub);
-          e_kept[v][j] = e;
-          total_part += e;
-        }
+  // walk 3 of 3: write out
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 32 + lane) * 8;
+    if (live) {
+      Vec<__nv_bfloat16, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float e = e_kept[v][j];
+        const float softmax = e * scale_2;
+        out_vec.at[j] = __float2bfloat16_rn(softmax);
       }
-    }
-    const float total = row_sum(total_part);
-    const bool eq_2 = total == 0.0f;
-    const float div = 1.0f / total;
-    const float scale_2 = eq_2 ? 0.0f : div;
-
-    // walk 3 of 3: write out
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 32 + lane) * 8;
-      if (live) {
-        Vec<__nv_bfloat16, 8> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float e = e_kept[v][j];
-          const float softmax = e * scale_2;
-          out_vec.at[j] = __float2bfloat16_rn(softmax);
-        }
-        store<8>(out_row + col, out_vec);
-      }
+      store<8>(out_row + col, out_vec);
     }
   }
 }

@@ -2,9 +2,9 @@
 // softmax(scores / sqrt(64)) over the keys up to each query; a row with nothing left gives zeros.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-// tile     a block of 128 threads a row, 4 x 8 elements a thread; z, e in shared memory
+// tile     a block of 64 threads a row, 8 x 8 elements a thread; z, e in registers
 // traffic  1611.7 MB moved, 1611.7 MB ideal, 7516.2 MB unfused in 3 launches
-// floor    790.4 us at 2.039 TB/s; compute-bound at 3.66 flop/B
+// floor    790.4 us at 2.039 TB/s; memory-bound at 3.66 flop/B
 // rounding out to f16 when stored; f32 between
 // needs    rows of 4096 elements, next to each other; scores, out: address and strides in multiples of
 //          16 B
@@ -21,21 +21,41 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
 
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// the vector at p, of 16 bytes that nothing else will read: first to leave the caches again
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load_once(const T* p) {
+  static_assert(sizeof(Vec<T, N>) == 16);
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  uint4 bits;
+  asm("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+      : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(p), "l"(policy));
+  return *reinterpret_cast<const Vec<T, N>*>(&bits);
+}
+
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
-  return a > b || a != a ? a : b;
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
 }
 
 // v of the thread whose lane differs in the bits of step
@@ -43,7 +63,7 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value over the 128 threads of a row, in every one of them
+// the largest value over the 64 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v, float* part) {
   #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -53,15 +73,15 @@ __device__ __forceinline__ float row_max(float v, float* part) {
     part[threadIdx.x / 32] = v;
   }
   __syncthreads();
-  v = part[threadIdx.x % 4];
+  v = part[threadIdx.x % 2];
   #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
+  for (int step = 1; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 128 threads of a row, in every one of them
+// the sum over the 64 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v, float* part) {
   #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -71,15 +91,15 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
     part[threadIdx.x / 32] = v;
   }
   __syncthreads();
-  v = part[threadIdx.x % 4];
+  v = part[threadIdx.x % 2];
   #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
+  for (int step = 1; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(64)
 scale_causal_softmax(
     const __half* __restrict__ scores_ptr,
     __half* __restrict__ out_ptr,
@@ -90,89 +110,92 @@ scale_causal_softmax(
     long long out_stride_B_H,
     long long out_stride_S)
 {
-  const int lane = threadIdx.x;  // of the 128 threads that share a row
-  __shared__ float part[2][4];
-  extern __shared__ __align__(16) unsigned char shared[];
-  float* const z_kept = reinterpret_cast<float*>(shared + 0);
-  float* const e_kept = reinterpret_cast<float*>(shared + 0);
+  const int lane = threadIdx.x;  // of the 64 threads that share a row
+  __shared__ float part[2][2];
   const long long rows = B_H_size * S_size;
-  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const long long B_H_at = row / S_size;
-    const long long S_at = row % S_size;
-    const __half* const scores_row = scores_ptr + B_H_at * scores_stride_B_H + S_at * scores_stride_S;
-    __half* const out_row = out_ptr + B_H_at * out_stride_B_H + S_at * out_stride_S;
-    const int last = static_cast<int>(S_at);
+  const long long row = blockIdx.x;
+  const unsigned B_H_at = static_cast<unsigned>(row) / static_cast<unsigned>(S_size);
+  const unsigned S_at = static_cast<unsigned>(row) % static_cast<unsigned>(S_size);
+  const __half* const scores_row = scores_ptr + B_H_at * scores_stride_B_H + S_at * scores_stride_S;
+  __half* const out_row = out_ptr + B_H_at * out_stride_B_H + S_at * out_stride_S;
+  const int last = static_cast<int>(S_at);
+  float z_kept[8][8];
+  float e_kept[8][8];
 
-    // walk 1 of 3: read scores; keep z; top = max(z)
-    float top_part = -INFINITY;
-    #pragma unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
-      if (col <= last) {
-        const Vec<__half, 8> scores_vec = load<8>(scores_row + col);
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float scores = __half2float(scores_vec.at[j]);
-          const float mul = scores * 0.125f;
-          const int col_index = col + j;
-          const bool keep = col_index <= last;
-          const float z = keep ? mul : (-INFINITY);
-          z_kept[(v * 8 + j) * 128 + lane] = z;
-          top_part = larger(top_part, z);
-        }
-      } else {
-        top_part = larger(top_part, (-INFINITY));
+  // walk 1 of 3: read scores; keep z; top = max(z)
+  float top_part = -INFINITY;
+  Vec<__half, 8> scores_vec[8];
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    scores_vec[v] = col <= last ? load_once<8>(scores_row + col) : Vec<__half, 8>{};
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (col <= last) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float scores = __half2float(scores_vec[v].at[j]);
+        const float mul = scores * 0.125f;
+        const int col_index = col + j;
+        const bool keep = col_index <= last;
+        const float z = keep ? mul : (-INFINITY);
+        z_kept[v][j] = z;
+        top_part = larger(top_part, z);
       }
+    } else {
+      top_part = larger(top_part, (-INFINITY));
     }
-    const float top = row_max(top_part, part[0]);
-    const bool eq = top == (-INFINITY);
-    const float pivot = eq ? 0.0f : top;
+  }
+  const float top = row_max(top_part, part[0]);
+  const bool eq = top == (-INFINITY);
+  const float pivot = eq ? 0.0f : top;
 
-    // walk 2 of 3: keep e; total = sum(e)
-    const float sub_rest = (-INFINITY) - pivot;  // beyond the mask, all along the row
-    const float e_rest = expf(sub_rest);
-    float total_part = 0.0f;
-    #pragma unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
-      if (col <= last) {
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float z = z_kept[(v * 8 + j) * 128 + lane];
-          const float sub = z - pivot;
-          const float e = expf(sub);
-          e_kept[(v * 8 + j) * 128 + lane] = e;
-          total_part += e;
-        }
-      } else {
-        total_part += 8.0f * e_rest;
+  // walk 2 of 3: keep e; total = sum(e)
+  const float sub_rest = (-INFINITY) - pivot;  // beyond the mask, all along the row
+  const float e_rest = exponential(sub_rest);
+  float total_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (col <= last) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float z = z_kept[v][j];
+        const float sub = z - pivot;
+        const float e = exponential(sub);
+        e_kept[v][j] = e;
+        total_part += e;
       }
+    } else {
+      total_part += 8.0f * e_rest;
     }
-    const float total = row_sum(total_part, part[1]);
-    const bool eq_2 = total == 0.0f;
-    const float div = 1.0f / total;
-    const float scale = eq_2 ? 0.0f : div;
+  }
+  const float total = row_sum(total_part, part[1]);
+  const bool eq_2 = total == 0.0f;
+  const float div = 1.0f / total;
+  const float scale = eq_2 ? 0.0f : div;
 
-    // walk 3 of 3: write out
-    const float softmax_rest = e_rest * scale;  // beyond the mask, all along the row
-    #pragma unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
-      if (col <= last) {
-        Vec<__half, 8> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float e = e_kept[(v * 8 + j) * 128 + lane];
-          const float softmax = e * scale;
-          out_vec.at[j] = __float2half_rn(softmax);
-        }
-        store<8>(out_row + col, out_vec);
-      } else {
-        Vec<__half, 8> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) out_vec.at[j] = __float2half_rn(softmax_rest);
-        store<8>(out_row + col, out_vec);
+  // walk 3 of 3: write out
+  const float softmax_rest = e_rest * scale;  // beyond the mask, all along the row
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (col <= last) {
+      Vec<__half, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float e = e_kept[v][j];
+        const float softmax = e * scale;
+        out_vec.at[j] = __float2half_rn(softmax);
       }
+      store<8>(out_row + col, out_vec);
+    } else {
+      Vec<__half, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) out_vec.at[j] = __float2half_rn(softmax_rest);
+      store<8>(out_row + col, out_vec);
     }
   }
 }

@@ -29,6 +29,29 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// N values on their way from global to shared memory, past the registers; aligned to their size, of 4, 8 or 16 bytes
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(Vec<T, N>* to, const T* from) {
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(*to) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+        :: "r"(place), "l"(from), "n"(sizeof(*to)) : "memory");
+  }
+}
+
+// the copies since the last call become one group
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// waits for the thread's own groups, all but the last Pending
+template <int Pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+}
+
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
@@ -64,45 +87,52 @@ rmsnorm(
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[1][4];
   extern __shared__ __align__(16) unsigned char shared[];
-  Vec<__nv_bfloat16, 8>* const x_vec = reinterpret_cast<Vec<__nv_bfloat16, 8>*>(shared + 0);
-  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const __nv_bfloat16* const x_row = x_ptr + row * x_stride;
-    __nv_bfloat16* const out_row = out_ptr + row * out_stride;
+  Vec<__nv_bfloat16, 8>* const x_kept = reinterpret_cast<Vec<__nv_bfloat16, 8>*>(shared + 0);
+  const long long row = blockIdx.x;
+  const __nv_bfloat16* const x_row = x_ptr + row * x_stride;
+  __nv_bfloat16* const out_row = out_ptr + row * out_stride;
 
-    // walk 1 of 2: read x; keep x; total = sum(square)
-    float total_part = 0.0f;
-    #pragma unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
-      x_vec[v * 128 + lane] = load<8>(x_row + col);
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float x = __bfloat162float(x_vec[v * 128 + lane].at[j]);
-        const float square = x * x;
-        total_part += square;
-      }
+  // walk 1 of 2: read x; keep x; total = sum(square)
+  float total_part = 0.0f;
+  #pragma unroll 4
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 128 + lane) * 8;
+    copy_async<8>(&x_kept[v * 128 + lane], x_row + col);
+    commit_copies();
+  }
+  #pragma unroll 4
+  for (int v = 0; v < 4; ++v) {
+    wait_copies<3>();
+    commit_copies();  // of nothing: so that as many are pending at every turn
+    const int col = (v * 128 + lane) * 8;
+    const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * 128 + lane];
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float x = __bfloat162float(x_vec.at[j]);
+      const float square = x * x;
+      total_part += square;
     }
-    const float total = row_sum(total_part, part[0]);
-    const float mean = total / 4096.0f;
-    const float add = mean + 1e-06f;
-    const float rrms = rsqrtf(add);
+  }
+  const float total = row_sum(total_part, part[0]);
+  const float mean = total / 4096.0f;
+  const float add = mean + 1e-06f;
+  const float rrms = rsqrtf(add);
 
-    // walk 2 of 2: read gain; write out
-    #pragma unroll 4
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
-      const Vec<__nv_bfloat16, 8> gain_vec = load<8>(gain_ptr + col);
-      Vec<__nv_bfloat16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float x = __bfloat162float(x_vec[v * 128 + lane].at[j]);
-        const float gain = __bfloat162float(gain_vec.at[j]);
-        const float y = x * rrms;
-        const float rmsnorm = y * gain;
-        out_vec.at[j] = __float2bfloat16_rn(rmsnorm);
-      }
-      store<8>(out_row + col, out_vec);
+  // walk 2 of 2: read gain; write out
+  #pragma unroll 4
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 128 + lane) * 8;
+    const Vec<__nv_bfloat16, 8> gain_vec = load<8>(gain_ptr + col);
+    const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * 128 + lane];
+    Vec<__nv_bfloat16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float x = __bfloat162float(x_vec.at[j]);
+      const float gain = __bfloat162float(gain_vec.at[j]);
+      const float y = x * rrms;
+      const float rmsnorm = y * gain;
+      out_vec.at[j] = __float2bfloat16_rn(rmsnorm);
     }
-    if (row + gridDim.x < rows) __syncthreads();  // part is read before the next row writes it
+    store<8>(out_row + col, out_vec);
   }
 }

@@ -63,6 +63,25 @@ __device__ __forceinline__ void store_within(T* row, long long col, long long co
   }
 }
 
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x, within 1 ulp; above 2^126 it is 0
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
 extern "C" __global__ void __launch_bounds__(128)
 swiglu_elementwise(
     const __nv_bfloat16* __restrict__ gate_ptr,
@@ -70,25 +89,29 @@ swiglu_elementwise(
     __nv_bfloat16* __restrict__ out_ptr,
     long long n)
 {
-  for (long long tile = blockIdx.x; tile * 1024 < n; tile += gridDim.x) {
-    const long long col = tile * 1024 + threadIdx.x * 8;
+  const long long col = static_cast<long long>(blockIdx.x) * 1024 + threadIdx.x * 8;
 
-    // walk 1 of 1: read gate, up; write out
-    if (col < n) {
-      const Vec<__nv_bfloat16, 8> gate_vec = load_within<8>(gate_ptr, col, n);
-      const Vec<__nv_bfloat16, 8> up_vec = load_within<8>(up_ptr, col, n);
-      Vec<__nv_bfloat16, 8> out_vec;
+  // walk 1 of 1: read gate, up; write out
+  if (col < n) {
+    const Vec<__nv_bfloat16, 8> gate_vec = load_within<8>(gate_ptr, col, n);
+    const Vec<__nv_bfloat16, 8> up_vec = load_within<8>(up_ptr, col, n);
+    Vec<__nv_bfloat16, 8> out_vec;
+    const auto element = [&](int j) {
+      const float gate = __bfloat162float(gate_vec.at[j]);
+      const float up = __bfloat162float(up_vec.at[j]);
+      const float silu = gate * reciprocal(1.0f + exponential(-gate));
+      const float mul = silu * up;
+      out_vec.at[j] = __float2bfloat16_rn(mul);
+    };
+    if (col + 8 <= n) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) element(j);
+    } else {  // the row ends or begins inside of this vector
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (col + j < n) {
-          const float gate = __bfloat162float(gate_vec.at[j]);
-          const float up = __bfloat162float(up_vec.at[j]);
-          const float silu = __fdividef(gate, 1.0f + expf(-gate));
-          const float mul = silu * up;
-          out_vec.at[j] = __float2bfloat16_rn(mul);
-        }
+        if (col + j < n) element(j);
       }
-      store_within<8>(out_ptr, col, n, out_vec);
     }
+    store_within<8>(out_ptr, col, n, out_vec);
   }
 }

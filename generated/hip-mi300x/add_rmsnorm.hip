@@ -2,7 +2,7 @@
 // h = x + residual, and rmsnorm(h) * gain; the norm sees h before it is rounded.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a block of 128 threads a row, 4 x 8 elements a thread; h in registers
+// tile     a warp a row, 2 rows a block, 8 x 8 elements a thread; h in registers
 // traffic  536.9 MB moved, 536.9 MB ideal, 805.3 MB unfused in 2 launches
 // floor    101.3 us at 5.3 TB/s; memory-bound at 0.63 flop/B
 // rounding h to bf16 when stored; y to bf16 when stored; f32 between
@@ -32,19 +32,10 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the sum over the 128 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v, float* part) {
+// the sum over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
-  if (threadIdx.x % 64 == 0) {
-    part[threadIdx.x / 64] = v;
-  }
-  __syncthreads();
-  v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -63,28 +54,33 @@ add_rmsnorm(
     long long h_stride,
     long long y_stride)
 {
-  const int lane = threadIdx.x;  // of the 128 threads that share a row
-  __shared__ float part[1][2];
-  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const __bf16* const x_row = x_ptr + row * x_stride;
-    const __bf16* const residual_row = residual_ptr + row * residual_stride;
-    __bf16* const h_row = h_ptr + row * h_stride;
-    __bf16* const y_row = y_ptr + row * y_stride;
-    float h_kept[4][8];
+  const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
+  const long long row = tile * 2 + threadIdx.x / 64;
+  const bool live = row < rows;
+  const __bf16* const x_row = x_ptr + row * x_stride;
+  const __bf16* const residual_row = residual_ptr + row * residual_stride;
+  __bf16* const h_row = h_ptr + row * h_stride;
+  __bf16* const y_row = y_ptr + row * y_stride;
+  float h_kept[8][8];
 
-    // walk 1 of 2: read x, residual; keep h; total = sum(square); write h
-    float total_part = 0.0f;
-    Vec<__bf16, 8> x_vec[4];
-    Vec<__bf16, 8> residual_vec[4];
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
+  // walk 1 of 2: read x, residual; keep h; total = sum(square); write h
+  float total_part = 0.0f;
+  Vec<__bf16, 8> x_vec[8];
+  Vec<__bf16, 8> residual_vec[8];
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       x_vec[v] = load<8>(x_row + col);
       residual_vec[v] = load<8>(residual_row + col);
     }
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       Vec<__bf16, 8> h_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -98,21 +94,25 @@ add_rmsnorm(
       }
       store<8>(h_row + col, h_vec);
     }
-    const float total = row_sum(total_part, part[0]);
-    const float mean = total / 4096.0f;
-    const float add = mean + 1e-06f;
-    const float rrms = rsqrtf(add);
+  }
+  const float total = row_sum(total_part);
+  const float mean = total / 4096.0f;
+  const float add = mean + 1e-06f;
+  const float rrms = rsqrtf(add);
 
-    // walk 2 of 2: read gain; write y
-    Vec<__bf16, 8> gain_vec[4];
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
+  // walk 2 of 2: read gain; write y
+  Vec<__bf16, 8> gain_vec[8];
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       gain_vec[v] = load<8>(gain_ptr + col);
     }
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       Vec<__bf16, 8> y_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -124,6 +124,5 @@ add_rmsnorm(
       }
       store<8>(y_row + col, y_vec);
     }
-    if (row + gridDim.x < rows) __syncthreads();  // part is read before the next row writes it
   }
 }

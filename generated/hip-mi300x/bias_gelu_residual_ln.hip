@@ -27,6 +27,16 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  return __builtin_amdgcn_exp2f(x);
+}
+
+// 1 / x, within 1 ulp; above 2^126 it is 0
+__device__ __forceinline__ float reciprocal(float x) {
+  return __builtin_amdgcn_rcpf(x);
+}
+
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
@@ -65,84 +75,85 @@ bias_gelu_residual_ln(
 {
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][2];
-  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const _Float16* const x_row = x_ptr + row * x_stride;
-    const _Float16* const residual_row = residual_ptr + row * residual_stride;
-    _Float16* const out_row = out_ptr + row * out_stride;
-    float h_kept[4][8];
-    float centered_kept[4][8];
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= rows) return;  // the grid's last line is longer than what is left
+  const long long row = tile;
+  const _Float16* const x_row = x_ptr + row * x_stride;
+  const _Float16* const residual_row = residual_ptr + row * residual_stride;
+  _Float16* const out_row = out_ptr + row * out_stride;
+  float h_kept[4][8];
+  float centered_kept[4][8];
 
-    // walk 1 of 3: read x, bias, residual; keep h; total = sum(h)
-    float total_part = 0.0f;
-    Vec<_Float16, 8> x_vec[4];
-    Vec<_Float16, 8> bias_vec[4];
-    Vec<_Float16, 8> residual_vec[4];
+  // walk 1 of 3: read x, bias, residual; keep h; total = sum(h)
+  float total_part = 0.0f;
+  Vec<_Float16, 8> x_vec[4];
+  Vec<_Float16, 8> bias_vec[4];
+  Vec<_Float16, 8> residual_vec[4];
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 128 + lane) * 8;
+    x_vec[v] = load<8>(x_row + col);
+    bias_vec[v] = load<8>(bias_ptr + col);
+    residual_vec[v] = load<8>(residual_row + col);
+  }
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
-      x_vec[v] = load<8>(x_row + col);
-      bias_vec[v] = load<8>(bias_ptr + col);
-      residual_vec[v] = load<8>(residual_row + col);
+    for (int j = 0; j < 8; ++j) {
+      const float x = static_cast<float>(x_vec[v].at[j]);
+      const float bias = static_cast<float>(bias_vec[v].at[j]);
+      const float residual = static_cast<float>(residual_vec[v].at[j]);
+      const float add = x + bias;
+      const float gelu = add * reciprocal(1.0f + power_of_2(add * (-2.30220819f - 0.102943240f * add * add)));
+      const float h = residual + gelu;
+      h_kept[v][j] = h;
+      total_part += h;
     }
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float x = static_cast<float>(x_vec[v].at[j]);
-        const float bias = static_cast<float>(bias_vec[v].at[j]);
-        const float residual = static_cast<float>(residual_vec[v].at[j]);
-        const float add = x + bias;
-        const float gelu = __fdividef(add, 1.0f + expf(-1.59576912f * (add + 0.044715f * add * add * add)));
-        const float h = residual + gelu;
-        h_kept[v][j] = h;
-        total_part += h;
-      }
-    }
-    const float total = row_sum(total_part, part[0]);
-    const float mean = total / 4096.0f;
+  }
+  const float total = row_sum(total_part, part[0]);
+  const float mean = total / 4096.0f;
 
-    // walk 2 of 3: keep centered; total_2 = sum(square)
-    float total_2_part = 0.0f;
+  // walk 2 of 3: keep centered; total_2 = sum(square)
+  float total_2_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float h = h_kept[v][j];
-        const float centered = h - mean;
-        const float square = centered * centered;
-        centered_kept[v][j] = centered;
-        total_2_part += square;
-      }
+    for (int j = 0; j < 8; ++j) {
+      const float h = h_kept[v][j];
+      const float centered = h - mean;
+      const float square = centered * centered;
+      centered_kept[v][j] = centered;
+      total_2_part += square;
     }
-    const float total_2 = row_sum(total_2_part, part[1]);
-    const float variance = total_2 / 4096.0f;
-    const float add_2 = variance + 1e-05f;
-    const float rstd = rsqrtf(add_2);
+  }
+  const float total_2 = row_sum(total_2_part, part[1]);
+  const float variance = total_2 / 4096.0f;
+  const float add_2 = variance + 1e-05f;
+  const float rstd = rsqrtf(add_2);
 
-    // walk 3 of 3: read gamma, beta; write out
-    Vec<_Float16, 8> gamma_vec[4];
-    Vec<_Float16, 8> beta_vec[4];
+  // walk 3 of 3: read gamma, beta; write out
+  Vec<_Float16, 8> gamma_vec[4];
+  Vec<_Float16, 8> beta_vec[4];
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 128 + lane) * 8;
+    gamma_vec[v] = load<8>(gamma_ptr + col);
+    beta_vec[v] = load<8>(beta_ptr + col);
+  }
+  #pragma unroll
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 128 + lane) * 8;
+    Vec<_Float16, 8> out_vec;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
-      gamma_vec[v] = load<8>(gamma_ptr + col);
-      beta_vec[v] = load<8>(beta_ptr + col);
+    for (int j = 0; j < 8; ++j) {
+      const float gamma = static_cast<float>(gamma_vec[v].at[j]);
+      const float beta = static_cast<float>(beta_vec[v].at[j]);
+      const float centered = centered_kept[v][j];
+      const float mul = centered * rstd;
+      const float y = mul * gamma;
+      const float layernorm = y + beta;
+      out_vec.at[j] = static_cast<_Float16>(layernorm);
     }
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
-      Vec<_Float16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float gamma = static_cast<float>(gamma_vec[v].at[j]);
-        const float beta = static_cast<float>(beta_vec[v].at[j]);
-        const float centered = centered_kept[v][j];
-        const float mul = centered * rstd;
-        const float y = mul * gamma;
-        const float layernorm = y + beta;
-        out_vec.at[j] = static_cast<_Float16>(layernorm);
-      }
-      store<8>(out_row + col, out_vec);
-    }
+    store<8>(out_row + col, out_vec);
   }
 }

@@ -27,6 +27,11 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// the larger of two; NaN wins
+__device__ __forceinline__ float larger(float a, float b) {
+  return a > b || a != a ? a : b;
+}
+
 extern "C" __global__ void __launch_bounds__(128)
 bias_relu(
     const _Float16* __restrict__ x_ptr,
@@ -37,28 +42,27 @@ bias_relu(
     long long out_stride)
 {
   const int lane = threadIdx.x;  // of the 128 threads that share a row
-  const long long tiles = rows * 4;
-  for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const long long row = tile / 4;
-    const _Float16* const x_row = x_ptr + row * x_stride;
-    _Float16* const out_row = out_ptr + row * out_stride;
-    const int start = static_cast<int>(tile % 4) * 1024 + lane * 8;
-    const int col = start;
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= rows * 4) return;  // the grid's last line is longer than what is left
+  const long long row = tile / 4;
+  const _Float16* const x_row = x_ptr + row * x_stride;
+  _Float16* const out_row = out_ptr + row * out_stride;
+  const int start = static_cast<int>(tile % 4) * 1024 + lane * 8;
+  const int col = start;
 
-    // walk 1 of 1: read x, bias; write out
-    {
-      const Vec<_Float16, 8> x_vec = load<8>(x_row + col);
-      const Vec<_Float16, 8> bias_vec = load<8>(bias_ptr + col);
-      Vec<_Float16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float x = static_cast<float>(x_vec.at[j]);
-        const float bias = static_cast<float>(bias_vec.at[j]);
-        const float add = x + bias;
-        const float relu = add < 0.0f ? 0.0f : add;
-        out_vec.at[j] = static_cast<_Float16>(relu);
-      }
-      store<8>(out_row + col, out_vec);
+  // walk 1 of 1: read x, bias; write out
+  {
+    const Vec<_Float16, 8> x_vec = load<8>(x_row + col);
+    const Vec<_Float16, 8> bias_vec = load<8>(bias_ptr + col);
+    Vec<_Float16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float x = static_cast<float>(x_vec.at[j]);
+      const float bias = static_cast<float>(bias_vec.at[j]);
+      const float add = x + bias;
+      const float relu = larger(add, 0.0f);
+      out_vec.at[j] = static_cast<_Float16>(relu);
     }
+    store<8>(out_row + col, out_vec);
   }
 }

@@ -67,21 +67,26 @@ copy(
     float* __restrict__ out_ptr,
     long long n)
 {
-  for (long long tile = blockIdx.x; tile * 512 < n; tile += gridDim.x) {
-    const long long col = tile * 512 + threadIdx.x * 4;
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const long long col = tile * 512 + threadIdx.x * 4;
 
-    // walk 1 of 1: read x; write out
-    if (col < n) {
-      const Vec<float, 4> x_vec = load_within<4>(x_ptr, col, n);
-      Vec<float, 4> out_vec;
+  // walk 1 of 1: read x; write out
+  if (col < n) {
+    const Vec<float, 4> x_vec = load_within<4>(x_ptr, col, n);
+    Vec<float, 4> out_vec;
+    const auto element = [&](int j) {
+      const float x = x_vec.at[j];
+      out_vec.at[j] = x;
+    };
+    if (col + 4 <= n) {
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) element(j);
+    } else {  // the row ends or begins inside of this vector
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (col + j < n) {
-          const float x = x_vec.at[j];
-          out_vec.at[j] = x;
-        }
+        if (col + j < n) element(j);
       }
-      store_within<4>(out_ptr, col, n, out_vec);
     }
+    store_within<4>(out_ptr, col, n, out_vec);
   }
 }

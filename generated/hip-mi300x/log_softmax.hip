@@ -2,9 +2,9 @@
 // logits - max - log(sum(exp(logits - max))).
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a block of 256 threads a row, 32 x 4 elements a thread; read 2x, each time from DRAM
-// traffic  1048.6 MB moved, 786.4 MB ideal, 1048.6 MB unfused in 1 launch
-// floor    148.4 us at 5.3 TB/s; memory-bound at 1.00 flop/B
+// tile     a block of 1024 threads a row, 8 x 4 elements a thread; logits, shifted in registers
+// traffic  786.4 MB moved, 786.4 MB ideal, 1048.6 MB unfused in 1 launch
+// floor    148.4 us at 5.3 TB/s; memory-bound at 1.33 flop/B
 // rounding out to f32 when stored; f32 between
 // needs    rows of 32000 elements, next to each other; logits: address and strides in multiples of 8 B;
 //          out: address and strides in multiples of 16 B
@@ -36,45 +36,58 @@ __device__ __forceinline__ float larger(float a, float b) {
   return a > b || a != a ? a : b;
 }
 
-// the largest of the values seen and the sum of exp(value - largest), in one walk: the sum shrinks as the largest grows
-struct MaxSum {
-  float top;
-  float total;
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  return __builtin_amdgcn_exp2f(x);
+}
 
-  __device__ __forceinline__ void merge(float other_top, float other_total) {
-    const float peak = larger(top, other_top);
-    const float pivot = peak == -INFINITY ? 0.0f : peak;  // nothing seen yet: exp(-inf - 0) is 0, not NaN
-    total = total * expf(top - pivot) + other_total * expf(other_top - pivot);
-    top = peak;
-  }
-};
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
 
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the largest value and the sum of exponentials below it over the 256 threads of a row, in every one of them
-__device__ __forceinline__ MaxSum row_max_sum(MaxSum v, float* part_top, float* part_total) {
+// the largest value over the 1024 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v, float* part) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
-    v.merge(partner(v.top, step), partner(v.total, step));
+    v = larger(v, partner(v, step));
   }
   if (threadIdx.x % 64 == 0) {
-    part_top[threadIdx.x / 64] = v.top;
-    part_total[threadIdx.x / 64] = v.total;
+    part[threadIdx.x / 64] = v;
   }
   __syncthreads();
-  v.top = part_top[threadIdx.x % 4];
-  v.total = part_total[threadIdx.x % 4];
+  v = part[threadIdx.x % 16];
   #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
-    v.merge(partner(v.top, step), partner(v.total, step));
+  for (int step = 8; step > 0; step /= 2) {
+    v = larger(v, partner(v, step));
   }
   return v;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+// the sum over the 1024 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v, float* part) {
+  #pragma unroll
+  for (int step = 32; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
+  if (threadIdx.x % 64 == 0) {
+    part[threadIdx.x / 64] = v;
+  }
+  __syncthreads();
+  v = part[threadIdx.x % 16];
+  #pragma unroll
+  for (int step = 8; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
+  return v;
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
 log_softmax(
     const __bf16* __restrict__ logits_ptr,
     float* __restrict__ out_ptr,
@@ -82,52 +95,74 @@ log_softmax(
     long long logits_stride,
     long long out_stride)
 {
-  const int lane = threadIdx.x;  // of the 256 threads that share a row
-  __shared__ float part[2][4];
-  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const __bf16* const logits_row = logits_ptr + row * logits_stride;
-    float* const out_row = out_ptr + row * out_stride;
+  const int lane = threadIdx.x;  // of the 1024 threads that share a row
+  __shared__ float part[2][16];
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= rows) return;  // the grid's last line is longer than what is left
+  const long long row = tile;
+  const __bf16* const logits_row = logits_ptr + row * logits_stride;
+  float* const out_row = out_ptr + row * out_stride;
+  Vec<__bf16, 4> logits_vec[8];
+  float shifted_kept[8][4];
 
-    // walk 1 of 2: read logits; top = max(logits) and total = sum(exp(logits - top))
-    MaxSum total_part = {-INFINITY, 0.0f};
-    #pragma unroll 4
-    for (int v = 0; v < 32; ++v) {
-      const int col = (v * 256 + lane) * 4;
-      if (col < 32000) {
-        const Vec<__bf16, 4> logits_vec = load<4>(logits_row + col);
-        #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float logits = static_cast<float>(logits_vec.at[j]);
-          total_part.merge(logits, 1.0f);
-        }
+  // walk 1 of 3: read logits; keep logits; top = max(logits)
+  float top_part = -INFINITY;
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 1024 + lane) * 4;
+    if (col < 32000) {
+      logits_vec[v] = load<4>(logits_row + col);
+    }
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 1024 + lane) * 4;
+    if (col < 32000) {
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float logits = static_cast<float>(logits_vec[v].at[j]);
+        top_part = larger(top_part, logits);
       }
     }
-    const MaxSum total_all = row_max_sum(total_part, part[0], part[1]);
-    const float top = total_all.top;
-    const float total = total_all.total;
-    const bool eq = top == (-INFINITY);
-    const float pivot = eq ? 0.0f : top;
-    const bool eq_2 = total == 0.0f;
-    const float log_ = logf(total);
-    const float log_total = eq_2 ? 0.0f : log_;
+  }
+  const float top = row_max(top_part, part[0]);
+  const bool eq = top == (-INFINITY);
+  const float pivot = eq ? 0.0f : top;
 
-    // walk 2 of 2: read logits; write out
-    #pragma unroll 4
-    for (int v = 0; v < 32; ++v) {
-      const int col = (v * 256 + lane) * 4;
-      if (col < 32000) {
-        const Vec<__bf16, 4> logits_vec = load<4>(logits_row + col);
-        Vec<float, 4> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float logits = static_cast<float>(logits_vec.at[j]);
-          const float shifted = logits - pivot;
-          const float log_softmax = shifted - log_total;
-          out_vec.at[j] = log_softmax;
-        }
-        store<4>(out_row + col, out_vec);
+  // walk 2 of 3: keep shifted; total = sum(exp_)
+  float total_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 1024 + lane) * 4;
+    if (col < 32000) {
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float logits = static_cast<float>(logits_vec[v].at[j]);
+        const float shifted = logits - pivot;
+        const float exp_ = exponential(shifted);
+        shifted_kept[v][j] = shifted;
+        total_part += exp_;
       }
     }
-    if (row + gridDim.x < rows) __syncthreads();  // part is read before the next row writes it
+  }
+  const float total = row_sum(total_part, part[1]);
+  const bool eq_2 = total == 0.0f;
+  const float log_ = logf(total);
+  const float log_total = eq_2 ? 0.0f : log_;
+
+  // walk 3 of 3: write out
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 1024 + lane) * 4;
+    if (col < 32000) {
+      Vec<float, 4> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float shifted = shifted_kept[v][j];
+        const float log_softmax = shifted - log_total;
+        out_vec.at[j] = log_softmax;
+      }
+      store<4>(out_row + col, out_vec);
+    }
   }
 }

@@ -2,7 +2,7 @@
 // x / sqrt(mean(x^2) + 1e-6) * gain.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a block of 128 threads a row, 4 x 8 elements a thread; x in registers
+// tile     a warp a row, 2 rows a block, 8 x 8 elements a thread; x in registers
 // traffic  268.4 MB moved, 268.4 MB ideal, 402.7 MB unfused in 1 launch
 // floor    50.6 us at 5.3 TB/s; memory-bound at 1.00 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -32,19 +32,10 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the sum over the 128 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v, float* part) {
+// the sum over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
-  if (threadIdx.x % 64 == 0) {
-    part[threadIdx.x / 64] = v;
-  }
-  __syncthreads();
-  v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -59,22 +50,28 @@ rmsnorm(
     long long x_stride,
     long long out_stride)
 {
-  const int lane = threadIdx.x;  // of the 128 threads that share a row
-  __shared__ float part[1][2];
-  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const __bf16* const x_row = x_ptr + row * x_stride;
-    __bf16* const out_row = out_ptr + row * out_stride;
-    Vec<__bf16, 8> x_vec[4];
+  const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
+  const long long row = tile * 2 + threadIdx.x / 64;
+  const bool live = row < rows;
+  const __bf16* const x_row = x_ptr + row * x_stride;
+  __bf16* const out_row = out_ptr + row * out_stride;
+  Vec<__bf16, 8> x_vec[8];
 
-    // walk 1 of 2: read x; keep x; total = sum(square)
-    float total_part = 0.0f;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
+  // walk 1 of 2: read x; keep x; total = sum(square)
+  float total_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       x_vec[v] = load<8>(x_row + col);
     }
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float x = static_cast<float>(x_vec[v].at[j]);
@@ -82,21 +79,25 @@ rmsnorm(
         total_part += square;
       }
     }
-    const float total = row_sum(total_part, part[0]);
-    const float mean = total / 4096.0f;
-    const float add = mean + 1e-06f;
-    const float rrms = rsqrtf(add);
+  }
+  const float total = row_sum(total_part);
+  const float mean = total / 4096.0f;
+  const float add = mean + 1e-06f;
+  const float rrms = rsqrtf(add);
 
-    // walk 2 of 2: read gain; write out
-    Vec<__bf16, 8> gain_vec[4];
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
+  // walk 2 of 2: read gain; write out
+  Vec<__bf16, 8> gain_vec[8];
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       gain_vec[v] = load<8>(gain_ptr + col);
     }
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       Vec<__bf16, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -108,6 +109,5 @@ rmsnorm(
       }
       store<8>(out_row + col, out_vec);
     }
-    if (row + gridDim.x < rows) __syncthreads();  // part is read before the next row writes it
   }
 }

@@ -2,7 +2,7 @@
 // softmax(scores / sqrt(64)) over all keys.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a block of 128 threads a row, 4 x 8 elements a thread; mul, e in registers
+// tile     a warp a row, 2 rows a block, 8 x 8 elements a thread; mul, e in registers
 // traffic  2147.5 MB moved, 2147.5 MB ideal, 5368.7 MB unfused in 2 launches
 // floor    405.2 us at 5.3 TB/s; memory-bound at 2.25 flop/B
 // rounding out to f16 when stored; f32 between
@@ -36,42 +36,34 @@ __device__ __forceinline__ float larger(float a, float b) {
   return a > b || a != a ? a : b;
 }
 
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  return __builtin_amdgcn_exp2f(x);
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the largest value over the 128 threads of a row, in every one of them
-__device__ __forceinline__ float row_max(float v, float* part) {
+// the largest value over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
-  }
-  if (threadIdx.x % 64 == 0) {
-    part[threadIdx.x / 64] = v;
-  }
-  __syncthreads();
-  v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 128 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v, float* part) {
+// the sum over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
-  if (threadIdx.x % 64 == 0) {
-    part[threadIdx.x / 64] = v;
-  }
-  __syncthreads();
-  v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -85,24 +77,30 @@ scale_softmax(
     long long scores_stride,
     long long out_stride)
 {
-  const int lane = threadIdx.x;  // of the 128 threads that share a row
-  __shared__ float part[2][2];
-  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
-    const _Float16* const scores_row = scores_ptr + row * scores_stride;
-    _Float16* const out_row = out_ptr + row * out_stride;
-    float mul_kept[4][8];
-    float e_kept[4][8];
+  const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
+  const long long row = tile * 2 + threadIdx.x / 64;
+  const bool live = row < rows;
+  const _Float16* const scores_row = scores_ptr + row * scores_stride;
+  _Float16* const out_row = out_ptr + row * out_stride;
+  float mul_kept[8][8];
+  float e_kept[8][8];
 
-    // walk 1 of 3: read scores; keep mul; top = max(mul)
-    float top_part = -INFINITY;
-    Vec<_Float16, 8> scores_vec[4];
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
+  // walk 1 of 3: read scores; keep mul; top = max(mul)
+  float top_part = -INFINITY;
+  Vec<_Float16, 8> scores_vec[8];
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       scores_vec[v] = load<8>(scores_row + col);
     }
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+  }
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float scores = static_cast<float>(scores_vec[v].at[j]);
@@ -111,32 +109,37 @@ scale_softmax(
         top_part = larger(top_part, mul);
       }
     }
-    const float top = row_max(top_part, part[0]);
-    const bool eq = top == (-INFINITY);
-    const float pivot = eq ? 0.0f : top;
+  }
+  const float top = row_max(top_part);
+  const bool eq = top == (-INFINITY);
+  const float pivot = eq ? 0.0f : top;
 
-    // walk 2 of 3: keep e; total = sum(e)
-    float total_part = 0.0f;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+  // walk 2 of 3: keep e; total = sum(e)
+  float total_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float mul = mul_kept[v][j];
         const float sub = mul - pivot;
-        const float e = expf(sub);
+        const float e = exponential(sub);
         e_kept[v][j] = e;
         total_part += e;
       }
     }
-    const float total = row_sum(total_part, part[1]);
-    const bool eq_2 = total == 0.0f;
-    const float div = 1.0f / total;
-    const float scale = eq_2 ? 0.0f : div;
+  }
+  const float total = row_sum(total_part);
+  const bool eq_2 = total == 0.0f;
+  const float div = 1.0f / total;
+  const float scale = eq_2 ? 0.0f : div;
 
-    // walk 3 of 3: write out
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const int col = (v * 128 + lane) * 8;
+  // walk 3 of 3: write out
+  #pragma unroll
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    if (live) {
       Vec<_Float16, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {

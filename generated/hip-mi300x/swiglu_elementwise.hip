@@ -61,6 +61,21 @@ __device__ __forceinline__ void store_within(T* row, long long col, long long co
   }
 }
 
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  return __builtin_amdgcn_exp2f(x);
+}
+
+// 1 / x, within 1 ulp; above 2^126 it is 0
+__device__ __forceinline__ float reciprocal(float x) {
+  return __builtin_amdgcn_rcpf(x);
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
 extern "C" __global__ void __launch_bounds__(128)
 swiglu_elementwise(
     const __bf16* __restrict__ gate_ptr,
@@ -68,25 +83,30 @@ swiglu_elementwise(
     __bf16* __restrict__ out_ptr,
     long long n)
 {
-  for (long long tile = blockIdx.x; tile * 1024 < n; tile += gridDim.x) {
-    const long long col = tile * 1024 + threadIdx.x * 8;
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  const long long col = tile * 1024 + threadIdx.x * 8;
 
-    // walk 1 of 1: read gate, up; write out
-    if (col < n) {
-      const Vec<__bf16, 8> gate_vec = load_within<8>(gate_ptr, col, n);
-      const Vec<__bf16, 8> up_vec = load_within<8>(up_ptr, col, n);
-      Vec<__bf16, 8> out_vec;
+  // walk 1 of 1: read gate, up; write out
+  if (col < n) {
+    const Vec<__bf16, 8> gate_vec = load_within<8>(gate_ptr, col, n);
+    const Vec<__bf16, 8> up_vec = load_within<8>(up_ptr, col, n);
+    Vec<__bf16, 8> out_vec;
+    const auto element = [&](int j) {
+      const float gate = static_cast<float>(gate_vec.at[j]);
+      const float up = static_cast<float>(up_vec.at[j]);
+      const float silu = gate * reciprocal(1.0f + exponential(-gate));
+      const float mul = silu * up;
+      out_vec.at[j] = static_cast<__bf16>(mul);
+    };
+    if (col + 8 <= n) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) element(j);
+    } else {  // the row ends or begins inside of this vector
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (col + j < n) {
-          const float gate = static_cast<float>(gate_vec.at[j]);
-          const float up = static_cast<float>(up_vec.at[j]);
-          const float silu = __fdividef(gate, 1.0f + expf(-gate));
-          const float mul = silu * up;
-          out_vec.at[j] = static_cast<__bf16>(mul);
-        }
+        if (col + j < n) element(j);
       }
-      store_within<8>(out_ptr, col, n, out_vec);
     }
+    store_within<8>(out_ptr, col, n, out_vec);
   }
 }

@@ -45,7 +45,7 @@ def flat(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     for vector in sorted(widths, reverse=True):
         found = tuple(flat_access(a, layout, vector) for a in accesses(graph, dims, layout, vector))
         draft = Draft(graph, target, layout, dims, found, vector, flat=True)
-        walks = schedule(graph, found, staged=True, whole_vectors=False)
+        walks = schedule(graph, found, keeps="values", whole_vectors=False)
         for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
             tile = Tile(threads, threads, threads * vector * per_thread, vector, per_thread)
             regime = f"one flat array; a block of {threads} threads, {share_text(tile)}"
@@ -74,7 +74,7 @@ def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
-        walks = schedule(graph, draft.accesses, staged=True, whole_vectors=draft.divides)
+        walks = schedule(graph, draft.accesses, keeps="values", whole_vectors=draft.divides)
         for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
             per_row = 1
             while per_row < threads and per_row * per_thread < draft.vectors:

@@ -7,24 +7,27 @@ in registers, in shared memory, or read again (streamed).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import get_args
 
 from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.cost import rereads_hit
-from fusegen.planner.model import Layout, Plan, Staging, Tile
+from fusegen.planner.model import Keeps, Layout, Plan, Staging, Tile
 from fusegen.planner.pieces import vector_widths
 from fusegen.planner.rules import NoMatch, need_countable
 from fusegen.planner.schedule import Schedule, schedule
 from fusegen.targets.base import Target
 
-# Elements of a row that one thread holds. NVRTC and clang interleave whole unrolled loops: at 64 elements the softmax
-# chain took 168 registers on sm_90a and 262 on gfx942, at 32 it took 48 and 80.
-MOST_IN_REGISTERS = 32
+# Elements of a row that one thread holds: 64 and two blocks of 256 threads took 382 us for the LayerNorm chain at
+# 16384 x 16384, 16 and one block of 1024 took 487.
+MOST_IN_REGISTERS = 64
 # A guarded vector costs a branch: 17 single elements a thread took 437 us where 9 in shared memory took 251 (H200,
 # the LayerNorm chain at 16384 x 4097).
 MOST_VECTORS = 8
-REGISTER_MARGIN = 1.2  # of the estimate; at 1.0 log_softmax with 512 threads spilled 66 B on sm_90a
 SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
+
+WORTH_KEEPING = 0.25  # of a row, in a block that then has an SM for itself
 
 STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
 
@@ -36,14 +39,19 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
-        staged = schedule(graph, draft.accesses, staged=True, whole_vectors=draft.divides)
-        streamed = schedule(graph, draft.accesses, staged=False, whole_vectors=draft.divides)
+        values, inputs, nothing = (schedule(graph, draft.accesses, keeps, draft.divides) for keeps in get_args(Keeps))
+        both = inputs.kept_bytes <= values.kept_bytes and inputs.stages != values.stages
+        fewest = inputs if both else values
         for per_row in teams(draft):
-            tile = tile_of(draft, per_row)
-            yield from in_registers(draft, staged, tile)
-            yield from in_shared(draft, staged, tile)
-            if per_row >= STREAMING_BLOCK:
-                yield candidate(draft, streamed, tile, "stream")
+            alone = tile_of(draft, per_row)
+            yield from in_registers(draft, values, alone)
+            streams = per_row >= STREAMING_BLOCK
+            for tile in (alone, *(clusters(draft, fewest, alone) if streams else ())):
+                yield from in_shared(draft, values, tile)
+                if both:
+                    yield from in_shared(draft, inputs, tile)
+                if streams:
+                    yield candidate(draft, nothing, tile, "stream")
 
 
 def teams(draft: Draft) -> Iterator[int]:
@@ -66,30 +74,58 @@ def tile_of(draft: Draft, per_row: int) -> Tile:
     )
 
 
+def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
+    """The same blocks, several of them a row, where a row would leave an SM room for two blocks at most."""
+    if 3 * walks.kept_bytes * draft.graph.cols <= draft.target.shared_per_sm:
+        return
+    cluster = 2
+    while cluster <= draft.target.max_cluster and draft.vectors > tile.threads * cluster // 2:
+        yield replace(
+            tile,
+            threads_per_row=tile.threads * cluster,
+            per_thread=-(-draft.vectors // (tile.threads * cluster)),
+            cluster=cluster,
+        )
+        cluster *= 2
+
+
 def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
-    if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
+    most = MOST_IN_REGISTERS if tile.vector == 1 else MOST_VECTORS
+    if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > most:
         return
     made = candidate(draft, walks, tile, "registers" if walks.kept_bytes else "none")
-    if made.cost.registers * REGISTER_MARGIN <= limit:
+    if made.cost.registers <= limit:
         yield made
 
 
 def in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
-    if tile.threads_per_row < SMALL_BLOCK or not walks.kept_bytes:
+    """The whole row in shared memory; of inputs also a part: as much as leaves an SM room for 1, 2 or 3 blocks."""
+    target = draft.target
+    if tile.team < SMALL_BLOCK or not walks.kept_bytes:
         return
-    if walks.kept_bytes * tile.cols + 4 * walks.slots * draft.target.warp <= draft.target.shared_bytes:
-        yield candidate(draft, walks, tile, "shared")
+    static = 4 * walks.slots * (target.warp + tile.cluster)
+    rooms = [target.shared_per_sm // blocks - target.shared_reserved - static for blocks in (1, 2, 3)]
+    fit = [min(room, target.shared_bytes - static) // (walks.kept_bytes * tile.team * tile.vector) for room in rooms]
+    fit = [min(kept, tile.per_thread) for kept in fit]
+    if fit[0] == tile.per_thread:
+        yield candidate(draft, walks, replace(tile, kept=tile.per_thread), "shared")
+    if walks.keeps == "inputs":
+        for kept in sorted(set(fit) - {tile.per_thread}, reverse=True):
+            if kept >= WORTH_KEEPING * tile.per_thread:
+                yield candidate(draft, walks, replace(tile, kept=kept), "shared")
 
 
 def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> Plan:
     hits = rereads_hit(draft.graph, draft.target, tile)
     share = f"{tile.per_thread} x {tile.vector} elements a thread"
-    regime = f"{team_text(tile, draft.target)}, {share}; {keeping_text(walks, staging, hits)}"
+    regime = f"{team_text(tile, draft.target)}, {share}; {keeping_text(walks, tile, staging, hits)}"
     return assemble(draft, walks, tile, rule="rowwise", regime=regime, staging=staging, again_from_l2=hits)
 
 
 def team_text(tile: Tile, target: Target) -> str:
+    if tile.cluster > 1:
+        return f"a cluster of {tile.cluster} blocks of {tile.threads} threads a row"
     if tile.threads_per_row == tile.threads:
         return f"a block of {tile.threads} threads a row"
     if tile.threads_per_row == target.warp:
@@ -98,11 +134,14 @@ def team_text(tile: Tile, target: Target) -> str:
     return f"{tile.threads_per_row} thread{plural} a row, {tile.rows_per_block} rows a block"
 
 
-def keeping_text(walks: Schedule, staging: Staging, hits: bool) -> str:
+def keeping_text(walks: Schedule, tile: Tile, staging: Staging, hits: bool) -> str:
     """`h in registers`, `read 2x, then from L2`."""
     if len(walks.stages) == 1:
         return "one walk, nothing kept"
     if staging == "stream":
         return f"read {len(walks.stages)}x, {'then from L2' if hits else 'each time from DRAM'}"
     kept = ", ".join(walks.kept_names) or "nothing"
-    return f"{kept} in {'shared memory' if staging == 'shared' else 'registers'}"
+    if staging == "registers":
+        return f"{kept} in registers"
+    part = f"{tile.kept} of {tile.per_thread} vectors of " if tile.kept < tile.per_thread else ""
+    return f"{part}{kept} in shared memory"

@@ -1,0 +1,193 @@
+"""How long a plan should take: what candidates are ranked by.
+
+Three limits, each of which a launch can't undercut: the bytes at the rate that a copy reaches; the instructions at the
+rate that the schedulers issue them; and blocks one after another, since a block must wait for its loads, its own
+instructions and its reductions, and an SM holds only so many at a time. They overlap but not wholly: their p-norm.
+
+The constants are fitted to 651 candidates of 28 chains and shapes that benchmarks/candidates.py measured on an H200
+(cold L2, medians of 15, 4.23 TB/s of copy rate). There the first choice took 2.5 % more than the best candidate in the
+mean and 17 % at worst, and times of candidates worth choosing are predicted to 14 % (rms of the logarithm). On other
+GPUs they stand for want of measurements; what is taken from a target are its facts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fusegen.graph import Graph
+from fusegen.naming import value_names
+from fusegen.planner.cost import shares_read
+from fusegen.planner.model import Access, Cost, Stage, Staging, Tile, Traffic
+from fusegen.planner.pieces import VECTOR_BYTES
+from fusegen.targets.base import Target
+from fusegen.types import b8
+
+# ---- bytes
+COPY_SHARE = 0.88  # of the data sheet's DRAM rate, what a plain device copy reaches: 4.2 of 4.8 TB/s on an H200
+BY_WIDTH = {
+    16: 1.0,
+    8: 0.87,
+    4: 0.5,
+    2: 0.8,
+    1: 0.5,
+}  # share of the rate by bytes of one access; two-byte ones coalesce
+TWICE = 0.45  # a vector of two accesses leaves every other 16 bytes to the second
+APART = (
+    0.5  # bias_relu 65536 x 4096 in f16 by 8 single elements a thread: 763 us, by vectors 254; f32 copies lose nothing
+)
+SECTOR = 18  # bytes that the threads of a row should find next to each other
+FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
+ROLLED = 1.06  # computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
+# ---- instructions
+ISSUE = 0.9
+MOVE = 1.0  # a conversion and its share of an access, for one element of an operand
+ONLINE = {"softmax": 0, "welford": 36}  # beside the op's own
+SHARED_ACCESS = 1.35
+SINGLE = 7.0  # an element that is moved alone: address, test and predicated access
+ROW_END = 45.0  # an element of a vector that the row ends in, for all lanes of its warp
+RAGGED = 22.0  # the test for that, and both ways in the program
+THREAD = 30.0
+DIVISION = 60.0  # of a row's number by a dimension
+STEP = 2.0  # of a reduction across lanes
+# ---- waiting, in microseconds
+LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
+LOAD_US = 0.94  # from a load to its value, once a turn of loads
+OVERLAPPED = 0.75  # n turns of loads take n^0.75 times as long as one
+REDUCTION_US = 0.1
+CLUSTER_US = 0.73  # more for a reduction across a cluster
+GATHERING_US = 0.78  # a cluster starts when all of its blocks find room: so much for each doubling
+CYCLES = 6.7  # of an instruction in a warp that waits for it
+SM_GBS = 121.0  # what one SM moves when it has the memory for itself
+OVERLAP = 3.6  # the norm's exponent
+
+UNROLL = 4  # vectors in flight in a loop that is not unrolled whole
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What `estimate` needs of a candidate beside its traffic."""
+
+    tile: Tile
+    staging: Staging
+    stages: tuple[Stage, ...]
+    accesses: tuple[Access, ...]
+    copies: bool
+    shared_bytes: int  # dynamic and static
+    kept_bytes: int  # for one element
+    ragged: bool  # elements of a vector are tested one by one
+    blocks: int  # in the launch
+
+    @property
+    def whole(self) -> bool:
+        """Are all vectors of a thread in flight at once?"""
+        return self.staging in ("registers", "none") or self.copies
+
+
+def estimated_registers(work: Work) -> int:
+    """Registers of one thread.
+
+    A row in registers takes what its first walk loads or what it keeps, whichever is more, since the former dies as
+    the latter is born; what is kept as it was read is kept as f32 all the same. NVRTC 13 used 40, 60 and 107 for the
+    LayerNorm chain with 2, 4 and 8 vectors of 8 halves, where this says 40, 64 and 112. Loops that are not unrolled
+    whole hold half of UNROLL vectors at a time; elements that are tested one by one take nearly twice.
+    """
+    in_registers = work.staging in ("registers", "none")
+    vectors = work.tile.per_thread if in_registers else min(UNROLL, work.tile.per_thread)
+    loaded = [sum(4 if r.access.dtype is b8 else r.access.dtype.bytes for r in stage.reads) for stage in work.stages]
+    words = max(loaded[0] / 4, math.ceil(work.kept_bytes / 4)) if in_registers else max(0.5, max(loaded) / 8)
+    return max(32, math.ceil(16 + vectors * work.tile.vector * words * (1.8 if work.ragged else 1.0)))
+
+
+def resident_blocks(target: Target, threads: int, registers: int, shared_bytes: int) -> int:
+    """Blocks that one SM holds at a time."""
+    unit = target.register_unit
+    per_warp = -(-registers // unit) * unit * target.warp
+    warps = -(-threads // target.warp)
+    by_registers = target.registers_per_sm // (per_warp * warps)
+    by_threads = target.threads_per_sm // threads
+    by_shared = (
+        target.shared_per_sm // (shared_bytes + target.shared_reserved) if shared_bytes else target.blocks_per_sm
+    )
+    return min(by_registers, by_threads, by_shared, target.blocks_per_sm)
+
+
+def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
+    """The time of one launch of `work` at the graph's sizes, and what bounds it."""
+    tile = work.tile
+    registers = estimated_registers(work)
+    resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
+    vectors = tile.per_thread if work.whole else min(UNROLL, tile.per_thread)
+    first = sum(load.access.dtype.bytes for load in work.stages[0].reads) if work.stages else 0
+    from_l2 = sum(t.ideal * t.walks - t.moved for t in moved.tensors)
+    memory_us = (moved.moved + from_l2 * FROM_L2) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
+    if work.staging == "shared" and not work.copies:
+        memory_us *= ROLLED
+    thread = instructions(graph, work)
+    per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
+    issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
+    reductions = sum(len(stage.reductions) for stage in work.stages)
+    alone_us = LOAD_US * turns_of_loads(work) ** OVERLAPPED + thread * CYCLES * target.sms * target.f32_lanes / per_us
+    alone_us += moved.moved / work.blocks / (SM_GBS * 1e3)
+    alone_us += reductions * (REDUCTION_US + (CLUSTER_US if tile.cluster > 1 else 0))
+    alone_us += GATHERING_US * math.log2(tile.cluster)
+    waiting_us = max(1.0, work.blocks / target.sms / resident) * alone_us
+    norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
+    floor = max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6))
+    return Cost(
+        traffic=moved,
+        floor_us=floor,
+        time_us=LAUNCH_US + norm,
+        bound="memory" if memory_us >= issue_us else "compute",
+        in_flight_bytes=resident * tile.threads * vectors * tile.vector * first,
+        registers=registers,
+        blocks_per_sm=resident,
+    )
+
+
+def turns_of_loads(work: Work) -> float:
+    """How often a thread waits for memory in its first walk: once, where all loads are issued before the first use."""
+    if work.staging == "registers" and (work.ragged or work.tile.vector == 1):
+        return work.tile.per_thread / 2  # loads behind a test of their own: half of them wait for the one before
+    return 1 if work.whole else -(-work.tile.per_thread // UNROLL)
+
+
+def instructions(graph: Graph, work: Work) -> float:
+    """Instructions of one thread: of its elements, of its row's addresses and of its part of each reduction."""
+    tile = work.tile
+    issued = {name: node.op.issued for node, name in value_names(graph).items()}
+    element = 0.0
+    for stage in work.stages:
+        share = min(shares_read(graph, work.stages).values(), default=1.0) if stage.until else 1.0
+        element += MOVE * (share * len(stage.loads) + len(stage.stores))
+        element += share * sum(issued.get(statement.name, 1) for statement in stage.body)
+        element += share * sum(ONLINE.get(r.kind, 1) for r in stage.reductions)
+        if work.staging == "shared":
+            element += SHARED_ACCESS * share * (len(stage.takes) + len(stage.keeps))
+    if tile.vector == 1:
+        element += SINGLE * len(work.accesses)
+    elif work.ragged:
+        element += SINGLE * sum(access.mode == "element" for access in work.accesses)
+        element += RAGGED + ROW_END * min(1.0, 2 / (tile.per_thread * max(1.0, tile.team / 32)))
+    reductions = sum(len(stage.reductions) for stage in work.stages)
+    steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
+    dims = max(1, *(len(a.strided) for a in work.accesses))
+    thread = THREAD + reductions * (STEP * steps + 20) + DIVISION * (dims - 1)
+    return thread + element * tile.per_thread * tile.vector
+
+
+def side_steps(access: Access) -> float:
+    """What is left where a thread's next instruction reads beside its last one, between those of its neighbours."""
+    if access.vector * access.dtype.bytes > VECTOR_BYTES:
+        return TWICE
+    return APART if access.mode == "element" and access.vector > 1 and access.dtype.bytes < 4 else 1.0
+
+
+def width_share(work: Work) -> float:
+    """Share of the copy rate by what one instruction moves: narrow accesses spend issue slots instead of bytes, and a
+    thread whose vector takes two instructions leaves every other 16 bytes to the second."""
+    moving = [a for a in work.accesses if a.by_column and a.strided] or list(work.accesses)
+    bytes_all = sum(a.dtype.bytes for a in moving)
+    shares = [(a.dtype.bytes, BY_WIDTH[a.vector_bytes] * side_steps(a)) for a in moving]
+    side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
+    return sum(size * share for size, share in shares) / max(1, bytes_all) * min(1.0, side_by_side / SECTOR)
