@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,9 +35,33 @@ SIZES: dict[str, list[dict[str, int]]] = {
     "copy": [{"n": 2**28}],
     "bias_relu": [{"M": 65536, "N": 2048}, {"M": 65536, "N": 4096}, {"M": 65536, "N": 8192}],
     "swiglu_elementwise": [{"M": 8192, "N": 14336}],
-    "bias_gelu_residual_ln": [{"M": 16384, "N": 4096}, {"M": 16384, "N": 16384}, {"M": 16384, "N": 4097}],
-    "add_rmsnorm": [{"M": 16384, "N": 4096}, {"M": 16384, "N": 8192}, {"M": 65536, "N": 768}],
-    "scale_causal_softmax": [{"B": 1, "H": 32, "S": 4096, "N": 4096}],
+    "bias_gelu_residual_ln": [
+        {"M": 16384, "N": 4096},
+        {"M": 4096, "N": 4096},
+        {"M": 32768, "N": 8192},
+        {"M": 16384, "N": 16384},
+        {"M": 16384, "N": 4097},
+        {"M": 8192, "N": 32768},
+    ],
+    "add_rmsnorm": [
+        {"M": 16384, "N": 4096},
+        {"M": 16384, "N": 8192},
+        {"M": 65536, "N": 768},
+        {"M": 8, "N": 4096},
+        {"M": 32768, "N": 5120},
+        {"M": 32768, "N": 2047},
+    ],
+    "scale_softmax": [
+        {"T": 131072, "N": 4096},
+        {"T": 131072, "N": 8192},
+        {"T": 4096, "N": 65536},
+        {"T": 4096, "N": 131072},
+        {"T": 512, "N": 1048576},
+        {"T": 262144, "N": 1000},
+        {"T": 16384, "N": 50257},
+    ],
+    "ln32": [{"M": 16384, "N": 4096}],
+    "scale_causal_softmax": [{"B": 1, "H": 32, "S": 4096, "N": 4096}, {"B": 1, "H": 16, "S": 8192, "N": 8192}],
     "masked_softmax": [{"B": 4, "H": 16, "S": 1024, "N": 1024}],
     "log_softmax": [{"T": 4096, "V": 32000}, {"T": 1024, "V": 131072}],
     "rmsnorm": [{"M": 262144, "N": 128}, {"M": 1048576, "N": 37}],
@@ -92,6 +117,7 @@ def main() -> int:
     parser.add_argument("--specs", default="specs")
     parser.add_argument("--target", default="cuda:h200")
     parser.add_argument("--most", type=int, default=40)
+    parser.add_argument("--only", default="", help="chains and sizes that match this, as in 'rmsnorm.*N=128'")
     wanted = parser.parse_args()
     chosen = target(wanted.target)
     device = devices.find(chosen, "gpu")
@@ -101,6 +127,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for chain in load_chains(wanted.specs):
         for sizes in SIZES.get(chain.name, []):
+            if not re.search(wanted.only, f"{chain.name} {chain.graph.at(**sizes).sizes_text()}"):
+                continue
             rows += sweep(chain.graph.at(**sizes), chosen, device, flush, copy_rate, wanted.most)
             wanted.out.write_text(json.dumps({"copy_gbs": copy_rate / 1e3, "rows": rows}, indent=1))
     return 0
@@ -116,11 +144,20 @@ def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate
         binaries = list(pool.map(compiled, sources))
     arrays = operands(graph)
     found = []
+    first = None
     for rank, (source, binary) in enumerate(zip(sources, binaries, strict=True)):
         plan, need = source.plan, binary.resources
         try:
             kernel = Kernel(source, binary, device, lambda layout: (source, binary))  # noqa: B023
             out = kernel(*arrays)
+            results = [t.double() for t in (out if isinstance(out, tuple) else (out,))]
+            if first is None:
+                first = results
+            apart = max(
+                float((a.nan_to_num(0, 0, 0) - b.nan_to_num(0, 0, 0)).norm() / b.nan_to_num(0, 0, 0).norm())
+                for a, b in zip(results, first, strict=True)
+            )
+            del results
             launch = kernel.prepare(*arrays, out=out)
             us = statistics.median(times_us(launch, flush))
         except Exception as error:  # a candidate that fails is a finding, not the end of the sweep
@@ -129,10 +166,12 @@ def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate
         found.append(
             {
                 "chain": graph.name, "sizes": graph.sizes_text(), "rank": rank, "staging": plan.staging,
+                "regime": plan.regime, "cluster": plan.tile.cluster, "kept": plan.tile.kept,
                 "scalar": bool(plan.layout.unaligned),
                 "threads": plan.threads, "per_row": plan.tile.threads_per_row, "vector": plan.tile.vector,
-                "per_thread": plan.tile.per_thread, "estimate": plan.cost.registers, "registers": need.registers,
-                "spills": need.spill_bytes, "occupancy": binary.occupancy.fraction, "us": us,
+                "per_thread": plan.tile.per_thread, "apart": apart,
+                "estimate": plan.cost.registers, "registers": need.registers, "spills": need.spill_bytes,
+                "occupancy": binary.occupancy.fraction, "us": us,
                 "share": plan.cost.traffic.ideal / us / copy_rate, "predicted_us": plan.cost.time_us,
             }
         )  # fmt: skip
@@ -143,8 +182,10 @@ def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate
     for row in sorted(found, key=lambda r: r["us"])[:6] + found[:1]:
         print(
             f"  {row['us']:8.1f} us {row['share']:.3f}  rank {row['rank']:<3} {row['staging']:9} "
-            f"{row['threads']:4} thr {row['per_row']:4}/row {row['per_thread']}x{row['vector']} "
-            f"reg {row['registers']} (est {row['estimate']}) occ {row['occupancy']:.2f}{' scalar' * row['scalar']}"
+            f"{row['threads']:4} thr {row['per_row']:4}/row {row['per_thread']}x{row['vector']} kept {row['kept']} "
+            f"reg {row['registers']} (est {row['estimate']}) spill {row['spills']} "
+            f"occ {row['occupancy']:.2f} said {row['predicted_us']:.1f}{' scalar' * row['scalar']}"
+            f"{' APART ' + str(row['apart']) if row['apart'] > 1e-2 else ''}"
         )
     return found
 
