@@ -222,8 +222,9 @@ class Speller:
         return found
 
     def rows_product(self) -> str:
+        """The number of rows, where the kernel asks for it and no argument says it."""
         dims = self.plan.row_dims
-        if self.plan.flat or len(dims) == 1:
+        if self.plan.flat or len(dims) == 1 or not (self.live() or self.plan.folded):
             return ""
         return " * ".join(d.extent for d in dims) or "1"
 

@@ -1,7 +1,7 @@
 """Every shipped spec at its real row length and some hundred rows, in the emulator's fast build, for both vendors.
 
 The checking build sees every access but is slow, so it has the small ragged shapes; here the numbers count: many rows,
-whole tiles, the grid-stride loop, in each spec's own dtype and in f32.
+whole tiles, in each spec's own dtype and in f32.
 """
 
 from __future__ import annotations

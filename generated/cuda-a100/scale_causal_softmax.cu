@@ -112,7 +112,6 @@ scale_causal_softmax(
 {
   const int lane = threadIdx.x;  // of the 64 threads that share a row
   __shared__ float part[2][2];
-  const long long rows = B_H_size * S_size;
   const long long row = blockIdx.x;
   const unsigned B_H_at = static_cast<unsigned>(row) / static_cast<unsigned>(S_size);
   const unsigned S_at = static_cast<unsigned>(row) % static_cast<unsigned>(S_size);

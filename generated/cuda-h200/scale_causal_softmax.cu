@@ -146,7 +146,6 @@ scale_causal_softmax(
   __shared__ float part[2][4];
   extern __shared__ __align__(16) unsigned char shared[];
   Vec<__half, 8>* const scores_kept = reinterpret_cast<Vec<__half, 8>*>(shared + 0);
-  const long long rows = B_H_size * S_size;
   const long long row = blockIdx.x;
   const unsigned B_H_at = static_cast<unsigned>(row) / static_cast<unsigned>(S_size);
   const unsigned S_at = static_cast<unsigned>(row) % static_cast<unsigned>(S_size);
