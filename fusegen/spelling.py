@@ -121,7 +121,9 @@ class Speller:
             return f"__clusterRelativeBlockRank() * {tile.threads} + threadIdx.x"
         if tile.threads_per_row == tile.threads:
             return "threadIdx.x"
-        return f"threadIdx.x % {tile.threads_per_row}" if tile.threads_per_row > 1 else "0"
+        if tile.threads_per_row > 1:
+            return f"threadIdx.x % {tile.threads_per_row}"
+        return "0" if tile.per_thread == 1 or self.start() else ""
 
     def lane_note(self) -> str:
         tile = self.plan.tile
@@ -292,6 +294,15 @@ class Speller:
         call = self.load_call(load.access)
         return f"col {load.until} ? {call} : {self.vec_type(load.access)}{{}}" if load.until else call
 
+    def kept_vector(self, load: Load, place: str, part: str, inside: bool) -> str:
+        """A vector that shared memory holds, or memory where it has no room; beyond a mask nothing was copied."""
+        if load.until and self.plan.copies and not inside:
+            place = f"col {load.until} ? {place} : {self.vec_type(load.access)}{{}}"
+            place = f"({place})" if part else place
+        if not part:
+            return place
+        return f"{part} ? {place} : {f'({self.limited(load)})' if load.until else self.load_call(load.access)}"
+
     def load_call(self, access: Access) -> str:
         row = self.pointer(access)
         width = access.vector
@@ -355,14 +366,16 @@ class Speller:
             declare, target = f"const {self.vec_type(load.access)} ", name
             if load not in staged and (kept or loads_first):
                 declare, target = "", self.kept_at(name, True) if kept else f"{name}[v]"
-            call = self.load_call(load.access) if inside else self.limited(load)
             keep = ""
             if load in staged:
                 place, part = self.kept_at(self.kept_name(load.access), True), self.partly()
                 if load.when == "kept" or load in copies:
-                    call = f"{part} ? {place} : {call}" if part else place
+                    call = self.kept_vector(load, place, part, inside)
                 else:
+                    call = self.load_call(load.access) if inside else self.limited(load)
                     keep = f"if ({part}) {place} = {name};" if part else f"{place} = {name};"
+            else:
+                call = self.load_call(load.access) if inside else self.limited(load)
             reads.append({"declare": declare, "target": target, "call": call, "keep": keep})
         body = self.body(stage, loads_first)
         return {

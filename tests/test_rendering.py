@@ -16,7 +16,7 @@ from fusegen.planner import candidates, plan
 from fusegen.planner.model import Layout, Plan
 from fusegen.rendering import render
 from fusegen.spec import Chain, load_chains
-from fusegen.targets import H200, MI300X, Target
+from fusegen.targets import H200, MI300X, TARGETS, Target
 from fusegen.types import bf16, f16, f32
 from tests.chains import random_chain
 
@@ -134,3 +134,14 @@ def trace_named(module: dict[str, object], name: str) -> Graph:
     chain = module[name]
     assert isinstance(chain, Chain)
     return chain.graph
+
+
+@pytest.mark.parametrize("cols", [37, 1000, 4096, 131072])
+@pytest.mark.parametrize("gpu", ["cuda:h200", "hip:mi300x"])
+def test_no_function_stands_in_front_of_a_kernel_that_calls_it_nowhere(gpu: str, cols: int) -> None:
+    for spec in SPECS:
+        graph = spec.graph.at(**{str(spec.graph.shape[-1]): cols})
+        for made in candidates(graph, TARGETS[gpu]).plans[:8]:
+            text = render(made).text
+            for name in re.findall(r"__forceinline__ [^(]*?(\w+)\(", text):
+                assert len(re.findall(rf"\b{name}\b *[<(]", text)) > 1, f"{made.regime}: {name} is never called"

@@ -27,18 +27,6 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// the vector at p, of 16 bytes that nothing else will read: first to leave the caches again
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load_once(const T* p) {
-  static_assert(sizeof(Vec<T, N>) == 16);
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
-  uint4 bits;
-  asm("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-      : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(p), "l"(policy));
-  return *reinterpret_cast<const Vec<T, N>*>(&bits);
-}
-
 // N values on their way from global to shared memory, past the registers; aligned to their size, of 4, 8 or 16 bytes
 template <int N, typename T>
 __device__ __forceinline__ void copy_async(Vec<T, N>* to, const T* from) {
