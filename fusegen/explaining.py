@@ -97,8 +97,13 @@ def kept(plan: Plan) -> list[str]:
         found.update({keep.value: 1 if keep.ctype == "bool" else 4 for keep in stage.keeps})
         found.update({load.value: load.access.dtype.bytes for load in stage.loads if load.when == "keep"})
     unit = "B a thread" if plan.staging == "registers" else "B a block"
-    count = elements if plan.staging == "registers" else plan.tile.cols
+    count = elements if plan.staging == "registers" else plan.tile.kept_cols
     lines = [f"{name} {where}: {each} B an element, {each * count:,} {unit}" for name, each in found.items()]
+    if plan.staging == "shared" and plan.tile.kept < plan.tile.per_thread:
+        lines.append(
+            f"of each thread's {plan.tile.per_thread} vectors {plan.tile.kept} are kept; the others are read again, "
+            "from where the last walk ended, which the L2 still has"
+        )
     again = [
         a.name for a in plan.inputs
         if a.by_column and not a.strided and a.name not in found and sum(reads(plan, a.tensor)) > 1

@@ -24,7 +24,7 @@ CPP = frozenset(
 )
 # what the templates, the runtime compilers and the reference call things; a spec's value of that name steps aside
 FRAME = frozenset(
-    """row rows row_tile row_tiles lane team tile tiles col v j base live start shift part partial shared warp threadIdx
+    """row rows lane team tile tiles col v j base live start shift part partial shared warp threadIdx
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
     load_each load_within load_each_within store_each store_within store_each_within row_sum row_max row_min
     row_max_sum row_welford partner exponential power_of_2 reciprocal element values at np math ml_dtypes bfloat16 erf
@@ -39,7 +39,7 @@ FILE_SCOPE = frozenset(
     clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
 )
 TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride", "_kept")
-VALUE_SUFFIXES = ("_rest", "_kept", "_part", "_all")
+VALUE_SUFFIXES = ("_rest", "_kept", "_part", "_part_values", "_all")
 
 
 def called() -> frozenset[str]:

@@ -111,9 +111,9 @@ _map("round_bf16", 1, "{0}.astype(np.float32).astype(bfloat16).astype(np.float64
 
 # ---- reductions over the last axis
 _reduce("sum", "{0}.sum(-1, keepdims=True)", "{0} + {1}", "0.0f", "sum of the row", takes="float")
-_reduce("max", "{0}.max(-1, keepdims=True)", "{0} > {1} || {0} != {0} ? {0} : {1}", "-INFINITY",
+_reduce("max", "{0}.max(-1, keepdims=True)", "larger({0}, {1})", "-INFINITY",
         "largest of the row; NaN wins", takes="float", ulps=0)  # fmt: skip
-_reduce("min", "{0}.min(-1, keepdims=True)", "{0} < {1} || {0} != {0} ? {0} : {1}", "INFINITY",
+_reduce("min", "{0}.min(-1, keepdims=True)", "smaller({0}, {1})", "INFINITY",
         "smallest of the row; NaN wins", takes="float", ulps=0)  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from fusegen.planner.model import Layout, Plan
 from fusegen.planner.passes import simplify
 from fusegen.rendering import render
 from fusegen.spec import load_chains
-from fusegen.targets import A100, H200, MI300X, Target
+from fusegen.targets import A100, H200, MI300X, TARGETS, Target
 from tests.chains import random_chain
 
 B, H, S, M, N = dims("B H S M N")
@@ -325,7 +325,9 @@ def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
     made = next(p for p in plans if p.staging == "registers")
     assert [s.until for s in made.stages] == ["<= last"] * 3
     assert all(p.stages[0].until for p in plans)
-    assert all(a.once == (a.tensor == "scores") for p in plans for a in p.accesses if a.vector == 8)
+    once = {p.configuration for p in plans if any(a.once for a in p.accesses if a.vector == 8)}
+    again = {p.configuration for p in plans if p.staging == "stream" or 0 < p.tile.kept < p.tile.per_thread}
+    assert once == {p.configuration for p in plans if p.tile.vector == 8} - again, "what is read again may stay"
     assert [s.name for stage in made.stages for s in stage.rest_body] == ["sub_rest", "e_rest", "softmax_rest"]
     ragged = plan(SPECS["scale_causal_softmax"].graph.at(N=4097), H200)
     assert not any(s.until for s in ragged.stages if ragged.tail == "element")
@@ -334,6 +336,33 @@ def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
         return F.softmax(F.causal(x)), y + 1
 
     assert not any(s.until for s in plan(chain(M=8, N=64)(varies).graph, H200).stages)
+
+
+def test_what_rows_share_stays_in_the_caches() -> None:
+    def spec(x: f16[M, N], bias: f16[N]) -> f16[M, N]:
+        return F.softmax(F.causal(x + bias))
+
+    for made in candidates(chain(M=512, N=2048)(spec).graph, H200).plans:
+        assert not any(a.once for a in made.accesses if a.tensor == "bias")
+
+
+@pytest.mark.parametrize("gpu", ["cuda:h200", "cuda:a100", "hip:mi300x"])
+def test_a_masked_operand_is_zero_beyond_its_limit_however_it_is_kept(gpu: str) -> None:
+    """What is added varies along the row, so no walk passes over whole vectors; yet nothing is copied past the mask."""
+
+    def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
+        return F.softmax(F.causal(x * 0.125)) + y
+
+    from fusegen.runtime import Kernel, devices
+    from fusegen.validation import validate
+
+    graph = chain(M=64, N=2048)(spec).graph
+    kinds = {(p.staging, p.keeps, p.tile.kept < p.tile.per_thread): p for p in candidates(graph, TARGETS[gpu]).plans}
+    device = devices.find(TARGETS[gpu], "emulator")
+    for made in kinds.values():
+        source = render(made)
+        report = validate(Kernel(source, None, device, lambda layout, source=source: (source, None)), quick=True)
+        assert report.ok, f"{made.regime}\n{report}"
 
 
 @pytest.mark.parametrize("cols", [64, 2048, 40000])

@@ -94,7 +94,12 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                 mode=mode,
                 vector=vector,
                 vector_bytes=width,
-                once=tensor.name in limited and mode == "vector" and vector * tensor.dtype.bytes == VECTOR_BYTES,
+                once=(
+                    tensor.name in limited  # the unmasked have nothing to gain: every byte of theirs streams through
+                    and len(strided) == len(dims)
+                    and mode == "vector"
+                    and vector * tensor.dtype.bytes == VECTOR_BYTES
+                ),
             )
         )
     return tuple(found)

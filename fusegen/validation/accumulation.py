@@ -7,8 +7,8 @@ With u = 2^-24 (half an ulp), K additions one after another in a thread and L le
 *softmax* (maximum and sum of exponentials in one walk). On its way a term is multiplied by exp(old top - new top) and
 added, at most D + 1 times. One factor of each merge is exp(0) = 1; the other, of an argument d, costs 2.25 ulps and
 0.675 |d| more (the op table's exp), so 4.5u + 1.35u |d|, its product u and the addition u: less than 8u a merge beside
-the |d|. The arguments telescope to top - x for a term exp(x - top) = e, which is |log e|, and so do the roundings of `old
-top - new top`: error <= u * (8 (D + 1) * sum e + 2.35 sum e |log e|).
+the |d|. The arguments telescope to top - x for a term exp(x - top) = e, which is |log e|, and so do the roundings of
+`old top - new top`: error <= u * (8 (D + 1) * sum e + 2.35 sum e |log e|).
 
 *welford*, the mean. Adding x_k: delta = x_k - mean rounds by u|delta|, delta / k by 5u|delta| / k (2.5 ulps), mean by
 u|mean|; an old error shrinks by 1 - 1/k. Over K elements the mean's error times K is at most

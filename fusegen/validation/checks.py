@@ -107,7 +107,7 @@ def narrowed(kernel: Kernel, blocks: int) -> Kernel:
 
 def folding(blocks: int) -> int:
     """Blocks of a line, so that there are several lines, the last of them with a gap where that can be."""
-    return next((width for width in (3, 2, 5) if width < blocks and blocks % width), 1)
+    return next((width for width in (3, 2, 5, 7) if width < blocks and blocks % width), 1)
 
 
 @contextmanager

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import get_args
 
 from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.cost import rereads_hit
-from fusegen.planner.model import Keeps, Layout, Plan, Staging, Tile
+from fusegen.planner.model import Layout, Plan, Staging, Tile
 from fusegen.planner.pieces import vector_widths
 from fusegen.planner.rules import NoMatch, need_countable
 from fusegen.planner.schedule import Schedule, schedule
@@ -35,13 +34,11 @@ from fusegen.targets.base import Target
 # Elements of a row that one thread holds: 64 and two blocks of 256 threads took 382 us for the LayerNorm chain at
 # 16384 x 16384, 16 and one block of 1024 took 487.
 MOST_IN_REGISTERS = 64
-# A guarded vector costs a branch: 17 single elements a thread took 437 us where 9 in shared memory took 251 (H200,
-# the LayerNorm chain at 16384 x 4097).
+# A guarded vector costs a branch: the LayerNorm chain at 16384 x 4097 took 191 us with 9 single elements a thread and
+# 335 with 33, where 17 in shared memory took 172.
 MOST_VECTORS = 8
 SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
-
-WORTH_KEEPING = 0.25  # of a row, in a block that then has an SM for itself
-
+WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more blocks
 STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
 
 
@@ -52,9 +49,14 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
-        values, inputs, nothing = (schedule(graph, draft.accesses, keeps, draft.divides) for keeps in get_args(Keeps))
+        again = replace(
+            draft, accesses=tuple(replace(a, once=False) for a in draft.accesses)
+        )  # where rows are read again
+        values, inputs = (schedule(graph, draft.accesses, keeps, draft.divides) for keeps in ("values", "inputs"))
+        nothing = schedule(graph, again.accesses, "nothing", draft.divides)
         both = inputs.kept_bytes <= values.kept_bytes and inputs.stages != values.stages
         fewest = inputs if both else values
+        partly = schedule(graph, again.accesses, fewest.keeps, draft.divides)
         for per_row in teams(draft):
             alone = tile_of(draft, per_row)
             yield from in_registers(draft, values, alone)
@@ -63,8 +65,9 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
                 yield from in_shared(draft, values, tile)
                 if both:
                     yield from in_shared(draft, inputs, tile)
+                yield from partly_in_shared(again, partly, tile)
                 if streams:
-                    yield candidate(draft, nothing, tile, "stream")
+                    yield candidate(again, nothing, tile, "stream")
 
 
 def teams(draft: Draft) -> Iterator[int]:
@@ -104,8 +107,7 @@ def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
 
 def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
-    most = MOST_IN_REGISTERS if tile.vector == 1 else MOST_VECTORS
-    if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > most:
+    if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
         return
     made = candidate(draft, walks, tile, "registers" if walks.kept_bytes else "none")
     if made.cost.registers <= limit:
@@ -113,20 +115,27 @@ def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
 
 
 def in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
-    """The whole row in shared memory; of inputs also a part: as much as leaves an SM room for 1, 2 or 3 blocks."""
-    target = draft.target
-    if tile.team < SMALL_BLOCK or not walks.kept_bytes:
-        return
-    static = 4 * walks.slots * (target.warp + tile.cluster)
-    rooms = [target.shared_per_sm // blocks - target.shared_reserved - static for blocks in (1, 2, 3)]
-    fit = [min(room, target.shared_bytes - static) // (walks.kept_bytes * tile.team * tile.vector) for room in rooms]
-    fit = [min(kept, tile.per_thread) for kept in fit]
-    if fit[0] == tile.per_thread:
+    """The whole row in shared memory."""
+    if tile.team >= SMALL_BLOCK and walks.kept_bytes and room_for(draft, walks, tile, blocks=1) >= tile.per_thread:
         yield candidate(draft, walks, replace(tile, kept=tile.per_thread), "shared")
-    if walks.keeps == "inputs":
-        for kept in sorted(set(fit) - {tile.per_thread}, reverse=True):
-            if kept >= WORTH_KEEPING * tile.per_thread:
-                yield candidate(draft, walks, replace(tile, kept=kept), "shared")
+
+
+def partly_in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
+    """As much of the row in shared memory as leaves an SM room for 1, 2 or 3 blocks, where all that is kept can be read
+    again."""
+    if tile.team < SMALL_BLOCK or not walks.kept_bytes or any(stage.keeps for stage in walks.stages):
+        return
+    for kept in sorted({room_for(draft, walks, tile, blocks) for blocks in (1, 2, 3)}, reverse=True):
+        if WORTH_KEEPING * tile.per_thread <= kept < tile.per_thread:
+            yield candidate(draft, walks, replace(tile, kept=kept), "shared")
+
+
+def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int) -> int:
+    """Vectors of a thread that fit in a block's shared memory, when an SM is to hold that many blocks."""
+    target = draft.target
+    static = 4 * walks.slots * (target.warp + tile.cluster)
+    room = min(target.shared_bytes, target.shared_per_sm // blocks - target.shared_reserved) - static
+    return room // (walks.kept_bytes * tile.team * tile.vector)
 
 
 def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> Plan:
