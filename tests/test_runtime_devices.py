@@ -611,6 +611,10 @@ def test_errors_are_sentences(vendor: str, monkeypatch: pytest.MonkeyPatch) -> N
         device.synchronize()
     with pytest.raises(KernelError, match=rf"scaled: the launch failed: {name}.*\n  3 blocks of \d+ threads"):
         loaded.launch(Launch(3, zeros(source), ()), (0, 0, 0), (0.0,), 0)
+    if vendor == "cuda":
+        loaded.plan = replace(source.plan, tile=replace(source.plan.tile, cluster=16))  # type: ignore[attr-defined]
+        with pytest.raises(KernelError, match="threads, in clusters of 16, for which a part of a GPU may have no room"):
+            loaded.launch(Launch(16, zeros(source), ()), (0, 0, 0), (0.0,), 0)
     with pytest.raises(KernelError, match="scaled: loading it on"):
         device.load(source, binary(source))
     with pytest.raises(KernelError, match="has no machine code"):

@@ -73,10 +73,13 @@ class GpuKernel:
                 self.function, plan.grid(launch.blocks), plan.tile.threads, plan.shared_bytes, stream, arguments.address
             )
         if status:
+            cluster = plan.tile.cluster
+            clusters = f" in clusters of {cluster}, for which a part of a GPU may have no room," if cluster > 1 else ""
             raise KernelError(
                 f"{plan.name}: the launch failed: {self.device.error_text(status)}\n"
-                f"  {launch.blocks} blocks of {plan.threads} threads, {plan.shared_bytes} bytes of shared memory, "
-                f"on {self.device}\n  an earlier kernel's error can surface here too; synchronize after each to tell"
+                f"  {launch.blocks} blocks of {plan.threads} threads,{clusters} {plan.shared_bytes} bytes of shared "
+                f"memory, on {self.device}\n"
+                "  an earlier kernel's error can surface here too; synchronize after each to tell"
             )
 
 
