@@ -289,19 +289,21 @@ class Speller:
 
     # ---- a walk
 
-    def limited(self, load: Load) -> str:
-        """The load, or zeros where the row does not need these columns."""
-        call = self.load_call(load.access)
-        return f"col {load.until} ? {call} : {self.vec_type(load.access)}{{}}" if load.until else call
+    def within(self, load: Load, text: str, inside: bool) -> str:
+        """The vector, or zeros where the row does not need these columns; `inside`: it is known to need them."""
+        if inside or not load.until:
+            return text
+        return f"col {load.until} ? {text} : {self.vec_type(load.access)}{{}}"
 
-    def kept_vector(self, load: Load, place: str, part: str, inside: bool) -> str:
+    def from_memory(self, load: Load, inside: bool) -> str:
+        return self.within(load, self.load_call(load.access), inside)
+
+    def from_shared(self, load: Load, place: str, part: str, inside: bool) -> str:
         """A vector that shared memory holds, or memory where it has no room; beyond a mask nothing was copied."""
-        if load.until and self.plan.copies and not inside:
-            place = f"col {load.until} ? {place} : {self.vec_type(load.access)}{{}}"
-            place = f"({place})" if part else place
+        text = self.within(load, place, inside) if self.plan.copies else place
         if not part:
-            return place
-        return f"{part} ? {place} : {f'({self.limited(load)})' if load.until else self.load_call(load.access)}"
+            return text
+        return f"{part} ? {bracketed(text)} : {bracketed(self.from_memory(load, inside))}"
 
     def load_call(self, access: Access) -> str:
         row = self.pointer(access)
@@ -366,16 +368,13 @@ class Speller:
             declare, target = f"const {self.vec_type(load.access)} ", name
             if load not in staged and (kept or loads_first):
                 declare, target = "", self.kept_at(name, True) if kept else f"{name}[v]"
-            keep = ""
-            if load in staged:
-                place, part = self.kept_at(self.kept_name(load.access), True), self.partly()
-                if load.when == "kept" or load in copies:
-                    call = self.kept_vector(load, place, part, inside)
-                else:
-                    call = self.load_call(load.access) if inside else self.limited(load)
-                    keep = f"if ({part}) {place} = {name};" if part else f"{place} = {name};"
+            place, part, keep = self.kept_at(self.kept_name(load.access), True), self.partly(), ""
+            if load in staged and (load.when == "kept" or load in copies):
+                call = self.from_shared(load, place, part, inside)
             else:
-                call = self.load_call(load.access) if inside else self.limited(load)
+                call = self.from_memory(load, inside)
+                if load in staged:
+                    keep = f"if ({part}) {place} = {name};" if part else f"{place} = {name};"
             reads.append({"declare": declare, "target": target, "call": call, "keep": keep})
         body = self.body(stage, loads_first)
         return {
@@ -585,6 +584,10 @@ class Speller:
         used = {a.dtype for a in self.plan.accesses}
         used |= {d for d in (f16, bf16) if any(f"round_{d.name}(" in e for e in expressions(self.plan))}
         return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
+
+
+def bracketed(text: str) -> str:
+    return f"({text})" if "?" in text else text
 
 
 def expressions(plan: Plan) -> list[str]:
