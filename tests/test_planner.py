@@ -156,6 +156,8 @@ def test_what_does_not_fit_is_read_again_from_where_the_last_walk_ended() -> Non
         (scores,) = [t for t in made.cost.traffic.tensors if t.tensor == "scores"]
         assert 1 < scores.walks < 2
         assert scores.moved >= scores.ideal
+        if 4 * made.tile.kept >= 3 * made.tile.per_thread:  # by the counters of an H200: the rest is still in the L2
+            assert scores.moved == scores.ideal
 
 
 def test_mask_and_scalar_shapes_keep_their_strides() -> None:

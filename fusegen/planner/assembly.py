@@ -63,8 +63,8 @@ def assemble(
 ) -> Plan:  # fmt: skip
     """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache."""
     graph, target = draft.graph, draft.target
-    warps = max(1, tile.team // target.warp) + (tile.cluster if tile.cluster > 1 else 0)
-    slots = walks.slots if warps > 1 else 0
+    parts = max(1, tile.team // target.warp) + (tile.cluster if tile.cluster > 1 else 0)  # Plan.parts_per_row
+    slots = walks.slots if parts > 1 else 0
     stages = tuple(placed(stage, number, tile, staging) for number, stage in enumerate(walks.stages))
     shared = walks.kept_bytes * tile.kept_cols if staging == "shared" else 0
     copies = staging == "shared" and target.async_copies and can_copy(stages[0])
@@ -75,7 +75,7 @@ def assemble(
         stages=stages,
         accesses=draft.accesses,
         copies=copies,
-        shared_bytes=shared + 4 * slots * warps,
+        shared_bytes=shared + 4 * slots * parts,
         kept_bytes=walks.kept_bytes,
         ragged=not draft.flat and not draft.divides,
         blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block))

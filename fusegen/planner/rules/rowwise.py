@@ -49,9 +49,7 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
-        again = replace(
-            draft, accesses=tuple(replace(a, once=False) for a in draft.accesses)
-        )  # where rows are read again
+        again = read_again(draft)
         values, inputs = (schedule(graph, draft.accesses, keeps, draft.divides) for keeps in ("values", "inputs"))
         nothing = schedule(graph, again.accesses, "nothing", draft.divides)
         both = inputs.kept_bytes <= values.kept_bytes and inputs.stages != values.stages
@@ -68,6 +66,11 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
                 yield from partly_in_shared(again, partly, tile)
                 if streams:
                     yield candidate(again, nothing, tile, "stream")
+
+
+def read_again(draft: Draft) -> Draft:
+    """The draft of plans that read a row more than once: none of it should leave the caches first."""
+    return replace(draft, accesses=tuple(replace(access, once=False) for access in draft.accesses))
 
 
 def teams(draft: Draft) -> Iterator[int]:
@@ -139,7 +142,9 @@ def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int) -> int:
 
 
 def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> Plan:
-    hits = rereads_hit(draft.graph, draft.target, tile)
+    shared = staging == "shared"
+    again, shared_bytes = (tile.again, walks.kept_bytes * tile.kept_cols) if shared else (1.0, 0)
+    hits = rereads_hit(draft.graph, draft.target, tile, again, shared_bytes)
     share = f"{tile.per_thread} x {tile.vector} elements a thread"
     regime = f"{team_text(tile, draft.target)}, {share}; {keeping_text(walks, tile, staging, hits)}"
     return assemble(draft, walks, tile, rule="rowwise", regime=regime, staging=staging, again_from_l2=hits)
