@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fusegen.database import Choice
 from fusegen.graph import Graph
 from fusegen.planner.cost import operators
-from fusegen.planner.model import Access, Candidates, Plan
+from fusegen.planner.model import Access, Candidates, Plan, RowPlan
 from fusegen.planner.schedule import schedule
 
 FEW = 3  # alternatives worth naming
@@ -42,8 +42,7 @@ def explanation(found: Candidates, choice: Choice | None = None) -> tuple[Sectio
     sections = (
         Section("operators, as written", tuple(map(Point, written(plan.graph)))),
         Section("fused", tuple(fused(plan))),
-        Section("walks over the row" if not plan.flat else "the walk", tuple(map(Point, walks(plan)))),
-        Section("kept between walks", tuple(map(Point, kept(plan)))),
+        *(row_sections(plan) if isinstance(plan, RowPlan) else ()),
         Section("reads and writes", tuple(map(Point, accesses(plan)))),
         Section("rounding", tuple(map(Point, rounding(plan)))),
         Section("why this regime", tuple(map(Point, regime(found, plan)))),
@@ -51,6 +50,14 @@ def explanation(found: Candidates, choice: Choice | None = None) -> tuple[Sectio
         Section("rules that refused", tuple(Point(f"{r.rule}: {r.reason}") for r in found.refusals)),
     )
     return tuple(section for section in sections if section.points)
+
+
+def row_sections(plan: RowPlan) -> tuple[Section, ...]:
+    """What a walk over rows does, and what it keeps."""
+    return (
+        Section("walks over the row" if not plan.flat else "the walk", tuple(map(Point, walks(plan)))),
+        Section("kept between walks", tuple(map(Point, kept(plan)))),
+    )
 
 
 def written(graph: Graph) -> list[str]:
@@ -75,7 +82,7 @@ def fused(plan: Plan) -> list[Point]:
     return points
 
 
-def walks(plan: Plan) -> list[str]:
+def walks(plan: RowPlan) -> list[str]:
     count = len(plan.stages)
     lines = [f"{number} of {count}: {stage.title}" for number, stage in enumerate(plan.stages, 1)]
     if count > 1:
@@ -84,7 +91,7 @@ def walks(plan: Plan) -> list[str]:
     return lines
 
 
-def kept(plan: Plan) -> list[str]:
+def kept(plan: RowPlan) -> list[str]:
     """Where each value that a later walk needs again waits for it, and what that costs."""
     where = {"registers": "in registers", "shared": "in shared memory"}.get(plan.staging)
     if where is None:
@@ -113,7 +120,7 @@ def kept(plan: Plan) -> list[str]:
     return lines
 
 
-def reads(plan: Plan, tensor: str) -> list[int]:
+def reads(plan: RowPlan, tensor: str) -> list[int]:
     return [sum(load.access.tensor == tensor for load in stage.reads) for stage in plan.stages]
 
 
@@ -159,15 +166,20 @@ def regime(found: Candidates, plan: Plan) -> list[str]:
     """What was chosen, by how much over what, and why the kinds of staging that are not there are not."""
     by = f"the least of {count(found)}" if plan is found.plans[0] else f"one of {count(found)}; it measured best"
     lines = [f"{plan.rule}: {plan.regime}", f"estimated {plan.cost.time_us:.1f} us, {by}"]
-    seen = {(plan.staging, plan.tile.threads_per_row)}
+    seen = {kind(plan)}
     for other in found.plans:
-        key = (other.staging, other.tile.threads_per_row)
+        key = kind(other)
         if key in seen or len(seen) > FEW:
             continue
         seen.add(key)
         slower = other.cost.time_us / plan.cost.time_us - 1
         lines.append(f"{slower:+.1%} in time: {other.regime}")
     return [*lines, *absent(found)]
+
+
+def kind(plan: Plan) -> tuple[object, ...]:
+    """Candidates of one kind differ by too little to be worth a line each."""
+    return (plan.staging, plan.tile.threads_per_row) if isinstance(plan, RowPlan) else (plan.configuration,)
 
 
 def count(found: Candidates) -> str:
@@ -177,12 +189,13 @@ def count(found: Candidates) -> str:
 
 def absent(found: Candidates) -> list[str]:
     """Why a row is not kept in registers or in shared memory, where no candidate does so."""
-    plan, graph, target = found.plans[0], found.graph, found.target
-    stagings = {p.staging for p in found.plans}
-    if plan.rule != "rowwise" or "none" in stagings:
+    plans = [p for p in found.plans if isinstance(p, RowPlan) and p.rule == "rowwise"]
+    graph, target = found.graph, found.target
+    stagings = {p.staging for p in plans}
+    if not plans or "none" in stagings:
         return []
-    widest = max(found.plans, key=lambda p: p.tile.team)
-    bytes_each = schedule(graph, plan.accesses, keeps="values", whole_vectors=False).kept_bytes
+    widest = max(plans, key=lambda p: p.tile.team)
+    bytes_each = schedule(graph, plans[0].accesses, keeps="values", whole_vectors=False).kept_bytes
     if not bytes_each:
         return []
     row_bytes = bytes_each * graph.cols
@@ -192,7 +205,7 @@ def absent(found: Candidates) -> list[str]:
             f"not in registers: a row of {graph.cols:,} elements keeps {bytes_each} B each, "
             f"{row_bytes / widest.tile.team:,.0f} B a thread even with {widest.tile.team} threads"
         )
-    whole = [p for p in found.plans if p.staging == "shared" and p.tile.kept == p.tile.per_thread]
+    whole = [p for p in plans if p.staging == "shared" and p.tile.kept == p.tile.per_thread]
     if row_bytes > target.shared_bytes and not any(p.tile.cluster == 1 for p in whole):
         lines.append(
             f"not in a block's shared memory: the row keeps {row_bytes / 1024:,.0f} KiB, "

@@ -13,13 +13,13 @@ occupancy), so a counter that disagrees points at the plan, the hardware's cache
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fusegen.operands import operands
 from fusegen.planner.duration import COPY_SHARE
-from fusegen.planner.model import Access, Plan
+from fusegen.planner.model import Access, Plan, RowPlan
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary
@@ -96,7 +96,7 @@ def spill_text(binary: Binary | None) -> str:
 
 
 def shared_text(plan: Plan) -> str:
-    if not plan.shared_bytes and not plan.slots:
+    if not plan.shared_bytes and not plan.static_shared_bytes:
         return "0: the kernel uses no shared memory"
     return "0, or a few for each row: the counter also counts clashes with other traffic"
 
@@ -121,7 +121,7 @@ def notes_for(plan: Plan) -> tuple[str, ...]:
         f"writes may be short by what still sits in L2 when the kernel ends: up to "
         f"{min(written, plan.target.l2_bytes) / 2**20:.1f} MiB"
     )
-    if plan.staging == "stream" and len(plan.stages) > 1:
+    if isinstance(plan, RowPlan) and plan.staging == "stream" and len(plan.stages) > 1:
         notes.append("this plan reads its rows again: rows that are still in L2 the second time lower the bytes read")
     return tuple(notes)
 
@@ -235,10 +235,15 @@ def vector_instructions(plan: Plan, stores: bool) -> int:
     graph, total = plan.graph, 0.0
     rows = 1 if plan.flat else graph.rows
     cols = graph.rows * graph.cols if plan.flat else graph.cols
-    for stage in plan.stages:
-        moved = [s.access for s in stage.stores] if stores else [load.access for load in stage.reads]
-        total += sum(rows * cols * a.dtype.bytes / a.vector_bytes for a in moved if a.by_column)
+    for access in walked(plan, stores):
+        total += rows * cols * access.dtype.bytes / access.vector_bytes if access.by_column else 0
     return math.ceil(total / plan.target.warp)
+
+
+def walked(plan: Plan, stores: bool) -> Iterator[Access]:
+    """What each walk reads or writes, one walk after another."""
+    for stage in plan.stages if isinstance(plan, RowPlan) else ():
+        yield from (s.access for s in stage.stores) if stores else (load.access for load in stage.reads)
 
 
 def exact_bytes(count: int) -> str:

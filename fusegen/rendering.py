@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fusegen.planner.model import Plan, Source
+from fusegen.planner.model import Plan, RowPlan, Source
 from fusegen.reference import reference_source
 
 if TYPE_CHECKING:
@@ -40,11 +40,18 @@ def environment() -> Environment:
 
 def render(plan: Plan) -> Source:
     """The kernel's source and the numpy reference beside it."""
-    from fusegen.spelling import Speller
-
-    text = environment().get_template(plan.template).render(Speller(plan).context())
+    text = environment().get_template(plan.template).render(context(plan))
     suffix = plan.target.spelling.file_suffix
     return Source(plan, tidy(text), reference_source(plan.graph), f"{plan.name}{suffix}")
+
+
+def context(plan: Plan) -> dict[str, Any]:
+    """What the plan's template sees: each kind of plan has a speller of its own."""
+    from fusegen.spelling import Speller
+
+    if isinstance(plan, RowPlan):
+        return Speller(plan).context()
+    raise TypeError(f"{plan.name}: nothing spells a {type(plan).__name__}")
 
 
 def tidy(text: str) -> str:

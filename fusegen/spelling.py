@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusegen.planner.heading import WIDTH, header_lines
-from fusegen.planner.model import Access, Load, Param, Plan, Reduction, Stage, Store
+from fusegen.planner.model import Access, Load, Param, Reduction, RowPlan, Stage, Store
 from fusegen.planner.pieces import CTYPE, stride_name
 from fusegen.prelude import REDUCERS, WORD_FUNCTIONS
 from fusegen.types import DType, b8, bf16, f16, f32, i32
@@ -31,7 +31,7 @@ class Words:
 class Speller:
     """The words of one plan in one dialect; `context()` is what the templates see."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RowPlan) -> None:
         self.plan = plan
         self.spelling = plan.target.spelling
         self.functions: set[str] = set()
@@ -590,7 +590,7 @@ def bracketed(text: str) -> str:
     return f"({text})" if "?" in text else text
 
 
-def expressions(plan: Plan) -> list[str]:
+def expressions(plan: RowPlan) -> list[str]:
     """Every expression that the plan wrote."""
     bodies = [*plan.launch_body, *plan.row_body]
     for stage in plan.stages:

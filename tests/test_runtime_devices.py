@@ -23,7 +23,7 @@ from fusegen import chain, dims, f16, f32, i32
 from fusegen.compiling import Binary, Resources
 from fusegen.errors import KernelError, MissingError, RequestError
 from fusegen.planner import plan
-from fusegen.planner.model import Param, Source
+from fusegen.planner.model import Param, RowPlan, Source
 from fusegen.runtime import amd, devices, nvidia
 from fusegen.runtime.arrays import CPU
 from fusegen.runtime.devices import Device, Gpu, Launch, Sending, find, matching, present, runs, target_of
@@ -612,6 +612,7 @@ def test_errors_are_sentences(vendor: str, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(KernelError, match=rf"scaled: the launch failed: {name}.*\n  3 blocks of \d+ threads"):
         loaded.launch(Launch(3, zeros(source), ()), (0, 0, 0), (0.0,), 0)
     if vendor == "cuda":
+        assert isinstance(source.plan, RowPlan)
         loaded.plan = replace(source.plan, tile=replace(source.plan.tile, cluster=16))  # type: ignore[attr-defined]
         with pytest.raises(KernelError, match="threads, in clusters of 16, for which a part of a GPU may have no room"):
             loaded.launch(Launch(16, zeros(source), ()), (0, 0, 0), (0.0,), 0)

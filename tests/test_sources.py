@@ -17,7 +17,7 @@ from fusegen.compiling import Binary, Resources, compiler_version, versions
 from fusegen.errors import MissingError
 from fusegen.graph import Graph
 from fusegen.planner import candidates
-from fusegen.planner.model import Layout, Plan, Source
+from fusegen.planner.model import Layout, Plan, RowPlan, Source
 from fusegen.rendering import render
 from fusegen.runtime import cache
 from fusegen.sources import Key, key_of, remembered, spelled
@@ -82,7 +82,7 @@ def reworded(graph: Graph) -> Graph:
     return replace(graph, outputs=(replace(output, node=node),))
 
 
-CHANGES: dict[str, Callable[[Plan], Plan]] = {
+CHANGES: dict[str, Callable[[RowPlan], RowPlan]] = {
     "another size": lambda plan: replace(plan, graph=plan.graph.at(M=7)),
     "another name": lambda plan: replace(plan, graph=renamed(plan.graph)),
     "another meaning of an op": lambda plan: replace(plan, graph=reworded(plan.graph)),
@@ -100,6 +100,7 @@ CHANGES: dict[str, Callable[[Plan], Plan]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_plan_is_another_file(name: str) -> None:
     plan = first()
+    assert isinstance(plan, RowPlan)
     assert path_of(CHANGES[name](plan)) != path_of(plan)
     assert path_of(first()) == path_of(plan)
 

@@ -10,6 +10,7 @@ import pytest
 from fusegen.compiling import compile_source, compiler_version, disassemble
 from fusegen.errors import MissingError, RequestError
 from fusegen.pipeline import plan
+from fusegen.planner.model import RowPlan
 from fusegen.rendering import render
 from fusegen.spec import Chain, load_chains
 from fusegen.targets import GOLDEN_TARGETS, H200, MI300X, NAMES, TARGETS, Target, target
@@ -139,5 +140,6 @@ def test_kernels_for_amd_move_16_bytes_an_instruction_and_leave_room_for_waves(c
             assert f"global_{'store' if access.output else 'load'}_dwordx4" in code
         if access.once:
             assert re.search(r"global_load_dwordx4 .* (nt|glc slc)", code), "leaves the caches first"
+    assert isinstance(made, RowPlan)
     if any("exponential(" in s.expr or "power_of_2(" in s.expr for stage in made.stages for s in stage.body):
         assert "v_exp_f32" in code

@@ -12,7 +12,7 @@ from fusegen.graph import Graph
 from fusegen.naming import entry_name
 from fusegen.planner.cost import decisions, traffic
 from fusegen.planner.duration import Work, estimate
-from fusegen.planner.model import Access, Layout, Plan, RowDim, Stage, Staging, Statement, Tile
+from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Stage, Staging, Statement, Tile
 from fusegen.planner.pieces import accesses, params, row_dims
 from fusegen.planner.schedule import Schedule
 from fusegen.targets.base import Target
@@ -60,7 +60,7 @@ def row_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draf
 def assemble(
     draft: Draft, walks: Schedule, tile: Tile, *, rule: str, regime: str, staging: Staging = "none",
     again_from_l2: bool = False,
-) -> Plan:  # fmt: skip
+) -> RowPlan:  # fmt: skip
     """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache."""
     graph, target = draft.graph, draft.target
     parts = max(1, tile.team // target.warp) + (tile.cluster if tile.cluster > 1 else 0)  # Plan.parts_per_row
@@ -81,7 +81,7 @@ def assemble(
         blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block))
         * tile.blocks_per_row,
     )
-    return Plan(
+    return RowPlan(
         name=entry_name(graph),
         graph=graph,
         target=target,
@@ -95,7 +95,6 @@ def assemble(
         cols=1 if draft.flat else graph.cols,
         flat=draft.flat,
         tail=tail_of(draft, tile),
-        windowed=draft.windowed,
         row_dims=draft.dims,
         accesses=draft.accesses,
         params=params(graph, draft.dims, draft.accesses, draft.flat),

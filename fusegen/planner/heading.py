@@ -51,15 +51,15 @@ def megabytes(count: int) -> str:
 def needs(plan: Plan) -> list[str]:
     """What the launcher must have checked before this text may run."""
     lines = [] if plan.flat else [f"rows of {plan.cols} elements, next to each other" if plan.cols > 1 else "rows of 1"]
-    by_width: dict[tuple[str, int], list[str]] = {}
+    by_width: dict[tuple[str, int, int], list[str]] = {}
     for access in plan.accesses:
         if access.mode != "element":
-            by_width.setdefault((access.mode, access.vector_bytes), []).append(access.name)
-    for (mode, width), names in by_width.items():
+            by_width.setdefault((access.mode, access.vector_bytes, access.vector), []).append(access.name)
+    for (mode, width, vector), names in by_width.items():
         which = "address" if plan.flat or mode == "window" else "address and strides"
         lines.append(f"{', '.join(names)}: {which} in multiples of {width} B")
         if mode == "window":
-            lines.append(f"strides that equal the contiguous ones modulo {plan.tile.vector} elements")
+            lines.append(f"strides that equal the contiguous ones modulo {vector} elements")
     shapes = [f"{a.name} {shape_text(a.shape)}" for a in plan.accesses if a.by_column and not a.strided]
     if shapes and not plan.flat:
         lines.append(f"{', '.join(shapes)} shared by every row")

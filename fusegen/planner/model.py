@@ -9,7 +9,10 @@ axes are *rows*, their sizes and strides are run-time arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from fusegen.errors import NoPlan
@@ -288,9 +291,12 @@ class Decision:
     bytes_saved: int = 0
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One kernel, decided."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(ABC):
+    """One kernel, decided: what there is to know for printing, compiling, launching, timing or keeping it.
+
+    A subclass says how the kernel works inside; its template and speller take that subclass.
+    """
 
     name: str  # entry symbol
     graph: Graph
@@ -299,24 +305,12 @@ class Plan:
     rule: str  # "elementwise", "rowwise"
     template: str  # file in templates/
     regime: str  # "warp per row, 8 rows per block, h in registers"
-    staging: Staging
-    keeps: Keeps
-    tile: Tile
     cols: int  # row length, a constant of the kernel (1 in a flat plan)
-    flat: bool
-    tail: Literal["none", "vector", "element"]
-    windowed: bool
+    flat: bool = False  # one array without rows
     row_dims: tuple[RowDim, ...]
     accesses: tuple[Access, ...]
     params: tuple[Param, ...]
-    launch_body: tuple[Statement, ...]  # once a thread
-    row_loads: tuple[Load, ...]  # per-row scalars
-    row_body: tuple[Statement, ...]  # once a row, before the first stage
-    row_stores: tuple[Store, ...]
-    stages: tuple[Stage, ...]
     folded: bool  # blocks are counted along two dimensions of the grid, since the first can't hold one for every row
-    copies: bool  # what the first walk keeps in shared memory gets there by asynchronous copies
-    slots: int  # rows of the shared array that carries partial results across warps; 0 without
     shared_bytes: int  # dynamic
     cost: Cost
     decisions: tuple[Decision, ...] = ()
@@ -327,13 +321,91 @@ class Plan:
         return "\n".join(header_lines(self))
 
     @property
+    @abstractmethod
     def configuration(self) -> str:
-        """`rowwise registers 256/256 2x8`: tells this plan from every other candidate of its graph, target and layout.
+        """Tells this plan from every other candidate of its graph, target and layout; measurements are kept under it.
 
-        Rule, staging, threads a block / threads a row, vectors a thread x elements a vector; then `name=value` for each
-        choice that is not the usual one. Measurements are kept under this text, so a choice that rules learn to make
-        joins the table at its end, and plans that do not make it keep their names.
+        It begins with the rule. What says it may not change its words: a choice that a rule learns to make joins at the
+        end, and only where it is not the usual one, so that plans that do not make it keep their names.
         """
+
+    @property
+    @abstractmethod
+    def facts(self) -> Mapping[str, object]:
+        """What the rule chose, as plain values for scripts."""
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Of a block."""
+
+    @property
+    @abstractmethod
+    def cluster(self) -> int:
+        """Blocks that reach into each other's shared memory; 1 without."""
+
+    @property
+    @abstractmethod
+    def rows_per_block(self) -> int:
+        """Rows that a block has in flight; elements, in a flat plan."""
+
+    @property
+    @abstractmethod
+    def static_shared_bytes(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def max_rows(self) -> int:
+        """Of one launch; elements in a flat plan."""
+
+    @abstractmethod
+    def blocks(self, *extents: int) -> int:
+        """Blocks of a launch over `extents`, the sizes of `row_dims`."""
+
+    def grid(self, blocks: int) -> tuple[int, int]:
+        """That many blocks, or a few more, along the grid's dimensions x and y."""
+        columns = min(blocks, self.target.max_blocks(self.threads)) if self.folded else blocks
+        return columns, -(-blocks // columns)
+
+    @property
+    def max_blocks(self) -> int:
+        """Of one launch."""
+        return self.target.max_blocks(self.threads) * (self.target.max_grid_y if self.folded else 1)
+
+    @property
+    def windowed(self) -> bool:
+        """Do rows start at any phase of some tensor's vectors?"""
+        return any(access.mode == "window" for access in self.accesses)
+
+    @property
+    def inputs(self) -> tuple[Access, ...]:
+        return tuple(a for a in self.accesses if not a.output)
+
+    @property
+    def outputs(self) -> tuple[Access, ...]:
+        return tuple(a for a in self.accesses if a.output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPlan(Plan):
+    """A kernel that walks over rows, or over one flat array."""
+
+    staging: Staging
+    keeps: Keeps
+    tile: Tile
+    tail: Literal["none", "vector", "element"]
+    launch_body: tuple[Statement, ...]  # once a thread
+    row_loads: tuple[Load, ...]  # per-row scalars
+    row_body: tuple[Statement, ...]  # once a row, before the first stage
+    row_stores: tuple[Store, ...]
+    stages: tuple[Stage, ...]
+    copies: bool  # what the first walk keeps in shared memory gets there by asynchronous copies
+    slots: int  # rows of the shared array that carries partial results across warps; 0 without
+
+    @property
+    def configuration(self) -> str:
+        """`rowwise registers 256/256 2x8`: rule, staging, threads a block / threads a row, vectors a thread x elements
+        a vector; then `name=value` for each choice that is not the usual one."""
         tile = self.tile
         room = tile.per_thread if self.staging == "shared" else 0
         choices = {  # name: what is chosen, and the usual
@@ -347,8 +419,20 @@ class Plan:
         return f"{self.rule} {self.staging} {shape}{''.join(unusual)}"
 
     @property
+    def facts(self) -> Mapping[str, object]:
+        return {"staging": self.staging, "tile": asdict(self.tile)}
+
+    @property
     def threads(self) -> int:
         return self.tile.threads
+
+    @property
+    def cluster(self) -> int:
+        return self.tile.cluster
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.tile.rows_per_block
 
     @property
     def warps_per_row(self) -> int:
@@ -364,32 +448,12 @@ class Plan:
     def static_shared_bytes(self) -> int:
         return 4 * self.slots * self.parts_per_row
 
-    def blocks(self, rows: int) -> int:
-        """Blocks of a launch over `rows` rows (`n` elements in a flat plan)."""
-        return -(-rows // self.tile.rows_per_block) * self.tile.blocks_per_row
-
-    def grid(self, blocks: int) -> tuple[int, int]:
-        """That many blocks, or a few more, along the grid's dimensions x and y."""
-        columns = min(blocks, self.target.max_blocks(self.threads)) if self.folded else blocks
-        return columns, -(-blocks // columns)
-
-    @property
-    def max_blocks(self) -> int:
-        """Of one launch."""
-        return self.target.max_blocks(self.threads) * (self.target.max_grid_y if self.folded else 1)
+    def blocks(self, *extents: int) -> int:
+        return -(-math.prod(extents) // self.tile.rows_per_block) * self.tile.blocks_per_row
 
     @property
     def max_rows(self) -> int:
-        """Of one launch; elements in a flat plan."""
         return self.max_blocks // self.tile.blocks_per_row * self.tile.rows_per_block
-
-    @property
-    def inputs(self) -> tuple[Access, ...]:
-        return tuple(a for a in self.accesses if not a.output)
-
-    @property
-    def outputs(self) -> tuple[Access, ...]:
-        return tuple(a for a in self.accesses if a.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,5 +493,6 @@ class Source:
 
 __all__ = [
     "Access", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Param", "Plan", "Reduction",
-    "Refusal", "RowDim", "Source", "Stage", "Staging", "Statement", "Store", "TensorTraffic", "Tile", "Traffic",
+    "Refusal", "RowDim", "RowPlan", "Source", "Stage", "Staging", "Statement", "Store", "TensorTraffic", "Tile",
+    "Traffic",
 ]  # fmt: skip

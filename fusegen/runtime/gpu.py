@@ -70,10 +70,10 @@ class GpuKernel:
         with self.lock:
             arguments.pack_into(arguments.block, 0, *pointers, *values, *launch.numbers)
             status = self.device.start(
-                self.function, plan.grid(launch.blocks), plan.tile.threads, plan.shared_bytes, stream, arguments.address
+                self.function, plan.grid(launch.blocks), plan.threads, plan.shared_bytes, stream, arguments.address
             )
         if status:
-            cluster = plan.tile.cluster
+            cluster = plan.cluster
             clusters = f" in clusters of {cluster}, for which a part of a GPU may have no room," if cluster > 1 else ""
             raise KernelError(
                 f"{plan.name}: the launch failed: {self.device.error_text(status)}\n"
@@ -95,9 +95,7 @@ class GpuDevice(Device):
     def load(self, source: Source, binary: Binary | None) -> Loaded:
         if binary is None:
             raise KernelError(f"{source.plan.name} has no machine code; a GPU runs compiled kernels only")
-        module, function = self.load_code(
-            binary.code, source.plan.name, source.plan.shared_bytes, source.plan.tile.cluster
-        )
+        module, function = self.load_code(binary.code, source.plan.name, source.plan.shared_bytes, source.plan.cluster)
         return GpuKernel(self, module, function, source.plan)
 
     def empty(self, nbytes: int) -> Memory:

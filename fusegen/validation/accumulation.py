@@ -32,7 +32,7 @@ import numpy as np
 
 from fusegen.graph import Node
 from fusegen.naming import value_names
-from fusegen.planner.model import Plan, ReductionKind
+from fusegen.planner.model import Plan, ReductionKind, RowPlan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HALF_ULP = 2.0**-24
@@ -55,9 +55,11 @@ class Accumulation:
 
 def accumulations(plan: Plan) -> Mapping[Node, Accumulation]:
     """How `plan` makes each of its reductions."""
+    found: dict[Node, Accumulation] = {}
+    if not isinstance(plan, RowPlan):
+        return found
     nodes = {name: node for node, name in value_names(plan.graph).items()}
     tile = plan.tile
-    found = {}
     for reduction in (r for stage in plan.stages for r in stage.reductions):
         for result in reduction.results:
             found[nodes[result]] = Accumulation(

@@ -92,7 +92,7 @@ def place_of(kernel: Kernel) -> str:
 
 def row_counts(plan: Plan, most: int) -> tuple[int, ...]:
     """None, one, and around a block's rows and several blocks'; elements, where the plan is flat."""
-    block = plan.tile.rows_per_block
+    block = plan.rows_per_block
     limit = max(2, most // max(1, plan.cols))
     counts = (0, 1, block - 1, block, block + 1, 3 * block, 5 * block + 2)
     return tuple(sorted({n for n in counts if 0 <= n <= limit}))
@@ -151,12 +151,12 @@ class Checks:
 
     def ragged(self, most: int) -> None:
         """A launch that fills no last block, then the same again, then some of its rows alone."""
-        tile = self.plan.tile
+        block = self.plan.rows_per_block
         if self.plan.flat:  # one element short of whole vectors
-            sizes = sizes_for(self.plan, 2 * tile.rows_per_block - 1)
+            sizes = sizes_for(self.plan, 2 * block - 1)
         else:
             outer = (2,) if self.deep() else OUTER
-            count = max(2 * tile.rows_per_block + 1, 2 * self.deep())
+            count = max(2 * block + 1, 2 * self.deep())
             fewest = 3 if self.plan.folded else 2  # blocks enough for a line and a rest of one
             sizes = sizes_for(self.plan, max(fewest, min(count, most // max(1, self.plan.cols))), outer)
         operands = make_operands(self.plan, sizes, self.rng(NORMAL.name))
@@ -242,7 +242,7 @@ class Checks:
         leading = len(self.graph.shape) - 1
         if not self.wants("layout", name) or leading < (2 if how.swapped else 1):
             return
-        block = self.plan.tile.rows_per_block if not self.plan.flat else 6
+        block = self.plan.rows_per_block if not self.plan.flat else 6
         count = max(6, min(block + 1, FULL_ELEMENTS // self.graph.cols))
         # other layouts are walked by rows, whose length stays
         operands = make_operands(self.plan, sizes_for(self.plan, count, OUTER, flat=False), self.rng(name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fusegen.errors import RequestError
-from fusegen.planner.model import Plan
+from fusegen.planner.model import Plan, RowPlan
 from fusegen.runtime import Kernel
 from fusegen.spec import Chain
 from fusegen.types import Dim
@@ -18,8 +18,9 @@ Progress = Callable[[int, int, Report], None]  # which length, of how many, and 
 
 def interesting_lengths(plan: Plan) -> tuple[int, ...]:
     """Row lengths around the edges of `plan`'s vectors, warps and tile, and its own."""
-    tile = plan.tile
-    edges = (tile.vector, plan.target.warp, plan.target.warp * tile.vector, tile.cols, plan.graph.cols)
+    edges = {plan.target.warp, plan.graph.cols}
+    if isinstance(plan, RowPlan):
+        edges |= {plan.tile.vector, plan.target.warp * plan.tile.vector, plan.tile.cols}
     lengths = {1, plan.graph.cols, *(edge + step for edge in edges for step in (-1, 0, 1))}
     return tuple(sorted(n for n in lengths if n >= 1))
 

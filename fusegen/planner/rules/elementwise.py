@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
-from fusegen.planner.model import Access, Layout, Plan, RowDim, Tile
+from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_contiguous_walk, vector_widths
 from fusegen.planner.rules import NoMatch, need_countable
 from fusegen.planner.schedule import schedule
@@ -27,7 +27,7 @@ from fusegen.types import b8
 BLOCKS = (128, 256, 512)
 
 
-def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every block size, flat where the chain allows."""
     if graph.reductions:
         first = graph.reductions[0]
@@ -38,7 +38,7 @@ def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
         yield from tiled(graph, target, layout)
 
 
-def flat(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+def flat(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     dims = (RowDim("n", "i", tuple(range(len(graph.shape)))),)
     sizes = {t.dtype.bytes for t in arrays(graph) if t.dtype is not b8} or {1}
     widths = {VECTOR_BYTES // s for s in sizes} | ({1} if layout.unaligned else set())
@@ -70,7 +70,7 @@ def flat_access(access: Access, layout: Layout, vector: int) -> Access:
     return replace(access, strided=(0,), by_column=True, mode="vector" if aligned else "element", vector_bytes=width)
 
 
-def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)

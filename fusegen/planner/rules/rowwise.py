@@ -25,7 +25,7 @@ from dataclasses import replace
 from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.cost import rereads_hit
-from fusegen.planner.model import Layout, Plan, Staging, Tile
+from fusegen.planner.model import Layout, RowPlan, Staging, Tile
 from fusegen.planner.pieces import vector_widths
 from fusegen.planner.rules import NoMatch, need_countable
 from fusegen.planner.schedule import Schedule, schedule
@@ -42,7 +42,7 @@ WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more
 STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
 
 
-def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every legal team, vector width and staging."""
     if not graph.reductions:
         raise NoMatch("the chain reduces nothing; rowwise is for rows with a sum, a maximum, a softmax ...")
@@ -108,7 +108,7 @@ def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
         cluster *= 2
 
 
-def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
+def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
     if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
         return
@@ -117,13 +117,13 @@ def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
         yield made
 
 
-def in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
+def in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """The whole row in shared memory."""
     if tile.team >= SMALL_BLOCK and walks.kept_bytes and room_for(draft, walks, tile, blocks=1) >= tile.per_thread:
         yield candidate(draft, walks, replace(tile, kept=tile.per_thread), "shared")
 
 
-def partly_in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Plan]:
+def partly_in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """As much of the row in shared memory as leaves an SM room for 1, 2 or 3 blocks, where all that is kept can be read
     again."""
     if tile.team < SMALL_BLOCK or not walks.kept_bytes or any(stage.keeps for stage in walks.stages):
@@ -141,7 +141,7 @@ def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int) -> int:
     return room // (walks.kept_bytes * tile.team * tile.vector)
 
 
-def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> Plan:
+def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> RowPlan:
     shared = staging == "shared"
     again, shared_bytes = (tile.again, walks.kept_bytes * tile.kept_cols) if shared else (1.0, 0)
     hits = rereads_hit(draft.graph, draft.target, tile, again, shared_bytes)
