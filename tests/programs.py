@@ -5,7 +5,7 @@ A program is real CUDA: `compile_cuda` hands it to NVRTC too, so that no test re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from fusegen.compiling import compile_source
 from fusegen.emulator import Buffer, EmulatorUnavailable, KernelFault, build, toolchain
 from fusegen.errors import MissingError
-from fusegen.targets import H200
+from fusegen.targets import H200, Target
 
 Array = npt.NDArray[Any]
 
@@ -107,12 +107,30 @@ def require_fault(program: Program, *, check: bool, seed: int = 0) -> KernelFaul
     return fault
 
 
-def compile_cuda(text: str, threads: int = 128, shared_bytes: int = 0) -> None:
-    """Compile for the H200, or skip where there is no NVRTC."""
+def compile_for(target: Target, text: str, threads: int = 128, shared_bytes: int = 0) -> None:
+    """Compile for this target, or skip where its compiler is missing."""
     try:
-        compile_source(text, "kernel", H200, filename="program.cu", threads=threads, dynamic_shared=shared_bytes)
+        compile_source(text, "kernel", target, filename="program.cu", threads=threads, dynamic_shared=shared_bytes)
     except MissingError as missing:
         pytest.skip(str(missing))
+
+
+def compile_cuda(text: str, threads: int = 128, shared_bytes: int = 0) -> None:
+    compile_for(H200, text, threads, shared_bytes)
+
+
+def launch(
+    source: str, arrays: Sequence[Array], *, check: bool, warp: int = 32, seed: int = 0, threads: int = 128,
+    grid: tuple[int, int, int] = (1, 1, 1), shared_bytes: int = 0, maps: Sequence[Any] = (),
+) -> None:  # fmt: skip
+    """Run a kernel of `maps`, then pointers: the last array is what it writes, and starts as nothing."""
+    kernel = build(source, "kernel", warp=warp, check=check, filename="program.cu")
+    names = [*"abcdefgh"[: len(arrays) - 1], "out"]
+    buffers = [
+        Buffer(name, each.ctypes.data, each.ctypes.data, each.nbytes, writable=name == "out", initialised=name != "out")
+        for name, each in zip(names, arrays, strict=True)
+    ]
+    kernel.launch(grid, (threads, 1, 1), shared_bytes, [*maps, *buffers], seed=seed)
 
 
 # --- device code that several of them use

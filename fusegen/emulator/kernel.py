@@ -17,7 +17,7 @@ from typing import Any
 from fusegen.emulator import toolchain
 from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable, Index, KernelFault, LaunchError
 from fusegen.emulator.ptx import rewrite_asm
-from fusegen.emulator.rewrite import cluster_dims, rewrite_shared
+from fusegen.emulator.rewrite import cluster_dims, rewrite_shared, rewrite_vectors
 
 # In the order of `enum class Fault` in dialect/simt.h.
 KINDS = (
@@ -266,7 +266,7 @@ def build(
     if warp not in (32, 64):
         raise LaunchError(f"a warp of {warp} lanes; the emulator knows 32 and 64")
     try:
-        rewritten = rewrite_shared(rewrite_asm(source))
+        rewritten = rewrite_shared(rewrite_vectors(rewrite_asm(source)))
     except EmulatorBuildError as refusal:
         raise EmulatorBuildError(f"{filename}: {refusal}") from None
     export = ", ".join([entry, *cluster_dims(source, entry)])

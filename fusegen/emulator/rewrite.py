@@ -1,4 +1,4 @@
-"""What is changed in a kernel's text: its __shared__ declarations here, its inline PTX in ptx.py.
+"""What is changed in a kernel's text: __shared__ declarations and vector types here, its inline PTX in ptx.py.
 
 Macros can't express the declarations. Shared memory belongs to a block, and which blocks there are is the launch's
 choice, so a variable is a reference to a place that the runtime knows:
@@ -8,6 +8,10 @@ choice, so a variable is a reference to a place that the runtime knows:
 
 On the device the variable has static storage, which a lambda need not capture; the reference it becomes is captured,
 by reference, by every lambda behind it.
+
+A vector type of clang's, which g++ has by another name only, counts bytes instead of elements:
+
+    typedef _Float16 half4 __attribute__((ext_vector_type(4)));  ->  ... vector_size((4) * sizeof(_Float16)) ...
 
 Lines stay where they are. A small tokenizer finds the declarations, so that comments, strings, template arguments and
 preprocessor lines can't mislead it; only what stands between `__shared__` and its semicolon is understood.
@@ -76,6 +80,28 @@ def rewrite_shared(source: str) -> Rewritten:
         added = comma + ", ".join(f"&{name}" for name in names)
         changes.append((tokens[bracket].start, tokens[bracket].start, added))
     return Rewritten(_with_changes(source, changes), alignment)
+
+
+def rewrite_vectors(source: str) -> str:
+    """Replace clang's ext_vector_type in a typedef or alias. Raises EmulatorBuildError where it stands elsewhere."""
+    tokens = list(read_tokens(source))
+    changes: list[tuple[int, int, str]] = []
+    for index, token in enumerate(tokens):
+        if token.text not in ("ext_vector_type", "__ext_vector_type__"):
+            continue
+        start = next((place for place in range(index, -1, -1) if tokens[place].text in ("typedef", "using")), index)
+        head = tokens[start:index]
+        words = [each.text for each in head]
+        if ";" in words or "__attribute__" not in words:
+            raise _refusal(
+                source, [token], "it wants `typedef type name __attribute__((ext_vector_type(n)));`", "vector type"
+            )
+        end = matching(tokens, index + 1)
+        before = words.index("__attribute__")
+        element = head[1 : before - 1] if words[0] == "typedef" else head[3:before]
+        size = f"vector_size(({plain_text(source, tokens[index + 2 : end])}) * sizeof({plain_text(source, element)}))"
+        changes.append((token.start, tokens[end].end, size))
+    return _with_changes(source, changes)
 
 
 def cluster_dims(source: str, entry: str) -> list[str]:
@@ -265,7 +291,9 @@ def _slots(declaration: _Declaration) -> str:
     return " ".join(made)
 
 
-def _refusal(source: str, statement: list[Token], reason: str) -> EmulatorBuildError:
+def _refusal(
+    source: str, statement: list[Token], reason: str, what: str = "__shared__ declaration"
+) -> EmulatorBuildError:
     line = source.count("\n", 0, statement[0].start) + 1
-    return EmulatorBuildError(f"line {line}: the emulator can't read this __shared__ declaration: {reason}\n"
+    return EmulatorBuildError(f"line {line}: the emulator can't read this {what}: {reason}\n"
                               f"  {plain_text(source, statement)}")  # fmt: skip

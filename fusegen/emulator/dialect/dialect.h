@@ -4,7 +4,6 @@
 // Light on purpose: no standard header. Two rules for all that is inlined into a kernel:
 //   - functions are `always_inline`, so that an access inside one is reported at the kernel's line that calls it;
 //   - what waits takes its caller's line as a last default argument.
-// Hardware that is missing (mma, ldmatrix): a new header beside warp.h, built on simt::warp_collect.
 #pragma once
 
 #include "simt.h"
@@ -79,4 +78,5 @@ typedef __PTRDIFF_TYPE__ ptrdiff_t;
 #include "atomics.h"
 #include "cluster.h"
 #include "ptx.h"
+#include "mfma.h"
 #include "launcher.h"

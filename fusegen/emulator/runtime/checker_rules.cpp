@@ -282,6 +282,10 @@ void check_access(const void* address, u64 bytes, Access access, bool needs_valu
   }
 }
 
+void checker_read(const void* place, u64 bytes, const void* site) {
+  check_access(place, bytes, Access::read, true, site);
+}
+
 // --- atomics
 
 static void exchange_clocks(Publications& history, const Fiber& fiber) {

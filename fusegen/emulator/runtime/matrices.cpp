@@ -1,0 +1,217 @@
+// mma.sync, MFMA and ldmatrix: instructions that need every lane of the warp.
+//
+// The numbers. A product of two inputs is exact in double (at most 22 significant bits); the products and the addend
+// are summed in double and rounded to float once. The machines sum in an order of their own, in groups, and drop bits
+// below the largest term (measured by Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
+// 2021); PTX promises "at least single precision" for each step. So a machine's result lies within (k + 1) * 2^-23 of
+// the sum of magnitudes, ours within 2^-24 of the exact sum: a kernel's tolerance has to cover the former. The matrix
+// cores of gfx90a, not those of gfx942, take subnormal inputs of 16 bits for zeros; here they count.
+//
+// The layouts. mma and ldmatrix: PTX ISA, 9.7.14.5 "Matrix multiply-accumulate operation using mma instruction", the
+// figures of m16n8k4, k8 and k16, and "ldmatrix". MFMA: "AMD Instinct MI300 Instruction Set Architecture" and "MI200",
+// chapter 7; checked against AMD's matrix instruction calculator (element A[0][4] of 16x16x16f16 is v0{16}.[15:0]) and
+// against the layouts of IREE's dialect for AMD GPUs (32x32x8: C in 4 groups of 2 x 4 rows, lanes along the columns).
+#include "matrices.h"
+
+namespace simt {
+
+void multiply_add(double* d, const float* a, const float* b, u32 m, u32 n, u32 k) {
+  for (u32 row = 0; row < m; ++row) {
+    for (u32 depth = 0; depth < k; ++depth) {
+      const double left = a[row * k + depth];
+      const float* right = b + depth * n;
+      double* sums = d + row * n;
+      for (u32 column = 0; column < n; ++column) {
+        sums[column] += left * right[column];
+      }
+    }
+  }
+}
+
+float rounded(double sum) {
+  return __builtin_isnan(sum) ? __builtin_bit_cast(float, 0x7fffffffu) : static_cast<float>(sum);
+}
+
+static Fiber& fiber_of(Warp& warp, u64 lane) { return warp.block->fibers[warp.first_thread + lane]; }
+
+// Runs where the last lane arrives, or where the last lane that others wait for ends.
+static Warp& require_whole_warp(u64 lanes, const char* what) {
+  Warp& warp = warp_of(*current_fiber());
+  const u64 all = ~u64{0} >> (64 - worker->launch->request.warp);
+  if (lanes != all) {
+    u32 missing = lowest_lane(all & ~lanes);
+    fail_for(fiber_of(warp, lowest_lane(lanes)), 0, Fault::divergent_warp,
+             "%s is executed by lanes %#llx; it needs all %u of the warp, and lane %u %s", what, lanes,
+             worker->launch->request.warp, missing, warp.members & bit(missing) ? "has ended" : "does not exist");
+  }
+  return warp;
+}
+
+static void require_warp_of(u32 lanes, const char* what, int line) {
+  if (worker->launch->request.warp != lanes) {
+    fail(Fault::divergent_warp, line, "%s belongs to warps of %u lanes, and this one has %u", what, lanes,
+         worker->launch->request.warp);
+  }
+}
+
+// --- mma.sync
+
+struct MmaLane {
+  Number number;
+  u32 k;
+  const u32* a;
+  const u32* b;
+  float* d;
+};
+
+static void multiply_lanes(void** slots, u64 lanes) {
+  require_whole_warp(lanes, "mma.sync");
+  const MmaLane& first = *static_cast<MmaLane*>(slots[0]);
+  const u32 k = first.k;
+  const bool wide = first.number == Number::tf32;
+  const u32 values = wide ? 1 : 2;  // of a register
+  float a[16 * 16], b[16 * 8];
+  double d[16 * 8];
+  for (u32 lane = 0; lane < 32; ++lane) {
+    const MmaLane& mine = *static_cast<MmaLane*>(slots[lane]);
+    const u32 group = lane / 4, in_group = lane % 4;
+    if (mine.number != first.number || mine.k != k) {
+      fail_for(fiber_of(warp_of(*current_fiber()), lane), 0, Fault::divergent_warp,
+               "lane %u executes another mma.sync than lane 0", lane);
+    }
+    for (u32 i = 0; i < k / 4; ++i) {  // of this lane's values of B; for each, two rows of A
+      const u32 half = i % values, step = i / values;
+      const u32 depth = values * (4 * step + in_group) + half;
+      auto value = [&](u32 bits) {
+        return wide ? tf32_value(bits) : value_of(first.number, static_cast<u16>(bits >> 16 * half));
+      };
+      a[group * k + depth] = value(mine.a[2 * step]);
+      a[(group + 8) * k + depth] = value(mine.a[2 * step + 1]);
+      b[depth * 8 + group] = value(mine.b[step]);
+    }
+    for (u32 i = 0; i < 4; ++i) {
+      d[(group + i / 2 * 8) * 8 + 2 * in_group + i % 2] = mine.d[i];
+    }
+  }
+  multiply_add(d, a, b, 16, 8, k);
+  for (u32 lane = 0; lane < 32; ++lane) {
+    float* out = static_cast<MmaLane*>(slots[lane])->d;
+    for (u32 i = 0; i < 4; ++i) {
+      out[i] = rounded(d[(lane / 4 + i / 2 * 8) * 8 + 2 * (lane % 4) + i % 2]);
+    }
+  }
+}
+
+void mma(Number number, u32 k, const u32* a, const u32* b, float* d, int line) {
+  require_warp_of(32, "mma.sync", line);
+  MmaLane lane{number, k, a, b, d};
+  warp_collect(0xffffffffu, &lane, multiply_lanes, line);
+}
+
+// --- MFMA: size x size results, four values of A and of B a lane
+
+struct MfmaLane {
+  Number number;
+  u32 size;
+  const u16* a;
+  const u16* b;
+  float* d;
+};
+
+// Row of element i in this lane; its column is the lane's number modulo the size.
+static u32 mfma_row(u32 size, u32 lane, u32 i) {
+  const u32 groups = 64 / size;  // of lanes
+  return i / 4 * 4 * groups + lane / size * 4 + i % 4;
+}
+
+static void multiply_wave(void** slots, u64 lanes) {
+  require_whole_warp(lanes, "a matrix instruction");
+  const MfmaLane& first = *static_cast<MfmaLane*>(slots[0]);
+  const u32 size = first.size, k = 256 / size, results = size * size / 64;
+  float a[32 * 8], b[32 * 8];
+  double d[32 * 32];
+  for (u32 lane = 0; lane < 64; ++lane) {
+    const MfmaLane& mine = *static_cast<MfmaLane*>(slots[lane]);
+    if (mine.number != first.number || mine.size != size) {
+      fail_for(fiber_of(warp_of(*current_fiber()), lane), 0, Fault::divergent_warp,
+               "lane %u executes another matrix instruction than lane 0", lane);
+    }
+    const u32 place = lane % size;
+    for (u32 i = 0; i < 4; ++i) {
+      const u32 depth = lane / size * 4 + i;
+      a[place * k + depth] = value_of(first.number, mine.a[i]);
+      b[depth * size + place] = value_of(first.number, mine.b[i]);
+    }
+    for (u32 i = 0; i < results; ++i) {
+      d[mfma_row(size, lane, i) * size + place] = mine.d[i];
+    }
+  }
+  multiply_add(d, a, b, size, size, k);
+  for (u32 lane = 0; lane < 64; ++lane) {
+    float* out = static_cast<MfmaLane*>(slots[lane])->d;
+    for (u32 i = 0; i < results; ++i) {
+      out[i] = rounded(d[mfma_row(size, lane, i) * size + lane % size]);
+    }
+  }
+}
+
+void mfma(Number number, u32 size, const void* a, const void* b, float* d, int modifiers, int line) {
+  require_warp_of(64, "this matrix instruction", line);
+  if (modifiers != 0) {
+    fail(Fault::trap, line, "the emulator has no model of a matrix instruction with cbsz, abid or blgp; give zeros");
+  }
+  MfmaLane lane{number, size, static_cast<const u16*>(a), static_cast<const u16*>(b), d};
+  warp_collect(~u64{0}, &lane, multiply_wave, line);
+}
+
+// --- ldmatrix: lane 8 m + r gives the address of row r of matrix m
+
+struct RowsLane {
+  u32 count;
+  bool transposed;
+  u64 address;
+  u32* fragments;
+  const void* site;
+};
+
+// The lanes that receive a part of the row are those that read it.
+static void check_row(Warp& warp, const char* row, u32 r, bool transposed, const void* site) {
+  for (u32 i = 0; i < (transposed ? 8 : 4); ++i) {
+    ActingAs lane(fiber_of(warp, transposed ? 4 * i + r / 2 : 4 * r + i));
+    checker_read(row, 16, site);
+  }
+}
+
+static void load_lanes(void** slots, u64 lanes) {
+  Warp& warp = require_whole_warp(lanes, "ldmatrix");
+  const RowsLane first = *static_cast<RowsLane*>(slots[0]);
+  for (u32 matrix = 0; matrix < first.count; ++matrix) {
+    u16 values[8][8];
+    for (u32 r = 0; r < 8; ++r) {
+      const u32 lane = 8 * matrix + r;
+      const RowsLane& giver = *static_cast<RowsLane*>(slots[lane]);
+      ActingAs acting(fiber_of(warp, lane));
+      if (giver.address % 16) {
+        fail_at(Fault::misaligned, giver.site, 0, "ldmatrix of a row at %#llx, which is no multiple of 16",
+                giver.address);
+      }
+      const char* row = from_shared_window(giver.address, giver.site);
+      check_row(warp, row, r, first.transposed, giver.site);
+      std::memcpy(values[r], row, 16);
+    }
+    for (u32 lane = 0; lane < 32; ++lane) {
+      const u32 r = lane / 4, c = lane % 4 * 2;
+      const u16 low = first.transposed ? values[c][r] : values[r][c];
+      const u16 high = first.transposed ? values[c + 1][r] : values[r][c + 1];
+      static_cast<RowsLane*>(slots[lane])->fragments[matrix] = low | static_cast<u32>(high) << 16;
+    }
+  }
+}
+
+void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int line) {
+  require_warp_of(32, "ldmatrix", line);
+  RowsLane lane{count, transposed, address, fragments, __builtin_return_address(0)};
+  warp_collect(0xffffffffu, &lane, load_lanes, line);
+}
+
+}  // namespace simt
