@@ -24,8 +24,8 @@ struct BlockView {
   Index3 index;
   Index3 size;
   Index3 grid;
-  char* shared;             // all of the block's shared memory
-  char* dynamic_shared;     // the part of it whose size the launch gives
+  char* shared;             // where the block's static shared variables begin
+  char* dynamic_shared;     // the shared memory whose size the launch gives
   u32 updates_until_yield;  // counts atomic updates, so that a thread spinning on one lets the others run
 };
 

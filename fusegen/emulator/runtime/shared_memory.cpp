@@ -1,8 +1,9 @@
 // The shared memory of a block: where variables lie in it, and what addresses its window has.
 //
-//     | static variables, each with margins | margin | dynamic shared memory | margin |
+//     | margin | dynamic shared memory | margin | static variables, each with margins |
 //
-// Each block that runs has such a piece, laid out alike, so that a variable is an offset.
+// Each block that runs has such a piece, laid out alike, so that a variable is an offset. A matrix descriptor holds 18
+// bits of an address in the window: what a kernel for a GPU can have, margins included, lies below 2^18.
 #include <cstdio>
 #include <mutex>
 
@@ -18,18 +19,24 @@ static u64 round_up(u64 value, u64 to) { return (value + to - 1) / to * to; }
 static u64 odd_multiple(u64 at_least, u64 alignment) { return round_up(at_least, 2 * alignment) + alignment; }
 
 static u64 dynamic_offset(const Request& request) {
-  return odd_multiple(static_bytes + shared_margin, request.shared_alignment);
+  return odd_multiple(shared_margin, request.shared_alignment);
+}
+
+constexpr u64 base_alignment = 2 * largest_shared_alignment;
+
+static u64 static_offset(const Request& request) {
+  return round_up(dynamic_offset(request) + request.shared_bytes + shared_margin, base_alignment);
 }
 
 void allocate_shared(Block& block, const Request& request) {
-  u64 bytes = dynamic_offset(request) + request.shared_bytes + shared_margin;
-  constexpr u64 base_alignment = 2 * largest_shared_alignment;
+  u64 bytes = static_offset(request) + static_bytes;
   if (block.memory.size() < bytes + base_alignment) {
     block.memory.assign(bytes + base_alignment, static_cast<char>(0xff));
   }
   u64 address = round_up(reinterpret_cast<uintptr_t>(block.memory.data()), base_alignment);
-  block.shared = reinterpret_cast<char*>(address);
-  block.dynamic_shared = block.shared + dynamic_offset(request);
+  block.window = reinterpret_cast<char*>(address);
+  block.dynamic_shared = block.window + dynamic_offset(request);
+  block.shared = block.window + static_offset(request);
 }
 
 // A block finds whatever was there before; 0xff is NaN in every float format, and -1.
@@ -89,7 +96,7 @@ u64 shared_window(const void* address) {
   for (const Block& block : worker->blocks) {
     if (shared_memory_holds(block, address)) {
       return (u64{block.rank} + 1) << window_rank_shift |
-             static_cast<u64>(static_cast<const char*>(address) - block.shared);
+             static_cast<u64>(static_cast<const char*>(address) - block.window);
     }
   }
   fail_at(Fault::out_of_bounds, __builtin_return_address(0), 0, "%p is no address in shared memory", address);
@@ -103,7 +110,7 @@ char* from_shared_window(u64 address, const void* site) {
     fail_at(Fault::out_of_bounds, site, 0,
             "%#llx is no address of shared memory: __cvta_generic_to_shared makes one of a pointer", address);
   }
-  return blocks[rank].shared + offset;
+  return blocks[rank].window + offset;
 }
 
 #ifndef SIMT_CHECK
@@ -111,7 +118,7 @@ void name_shared(const void* place, PlaceName& name) {
   name[0] = 0;
   for (const Block& block : worker->blocks) {
     if (shared_memory_holds(block, place)) {
-      long long offset = static_cast<const char*>(place) - block.shared;
+      long long offset = static_cast<const char*>(place) - block.window;
       std::snprintf(name, sizeof name, "byte %lld of shared memory", offset);
     }
   }

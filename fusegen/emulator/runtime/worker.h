@@ -63,7 +63,8 @@ struct Block : BlockView {
   std::vector<Warp> warps;
   u32 live = 0;
   u64 ready_warps = 0;
-  std::vector<char> memory;  // holds `shared`
+  std::vector<char> memory;  // all of its shared memory
+  char* window = nullptr;    // where it begins, and its addresses in PTX's shared state space
 
   // the block barrier
   u32 arrived = 0;
