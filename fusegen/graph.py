@@ -10,7 +10,7 @@ explicit `cast`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -22,6 +22,8 @@ from fusegen.types import Dim, DType, Shape, Size, TensorType, f32, size_of
 
 LARGEST_SIZE = 2**40
 """No dim is larger: more elements than any memory holds, and few enough for 64-bit addresses."""
+MOST_PICKED = 1024
+"""No selection keeps more columns of a row: as many as a block has threads."""
 
 
 class Kind(Enum):
@@ -31,6 +33,7 @@ class Kind(Enum):
     LEAF = "leaf"  # made from nothing: a literal, a size, an index
     MAP = "map"  # element by element, with broadcasting
     REDUCE = "reduce"  # the last axis becomes 1
+    SELECT = "select"  # the last axis becomes the k columns that were chosen of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +97,8 @@ class Node:
     operator: Operator
     literal: float | int | bool | None = None  # of a literal
     size: Size | None = None  # of a size leaf: the dimension it counts
+    missing: float | int | bool | None = None  # of a take: what stands where the column is -1
+    ordered: bool = True  # of top_columns: best first; else in any order
 
     @property
     def where(self) -> Where:
@@ -125,14 +130,16 @@ class Extent(Enum):
 
     LAUNCH = 0  # the same everywhere
     ROW = 1  # one value a row
-    ELEMENT = 2  # one value an element
+    PICKED = 2  # one value for each column that the row's selection keeps
+    ELEMENT = 3  # one value an element
 
 
 @dataclass(frozen=True)
 class Graph:
     """A chain's meaning: inputs, outputs, sizes, and the names its author gave to values.
 
-    `shape` is the iteration space, the broadcast of every operand: all dimensions but the last are *rows*.
+    `shape` is the iteration space, the broadcast of every operand: all dimensions but the last are *rows*. What lies
+    behind a selection is no part of it: of each row it has the k columns that were picked.
     """
 
     name: str
@@ -146,22 +153,7 @@ class Graph:
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """Every node that an output needs, arguments first, in the order they were written."""
-        seen: dict[Node, None] = {}
-
-        def visit(node: Node) -> None:
-            stack = [(node, iter(node.inputs))]
-            while stack:
-                current, rest = stack[-1]
-                for argument in rest:
-                    if argument not in seen:
-                        stack.append((argument, iter(argument.inputs)))
-                        break
-                else:
-                    seen.setdefault(current)
-                    stack.pop()
-
-        for tensor in self.outputs:
-            visit(tensor.node)
+        seen = behind(tensor.node for tensor in self.outputs)
         # an operator's arguments were written before it, so this keeps arguments first
         return tuple(sorted(seen, key=lambda node: node.operator.index))
 
@@ -176,11 +168,41 @@ class Graph:
 
     @cached_property
     def shape(self) -> Shape:
-        """The iteration space: every tensor's shape, broadcast."""
+        """The iteration space: the shapes of every operand, of every output that is not picked, and of what a selection
+        chooses from, broadcast."""
         shape: Shape = ()
-        for tensor in (*self.inputs, *self.outputs):
-            shape = broadcast(shape, tensor.shape)
+        for one in (*(t.shape for t in self.walked), *(n.inputs[0].shape for n in self.selections)):
+            shape = broadcast(shape, one)
         return shape
+
+    @cached_property
+    def walked(self) -> tuple[Tensor, ...]:
+        """The tensors that the walk over rows and columns reads or writes: all but those behind the selection."""
+        return (*self.inputs, *(t for t in self.outputs if t.node not in self.picked))
+
+    @cached_property
+    def selections(self) -> tuple[Node, ...]:
+        """The nodes that choose columns. A spec has one of them at most."""
+        return tuple(n for n in self.nodes if n.op.name == "top_columns")
+
+    @cached_property
+    def selection(self) -> Node | None:
+        """The node that chooses columns of each row; None for a chain that keeps them all."""
+        return self.selections[0] if self.selections else None
+
+    @cached_property
+    def picked(self) -> frozenset[Node]:
+        """Everything behind the selection: the columns, what is taken at them, and what is computed from that."""
+        found: set[Node] = set()
+        for node in self.nodes:
+            if node.op.kind is Kind.SELECT or any(a in found for a in node.inputs):
+                found.add(node)
+        return frozenset(found)
+
+    @cached_property
+    def picks(self) -> int:
+        """The number k of columns that the selection keeps of each row; 0 without one."""
+        return size_of(self.selection.shape[-1], self.sizes) if self.selection else 0
 
     @cached_property
     def cols(self) -> int:
@@ -206,13 +228,16 @@ class Graph:
 
     @cached_property
     def extents(self) -> Mapping[Node, Extent]:
-        """Over what each node varies. A reduction varies by row; an index by what it counts."""
+        """Over what each node varies. A reduction varies by row, a selection by what it picks, an index by what it
+        counts."""
         table: dict[Node, Extent] = {}
         for node in self.nodes:
             if node.op.kind is Kind.INPUT:
                 table[node] = self.input_extent(self.tensor_of[node])
             elif node.op.kind is Kind.REDUCE or node.op.name == "row_index":
                 table[node] = Extent.ROW
+            elif node.op.kind is Kind.SELECT:
+                table[node] = Extent.PICKED
             elif node.op.name == "col_index":
                 table[node] = Extent.ELEMENT
             else:
@@ -255,7 +280,21 @@ class Graph:
             if size > LARGEST_SIZE:
                 raise SpecError(f"{self.name}: {name}={size}; a size is at most {LARGEST_SIZE}", self.where)
             wanted[name] = size
-        return replace(self, sizes={**self.sizes, **wanted})
+        graph = replace(self, sizes={**self.sizes, **wanted})
+        graph.need_columns()
+        return graph
+
+    def need_columns(self) -> None:
+        """Raises SpecError where a selection is to keep more columns than its rows have, or than any may."""
+        node = self.selection
+        if node is None:
+            return
+        size, cols = node.shape[-1], self.cols
+        k = str(size) if isinstance(size, int) else f"{size}={self.picks}"
+        if self.picks > MOST_PICKED:
+            raise SpecError(f"{node.operator}: k is {k}; a selection keeps at most {MOST_PICKED} columns", node.where)
+        if self.picks > cols:
+            raise SpecError(f"{node.operator}: k is {k}, but the rows of {self.name} have {cols} columns", node.where)
 
     def with_dtype(self, dtype: DType) -> Graph:
         """The same graph with every floating-point operand stored as `dtype`; explicit casts stay."""
@@ -301,6 +340,30 @@ def once_per_graph(function: Callable[[Graph], R]) -> Callable[[Graph], R]:
         return result
 
     return remembered
+
+
+def behind(nodes: Iterable[Node], until: Node | None = None) -> tuple[Node, ...]:
+    """`nodes` and everything they are computed from, arguments first, down to `until` and nothing below it.
+
+    Chains may be too long for recursion.
+    """
+    seen: dict[Node, None] = {}
+
+    def arguments(node: Node) -> Iterator[Node]:
+        return iter(() if node is until else node.inputs)
+
+    for node in nodes:
+        stack = [] if node in seen else [(node, arguments(node))]
+        while stack:
+            current, rest = stack[-1]
+            for argument in rest:
+                if argument not in seen:
+                    stack.append((argument, arguments(argument)))
+                    break
+            else:
+                seen.setdefault(current)
+                stack.pop()
+    return tuple(seen)
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:

@@ -28,7 +28,8 @@ FRAME = frozenset(
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
     load_each load_within load_each_within store_each store_within store_each_within row_sum row_max row_min
     row_max_sum row_welford partner exponential power_of_2 reciprocal element values at np math ml_dtypes bfloat16 erf
-    n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once copy_async commit_copies wait_copies""".split()  # noqa: SIM905
+    n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once copy_async commit_copies wait_copies
+    top_columns take""".split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(

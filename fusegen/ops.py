@@ -14,9 +14,10 @@ import difflib
 from typing import Any
 
 from fusegen.errors import SpecError, UnknownOp
-from fusegen.graph import Kind, Node, Op
-from fusegen.trace import OPS, Number, Value, apply, caller, composite, current, power, size_leaf
-from fusegen.types import Dim, DType, Shape, b8, bf16, f16, f32, i32
+from fusegen.graph import MOST_PICKED, Kind, Node, Op, broadcast
+from fusegen.ordering import key_of
+from fusegen.trace import OPS, Number, Value, apply, caller, composite, current, power, promote, size_leaf
+from fusegen.types import Dim, DType, Shape, Size, b8, bf16, f16, f32, i32, shape_text
 
 INF = float("inf")
 
@@ -27,6 +28,10 @@ def _map(name: str, arity: int, ref: str, expr: str, doc: str, **facts: Any) -> 
 
 def _reduce(name: str, ref: str, expr: str, init: str, doc: str, **facts: Any) -> None:
     OPS[name] = Op(name, Kind.REDUCE, 1, ref, expr, doc, init=init, **facts)
+
+
+def _select(name: str, arity: int, ref: str, doc: str, **facts: Any) -> None:
+    OPS[name] = Op(name, Kind.SELECT, arity, ref, "", doc, **facts)
 
 
 # ---- made from nothing
@@ -115,6 +120,11 @@ _reduce("max", "{0}.max(-1, keepdims=True)", "larger({0}, {1})", "-INFINITY",
         "largest of the row; NaN wins", takes="float", ulps=0)  # fmt: skip
 _reduce("min", "{0}.min(-1, keepdims=True)", "smaller({0}, {1})", "INFINITY",
         "smallest of the row; NaN wins", takes="float", ulps=0)  # fmt: skip
+
+# ---- selections from the last axis: the functions of fusegen.selection are their meaning
+_select("top_columns", 1, "top_columns({0}, {k})", "columns of the k largest; -inf is never chosen", takes="float",
+        result=i32)  # fmt: skip
+_select("take", 2, "take({0}, {1}, {missing})", "x at those columns", takes="any", slopes=("1", "0"), ulps=0)
 
 
 # ---------------------------------------------------------------- what a spec calls: elementwise
@@ -316,6 +326,93 @@ def var(x: Value, axis: int = -1) -> Value:
     return mean(square(centered))
 
 
+# ---------------------------------------------------------------- selections: the last axis becomes k columns of it
+
+
+@composite
+def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value, Value]:
+    """The k largest of each row and their columns (i32), largest first: `values, columns = F.topk(F.softmax(z), 8)`.
+
+    NaN comes before every number; equals come by their column, lower first; 0 equals -0. What is -inf is masked and
+    never chosen: a row with fewer than k others ends in columns of -1, whose values are -inf (0 for probabilities).
+
+    The order is that of x's *key*: the value below a softmax, a log_softmax, or any steps that are strictly increasing
+    along the row (exp, sigmoid, + r, * s, / s with s surely positive). Probabilities that round to the same number, or
+    to 0, thus keep the order of their logits, and a masked logit has probability 0 and column -1.
+
+    k is a number or a dim, at most 1024 and at most the row's length; it is a constant of the kernel. With sorted=False
+    the k may come in any order, the missing last. Further ops on the values see k columns:
+    `values / F.sum(values)` renormalises.
+    """
+    _last("topk", axis)
+    columns = _columns("topk", x, k, bool(sorted))
+    values = _taken(x, columns, key_of(x.node)[1])
+    return values, columns
+
+
+@composite
+def argmax(x: Value, axis: int = -1) -> Value:
+    """The column of each row's largest, as F.topk(x, 1) gives it: i32 of [..., 1], -1 where all is -inf."""
+    _last("argmax", axis)
+    return _columns("argmax", x, 1, True)
+
+
+@composite
+def take(x: Value, columns: Value, missing: Number | bool = 0) -> Value:
+    """x at the columns that F.topk or F.argmax chose, in their order; `missing` where the column is -1.
+
+    So one score chooses and another weighs: `_, columns = F.topk(score + bias, 8)`, `weights = F.take(score, columns)`.
+    """
+    for what, value in (("first", x), ("second", columns)):
+        if not isinstance(value, Value):
+            raise SpecError(f"take: the {what} argument is {value!r}, not a traced value", caller())
+    if columns.node.op.name != "top_columns":
+        raise SpecError("take: the second argument must be the columns that F.topk or F.argmax gave", caller())
+    chosen = columns.node.inputs[0]
+    if not x.shape or x.shape[-1] != chosen.shape[-1] or x.node.op.kind is Kind.SELECT:
+        raise SpecError(
+            f"take: found {shape_text(x.shape)}, but the columns were chosen from rows of {chosen.shape[-1]}", caller()
+        )
+    kind = {f32: float, i32: int, b8: bool}[x.dtype]
+    fits = type(missing) is kind or (type(missing) is int and (x.dtype is f32 or missing in (0, 1)))
+    if not fits:
+        raise SpecError(f"take: missing={missing!r} is nothing that {x.dtype} holds", caller())
+    return _taken(x, columns, kind(missing))
+
+
+def _columns(name: str, x: Value, k: Size, ordered: bool) -> Value:
+    if not isinstance(x, Value):
+        raise SpecError(f"{name}: found {x!r} where a traced value is wanted", caller())
+    if not x.shape or x.shape[-1] == 1:
+        raise SpecError(f"{name}: {shape_text(x.shape)} has no row to choose from", caller())
+    if not isinstance(k, Dim) and (isinstance(k, bool) or not isinstance(k, int)):
+        what = "a traced value" if isinstance(k, Value) else repr(k)
+        raise SpecError(f"{name}: k is {what}; it is an integer or a dim, a constant of the kernel", caller())
+    cols = x.shape[-1]
+    if isinstance(k, int) and not 1 <= k <= MOST_PICKED:
+        raise SpecError(f"{name}: k is {k}; a selection keeps 1 to {MOST_PICKED} columns", caller())
+    if isinstance(k, int) and isinstance(cols, int) and k > cols:
+        raise SpecError(f"{name}: k is {k}, but a row of {shape_text(x.shape)} has {cols} columns", caller())
+    op = OPS["top_columns"]
+    with current().operator(name) as operator:
+        key = promote(op, [x.node], operator)[0]
+        return Value(Node(op, (key,), (*x.shape[:-1], k), i32, operator, ordered=ordered))
+
+
+def _taken(x: Value, columns: Value, missing: Number) -> Value:
+    with current().operator("take") as operator:
+        try:
+            rows = broadcast(x.shape[:-1], columns.shape[:-1])
+        except ValueError as error:
+            raise SpecError(
+                f"take: rows of {shape_text(x.shape)} and of {shape_text(columns.shape)} do not broadcast: "
+                f"{error} differ",
+                operator.where,
+            ) from None
+        shape = (*rows, columns.shape[-1])
+        return Value(Node(OPS["take"], (x.node, columns.node), shape, x.dtype, operator, missing=missing))
+
+
 # ---------------------------------------------------------------- composites: the textbook formula
 
 
@@ -382,12 +479,13 @@ def causal(x: Value, offset: Value | int = 0) -> Value:
     return where(keep, x, -INF)
 
 
-PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE))
+PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SELECT))
 COMPOSITES = (gelu, clip, mean, var, softmax, log_softmax, layernorm, rmsnorm, causal)
 FUNCTIONS = (
     "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "square", "pow", "abs", "neg",
     "minimum", "maximum", "clip", "logical_and", "logical_or", "logical_not", "where", "cast", "col_index", "row_index",
-    "size", "sum", "max", "min", "mean", "var", "softmax", "log_softmax", "layernorm", "rmsnorm", "causal",
+    "size", "sum", "max", "min", "mean", "var", "softmax", "log_softmax", "layernorm", "rmsnorm", "causal", "topk",
+    "argmax", "take",
 )  # fmt: skip
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 from fusegen.graph import Graph, Kind, Node
 from fusegen.naming import value_names
-from fusegen.types import b8
+from fusegen.ordering import order_by_keys
+from fusegen.types import size_of
 
 
 def reference_source(graph: Graph) -> str:
     """The numpy module of `graph`: one function of the chain's name, operands in the spec's order."""
+    graph = order_by_keys(graph)
     names = value_names(graph)
     body = [*converted_inputs(graph), *(line_of(n, graph, names) for n in graph.nodes if n in names and wants_line(n))]
     returned = ", ".join(names[t.node] for t in graph.outputs)
@@ -30,6 +32,7 @@ def reference_source(graph: Graph) -> str:
         f"Operands, with leading axes of any size:\n{operands}\n",
         f"Returns {outputs}; floats are left in float64, not yet rounded to the storage type.\n" + '"""\n',
         *imports(graph),
+        *helpers(graph),
         "\n",
         '@np.errstate(all="ignore")',
         f"def {graph.name}({parameters}):",
@@ -58,6 +61,16 @@ def imports(graph: Graph) -> list[str]:
     return lines
 
 
+def helpers(graph: Graph) -> list[str]:
+    """The functions that selections call."""
+    names = dict.fromkeys(n.op.name for n in graph.nodes if n.op.kind is Kind.SELECT)
+    if not names:
+        return []
+    from fusegen.selection import source_of  # imports numpy, which tracing a spec does without
+
+    return ["\n\n" + source_of(name).rstrip("\n") for name in names]
+
+
 def converted_inputs(graph: Graph) -> list[str]:
     names = value_names(graph)
     kinds = {"float": "np.float64", "int": "np.int64", "bool": "bool"}
@@ -75,6 +88,9 @@ def line_of(node: Node, graph: Graph, names: Any) -> str:
     if node.op.name == "row_index":
         return f"{name} = np.arange({axis_of(graph, -2, names)})[:, None]"
     arguments = [names[a] if a in names else literal_text(a, graph, names) for a in node.inputs]
+    if node.op.kind is Kind.SELECT:
+        k = size_of(node.shape[-1], graph.sizes)
+        return f"{name} = {node.op.ref.format(*arguments, k=k, missing=number_text(node.missing))}"
     return f"{name} = {node.op.ref.format(*arguments)}"
 
 
@@ -90,10 +106,12 @@ def literal_text(node: Node, graph: Graph, names: Any) -> str:
     """A number as Python text, bracketed where it could bind wrongly."""
     if node.op.name == "size":
         return axis_of(graph, -1, names) if not isinstance(node.size, int) else str(node.size)
-    value = node.literal
-    if node.dtype is b8 or isinstance(value, int):
+    return number_text(node.literal)
+
+
+def number_text(value: float | int | bool | None) -> str:
+    if not isinstance(value, float):
         return f"({value})" if isinstance(value, int) and value < 0 else str(value)
-    assert isinstance(value, float)
     if math.isnan(value):
         return "np.nan"
     if math.isinf(value):

@@ -25,9 +25,9 @@ from types import FunctionType
 from typing import Any, NoReturn, get_args, get_origin
 
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
-from fusegen.graph import LARGEST_SIZE, Graph, Kind, Node, Operator, Tensor, broadcast
+from fusegen.graph import LARGEST_SIZE, Extent, Graph, Kind, Node, Operator, Tensor, broadcast
 from fusegen.trace import OPS, Value, caller, shown, tracing
-from fusegen.types import Dim, DType, TensorType, b8, f32, shape_text
+from fusegen.types import Dim, DType, Shape, TensorType, b8, f32, shape_text
 
 NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -238,7 +238,7 @@ def check_graph(graph: Graph) -> None:
         if not any(n.op.kind is Kind.INPUT for n in graph.ancestors(tensor.node)):
             raise SpecError(f"output {tensor.name!r} does not depend on any operand", tensor.node.where)
     shape: tuple[Any, ...] = ()
-    for tensor in (*graph.inputs, *graph.outputs):
+    for tensor in graph.walked:
         try:
             shape = broadcast(shape, tensor.shape)
         except ValueError as error:
@@ -247,12 +247,15 @@ def check_graph(graph: Graph) -> None:
                 "  a chain walks one shape; every operand has it, or sizes of 1 and missing leading axes instead",
                 graph.where,
             ) from None
+    check_selection(graph, shape)
     for tensor in graph.outputs:
         leading = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
-        if leading[:-1] != shape[:-1] or leading[-1] not in (shape[-1], 1):
+        k = [graph.selection.shape[-1]] if graph.selection and tensor.node in graph.picked else []
+        if leading[:-1] != shape[:-1] or leading[-1] not in (*(k or shape[-1:]), 1):
+            last = f"a last axis of {k[0]} (what was chosen)" if k else "the chain's whole shape"
             raise SpecError(
                 f"output {tensor.name} {shape_text(tensor.shape)} does not span the rows of {shape_text(shape)}\n"
-                "  an output has the chain's whole shape, or a last axis of size 1 (one value a row)",
+                f"  this output has {last}, or a last axis of size 1 (one value a row)",
                 tensor.node.where,
             )
     for node in graph.nodes:
@@ -262,11 +265,42 @@ def check_graph(graph: Graph) -> None:
                 f"pass {node.size} as a run-time scalar (f32)",
                 node.where,
             )
-        if node.op.kind is Kind.REDUCE and node.inputs[0].shape[-1] != shape[-1]:
+        if node.op.kind is Kind.REDUCE and node not in graph.picked and node.inputs[0].shape[-1] != shape[-1]:
             raise SpecError(
                 f"{node.op.name} reduces {node.inputs[0].shape[-1]}, but the chain's rows run over {shape[-1]}",
                 node.where,
             )
+
+
+def check_selection(graph: Graph, shape: Shape) -> None:
+    """One selection, from the chain's rows, of a known number of columns; nothing of the whole row behind it."""
+    first, more = graph.selection, graph.selections[1:]
+    if first is None:
+        return
+    if more:
+        raise SpecError(
+            f"{more[0].operator} chooses columns, and {first.operator} at {first.where} has done so: "
+            "a chain chooses once\n  take other values at the same columns with F.take(x, columns)",
+            more[0].where,
+        )
+    k, cols = first.shape[-1], first.inputs[0].shape[-1]
+    if isinstance(k, Dim) and k.name not in graph.sizes:
+        raise SpecError(f"{first.operator}: k is {k}, which the signature does not name; write its number", first.where)
+    if k in shape[:-1]:
+        raise SpecError(
+            f"{first.operator}: k is {k}, which counts rows and varies by call; k is a constant of the kernel",
+            first.where,
+        )
+    if shape[-1:] != (cols,):
+        raise SpecError(f"{first.operator} chooses from {cols}, but the chain's rows run over {shape[-1]}", first.where)
+    for node in graph.nodes:
+        if node in graph.picked and graph.extents[node] is Extent.ELEMENT:
+            raise SpecError(
+                f"{node.operator} is of the whole row and needs what was chosen of it; behind {first.operator} there "
+                f"are only the {k} columns chosen\n  F.take(x, columns) gives x at these columns",
+                node.where,
+            )
+    graph.need_columns()
 
 
 # ---------------------------------------------------------------- finding chains

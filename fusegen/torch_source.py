@@ -44,6 +44,8 @@ TEXTS: Mapping[str, str] = {
     "round_f16": "{0}.to(torch.float16).to({0}.dtype)", "round_bf16": "{0}.to(torch.bfloat16).to({0}.dtype)",
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
     "min": "torch.amin({0}, -1, keepdim=True)",
+    "top_columns": "torch.topk({0}, {k}, -1, sorted={ordered}).indices.to(torch.int32)",
+    "take": "torch.gather({0}, -1, {1}.to(torch.int64))",
 }  # fmt: skip
 CLAMPS = {"maximum": "torch.clamp({0}, min={1})", "minimum": "torch.clamp({0}, max={1})"}  # by a number
 
@@ -223,6 +225,8 @@ class Writer:
             return index if axis == -1 else f"{index}[:, None]"
         arguments = [self.argument(a, node) for a in node.inputs]
         template = TEXTS[node.op.name]
+        if node.op.kind is Kind.SELECT:
+            return template.format(*arguments, k=size_of(node.shape[-1], self.graph.sizes), ordered=node.ordered)
         if node.op.name in CLAMPS and any(self.is_number(a) for a in node.inputs):
             template = CLAMPS[node.op.name]
             if self.is_number(node.inputs[0]):

@@ -13,8 +13,8 @@ import pytest
 LAYERS = (
     "errors storage",
     "types",
-    "graph",
-    "trace",
+    "graph selection",
+    "trace ordering",
     "ops",
     "spec naming",
     "reference torch_source",

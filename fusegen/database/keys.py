@@ -122,6 +122,10 @@ def node_text(node: Node, numbers: Mapping[Node, int], places: Mapping[Node, int
         parts.append(f"{type(node.literal).__name__} {node.literal!r}")  # repr: every bit, and -0.0 is not 0.0
     if node.size is not None:
         parts.append(f"size {letters.get(node.size, str(node.size))}")
+    if node.missing is not None:
+        parts.append(f"missing {node.missing!r}")
+    if not node.ordered:
+        parts.append("in any order")
     return " ".join([*parts, *(str(numbers[a]) for a in node.inputs)])
 
 

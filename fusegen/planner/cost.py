@@ -76,7 +76,7 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool, again: f
     unfused = unfused_kernels(graph)
     per_element_fused = sum(t.per_element for t in tensors)
     per_element_unfused = sum(o.per_element for o in unfused)
-    counts = {Extent.ELEMENT: elements, Extent.ROW: rows, Extent.LAUNCH: 0}
+    counts = {Extent.ELEMENT: elements, Extent.PICKED: rows * graph.picks, Extent.ROW: rows, Extent.LAUNCH: 0}
     flops = special = 0
     for node in graph.nodes:
         walked = graph.extents[node.inputs[0]] if node.op.kind is Kind.REDUCE else graph.extents[node]

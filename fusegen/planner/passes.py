@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from fusegen.graph import Graph, Kind, Node
+from fusegen.graph import Graph, Kind, Node, behind, broadcast
+from fusegen.ordering import along_row, order_by_keys, with_nodes
+from fusegen.trace import OPS
+from fusegen.types import DType, b8, f32, i32
 
 
 def simplify(graph: Graph) -> Graph:
     """The graph that rules plan: every pass, in order."""
-    return share_common(graph)
+    return share_common(sink_takes(order_by_keys(share_common(graph))))
 
 
 def share_common(graph: Graph) -> Graph:
@@ -25,16 +29,57 @@ def share_common(graph: Graph) -> Graph:
             made[node] = node
             continue
         literal = (type(node.literal), repr(node.literal))  # repr tells 0.0 from -0.0 and matches NaN with NaN
-        key = (node.op, inputs, literal, node.size, node.shape, node.dtype)
+        key = (node.op, inputs, literal, repr(node.missing), node.ordered, node.size, node.shape, node.dtype)
         if key not in seen:
             seen[key] = node if inputs == node.inputs else replace(node, inputs=inputs)
         made[node] = seen[key]
-    names: dict[Node, str] = {}
-    for node, name in graph.names.items():
-        if node in made:
-            names.setdefault(made[node], name)
-    return replace(
-        graph,
-        outputs=tuple(replace(t, node=made[t.node]) for t in graph.outputs),
-        names=names,
-    )
+    return with_nodes(graph, made)
+
+
+def sink_takes(graph: Graph) -> Graph:
+    """take(f(a, b), c)  ->  f(take(a, c), take(b, c))      where the columns c are not -1
+
+    Exact: f works element by element, and what is the same along the row needs no taking. What a row's k picked
+    columns need is thus computed for k elements, and its other columns need no memory. Every take that is left is of an
+    operand (0 where the column is -1) or of the key itself (-inf there), which whoever selects holds already.
+    """
+    if not graph.selections:
+        return graph
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        inputs = tuple(made[a] for a in node.inputs)
+        same = node if inputs == node.inputs else replace(node, inputs=inputs)
+        made[node] = sunk(same) if node.op.name == "take" else same
+    return with_nodes(graph, made)
+
+
+def sunk(node: Node) -> Node:
+    """A take as what it takes, computed at the columns."""
+    x, columns = node.inputs
+    key = columns.inputs[0]
+    at_columns: dict[Node, Node] = {}
+    for value in behind([x], until=key):
+        if not along_row(value):
+            at_columns[value] = value
+        elif value.op.name == "col_index":
+            at_columns[value] = columns
+        elif value.op.kind is Kind.INPUT or value is key:
+            shape = (*broadcast(value.shape[:-1], columns.shape[:-1]), columns.shape[-1])
+            missing = {f32: -math.inf if value is key else 0.0, i32: 0, b8: False}[value.dtype]
+            at_columns[value] = replace(node, inputs=(value, columns), shape=shape, missing=missing, dtype=value.dtype)
+        else:
+            inputs = tuple(at_columns[a] for a in value.inputs)
+            shape = broadcast((), ())
+            for a in inputs:
+                shape = broadcast(shape, a.shape)
+            at_columns[value] = replace(value, inputs=inputs, shape=shape, operator=node.operator)
+    result = at_columns[x]
+    if result.op.name == "take" and repr(result.missing) == repr(node.missing):
+        return result
+    none = Node(OPS["lt"], (columns, literal(0, i32, node)), columns.shape, b8, node.operator)
+    chosen = (none, literal(node.missing, x.dtype, node), result)
+    return Node(OPS["where"], chosen, node.shape, x.dtype, node.operator)
+
+
+def literal(value: float | int | bool | None, dtype: DType, beside: Node) -> Node:
+    return Node(OPS["literal"], (), (), dtype, beside.operator, literal=value)

@@ -19,7 +19,7 @@ from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_contiguous_walk, vector_widths
-from fusegen.planner.rules import NoMatch, need_countable
+from fusegen.planner.rules import NoMatch, need_countable, need_no_selection
 from fusegen.planner.schedule import schedule
 from fusegen.targets.base import Target
 from fusegen.types import b8
@@ -29,6 +29,7 @@ BLOCKS = (128, 256, 512)
 
 def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every block size, flat where the chain allows."""
+    need_no_selection(graph)
     if graph.reductions:
         first = graph.reductions[0]
         raise NoMatch(f"{first.op.name} at {first.where} reduces a row; elementwise has no reductions")

@@ -27,7 +27,7 @@ from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.model import Layout, RowPlan, Staging, Tile
 from fusegen.planner.pieces import vector_widths
-from fusegen.planner.rules import NoMatch, need_countable
+from fusegen.planner.rules import NoMatch, need_countable, need_no_selection
 from fusegen.planner.schedule import Schedule, schedule
 from fusegen.targets.base import Target
 
@@ -44,6 +44,7 @@ STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long
 
 def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every legal team, vector width and staging."""
+    need_no_selection(graph)
     if not graph.reductions:
         raise NoMatch("the chain reduces nothing; rowwise is for rows with a sum, a maximum, a softmax ...")
     need_countable(graph.cols)

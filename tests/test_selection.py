@@ -1,0 +1,321 @@
+"""The law of a selection: which columns are chosen, in which order, and what a chain makes of them.
+
+The numpy meaning is held to an obvious one in plain Python, the search for the key and the sinking of takes to the
+meaning.
+"""
+
+# mypy: disable-error-code="valid-type, operator, arg-type"
+# (annotations of a chain are values such as f16[M, N])
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusegen import b8, bf16, chain, dims, f16, f32, i32
+from fusegen import ops as F
+from fusegen.errors import SpecError
+from fusegen.graph import Extent, Node
+from fusegen.ordering import key_of, order_by_keys
+from fusegen.planner import CONTIGUOUS
+from fusegen.planner.passes import simplify, sink_takes
+from fusegen.planner.rules import NoMatch
+from fusegen.planner.rules.elementwise import elementwise
+from fusegen.planner.rules.rowwise import rowwise
+from fusegen.reference import reference, reference_source
+from fusegen.selection import take, top_columns
+from fusegen.spec import Chain
+from fusegen.targets import H200
+
+B, M, N, K = dims("B M N K")
+INF = math.inf
+NAN = math.nan
+FLOATS = st.sampled_from([-INF, -INF, -2.0, -0.0, 0.0, 0.5, 1.0, 1.0, 3.0, INF, NAN])
+
+
+def obvious(row: list[float], k: int) -> list[int]:
+    """k times: the first NaN, else the first of the largest; -1 once only -inf is left."""
+    left = dict(enumerate(row))
+    found = []
+    for _ in range(k):
+        best = -1
+        for column, value in left.items():
+            if value == -INF:
+                continue
+            if best < 0 or (value != value and left[best] == left[best]) or value > left[best]:
+                best = column
+        left.pop(best, None)
+        found.append(best)
+    return found
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=40), st.data())
+def test_columns_are_those_of_the_obvious_loop(row: list[float], data: Any) -> None:
+    k = data.draw(st.integers(1, len(row)))
+    assert top_columns(np.array([row]), k).tolist() == [obvious(row, k)]
+
+
+@given(st.lists(FLOATS, min_size=4, max_size=20))
+def test_a_kept_prefix_does_not_depend_on_k(row: list[float]) -> None:
+    longest = top_columns(np.array(row), len(row))
+    for k in range(1, len(row)):
+        assert top_columns(np.array(row), k).tolist() == longest[:k].tolist()
+
+
+def test_take_at_minus_one_gives_what_is_missing_and_rows_broadcast() -> None:
+    x = np.array([[1.0, 2.0, 3.0]])
+    columns = np.array([[[2, 0], [1, -1]]])
+    np.testing.assert_array_equal(take(x, columns, -INF), [[[3, 1], [2, -INF]]])
+    np.testing.assert_array_equal(take(x > 1, columns, False), [[[True, False], [True, False]]])
+
+
+# ---------------------------------------------------------------- the graph
+
+
+def best_of(function: Callable[[Any], Any]) -> Chain:
+    @chain(M=4, N=16)
+    def spec(x: f32[M, N], r: f32[M, 1], g: f32[N], s: f32) -> tuple[f32[M, 4], i32[M, 4], f32[M, 4], f32[M, 4]]:
+        values, columns = F.topk(function({"x": x, "r": r, "g": g, "s": s}), 4)
+        rest = r * s + F.exp(r)  # every operand is used
+        return values, columns, values * 0.0 + rest, F.take(x + g, columns)
+
+    return spec
+
+
+def key(function: Callable[[Any], Any]) -> tuple[Node, float]:
+    graph = best_of(function).graph
+    assert graph.selection is not None
+    return key_of(graph.selection.inputs[0])
+
+
+def test_the_iteration_space_ignores_what_is_picked() -> None:
+    @chain(B=2, M=3, N=50, K=7)
+    def spec(x: bf16[B, M, N], w: f32[N]) -> tuple[f32[B, M, K], i32[B, M, K], f32[B, M, 1], f32[B, M, 1]]:
+        top = F.max(x)
+        p, columns = F.topk(F.softmax(x * w), K)
+        return p / F.sum(p), columns, F.sum(p), top
+
+    graph = spec.graph
+    assert graph.shape == (B, M, N)
+    assert (graph.rows, graph.cols, graph.picks) == (6, 50, 7)
+    assert {t.name for t in graph.outputs if t.node in graph.picked} == {"out0", "columns", "out2"}
+    assert {graph.extents[n] for n in graph.picked} == {Extent.PICKED, Extent.ROW}
+    assert graph.at(K=50).picks == 50
+    assert [n.op.name for n in graph.selections] == ["top_columns"]
+
+
+def test_argmax_is_one_column_a_row() -> None:
+    @chain(M=4, N=3)
+    def spec(x: f32[M, N]) -> i32[M, 1]:
+        return F.argmax(F.softmax(x))
+
+    x = np.array([[0.0, 2.0, 2.0], [-INF, -INF, -INF], [1.0, NAN, INF], [-1.0, -1.0, -2.0]])
+    assert reference(spec.graph)(x).tolist() == [[1], [-1], [1], [0]]
+    assert [n.op.name for n in simplify(spec.graph).nodes] == ["input", "top_columns"], "no softmax is left to compute"
+
+
+def test_probabilities_that_underflow_keep_the_order_of_their_logits() -> None:
+    @chain(M=1, N=4)
+    def spec(x: f32[M, N]) -> tuple[f32[M, 4], i32[M, 4]]:
+        return F.topk(F.softmax(x), 4)
+
+    p, columns = reference(spec.graph)(np.array([[-2000.0, 0.0, -INF, -1000.0]]))
+    assert columns.tolist() == [[1, 3, 0, -1]]
+    assert p.tolist() == [[1, 0, 0, 0]]
+
+
+STEPS: dict[str, tuple[Callable[[Any], Any], str, float]] = {
+    "itself": (lambda v: v["x"], "x", -INF),
+    "softmax": (lambda v: F.softmax(v["x"]), "x", 0),
+    "log_softmax": (lambda v: F.log_softmax(v["x"] * 0.5), "x", -INF),
+    "rmsnorm": (lambda v: F.rmsnorm(v["x"]), "x", -INF),
+    "sigmoid": (lambda v: F.sigmoid(v["x"] - v["r"]), "x", 0),
+    "log of a softmax": (lambda v: F.log(F.softmax(v["x"])), "x", -INF),
+    "root of a softmax": (lambda v: F.sqrt(F.softmax(v["x"])), "x", 0),
+    "over a root": (lambda v: v["x"] / F.sqrt(F.var(v["x"]) + 1e-5), "x", -INF),
+    "shifted and stretched": (lambda v: (v["x"] + v["r"]) * F.exp(v["r"]) / F.maximum(v["r"], 0.1), "x", -INF),
+    "number first": (lambda v: 3.0 + 2.0 * v["x"], "x", -INF),
+    "of a mask": (lambda v: F.softmax(F.where(v["x"] > 0, v["x"], -INF)), "where", 0),
+    "of a softcap": (lambda v: F.softmax(30.0 * F.tanh(v["x"] / 30.0)), "tanh", 0),
+    "by a scalar of unknown sign": (lambda v: F.softmax(v["x"] / v["s"]), "div", 0),
+    "times a row value of unknown sign": (lambda v: v["x"] * v["r"], "mul", -INF),
+    "times a square, which may be 0": (lambda v: v["x"] * F.square(v["r"]), "mul", -INF),
+    "times 0": (lambda v: v["x"] * 0.0, "mul", -INF),
+    "negative": (lambda v: v["x"] * -1.0, "mul", -INF),
+    "number less": (lambda v: 1.0 - v["x"], "sub", -INF),
+    "by column": (lambda v: F.sigmoid(v["x"]) + v["g"], "add", -INF),
+    "a softmax plus something": (lambda v: F.softmax(v["x"]) + v["r"], "add", -INF),
+    "exp of exp": (lambda v: F.exp(F.exp(v["x"])), "exp", -INF),
+    "log of who knows": (lambda v: F.log(v["x"]), "log", -INF),
+    "rounded": (lambda v: F.cast(v["x"], bf16), "round_bf16", -INF),
+    "relu": (lambda v: F.relu(v["x"]), "relu", -INF),
+    "square": (lambda v: F.square(v["x"]), "square", -INF),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_key(name: str) -> None:
+    function, wanted, missing = STEPS[name]
+    found, limit = key(function)
+    assert (found.op.name if wanted != "x" else "x", limit) == (wanted, missing)
+    if wanted == "x":
+        assert found.op.name == "input"
+
+
+def test_the_law_is_the_key_whatever_pass_has_run() -> None:
+    """top_columns(x) means its key: the reference of the graph as it was written says so too."""
+    for name, (function, _, _) in STEPS.items():
+        graph = best_of(function).graph
+        texts = {reference_source(g) for g in (graph, order_by_keys(graph), order_by_keys(order_by_keys(graph)))}
+        assert len(texts) == 1, name
+
+
+@pytest.mark.parametrize("name", STEPS)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_sinking_takes_keeps_every_bit(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    graph = order_by_keys(best_of(STEPS[name][0]).graph)
+    x = rng.choice([-INF, -1.0, 0.0, 0.25, 2.0, 7.5, INF, NAN], (4, 16), p=[0.3, 0.1, 0.1, 0.2, 0.1, 0.1, 0.05, 0.05])
+    x[0] = -INF
+    operands = (x, rng.normal(size=(4, 1)), rng.normal(size=16), float(rng.normal()))
+    before, after = reference(graph)(*operands), reference(sink_takes(graph))(*operands)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_every_take_that_is_left_is_of_an_operand_or_of_the_key() -> None:
+    for name, (function, _, _) in STEPS.items():
+        graph = simplify(best_of(function).graph)
+        assert graph.selection is not None
+        found = graph.selection.inputs[0]
+        takes = [n for n in graph.nodes if n.op.name == "take"]
+        assert takes, name
+        for node in takes:
+            assert node.inputs[1] is graph.selection
+            assert node.inputs[0] is found or node.inputs[0].op.name == "input"
+            assert node.missing == (-INF if node.inputs[0] is found else 0)
+
+
+def test_indices_and_masks_are_taken_too() -> None:
+    @chain(B=2, M=3, N=6)
+    def spec(x: f32[B, M, N], keep: b8[M, N], n: i32[B, 1, N]) -> tuple[i32[B, M, 4], b8[B, M, 4], i32[B, M, 4]]:
+        _, columns = F.topk(F.causal(x), 4)
+        at = F.take(F.col_index(x) + F.row_index(x), columns, missing=-7)
+        return at, F.take(keep, columns), F.take(n, columns)
+
+    x = np.arange(36.0).reshape(2, 3, 6)
+    keep = np.arange(18).reshape(3, 6) % 2 == 0
+    n = np.arange(12).reshape(2, 1, 6)
+    for graph in (spec.graph, simplify(spec.graph)):
+        at, kept, counts = reference(graph)(x, keep, n)
+        assert at[1].tolist() == [[0, -7, -7, -7], [2, 1, -7, -7], [4, 3, 2, -7]]
+        assert kept[0].tolist() == [
+            [True, False, False, False],
+            [False, True, False, False],
+            [True, False, True, False],
+        ]
+        assert counts[1].tolist() == [[6, 0, 0, 0], [7, 6, 0, 0], [8, 7, 6, 0]]
+
+
+# ---------------------------------------------------------------- what a spec may not ask for
+
+
+def wrong(function: Callable[..., Any], **sizes: int) -> str:
+    with pytest.raises(SpecError) as caught:
+        chain(**(sizes or {"M": 8, "N": 16}))(function)
+    assert "test_selection.py:" in str(caught.value)
+    return str(caught.value)
+
+
+def refused(call: Callable[[Any], Any]) -> str:
+    def spec(x: f32[M, N]) -> f32[M, 4]:
+        found: f32[M, 4] = call(x)
+        return found
+
+    return wrong(spec)
+
+
+def test_k_is_a_constant_that_rows_have_room_for() -> None:
+    assert "1 to 1024" in refused(lambda x: F.topk(x, 0)[0])
+    assert "1 to 1024" in refused(lambda x: F.topk(x, 2000)[0])
+    assert "a constant of the kernel" in refused(lambda x: F.topk(x, True)[0])
+    assert "a constant of the kernel" in refused(lambda x: F.topk(x, F.max(x))[0])
+    assert "only the last axis" in refused(lambda x: F.topk(x, 4, axis=0)[0])
+    assert "no row to choose from" in refused(lambda x: F.topk(F.max(x), 4)[0])
+    assert "b8" in refused(lambda x: F.topk(x > 0, 4)[0])
+
+    def too_many(x: f32[M, N]) -> f32[M, 17]:
+        return F.topk(x, 17)[0]
+
+    assert "the rows of too_many have 16 columns" in wrong(too_many)
+
+    def by_rows(x: f32[M, N]) -> f32[M, M]:
+        return F.topk(x, M)[0]
+
+    assert "counts rows" in wrong(by_rows)
+
+    def unnamed(x: f32[M, N]) -> f32[M, 1]:
+        return F.sum(F.topk(x, K)[0])
+
+    assert "which the signature does not name" in wrong(unnamed)
+
+    @chain(M=8, N=16, K=4)
+    def spec(x: f32[M, N]) -> f32[M, K]:
+        return F.topk(x, K)[0]
+
+    with pytest.raises(SpecError, match="k is K=17"):
+        spec.at(K=17)
+    with pytest.raises(SpecError, match="k is K=4, but the rows of spec have 3"):
+        spec.at(N=3)
+    with pytest.raises(SpecError, match="at most 1024"):
+        spec.at(N=5000, K=1025)
+    assert spec.at(N=1, K=1).graph.picks == 1
+
+
+def test_a_chain_chooses_once_and_does_not_walk_the_row_again() -> None:
+    assert "a chain chooses once" in refused(lambda x: F.topk(x, 4)[0] + F.cast(F.topk(x * g_of(x), 4)[1], f32))
+
+    def again(x: f32[M, N]) -> f32[M, N]:
+        return x / F.sum(F.topk(x, 4)[0])
+
+    assert "needs what was chosen of it" in wrong(again)
+
+    def alike(x: f32[M, N]) -> f32[M, N]:
+        return x + F.topk(x, N)[0]
+
+    assert "needs what was chosen of it" in wrong(alike)
+    assert "16 and 4 differ" in refused(lambda x: x + F.topk(x, 4)[0]).replace("N", "16")
+
+    def shape(x: f32[M, N]) -> f32[M, 5]:
+        return F.topk(x, 4)[0]
+
+    assert "has shape [M, 4], declared is [M, 5]" in wrong(shape)
+
+
+def g_of(x: Any) -> Any:
+    return F.square(x) - 1.0
+
+
+def test_take_wants_columns_of_a_selection_and_a_row_of_that_length() -> None:
+    assert "must be the columns" in refused(lambda x: F.take(x, F.cast(x, i32)))
+    assert "must be the columns" in refused(lambda x: F.take(x, F.topk(x, 4)[0]))
+    assert "rows of N" in refused(lambda x: F.take(F.max(x), F.topk(x, 4)[1]))
+    assert "rows of N" in refused(lambda x: F.take(F.topk(x, 4)[0], F.topk(x, 4)[1]))
+    assert "missing='a'" in refused(lambda x: F.take(x, F.topk(x, 4)[1], "a"))
+    assert "missing=0.5" in refused(lambda x: F.take(F.cast(x, i32), F.topk(x, 4)[1], 0.5))
+
+
+def test_rules_of_whole_rows_refuse_a_selection() -> None:
+    @chain(M=8, N=16)
+    def spec(x: f16[M, N]) -> f16[M, 4]:
+        return F.topk(F.softmax(x), 4)[0]
+
+    for rule in (elementwise, rowwise):
+        with pytest.raises(NoMatch, match=r"topk at .* chooses columns"):
+            next(rule(spec.graph, H200, CONTIGUOUS))
