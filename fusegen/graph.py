@@ -18,7 +18,10 @@ from numbers import Integral
 from typing import TypeVar
 
 from fusegen.errors import SpecError, Where
-from fusegen.types import Dim, DType, Shape, Size, TensorType, f32, size_of
+from fusegen.types import Dim, DType, Shape, Size, TensorType, bf16, f16, f32, size_of
+
+CASTS: Mapping[str, DType] = {"round_f16": f16, "round_bf16": bf16}
+"""The ops after which a value is of a narrower type, though it goes on as f32."""
 
 LARGEST_SIZE = 2**40
 """No dim is larger: more elements than any memory holds, and few enough for 64-bit addresses."""
@@ -34,6 +37,8 @@ class Kind(Enum):
     MAP = "map"  # element by element, with broadcasting
     REDUCE = "reduce"  # the last axis becomes 1
     SELECT = "select"  # the last axis becomes the k columns that were chosen of it
+    VIEW = "view"  # the same memory with its last two axes swapped: a factor only
+    PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +145,9 @@ class Graph:
 
     `shape` is the iteration space, the broadcast of every operand: all dimensions but the last are *rows*. What lies
     behind a selection is no part of it: of each row it has the k columns that were picked.
+
+    Of a chain with matrix products it is the products' own, [.., M, N], broadcast with what their results meet; what
+    only makes their factors has spaces of its own, and so has what is reduced without a product in it (`inner`).
     """
 
     name: str
@@ -168,17 +176,28 @@ class Graph:
 
     @cached_property
     def shape(self) -> Shape:
-        """The iteration space: the shapes of every operand, of every output that is not picked, and of what a selection
-        chooses from, broadcast."""
+        """The iteration space: the shapes of what is walked, broadcast.
+
+        Products of several widths may be returned side by side, as q, k and v are: then the first one's.
+        """
         shape: Shape = ()
-        for one in (*(t.shape for t in self.walked), *(n.inputs[0].shape for n in self.selections)):
-            shape = broadcast(shape, one)
+        for part in self.walked_shapes:
+            if shape and part and part[-1] != shape[-1] and {part[-1], shape[-1]} <= set(self.widths):
+                part = (*part[:-1], shape[-1])
+            shape = broadcast(shape, part)
         return shape
 
     @cached_property
     def walked(self) -> tuple[Tensor, ...]:
-        """The tensors that the walk over rows and columns reads or writes: all but those behind the selection."""
-        return (*self.inputs, *(t for t in self.outputs if t.node not in self.picked))
+        """The tensors that the walk over rows and columns reads or writes: all but those behind the selection and those
+        of spaces of their own."""
+        return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in self.picked and t.node not in self.inner)
+
+    @cached_property
+    def walked_shapes(self) -> tuple[Shape, ...]:
+        """Of the products, of the tensors that are walked together, and of what a selection chooses from."""
+        nodes = (*self.products, *(n.inputs[0] for n in self.selections))
+        return (*(n.shape for n in nodes), *(t.shape for t in self.walked))
 
     @cached_property
     def selections(self) -> tuple[Node, ...]:
@@ -203,6 +222,31 @@ class Graph:
     def picks(self) -> int:
         """The number k of columns that the selection keeps of each row; 0 without one."""
         return size_of(self.selection.shape[-1], self.sizes) if self.selection else 0
+
+    @cached_property
+    def widths(self) -> tuple[Size, ...]:
+        """The last axes of the products, in their order, each once."""
+        return tuple(dict.fromkeys(n.shape[-1] for n in self.products))
+
+    @cached_property
+    def products(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.nodes if n.op.kind is Kind.PRODUCT)
+
+    @cached_property
+    def inner(self) -> frozenset[Node]:
+        """What is walked for a product's factors or for a reduction without a product in it, and for nothing else."""
+        if not self.products:
+            return frozenset()
+        from_product = {n for n in self.products}
+        for node in self.nodes:
+            if any(a in from_product for a in node.inputs):
+                from_product.add(node)
+        outer = {t.node for t in self.outputs}
+        for node in reversed(self.nodes):
+            apart = node.op.kind is Kind.PRODUCT or (node.op.kind is Kind.REDUCE and node not in from_product)
+            if node in outer and not apart:
+                outer.update(node.inputs)
+        return frozenset(self.nodes) - outer
 
     @cached_property
     def cols(self) -> int:
@@ -238,7 +282,7 @@ class Graph:
                 table[node] = Extent.ROW
             elif node.op.kind is Kind.SELECT:
                 table[node] = Extent.PICKED
-            elif node.op.name == "col_index":
+            elif node.op.name == "col_index" or node.op.kind is Kind.PRODUCT:
                 table[node] = Extent.ELEMENT
             else:
                 table[node] = max((table[a] for a in node.inputs), key=lambda e: e.value, default=Extent.LAUNCH)
@@ -250,17 +294,47 @@ class Graph:
         one where they differ."""
         table = {t.node: t.dtype for t in (*self.inputs, *self.outputs)}
         table.update({t.node: t.dtype for t in self.outputs})
+        given = frozenset(table)
         for node in self.nodes:
+            if node.op.kind is Kind.PRODUCT:  # one type for both factors: what is computed is rounded to it
+                table.update({a: self.factor_type(node, table) for a in node.inputs if a not in given and not plain(a)})
             if node in table:
+                continue
+            if node.op.kind is Kind.PRODUCT:
+                table[node] = self.factor_type(node, table)
                 continue
             arrays = [a for a in node.inputs if a.dtype is f32 and a.op.kind is not Kind.LEAF and a.shape]
             kinds = {table[a] for a in arrays}
             table[node] = node.dtype if node.dtype is not f32 else kinds.pop() if len(kinds) == 1 else f32
         return table
 
+    @cached_property
+    def factor_types(self) -> Mapping[Node, DType]:
+        """The type that the factors of each product have when they meet; f32 where theirs differ."""
+        return {node: self.factor_type(node, self.storage) for node in self.products}
+
+    def factor_type(self, product: Node, storage: Mapping[Node, DType]) -> DType:
+        """That of both factors; of an operand, where the other one is computed without a last cast of its own."""
+        kinds = [factor_kind(a, storage) for a in product.inputs]
+        if kinds[0] is kinds[1]:
+            return kinds[0]
+        fixed = [kind for kind, a in zip(kinds, product.inputs, strict=True) if plain(a) or a.op.name in CASTS]
+        return fixed[0] if len(fixed) == 1 else f32
+
+    @cached_property
+    def fixed(self) -> frozenset[Size]:
+        """The sizes that are constants of a kernel that walks rows or multiplies matrices."""
+        sizes: set[Size] = {node.size for node in self.nodes if node.size is not None}
+        sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
+        sizes.update(n.inputs[0].shape[-1] for n in self.reductions)
+        return frozenset(sizes)
+
     def input_extent(self, tensor: Tensor) -> Extent:
+        """Of a chain with products, in whichever space the tensor is walked."""
         if not tensor.shape:
             return Extent.LAUNCH
+        if self.products:
+            return Extent.ELEMENT if tensor.shape[-1] != 1 or self.shape[-1] == 1 else Extent.ROW
         return Extent.ELEMENT if tensor.shape[-1] == self.shape[-1] else Extent.ROW
 
     def at(self, **sizes: int) -> Graph:
@@ -272,7 +346,7 @@ class Graph:
                 raise SpecError(f"{self.name} has no dim {name!r}; its dims are {known}", self.where)
             if isinstance(size, Integral) and not isinstance(size, bool):  # numpy's integers are
                 size = int(size)
-            least = 0 if any(Dim(name) == d for d in self.shape[:-1]) and Dim(name) != self.shape[-1] else 1
+            least = 0 if Dim(name) in self.shape[:-1] and Dim(name) not in self.fixed else 1
             if not isinstance(size, int) or isinstance(size, bool) or size < least:
                 raise SpecError(
                     f"{self.name}: {name}={size!r} is not a size; it must be an integer of at least {least}", self.where
@@ -323,6 +397,20 @@ class Graph:
             if node in wanted:
                 wanted.update(node.inputs)
         return (node for node in self.nodes if node in wanted)
+
+
+def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
+    """The type of one factor: of an operand its own, of a cast what it casts to, of another value that of what it is
+    made from in its whole shape: scales and gains of another type do not change it."""
+    if node.op.name in CASTS or plain(node):
+        return CASTS.get(node.op.name) or storage[node]
+    kinds = {factor_kind(a, storage) for a in node.inputs if a.shape == node.shape and a.dtype is f32}
+    return kinds.pop() if len(kinds) == 1 else storage[node]
+
+
+def plain(node: Node) -> bool:
+    """Is a factor an operand, as it lies in memory or transposed?"""
+    return node.op.kind in (Kind.INPUT, Kind.VIEW)
 
 
 R = TypeVar("R")

@@ -68,7 +68,8 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         if node.op.kind is Kind.LEAF and node.op.name in ("literal", "size"):
             continue
         if node not in names:
-            names[node] = claim(graph.names.get(node) or f"{node.op.name}", taken)
+            unnamed = f"{names[node.inputs[0]]}_T" if node.op.kind is Kind.VIEW else node.op.name
+            names[node] = claim(graph.names.get(node) or unnamed, taken)
             taken.update(names[node] + suffix for suffix in VALUE_SUFFIXES)
     return names
 

@@ -16,7 +16,20 @@ from typing import Any
 from fusegen.errors import SpecError, UnknownOp
 from fusegen.graph import MOST_PICKED, Kind, Node, Op, broadcast
 from fusegen.ordering import key_of
-from fusegen.trace import OPS, Number, Value, apply, caller, composite, current, power, promote, size_leaf
+from fusegen.trace import (
+    OPS,
+    Number,
+    Transposed,
+    Value,
+    apply,
+    caller,
+    composite,
+    current,
+    power,
+    product,
+    promote,
+    size_leaf,
+)  # fmt: skip
 from fusegen.types import Dim, DType, Shape, Size, b8, bf16, f16, f32, i32, shape_text
 
 INF = float("inf")
@@ -125,6 +138,14 @@ _reduce("min", "{0}.min(-1, keepdims=True)", "smaller({0}, {1})", "INFINITY",
 _select("top_columns", 1, "top_columns({0}, {k})", "columns of the k largest; -inf is never chosen", takes="float",
         result=i32)  # fmt: skip
 _select("take", 2, "take({0}, {1}, {missing})", "x at those columns", takes="any", slopes=("1", "0"), ulps=0)
+
+
+# ---- matrix products over the last two axes, summed in f32; factors are f16 or bf16 in memory, or rounded to it
+OPS["transpose"] = Op("transpose", Kind.VIEW, 1, "np.swapaxes({0}, -1, -2)", "", "an operand's matrices, transposed",
+                      flops=0, takes="any", slopes=("1",), ulps=0)  # fmt: skip
+OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32", symbol="@")
+OPS["matmul_tf32"] = Op("matmul_tf32", Kind.PRODUCT, 2, "{0} @ {1}", "",
+                        "matrix product of factors that may be rounded to tf32, summed in f32", symbol="@")  # fmt: skip
 
 
 # ---------------------------------------------------------------- what a spec calls: elementwise
@@ -413,6 +434,17 @@ def _taken(x: Value, columns: Value, missing: Number) -> Value:
         return Value(Node(OPS["take"], (x.node, columns.node), shape, x.dtype, operator, missing=missing))
 
 
+# ---------------------------------------------------------------- matrix products
+
+
+def matmul(x: Value | Transposed, w: Value | Transposed, precision: str | None = None) -> Value:
+    """x @ w over the last two axes, leading ones broadcast, summed in f32. f16 and bf16 factors are taken as they are;
+    f32 factors need precision="tf32", which rounds them to 11 significant bits."""
+    if precision not in (None, "tf32"):
+        raise SpecError(f"matmul: precision={precision!r}; it is None, or 'tf32' for f32 factors", caller())
+    return product("matmul_tf32" if precision else "matmul", x, w)
+
+
 # ---------------------------------------------------------------- composites: the textbook formula
 
 
@@ -484,8 +516,8 @@ COMPOSITES = (gelu, clip, mean, var, softmax, log_softmax, layernorm, rmsnorm, c
 FUNCTIONS = (
     "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "square", "pow", "abs", "neg",
     "minimum", "maximum", "clip", "logical_and", "logical_or", "logical_not", "where", "cast", "col_index", "row_index",
-    "size", "sum", "max", "min", "mean", "var", "softmax", "log_softmax", "layernorm", "rmsnorm", "causal", "topk",
-    "argmax", "take",
+    "size", "matmul", "sum", "max", "min", "mean", "var", "softmax", "log_softmax", "layernorm", "rmsnorm", "causal",
+    "topk", "argmax", "take",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from fusegen.graph import Graph, Kind, Node
 from fusegen.naming import value_names
 from fusegen.ordering import order_by_keys
-from fusegen.types import size_of
+from fusegen.types import Size, size_of
 
 
 def reference_source(graph: Graph) -> str:
@@ -84,9 +84,9 @@ def wants_line(node: Node) -> bool:
 def line_of(node: Node, graph: Graph, names: Any) -> str:
     name = names[node]
     if node.op.name == "col_index":
-        return f"{name} = np.arange({axis_of(graph, -1, names)})"
+        return f"{name} = np.arange({axis_of(graph, -1, names, node.shape[-1])})"
     if node.op.name == "row_index":
-        return f"{name} = np.arange({axis_of(graph, -2, names)})[:, None]"
+        return f"{name} = np.arange({axis_of(graph, -2, names, node.shape[-2])})[:, None]"
     arguments = [names[a] if a in names else literal_text(a, graph, names) for a in node.inputs]
     if node.op.kind is Kind.SELECT:
         k = size_of(node.shape[-1], graph.sizes)
@@ -94,8 +94,12 @@ def line_of(node: Node, graph: Graph, names: Any) -> str:
     return f"{name} = {node.op.ref.format(*arguments)}"
 
 
-def axis_of(graph: Graph, axis: int, names: Any) -> str:
-    """The size of the chain's axis, as an operand knows it; a literal where none does."""
+def axis_of(graph: Graph, axis: int, names: Any, size: Size | None) -> str:
+    """The size of the chain's axis, as an operand knows it; a literal where none does. A chain with products walks
+    several spaces: there it is `size` that is looked for."""
+    if graph.products:
+        found = [(t, i - len(t.shape)) for t in graph.inputs for i, s in enumerate(t.shape) if s == size]
+        return f"{names[found[0][0].node]}.shape[{found[0][1]}]" if found else str(size)
     for tensor in graph.inputs:
         if len(tensor.shape) >= -axis and tensor.shape[axis] == graph.shape[axis]:
             return f"{names[tensor.node]}.shape[{axis}]"
@@ -105,7 +109,7 @@ def axis_of(graph: Graph, axis: int, names: Any) -> str:
 def literal_text(node: Node, graph: Graph, names: Any) -> str:
     """A number as Python text, bracketed where it could bind wrongly."""
     if node.op.name == "size":
-        return axis_of(graph, -1, names) if not isinstance(node.size, int) else str(node.size)
+        return axis_of(graph, -1, names, node.size) if not isinstance(node.size, int) else str(node.size)
     return number_text(node.literal)
 
 

@@ -26,6 +26,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
 from fusegen.graph import LARGEST_SIZE, Extent, Graph, Kind, Node, Operator, Tensor, broadcast
+from fusegen.products import check_products
 from fusegen.trace import OPS, Value, caller, shown, tracing
 from fusegen.types import Dim, DType, Shape, TensorType, b8, f32, shape_text
 
@@ -61,7 +62,9 @@ class Chain:
         """The same chain with every floating-point array stored as `dtype`. Raises SpecError for another type."""
         if not isinstance(dtype, DType) or dtype.kind != "float":
             raise SpecError(f"{self.name}: arrays can't be stored as {dtype!s}; pass fusegen.f16, bf16 or f32")
-        return Chain(self.function, self.graph.with_dtype(dtype))
+        graph = self.graph.with_dtype(dtype)
+        check_products(graph)
+        return Chain(self.function, graph)
 
     def __str__(self) -> str:
         return f"{self.name}  {self.graph.signature}  {self.graph.sizes_text()}"
@@ -92,6 +95,7 @@ def trace_function(function: Callable[..., Any], sizes: Mapping[str, int], scope
     types, declared = signature_of(function, where, scope)
     inputs = tuple(input_tensor(n, t, i - len(types), where) for i, (n, t) in enumerate(types.items()))
     with tracing(function) as trace:
+        trace.operands = {t.node: t for t in inputs}
         returned = function(*(Value(t.node) for t in inputs))
     names = {**trace.names, **{t.node: t.name for t in inputs}}
     outputs = output_tensors(returned, declared, names, [t.name for t in inputs], where)
@@ -237,10 +241,13 @@ def check_graph(graph: Graph) -> None:
     for tensor in graph.outputs:
         if not any(n.op.kind is Kind.INPUT for n in graph.ancestors(tensor.node)):
             raise SpecError(f"output {tensor.name!r} does not depend on any operand", tensor.node.where)
-    shape: tuple[Any, ...] = ()
+    shape: tuple[Any, ...] = graph.products[0].shape if graph.products else ()
     for tensor in graph.walked:
+        own = tensor.shape
+        if own[-1:] and own[-1] in graph.widths:  # products side by side
+            own = (*own[:-1], shape[-1])
         try:
-            shape = broadcast(shape, tensor.shape)
+            shape = broadcast(shape, own)
         except ValueError as error:
             raise SpecError(
                 f"{tensor.name} {shape_text(tensor.shape)} does not fit {shape_text(shape)}: {error} differ\n"
@@ -251,7 +258,7 @@ def check_graph(graph: Graph) -> None:
     for tensor in graph.outputs:
         leading = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
         k = [graph.selection.shape[-1]] if graph.selection and tensor.node in graph.picked else []
-        if leading[:-1] != shape[:-1] or leading[-1] not in (*(k or shape[-1:]), 1):
+        if leading[:-1] != shape[:-1] or leading[-1] not in (*(k or (shape[-1:] + graph.widths)), 1):
             last = f"a last axis of {k[0]} (what was chosen)" if k else "the chain's whole shape"
             raise SpecError(
                 f"output {tensor.name} {shape_text(tensor.shape)} does not span the rows of {shape_text(shape)}\n"
@@ -259,6 +266,8 @@ def check_graph(graph: Graph) -> None:
                 tensor.node.where,
             )
     for node in graph.nodes:
+        if graph.products:
+            continue
         if node.size is not None and node.size != shape[-1] and not isinstance(node.size, int):
             raise SpecError(
                 f"size({node.size}): only the last axis ({shape[-1]}) is a constant of the kernel; "
@@ -270,6 +279,7 @@ def check_graph(graph: Graph) -> None:
                 f"{node.op.name} reduces {node.inputs[0].shape[-1]}, but the chain's rows run over {shape[-1]}",
                 node.where,
             )
+    check_products(graph)
 
 
 def check_selection(graph: Graph, shape: Shape) -> None:

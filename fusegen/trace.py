@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from fusegen.errors import SpecError, Where
-from fusegen.graph import Kind, Node, Op, Operator, broadcast
+from fusegen.graph import Kind, Node, Op, Operator, Tensor, broadcast
 from fusegen.types import Dim, DType, Shape, Size, b8, f32, i32, shape_text
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -40,6 +40,7 @@ class Trace:
         self.operators: list[Operator] = []
         self.open: Operator | None = None
         self.names: dict[Node, str] = {}
+        self.operands: dict[Node, Tensor] = {}
 
     @contextmanager
     def operator(self, name: str) -> Iterator[Operator]:
@@ -171,6 +172,24 @@ class Value:
     def __rtruediv__(self, other: Any) -> Value:
         return apply("div", other, self)
 
+    def __matmul__(self, other: Any) -> Value:
+        return product("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Value:
+        return product("matmul", other, self)
+
+    @property
+    def T(self) -> Transposed:
+        """A matrix operand with its axes swapped, for `@` to take: a view, not a copy."""
+        if len(self.shape) != 2:
+            raise SpecError(f".T of {shape_text(self.shape)}: it swaps the axes of a matrix; write .mT", caller())
+        return Transposed(self)
+
+    @property
+    def mT(self) -> Transposed:
+        """An operand with its last two axes swapped, for `@` to take: a view, not a copy."""
+        return Transposed(self)
+
     def __neg__(self) -> Value:
         return apply("neg", self)
 
@@ -254,13 +273,58 @@ class Value:
     def _unsupported(self, *_: Any) -> Any:
         raise SpecError("this operator is not supported on traced values; `fusegen list --ops` shows what is", caller())
 
-    __matmul__ = __rmatmul__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _unsupported
+    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _unsupported
     __lshift__ = __rshift__ = __divmod__ = __contains__ = _unsupported
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise SpecError(f"a traced value has no {name!r}; ops are functions, as in F.exp(x)", caller())
+
+
+class Transposed:
+    """`w.T`: an operand whose matrices `@` takes with their axes swapped. It has no other use."""
+
+    __slots__ = ("value",)
+    __array_ufunc__ = None
+
+    def __init__(self, value: Value) -> None:
+        if len(value.shape) < 2:
+            raise SpecError(f".mT of {shape_text(value.shape)}: there are no two axes to swap", caller())
+        if value.node.op.kind is not Kind.INPUT:
+            raise SpecError(
+                "only an operand can be transposed: a view costs nothing, turning computed values around does\n"
+                "  transpose what they are computed from, or write (a @ b).T as b.T @ a.T",
+                caller(),
+            )
+        self.value = value
+
+    def __matmul__(self, other: Any) -> Value:
+        return product("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Value:
+        return product("matmul", other, self)
+
+    @property
+    def T(self) -> Value:
+        return self.value
+
+    mT = T
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise SpecError(f"a transposed operand has no {name!r}: {ONLY_FACTOR}", caller())
+
+    def _only_factor(self, *_: Any) -> Any:
+        raise SpecError(f"an operation on a transposed operand: {ONLY_FACTOR}", caller())
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _only_factor
+    __neg__ = __abs__ = __pow__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = _only_factor
+    __and__ = __rand__ = __or__ = __ror__ = __invert__ = __bool__ = __len__ = __iter__ = __getitem__ = _only_factor
+
+
+ONLY_FACTOR = "it is a view that only @ takes, as in x @ w.T"
 
 
 P = ParamSpec("P")
@@ -300,6 +364,79 @@ def apply(name: str, *arguments: Any) -> Value:
         return Value(Node(op, tuple(values), shape, result_dtype(op, values), operator))
 
 
+def product(name: str, left: Any, right: Any) -> Value:
+    """`left @ right` on the last two axes, leading ones broadcast: checks and records."""
+    op = OPS[name]
+    with current().operator("matmul") as operator:
+        a, b = (factor(op, side, operator) for side in (left, right))
+        if a.shape[-1] != b.shape[-2]:
+            raise SpecError(inner_sizes_differ(a, b), operator.where)
+        try:
+            leading = broadcast(a.shape[:-2], b.shape[:-2])
+        except ValueError as error:
+            raise SpecError(
+                f"matmul: the leading axes of {factor_text(a)} @ {factor_text(b)} do not broadcast: {error} differ",
+                operator.where,
+            ) from None
+        return Value(Node(op, (a, b), (*leading, a.shape[-2], b.shape[-1]), f32, operator))
+
+
+def factor(op: Op, side: Any, operator: Operator) -> Node:
+    """The node of one side of `@`; of a transposed operand, a view."""
+    if isinstance(side, Transposed):
+        node = side.value.node
+        shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
+        return typed_factor(Node(OPS["transpose"], (node,), shape, node.dtype, operator))
+    node = node_of(op, side, operator)
+    if len(node.shape) < 2:
+        found = f"{shape_text(node.shape)}" if node.shape else "a scalar"
+        raise SpecError(
+            f"matmul: found {found} where a matrix is wanted\n  declare a vector as a matrix with one row or column",
+            operator.where,
+        )
+    return typed_factor(node)
+
+
+def typed_factor(node: Node) -> Node:
+    if node.dtype is not f32:
+        raise SpecError(
+            f"matmul: found {node.dtype} where a floating-point factor is wanted\n  convert it with F.cast(x, f16)",
+            node.where,
+        )
+    return node
+
+
+def inner_sizes_differ(a: Node, b: Node) -> str:
+    first = "first dim" if len(b.shape) == 2 else "dim before the last"
+    lines = [
+        f"matmul: inner sizes differ: {factor_text(a)} @ {factor_text(b)}",
+        f"  the left operand's last dim is {a.shape[-1]}, the right operand's {first} is {b.shape[-2]}",
+    ]
+    x, w = operand_name(a), operand_name(b)
+    if w and a.shape[-1] == b.shape[-1]:
+        turned = w.removesuffix(".T") if w.endswith(".T") else f"{w}.T"
+        lines.append(f"  did you mean `{x or '...'} @ {turned}`?")
+    elif x and a.shape[-2] == b.shape[-2]:
+        turned = x.removesuffix(".T") if x.endswith(".T") else f"{x}.T"
+        lines.append(f"  did you mean `{turned} @ {w or '...'}`?")
+    return "\n".join(lines)
+
+
+def factor_text(node: Node) -> str:
+    """`f16[M, K]` of an operand or its view, `[M, K]` of a computed value."""
+    source = node.inputs[0] if node.op.kind is Kind.VIEW else node
+    tensor = current().operands.get(source)
+    return f"{tensor.dtype if tensor else ''}{shape_text(node.shape)}"
+
+
+def operand_name(node: Node) -> str:
+    """`w`, `w.T`; empty for a computed value."""
+    if node.op.kind is Kind.VIEW:
+        return f"{operand_name(node.inputs[0])}.T"
+    tensor = current().operands.get(node)
+    return tensor.name if tensor else ""
+
+
 def reduced(op: Op, shape: Shape, operator: Operator) -> Shape:
     if not shape:
         raise SpecError(f"{op.name}: a scalar has no axis to reduce", operator.where)
@@ -320,6 +457,8 @@ def node_of(op: Op, argument: Any, operator: Operator) -> Node:
     """The node behind a Value, or a literal's. Raises SpecError for anything else."""
     if isinstance(argument, Value):
         return argument.node
+    if isinstance(argument, Transposed):
+        raise SpecError(f"{op.name}: found a transposed operand: {ONLY_FACTOR}", operator.where)
     if (np := sys.modules.get("numpy")) is not None and isinstance(argument, np.generic):
         argument = argument.item()
     if isinstance(argument, bool):

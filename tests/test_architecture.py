@@ -15,7 +15,7 @@ LAYERS = (
     "types",
     "graph selection",
     "trace ordering",
-    "ops",
+    "ops products",
     "spec naming",
     "reference torch_source",
     "targets.base",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
-from fusegen.graph import Graph, Kind, Node, behind, broadcast
+from fusegen.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
 from fusegen.ordering import along_row, order_by_keys, with_nodes
 from fusegen.trace import OPS
 from fusegen.types import DType, b8, f32, i32
@@ -83,3 +84,63 @@ def sunk(node: Node) -> Node:
 
 def literal(value: float | int | bool | None, dtype: DType, beside: Node) -> Node:
     return Node(OPS["literal"], (), (), dtype, beside.operator, literal=value)
+
+
+@once_per_graph
+def hoist_scales(graph: Graph) -> Graph:
+    """(s * A) @ (B * t)  ->  s * (A @ B) * t     where neither s nor t varies along the contracted axis.
+
+    Lets RMSNorm's 1/rms, a scale of a whole row or channel, and a number ride in the epilogue. Exact but for rounding
+    and range: A is rounded to its storage type before it is scaled, not after, which the plan lists under `rounding`.
+    The graph as it is, where the factors would no longer be of one type.
+    """
+    if not graph.products:
+        return graph
+    rows = Hoister(lambda node: graph.extents[node] is not Extent.ELEMENT)
+    columns = Hoister(lambda node: len(node.shape) < 2 or node.shape[-2] == 1)
+    made: dict[Node, Node] = {}
+    moved: dict[Node, Node] = {}  # what stands for a product now
+    for node in graph.nodes:
+        inputs = tuple(made[a] for a in node.inputs)
+        made[node] = node if inputs == node.inputs else replace(node, inputs=inputs)
+        if node.op.kind is Kind.PRODUCT:
+            (left, row_scales), (right, column_scales) = rows.strip(inputs[0]), columns.strip(inputs[1])
+            result = replace(node, inputs=(left, right))
+            for op, scale in (*row_scales, *column_scales):
+                result = replace(node, op=OPS[op], inputs=(result, scale))
+            if result.op.kind is not Kind.PRODUCT:
+                made[node] = moved[node] = result
+    found = with_nodes(graph, made)
+    same = list(found.factor_types.values()) == list(graph.factor_types.values())
+    return found if moved and same else graph
+
+
+Scales = tuple[tuple[str, Node], ...]
+
+
+class Hoister:
+    """Takes the scales out of a factor; a factor of several products is taken apart once."""
+
+    def __init__(self, constant: Callable[[Node], bool]) -> None:
+        self.constant = constant  # along the contracted axis
+        self.known: dict[Node, tuple[Node, Scales]] = {}
+
+    def strip(self, node: Node) -> tuple[Node, Scales]:
+        """The factor without its scales, and these: the op that applies each, and its value."""
+        if node not in self.known:
+            inner, scales = self.taken(node)
+            self.known[node] = (inner, scales) if inner.shape == node.shape else (node, ())
+        return self.known[node]
+
+    def taken(self, node: Node) -> tuple[Node, Scales]:
+        if node.op.name not in ("mul", "div"):
+            return node, ()
+        a, b = node.inputs
+        if self.constant(b):
+            inner, scales = self.strip(a)
+            return inner, (*scales, (node.op.name, b))
+        if node.op.name == "mul" and self.constant(a):
+            inner, scales = self.strip(b)
+            return inner, (*scales, ("mul", a))
+        (x, first), (y, second) = self.strip(a), self.strip(b) if node.op.name == "mul" else (b, ())
+        return (replace(node, inputs=(x, y)), (*first, *second)) if first or second else (node, ())

@@ -30,6 +30,9 @@ BLOCKS = (128, 256, 512)
 def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every block size, flat where the chain allows."""
     need_no_selection(graph)
+    if graph.products:
+        first = graph.products[0]
+        raise NoMatch(f"{first.operator} at {first.where} multiplies matrices; elementwise has no products")
     if graph.reductions:
         first = graph.reductions[0]
         raise NoMatch(f"{first.op.name} at {first.where} reduces a row; elementwise has no reductions")

@@ -45,6 +45,9 @@ STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long
 def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every legal team, vector width and staging."""
     need_no_selection(graph)
+    if graph.products:
+        first = graph.products[0]
+        raise NoMatch(f"{first.operator} at {first.where} multiplies matrices; rowwise has no products")
     if not graph.reductions:
         raise NoMatch("the chain reduces nothing; rowwise is for rows with a sum, a maximum, a softmax ...")
     need_countable(graph.cols)
