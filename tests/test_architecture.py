@@ -24,7 +24,7 @@ LAYERS = (
     "emulator",
     "compiling",
     "planner.model planner.heading",
-    "planner.pieces planner.passes planner.limits",
+    "planner.pieces planner.passes planner.limits planner.factors",
     "planner.schedule",
     "planner.cost",
     "planner.duration",

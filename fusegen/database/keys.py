@@ -71,11 +71,12 @@ def bucket(rows: int) -> int:
 
 
 def layout_text(layout: Layout, graph: Graph) -> str:
-    """`contiguous`, `split`, `unaligned=0,2`, `split unaligned=1`: operands and then outputs by number."""
+    """`contiguous`, `split`, `unaligned=0,2`, `split unaligned=1 turned=0`: operands and then outputs by number."""
     parts = ["split"] if layout.split else []
     tensors = (*graph.inputs, *graph.outputs)
-    if numbers := [str(number) for number, t in enumerate(tensors) if t.name in layout.unaligned]:
-        parts.append(f"unaligned={','.join(numbers)}")
+    for word, names in (("unaligned", layout.unaligned), ("turned", layout.turned)):
+        if numbers := [str(number) for number, t in enumerate(tensors) if t.name in names]:
+            parts.append(f"{word}={','.join(numbers)}")
     return " ".join(parts) or "contiguous"
 
 

@@ -28,10 +28,13 @@ class Layout:
 
     `split`: the leading axes of some operand can't be walked with one stride, so each axis keeps its own.
     `unaligned`: operands whose address or row stride is no multiple of the vector; they move one element at a time.
+    `turned`: factors of products whose matrices lie the other way round: the elements along their last axis but one are
+    next to each other.
     """
 
     split: bool = False
     unaligned: frozenset[str] = frozenset()
+    turned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,10 @@ class Access:
     `by_column` is False for a per-row scalar. `vector_bytes` is what one instruction moves: the alignment that the
     launcher must check (mode "vector": address and strides; mode "window": the address, and every stride must equal
     the contiguous one modulo the vector).
+
+    A factor of a product says more of how it lies. `line`: its axis whose elements are next to each other, counted from
+    the right; `pitch`: the other axis of its matrices, where no row dimension walks it; `axes`: the tensor's own axes
+    that each of `strided` walks, where they are not those below the chain's.
     """
 
     tensor: str
@@ -76,6 +83,9 @@ class Access:
     vector: int  # elements that one thread moves together
     vector_bytes: int
     once: bool = False  # each byte is used once and by one thread: a read leaves the caches first
+    line: int = -1
+    pitch: int | None = None
+    axes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ class Param:
     """One kernel argument, in order.
 
     kind "pointer": address of `tensor`; "value": a run-time scalar; "extent": size of `row_dims[dim]` (64-bit);
-    "stride": stride of `tensor` along `row_dims[dim]`, in elements (64-bit).
+    "stride": stride of `tensor` along `row_dims[dim]`, or along its own `axes`, in elements (64-bit).
     """
 
     kind: Literal["pointer", "value", "extent", "stride"]
@@ -92,6 +102,7 @@ class Param:
     dim: int = 0
     dtype: DType | None = None
     output: bool = False
+    axes: tuple[int, ...] = ()  # of the tensor, counted from the right
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +330,12 @@ class Plan(ABC):
     def __str__(self) -> str:
         """The lines that open the kernel."""
         return "\n".join(header_lines(self))
+
+    @property
+    def lowered(self) -> Graph:
+        """The graph as the kernel computes it, which the names in its text are of; `graph` is the one that was written.
+        They differ in rounding, never in meaning."""
+        return self.graph
 
     @property
     @abstractmethod

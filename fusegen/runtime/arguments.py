@@ -23,7 +23,7 @@ from fusegen.graph import Graph, Tensor
 from fusegen.planner.model import Access, Layout, Plan
 from fusegen.runtime.arrays import ArrayView, Place, place_text
 from fusegen.runtime.libraries import advice
-from fusegen.types import Dim, DType, Size, f32, i32, size_of
+from fusegen.types import Dim, DType, f32, i32, size_of
 
 Views = Mapping[str, ArrayView]
 
@@ -56,9 +56,7 @@ class Bound:
 def compiled_sizes(plan: Plan) -> Mapping[str, int]:
     """The sizes that are constants of the kernel's text, by the dim's name."""
     graph = plan.graph
-    fixed: set[Size] = {node.size for node in graph.nodes if node.size is not None}
-    if not plan.flat and graph.shape:
-        fixed.add(graph.shape[-1])
+    fixed = {node.size for node in graph.nodes} if plan.flat else graph.fixed
     return {size.name: graph.sizes[size.name] for size in fixed if isinstance(size, Dim)}
 
 
@@ -137,12 +135,36 @@ def check_strides(plan: Plan, views: Views) -> None:
             continue
         if access.output:
             check_output(access.tensor, view)
-        if access.by_column and view.shape[-1] > 1 and view.strides[-1] != 1:
+        if access.tensor in turnable(plan):
+            check_matrix(access.tensor, view)
+        elif access.by_column and not in_line(view, -1):
             raise ArgumentError(
                 f"{access.tensor} has a stride of {view.strides[-1]} elements along its last axis, "
                 "and a kernel reads rows whose elements are next to each other\n"
                 f"  pass {advice(access.tensor, view.library, 'contiguous')}"
             )
+
+
+def in_line(view: ArrayView, axis: int) -> bool:
+    """Are the elements along that axis next to each other?"""
+    return view.shape[axis] <= 1 or view.strides[axis] == 1
+
+
+def turnable(plan: Plan) -> frozenset[str]:
+    """The tensors that are factors as they lie in memory, and nothing else: either of their axes may be the line."""
+    uses: dict[str, set[bool]] = {}
+    for access in plan.accesses:
+        uses.setdefault(access.tensor, set()).add(bool(access.axes or access.pitch))
+    return frozenset(tensor for tensor, found in uses.items() if found == {True})
+
+
+def check_matrix(name: str, view: ArrayView) -> None:
+    if not in_line(view, -1) and not in_line(view, -2):
+        raise ArgumentError(
+            f"{name} has strides of {view.strides[-2]} and {view.strides[-1]} elements along its last two axes, and a "
+            f"product reads matrices whose rows or columns lie next to each other\n"
+            f"  pass {advice(name, view.library, 'contiguous')}"
+        )
 
 
 def check_output(name: str, view: ArrayView) -> None:
@@ -211,6 +233,8 @@ def short_reach(view: ArrayView, threshold: int) -> tuple[int, int]:
 
 def tensor_axes(plan: Plan, access: Access, dim: int) -> tuple[int, ...]:
     """The axes of the tensor itself that row dimension `dim` walks; shapes align at the right, as in numpy."""
+    if access.axes:
+        return tuple(len(access.shape) + axis for axis in access.axes[access.strided.index(dim)])
     missing = len(plan.graph.shape) - len(access.shape)
     return tuple(axis - missing for axis in plan.row_dims[dim].axes if axis >= missing)
 
@@ -260,6 +284,9 @@ def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:
     fresh = {"vector": (0,) * len(own), "window": own}[access.mode]
     strides = row_strides(plan, access, view) or ()
     walked = [math.prod(view.shape[axis] for axis in tensor_axes(plan, access, dim)) > 1 for dim in access.strided]
+    pitch = view.strides[access.pitch] if access.pitch is not None and view.shape[access.pitch] > 1 else 0
+    if pitch * view.dtype.bytes % access.vector_bytes:
+        return False
     return all(
         not moves or (stride - base) * view.dtype.bytes % access.vector_bytes == 0
         for moves, stride, base in zip(walked, strides, fresh, strict=True)
@@ -285,6 +312,10 @@ def layout_needed(plan: Plan, views: Views) -> Layout:
     layout = plan.layout
     here = [(access, views[access.tensor]) for access in plan.accesses if access.tensor in views]
     here = [(access, view) for access, view in here if view.size]
+    matrices = {access.tensor: view for access, view in here if access.tensor in turnable(plan)}
+    turned = frozenset(name for name, view in matrices.items() if not in_line(view, -1))
+    if not turned <= layout.turned:
+        return replace(layout, turned=layout.turned | turned)
     if not layout.split and any(not walks(plan, access, view) for access, view in here):
         return replace(layout, split=True)
     loose = frozenset(access.tensor for access, view in here if not aligned(plan, access, view))
@@ -310,8 +341,9 @@ def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
             numbers.append(extents[param.dim])
         elif param.kind == "stride":
             access, view = accesses[param.tensor], views[param.tensor]
-            numbers.append(merged_stride(view, tensor_axes(plan, access, param.dim)) or 0)
-    return Bound(sizes, rows, plan.blocks(rows) if rows else 0, tuple(numbers))
+            axes = [len(view.shape) + axis for axis in param.axes] or tensor_axes(plan, access, param.dim)
+            numbers.append(merged_stride(view, axes) or 0)
+    return Bound(sizes, rows, plan.blocks(*extents) if rows else 0, tuple(numbers))
 
 
 # ---------------------------------------------------------------- run-time scalars

@@ -367,8 +367,10 @@ def traits(v: ArrayView) -> tuple[object, ...]:
 
 
 def layout_text(layout: Layout) -> str:
-    """`split rows, x and bias unaligned`."""
+    """`split rows, x and bias unaligned, w turned`."""
     parts = ["split rows"] if layout.split else []
     if layout.unaligned:
         parts.append(f"{' and '.join(sorted(layout.unaligned))} unaligned")
+    if layout.turned:
+        parts.append(f"{' and '.join(sorted(layout.turned))} turned")
     return ", ".join(parts) or "contiguous arrays"

@@ -36,9 +36,7 @@ class Operands:
 def free_dims(plan: Plan, flat: bool) -> tuple[str, ...]:
     """The dims whose sizes are run-time arguments, outermost first; of a flat walk the last one too."""
     graph = plan.graph
-    fixed = {node.size for node in graph.nodes if node.size is not None}
-    if not flat:
-        fixed.add(graph.shape[-1])
+    fixed = {node.size for node in graph.nodes} if flat else graph.fixed
     names = [size.name for size in graph.shape if isinstance(size, Dim) and size not in fixed]
     return tuple(dict.fromkeys(names))
 
