@@ -40,10 +40,11 @@ KINDS = (
     "trap",
     "resources",
     "mbarrier",
+    "tensor",
 )
 
 MAX_THREADS = 1024  # of a block, on every GPU there is
-CLOCKED = ("mbarrier", "cp.async.bulk")  # what orders threads that don't meet: runtime/checker_clocks.cpp
+CLOCKED = ("mbarrier", "cp.async.bulk", "wgmma")  # what orders threads that don't meet: runtime/checker_clocks.cpp
 MAX_CLUSTER = 16  # blocks; more than 8 only where the launch asks for it
 MAX_WORKERS = 16  # each maps a stack per thread, and Linux allows a process 65,530 mappings
 

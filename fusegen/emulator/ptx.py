@@ -32,6 +32,7 @@ _DECLARED = {
     **dict.fromkeys(("b64", "u64"), "simt::u64"), "s16": "short", "s32": "int", "s64": "simt::i64",
     "f32": "float", "f64": "double",
 }  # fmt: skip
+_LATER = "wgmma.mma_async"  # writes its outputs some time after the statement
 _MNEMONIC = r"[A-Za-z][\w.]*(?:::[\w.]+)*"
 _INSTRUCTION = re.compile(rf"(?:@(?P<guard>!?\w+)\s+)?(?P<mnemonic>{_MNEMONIC})(?:\s+(?P<operands>.+))?", re.DOTALL)
 _OPERANDS = re.compile(r"\[[^\]]*\]|\{[^}]*\}|[^,\s][^,]*")
@@ -94,16 +95,23 @@ class _Statement:
         if not self.text.strip():
             return 'asm volatile("" ::: "memory");'
         statements = [self._translate(part.strip()) for part in re.split(r"(?<=[{};])", self._without_vectors())]
+        references = range(len(self.outputs)) if _LATER in self.text else range(0)
         before: list[str] = []
         for place, (constraint, expression) in enumerate(self.operands):
             kind = self._type(constraint)
-            if constraint.startswith("="):
+            if place in references:
+                before.append(f"{kind}& simt_{place} = {expression};")
+            elif constraint.startswith("="):
                 before.append(f"{kind} simt_{place};")
             elif kind == "auto":
                 before.append(f"const auto simt_{place} = ({expression});")
             else:
                 before.append(f"{kind} simt_{place} = simt::ptx_in<{kind}>({expression});")
-        after = [f"simt::ptx_out({expression}, simt_{place});" for place, (_, expression) in enumerate(self.outputs)]
+        after = [
+            f"simt::ptx_out({expression}, simt_{place});"
+            for place, (_, expression) in enumerate(self.outputs)
+            if place not in references
+        ]
         return " ".join(["{", *before, *filter(None, statements), *after, "}"])
 
     # --- the C++ around the PTX
@@ -178,10 +186,14 @@ class _Statement:
         if mnemonic in ("bra", "bra.uni"):
             return f"goto {self._label(operands.strip())};"
         name = "ptx_" + re.sub(r"\.|::", "_", mnemonic)
-        if name not in _known():
+        sized = re.sub(r"(_m64n)\d+(k)", r"\1N\2", name)
+        if sized not in _known():
             raise self._refuse(f"it has no model of the instruction {mnemonic}: add it in dialect/ptx.h")
         arguments = [self._value(operand.strip(), f"{mnemonic} {operands}") for operand in _OPERANDS.findall(operands)]
-        return f"simt::{name}({', '.join(arguments)});"
+        if sized != name:
+            sized += "<" + re.findall(r"_m64n(\d+)k", name)[0] + ">"
+            arguments.insert(0, "__LINE__")
+        return f"simt::{sized}({', '.join(arguments)});"
 
     def _label(self, name: str) -> str:
         return f"simt_label_{self.number}_{re.sub(r'[^A-Za-z0-9_]', '_', name)}"

@@ -88,6 +88,7 @@ enum class Fault : u32 {
   trap,
   resources,
   mbarrier,
+  tensor,
 };
 
 // Ends the launch with a report. `line` is the kernel's source line, or 0 when the caller's address must tell it.
@@ -116,6 +117,21 @@ enum class Number : u32 { f16, bf16, tf32 };
 void mma(Number number, u32 k, const u32* a, const u32* b, float* d, int line);  // m16n8k`k` of a warp of 32
 void mfma(Number number, u32 size, const void* a, const void* b, float* d, int modifiers, int line);  // of 64 lanes
 void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int line);  // ldmatrix: 8x8 of 16 bits
+
+// --- wgmma, by the warpgroups of a block: n / 2 accumulators by reference, then the operands of the instruction
+struct WgmmaOperand {
+  u64 bits;
+
+  inline __attribute__((always_inline)) WgmmaOperand(float& place) : bits(reinterpret_cast<u64>(&place)) {}
+  inline __attribute__((always_inline)) WgmmaOperand(u64 value) : bits(value) {}
+  inline __attribute__((always_inline)) WgmmaOperand(u32 value) : bits(value) {}
+  inline __attribute__((always_inline)) WgmmaOperand(int value) : bits(static_cast<u64>(i64{value})) {}
+  inline __attribute__((always_inline)) WgmmaOperand(bool value) : bits(value) {}
+};
+void wgmma(Number number, u32 n, const WgmmaOperand* operands, u32 count, int line);
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(u32 allowed);
 
 // --- memory
 char* place_shared(SharedVariable& variable);  // where it lies in this block; gives it a place if it has none

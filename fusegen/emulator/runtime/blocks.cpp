@@ -27,6 +27,7 @@ static void tell_of_warp_operation(Block& block) {
 void Worker::report_deadlock() {
   for (Block& block : blocks) {
     tell_of_warp_operation(block);
+    tell_of_warpgroup(block);
   }
   for (Fiber* fiber : blocked) {
     if (fiber->mbarrier) {
@@ -84,9 +85,15 @@ void Worker::begin_block(Block& block, u64 linear) {
     fiber.copies.clear();
     fiber.stores.clear();
     fiber.mbarrier = nullptr;
+    fiber.wgmma = WgmmaOrder{};
     fiber.at_cluster_barrier = false;
     fiber.cluster_arrivals = 0;
     fiber.cluster_waits = 0;
+  }
+  Critical critical;
+  block.warpgroups.clear();
+  for (u32 first = 0; first < block.fibers.size(); first += warpgroup_threads) {
+    block.warpgroups.emplace_back().first_thread = first;
   }
   clear_shared(block, launch->request);
 }

@@ -57,6 +57,12 @@ struct Member {
 
 enum class Memory : u8 { shared, global, image };
 
+// How many instructions under way may be reading a piece of shared memory, and one of them.
+struct Reading {
+  u32 count;
+  u32 site;
+};
+
 // Buffers that overlap share a region, so that an access through one is seen through the other.
 struct Region {
   char* low;
@@ -68,6 +74,7 @@ struct Region {
   Cell* cells;
   u64 cell_count;
   const Block* owner;  // of shared memory
+  std::vector<Reading> reading;  // of its pieces of 16 bytes, once there is any
   std::vector<Member> members;
 
   bool holds(const char* place, u64 bytes) const { return within(low, high, place, bytes); }
@@ -91,6 +98,7 @@ struct Meeting {
   Clock given;
   Known latest;  // to be joined into `given`
   Known taken;   // by who sees the phase complete
+  u32 phase;     // of reads: that `taken` tells of
 };
 
 struct Clocks {
@@ -156,6 +164,9 @@ u32 offset_of_site(const void* site);
 // checker_copies.cpp
 void require_no_source(const Region& region, const char* place, u64 bytes, Access access, const void* site);
 
+// checker_reads.cpp
+void require_no_reading(const Region& region, const char* place, u64 bytes, Access access, const void* site);
+
 // checker_clocks.cpp
 void clocks_begin_cluster(Checker& checker, u32 threads);
 void checker_meet_block(Block& block);
@@ -166,6 +177,10 @@ u32 clocks_copier(const void* object);  // and its author
 Known clocks_published(const Fiber& fiber);
 void clocks_take_over(const Fiber& fiber, const Known& published);
 bool clocks_visible(const Takeover& takeover, const Fiber& fiber);
+u32 clocks_next_phase(const void* reader);  // and its author's clock moves on
+void clocks_acquire_reads(const Fiber& fiber, const void* reader, u32 phase);
+void clocks_remember_copied(Cell& cell, const Stamp& read);
+void clocks_require_written(Region& region, Cell& cell, const char* place, const Fiber& fiber, const void* site);
 void clocks_split(Cell& copy);  // of a cell that has been made smaller
 void check_cell_by_clock(Region& region, Cell& cell, const char* place, Access access, bool needs_value,
                          const Fiber& fiber, const void* site, u32 site_offset);

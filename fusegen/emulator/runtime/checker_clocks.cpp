@@ -244,13 +244,27 @@ static void remember_read(Cell& cell, const Stamp& now, const Fiber& fiber) {
   }
 }
 
-void check_cell_by_clock(Region& region, Cell& cell, const char* place, Access access, bool needs_value,
-                         const Fiber& fiber, const void* site, u32 site_offset) {
-  const Checker& checker = *worker->checker;
-  if (region.memory == Memory::shared && std::max(cell.write.phase, cell.read.phase) < checker.first_phase) {
+static void forget_earlier_clusters(const Region& region, Cell& cell) {
+  if (region.memory == Memory::shared &&
+      std::max(cell.write.phase, cell.read.phase) < worker->checker->first_phase) {
     forget_readers(cell);  // shared memory starts anew with each cluster
     cell = Cell{};
   }
+}
+
+void clocks_require_written(Region& region, Cell& cell, const char* place, const Fiber& fiber, const void* site) {
+  forget_earlier_clusters(region, cell);
+  if (!cell.write.phase) {
+    suspect(region, place, Access::read, site);
+  } else if (!ordered(cell.write, fiber)) {
+    fail_race(region, place, cell.write, cell.write.has(flag_atomic) ? Access::atomic : Access::write, Access::read,
+              site);
+  }
+}
+
+void check_cell_by_clock(Region& region, Cell& cell, const char* place, Access access, bool needs_value,
+                         const Fiber& fiber, const void* site, u32 site_offset) {
+  forget_earlier_clusters(region, cell);
   auto require_order = [&](const Stamp& earlier, Access kind) {
     bool atomics = access == Access::atomic && kind == Access::atomic;
     if (!atomics && !ordered(earlier, fiber)) {
@@ -314,6 +328,42 @@ u32 clocks_land(const void* object) {
   u32 phase = ++worker->checker->phase;
   learn(meeting.given, meeting.author, phase + 1);
   return phase;
+}
+
+// --- reads that go on until they are waited for: likewise, known to who has
+
+u32 clocks_next_phase(const void* reader) {
+  Critical critical;
+  meeting_at(reader);
+  return ++worker->checker->phase;
+}
+
+void clocks_acquire_reads(const Fiber& fiber, const void* reader, u32 phase) {
+  Critical critical;
+  Meeting& meeting = meeting_at(reader);
+  if (meeting.phase != phase) {
+    Clock clock;
+    learn(clock, meeting.author, phase + 1);
+    meeting.taken = std::make_shared<const Clock>(std::move(clock));
+    meeting.phase = phase;
+  }
+  Known& known = clocks().threads[author_of(fiber)].known;
+  known = joined(known, meeting.taken);
+}
+
+void clocks_remember_copied(Cell& cell, const Stamp& read) {
+  if (std::vector<Stamp>* readers = readers_of(cell)) {
+    Critical critical;
+    auto is_past = [&](const Stamp& earlier) {
+      return !earlier.has(flag_atomic | flag_plain_write) && earlier.who == read.who;
+    };
+    readers->erase(std::remove_if(readers->begin(), readers->end(), is_past), readers->end());
+    readers->push_back(read);
+  } else if (!cell.read.phase || cell.read.who == read.who) {
+    cell.read = read;
+  } else {
+    remember(cell, read);
+  }
 }
 
 u32 clocks_copier(const void* object) { return meeting_at(object).author; }

@@ -52,6 +52,12 @@ static u32 block_number(const Checker& checker, u32 phase) {
   long long byte = place - member.low;
   u64 other_site = earlier.site & site_mask;
   bool is_copy = stamp_is_copy(earlier);
+  if (is_copy && earlier_kind == Access::read) {
+    fail_at(Fault::race, site, other_site,
+            "%s of byte %lld of %s, which a wgmma.mma_async has read: this thread has neither waited for it nor heard "
+            "of one that has",
+            verb(access), byte, member.name);
+  }
   if (is_copy && !earlier.has(flag_copying)) {
     fail_at(Fault::race, site, other_site,
             "%s of byte %lld of %s, which an asynchronous copy has filled: this thread has not seen the phase of its "
@@ -245,6 +251,9 @@ void check_access(const void* address, u64 bytes, Access access, bool needs_valu
   char* place = static_cast<char*>(const_cast<void*>(address));
   const Fiber& fiber = *static_cast<const Fiber*>(current_fiber());
   if (static_cast<u64>(place - fiber.stack_low) < fiber.stack_bytes || bytes == 0) {
+    if (fiber.wgmma.pending || fiber.wgmma.high) {
+      touch_registers(*current_fiber(), place, bytes, verb(access), site);
+    }
     return;
   }
   Checker& checker = *w->checker;
@@ -266,6 +275,7 @@ void check_access(const void* address, u64 bytes, Access access, bool needs_valu
     }
     if (access != Access::read) {
       require_no_source(*region, place, bytes, access, site);
+      require_no_reading(*region, place, bytes, access, site);
     }
   }
   u64 offset = static_cast<u64>(place - region->origin);

@@ -212,6 +212,7 @@ void thread_finished() {
   Warp& warp = warp_of(*fiber);
   land_copies(*fiber);
   end_stores(*fiber);
+  end_wgmma(*fiber);
   worker->idle_polls = 0;
   warp.live &= ~bit(fiber->lane);
   --block.live;

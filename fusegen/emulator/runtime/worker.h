@@ -14,6 +14,7 @@
 #include "../dialect/simt.h"
 #include "context.h"
 #include "copies.h"
+#include "wgmma.h"
 
 namespace simt {
 
@@ -29,6 +30,7 @@ struct Fiber : ThreadView {
   CopyQueue copies;
   CopyQueue stores;  // bulk copies out of shared memory
   u64* mbarrier;     // it sleeps at this one, or null
+  WgmmaOrder wgmma;
   bool at_cluster_barrier;
   u32 cluster_arrivals;
   u32 cluster_waits;
@@ -66,6 +68,8 @@ struct Block : BlockView {
   std::vector<char> memory;  // all of its shared memory
   char* window = nullptr;    // where it begins, and its addresses in PTX's shared state space
 
+  std::vector<Warpgroup> warpgroups;
+
   // the block barrier
   u32 arrived = 0;
   int barrier_line = 0;
@@ -98,6 +102,13 @@ struct Launch {
   std::mutex report_mutex;
 };
 
+// Room for one product of a warpgroup: too much for a fiber's stack.
+struct MatrixSpace {
+  std::vector<float> a;
+  std::vector<float> b;
+  std::vector<double> sums;
+};
+
 struct Checker;  // checker.h; only the checking build has one
 
 struct Worker {
@@ -122,6 +133,7 @@ struct Worker {
   u64 random_state = 1;
   std::vector<Fiber*> blocked;  // at an mbarrier or at the cluster barrier
   std::vector<BulkLoad> loads;  // issued and not landed
+  MatrixSpace matrices;
   u64 idle_polls = 0;           // questions to mbarriers since anything last happened
 
   u32 cluster_arrived = 0;
@@ -204,6 +216,11 @@ bool complete_named(Warp& warp, u32 lane);
 bool complete_converged(Warp& warp);
 const char* name_of(WarpOperation operation);
 
+// wgmma.cpp
+void end_wgmma(const Fiber& fiber);
+void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* verb, const void* site);
+void tell_of_warpgroup(Block& block);  // if it waits for a thread that does not come
+
 // signals.cpp: crashes and timeouts become reports for as long as one of these exists
 class SignalGuard {
  public:
@@ -257,6 +274,10 @@ void checker_end_copy(const Copy& copy);
 void checker_begin_source(const Copy& copy);  // for a copy that reads shared memory
 void checker_end_source(const Copy& copy);
 void checker_end_load(const Copy& copy, const void* mbarrier);
+void checker_begin_read(const char* place, const void* site);  // of 16 bytes, which goes on until all have waited
+void checker_end_read(const char* place, const void* reader, const void* site, u32 phase);
+u32 checker_next_phase(const void* reader);
+void checker_acquire_reads(const Fiber& fiber, const void* reader, u32 phase);  // and all before
 void checker_touch_mbarrier(const void* place, bool initialised, const void* site);
 void checker_meet_lanes(Warp& warp, u64 lanes);                // at a __syncwarp
 void checker_release(const Fiber& fiber, const void* object);  // gives what the thread knows to this barrier
@@ -278,6 +299,10 @@ inline void checker_end_copy(const Copy&) {}
 inline void checker_begin_source(const Copy&) {}
 inline void checker_end_source(const Copy&) {}
 inline void checker_end_load(const Copy&, const void*) {}
+inline void checker_begin_read(const char*, const void*) {}
+inline void checker_end_read(const char*, const void*, const void*, u32) {}
+inline u32 checker_next_phase(const void*) { return 0; }
+inline void checker_acquire_reads(const Fiber&, const void*, u32) {}
 inline void checker_touch_mbarrier(const void*, bool, const void*) {}
 inline void checker_meet_lanes(Warp&, u64) {}
 inline void checker_release(const Fiber&, const void*) {}

@@ -1,0 +1,26 @@
+// wgmma: matrix instructions of a warpgroup, which read shared memory and write accumulators some time before the wait.
+//
+// ptx.py makes a template's argument of the size in a name, gives the line first, and passes accumulators as they stand
+// in the kernel, since they change after the statement.
+#pragma once
+
+namespace simt {
+
+#define SIMT_PTX_WGMMA(name, number)                                                                              \
+  template <u32 N, class... Operands>                                                                             \
+  SIMT_INLINE void name(int line, Operands&&... operands) {                                                       \
+    static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma has 8 to 256 columns, a multiple of 8");               \
+    static_assert(sizeof...(Operands) == N / 2 + 7 || sizeof...(Operands) == N / 2 + 9,                           \
+                  "wgmma wants its accumulators, A as a descriptor or four registers, a descriptor of B, and p, " \
+                  "imm-scale-a, imm-scale-b, imm-trans-a (not with registers), imm-trans-b");                     \
+    const WgmmaOperand all[] = {WgmmaOperand(operands)...};                                                       \
+    wgmma(number, N, all, sizeof...(Operands), line);                                                             \
+  }
+SIMT_PTX_WGMMA(ptx_wgmma_mma_async_sync_aligned_m64nNk16_f32_f16_f16, Number::f16)
+SIMT_PTX_WGMMA(ptx_wgmma_mma_async_sync_aligned_m64nNk16_f32_bf16_bf16, Number::bf16)
+
+SIMT_INLINE void ptx_wgmma_fence_sync_aligned() { wgmma_fence(); }
+SIMT_INLINE void ptx_wgmma_commit_group_sync_aligned() { wgmma_commit(); }
+SIMT_INLINE void ptx_wgmma_wait_group_sync_aligned(u32 allowed) { wgmma_wait(allowed); }
+
+}  // namespace simt

@@ -1,0 +1,60 @@
+// What a warpgroup, four warps that multiply together, has issued and not waited for.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "../dialect/simt.h"
+
+namespace simt {
+
+constexpr u32 warpgroup_threads = 128;
+
+// Of one thread.
+struct WgmmaOrder {
+  u32 group = 0;        // that an instruction issued now belongs to: counts the thread's commits
+  u32 pending = 0;      // instructions that it has not waited for
+  bool fenced = false;  // by wgmma.fence, and the latest accumulators have not been touched since
+  bool arrived = false;
+  const char* low = nullptr;  // of the latest accumulators, where they are one array
+  const char* high = nullptr;
+};
+
+// 64 x 16 of A, or 16 x n of B, in shared memory.
+struct SharedMatrix {
+  u64 descriptor;
+  u32 rows;         // of A, or columns of B
+  bool transposed;  // rows, and not the depth, are contiguous
+};
+
+struct Wgmma {
+  Number number;
+  u32 n;
+  u32 group;
+  bool a_in_registers;
+  SharedMatrix a;
+  SharedMatrix b;
+  bool adds;   // to what the accumulators hold
+  float sign;  // of the product
+  const void* site;
+  std::vector<u32> fragments;  // of A: four registers a thread
+  std::vector<float*> sums;    // n / 2 a thread
+  std::vector<float> addends;  // likewise; none if an earlier instruction gives them
+  bool landed = false;
+  bool finished = false;  // some thread has waited for it
+  u32 phase = 0;          // of its reads, in the checking build
+  bool waited[warpgroup_threads] = {};
+  u32 waits = 0;
+};
+
+struct WgmmaIssue;
+
+struct Warpgroup {
+  u32 first_thread;
+  u32 arrived = 0;
+  int line = 0;
+  const WgmmaIssue* issues[warpgroup_threads];
+  std::deque<Wgmma> pending;
+};
+
+}  // namespace simt

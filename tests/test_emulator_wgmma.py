@@ -1,0 +1,343 @@
+"""wgmma in the emulator: every layout of its operands, and each way to wait for it wrongly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fusegen.emulator import EmulatorBuildError, KernelFault, build
+from tests.programs import BUILDS, Array, aligned, compile_cuda, launch, needs_check, needs_compiler
+
+pytestmark = needs_compiler
+
+NUMBERS = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: the field of a descriptor
+
+
+def shared_image(matrix: Array, swizzle: int, transposed: bool) -> tuple[Array, int, int]:
+    """A matrix (rows, depth) of 16-bit numbers as it lies in shared memory, with its leading and stride byte offsets.
+
+    Said as people draw it: atoms of 8 lines, each `swizzle` bytes long, whose pieces of 16 bytes are permuted by the
+    line's number. Lines run along the depth, or along the rows where `transposed`.
+    """
+    lines = matrix.T if transposed else matrix
+    count, length = lines.shape
+    span = (swizzle or 16) // 2  # numbers of a line of an atom
+    bars = lines.reshape(count // 8, 8, length // span, span)
+    pieces = bars.transpose(2, 0, 1, 3).reshape(length // span, count // 8, 8, span // 8, 8)
+    image = np.empty_like(pieces)
+    shift = {128: 0, 64: 1, 32: 2}.get(swizzle, 3)  # how many lines share 128 bytes, as a power of two
+    for line in range(8):
+        for piece in range(span // 8):
+            image[:, :, line, piece ^ line >> shift & (span // 8 - 1)] = pieces[:, :, line, piece]
+    beside, below = count * span * 2, 8 * span * 2  # the next column of atoms, the next atom
+    if transposed and not swizzle:
+        return image.ravel(), below, beside
+    return image.ravel(), beside, below
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    number: str
+    n: int
+    swizzle: int = 128
+    trans_a: bool = False
+    trans_b: bool = False
+    registers: bool = False
+    steps: int = 0
+    scale_a: int = 1
+    scale_b: int = 1
+
+    def __str__(self) -> str:
+        a = "registers" if self.registers else "columns" if self.trans_a else "rows"
+        return f"{self.number} n{self.n} {self.swizzle} {a} {'columns' if self.trans_b else 'rows'}"
+
+    @property
+    def depth(self) -> int:
+        """A line's length where the depth is contiguous, 32 otherwise."""
+        return (self.swizzle or 16) // 2 if self.swizzle and not (self.trans_a and self.trans_b) else 32
+
+    def matrices(self) -> tuple[Array, Array]:
+        rng = np.random.default_rng(self.n)
+        return tuple(
+            rng.integers(-8, 9, shape).astype(NUMBERS[self.number])
+            for shape in ((64, self.depth), (self.n, self.depth))
+        )  # type: ignore[return-value]
+
+    def advance(self, transposed: bool, lines: int, stride: int) -> int:
+        """Bytes from one step of 16 along the depth to the next."""
+        if transposed:
+            return 2 * stride if self.swizzle else 2 * 8 * 16
+        return 32 if self.swizzle else 2 * lines * 16
+
+    def source(self, after: str = "") -> str:
+        half = self.n // 2
+        a, b = self.matrices()
+        image_a, leading_a, stride_a = shared_image(a, self.swizzle, self.trans_a)
+        _, leading_b, stride_b = shared_image(b, self.swizzle, self.trans_b)
+        offset_b = 0 if self.registers else image_a.nbytes
+        total = offset_b + b.nbytes
+        sums = ", ".join(f"%{i}" for i in range(half))
+        outputs = ", ".join(f'"+f"(d[{i}])' for i in range(half))
+        if self.registers:
+            left = "{" + ", ".join(f"%{half + i}" for i in range(4)) + "}"
+            left_in = ", ".join(f'"r"(a[{i}])' for i in range(4))
+            parameter, rest, immediates = "const unsigned (&a)[4]", half + 4, f"{int(self.trans_b)}"
+        else:
+            left, left_in, parameter, rest = f"%{half}", '"l"(a)', "unsigned long long a", half + 1
+            immediates = f"{int(self.trans_a)}, {int(self.trans_b)}"
+        name = f"wgmma.mma_async.sync.aligned.m64n{self.n}k16.f32.{self.number}.{self.number}"
+        advance_a, advance_b = self.advance(self.trans_a, 64, stride_a), self.advance(self.trans_b, self.n, stride_b)
+        call = (
+            "unsigned fragments[4];\n    for (int i = 0; i < 4; ++i) fragments[i] = *reinterpret_cast<const unsigned*>("
+            f"left + (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8) * {self.depth} + step * 16 + "
+            "threadIdx.x % 4 * 2 + i / 2 * 8);\n    multiply(d, fragments, "
+            if self.registers
+            else f"multiply(d, describe(place + step * {advance_a}, {leading_a}, {stride_a}), "
+        )
+        return f"""
+__device__ __forceinline__ unsigned long long describe(unsigned place, int leading, int stride) {{
+  return (place & 0x3ffff) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 |
+         static_cast<unsigned long long>(stride >> 4) << 32 | {SWIZZLES[self.swizzle]}ull << 62;
+}}
+__device__ __forceinline__ void multiply(float (&d)[{half}], {parameter}, unsigned long long b, int adds) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{rest + 1}, 0;\\n" // WGMMA
+               "{name} {{{sums}}}, {left}, %{rest}, p, {self.scale_a}, {self.scale_b}, {immediates};\\n}}"
+               : {outputs} : {left_in}, "l"(b), "r"(adds));
+}}
+__device__ __forceinline__ void fence() {{ asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }}
+__device__ __forceinline__ void commit() {{ asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }}
+template <int Left>
+__device__ __forceinline__ void wait() {{ asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Left) : "memory"); }}
+
+extern "C" __global__ void __launch_bounds__(128) kernel(const uint4* image, const unsigned short* left, float* out) {{
+  extern __shared__ __align__(1024) unsigned char tile[];
+  uint4* const pieces = reinterpret_cast<uint4*>(tile);
+  for (int i = threadIdx.x; i < {total // 16}; i += 128) pieces[i] = image[i];
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads(); // WRITTEN
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(tile));
+  float d[{half}];
+  for (int i = 0; i < {half}; ++i) d[i] = 1000.0f;
+  fence(); // FENCE
+  for (int step = 0; step < {self.steps or self.depth // 16}; ++step) {{
+    {call}describe(place + {offset_b} + step * {advance_b}, {leading_b}, {stride_b}), 1);
+  }}
+  commit(); // COMMIT
+  wait<0>(); // WAIT
+  {after}
+  for (int i = 0; i < {half}; ++i) {{
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
+    out[row * {self.n} + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2] = d[i]; // READ
+  }}
+}}
+"""
+
+    def run(self, source: str, *, check: bool, seed: int) -> tuple[Array, Array]:
+        a, b = self.matrices()
+        images = [shared_image(b, self.swizzle, self.trans_b)[0]]
+        if not self.registers:
+            images.insert(0, shared_image(a, self.swizzle, self.trans_a)[0])
+        image = aligned(np.concatenate(images).view(np.uint8))
+        out = aligned(np.full((64, self.n), np.nan, np.float32))
+        left = aligned(np.ascontiguousarray(a).view(np.uint16))
+        launch(source, [image, left, out], check=check, seed=seed, shared_bytes=image.nbytes)
+        used = 16 * (self.steps or self.depth // 16)
+        exact = a[:, :used].astype(np.float64) @ b[:, :used].astype(np.float64).T
+        return out, (1000 + self.scale_a * self.scale_b * exact).astype(np.float32)
+
+
+LAYOUTS = [
+    *(Wgmma("bf16", 64, swizzle) for swizzle in SWIZZLES),
+    *(Wgmma("f16", 64, swizzle, trans_b=True) for swizzle in SWIZZLES),
+    *(Wgmma("f16", 64, swizzle, trans_a=True) for swizzle in SWIZZLES),
+    *(Wgmma("bf16", 128, swizzle, trans_a=True, trans_b=True) for swizzle in SWIZZLES),
+    *(Wgmma("f16", n) for n in (8, 24, 136, 256)),
+    Wgmma("bf16", 256, trans_b=True),
+    Wgmma("bf16", 32, registers=True),
+    Wgmma("f16", 64, registers=True, trans_b=True),
+    Wgmma("f16", 8, scale_a=-1),
+    Wgmma("f16", 8, scale_b=-1),
+]
+
+
+@pytest.mark.parametrize("check", BUILDS)
+@pytest.mark.parametrize("wgmma", LAYOUTS, ids=str)
+def test_every_layout(wgmma: Wgmma, check: bool) -> None:
+    for seed in (0, 1):
+        got, want = wgmma.run(wgmma.source(), check=check, seed=seed)
+        assert np.array_equal(got, want), seed
+
+
+@pytest.mark.parametrize("wgmma", LAYOUTS, ids=str)
+def test_the_layouts_are_cuda(wgmma: Wgmma) -> None:
+    compile_cuda(wgmma.source(), shared_bytes=64 * 1024)
+
+
+PLAIN = Wgmma("bf16", 32)
+
+
+def changed(*pairs: tuple[str, str], wgmma: Wgmma = PLAIN) -> str:
+    source = wgmma.source()
+    for old, new in pairs:
+        assert old in source, old
+        source = source.replace(old, new)
+    return source
+
+
+@pytest.mark.parametrize("check", BUILDS)
+def test_another_swizzle_gives_other_numbers(check: bool) -> None:
+    for other in (2, 3):
+        got, want = PLAIN.run(changed(("1ull << 62", f"{other}ull << 62")), check=check, seed=0)
+        assert not np.array_equal(got, want)
+
+
+BROKEN = [
+    (
+        "no wait",
+        [("  wait<0>(); // WAIT\n", "")],
+        "race",
+        "accumulator of a wgmma.mma_async that this thread has not",
+        "READ",
+    ),
+    (
+        "a wait for the group before",
+        [("wait<0>(); // WAIT", "wait<1>();")],
+        "race",
+        "that this thread has not waited",
+        "READ",
+    ),
+    ("no commit", [("  commit(); // COMMIT\n", "")], "race", "that this thread has not waited for", "READ"),
+    ("no fence", [("  fence(); // FENCE\n", "")], "race", "wgmma.fence must come between", "WGMMA"),
+    (
+        "no barrier in front",
+        [("  __syncthreads(); // WRITTEN\n", "")],
+        "race",
+        "is not ordered with the write",
+        "WGMMA|piece",
+    ),
+    (
+        "the tile is written before the wait",
+        [("wait<0>(); // WAIT", "tile[threadIdx.x] = 0; // BUG\n  wait<0>();")],
+        "race",
+        "while a wgmma.mma_async that nobody has waited for may still be reading it",
+        "BUG",
+    ),
+    (
+        "written by a thread that has not heard of the wait",
+        [("wait<0>(); // WAIT", "if (threadIdx.x < 32) tile[0] = 0; else { wait<0>(); } // BUG\n  wait<0>();")],
+        "race",
+        "wgmma.mma_async",
+        "BUG",
+    ),
+    (
+        "a descriptor with stray bits",
+        [("1ull << 62;", "1ull << 62 | 1ull << 55;")],
+        "tensor",
+        "bits are set that must be",
+        "WGMMA",
+    ),
+    (
+        "a base offset",
+        [("1ull << 62;", "1ull << 62 | 1ull << 49;")],
+        "tensor",
+        "base offset, which the emulator",
+        "WGMMA",
+    ),
+    (
+        "a tile beyond the end",
+        [("describe(place +", "describe(place + 65536 +")],
+        "out-of-bounds",
+        "read of 16 bytes at",
+        "WGMMA",
+    ),
+    (
+        "a warp is missing",
+        [("  fence(); // FENCE", "  if (threadIdx.x >= 96) return;\n  fence();")],
+        "deadlock",
+        "for thread (96, 0, 0) of its warpgroup, which has ended",
+        "WGMMA",
+    ),
+    (
+        "a warp gives another predicate",
+        [(", 1);\n  }\n  commit", ", threadIdx.x < 96);\n  }\n  commit")],
+        "divergent-warp",
+        "another descriptor, predicate or immediate",
+        "WGMMA",
+    ),
+    (
+        "the thread ends before the wait",
+        [("  wait<0>(); // WAIT\n", "  return;\n")],
+        "race",
+        "the thread ends while this",
+        "WGMMA",
+    ),
+    ("a scale of two", [("p, 1, 1", "p, 1, 2")], "tensor", "a scale of 2 for wgmma", "WGMMA"),
+]
+
+
+@needs_check
+@pytest.mark.parametrize(
+    ("changes", "kind", "says", "where"), [each[1:] for each in BROKEN], ids=[each[0] for each in BROKEN]
+)
+def test_planted_bug_is_reported_where_it_stands(changes: Any, kind: str, says: str, where: str) -> None:
+    source = changed(*changes)
+    for seed in (0, 1):
+        with pytest.raises(KernelFault) as caught:
+            PLAIN.run(source, check=True, seed=seed)
+        fault = caught.value
+        assert fault.kind in kind.split("|"), fault
+        assert says in str(fault), fault
+        lines = source.splitlines()
+        places = [lines[place - 1] for place in (fault.line, fault.other_line) if place]
+        assert any(word in place for word in where.split("|") for place in places), fault
+
+
+def test_a_missing_wait_shows_in_the_numbers_when_products_come_late() -> None:
+    source = changed(
+        ("  wait<0>(); // WAIT\n", ""), ("+ i % 2] = d[i]; // READ\n  }", "+ i % 2] = d[i];\n  }\n  wait<0>();")
+    )
+    got, want = PLAIN.run(source, check=False, seed=0)
+    assert np.array_equal(got, want)
+    got, _ = PLAIN.run(source, check=False, seed=1)
+    assert np.any(np.isnan(got))
+
+
+def test_a_tile_written_too_early_shows_in_the_numbers_when_products_come_late() -> None:
+    write = "__syncthreads();\n  for (int i = threadIdx.x; i < 2048; i += 128) tile[i] = 0;\n  __syncthreads();\n  "
+    source = changed(("wait<0>(); // WAIT", f"{write}wait<0>();"))
+    got, want = PLAIN.run(source, check=False, seed=0)
+    assert np.array_equal(got, want)
+    got, _ = PLAIN.run(source, check=False, seed=1)
+    assert not np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("check", BUILDS)
+def test_accumulators_may_be_used_again_behind_another_fence(check: bool) -> None:
+    again = """for (int i = 0; i < 16; ++i) d[i] -= 1000.0f;
+  fence(); // AGAIN
+  multiply(d, describe(place, 1, 1024), describe(place + 8192, 1, 1024), 0);
+  commit();
+  wait<0>();"""
+    source = PLAIN.source(again)
+    for seed in (0, 1):
+        got, _ = PLAIN.run(source, check=check, seed=seed)
+        a, b = (each[:, :16].astype(np.float32) for each in PLAIN.matrices())
+        assert np.array_equal(got, a @ b.T)
+    if check:
+        with pytest.raises(KernelFault, match=r"wgmma\.fence must come between"):
+            PLAIN.run(source.replace("  fence(); // AGAIN\n", ""), check=True, seed=0)
+
+
+@pytest.mark.parametrize("name", ["m64n64k16.f16.f16.f16", "m64n64k8.f32.tf32.tf32", "m64n64k32.f32.e4m3.e4m3"])
+def test_other_numbers_are_refused_by_name(name: str) -> None:
+    statement = f'asm("wgmma.mma_async.sync.aligned.{name} %0;" : "+f"(*y));'
+    source = f'extern "C" __global__ void kernel(float* y) {{\n  {statement}\n}}'
+    with pytest.raises(
+        EmulatorBuildError, match=rf"no model of the instruction wgmma\.mma_async\.sync\.aligned\.{name}"
+    ):
+        build(source, "kernel", warp=32, check=False, filename="refused.cu")
