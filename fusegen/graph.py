@@ -327,6 +327,7 @@ class Graph:
         sizes: set[Size] = {node.size for node in self.nodes if node.size is not None}
         sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
         sizes.update(n.inputs[0].shape[-1] for n in self.reductions)
+        sizes.update(n.shape[-1] for n in self.selections)
         return frozenset(sizes)
 
     def input_extent(self, tensor: Tensor) -> Extent:

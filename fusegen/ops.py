@@ -362,7 +362,7 @@ def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value,
     to 0, thus keep the order of their logits, and a masked logit has probability 0 and column -1.
 
     k is a number or a dim, at most 1024 and at most the row's length; it is a constant of the kernel. With sorted=False
-    the k may come in any order, the missing last. Further ops on the values see k columns:
+    and the columns returned, the k may come in any order, the missing last. Further ops on the values see k columns:
     `values / F.sum(values)` renormalises.
     """
     _last("topk", axis)

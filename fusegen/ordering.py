@@ -45,14 +45,18 @@ def key_of(x: Node) -> tuple[Node, float]:
 def order_by_keys(graph: Graph) -> Graph:
     """top_columns(x)  ->  top_columns(key(x))
 
-    Exact, by what `top_columns` means.
+    Exact, by what `top_columns` means. Any order is wanted only where the columns are returned with it: without them
+    nobody could tell which values are right, so those come largest first.
     """
+    returned = {t.node for t in graph.outputs}
     made: dict[Node, Node] = {}
     for node in graph.nodes:
-        inputs = tuple(made[a] for a in node.inputs)
+        inputs, ordered = tuple(made[a] for a in node.inputs), node.ordered
         if node.op.name == "top_columns":
-            inputs = (key_of(inputs[0])[0],)
-        made[node] = node if inputs == node.inputs else replace(node, inputs=inputs)
+            inputs, ordered = (key_of(inputs[0])[0],), ordered or node not in returned
+        made[node] = (
+            node if (inputs, ordered) == (node.inputs, node.ordered) else replace(node, inputs=inputs, ordered=ordered)
+        )
     return with_nodes(graph, made)
 
 

@@ -22,7 +22,8 @@ from fusegen.planner.model import Plan
 from fusegen.spec import Chain
 from fusegen.targets import H200
 from fusegen.types import DType
-from fusegen.validation.bounds import RULES, Bounded, analyse, apply, bounded, formula, steepest
+from fusegen.validation.bounded import Bounded, bounded
+from fusegen.validation.bounds import RULES, analyse, apply, formula, steepest
 from fusegen.validation.compare import compare, stored
 
 M, N = dims("M N")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fusegen.validation.report import Case, Report, Worst
 
 if TYPE_CHECKING:
-    from fusegen.validation.bounds import Bounded, analyse
+    from fusegen.validation.bounded import Bounded
+    from fusegen.validation.bounds import analyse
     from fusegen.validation.checks import narrowed, validate
     from fusegen.validation.lengths import at_lengths, interesting_lengths, validate_chain
 
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 _LATER = {
-    "Bounded": "bounds",
+    "Bounded": "bounded",
     "analyse": "bounds",
     "at_lengths": "lengths",
     "interesting_lengths": "lengths",

@@ -69,6 +69,9 @@ def accumulations(plan: Plan) -> Mapping[Node, Accumulation]:
                 levels=math.ceil(math.log2(tile.threads_per_row)) + tile.col_tiles - 1,
                 vector=tile.vector,
             )
+    for node in plan.graph.reductions:
+        if node in plan.graph.picked and node not in found:  # of the k chosen, in whatever order
+            found[node] = Accumulation("sum", True, serial=plan.graph.picks, levels=0, vector=1)
     return found
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,8 +27,10 @@ from ml_dtypes import bfloat16
 
 from fusegen.graph import Graph, Kind, Node, Op
 from fusegen.planner.model import Plan
-from fusegen.types import Dim, f32, i32
+from fusegen.types import Dim, f32, i32, size_of
 from fusegen.validation.accumulation import Accumulation, accumulation_error, accumulations
+from fusegen.validation.bounded import Bounded, bounded, exact, gap
+from fusegen.validation.columns import chosen_columns, missing_places, taken
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -42,45 +43,55 @@ EXACT_INTEGERS = 2.0**24  # integers up to here are f32 values
 LARGEST = {f32: f32.largest, i32: 2.0**31 - 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Bounded:
-    """A value and how far the kernel's may be from it; of a mask, error 1 says that the kernel may hold either."""
-
-    value: Array
-    error: Array
-
-    @property
-    def exact(self) -> bool:
-        return not np.any(self.error)
-
-    @property
-    def low(self) -> Array:
-        return np.asarray(self.value - self.error)
-
-    @property
-    def high(self) -> Array:
-        return np.asarray(self.value + self.error)
-
-    @property
-    def unsure(self) -> Array:
-        return np.asarray(self.error > 0)
+def analyse(plan: Plan, operands: Sequence[Any]) -> tuple[Bounded, ...]:
+    """Each output's value and bound, before it is rounded to its storage type; `operands` in the spec's order."""
+    table = analyse_nodes(plan.graph, operands, accumulations(plan))
+    return tuple(table[tensor.node] for tensor in plan.graph.outputs)
 
 
 @np.errstate(all="ignore")
-def analyse(plan: Plan, operands: Sequence[Any]) -> tuple[Bounded, ...]:
-    """Each output's value and bound, before it is rounded to its storage type; `operands` in the spec's order."""
-    graph = plan.graph
+def analyse_nodes(
+    graph: Graph, operands: Sequence[Any], hows: Mapping[Node, Accumulation], columns: Array | None = None
+) -> dict[Node, Bounded]:
+    """Every node's value and bound. `columns` are those that the kernel chose, where it says so: then what is taken at
+    them is bounded there, whether they are right or not. Otherwise the bounds cover every choice that the errors of the
+    keys allow.
+    """
     arrays = [np.asarray(operand) for operand in operands]
     sizes = sizes_of(graph, arrays)
-    hows = accumulations(plan)
     table: dict[Node, Bounded] = {}
     for tensor, array in zip(graph.inputs, arrays, strict=True):
         wide = {"float": np.float64, "int": np.int64, "bool": np.bool_}[tensor.dtype.kind]
         table[tensor.node] = exact(array.astype(wide))
     for node in graph.nodes:
-        if node not in table:
+        if node in table:
+            continue
+        if graph.selection and of_columns(node, graph.selection):
+            table[node] = selected(node, graph.selection, table, sizes, columns)
+        else:
             table[node] = step(node, [table[a] for a in node.inputs], graph, sizes, hows.get(node), table)
-    return tuple(table[tensor.node] for tensor in graph.outputs)
+    return table
+
+
+def of_columns(node: Node, selection: Node) -> bool:
+    """The selection itself, a take at its columns, or `columns < 0`."""
+    asks = node.op.name == "lt" and node.inputs[0] is selection and node.inputs[1].literal == 0
+    return node.op.kind is Kind.SELECT or asks
+
+
+def selected(
+    node: Node, selection: Node, table: Mapping[Node, Bounded], sizes: Mapping[str, int], columns: Array | None
+) -> Bounded:
+    """The columns chosen, what is taken at them, and the mask of where there are none."""
+    key = table[selection.inputs[0]]
+    k = size_of(selection.shape[-1], sizes)
+    if node is selection:
+        return chosen_columns(key, k, columns)
+    at, known = table[selection].value, columns is not None
+    if node.op.name == "take":
+        own = node.inputs[0] is selection.inputs[0]
+        return taken(table[node.inputs[0]], at, node.missing, None if known else key, own)
+    return missing_places(at, None if known else key)
 
 
 def sizes_of(graph: Graph, arrays: Sequence[Array]) -> Mapping[str, int]:
@@ -109,23 +120,6 @@ def step(
 
 
 # ---------------------------------------------------------------- helpers
-
-
-def exact(value: Any) -> Bounded:
-    return Bounded(np.asarray(value), np.zeros(()))
-
-
-def bounded(value: Any, error: Any) -> Bounded:
-    """With NaN errors made infinite: what can't be said is not known."""
-    error = np.asarray(error, np.float64)
-    return Bounded(np.asarray(value), np.where(np.isnan(error), np.inf, error))
-
-
-def gap(a: Any, b: Any) -> Array:
-    """|a - b|; 0 between equal infinities and between NaNs, infinite where only one is NaN."""
-    same = (a == b) | ((a != a) & (b != b))
-    distance = np.abs(np.asarray(a, np.float64) - b)
-    return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
 
 
 def erf(x: Any) -> Array:
@@ -175,8 +169,9 @@ def smooth(node: Node, args: list[Bounded]) -> Bounded:
     error = moved
     if node.dtype is f32 and op.ulps:
         scale = np.abs(formula(op.scale, op.arity)(*(a.value for a in args), out=value))
-        ulps = 0.0 if scales_exactly(node) else op.ulps
-        rounding = ulps * ULP * (scale + moved) + (FLUSHED if op.ulps < 1 else FLOOR)
+        rounding: Any = op.ulps * ULP * (scale + moved) + (FLUSHED if op.ulps < 1 else FLOOR)
+        if scales_exactly(node):
+            rounding = np.where(np.abs(value) - moved < FLUSHED, FLUSHED, 0.0)
         error = moved + np.where((scale == 0) & (moved == 0), 0.0, rounding)  # what must be 0 is 0: exp(-inf), 0 * x
     return bounded(value, settle(op, args, value, error, LARGEST[node.dtype]))
 

@@ -7,7 +7,7 @@ storage(v - e) and storage(v + e): that is the law, to the last bit, for overflo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,13 @@ import numpy as np
 
 from fusegen.graph import Tensor
 from fusegen.types import DType, b8, i32
-from fusegen.validation.bounds import Bounded
+from fusegen.validation.bounded import Bounded
 from fusegen.validation.report import Worst
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+Note = Callable[[int, int], str]  # what is wrong with the column chosen in a row at a rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Compared:
     allowed: Array  # distance from `expected`; infinite: not compared
     error: Array
     wrong: Array
+    note: Note | None = None  # of columns that were chosen, which are right or wrong, by no distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,8 @@ def compare(tensor: Tensor, got: Array, law: Bounded, expected: Array) -> Compar
     distances = (np.where(np.isfinite(end), np.abs(end - value), 0.0) for end in (low, high))
     allowed = np.where(unknown, np.inf, np.where(np.isfinite(value), np.maximum(*distances), 0.0))
     flat = (math.prod(shape[:-1]), shape[-1])
-    return Compared(
-        tensor, shape, *(np.asarray(a).reshape(flat) for a in (found, value, allowed, off, ~right & ~unknown))
-    )
+    found, value, allowed, off = (np.asarray(a).reshape(flat) for a in (found, value, allowed, off))
+    return Compared(tensor, shape, found, value, allowed, off, (~right & ~unknown).reshape(flat))
 
 
 @np.errstate(over="ignore")
@@ -84,7 +87,7 @@ def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> F
     elements = known = wrong = 0
     squares = [0.0, 0.0]
     max_abs = max_rel = share = 0.0
-    worst: tuple[float, Worst] | None = None
+    worst: tuple[tuple[float, bool], Worst] | None = None
     for out in outputs:
         got, expected, allowed = out.got[rows], out.expected[rows], out.allowed[rows]
         error, bad = out.error[rows], out.wrong[rows]
@@ -95,6 +98,7 @@ def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> F
         elements += got.size
         known += int(bounded.sum())
         wrong += int(bad.sum())
+        plain = plain & (out.note is None)
         size = np.where(plain, np.abs(expected), 0.0)
         off = np.where(plain, error, 0.0)
         peak = max(float(size.max()), 1e-300)
@@ -109,8 +113,9 @@ def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> F
         at = int(np.argmax(used))
         most = float(used.flat[at])
         share = max(share, most)
-        if bounded.any() and (worst is None or most > worst[0]):
-            worst = most, element(out, rows, at)
+        rank = most, out.note is not None  # a wrong column says more than the wrong values that come of it
+        if bounded.any() and (worst is None or rank > worst[0]):
+            worst = rank, element(out, rows, at)
     l2 = float(np.sqrt(squares[0] / squares[1])) if squares[1] else float(np.sqrt(squares[0]))
     return Figures(
         elements, known / elements if elements else 1.0, l2, max_abs, max_rel, share, worst[1] if worst else None, wrong
@@ -123,6 +128,6 @@ def element(out: Compared, rows: Array | slice, at: int) -> Worst:
     row = int(np.arange(out.got.shape[0])[rows][at // cols])
     col = at % cols
     index = (*(int(i) for i in np.unravel_index(row, out.shape[:-1])), col) if out.shape[:-1] else (col,)
-    return Worst(
-        out.tensor.name, index, float(out.expected[row, col]), float(out.got[row, col]), float(out.allowed[row, col])
-    )
+    note = out.note(row, col) if out.note is not None and out.wrong[row, col] else ""
+    expected, got, allowed = (float(a[row, col]) for a in (out.expected, out.got, out.allowed))
+    return Worst(out.tensor.name, index, expected, got, allowed, note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -78,7 +78,8 @@ def make_operands(
     for tensor in graph.inputs:
         shape = tuple(size_of(size, sizes) for size in tensor.shape)
         cols = shape[-1] if shape else 1
-        room = Room(rng, prod(shape[:-1]), cols, tensor.dtype, safe_magnitude(graph, tensor.dtype, cols))
+        safe = safe_magnitude(graph, tensor.dtype, cols)
+        room = Room(rng, prod(shape[:-1]), cols, tensor.dtype, safe, graph.picks)
         if tensor in mains:
             place = mains.index(tensor)
             values.append(mixed(room, row_patterns, place, len(mains)).reshape(shape).astype(tensor.dtype.numpy))
@@ -107,7 +108,7 @@ def mixed(room: Room, patterns: Sequence[Pattern], place: int, operands: int) ->
         chosen = NORMAL if pattern.alone and turn % operands != place else pattern
         groups.setdefault(chosen.name, (chosen.make, []))[1].append(row)
     for make, rows in groups.values():
-        found[rows] = make(Room(room.rng, len(rows), room.cols, room.dtype, room.safe))
+        found[rows] = make(replace(room, rows=len(rows)))
     return np.clip(found, -room.dtype.largest, room.dtype.largest, out=found, where=np.isfinite(found))
 
 

@@ -21,8 +21,11 @@ def interesting_lengths(plan: Plan) -> tuple[int, ...]:
     edges = {plan.target.warp, plan.graph.cols}
     if isinstance(plan, RowPlan):
         edges |= {plan.tile.vector, plan.target.warp * plan.tile.vector, plan.tile.cols}
-    lengths = {1, plan.graph.cols, *(edge + step for edge in edges for step in (-1, 0, 1))}
-    return tuple(sorted(n for n in lengths if n >= 1))
+    picks = plan.graph.picks  # a row has all the columns that are chosen of it
+    least = max(1, picks)
+    own = {least, plan.graph.cols, *((picks + 1,) if picks else ())}
+    lengths = own | {edge + step for edge in edges for step in (-1, 0, 1)}
+    return tuple(sorted(n for n in lengths if n >= least))
 
 
 def at_lengths(chain: Chain, plan: Plan, lengths: Sequence[int] | None = None) -> dict[int, Chain]:

@@ -27,6 +27,7 @@ class Room:
     cols: int
     dtype: DType
     safe: float  # magnitude whose row sums of squares stay finite in f32
+    picks: int = 0  # columns that the chain keeps of a row
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -51,7 +52,7 @@ class Pattern:
     reason: str
     make: Make
     alone: bool = False
-    needs: str = ""  # "reduction": pointless without one
+    needs: str = ""  # "reduction" of the row or a selection from it, or "selection": pointless without one
 
 
 def spiked(value: float) -> Make:
@@ -126,6 +127,38 @@ def ties(room: Room) -> Array:
     return room.rng.choice([-1.0, 0.0, 0.5, 2.0], room.shape)
 
 
+def descending(room: Room) -> Array:
+    return ascending(room)[:, ::-1]
+
+
+def two_values(room: Room) -> Array:
+    """One value all over, but for as many of a larger one, half of k, as leave ties to be kept and to be left out."""
+    x = np.zeros(room.shape)
+    for _ in range(max(1, room.picks // 2)):
+        x[np.arange(room.rows), room.column()] = 1.0
+    return x
+
+
+def unmasked(room: Room, count: int) -> Array:
+    """Normal rows with `count` columns left, anywhere."""
+    keep = room.rng.permuted(np.broadcast_to(np.arange(room.cols) < count, room.shape), axis=-1)
+    return np.where(keep, room.normal(), -np.inf)
+
+
+def some_nan(room: Room) -> Array:
+    """More or fewer NaN than are kept."""
+    share = np.array([0.5, 2.0])[np.arange(room.rows) % 2, None] * room.picks / room.cols
+    return np.where(room.rng.random(room.shape) < share, np.nan, room.normal())
+
+
+def best_last(room: Room) -> Array:
+    """The best are in the last columns, and the best of all in the last one."""
+    x = room.normal()
+    best = min(room.picks, room.cols)
+    x[:, room.cols - best :] = 8 + np.arange(best) / 8
+    return x
+
+
 PATTERNS: tuple[Pattern, ...] = (
     Pattern("normal", "unit scale, what users have", Room.normal),
     Pattern("nan", "one NaN element: its row is NaN where the reference says so, and no other row is",
@@ -155,6 +188,16 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("zeros", "0 and -0: nothing to divide by", zeros),
     Pattern("huge", "near the storage type's largest: no intermediate may be narrower than f32", huge),
     Pattern("small", "squares are small: an epsilon that is missing or misplaced shows", small),
+    Pattern("two values", "fewer than k above a plateau: the lowest columns of the plateau fill up", two_values,
+            needs="selection"),
+    Pattern("k - 1 left", "one column too few: it ends in a -1",
+            lambda room: unmasked(room, room.picks - 1), alone=True, needs="selection"),
+    Pattern("k left", "just enough: no column is masked that is chosen, and all others are",
+            lambda room: unmasked(room, room.picks), alone=True, needs="selection"),
+    Pattern("some NaN", "several NaN: before every number, by column among themselves", some_nan, alone=True,
+            needs="selection"),
+    Pattern("descending", "the best come first: a threshold that starts there holds", descending, needs="selection"),
+    Pattern("best last", "what was kept so far is all replaced at the row's end", best_last, needs="selection"),
     Pattern("tiny", "at and below the storage type's smallest normal", tiny),
 )  # fmt: skip
 """In order of what they find: a launch with room for few rows takes the first ones."""
@@ -162,8 +205,9 @@ PATTERNS: tuple[Pattern, ...] = (
 
 def patterns_for(graph: Graph) -> tuple[Pattern, ...]:
     """The patterns that can tell something about this graph."""
-    reduces = bool(graph.reductions)
-    return tuple(p for p in PATTERNS if reduces or p.needs != "reduction")
+    has = {"", *(["reduction"] if graph.reductions or graph.selection else []),
+           *(["selection"] if graph.selection else [])}  # fmt: skip
+    return tuple(p for p in PATTERNS if p.needs in has)
 
 
 def safe_magnitude(graph: Graph, dtype: DType, cols: int) -> float:

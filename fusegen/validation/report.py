@@ -18,9 +18,12 @@ class Worst:
     expected: float
     got: float
     allowed: float  # distance from `expected`, storage rounding included
+    note: str = ""  # what is wrong with a column that was chosen
 
     def __str__(self) -> str:
         place = f"{self.output}[{', '.join(map(str, self.index))}]"
+        if self.note:
+            return f"{place} {self.note}"
         return f"{place} expected {self.expected:.9g}, got {self.got:.9g}, allowed {self.allowed:.2g} off"
 
 
@@ -108,7 +111,7 @@ class Report:
             if case["worst"] is not None:
                 worst = dict(case["worst"])
                 numbers = {name: float(worst[name]) for name in ("expected", "got", "allowed")}
-                case["worst"] = Worst(worst["output"], tuple(worst["index"]), **numbers)
+                case["worst"] = Worst(worst["output"], tuple(worst["index"]), **numbers, note=str(worst["note"]))
             for name in ("bounded", "relative_l2", "max_abs", "max_rel", "share"):
                 case[name] = float(case[name])
             cases.append(Case(**case))

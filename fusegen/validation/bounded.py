@@ -1,0 +1,51 @@
+"""A value and how far the kernel's own may be from it: what the error analysis carries from node to node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A value and how far the kernel's may be from it; of a mask, error 1 says that the kernel may hold either."""
+
+    value: Array
+    error: Array
+
+    @property
+    def exact(self) -> bool:
+        return not np.any(self.error)
+
+    @property
+    def low(self) -> Array:
+        return np.asarray(self.value - self.error)
+
+    @property
+    def high(self) -> Array:
+        return np.asarray(self.value + self.error)
+
+    @property
+    def unsure(self) -> Array:
+        return np.asarray(self.error > 0)
+
+
+def exact(value: Any) -> Bounded:
+    return Bounded(np.asarray(value), np.zeros(()))
+
+
+def bounded(value: Any, error: Any) -> Bounded:
+    """With NaN errors made infinite: what can't be said is not known."""
+    error = np.asarray(error, np.float64)
+    return Bounded(np.asarray(value), np.where(np.isnan(error), np.inf, error))
+
+
+def gap(a: Any, b: Any) -> Array:
+    """|a - b|; 0 between equal infinities and between NaNs, infinite where only one is NaN."""
+    same = (a == b) | ((a != a) & (b != b))
+    distance = np.abs(np.asarray(a, np.float64) - b)
+    return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
