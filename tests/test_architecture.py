@@ -13,6 +13,7 @@ import pytest
 LAYERS = (
     "errors storage",
     "types",
+    "tensor_map",
     "graph selection",
     "trace ordering",
     "ops products",

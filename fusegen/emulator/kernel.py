@@ -17,7 +17,8 @@ from typing import Any
 from fusegen.emulator import toolchain
 from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable, Index, KernelFault, LaunchError
 from fusegen.emulator.ptx import rewrite_asm
-from fusegen.emulator.rewrite import cluster_dims, rewrite_shared, rewrite_vectors
+from fusegen.emulator.rewrite import cluster_dims, require_grid_constants, rewrite_shared, rewrite_vectors
+from fusegen.tensor_map import TensorMap
 
 # In the order of `enum class Fault` in dialect/simt.h.
 KINDS = (
@@ -43,6 +44,7 @@ KINDS = (
     "tensor",
 )
 
+TENSOR_MAP_MAGIC = 0x70616D2D726F736E  # tells a tensor map from other bytes
 MAX_THREADS = 1024  # of a block, on every GPU there is
 CLOCKED = ("mbarrier", "cp.async.bulk", "wgmma")  # what orders threads that don't meet: runtime/checker_clocks.cpp
 MAX_CLUSTER = 16  # blocks; more than 8 only where the launch asks for it
@@ -67,7 +69,7 @@ class Buffer:
 
 
 Scalar = Any  # a ctypes scalar: c_int, c_longlong, c_float, ...; ctypes has no public base class for them
-Argument = Buffer | Scalar
+Argument = Buffer | Scalar | TensorMap
 
 
 class _Index3(ctypes.Structure):
@@ -100,6 +102,33 @@ class _Report(ctypes.Structure):
         ("thread", _Index3),
         ("text", ctypes.c_char * 1024),
     )
+
+
+class _TensorMap(ctypes.Structure):
+    """Mirrors `struct TensorMap` in runtime/tensor_copies.h: 128 bytes, the contiguous axis first."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint64),
+        ("base", ctypes.c_uint64),
+        ("shape", ctypes.c_uint64 * 5),
+        ("strides", ctypes.c_uint64 * 4),
+        ("box", ctypes.c_uint32 * 5),
+        ("rank", ctypes.c_uint32),
+        ("element_bytes", ctypes.c_uint32),
+        ("swizzle", ctypes.c_uint32),
+        ("unused", ctypes.c_uint64),
+    )
+
+    @classmethod
+    def of(cls, given: TensorMap) -> _TensorMap:
+        """At a multiple of 64 bytes, as its type in the kernel promises."""
+        memory = (ctypes.c_char * (ctypes.sizeof(cls) + 64))()
+        made = cls.from_buffer(memory, -ctypes.addressof(memory) % 64)
+        made.magic, made.base = TENSOR_MAP_MAGIC, given.base
+        rank, shape, strides, box, _ = given.driver_arguments()
+        made.shape[:rank], made.strides[: rank - 1], made.box[:rank] = shape, strides, box
+        made.rank, made.element_bytes, made.swizzle = rank, given.dtype.bytes, given.swizzle
+        return made
 
 
 class _Request(ctypes.Structure):
@@ -172,7 +201,7 @@ class EmulatedKernel:
         within `timeout_s`, LaunchError if the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
         """
         self._require_sane(grid, block, shared_bytes, args)
-        values = [ctypes.c_void_p(arg.address) if isinstance(arg, Buffer) else arg for arg in args]
+        values = [_value(arg) for arg in args]
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
         buffers = [arg for arg in args if isinstance(arg, Buffer)]
         ranges = (_BufferRange * max(1, len(buffers)))(
@@ -207,9 +236,9 @@ class EmulatedKernel:
         if len(args) != len(self._parameter_sizes):
             raise LaunchError(f"{self.entry} takes {len(self._parameter_sizes)} arguments, and {len(args)} were given")
         for place, (arg, size) in enumerate(zip(args, self._parameter_sizes, strict=True)):
-            given = 8 if isinstance(arg, Buffer) else ctypes.sizeof(arg)
+            given = ctypes.sizeof(_value(arg))
             if given != size:
-                kind = arg.name if isinstance(arg, Buffer) else type(arg).__name__
+                kind = arg.name if isinstance(arg, Buffer | TensorMap) else type(arg).__name__
                 raise LaunchError(f"{self.entry}: argument {place} has {size} bytes, and {kind} has {given}")
         if min(*grid, *block) < 1 or shared_bytes < 0:
             raise LaunchError(
@@ -256,6 +285,13 @@ class EmulatedKernel:
         )
 
 
+def _value(arg: Argument) -> Scalar:
+    """What the kernel receives."""
+    if isinstance(arg, TensorMap):
+        return _TensorMap.of(arg)
+    return ctypes.c_void_p(arg.address) if isinstance(arg, Buffer) else arg
+
+
 def build(
     source: str, entry: str, *, warp: int, check: bool, filename: str, cache_dir: Path | None = None
 ) -> EmulatedKernel:
@@ -267,6 +303,7 @@ def build(
     if warp not in (32, 64):
         raise LaunchError(f"a warp of {warp} lanes; the emulator knows 32 and 64")
     try:
+        require_grid_constants(source)
         rewritten = rewrite_shared(rewrite_vectors(rewrite_asm(source)))
     except EmulatorBuildError as refusal:
         raise EmulatorBuildError(f"{filename}: {refusal}") from None

@@ -189,7 +189,11 @@ class _Statement:
         sized = re.sub(r"(_m64n)\d+(k)", r"\1N\2", name)
         if sized not in _known():
             raise self._refuse(f"it has no model of the instruction {mnemonic}: add it in dialect/ptx.h")
-        arguments = [self._value(operand.strip(), f"{mnemonic} {operands}") for operand in _OPERANDS.findall(operands)]
+        arguments = [
+            self._value(part.strip(), f"{mnemonic} {operands}")
+            for operand in _OPERANDS.findall(operands)
+            for part in _parts(operand.strip())
+        ]
         if sized != name:
             sized += "<" + re.findall(r"_m64n(\d+)k", name)[0] + ">"
             arguments.insert(0, "__LINE__")
@@ -218,6 +222,13 @@ class _Statement:
 
     def _refuse(self, reason: str) -> EmulatorBuildError:
         return _refusal(self.source, self.start, reason)
+
+
+def _parts(operand: str) -> list[str]:
+    """The operands in one: a tensor map with its coordinates, `[%0, %1, %2]`, or a register with a predicate, `r|p`."""
+    if operand.startswith("[") and "," in operand:
+        return operand.strip("[]").split(",")
+    return operand.split("|")
 
 
 def _split(tokens: list[Token]) -> list[list[Token]]:

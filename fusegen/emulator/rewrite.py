@@ -116,6 +116,21 @@ def cluster_dims(source: str, entry: str) -> list[str]:
     return []
 
 
+def require_grid_constants(source: str) -> None:
+    """Tensor maps must be arguments that lie where the launch has put them: a copy of one is no tensor map.
+
+    Raises EmulatorBuildError for a CUtensorMap that is passed by value without __grid_constant__.
+    """
+    tokens = list(read_tokens(source))
+    for index, token in enumerate(tokens[:-2]):
+        if token.text != "CUtensorMap" or not tokens[index + 1].is_name or tokens[index + 2].text not in (",", ")"):
+            continue
+        before = itertools.takewhile(lambda each: each.text not in ("(", ","), reversed(tokens[:index]))
+        if "__grid_constant__" not in [each.text for each in before]:
+            raise _refusal(source, tokens[index : index + 2], "it wants `const __grid_constant__ CUtensorMap name`, or "
+                           "`const CUtensorMap&` in a device function", "tensor map")  # fmt: skip
+
+
 def _with_changes(source: str, changes: list[tuple[int, int, str]]) -> str:
     pieces: list[str] = []
     done = 0

@@ -13,11 +13,11 @@ typedef float F32x16 __attribute__((vector_size(64)));
 }  // namespace simt
 
 // The last three arguments broadcast blocks of A and permute lanes of B; only zeros are modelled.
-#define SIMT_MFMA(name, number, size, input, output)                                                          \
-  SIMT_INLINE simt::output name(simt::input a, simt::input b, simt::output d, int cbsz, int abid, int blgp,   \
-                                SIMT_LINE) {                                                                  \
-    simt::mfma(number, size, &a, &b, reinterpret_cast<float*>(&d), cbsz | abid | blgp, line);                 \
-    return d;                                                                                                 \
+#define SIMT_MFMA(name, number, size, input, output)                                                        \
+  SIMT_INLINE simt::output name(simt::input a, simt::input b, simt::output d, int cbsz, int abid, int blgp, \
+                                SIMT_LINE) {                                                                \
+    simt::mfma(number, size, &a, &b, reinterpret_cast<float*>(&d), cbsz | abid | blgp, line);               \
+    return d;                                                                                               \
   }
 SIMT_MFMA(__builtin_amdgcn_mfma_f32_32x32x8f16, simt::Number::f16, 32, F16x4, F32x16)
 SIMT_MFMA(__builtin_amdgcn_mfma_f32_16x16x16f16, simt::Number::f16, 16, F16x4, F32x4)

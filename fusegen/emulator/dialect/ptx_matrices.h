@@ -3,14 +3,14 @@
 
 namespace simt {
 
-#define SIMT_PTX_MMA(name, number, k)                                                                                 \
-  SIMT_INLINE void name(float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1,   \
-                        float c0, float c1, float c2, float c3, SIMT_LINE) {                                          \
-    const u32 a[] = {a0, a1, a2, a3};                                                                                 \
-    const u32 b[] = {b0, b1};                                                                                         \
-    float d[] = {c0, c1, c2, c3};                                                                                     \
-    mma(number, k, a, b, d, line);                                                                                    \
-    d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];                                                                       \
+#define SIMT_PTX_MMA(name, number, k)                                                                               \
+  SIMT_INLINE void name(float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, \
+                        float c0, float c1, float c2, float c3, SIMT_LINE) {                                        \
+    const u32 a[] = {a0, a1, a2, a3};                                                                               \
+    const u32 b[] = {b0, b1};                                                                                       \
+    float d[] = {c0, c1, c2, c3};                                                                                   \
+    mma(number, k, a, b, d, line);                                                                                  \
+    d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];                                                                     \
   }
 // Half as deep: half as many registers of A and B.
 #define SIMT_PTX_SHORT_MMA(name, number, k)                                                                     \
@@ -28,21 +28,21 @@ SIMT_PTX_SHORT_MMA(ptx_mma_sync_aligned_m16n8k8_row_col_f32_f16_f16_f32, Number:
 SIMT_PTX_SHORT_MMA(ptx_mma_sync_aligned_m16n8k8_row_col_f32_bf16_bf16_f32, Number::bf16, 8)
 SIMT_PTX_SHORT_MMA(ptx_mma_sync_aligned_m16n8k4_row_col_f32_tf32_tf32_f32, Number::tf32, 4)
 
-#define SIMT_PTX_LDMATRIX(name, transposed)                                            \
-  SIMT_INLINE void name(u32& d0, u64 address, SIMT_LINE) {                             \
-    u32 d[1];                                                                          \
-    load_matrices(1, transposed, address, d, line);                                    \
-    d0 = d[0];                                                                         \
-  }                                                                                    \
-  SIMT_INLINE void name(u32& d0, u32& d1, u64 address, SIMT_LINE) {                    \
-    u32 d[2];                                                                          \
-    load_matrices(2, transposed, address, d, line);                                    \
-    d0 = d[0], d1 = d[1];                                                              \
-  }                                                                                    \
-  SIMT_INLINE void name(u32& d0, u32& d1, u32& d2, u32& d3, u64 address, SIMT_LINE) {  \
-    u32 d[4];                                                                          \
-    load_matrices(4, transposed, address, d, line);                                    \
-    d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];                                        \
+#define SIMT_PTX_LDMATRIX(name, transposed)                                           \
+  SIMT_INLINE void name(u32& d0, u64 address, SIMT_LINE) {                            \
+    u32 d[1];                                                                         \
+    load_matrices(1, transposed, address, d, line);                                   \
+    d0 = d[0];                                                                        \
+  }                                                                                   \
+  SIMT_INLINE void name(u32& d0, u32& d1, u64 address, SIMT_LINE) {                   \
+    u32 d[2];                                                                         \
+    load_matrices(2, transposed, address, d, line);                                   \
+    d0 = d[0], d1 = d[1];                                                             \
+  }                                                                                   \
+  SIMT_INLINE void name(u32& d0, u32& d1, u32& d2, u32& d3, u64 address, SIMT_LINE) { \
+    u32 d[4];                                                                         \
+    load_matrices(4, transposed, address, d, line);                                   \
+    d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];                                       \
   }
 // How many registers follow says how many matrices: a literal of another number is refused by the GPU's compiler.
 SIMT_PTX_LDMATRIX(ptx_ldmatrix_sync_aligned_m8n8_x1_shared_b16, false)

@@ -105,6 +105,10 @@ void Worker::run_cluster(u64 linear) {
   ready_blocks = 0;
   blocked.clear();
   loads.clear();
+  {
+    Critical critical;
+    tiles.clear();
+  }
   idle_polls = 0;
   cluster_arrived = 0;
   cluster_completed = 0;

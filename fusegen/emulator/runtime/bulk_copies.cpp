@@ -1,4 +1,5 @@
 // Bulk copies: into shared memory, counted by an mbarrier; out of it, waited for by groups of the thread that issues.
+// Of bytes, or of a box of a tensor, whose lines lie one behind the other in shared memory, perhaps with a swizzle.
 //
 // As with cp.async a copy lands at once in the plain schedule. In an adversarial one a load lands when no thread can
 // run without it, loads in any order; a store lands at its wait.
@@ -13,11 +14,48 @@ static void require_multiples_of_16(u64 to, u64 from, u32 bytes, const void* sit
   }
 }
 
+static void transfer(const Copy& copy) {
+  if (!copy.tile) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  } else if (copy.to) {
+    std::memset(copy.to, 0, copy.bytes);  // where the box is outside the tensor
+    copy.tile->for_each_piece(copy.to,
+                              [](char* global, char* shared, u64 bytes) { std::memcpy(shared, global, bytes); });
+  } else {
+    copy.tile->for_each_piece(const_cast<char*>(copy.from),
+                              [](char* global, char* shared, u64 bytes) { std::memcpy(global, shared, bytes); });
+  }
+}
+
+static const Tile* tile_at(u64 address, const u32* coordinates, u32 rank, const void* site) {
+  Tile tile{};
+  std::memcpy(&tile.map, reinterpret_cast<const void*>(address), sizeof tile.map);
+  if (address % 64 || tile.map.magic != tensor_map_magic) {
+    fail_at(Fault::tensor, site, 0, "there is no tensor map at %#llx: the address of a kernel's argument is wanted",
+            address);
+  }
+  if (tile.map.rank != rank) {
+    fail_at(Fault::tensor, site, 0, "a copy of %u axes with a tensor map of %u", rank, tile.map.rank);
+  }
+  for (u32 axis = 0; axis < rank; ++axis) {
+    tile.origin[axis] = static_cast<int>(coordinates[axis]);
+  }
+  Critical critical;
+  return &worker->tiles.emplace_back(tile);
+}
+
+static void require_multiple_of_128(u64 address, const void* site) {
+  if (address % 128) {
+    fail_at(Fault::misaligned, site, 0, "a tensor copy with its shared memory at %#llx, which is no multiple of 128",
+            address);
+  }
+}
+
 // --- loads
 
 static void land(const BulkLoad& load) {
   const Copy& copy = load.copy;
-  std::memcpy(copy.to, copy.from, copy.bytes);
+  transfer(copy);
   checker_end_load(copy, load.mbarrier);
   complete_bytes(load.mbarrier, copy.bytes, copy.site);
 }
@@ -35,30 +73,49 @@ bool land_load() {
   return true;
 }
 
-void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line) {
-  const void* site = __builtin_return_address(0);
-  Worker& w = *worker;
-  current_fiber()->line = line;
-  require_multiples_of_16(to, reinterpret_cast<uintptr_t>(from), bytes, site);
+static void issue(const Copy& copy, u64 to, u64 mbarrier) {
   if ((to ^ mbarrier) >> window_rank_shift) {
-    fail_at(Fault::mbarrier, site, 0, "a bulk copy into one block, counted by an mbarrier of another");
+    fail_at(Fault::mbarrier, copy.site, 0, "a bulk copy into one block, counted by an mbarrier of another");
   }
-  BulkLoad load{{from_shared_window(to, site), static_cast<const char*>(from), bytes, bytes, 0, false, false, site},
-                mbarrier_at(mbarrier, true, site)};
-  checker_begin_copy(load.copy);
-  if (!w.adversarial) {
+  BulkLoad load{copy, mbarrier_at(mbarrier, true, copy.site)};
+  checker_begin_copy(copy);
+  if (!worker->adversarial) {
     land(load);
     return;
   }
   Critical critical;
-  w.loads.push_back(load);
+  worker->loads.push_back(load);
+}
+
+void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line) {
+  const void* site = __builtin_return_address(0);
+  current_fiber()->line = line;
+  require_multiples_of_16(to, reinterpret_cast<uintptr_t>(from), bytes, site);
+  issue({from_shared_window(to, site), static_cast<const char*>(from), bytes, bytes, 0, false, false, site}, to,
+        mbarrier);
+}
+
+void tensor_load(u64 to, u64 map, const u32* coordinates, u32 rank, u64 mbarrier, u32 blocks, int line) {
+  const void* site = __builtin_return_address(0);
+  current_fiber()->line = line;
+  require_multiple_of_128(to, site);
+  const Tile* tile = tile_at(map, coordinates, rank, site);
+  const u32 bytes = tile->bytes();
+  if (blocks == 0) {
+    issue({from_shared_window(to, site), nullptr, bytes, bytes, 0, false, false, site, tile}, to, mbarrier);
+  }
+  FOR_EACH_LANE(block, blocks) {  // the same places in each of them
+    const u64 there = map_window_rank(to, static_cast<u32>(block));
+    issue({from_shared_window(there, site), nullptr, bytes, bytes, 0, false, false, site, tile}, there,
+          map_window_rank(mbarrier, static_cast<u32>(block)));
+  }
 }
 
 // --- stores
 
 static void finish_reading(Copy& copy) {
   if (!copy.landed) {
-    std::memcpy(copy.to, copy.from, copy.bytes);
+    transfer(copy);
     copy.landed = true;
   }
   if (!copy.read) {
@@ -67,21 +124,34 @@ static void finish_reading(Copy& copy) {
   }
 }
 
+static void issue_store(Fiber& fiber, Copy copy) {
+  checker_begin_copy(copy);
+  checker_begin_source(copy);
+  if (!worker->adversarial) {
+    transfer(copy);
+    copy.landed = true;
+  }
+  Critical critical;
+  fiber.stores.pending.push_back(copy);
+}
+
 void bulk_store(void* to, u64 from, u32 bytes, int line) {
   const void* site = __builtin_return_address(0);
   Fiber& fiber = *current_fiber();
   fiber.line = line;
   require_multiples_of_16(reinterpret_cast<uintptr_t>(to), from, bytes, site);
-  Copy copy{
-      static_cast<char*>(to), from_shared_window(from, site), bytes, bytes, fiber.stores.group, false, false, site};
-  checker_begin_copy(copy);
-  checker_begin_source(copy);
-  if (!worker->adversarial) {
-    std::memcpy(copy.to, copy.from, copy.bytes);
-    copy.landed = true;
-  }
-  Critical critical;
-  fiber.stores.pending.push_back(copy);
+  issue_store(fiber, {static_cast<char*>(to), from_shared_window(from, site), bytes, bytes, fiber.stores.group, false,
+                      false, site});
+}
+
+void tensor_store(u64 map, const u32* coordinates, u32 rank, u64 from, int line) {
+  const void* site = __builtin_return_address(0);
+  Fiber& fiber = *current_fiber();
+  fiber.line = line;
+  require_multiple_of_128(from, site);
+  const Tile* tile = tile_at(map, coordinates, rank, site);
+  issue_store(fiber, {nullptr, from_shared_window(from, site), tile->bytes(), tile->bytes(), fiber.stores.group, false,
+                      false, site, tile});
 }
 
 void commit_bulk_stores() { ++current_fiber()->stores.group; }

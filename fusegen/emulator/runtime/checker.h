@@ -73,7 +73,7 @@ struct Region {
   char* origin;     // of the cells: `low` rounded down
   Cell* cells;
   u64 cell_count;
-  const Block* owner;  // of shared memory
+  const Block* owner;            // of shared memory
   std::vector<Reading> reading;  // of its pieces of 16 bytes, once there is any
   std::vector<Member> members;
 

@@ -245,8 +245,7 @@ static void remember_read(Cell& cell, const Stamp& now, const Fiber& fiber) {
 }
 
 static void forget_earlier_clusters(const Region& region, Cell& cell) {
-  if (region.memory == Memory::shared &&
-      std::max(cell.write.phase, cell.read.phase) < worker->checker->first_phase) {
+  if (region.memory == Memory::shared && std::max(cell.write.phase, cell.read.phase) < worker->checker->first_phase) {
     forget_readers(cell);  // shared memory starts anew with each cluster
     cell = Cell{};
   }

@@ -11,14 +11,22 @@
 
 namespace simt {
 
-static void stamp_destination(const Copy& copy, const Stamp& stamp) {
+static void stamp_bytes(char* to, u64 bytes, const Stamp& stamp, const void* site) {
   u8 unused;
-  Region& region = find_region(copy.to, copy.bytes, Access::write, copy.site, unused);
-  u64 first = static_cast<u64>(copy.to - region.origin) >> region.grain_shift;
-  u64 count = copy.bytes >> region.grain_shift;
+  Region& region = find_region(to, bytes, Access::write, site, unused);
+  u64 first = static_cast<u64>(to - region.origin) >> region.grain_shift;
+  u64 count = bytes >> region.grain_shift;
   for (u64 i = first; i < first + count; ++i) {
     region.cells[i].write = stamp;
   }
+}
+
+static void stamp_destination(const Copy& copy, const Stamp& stamp) {
+  if (copy.to) {
+    stamp_bytes(copy.to, copy.bytes, stamp, copy.site);
+    return;
+  }
+  copy.tile->for_each_line([&](char* global, u64, u64 bytes) { stamp_bytes(global, bytes, stamp, copy.site); });
 }
 
 static Stamp stamp_of(const Copy& copy, u32 flag) {
@@ -31,9 +39,28 @@ static Stamp stamp_of(const Copy& copy, u32 flag) {
   return {checker.phase, fiber.linear | fiber.warp_epoch << thread_bits, site};
 }
 
+// Of a box that juts out, what is outside is neither read nor written.
+static void check_tile(const Copy& copy) {
+  if (copy.to) {
+    copy.tile->for_each_line(
+        [&](char* global, u64, u64 bytes) { check_access(global, bytes, Access::read, true, copy.site); });
+    check_access(copy.to, copy.bytes, Access::write, false, copy.site);
+    return;
+  }
+  copy.tile->for_each_piece(const_cast<char*>(copy.from), [&](char*, char* shared, u64 bytes) {
+    check_access(shared, bytes, Access::read, true, copy.site);
+  });
+  copy.tile->for_each_line(
+      [&](char* global, u64, u64 bytes) { check_access(global, bytes, Access::write, false, copy.site); });
+}
+
 void checker_begin_copy(const Copy& copy) {
-  check_access(copy.from, copy.filled, Access::read, true, copy.site);
-  check_access(copy.to, copy.bytes, Access::write, false, copy.site);
+  if (copy.tile) {
+    check_tile(copy);
+  } else {
+    check_access(copy.from, copy.filled, Access::read, true, copy.site);
+    check_access(copy.to, copy.bytes, Access::write, false, copy.site);
+  }
   stamp_destination(copy, stamp_of(copy, flag_copying));
 }
 
@@ -51,7 +78,7 @@ void checker_begin_source(const Copy& copy) {
 void checker_end_source(const Copy& copy) {
   std::vector<Copy>& sources = worker->checker->sources;
   auto found = std::find_if(sources.begin(), sources.end(), [&](const Copy& each) {
-    return each.from == copy.from && each.bytes == copy.bytes && each.to == copy.to;
+    return each.from == copy.from && each.bytes == copy.bytes && each.to == copy.to && each.tile == copy.tile;
   });
   if (found != sources.end()) {
     sources.erase(found);

@@ -34,9 +34,8 @@ static void for_each_cell(Region& region, const char* place, Visit visit) {
 
 void checker_begin_read(const char* place, const void* site) {
   Region& region = shared_region(place, site);
-  for_each_cell(region, place, [&](Cell& cell, const char* at) {
-    clocks_require_written(region, cell, at, *current_fiber(), site);
-  });
+  for_each_cell(region, place,
+                [&](Cell& cell, const char* at) { clocks_require_written(region, cell, at, *current_fiber(), site); });
   Reading& reading = reading_of(region, place);
   ++reading.count;
   reading.site = offset_of_site(site);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "../dialect/simt.h"
+#include "tensor_copies.h"
 
 namespace simt {
 
@@ -14,8 +15,9 @@ struct Copy {
   u32 filled;  // the first of them, from `from`; the rest are zeros
   u32 group;
   bool landed;
-  bool read;         // of a store: the source is free again
-  const void* site;  // where the kernel issued it
+  bool read;                   // of a store: the source is free again
+  const void* site;            // where the kernel issued it
+  const Tile* tile = nullptr;  // of a tensor copy: the other side, of which `from` or `to` is null
 };
 
 struct BulkLoad {

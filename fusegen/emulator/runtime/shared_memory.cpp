@@ -18,9 +18,7 @@ static u64 round_up(u64 value, u64 to) { return (value + to - 1) / to * to; }
 // An odd multiple of the alignment that is asked for: a kernel that counts on more must declare more.
 static u64 odd_multiple(u64 at_least, u64 alignment) { return round_up(at_least, 2 * alignment) + alignment; }
 
-static u64 dynamic_offset(const Request& request) {
-  return odd_multiple(shared_margin, request.shared_alignment);
-}
+static u64 dynamic_offset(const Request& request) { return odd_multiple(shared_margin, request.shared_alignment); }
 
 constexpr u64 base_alignment = 2 * largest_shared_alignment;
 

@@ -36,7 +36,8 @@ struct MatrixLayout {
 static MatrixLayout layout_of(u64 descriptor, const void* site) {
   constexpr u64 unused = 3ull << 14 | 3ull << 30 | 7ull << 46 | 0x3ffull << 52;
   if (descriptor & unused) {
-    fail_at(Fault::tensor, site, 0, "%#llx is no matrix descriptor of wgmma: bits are set that must be zero", descriptor);
+    fail_at(Fault::tensor, site, 0, "%#llx is no matrix descriptor of wgmma: bits are set that must be zero",
+            descriptor);
   }
   if (field(descriptor, 49, 3)) {
     fail_at(Fault::tensor, site, 0,
@@ -47,8 +48,8 @@ static MatrixLayout layout_of(u64 descriptor, const void* site) {
   constexpr u32 spans[] = {16, 128, 64, 32};  // no swizzle, 128, 64 and 32 bytes
   constexpr u32 masks[] = {0, 7, 3, 1};
   const u64 swizzle = field(descriptor, 62, 2);
-  return {field(descriptor, 0, 14) << 4, field(descriptor, 16, 14) << 4, field(descriptor, 32, 14) << 4,
-          spans[swizzle], masks[swizzle]};
+  return {field(descriptor, 0, 14) << 4, field(descriptor, 16, 14) << 4, field(descriptor, 32, 14) << 4, spans[swizzle],
+          masks[swizzle]};
 }
 
 template <class Visit>
@@ -65,7 +66,8 @@ static void for_each_chunk(const SharedMatrix& matrix, const void* site, Visit v
   if (matrix.transposed) {
     for (u32 depth = 0; depth < 16; ++depth) {
       for (u32 chunk = 0; chunk < matrix.rows / 8; ++chunk) {
-        const u64 along = layout.permute ? chunk % chunks * 16 + chunk / chunks * layout.leading : chunk * layout.stride;
+        const u64 along =
+            layout.permute ? chunk % chunks * 16 + chunk / chunks * layout.leading : chunk * layout.stride;
         const u64 down = depth % 8 * layout.span + depth / 8 * (layout.permute ? layout.stride : layout.leading);
         visit_at(along + down, chunk * 8, depth);
       }
@@ -94,7 +96,8 @@ static void read_matrix(const Wgmma& operation, const SharedMatrix& matrix, floa
     u16 values[8];
     std::memcpy(values, place, sizeof values);
     for (u32 i = 0; i < 8; ++i) {
-      const u32 at = matrix.transposed ? (row + i) * per_row + depth * per_depth : row * per_row + (depth + i) * per_depth;
+      const u32 at =
+          matrix.transposed ? (row + i) * per_row + depth * per_depth : row * per_row + (depth + i) * per_depth;
       to[at] = value_of(operation.number, values[i]);
     }
   });
@@ -148,7 +151,9 @@ static void land(Wgmma& operation) {
 
 // --- issuing
 
-static Warpgroup& warpgroup_of(const Fiber& fiber) { return block_of(fiber).warpgroups[fiber.linear / warpgroup_threads]; }
+static Warpgroup& warpgroup_of(const Fiber& fiber) {
+  return block_of(fiber).warpgroups[fiber.linear / warpgroup_threads];
+}
 
 static bool takes_descriptor(const WgmmaIssue& issue) { return issue.count == issue.n / 2 + 7; }
 

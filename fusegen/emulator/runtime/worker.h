@@ -8,6 +8,7 @@
 #include <setjmp.h>
 
 #include <atomic>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -133,8 +134,9 @@ struct Worker {
   u64 random_state = 1;
   std::vector<Fiber*> blocked;  // at an mbarrier or at the cluster barrier
   std::vector<BulkLoad> loads;  // issued and not landed
+  std::deque<Tile> tiles;       // of the tensor copies of this cluster
   MatrixSpace matrices;
-  u64 idle_polls = 0;           // questions to mbarriers since anything last happened
+  u64 idle_polls = 0;  // questions to mbarriers since anything last happened
 
   u32 cluster_arrived = 0;
   u32 cluster_completed = 0;
@@ -267,7 +269,7 @@ void checker_begin_cluster(Worker& worker);
 void checker_declare_shared(const SharedVariable& variable);
 void checker_end_phase(Block& block);  // at its barrier
 void checker_end_block(Block& block);
-void checker_settle();  // reports a suspicion, see checker_rules.cpp
+void checker_settle();                                              // reports a suspicion, see checker_rules.cpp
 void checker_read(const void* place, u64 bytes, const void* site);  // by the current thread
 void checker_begin_copy(const Copy& copy);
 void checker_end_copy(const Copy& copy);
