@@ -46,7 +46,9 @@ KINDS = (
 
 TENSOR_MAP_MAGIC = 0x70616D2D726F736E  # tells a tensor map from other bytes
 MAX_THREADS = 1024  # of a block, on every GPU there is
-CLOCKED = ("mbarrier", "cp.async.bulk", "wgmma")  # what orders threads that don't meet: runtime/checker_clocks.cpp
+# what orders threads that don't meet: runtime/checker_clocks.cpp
+CLOCKED = ("mbarrier", "cp.async.bulk", "wgmma", "bar.sync", "bar.arrive", "bar.cta", "barrier.sync", "barrier.arrive",
+           "barrier.cta")  # fmt: skip
 MAX_CLUSTER = 16  # blocks; more than 8 only where the launch asks for it
 MAX_WORKERS = 16  # each maps a stack per thread, and Linux allows a process 65,530 mappings
 
@@ -192,18 +194,19 @@ class EmulatedKernel:
         seed: int = 0,
         timeout_s: float = 60.0,
         workers: int | None = None,
+        memory: Sequence[Buffer] = (),
     ) -> None:
         """Run the kernel to its end.
 
         `seed` 0 runs the warps of a block in turn. Any other lets one warp run far ahead of the others, so that a
         missing barrier also gives wrong numbers, and repeatably so. `workers` is the number of threads that share the
-        blocks; the checking build always uses one. Raises KernelFault if the kernel breaks a rule or does not end
+        blocks; the checking build always uses one. `memory` is what the kernel reaches by tensor maps only. Raises KernelFault if the kernel breaks a rule or does not end
         within `timeout_s`, LaunchError if the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
         """
         self._require_sane(grid, block, shared_bytes, args)
         values = [_value(arg) for arg in args]
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
-        buffers = [arg for arg in args if isinstance(arg, Buffer)]
+        buffers = [*(arg for arg in args if isinstance(arg, Buffer)), *memory]
         ranges = (_BufferRange * max(1, len(buffers)))(
             *(_BufferRange(b.name.encode(), b.start, b.size, b.writable, b.initialised) for b in buffers)
         )

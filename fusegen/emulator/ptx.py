@@ -104,7 +104,7 @@ class _Statement:
             elif constraint.startswith("="):
                 before.append(f"{kind} simt_{place};")
             elif kind == "auto":
-                before.append(f"const auto simt_{place} = ({expression});")
+                before.append(f"const simt::u32 simt_{place} = simt::ptx_immediate({expression});")
             else:
                 before.append(f"{kind} simt_{place} = simt::ptx_in<{kind}>({expression});")
         after = [
@@ -217,7 +217,7 @@ class _Statement:
         if bits := re.fullmatch(r"0[fF]([0-9a-fA-F]{8})", operand):
             return f"__builtin_bit_cast(float, 0x{bits[1]}u)"
         if re.fullmatch(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?", operand):
-            return operand
+            return operand if operand.startswith("-") else f"{operand.rstrip('U')}u"
         raise self._refuse(f"the operand {operand} of `{instruction}` is unknown to it")
 
     def _refuse(self, reason: str) -> EmulatorBuildError:

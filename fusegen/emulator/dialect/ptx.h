@@ -18,6 +18,13 @@ SIMT_INLINE void ptx_out(T& place, Register value) {
   place = __builtin_bit_cast(T, value);
 }
 
+// Of the constraint "n": as wide as an immediate that is written out.
+template <class T>
+SIMT_INLINE constexpr u32 ptx_immediate(T value) {
+  static_assert(sizeof(T) <= 4, "the emulator takes immediates of 32 bits");
+  return static_cast<u32>(value);
+}
+
 // The destination `_`.
 struct PtxNothing {};
 constexpr PtxNothing ptx_nothing{};
@@ -85,6 +92,7 @@ SIMT_INLINE void ptx_setp_ne_b32(bool& p, u32 a, u32 b) { p = a != b; }
 
 #include "ptx_copies.h"
 #include "ptx_mbarriers.h"
+#include "ptx_barriers.h"
 #include "ptx_matrices.h"
 #include "ptx_tensor_copies.h"
 #include "ptx_wgmma.h"

@@ -78,6 +78,14 @@ SIMT_INLINE void ptx_fence_proxy_async_global() {}
   }
 SIMT_PTX_BULK_LOAD(ptx_cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes)
 SIMT_PTX_BULK_LOAD(ptx_cp_async_bulk_shared_cta_global_mbarrier_complete_tx_bytes)
+SIMT_INLINE void ptx_cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(
+    u64 to, u64 from, u32 bytes, u64 mbarrier, u32 blocks, SIMT_LINE) {
+  for (u32 rank = 0; blocks >> rank; ++rank) {
+    if (blocks >> rank & 1) {
+      bulk_load(map_window_rank(to, rank), ptx_global(from), bytes, map_window_rank(mbarrier, rank), line);
+    }
+  }
+}
 SIMT_INLINE void ptx_cp_async_bulk_global_shared_cta_bulk_group(u64 to, u64 from, u32 bytes, SIMT_LINE) {
   bulk_store(reinterpret_cast<void*>(to), from, bytes, line);
 }

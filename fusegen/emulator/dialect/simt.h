@@ -99,6 +99,10 @@ enum class Reduce : u32 { any, all, count };
 void barrier(int line);
 int barrier_reduce(int predicate, Reduce how, int line);
 
+// By a part of the block; no count stands for all of it. Who does not wait has arrived.
+void named_barrier(u32 id, u32 threads, bool waits, int line);
+void set_registers(u32 registers, int line);
+
 // --- warp-wide. Each operation names the lanes that take part; `converged` stands for the forms without a mask, and
 // means those lanes that arrive together, as on a machine that runs a warp in lock step.
 constexpr u64 converged = 0;

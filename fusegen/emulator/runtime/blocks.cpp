@@ -4,7 +4,7 @@
 namespace simt {
 
 // No thread can run, and some are left. A thread that waits at a warp operation is the one to tell of, then one that
-// waits at an mbarrier, then at the cluster's barrier; where all wait at a block's, that has spoken already.
+// waits at an mbarrier or a barrier of part of a block, then at the cluster's barrier; where all wait at a block's, that has spoken already.
 static void tell_of_warp_operation(Block& block) {
   for (Warp& warp : block.warps) {
     if (!warp.waiting) {
@@ -32,6 +32,9 @@ void Worker::report_deadlock() {
   for (Fiber* fiber : blocked) {
     if (fiber->mbarrier) {
       fail_waiting_at(*fiber, fiber->mbarrier);
+    }
+    if (fiber->named_barrier) {
+      fail_at_named_barrier(*fiber);
     }
   }
   if (!blocked.empty()) {
@@ -68,6 +71,9 @@ void Worker::begin_block(Block& block, u64 linear) {
   block.arrived = 0;
   block.updates_until_yield = 64;
   block.ready_warps = 0;
+  for (NamedBarrier& named : block.named) {
+    named = NamedBarrier{};
+  }
   for (Warp& warp : block.warps) {
     warp.live = warp.members;
     warp.waiting = 0;
@@ -86,6 +92,7 @@ void Worker::begin_block(Block& block, u64 linear) {
     fiber.stores.clear();
     fiber.mbarrier = nullptr;
     fiber.wgmma = WgmmaOrder{};
+    fiber.named_barrier = nullptr;
     fiber.at_cluster_barrier = false;
     fiber.cluster_arrivals = 0;
     fiber.cluster_waits = 0;

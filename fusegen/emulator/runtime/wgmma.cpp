@@ -200,12 +200,12 @@ static Wgmma operation_of(const Warpgroup& group) {
   operation.b = {rest[0].bits, first.n, rest[operation.a_in_registers ? 4 : 5].bits != 0};
   operation.adds = rest[1].bits != 0;
   for (u32 i = 2; i < 4; ++i) {
-    const i64 scale = static_cast<i64>(rest[i].bits);
+    const int scale = static_cast<int>(rest[i].bits);
     if (scale != 1 && scale != -1) {
-      fail_at(Fault::tensor, first.site, 0, "a scale of %lld for wgmma.mma_async; 1 and -1 are possible", scale);
+      fail_at(Fault::tensor, first.site, 0, "a scale of %d for wgmma.mma_async; 1 and -1 are possible", scale);
     }
   }
-  operation.sign = static_cast<float>(static_cast<i64>(rest[2].bits) * static_cast<i64>(rest[3].bits));
+  operation.sign = static_cast<float>(static_cast<int>(rest[2].bits) * static_cast<int>(rest[3].bits));
   for (u32 thread = 0; thread < warpgroup_threads; ++thread) {
     const WgmmaOperand* mine = group.issues[thread]->operands;
     for (u32 i = 0; i < each; ++i) {
@@ -218,12 +218,13 @@ static Wgmma operation_of(const Warpgroup& group) {
   return operation;
 }
 
-// Accumulators may be those of an instruction under way if all of them are, in the same places.
+// Accumulators may be those of an instruction under way if all of them are, in the same places. Whether they will be
+// written before this one reads them.
 static bool continues_another(const Warpgroup& group, const Wgmma& operation) {
   bool continues = false;
   for (const Wgmma& earlier : group.pending) {
     if (earlier.sums == operation.sums) {
-      continues = true;
+      continues = continues || !earlier.landed;
       continue;
     }
     for (u32 i = 0; i < operation.n / 2; ++i) {
@@ -258,11 +259,9 @@ static void start(Warpgroup& group) {
   begin_reads(group, operation);
   if (!worker->adversarial) {
     land(operation);
-  } else {
+  } else if (!continues) {  // otherwise it adds to what the earlier one will leave
     for (float* sum : operation.sums) {
-      if (!continues) {
-        operation.addends.push_back(*sum);
-      }
+      operation.addends.push_back(*sum);
       *sum = __builtin_nanf("");
     }
   }

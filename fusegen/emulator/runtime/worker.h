@@ -21,6 +21,8 @@ namespace simt {
 
 enum class WarpOperation : u8 { none, sync, shuffle, ballot, collect };
 
+struct NamedBarrier;
+
 struct Fiber : ThreadView {
   Context context;
   char* stack_low;
@@ -32,9 +34,19 @@ struct Fiber : ThreadView {
   CopyQueue stores;  // bulk copies out of shared memory
   u64* mbarrier;     // it sleeps at this one, or null
   WgmmaOrder wgmma;
+  NamedBarrier* named_barrier;  // it sleeps at this one, or null
   bool at_cluster_barrier;
   u32 cluster_arrivals;
   u32 cluster_waits;
+};
+
+constexpr u32 named_barriers = 16;  // of a block
+
+struct NamedBarrier {
+  u32 arrived = 0;
+  u32 expected = 0;
+  int line = 0;
+  u64 lanes[32] = {};  // of each warp, that have arrived
 };
 
 struct LaneWait {
@@ -70,6 +82,7 @@ struct Block : BlockView {
   char* window = nullptr;    // where it begins, and its addresses in PTX's shared state space
 
   std::vector<Warpgroup> warpgroups;
+  NamedBarrier named[named_barriers];
 
   // the block barrier
   u32 arrived = 0;
@@ -208,6 +221,9 @@ void end_stores(Fiber& fiber);
 u64* mbarrier_at(u64 address, bool initialised, const void* site);
 void complete_bytes(u64* mbarrier, u32 bytes, const void* site);
 [[noreturn]] void fail_waiting_at(const Fiber& fiber, const u64* mbarrier);
+
+// named_barriers.cpp
+[[noreturn]] void fail_at_named_barrier(const Fiber& fiber);
 
 // cluster.cpp
 void leave_cluster(const Fiber& fiber);
