@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fusegen.database import Choice
 from fusegen.graph import Graph
+from fusegen.naming import value_names
 from fusegen.planner.cost import operators
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan
 from fusegen.planner.schedule import schedule
@@ -42,6 +43,7 @@ def explanation(found: Candidates, choice: Choice | None = None) -> tuple[Sectio
     sections = (
         Section("operators, as written", tuple(map(Point, written(plan.graph)))),
         Section("fused", tuple(fused(plan))),
+        Section("selection", tuple(map(Point, selection(plan.graph)))),
         *(row_sections(plan) if isinstance(plan, RowPlan) else ()),
         Section("reads and writes", tuple(map(Point, accesses(plan)))),
         Section("rounding", tuple(map(Point, rounding(plan)))),
@@ -62,6 +64,7 @@ def row_sections(plan: RowPlan) -> tuple[Section, ...]:
 
 def written(graph: Graph) -> list[str]:
     """The author's steps in order, each with its place and the name it got."""
+    graph = graph.written
     lines = []
     for nodes in operators(graph):
         operator = nodes[-1].operator
@@ -80,6 +83,30 @@ def fused(plan: Plan) -> list[Point]:
         share = traffic.unfused / traffic.moved
         points.append(Point(f"together: {share:.2f}x fewer bytes than one kernel for each operator", saved))
     return points
+
+
+def selection(graph: Graph) -> list[str]:
+    """What is chosen, by which key and why by that, and what the columns chosen need of memory."""
+    if graph.selection is None:
+        return []
+    before, names = graph.written, value_names(graph)
+    assert before.selection is not None
+    chosen, key = before.selection.inputs[0], graph.selection.inputs[0]
+    order = "best first" if graph.selection.ordered else "in any order"
+    lines = [f"{graph.picks:,} of {graph.cols:,} columns of each row, {order}, by {names[key]}"]
+    if chosen is not key:
+        lines.append(
+            f"not by {value_names(before)[chosen]}, which rises with {names[key]} along a row: the order is the same, "
+            "and what is rounded to a tie is still in it"
+        )
+    behind = [nodes[-1].operator for nodes in operators(before) if before.picked.issuperset(nodes)]
+    others = [f"{o} (line {o.where.line})" for o in behind if o is not before.selection.operator]
+    if others:
+        lines.append(f"{', '.join(others)}: computed for the columns chosen alone")
+    gathered = [names[n.inputs[0]] for n in graph.nodes if n.op.name == "take" and n.inputs[0] is not key]
+    if gathered:
+        lines.append(f"{', '.join(gathered)}: read again at the columns chosen, {graph.picks:,} elements a row")
+    return lines
 
 
 def walks(plan: RowPlan) -> list[str]:

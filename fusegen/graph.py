@@ -157,6 +157,12 @@ class Graph:
     outputs: tuple[Tensor, ...]
     names: Mapping[Node, str]
     sizes: Mapping[str, int]
+    origin: Graph | None = None  # what the spec said, where passes have made another graph of it
+
+    @property
+    def written(self) -> Graph:
+        """The graph as its author wrote it: what would run unfused."""
+        return self.origin or self
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -355,7 +361,8 @@ class Graph:
             if size > LARGEST_SIZE:
                 raise SpecError(f"{self.name}: {name}={size}; a size is at most {LARGEST_SIZE}", self.where)
             wanted[name] = size
-        graph = replace(self, sizes={**self.sizes, **wanted})
+        origin = self.origin and self.origin.at(**wanted)
+        graph = replace(self, sizes={**self.sizes, **wanted}, origin=origin)
         graph.need_columns()
         return graph
 
@@ -379,7 +386,12 @@ class Graph:
                 return tensor
             return replace(tensor, type=TensorType(dtype, tensor.shape))
 
-        return replace(self, inputs=tuple(map(stored, self.inputs)), outputs=tuple(map(stored, self.outputs)))
+        return replace(
+            self,
+            inputs=tuple(map(stored, self.inputs)),
+            outputs=tuple(map(stored, self.outputs)),
+            origin=self.origin and self.origin.with_dtype(dtype),
+        )
 
     @property
     def signature(self) -> str:

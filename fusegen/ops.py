@@ -513,6 +513,7 @@ def causal(x: Value, offset: Value | int = 0) -> Value:
 
 PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SELECT))
 COMPOSITES = (gelu, clip, mean, var, softmax, log_softmax, layernorm, rmsnorm, causal)
+SELECTIONS = (topk, argmax, take)
 FUNCTIONS = (
     "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "square", "pow", "abs", "neg",
     "minimum", "maximum", "clip", "logical_and", "logical_or", "logical_not", "where", "cast", "col_index", "row_index",

@@ -6,7 +6,7 @@ What depends on no operand, such as a causal mask, is made beforehand by `consta
 kernel, from `constants` inside of what it compiles.
 
 It is a peer to be timed against and no reference: where torch decides an edge case otherwise (a softmax row of -inf
-gives NaN), torch's way stands.
+gives NaN, topk returns masked columns too and ties in any order), torch's way stands.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ TEXTS: Mapping[str, str] = {
     "round_f16": "{0}.to(torch.float16).to({0}.dtype)", "round_bf16": "{0}.to(torch.bfloat16).to({0}.dtype)",
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
     "min": "torch.amin({0}, -1, keepdim=True)",
-    "top_columns": "torch.topk({0}, {k}, -1, sorted={ordered}).indices.to(torch.int32)",
-    "take": "torch.gather({0}, -1, {1}.to(torch.int64))",
+    "top_columns": "torch.topk({0}, {k}, -1{order}).indices", "take": "torch.take_along_dim({0}, {1}, -1)",
 }  # fmt: skip
 CLAMPS = {"maximum": "torch.clamp({0}, min={1})", "minimum": "torch.clamp({0}, max={1})"}  # by a number
 
@@ -144,6 +143,7 @@ def unify(known: Pattern, wanted: Node, node: Node, found: dict[str, Node]) -> b
 
 def torch_source(graph: Graph) -> str:
     """A module with the chain as a function `graph.name` of its operands and of what `constants(device)` returns."""
+    graph = graph.written
     writer = Writer(graph)
     body = list(writer.body())
     made = list(writer.made_beforehand())
@@ -174,6 +174,7 @@ class Writer:
         self.constant = self.without_operands()
         self.composites = {n: found for n in graph.nodes if (found := match(n)) is not None}
         self.wanted = self.needed()
+        self.values = self.taken_with_columns()
         self.hoisted = [
             n for n in graph.nodes
             if n in self.constant and n in self.wanted and n in self.names
@@ -199,12 +200,25 @@ class Writer:
                 wanted.update(self.arguments(node))
         return wanted
 
+    def taken_with_columns(self) -> dict[Node, Node]:
+        """The selection and the take of what it chose from: torch.topk gives both."""
+        takes = (n for n in self.graph.nodes if n.op.name == "take" and n in self.wanted)
+        return {n.inputs[1]: n for n in takes if n.inputs[1].inputs[0] is n.inputs[0]}
+
+    def missing_axes(self, node: Node) -> int:
+        x, columns = node.inputs
+        return max(0, len(columns.shape) - len(x.shape))
+
     def name(self, node: Node) -> str:
         return self.names[node]
 
     def body(self) -> Iterator[str]:
         for node in self.graph.nodes:
-            if node in self.wanted and node not in self.constant and node.op.kind is not Kind.INPUT:
+            if node not in self.wanted or node in self.constant or node.op.kind is Kind.INPUT:
+                continue
+            if node in self.values:
+                yield f"{self.name(self.values[node])}, {self.name(node)} = {self.text(node)}"
+            elif node not in self.values.values():
                 yield f"{self.name(node)} = {self.text(node)}"
 
     def made_beforehand(self) -> Iterator[str]:
@@ -225,8 +239,14 @@ class Writer:
             return index if axis == -1 else f"{index}[:, None]"
         arguments = [self.argument(a, node) for a in node.inputs]
         template = TEXTS[node.op.name]
-        if node.op.kind is Kind.SELECT:
-            return template.format(*arguments, k=size_of(node.shape[-1], self.graph.sizes), ordered=node.ordered)
+        if node.op.name == "top_columns":
+            if node.shape[-1] == 1 and node not in self.values:
+                return f"torch.argmax({arguments[0]}, -1, keepdim=True)"
+            k = size_of(node.shape[-1], self.graph.sizes)
+            found = template.format(*arguments, k=k, order="" if node.ordered else ", sorted=False")
+            return found.removesuffix(".indices") if node in self.values else found
+        if node.op.name == "take":  # torch wants as many axes of both
+            arguments[0] += f"[{', '.join(['None'] * missing)}]" if (missing := self.missing_axes(node)) else ""
         if node.op.name in CLAMPS and any(self.is_number(a) for a in node.inputs):
             template = CLAMPS[node.op.name]
             if self.is_number(node.inputs[0]):

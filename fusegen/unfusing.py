@@ -7,6 +7,9 @@ Each piece is a graph like any other, planned and compiled on its own. What lies
 type that `Graph.storage` says, which is what an array library would have chosen. Values made from nothing (literals,
 indices, masks of positions alone) and run-time scalars cost no memory: each piece that needs them computes them. So
 does one that needs a value whose own operands don't span its shape, such as the causal mask of a row vector.
+
+A selection alone orders what it is given: of probabilities that were rounded in between, ties may come in another order
+than their logits have, and a masked one is a probability of 0 like others. A take alone makes its selection again.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ class Piece:
 
 def unfused(graph: Graph) -> tuple[Piece, ...]:
     """The chain's operators, each alone; an operand that is returned as it is makes a copy."""
+    graph = graph.written
     memory = stored(graph)
     groups = [nodes for nodes in operators(graph) if any(n in memory for n in nodes)]
     pieces = [piece(graph, nodes, memory, number) for number, nodes in enumerate(groups)]
@@ -83,7 +87,9 @@ def spanned(graph: Graph) -> dict[Node, frozenset[object]]:
             table[node] = dims_of(node)
             continue
         axes = frozenset[object]().union(*(table[a] for a in node.inputs))
-        table[node] = axes & dims_of(node) if node.op.kind is Kind.REDUCE else axes
+        if node.op.kind is Kind.SELECT:
+            axes |= dims_of(node) - dims_of(replace(node, shape=(*node.shape[:-1], 1)))  # k is its own
+        table[node] = axes & dims_of(node) if node.op.kind in (Kind.REDUCE, Kind.SELECT) else axes
     return table
 
 
@@ -97,6 +103,8 @@ def piece(graph: Graph, nodes: Sequence[Node], memory: Mapping[Node, str], numbe
     """The graph of the operator that `nodes` are."""
     inside = set(nodes)
     results = [n for n in nodes if n in memory]
+    if any(n.op.name == "take" for n in nodes):
+        memory = {n: name for n, name in memory.items() if n is not graph.selection or n in inside}
     spans = spanned(graph)
     if any(not dims_of(n) <= spans[n] for n in results):
         memory = {t.node: t.name for t in graph.inputs if t.shape} | {n: memory[n] for n in results}

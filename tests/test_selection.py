@@ -21,9 +21,12 @@ from hypothesis import strategies as st
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import SpecError
+from fusegen.explaining import selection
 from fusegen.graph import Extent, Node
 from fusegen.ordering import key_of, order_by_keys
 from fusegen.planner import CONTIGUOUS
+from fusegen.planner.cost import traffic
+from fusegen.planner.heading import selected
 from fusegen.planner.passes import simplify, sink_takes
 from fusegen.planner.rules import NoMatch
 from fusegen.planner.rules.elementwise import elementwise
@@ -221,6 +224,47 @@ def test_indices_and_masks_are_taken_too() -> None:
             [True, False, True, False],
         ]
         assert counts[1].tolist() == [[6, 0, 0, 0], [7, 6, 0, 0], [8, 7, 6, 0]]
+
+
+# ---------------------------------------------------------------- what is said of it
+
+
+def test_it_is_explained_in_the_words_of_the_spec() -> None:
+    @chain(B=4, N=32, K=8)
+    def spec(logits: bf16[B, N], bias: f32[N]) -> tuple[f32[B, K], i32[B, K]]:
+        scaled = logits * 0.5
+        p, columns = F.topk(F.softmax(F.where(scaled > 0, scaled, -INF)), K, sorted=False)
+        return p / F.sum(p) + F.take(bias, columns), columns
+
+    graph = simplify(spec.graph)
+    line = spec.graph.where.line
+    assert selection(graph) == [
+        "8 of 32 columns of each row, in any order, by where",
+        "not by softmax, which rises with where along a row: the order is the same, and what is rounded to a tie is "
+        "still in it",
+        f"sum (line {line + 4}), div (line {line + 4}), take (line {line + 4}), add (line {line + 4}): computed for "
+        "the columns chosen alone",
+        "bias: read again at the columns chosen, 8 elements a row",
+    ]
+    assert selected(graph) == "8 of 32 columns a row by where, in any order; NaN before all, ties by column, -inf never"
+    assert selection(simplify(chain(B=2, N=3)(nothing_chosen).graph)) == []
+
+
+def nothing_chosen(x: f32[B, N]) -> f32[B, N]:
+    return x + 1.0
+
+
+def test_a_selection_costs_a_comparison_an_element_and_the_rest_a_step_for_what_it_keeps() -> None:
+    @chain(B=4, N=32)
+    def spec(x: bf16[B, N]) -> tuple[f32[B, 8], i32[B, 8]]:
+        best, columns = F.topk(x, 8)
+        return F.exp(best), columns
+
+    graph = simplify(spec.graph)
+    moved = traffic(graph, (), again_from_l2=False, again=0.0)
+    assert moved.flops == 4 * (32 + 8 + 8 * 4)
+    assert {t.tensor: t.moved for t in moved.tensors} == {"x": 256, "exp": 128, "columns": 128}
+    assert moved.per_element_unfused == 256 + (64 + 128) + (64 + 128)  # between operators, values are stored as x is
 
 
 # ---------------------------------------------------------------- what a spec may not ask for

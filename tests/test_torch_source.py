@@ -15,11 +15,12 @@ from fusegen import bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.graph import Graph, Kind
 from fusegen.ops import PRIMITIVES
+from fusegen.planner.passes import simplify
 from fusegen.reference import reference
 from fusegen.spec import Chain, load_chains
 from fusegen.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
 from tests.chains import random_chain
-from tests.test_unfusing import OWN, as_tuple, small, values_for
+from tests.test_unfusing import OWN, SELECTING, as_tuple, small, values_for
 
 torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")
 SPECS = {c.name: c for c in load_chains(Path(__file__).resolve().parent.parent / "specs")}
@@ -50,7 +51,7 @@ def test_every_op_has_its_text() -> None:
     assert set(TEXTS) == {op.name for op in PRIMITIVES}
 
 
-@pytest.mark.parametrize("found", [*SPECS.values(), *OWN], ids=lambda c: c.name)
+@pytest.mark.parametrize("found", [*SPECS.values(), *OWN, *SELECTING], ids=lambda c: c.name)
 def test_specs_agree_with_their_references(found: Chain) -> None:
     graph = small(found)
     if any(n.op.kind is Kind.REDUCE for n in graph.nodes) and graph.name == "masked_softmax":
@@ -111,6 +112,19 @@ def scale_causal_softmax(scores, keep):
     return softmax.to(torch.float16)
 """
     )
+
+
+def test_selections_are_torchs_own() -> None:
+    for graph in (SELECTING[0].graph, simplify(SELECTING[0].graph)):
+        text = torch_source(graph)
+        assert "    softmax = torch.softmax(div, -1)\n    p, columns = torch.topk(softmax, 7, -1)\n    kept =" in text
+        assert "columns.to(torch.int32)" in text
+    assert (
+        "columns = torch.topk(add, 4, -1).indices\n    take_ = torch.take_along_dim(score, columns, -1)"
+        in torch_source(SELECTING[1].graph)
+    )
+    assert "torch.take_along_dim(bias[None], columns, -1)" in torch_source(SELECTING[1].graph)
+    assert "torch.argmax(log_softmax, -1, keepdim=True)" in torch_source(SELECTING[2].graph)
 
 
 @pytest.mark.parametrize("composite", COMPOSITES, ids=lambda c: f"{c.name}-{len(c.arrays)}")

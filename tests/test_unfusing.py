@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import b8, bf16, chain, dims, f16, f32
+from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.graph import Graph
 from fusegen.planner.cost import count_bytes, unfused_kernels
+from fusegen.planner.passes import simplify
 from fusegen.reference import reference
 from fusegen.spec import Chain, check_graph, load_chains
 from fusegen.targets import target
@@ -24,7 +25,7 @@ from fusegen.unfusing import Piece, run_pieces, unfused
 from tests.chains import random_chain
 
 SPECS = load_chains(Path(__file__).resolve().parent.parent / "specs")
-B, M, N = dims("B M N")
+B, M, N, K = dims("B M N K")
 
 
 @chain(M=5, N=9)
@@ -59,6 +60,31 @@ def wider_than_its_operands(x: f32[M, N], g: f32[N]) -> tuple[f32[M, N], f32[M, 
 
 
 OWN = (window, mean_by_hand, flags, wider_than_its_operands)
+
+
+@chain(M=5, N=24, K=7)
+def best_of_softmax(x: f32[M, N], temperature: f32) -> tuple[f32[M, K], i32[M, K], f32[M, 1]]:
+    """Renormalised probabilities of the k best, and what they were in sum."""
+    p, columns = F.topk(F.softmax(x / temperature), K)
+    kept = F.sum(p)
+    return p / kept, columns, kept
+
+
+@chain(M=5, N=24)
+def biased(x: f32[M, N], bias: f32[N], scale: f32[M, 1]) -> tuple[f32[M, 4], i32[M, 4]]:
+    """Chosen by one score, weighed by another, of a vector that all rows share too."""
+    score = F.sigmoid(x)
+    _, columns = F.topk(score + bias, 4)
+    weights = F.take(score, columns) * scale
+    return F.softmax(weights + F.take(bias, columns)), columns
+
+
+@chain(M=5, N=24)
+def largest(x: f32[M, N]) -> tuple[i32[M, 1], f32[M, 1]]:
+    return F.argmax(F.log_softmax(x)), F.max(x)
+
+
+SELECTING = (best_of_softmax, biased, largest)
 
 
 def small(found: Chain) -> Graph:
@@ -101,7 +127,7 @@ def check_by_reference(graph: Graph) -> None:
         np.testing.assert_allclose(found[tensor.name], law, rtol=1e-9, atol=1e-12, err_msg=tensor.name)
 
 
-@pytest.mark.parametrize("found", [*SPECS, *OWN], ids=lambda c: c.name)
+@pytest.mark.parametrize("found", [*SPECS, *OWN, *SELECTING], ids=lambda c: c.name)
 def test_pieces_mean_what_the_chain_means(found: Chain) -> None:
     check_by_reference(small(found))
 
@@ -111,7 +137,7 @@ def test_pieces_of_random_chains(seed: int) -> None:
     check_by_reference(random_chain(seed).graph)
 
 
-@pytest.mark.parametrize("found", SPECS, ids=lambda c: c.name)
+@pytest.mark.parametrize("found", [*SPECS, *SELECTING], ids=lambda c: c.name)
 def test_pieces_are_the_kernels_that_costs_speak_of(found: Chain) -> None:
     """As many of them, and what each writes is what the cost model says an unfused chain writes."""
     graph = found.graph
@@ -137,6 +163,24 @@ def test_storage_between_pieces_is_what_an_array_library_would_choose() -> None:
         "sum": "bf16[M, 1]", "mean": "f32[M, 1]", "gt": "b8[M, N]", "mul": "f32[M, N]", "out": "bf16[M, N]",
         "out2": "bf16[M, N]",
     }  # fmt: skip
+
+
+def test_a_selection_is_unfused_as_it_was_written() -> None:
+    """However the planner turns it: softmax and selection are two kernels with the probabilities between them."""
+    for graph in (best_of_softmax.graph, simplify(best_of_softmax.graph)):
+        pieces = unfused(graph)
+        assert [p.operator for p in pieces] == ["div", "softmax", "topk", "sum", "div"]
+        assert pieces[2].reads == ("softmax",)
+        assert set(pieces[2].writes) == {"columns", "p"}
+        assert unfused_kernels(graph)[2].per_element == 4 * 5 * (24 + 7 + 7)
+        assert simplify(graph).at(M=6, N=30).written.sizes == {"M": 6, "N": 30, "K": 7}
+
+
+def test_a_take_alone_reads_what_it_takes() -> None:
+    takes = [k for k in unfused_kernels(biased.graph) if k.name.startswith("take")]
+    assert [k.per_element for k in takes] == [4 * 5 * (4 + 4 + 4)] * 2  # columns, a value at each, the result
+    assert [k.moved for k in takes] == [4 * 5 * (4 + 4 + 4), 4 * 5 * (4 + 4) + 4 * 4]
+    assert [p.reads for p in unfused(biased.graph) if p.operator == "take"] == [("add", "score"), ("add", "bias")]
 
 
 def have_compiler() -> bool:

@@ -51,6 +51,8 @@ def op_facts() -> list[dict[str, Any]]:
         kind = "reduction" if name in OPS and OPS[name].kind is Kind.REDUCE else "elementwise"
         if function in ops.COMPOSITES:
             kind = "composite"
+        elif function in ops.SELECTIONS:
+            kind = "selection"
         facts.append({"call": call_text(function), "kind": kind, "doc": first_line(function.__doc__), **device(name)})
     symbols = [op for op in ops.PRIMITIVES if op.symbol]
     facts += [{"call": symbol_text(op), "kind": "operator", "doc": op.doc, **device(op.name)} for op in symbols]

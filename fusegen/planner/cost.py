@@ -11,7 +11,7 @@ Three ways of counting bytes, side by side, because papers, users and DRAM count
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.graph import Extent, Graph, Kind, Node, once_per_graph
@@ -64,13 +64,16 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool, again: f
         output = any(tensor is t for t in graph.outputs)
         whole = bytes_of(graph, tensor)
         size = round(whole * shares.get(tensor.name, 1.0))
+        if not output:
+            size = round(size * share_taken(graph, tensor.node, graph.users[tensor.node]))
         by_column = tensor.shape[-1] == graph.shape[-1]
         shared_by_rows = (
             whole < elements * tensor.dtype.bytes // 2
         )  # small, and so in the L2 cache from the first row on
         once = output or again_from_l2 or shared_by_rows
         times = 1 if once else walks.get(tensor.name, 1)
-        per_element = tensor.dtype.bytes * (elements if by_column else rows)
+        picked = output and tensor.node in graph.picked
+        per_element = whole if picked else tensor.dtype.bytes * (elements if by_column else rows)
         asked = walks.get(tensor.name, 1)
         tensors.append(TensorTraffic(tensor.name, output, size, round(size * times), per_element, asked))
     unfused = unfused_kernels(graph)
@@ -79,7 +82,8 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool, again: f
     counts = {Extent.ELEMENT: elements, Extent.PICKED: rows * graph.picks, Extent.ROW: rows, Extent.LAUNCH: 0}
     flops = special = 0
     for node in graph.nodes:
-        walked = graph.extents[node.inputs[0]] if node.op.kind is Kind.REDUCE else graph.extents[node]
+        whole_row = node.op.kind is Kind.REDUCE or node.op.name == "top_columns"
+        walked = graph.extents[node.inputs[0] if whole_row else node]
         flops += node.op.flops * counts[walked]
         special += counts[walked] if node.op.flops >= 4 else 0
     return Traffic(
@@ -99,7 +103,10 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool, again: f
 
 @dataclass(frozen=True, slots=True)
 class OperatorTraffic:
-    """One operator as a kernel of its own: what it moves, by both counts, and its result's share of that."""
+    """One operator as a kernel of its own: what it moves, by both counts, and its result's share of that.
+
+    Of what is only taken at columns, it reads those.
+    """
 
     name: str
     moved: int
@@ -129,6 +136,7 @@ def copy_traffic(graph: Graph, name: str, node: Node) -> OperatorTraffic:
 @once_per_graph
 def unfused_kernels(graph: Graph) -> list[OperatorTraffic]:
     """What the chain would be as one kernel an operator; an operand that is returned as it is makes a copy."""
+    graph = graph.written
     copies = [copy_traffic(graph, t.name, t.node) for t in graph.outputs if t.node.op.kind is Kind.INPUT]
     return [*(operator_traffic(graph, nodes) for nodes in operators(graph)), *copies]
 
@@ -142,13 +150,20 @@ def operator_traffic(graph: Graph, nodes: list[Node]) -> OperatorTraffic:
             continue
         before, after = reaches(outer, nodes, graph)
         reads[outer] = max(1, before + after) if graph.extents[outer] is Extent.ELEMENT else 1
-    per_element = sum(count_bytes(graph, n, True) * times for n, times in reads.items())
-    moved = sum(count_bytes(graph, n, False) * times for n, times in reads.items())
+    shares = {n: share_taken(graph, n, [u for u in graph.users[n] if u in inside]) for n in reads}
+    per_element = sum(round(count_bytes(graph, n, True) * times * shares[n]) for n, times in reads.items())
+    moved = sum(round(count_bytes(graph, n, False) * times * shares[n]) for n, times in reads.items())
     per_element += sum(count_bytes(graph, n, True) for n in results)
     moved += sum(count_bytes(graph, n, False) for n in results)
     operator = nodes[-1].operator
     name = f"{operator.name} (line {operator.where.line})"
     return OperatorTraffic(name, moved, per_element, tuple(results), tuple(reads.items()))
+
+
+def share_taken(graph: Graph, node: Node, users: Sequence[Node]) -> float:
+    """The share of a row that these users read: all of it, unless each takes it at the columns chosen."""
+    taken = users and all(u.op.name == "take" and u.inputs[0] is node for u in users)
+    return min(1.0, graph.picks / graph.cols) if taken else 1.0
 
 
 def is_result(graph: Graph, node: Node, inside: set[Node]) -> bool:
@@ -175,7 +190,8 @@ def reaches(outer: Node, nodes: list[Node], graph: Graph) -> tuple[bool, bool]:
 def count_bytes(graph: Graph, node: Node, per_element: bool) -> int:
     size = graph.storage[node].bytes
     if per_element:
-        return size * (graph.rows * graph.cols if graph.extents[node] is Extent.ELEMENT else graph.rows)
+        each = {Extent.ELEMENT: graph.cols, Extent.PICKED: graph.picks}.get(graph.extents[node], 1)
+        return size * graph.rows * each
     count = 1
     for s in node.shape:
         count *= s if isinstance(s, int) else graph.sizes[s.name]
@@ -195,6 +211,8 @@ def limit_decisions(graph: Graph, names: Mapping[Node, str]) -> Iterator[Decisio
 @once_per_graph
 def decisions(graph: Graph) -> tuple[Decision, ...]:
     """Every value that an unfused chain would write and read again, and that this kernel never does."""
+    found = list(limit_decisions(graph, value_names(graph)))
+    graph = graph.written
     names = value_names(graph)
     groups = [operator_traffic(graph, nodes) for nodes in operators(graph)]
     readers: dict[Node, list[tuple[str, int]]] = {}
@@ -202,7 +220,6 @@ def decisions(graph: Graph) -> tuple[Decision, ...]:
         for node, times in group.read:
             readers.setdefault(node, []).append((group.name, times))
     outputs = {t.node for t in graph.outputs}
-    found = list(limit_decisions(graph, names))
     for group in groups:
         for node in group.written:
             who = ", ".join(name for name, _ in readers.get(node, []))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from fusegen.naming import value_names
 from fusegen.types import shape_text
 
 if TYPE_CHECKING:
+    from fusegen.graph import Graph
     from fusegen.planner.model import Plan
 
 WIDTH = 110  # of a line
@@ -24,6 +26,7 @@ def header_lines(plan: Plan) -> list[str]:
         *(textwrap.wrap(graph.doc.split("\n\n")[0].replace("\n", " "), WIDTH) if graph.doc else []),
         "",
         *field("target", f"{target.vendor} {target.arch}, {facts}"),
+        *(field("selects", selected(graph)) if graph.selection else []),
         *field("tile", plan.regime),
         *field("traffic", f"{megabytes(moved.moved)} moved, {megabytes(moved.ideal)} ideal, "
                f"{megabytes(moved.unfused)} unfused in {plural(moved.launches_unfused, 'launch', 'launches')}"),
@@ -33,6 +36,14 @@ def header_lines(plan: Plan) -> list[str]:
     if plan.rounding:
         lines += field("rounding", f"{'; '.join(plan.rounding)}; f32 between")
     return [*lines, *field("needs", "; ".join(needs(plan)))]
+
+
+def selected(graph: Graph) -> str:
+    """`8 of 32000 columns a row by z, largest first; NaN before all, ties by column, -inf never`."""
+    assert graph.selection is not None
+    order = "largest first" if graph.selection.ordered else "in any order"
+    key = value_names(graph)[graph.selection.inputs[0]]
+    return f"{graph.picks} of {graph.cols} columns a row by {key}, {order}; NaN before all, ties by column, -inf never"
 
 
 def field(name: str, text: str) -> list[str]:

@@ -14,7 +14,10 @@ from fusegen.types import DType, b8, f32, i32
 
 def simplify(graph: Graph) -> Graph:
     """The graph that rules plan: every pass, in order."""
-    return share_common(sink_takes(order_by_keys(share_common(graph))))
+    shared = share_common(graph)
+    if shared.selection is None:
+        return shared
+    return replace(share_common(sink_takes(order_by_keys(shared))), origin=shared.written)
 
 
 def share_common(graph: Graph) -> Graph:
