@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
@@ -179,17 +180,89 @@ def test_the_law_is_the_key_whatever_pass_has_run() -> None:
         assert len(texts) == 1, name
 
 
+@cache
+def before_and_after(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    graph = order_by_keys(best_of(STEPS[name][0]).graph)
+    return reference(graph), reference(sink_takes(graph))
+
+
 @pytest.mark.parametrize("name", STEPS)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_sinking_takes_keeps_every_bit(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    graph = order_by_keys(best_of(STEPS[name][0]).graph)
     x = rng.choice([-INF, -1.0, 0.0, 0.25, 2.0, 7.5, INF, NAN], (4, 16), p=[0.3, 0.1, 0.1, 0.2, 0.1, 0.1, 0.05, 0.05])
     x[0] = -INF
     operands = (x, rng.normal(size=(4, 1)), rng.normal(size=16), float(rng.normal()))
-    before, after = reference(graph)(*operands), reference(sink_takes(graph))(*operands)
+    before, after = (run(*operands) for run in before_and_after(name))
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+# steps of random chains: of x, a row vector g, one value a row r, and a mask
+PIECES: tuple[Callable[..., Any], ...] = (
+    lambda x, g, r, m: x + r,
+    lambda x, g, r, m: r - x,
+    lambda x, g, r, m: x - 0.25,
+    lambda x, g, r, m: x * 0.5,
+    lambda x, g, r, m: -3.0 * x,
+    lambda x, g, r, m: x * F.exp(r),
+    lambda x, g, r, m: x * F.abs(r),
+    lambda x, g, r, m: x * r,
+    lambda x, g, r, m: x / (F.square(r) + 0.1),
+    lambda x, g, r, m: x / F.maximum(r, 0.5),
+    lambda x, g, r, m: x / F.clip(r, -1.0, 0.5),
+    lambda x, g, r, m: x / F.sum(F.exp(x * 0.125)),
+    lambda x, g, r, m: F.exp(x * 0.25),
+    lambda x, g, r, m: F.sigmoid(x),
+    lambda x, g, r, m: F.log(x),
+    lambda x, g, r, m: F.sqrt(x),
+    lambda x, g, r, m: F.tanh(x),
+    lambda x, g, r, m: F.relu(x),
+    lambda x, g, r, m: F.silu(x),
+    lambda x, g, r, m: F.square(x),
+    lambda x, g, r, m: F.softmax(x),
+    lambda x, g, r, m: F.log_softmax(x),
+    lambda x, g, r, m: F.rmsnorm(x),
+    lambda x, g, r, m: x / F.sqrt(F.var(x) + 1e-5),
+    lambda x, g, r, m: F.where(m, x, -INF),
+    lambda x, g, r, m: F.where(r > 0, x, -x),
+    lambda x, g, r, m: x + g,
+    lambda x, g, r, m: x * F.exp(g),
+    lambda x, g, r, m: F.cast(x, f16),
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+def test_the_values_of_random_chains_fall_in_the_order_of_their_keys(steps: list[int], seed: int) -> None:
+    """And what is masked by its key is nothing by its value: -inf, or the 0 of something positive."""
+
+    @chain(M=6, N=12)
+    def spec(x: f32[M, N], g: f32[N], r: f32[M, 1], m: b8[M, N]) -> tuple[f32[M, N], f32[M, N], i32[M, N]]:
+        y = x
+        for step in steps:
+            y = PIECES[step](y, g, r, m)
+        values, columns = F.topk(y, N)
+        return y + F.where(m, r + g, r + g) * 0.0, values, columns
+
+    rng = np.random.default_rng(seed)
+    x, g, r, m = rng.normal(size=(6, 12)) * 2, rng.normal(size=12), rng.normal(size=(6, 1)), rng.random((6, 12)) < 0.7
+    for graph in (spec.graph, simplify(spec.graph)):
+        whole, values, columns = reference(graph)(x, g, r, m)
+        take_node = next(n for n in spec.graph.nodes if n.op.name == "take")
+        assert take_node.missing in (0, -INF)
+        for row, (every, best, at) in enumerate(zip(whole, values, columns, strict=True)):
+            chosen = at[at >= 0]
+            assert len(set(chosen)) == len(chosen)
+            np.testing.assert_array_equal(best[len(chosen) :], take_node.missing)
+            if np.isnan(every).any():
+                continue
+            np.testing.assert_array_equal(best[: len(chosen)], every[chosen], err_msg=f"row {row}")
+            with np.errstate(invalid="ignore"):
+                rises = np.diff(best[: len(chosen)])
+            assert not (rises > 1e-12 * np.abs(best[1 : len(chosen)])).any(), (row, best)
+            np.testing.assert_array_equal(np.delete(every, chosen), take_node.missing)
 
 
 def test_every_take_that_is_left_is_of_an_operand_or_of_the_key() -> None:
