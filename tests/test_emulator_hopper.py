@@ -62,7 +62,8 @@ __device__ __forceinline__ unsigned long long describe(unsigned place, int leadi
          static_cast<unsigned long long>(stride >> 4) << 32 | 1ull << 62;
 }}
 __device__ __forceinline__ void multiply(float (&d)[64], unsigned long long a, unsigned long long b) {{
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{{sums}}}, %64, %65, 1, 1, 1, 0, {int(b_by_rows)};"
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+               "{{{sums}}}, %64, %65, 1, 1, 1, 0, {int(b_by_rows)};"
                : {outputs} : "l"(a), "l"(b)); // MULTIPLY
 }}
 __device__ __forceinline__ bool elect() {{
@@ -179,6 +180,7 @@ BROKEN = [
     ("bar.sync %0, 128;", "", "race"),
     ("wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;", "race"),
     ("cp.async.bulk.wait_group.read 0;", "", "race"),
+    ("fence.proxy.async.shared::cta;", "", "race"),
     (f"expect(&full[s], {STAGE_BYTES});", f"expect(&full[s], {STAGE_BYTES // 2});", "mbarrier|race"),
 ]
 
@@ -217,13 +219,15 @@ RIGHT = [
             reversed_by_64, HALVES),
     Program("several times round", f"{TILE_OF_128}float v = x[i];\nfor (int k = 0; k < 3; ++k) {{\n  tile[i] = v;\n"
             "  meet(3, 128);\n  v = tile[127 - i];\n  meet(3, 128);\n}\ny[i] = v;", lambda x: x[::-1], HALVES),
-    Program("one half comes, the other waits", f"{TILE_OF_128}if (half) {{ tile[i] = x[i]; come(5, 128); y[i] = 1.0f; }}\n"
+    Program("one half comes, the other waits",
+            f"{TILE_OF_128}if (half) {{ tile[i] = x[i]; come(5, 128); y[i] = 1.0f; }}\n"
             "else { meet(5, 128); y[i] = tile[127 - i]; }",
             lambda x: np.concatenate([x[64:][::-1], np.ones(64)]), HALVES),
     Program("the whole block by its number",
-            f"{TILE_OF_128}tile[i] = x[i];\nasm volatile(\"barrier.sync.aligned 0;\" ::: \"memory\");\ny[i] = tile[127 - i];",
-            lambda x: x[::-1]),
-    Program("literals", f"{TILE_OF_128}tile[i] = x[i];\nasm volatile(\"barrier.cta.sync.aligned 7, 128;\" ::: \"memory\");\n"
+            f"{TILE_OF_128}tile[i] = x[i];\nasm volatile(\"barrier.sync.aligned 0;\" ::: \"memory\");\n"
+            "y[i] = tile[127 - i];", lambda x: x[::-1]),
+    Program("literals",
+            f"{TILE_OF_128}tile[i] = x[i];\nasm volatile(\"barrier.cta.sync.aligned 7, 128;\" ::: \"memory\");\n"
             "y[i] = tile[127 - i];", lambda x: x[::-1]),
     Program("an elected lane", "unsigned who, chosen;\n"
             "asm volatile(\"{ .reg .pred p; .reg .b32 r; elect.sync r|p, %2; mov.b32 %0, r; selp.u32 %1, 1, 0, p; }\"\n"

@@ -290,6 +290,13 @@ def test_a_tensor_that_is_larger_than_its_buffer() -> None:
 
 
 STORE_BUGS = [
+    (
+        "no fence between the proxies",
+        [("fence.proxy.async.shared::cta;", "")],
+        "race",
+        "fence.proxy.async must come between",
+        "TENSOR",
+    ),
     ("no barrier", [("  __syncthreads(); // WRITTEN\n", "")], "race", "is not ordered with the", "TENSOR"),
     (
         "the thread ends in front of it",

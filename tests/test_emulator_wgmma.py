@@ -198,6 +198,23 @@ def test_another_swizzle_gives_other_numbers(check: bool) -> None:
 
 BROKEN = [
     (
+        "no fence between the proxies",
+        [("fence.proxy.async.shared::cta;", "")],
+        "race",
+        "written by a plain store: fence.proxy.async must come between",
+        "WGMMA",
+    ),
+    (
+        "a fence on the other side of the stores",
+        [
+            ("for (int i = threadIdx.x; i <", 'asm volatile("fence.proxy.async;");\n  for (int i = threadIdx.x; i <'),
+            ("fence.proxy.async.shared::cta;", ""),
+        ],
+        "race",
+        "fence.proxy.async must come between",
+        "WGMMA",
+    ),
+    (
         "no wait",
         [("  wait<0>(); // WAIT\n", "")],
         "race",
@@ -295,6 +312,21 @@ def test_planted_bug_is_reported_where_it_stands(changes: Any, kind: str, says: 
         lines = source.splitlines()
         places = [lines[place - 1] for place in (fault.line, fault.other_line) if place]
         assert any(word in place for word in where.split("|") for place in places), fault
+
+
+@needs_check
+def test_who_writes_must_have_heard_of_a_wait() -> None:
+    """An atomic update without a fence tells a warp that the others have waited, and orders nothing."""
+    source = changed(
+        ("wait<0>(); // WAIT", "if (threadIdx.x >= 32) { wait<0>(); atomicAdd(&waited, 1); }\n"
+         "  else { while (atomicAdd(&waited, 0) < 96) {} tile[threadIdx.x] = 0; } // BUG\n  wait<0>();"),
+        ("  __syncthreads(); // WRITTEN", "  __shared__ int waited;\n  if (threadIdx.x == 0) waited = 0;\n"
+                                          "  __syncthreads();"),
+    )  # fmt: skip
+    for seed in (0, 1):
+        with pytest.raises(KernelFault, match=r"race: write of byte .*, which a wgmma\.mma_async has read") as caught:
+            PLAIN.run(source, check=True, seed=seed)
+        assert "BUG" in str(caught.value.source_line)
 
 
 def test_a_missing_wait_shows_in_the_numbers_when_products_come_late() -> None:

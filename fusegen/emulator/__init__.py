@@ -13,7 +13,7 @@ A broken rule ends the launch with a KernelFault that names the line of the emit
 Its kinds, by the build that finds them:
 
     both    divergent-barrier divergent-warp inactive-lane mask deadlock timeout trap stack-overflow divide-by-zero
-            mbarrier
+            mbarrier tensor
     fast    segfault
     check   out-of-bounds misaligned uninitialised read-only race shift
 
@@ -25,8 +25,11 @@ Not found:
 - an access out of a local array through a pointer (an index into the array itself is checked);
 - a race between lanes that a partial __syncwarp(mask) of other lanes seems to order;
 - an access that the host compiler drops because nothing uses its value;
-- a missing proxy fence between plain accesses and bulk copies;
-- whatever is about speed, registers, occupancy, weak memory order, or the error of approximate mathematics.
+- a missing proxy fence, but for shared memory that is written by plain stores and read by wgmma or a bulk store;
+- a fragment of A in registers that changes while a wgmma reads it;
+- subnormal halves that gfx90a's matrix instructions take for zeros;
+- whatever is about speed, registers, occupancy, bank conflicts, weak memory order, or the error of approximate
+  mathematics and of the sums that matrix instructions make.
 
 Reported though a GPU would forgive it: threads that all write the same value to one place; one block's plain accesses
 ordered with another's by anything but `__threadfence(); atomic` ("last block done"); a `_sync` operation that the lanes
@@ -38,6 +41,11 @@ Asynchronous copies land at once under seed 0, and as late as they may under any
 their wait, bulk loads when no thread can run without one. The fast build then shows a missing wait, or a buffer filled
 too early, in the numbers. The checking build reports either whatever the seed: until it is waited for, the destination
 belongs to the copy.
+
+Matrix instructions (mma.sync with ldmatrix, MFMA, wgmma) multiply exactly, sum in double and round once; all lanes of
+the warp, or of the warpgroup, must take part. A wgmma reads shared memory and writes its accumulators between issue and
+wait, as above; until a thread has waited, its accumulators are not to be touched, and shared memory not to be written.
+A tensor map is an argument of its own (`fusegen.tensor_map.TensorMap`), and a Buffer says what it may reach.
 
 Refused when compiling: PTX instructions without a function in dialect/ptx*.h, cooperative groups, textures, and
 whatever else dialect/ doesn't declare, INFINITY and uint32_t among them, as with NVRTC.

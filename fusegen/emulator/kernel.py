@@ -200,8 +200,9 @@ class EmulatedKernel:
 
         `seed` 0 runs the warps of a block in turn. Any other lets one warp run far ahead of the others, so that a
         missing barrier also gives wrong numbers, and repeatably so. `workers` is the number of threads that share the
-        blocks; the checking build always uses one. `memory` is what the kernel reaches by tensor maps only. Raises KernelFault if the kernel breaks a rule or does not end
-        within `timeout_s`, LaunchError if the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
+        blocks; the checking build always uses one. `memory` is what the kernel may touch beside the buffers among
+        `args`: what its tensor maps point to. Raises KernelFault if the kernel breaks a rule or does not end within
+        `timeout_s`, LaunchError if the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
         """
         self._require_sane(grid, block, shared_bytes, args)
         values = [_value(arg) for arg in args]

@@ -9,6 +9,9 @@ A function of that name (dots and `::` are underscores) stands in dialect/ptx*.h
 instruction's order: a destination by reference, an immediate as a number, `_` as simt::ptx_nothing. Understood beside
 instructions are `.reg` declarations, braces, labels, `bra` and predicates in front (`@p`, `@!p`), so the usual loop
 around mbarrier.try_wait needs no form of its own. Anything else is refused with the line and the instruction.
+
+A wgmma.mma_async writes its outputs after the statement, so they are passed as they stand, not copied back; the columns
+in its name (m64n128k16) are an argument of one template (m64nNk16<128>), which is given the line first.
 """
 
 from __future__ import annotations

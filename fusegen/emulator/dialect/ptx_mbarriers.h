@@ -1,7 +1,7 @@
 // mbarriers, bulk copies, and the fences between them. What waits takes the line of its statement.
 //
-// A form for shared::cluster takes addresses of other blocks (mapa); one for shared::cta those of its own. The fences
-// order nothing that the emulator would not order without them: a missing proxy fence is not found.
+// A form for shared::cluster takes addresses of other blocks (mapa); one for shared::cta those of its own. A fence of
+// the asynchronous proxy counts where shared memory is read after it; no other fence here orders anything.
 #pragma once
 
 namespace simt {
@@ -67,8 +67,8 @@ SIMT_PTX_WAIT(ptx_mbarrier_test_wait_parity_acquire_cta_shared_cta_b64, mbarrier
 SIMT_PTX_WAIT(ptx_mbarrier_test_wait_parity_acquire_cluster_shared_cta_b64, mbarrier_test)
 
 SIMT_INLINE void ptx_fence_mbarrier_init_release_cluster() {}
-SIMT_INLINE void ptx_fence_proxy_async() {}
-SIMT_INLINE void ptx_fence_proxy_async_shared_cta() {}
+SIMT_INLINE void ptx_fence_proxy_async() { fence_proxy(); }
+SIMT_INLINE void ptx_fence_proxy_async_shared_cta() { fence_proxy(); }
 SIMT_INLINE void ptx_fence_proxy_async_global() {}
 
 // --- bulk copies

@@ -103,6 +103,7 @@ struct Meeting {
 
 struct Clocks {
   std::vector<ThreadOrder> threads;  // of the cluster, by author
+  Clock fenced;                      // below these phases some fence.proxy.async has come behind an author's writes
   std::unordered_map<const void*, Meeting> meetings;
   std::vector<std::vector<Stamp>> readers;  // of cells, where there are several
   std::vector<u32> free_readers;
@@ -165,6 +166,7 @@ u32 offset_of_site(const void* site);
 void require_no_source(const Region& region, const char* place, u64 bytes, Access access, const void* site);
 
 // checker_reads.cpp
+void require_fenced(const char* place, u64 bytes, const void* site);  // what asynchronous instructions read
 void require_no_reading(const Region& region, const char* place, u64 bytes, Access access, const void* site);
 
 // checker_clocks.cpp
@@ -181,6 +183,7 @@ u32 clocks_next_phase(const void* reader);  // and its author's clock moves on
 void clocks_acquire_reads(const Fiber& fiber, const void* reader, u32 phase);
 void clocks_remember_copied(Cell& cell, const Stamp& read);
 void clocks_require_written(Region& region, Cell& cell, const char* place, const Fiber& fiber, const void* site);
+void clocks_require_fenced(const Region& region, const Cell& cell, const char* place, const void* site);
 void clocks_split(Cell& copy);  // of a cell that has been made smaller
 void check_cell_by_clock(Region& region, Cell& cell, const char* place, Access access, bool needs_value,
                          const Fiber& fiber, const void* site, u32 site_offset);

@@ -146,6 +146,7 @@ void clocks_begin_cluster(Checker& checker, u32 threads) {
   Clocks& all = *checker.clocks;
   all.threads.assign(threads, ThreadOrder{checker.phase, nullptr});
   all.meetings.clear();
+  all.fenced.clear();
   all.latest_left = all.latest_right = all.latest_join = nullptr;
 }
 
@@ -168,6 +169,37 @@ bool clocks_visible(const Takeover& takeover, const Fiber& fiber) {
   u32 author = author_of(fiber);
   return takeover.by_thread == author ||
          takeover.in_phase < known_of(clocks().threads[author].known, takeover.by_thread);
+}
+
+// --- proxies. Which fence lies on the way from a write to an asynchronous read is not asked: any fence by a thread that
+// knew of the write will do.
+
+void checker_fence_proxy(const Fiber& fiber) {
+  if (!worker->checker->clocks) {
+    return;
+  }
+  Critical critical;
+  Clocks& all = clocks();
+  ThreadOrder& thread = all.threads[author_of(fiber)];
+  if (thread.known) {
+    join(all.fenced, *thread.known);
+  }
+  learn(all.fenced, author_of(fiber), thread.phase + 1);
+  thread.phase = ++worker->checker->phase;
+}
+
+void clocks_require_fenced(const Region& region, const Cell& cell, const char* place, const void* site) {
+  const Clocks& all = clocks();
+  const u32 author = cell.write.who;
+  if (cell.write.phase < worker->checker->first_phase || author >= all.threads.size() ||
+      (author < all.fenced.size() && cell.write.phase < all.fenced[author])) {
+    return;
+  }
+  const Member& member = member_at(region, place);
+  fail_at(Fault::race, site, cell.write.site & site_mask,
+          "an asynchronous instruction reads byte %lld of %s, which a thread has written by a plain store: "
+          "fence.proxy.async must come between",
+          static_cast<long long>(place - member.low), member.name);
 }
 
 // --- the rule

@@ -49,6 +49,7 @@ static void check_tile(const Copy& copy) {
   }
   copy.tile->for_each_piece(const_cast<char*>(copy.from), [&](char*, char* shared, u64 bytes) {
     check_access(shared, bytes, Access::read, true, copy.site);
+    require_fenced(shared, bytes, copy.site);
   });
   copy.tile->for_each_line(
       [&](char* global, u64, u64 bytes) { check_access(global, bytes, Access::write, false, copy.site); });
@@ -71,6 +72,9 @@ void checker_end_load(const Copy& copy, const void* mbarrier) {
 }
 
 void checker_begin_source(const Copy& copy) {
+  if (!copy.tile) {
+    require_fenced(copy.from, copy.bytes, copy.site);
+  }
   Critical critical;
   worker->checker->sources.push_back(copy);
 }

@@ -1,7 +1,8 @@
 // The checking build's rules for instructions that read shared memory after they were issued (wgmma).
 //
-// At issue what they read must be written, and known to be. From then until a thread has waited nobody may write there.
-// Afterwards the reads are those of an author of their own, whom the threads know that have waited.
+// At issue what they read must be written, and known to be, with a fence between the proxies. From then until a thread
+// has waited nobody may write there. Afterwards the reads are those of an author of their own, whom the threads know
+// that have waited.
 #ifdef SIMT_CHECK
 
 #include "checker.h"
@@ -34,8 +35,10 @@ static void for_each_cell(Region& region, const char* place, Visit visit) {
 
 void checker_begin_read(const char* place, const void* site) {
   Region& region = shared_region(place, site);
-  for_each_cell(region, place,
-                [&](Cell& cell, const char* at) { clocks_require_written(region, cell, at, *current_fiber(), site); });
+  for_each_cell(region, place, [&](Cell& cell, const char* at) {
+    clocks_require_written(region, cell, at, *current_fiber(), site);
+    clocks_require_fenced(region, cell, at, site);
+  });
   Reading& reading = reading_of(region, place);
   ++reading.count;
   reading.site = offset_of_site(site);
@@ -46,6 +49,15 @@ void checker_end_read(const char* place, const void* reader, const void* site, u
   reading_of(region, place).count -= 4;  // warps
   const Stamp stamp{phase, clocks_copier(reader), offset_of_site(site)};
   for_each_cell(region, place, [&](Cell& cell, const char*) { clocks_remember_copied(cell, stamp); });
+}
+
+void require_fenced(const char* place, u64 bytes, const void* site) {
+  u8 unused;
+  Region& region = find_region(place, bytes, Access::read, site, unused);
+  const u64 first = static_cast<u64>(place - region.origin) >> region.grain_shift;
+  for (u64 i = 0; i < bytes >> region.grain_shift; ++i) {
+    clocks_require_fenced(region, region.cells[first + i], place + (i << region.grain_shift), site);
+  }
 }
 
 u32 checker_next_phase(const void* reader) { return clocks_next_phase(reader); }

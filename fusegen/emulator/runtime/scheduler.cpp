@@ -240,6 +240,8 @@ void thread_finished() {
 
 void fence() { current_fiber()->fenced = true; }
 
+void fence_proxy() { checker_fence_proxy(*current_fiber()); }
+
 int device_printf(const char* format, ...) {
   char text[4096];
   va_list arguments;

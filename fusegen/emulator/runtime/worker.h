@@ -292,6 +292,7 @@ void checker_end_copy(const Copy& copy);
 void checker_begin_source(const Copy& copy);  // for a copy that reads shared memory
 void checker_end_source(const Copy& copy);
 void checker_end_load(const Copy& copy, const void* mbarrier);
+void checker_fence_proxy(const Fiber& fiber);
 void checker_begin_read(const char* place, const void* site);  // of 16 bytes, which goes on until all have waited
 void checker_end_read(const char* place, const void* reader, const void* site, u32 phase);
 u32 checker_next_phase(const void* reader);
@@ -317,6 +318,7 @@ inline void checker_end_copy(const Copy&) {}
 inline void checker_begin_source(const Copy&) {}
 inline void checker_end_source(const Copy&) {}
 inline void checker_end_load(const Copy&, const void*) {}
+inline void checker_fence_proxy(const Fiber&) {}
 inline void checker_begin_read(const char*, const void*) {}
 inline void checker_end_read(const char*, const void*, const void*, u32) {}
 inline u32 checker_next_phase(const void*) { return 0; }
