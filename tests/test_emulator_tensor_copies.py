@@ -131,6 +131,38 @@ def test_a_box_of_three_axes(check: bool) -> None:
         assert np.array_equal(run_load(array, given, source, check=check, seed=seed).view(np.float32), want.ravel())
 
 
+FORMS = [
+    ("shared::cluster.global.mbarrier::complete_tx::bytes", "", ""),
+    ("shared::cta.global.tile.mbarrier::complete_tx::bytes", "", ""),
+    ("shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint", "", "policy"),
+    ("shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint", "", "policy"),
+    ("shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster", "mask", ""),
+    ("shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint", "mask", "policy"),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("form", "mask", "policy"), FORMS)
+def test_forms_of_a_load(form: str, mask: str, policy: str) -> None:
+    array = matrix(64, 64, 64)
+    given = tensor_map(array, (64, 64), 128)
+    more = [each for each in (mask, policy) if each]
+    operands = "".join(f", %{5 + place}" for place in range(len(more)))
+    values = "".join(", " + {"mask": '"h"((unsigned short)1)', "policy": '"l"(policy)'}[each] for each in more)
+    source = load(given.box_bytes, 0, 0)
+    source = source.replace("shared::cluster.global.tile.mbarrier::complete_tx::bytes", form)
+    source = source.replace("[%1, {%2, %3}], [%4];", f"[%1, {{%2, %3}}], [%4]{operands};")
+    source = source.replace('"r"(shared_address(bar)) : "memory");\n}\n__device__ __forceinline__ void store_box',
+                            f'"r"(shared_address(bar)){values} : "memory");\n}}\n'
+                            "__device__ __forceinline__ void store_box")  # fmt: skip
+    if policy:
+        make = 'unsigned long long policy;\n  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));\n'
+        head = "int x, int y, mbarrier_t* bar) {\n"
+        source = source.replace(head, f"{head}  {make}")
+    compile_cuda(source, shared_bytes=given.box_bytes)
+    assert np.array_equal(run_load(array, given, source, check=False), swizzled(array, 128).ravel().view(np.uint8))
+
+
 STORE = f"""{TENSOR}
 extern "C" __global__ void kernel(const __grid_constant__ CUtensorMap map, const unsigned char* image, float* out) {{
   extern __shared__ __align__(1024) unsigned char tile[];

@@ -10,8 +10,9 @@ instruction's order: a destination by reference, an immediate as a number, `_` a
 instructions are `.reg` declarations, braces, labels, `bra` and predicates in front (`@p`, `@!p`), so the usual loop
 around mbarrier.try_wait needs no form of its own. Anything else is refused with the line and the instruction.
 
-A wgmma.mma_async writes its outputs after the statement, so they are passed as they stand, not copied back; the columns
-in its name (m64n128k16) are an argument of one template (m64nNk16<128>), which is given the line first.
+A wgmma.mma_async writes its outputs after the statement, so they are passed as they stand, not copied back. Its columns
+(m64n128k16) and the axes of a tensor copy (tensor.2d) are an argument of one template, as in m64nNk16<128>, which is
+given the line first.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _DECLARED = {
     **dict.fromkeys(("b64", "u64"), "simt::u64"), "s16": "short", "s32": "int", "s64": "simt::i64",
     "f32": "float", "f64": "double",
 }  # fmt: skip
+_SIZE = re.compile(r"(?<=_m64n)\d+(?=k)|(?<=_tensor_)\d+(?=d_)")  # in the name of an instruction of many sizes
 _LATER = "wgmma.mma_async"  # writes its outputs some time after the statement
 _MNEMONIC = r"[A-Za-z][\w.]*(?:::[\w.]+)*"
 _INSTRUCTION = re.compile(rf"(?:@(?P<guard>!?\w+)\s+)?(?P<mnemonic>{_MNEMONIC})(?:\s+(?P<operands>.+))?", re.DOTALL)
@@ -189,18 +191,19 @@ class _Statement:
         if mnemonic in ("bra", "bra.uni"):
             return f"goto {self._label(operands.strip())};"
         name = "ptx_" + re.sub(r"\.|::", "_", mnemonic)
-        sized = re.sub(r"(_m64n)\d+(k)", r"\1N\2", name)
-        if sized not in _known():
+        size = _SIZE.search(name)
+        if size:
+            name = f"{name[: size.start()]}N{name[size.end() :]}"
+        if name not in _known():
             raise self._refuse(f"it has no model of the instruction {mnemonic}: add it in dialect/ptx.h")
         arguments = [
             self._value(part.strip(), f"{mnemonic} {operands}")
             for operand in _OPERANDS.findall(operands)
             for part in _parts(operand.strip())
         ]
-        if sized != name:
-            sized += "<" + re.findall(r"_m64n(\d+)k", name)[0] + ">"
-            arguments.insert(0, "__LINE__")
-        return f"simt::{sized}({', '.join(arguments)});"
+        if size:
+            return f"simt::{name}<{size[0]}>({', '.join(['__LINE__', *arguments])});"
+        return f"simt::{name}({', '.join(arguments)});"
 
     def _label(self, name: str) -> str:
         return f"simt_label_{self.number}_{re.sub(r'[^A-Za-z0-9_]', '_', name)}"

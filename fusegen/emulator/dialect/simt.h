@@ -165,8 +165,8 @@ void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line);
 void bulk_store(void* to, u64 from, u32 bytes, int line);
 // Of a box of a tensor, at coordinates with the contiguous axis first; into every block of `blocks`, or if that is 0,
 // into the block of the address.
-void tensor_load(u64 to, u64 map, const u32* coordinates, u32 rank, u64 mbarrier, u32 blocks, int line);
-void tensor_store(u64 map, const u32* coordinates, u32 rank, u64 from, int line);
+void tensor_load(u64 to, u64 map, const u64* coordinates, u32 rank, u64 mbarrier, u32 blocks, int line);
+void tensor_store(u64 map, const u64* coordinates, u32 rank, u64 from, int line);
 void commit_bulk_stores();
 void wait_bulk_stores(u32 allowed, bool only_read);
 

@@ -27,7 +27,7 @@ static void transfer(const Copy& copy) {
   }
 }
 
-static const Tile* tile_at(u64 address, const u32* coordinates, u32 rank, const void* site) {
+static const Tile* tile_at(u64 address, const u64* coordinates, u32 rank, const void* site) {
   Tile tile{};
   std::memcpy(&tile.map, reinterpret_cast<const void*>(address), sizeof tile.map);
   if (address % 64 || tile.map.magic != tensor_map_magic) {
@@ -95,7 +95,7 @@ void bulk_load(u64 to, const void* from, u32 bytes, u64 mbarrier, int line) {
         mbarrier);
 }
 
-void tensor_load(u64 to, u64 map, const u32* coordinates, u32 rank, u64 mbarrier, u32 blocks, int line) {
+void tensor_load(u64 to, u64 map, const u64* coordinates, u32 rank, u64 mbarrier, u32 blocks, int line) {
   const void* site = __builtin_return_address(0);
   current_fiber()->line = line;
   require_multiple_of_128(to, site);
@@ -144,7 +144,7 @@ void bulk_store(void* to, u64 from, u32 bytes, int line) {
                       false, site});
 }
 
-void tensor_store(u64 map, const u32* coordinates, u32 rank, u64 from, int line) {
+void tensor_store(u64 map, const u64* coordinates, u32 rank, u64 from, int line) {
   const void* site = __builtin_return_address(0);
   Fiber& fiber = *current_fiber();
   fiber.line = line;
