@@ -16,11 +16,12 @@ from fusegen import ops as F
 from fusegen.graph import Graph, Kind
 from fusegen.ops import PRIMITIVES
 from fusegen.planner.passes import simplify
-from fusegen.reference import reference
+from fusegen.reference import reference, reference_source
 from fusegen.spec import Chain, load_chains
 from fusegen.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
 from tests.chains import random_chain
 from tests.test_unfusing import OWN, SELECTING, as_tuple, small, values_for
+from tests.torch_reference import torch_reference
 
 torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")
 SPECS = {c.name: c for c in load_chains(Path(__file__).resolve().parent.parent / "specs")}
@@ -150,3 +151,17 @@ def test_weights_that_torch_does_not_take_are_applied_after_its_own() -> None:
 
     assert "mul = F.layer_norm(x, (x.shape[-1],), eps=1e-05)\n    y = mul * row_\n" in torch_source(rescaled.graph)
     check(rescaled.graph)
+
+
+@pytest.mark.parametrize("found", SELECTING, ids=lambda c: c.name)
+def test_references_of_selections_run_on_torch_too(found: Chain) -> None:
+    """What large launches on a GPU are held to: NaN, ties, signed zeros and masked columns as in numpy."""
+    graph = found.graph
+    values = values_for(graph)
+    x = values["x"]
+    x[0, ::3], x[1, 4:], x[2, :20:2], x[2, 1:20:2], x[3, [7, 3]] = 0.5, -np.inf, -0.0, 0.0, np.nan
+    with np.errstate(all="ignore"):
+        wanted = as_tuple(reference(graph)(*values.values()))
+    got = torch_reference(reference_source(graph), graph.name, "cpu")(*values.values())
+    for one, law in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one.numpy(), law, rtol=1e-12)

@@ -35,6 +35,13 @@ class Array:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def reshape(self, shape: tuple[int, ...]) -> Array:
+        return Array(self.tensor.reshape(shape))
+
     def astype(self, dtype: Any) -> Array:
         return Array(self.tensor.to(DTYPES[dtype]))
 
@@ -110,6 +117,21 @@ class Numpy:
     def pair(self, a: Any, b: Any) -> tuple[Any, Any]:
         first = next(bare(x) for x in (a, b) if isinstance(x, Array))
         return tuple(torch.as_tensor(bare(x), dtype=first.dtype, device=self.device) for x in (a, b))
+
+    @staticmethod
+    def isnan(x: Array) -> Array:
+        return Array(torch.isnan(x.tensor))
+
+    @staticmethod
+    def lexsort(keys: tuple[Array, Array]) -> Array:
+        minor, major = (key.tensor for key in keys)
+        order = torch.argsort(minor + 0, dim=-1, stable=True)  # -0.0 + 0 is 0.0, and numpy sorts them as equals
+        again = torch.argsort(torch.gather(major.to(torch.int8), -1, order), dim=-1, stable=True)
+        return Array(torch.gather(order, -1, again))
+
+    @staticmethod
+    def take_along_axis(x: Array, at: Array, axis: int) -> Array:
+        return Array(torch.take_along_dim(x.tensor, at.tensor, axis))
 
     @staticmethod
     def vectorize(function: Any, otypes: Any) -> Callable[[Array], Array]:
