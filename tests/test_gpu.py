@@ -24,13 +24,16 @@ import pytest
 
 import fusegen
 from fusegen.graph import Graph, Tensor
+from fusegen.reference import reference
 from fusegen.runtime import Kernel
 from fusegen.runtime.devices import present, target_of
 from fusegen.spec import Chain, load_chains
 from fusegen.targets import Target
 from fusegen.types import DTYPES, Dim, DType, b8, bf16, f32, size_of
 from fusegen.validation import Report, analyse, validate
-from fusegen.validation.compare import compare, figures
+from fusegen.validation.accumulation import accumulations
+from fusegen.validation.checks import judge
+from fusegen.validation.compare import figures
 from fusegen.validation.inputs import Operands
 from tests.torch_reference import torch, torch_reference
 
@@ -198,8 +201,10 @@ def check_sample(
     operands = sampled(graph, tensors, sizes, picks)
     laws = analyse(kernel.plan, operands.values)
     outputs = [host(pick(t, g, picks), t.dtype) for t, g in zip(graph.outputs, got, strict=True)]
-    compared = [compare(t, g, law, law.value) for t, g, law in zip(graph.outputs, outputs, laws, strict=True)]
+    expected = as_tuple(reference(graph)(*operands.values))
+    compared, doubt = judge(graph, accumulations(kernel.plan), operands.values, outputs, expected)
     found = figures(compared)
+    assert not doubt, doubt
     assert not found.wrong, f"{found.wrong} of {found.elements} sampled elements are wrong: {found.worst}"
     assert found.bounded >= 0.99, f"only {found.bounded:.1%} of the sample have a bound"
     largest = [float(np.max(law.error, initial=0.0, where=np.isfinite(law.error))) for law in laws]
