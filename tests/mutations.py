@@ -23,6 +23,7 @@ from fusegen.rendering import render
 from fusegen.spec import Chain, load_chains
 from fusegen.targets import target
 from fusegen.types import DTYPES
+from tests.sizes import sizes_at
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"
 M, N = dims("M N")
@@ -53,7 +54,7 @@ class Subject:
         found = chains()[self.chain]
         if self.dtype:
             found = found.with_dtype(DTYPES[self.dtype])
-        graph = found.graph.at(**{str(found.graph.shape[-1]): self.cols})
+        graph = found.graph.at(**sizes_at(found.graph, self.cols))
         plans = candidates(graph, target(self.target), layout).plans
         fitting = [p for p in plans if self.fits(p)] or ([plans[0]] if layout != CONTIGUOUS else [])
         assert fitting, f"the planner has no candidate for {self.chain} at {self.cols} that {self.fits.__name__} fits"

@@ -48,6 +48,7 @@ from fusegen.spec import Chain, load_chains
 from fusegen.targets import A100, H100, H200, L40S, MI250, MI300A, MI300X, Target, target
 from tests.chains import random_chain
 from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
+from tests.sizes import sizes_at
 
 ROOT = Path(__file__).resolve().parent.parent
 SPECS = {spec.name: spec for spec in load_chains(ROOT / "specs")}
@@ -185,9 +186,8 @@ LENGTHS = (1, 31, 128, 1000, 4096, 4097, 50257)
 @pytest.mark.parametrize("gpu", [H200, MI300X], ids=str)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=lambda spec: spec.name)
 def test_a_configuration_names_one_candidate(spec: Chain, gpu: Target) -> None:
-    last = str(spec.graph.shape[-1])
     for cols in LENGTHS:
-        graph = spec.graph.at(**{last: cols})
+        graph = spec.graph.at(**sizes_at(spec.graph, cols))
         unaligned = Layout(unaligned=frozenset(t.name for t in (*graph.inputs, *graph.outputs) if t.shape))
         for layout in (*LAYOUTS, unaligned):
             names = [plan.configuration for plan in candidates(graph, gpu, layout).plans]

@@ -35,6 +35,7 @@ from fusegen.validation.accumulation import accumulations
 from fusegen.validation.checks import judge
 from fusegen.validation.compare import figures
 from fusegen.validation.inputs import Operands
+from tests.sizes import sizes_at
 from tests.torch_reference import torch, torch_reference
 
 pytestmark = pytest.mark.gpu
@@ -112,14 +113,10 @@ def free_memory() -> Iterator[None]:
 # ---------------------------------------------------------------- operands
 
 
-def last_dim(found: Chain) -> str:
-    return str(found.graph.shape[-1])
-
-
-def sizes_at(graph: Graph, rows: int, cols: int, outer: tuple[int, ...]) -> dict[str, int]:
+def sizes_with(graph: Graph, rows: int, cols: int, outer: tuple[int, ...]) -> dict[str, int]:
     """Sizes of every dim; leading axes beyond the second-last take `outer`, from the right."""
     leading = [str(size) for size in graph.shape[:-1]]
-    sizes = {**graph.sizes, str(graph.shape[-1]): cols}
+    sizes = {**graph.sizes, **sizes_at(graph, cols)}
     for name, size in zip(reversed(leading[:-1]), reversed(outer), strict=False):
         sizes[name] = size
     if leading:
@@ -274,7 +271,7 @@ def time_of(run: Callable[[], object]) -> float:
 
 
 def kernel_for(found: Chain, target: Target, cols: int, dtype: str) -> Kernel:
-    spec = found.with_dtype(DTYPES[dtype]).at(**{last_dim(found): cols})
+    spec = found.with_dtype(DTYPES[dtype]).at(**sizes_at(found.graph, cols))
     return fusegen.compile(spec, target=target, on="gpu" if PLACE == "cuda" else "emulator")
 
 
@@ -290,7 +287,7 @@ def test_real_sizes(name: str, dtype: str, size: str, target: Target) -> None:
     kernel = kernel_for(SPECS[name], target, cols, dtype)
     compiled = time.perf_counter() - started
     graph = kernel.plan.graph
-    sizes = sizes_at(graph, rows, cols, outer)
+    sizes = sizes_with(graph, rows, cols, outer)
     tensors = operands_at(graph, sizes)
     got = as_tuple(kernel(*tensors))
     share, elements, errors = check_sample(kernel, tensors, got, sizes)
@@ -340,7 +337,7 @@ VIEWS: Mapping[str, Callable[[Any], Any]] = {
 def test_strided_and_misaligned_views(name: str, how: str, target: Target) -> None:
     kernel = kernel_for(SPECS[name], target, 1024, "bf16")
     graph = kernel.plan.graph
-    sizes = sizes_at(graph, 1536, 1024, (2, 3))
+    sizes = sizes_with(graph, 1536, 1024, (2, 3))
     plain = operands_at(graph, sizes, seed=2)
     tensors = [VIEWS[how](v) if hasattr(v, "dim") else v for v in plain]
     got = as_tuple(kernel(*tensors))
@@ -358,7 +355,7 @@ def test_rows_that_lie_beyond_32_bits(name: str, target: Target) -> None:
     """Row offsets of 2^31 elements and more: an offset that wraps lands elsewhere."""
     kernel = kernel_for(SPECS[name], target, 1024, "f16")
     graph = kernel.plan.graph
-    sizes = sizes_at(graph, 3, 1024, (1, 1))
+    sizes = sizes_with(graph, 3, 1024, (1, 1))
     if PLACE == "cuda" and torch.cuda.mem_get_info()[0] < 24 << 30:
         pytest.skip("needs 24 GB of GPU memory")
     step = 2**31 + 8

@@ -22,6 +22,7 @@ from fusegen.rendering import render
 from fusegen.spec import load_chains
 from fusegen.targets import A100, H200, MI300X, TARGETS, Target
 from tests.chains import random_chain
+from tests.sizes import sizes_at
 
 B, H, S, M, N = dims("B H S M N")
 SPECS = {c.name: c for c in load_chains("specs")}
@@ -63,8 +64,7 @@ def test_fused_decisions_name_the_users_values() -> None:
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_every_length_has_a_plan(name: str, gpu: Target, cols: int) -> None:
     graph = SPECS[name].graph
-    last = str(graph.shape[-1])
-    for made in candidates(graph.at(**{last: cols}), gpu).need():
+    for made in candidates(graph.at(**sizes_at(graph, cols)), gpu).need():
         check(made)
 
 

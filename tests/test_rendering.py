@@ -19,6 +19,7 @@ from fusegen.spec import Chain, load_chains
 from fusegen.targets import H200, MI300X, TARGETS, Target
 from fusegen.types import bf16, f16, f32
 from tests.chains import random_chain
+from tests.sizes import sizes_at
 
 SPECS = load_chains("specs")
 
@@ -60,7 +61,7 @@ def test_text_does_not_depend_on_hash_seeds() -> None:
 def test_text_reads_like_code(spec: object, target: Target) -> None:
     for cols in (37, 4096, 131072):
         graph = spec.graph  # type: ignore[attr-defined]
-        text = render(plan(graph.at(**{str(graph.shape[-1]): cols}), target)).text
+        text = render(plan(graph.at(**sizes_at(graph, cols)), target)).text
         assert text.startswith(f"// {graph.name}  ")
         assert not re.search(r"[ \t]$", text, re.M), "no trailing blanks"
         assert "\n\n\n" not in text
@@ -140,7 +141,7 @@ def trace_named(module: dict[str, object], name: str) -> Graph:
 @pytest.mark.parametrize("gpu", ["cuda:h200", "hip:mi300x"])
 def test_no_function_stands_in_front_of_a_kernel_that_calls_it_nowhere(gpu: str, cols: int) -> None:
     for spec in SPECS:
-        graph = spec.graph.at(**{str(spec.graph.shape[-1]): cols})
+        graph = spec.graph.at(**sizes_at(spec.graph, cols))
         for made in candidates(graph, TARGETS[gpu]).plans[:8]:
             text = render(made).text
             for name in re.findall(r"__forceinline__ [^(]*?(\w+)\(", text):

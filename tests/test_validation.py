@@ -29,6 +29,7 @@ from fusegen.validation import Case, Report, interesting_lengths, validate, vali
 from fusegen.validation.inputs import make_operands, sizes_for, take
 from fusegen.validation.memory import POISON, Arrangement, place, read_output, reserve, strides_for
 from fusegen.validation.patterns import PATTERNS
+from tests.sizes import sizes_at
 
 try:
     compiler()
@@ -53,10 +54,6 @@ def emulated(graph: Graph, target: Target = H200, fits: Fits = lambda plan: True
     return Kernel(*variant(CONTIGUOUS), devices.find(target, "emulator"), variant)
 
 
-def last_dim(found: Chain) -> str:
-    return str(found.graph.shape[-1])
-
-
 # ---------------------------------------------------------------- right kernels pass
 
 
@@ -64,14 +61,14 @@ def last_dim(found: Chain) -> str:
 @pytest.mark.parametrize("cols", [1, 7, 100, 1031])
 def test_every_spec_passes_in_full(name: str, cols: int, target: Target) -> None:
     found = SPECS[name]
-    validate(emulated(found.graph.at(**{last_dim(found): cols}), target)).raise_for_error()
+    validate(emulated(found.graph.at(**sizes_at(found.graph, cols)), target)).raise_for_error()
 
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_every_spec_passes_in_every_dtype(name: str, dtype: str, target: Target) -> None:
     found = SPECS[name].with_dtype(DTYPES[dtype])
-    report = validate(emulated(found.graph.at(**{last_dim(found): 257}), target), quick=True)
+    report = validate(emulated(found.graph.at(**sizes_at(found.graph, 257)), target), quick=True)
     report.raise_for_error()
 
 
@@ -81,7 +78,7 @@ def test_every_spec_passes_in_every_dtype(name: str, dtype: str, target: Target)
 def test_every_regime_passes_and_uses_its_bound(name: str, staging: str, windowed: bool) -> None:
     """In f32, where storage rounding hides nothing: errors are a good part of what is allowed, and no more."""
     found = SPECS[name].with_dtype(f32)
-    graph = found.graph.at(**{last_dim(found): 1031 if windowed else 2056})
+    graph = found.graph.at(**sizes_at(found.graph, 1031 if windowed else 2056))
 
     def fits(plan: Plan) -> bool:
         return plan.staging == staging and plan.windowed == windowed
@@ -328,7 +325,7 @@ def test_a_chain_passes_around_every_edge_of_its_plan(name: str, target: Target)
     found = SPECS[name]
     seen: list[tuple[int, int]] = []
     reports = validate_chain(
-        found.at(**{last_dim(found): 300}),
+        found.at(**sizes_at(found.graph, 300)),
         lambda c: emulated(c.graph, target),
         progress=lambda done, of, report: seen.append((done, of)),
     )

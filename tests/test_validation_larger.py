@@ -17,6 +17,7 @@ from fusegen.spec import load_chains
 from fusegen.targets import Target
 from fusegen.types import f32
 from fusegen.validation import validate
+from tests.sizes import sizes_at
 
 SPECS = {c.name: c for c in load_chains(Path(__file__).resolve().parent.parent / "specs")}
 ROWS = (130, 257)  # no multiple of any tile's rows
@@ -28,7 +29,7 @@ def test_every_spec_at_its_real_row_length(name: str, single: bool, target: Targ
     chain = SPECS[name].with_dtype(f32) if single else SPECS[name]
     graph = chain.graph
     cols = min(graph.cols, 32_000)
-    graph = graph.at(**{str(graph.shape[-1]): cols})
+    graph = graph.at(**sizes_at(graph, cols))
     device = devices.find(target, "emulator", check=False)
     kernel = Kernel(
         render(plan(graph, target)), None, device, lambda layout: (render(plan(graph, target, layout)), None)
