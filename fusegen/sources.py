@@ -108,8 +108,9 @@ def spelled(plan: Plan) -> str:
 
 
 def nodes_of(graph: Graph) -> tuple[Node, ...]:
-    """Every node, also of an input that nothing reads."""
-    return tuple(dict.fromkeys([*(t.node for t in graph.inputs), *graph.nodes, *graph.names]))
+    """Every node, also of an input that nothing reads, and those of the graph that this one was made of."""
+    before = nodes_of(graph.origin) if graph.origin else ()
+    return tuple(dict.fromkeys([*before, *(t.node for t in graph.inputs), *graph.nodes, *graph.names]))
 
 
 def spell(value: Any, words: list[str], numbers: Mapping[Node, int]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,11 +22,12 @@ from hypothesis import strategies as st
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.database import graph_digest
 from fusegen.errors import SpecError
 from fusegen.explaining import selection
-from fusegen.graph import Extent, Node
+from fusegen.graph import Extent, Graph, Node
 from fusegen.ordering import key_of, order_by_keys
-from fusegen.planner import CONTIGUOUS
+from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.cost import traffic
 from fusegen.planner.heading import selected
 from fusegen.planner.passes import simplify, sink_takes
@@ -34,8 +36,10 @@ from fusegen.planner.rules.elementwise import elementwise
 from fusegen.planner.rules.rowwise import rowwise
 from fusegen.reference import reference, reference_source
 from fusegen.selection import take, top_columns
+from fusegen.sources import spelled
 from fusegen.spec import Chain
 from fusegen.targets import H200
+from fusegen.tuning import wire
 
 B, M, N, K = dims("B M N K")
 INF = math.inf
@@ -436,3 +440,39 @@ def test_rules_of_whole_rows_refuse_a_selection() -> None:
     for rule in (elementwise, rowwise):
         with pytest.raises(NoMatch, match=r"topk at .* chooses columns"):
             next(rule(spec.graph, H200, CONTIGUOUS))
+
+
+# ---------------------------------------------------------------- where graphs go
+
+
+def variants() -> dict[str, Graph]:
+    def made(k: int = 4, missing: float = 0.0, ordered: bool = True) -> Graph:
+        @chain(M=4, N=16)
+        def spec(x: f32[M, N], g: f32[N]) -> tuple[f32[M, k], i32[M, k], f32[M, k]]:
+            p, columns = F.topk(F.softmax(x), k, sorted=ordered)
+            return p, columns, F.take(g, columns, missing)
+
+        return simplify(spec.graph)
+
+    return {"one": made(), "other k": made(k=5), "other missing": made(missing=1.0), "any order": made(ordered=False)}
+
+
+def test_what_is_remembered_of_a_graph_tells_selections_apart() -> None:
+    graphs = variants()
+    assert len({graph_digest(g) for g in graphs.values()}) == len(graphs)
+    plan = candidates(chain(M=4, N=16)(nothing_chosen_of_rows).graph, H200).plans[0]
+    assert len({spelled(replace(plan, graph=g)) for g in graphs.values()}) == len(graphs)
+
+
+def nothing_chosen_of_rows(x: f32[M, N]) -> f32[M, N]:
+    return x + 1.0
+
+
+def test_a_selection_travels_whole() -> None:
+    for graph in variants().values():
+        there = wire.unpacked(wire.packed(graph))
+        assert reference_source(there) == reference_source(graph)
+        assert graph_digest(there) == graph_digest(graph)
+        assert there.selection.ordered is graph.selection.ordered  # type: ignore[union-attr]
+        assert [n.op.name for n in there.written.nodes] == [n.op.name for n in graph.written.nodes]
+        assert selection(there) == selection(graph), "its key is a node of both graphs"

@@ -96,6 +96,8 @@ def graph_text(graph: Graph) -> str:
     """
     graph = simplify(graph)  # as it is planned; a graph that is simplified already stays as it is
     letters: dict[Size, str] = {}
+    if graph.selection:  # a constant of the kernel that makes another problem, as the row length is
+        letters[graph.selection.shape[-1]] = f"k={graph.picks}"
     for tensor in (*graph.inputs, *graph.outputs):
         for size in tensor.shape:
             if size != 1:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import IO, Any
 
 from fusegen.errors import Where
@@ -49,29 +50,39 @@ def op_named(name: str) -> Op:
     return OPS[name]
 
 
-Row = tuple[Op, tuple[int, ...], Any, DType, Any, Any, Any]
-"""A node: op, the numbers of its arguments, shape, dtype, operator, literal, size."""
+FACTS = tuple(field.name for field in fields(Node) if field.name not in ("op", "inputs"))
+Row = tuple[Op, tuple[int, ...], Any]
+"""A node: op, the numbers of its arguments, everything else of it."""
 
 
 def table_of_graph(graph: Graph) -> tuple[Any, ...]:
-    nodes = tuple(dict.fromkeys((*(t.node for t in graph.inputs), *graph.nodes)))  # an operand may be unused
+    """The nodes of a graph and of the one it was made of, which share many; then what is said of them, for each."""
+    graphs = [graph, *([graph.origin] if graph.origin else [])]
+    # an operand may be unused
+    nodes = tuple(dict.fromkeys(n for g in graphs for n in (*(t.node for t in g.inputs), *g.nodes)))
     numbers = {node: number for number, node in enumerate(nodes)}
     rows: list[Row] = [
-        (n.op, tuple(numbers[a] for a in n.inputs), n.shape, n.dtype, n.operator, n.literal, n.size) for n in nodes
+        (n.op, tuple(numbers[a] for a in n.inputs), tuple(getattr(n, fact) for fact in FACTS)) for n in nodes
     ]
+    return tuple(rows), [facts_of(g, numbers) for g in graphs]
+
+
+def facts_of(graph: Graph, numbers: Mapping[Node, int]) -> tuple[Any, ...]:
     names = [(numbers[node], name) for node, name in graph.names.items() if node in numbers]
-    tensors = [[(t.name, t.type, numbers[t.node]) for t in side] for side in (graph.inputs, graph.outputs)]
-    return graph.name, graph.doc, graph.where, tuple(rows), *tensors, names, dict(graph.sizes)
+    inputs, outputs = ([(t.name, t.type, numbers[t.node]) for t in side] for side in (graph.inputs, graph.outputs))
+    return graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes)
 
 
-def graph_of_table(
-    name: str, doc: str, where: Where, rows: tuple[Row, ...], inputs: Any, outputs: Any, names: Any, sizes: Any
-) -> Graph:
+def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Graph:
     nodes: list[Node] = []
-    for op, arguments, *rest in rows:
-        nodes.append(Node(op, tuple(nodes[a] for a in arguments), *rest))
-    taken, given = (tuple(Tensor(n, type, nodes[number]) for n, type, number in side) for side in (inputs, outputs))
-    return Graph(name, doc, where, taken, given, {nodes[number]: text for number, text in names}, sizes)
+    for op, arguments, facts in rows:
+        nodes.append(Node(op, tuple(nodes[a] for a in arguments), **dict(zip(FACTS, facts, strict=True))))
+    made = None
+    for name, doc, where, *sides, names, sizes in reversed(graphs):
+        taken, given = (tuple(Tensor(n, type, nodes[number]) for n, type, number in side) for side in sides)
+        made = Graph(name, doc, where, taken, given, {nodes[number]: text for number, text in names}, sizes, made)
+    assert made is not None
+    return made
 
 
 def packed(value: object) -> bytes:
