@@ -8,6 +8,7 @@ No kernel runs here: results come from the graph in f32 arithmetic, and are then
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,8 @@ from fusegen.validation.bounds import formula
 from fusegen.validation.checks import judge
 from fusegen.validation.columns import compare_columns
 from fusegen.validation.compare import figures, stored
-from fusegen.validation.patterns import PATTERNS, Room
+from fusegen.validation.patterns import PATTERNS, Room, patterns_for
+from fusegen.validation.report import Case, Report
 
 M, N = dims("M N")
 INF = np.inf
@@ -390,3 +392,60 @@ def test_what_no_keys_within_their_bounds_give_is_wrong(seed: int, k: int) -> No
     other = rng.integers(-1, 6, (1, k))
     found = compare_columns(plain.graph.outputs[1], other.astype(np.int32), right, exact(value), (), True)
     assert found.wrong.any() == (other != right).any()
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def test_a_wrong_column_is_named_with_its_key_and_the_one_that_was_due() -> None:
+    graph, operands = made(plain, 1)
+    values, columns = simulated(graph, operands)
+    due, last = columns[3, [2, 5]]
+    values[3, 2], columns[3, 2] = values[3, 5], last
+    expected = reference(graph)(*operands)
+    keys = [f"column {c} (key {operands[0][3, c]:.9g})".removeprefix("column " * (c == last)) for c in (last, due)]
+    found = figures(judge(graph, {}, operands, [values, columns], expected)[0])
+    assert found.worst is not None
+    case = Case("normal", "unit scale", "8x40", found.elements, worst=found.worst, problem=str(found.worst))
+    assert f"columns[3, 2] is {keys[0]}, where {keys[1]} was due" in str(case)
+    again = Report("plain", "here", 0, (case,))
+    assert Report.from_json(json.loads(json.dumps(again.to_json()))) == again
+
+
+def test_figures_of_columns_are_not_mixed_with_those_of_values() -> None:
+    """A column number is no magnitude: the relative error is that of the values."""
+    graph, operands = made(soft, 0)
+    outputs = simulated(graph, operands)
+    found = figures(judge(graph, hows(graph), operands, outputs, reference(graph)(*operands))[0])
+    assert found.elements == sum(o.size for o in outputs)
+    assert 0 < found.relative_l2 < 1e-6
+    assert found.max_abs < 1e-6
+
+
+def test_no_rows_are_right() -> None:
+    for one in CHAINS.values():
+        graph, operands = made(one, 0)
+        few = [o[:0] if getattr(o, "ndim", 0) == 2 else o for o in operands]
+        assert not complaints(graph, few, simulated(graph, few))
+
+
+def test_the_patterns_of_selections_are_asked_for_by_selections_alone() -> None:
+    own = {p.name for p in PATTERNS if p.needs == "selection"}
+    assert own <= {p.name for p in patterns_for(simplify(plain.graph))}
+
+    @chain(M=4, N=8)
+    def other(x: f32[M, N]) -> f32[M, N]:
+        return F.softmax(x)
+
+    assert not own & {p.name for p in patterns_for(other.graph)}
+
+
+def test_patterns_hold_what_they_say() -> None:
+    room = Room(np.random.default_rng(0), 6, 40, plain.graph.inputs[0].dtype, 1e4, K)
+    by_name = {p.name: p.make(room) for p in PATTERNS if p.needs == "selection"}
+    assert ((by_name["k - 1 left"] > -INF).sum(-1) == K - 1).all()
+    assert ((by_name["k left"] > -INF).sum(-1) == K).all()
+    assert (np.diff(by_name["descending"]) <= 0).all()
+    assert (top_columns(by_name["best last"], K) == 39 - np.arange(K)).all()
+    assert (by_name["two values"].sum(-1) < K).all()
+    assert np.isnan(by_name["some NaN"]).any()
