@@ -403,7 +403,7 @@ def test_a_wrong_column_is_named_with_its_key_and_the_one_that_was_due() -> None
     due, last = columns[3, [2, 5]]
     values[3, 2], columns[3, 2] = values[3, 5], last
     expected = reference(graph)(*operands)
-    keys = [f"column {c} (key {operands[0][3, c]:.9g})".removeprefix("column " * (c == last)) for c in (last, due)]
+    keys = [f"column {c} (key {operands[0][3, c]:.9g})".removeprefix("column " * int(c == last)) for c in (last, due)]
     found = figures(judge(graph, {}, operands, [values, columns], expected)[0])
     assert found.worst is not None
     case = Case("normal", "unit scale", "8x40", found.elements, worst=found.worst, problem=str(found.worst))

@@ -302,6 +302,15 @@ class Decision:
     bytes_saved: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """How a product's sums over K are made: as `shares` sums, each of every so-many-th slice of `depth` in ascending
+    order, which are added up at the end. One of everything, unless said otherwise."""
+
+    shares: int = 1
+    depth: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC):
     """One kernel, decided: what there is to know for printing, compiling, launching, timing or keeping it.
@@ -336,6 +345,11 @@ class Plan(ABC):
         """The graph as the kernel computes it, which the names in its text are of; `graph` is the one that was written.
         They differ in rounding, never in meaning."""
         return self.graph
+
+    @property
+    def summed(self) -> Summed:
+        """How matrix products are summed, for those who bound their errors."""
+        return Summed()
 
     @property
     @abstractmethod
@@ -510,6 +524,6 @@ class Source:
 
 __all__ = [
     "Access", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Param", "Plan", "Reduction",
-    "Refusal", "RowDim", "RowPlan", "Source", "Stage", "Staging", "Statement", "Store", "TensorTraffic", "Tile",
-    "Traffic",
+    "Refusal", "RowDim", "RowPlan", "Source", "Stage", "Staging", "Statement", "Store", "Summed", "TensorTraffic",
+    "Tile", "Traffic",
 ]  # fmt: skip

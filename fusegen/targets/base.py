@@ -53,9 +53,11 @@ class Target:
     l2_bytes: int
     dram_gbs: float  # data sheet
     fp32_tflops: float  # data sheet, vector unit
+    matrix_tflops: float  # data sheet, matrix unit: dense products of f16 or bf16, summed in f32
     f32_lanes: int  # f32 results of one SM in one cycle
     spelling: Spelling = field(repr=False, hash=False)  # tables have no hash; vendor and model tell targets apart
     max_cluster: int = 1  # blocks that may reach into each other's shared memory
+    flushes_factors: bool = False  # matrix instructions take subnormal factors for 0
     async_copies: bool = False  # 16 bytes from global to shared memory without a register in between (cp.async)
 
     def max_blocks(self, threads: int) -> int:

@@ -90,6 +90,7 @@ A100 = Target(
     l2_bytes=40 * 1024**2,  # "NVIDIA A100 Tensor Core GPU Architecture", table 4
     dram_gbs=2039.0,  # A100 data sheet, 80 GB SXM
     fp32_tflops=19.5,  # A100 data sheet
+    matrix_tflops=312.0,  # A100 data sheet
     f32_lanes=64,
     spelling=SPELLING,
     async_copies=True,  # PTX ISA, cp.async: from sm_80 on
@@ -108,6 +109,7 @@ L40S = replace(
     l2_bytes=96 * 1024**2,
     dram_gbs=864.0,  # L40S data sheet
     fp32_tflops=91.6,  # L40S data sheet
+    matrix_tflops=362.05,  # L40S data sheet, without sparsity
     f32_lanes=128,
 )
 
@@ -122,6 +124,7 @@ H100 = replace(
     l2_bytes=50 * 1024**2,  # "NVIDIA H100 Tensor Core GPU Architecture", table 3, SXM5
     dram_gbs=3350.0,  # H100 data sheet, SXM
     fp32_tflops=67.0,  # H100 data sheet, SXM
+    matrix_tflops=989.4,  # H100 data sheet, SXM: 1979 with sparsity
     f32_lanes=128,
 )
 
@@ -131,6 +134,7 @@ H200 = replace(
     l2_bytes=60 * 1024**2,  # as devices report; the data sheet does not say
     dram_gbs=4800.0,  # H200 data sheet
     fp32_tflops=67.0,  # H200 data sheet, SXM
+    matrix_tflops=989.4,  # H200 data sheet, SXM: 1979 with sparsity
 )
 
 B200 = replace(
@@ -141,6 +145,7 @@ B200 = replace(
     l2_bytes=126 * 1024**2,  # Blackwell tuning guide
     dram_gbs=8000.0,  # HGX B200 data sheet, one GPU
     fp32_tflops=75.0,  # HGX B200 data sheet: 600 for eight
+    matrix_tflops=2250.0,  # HGX B200 data sheet: 36 PFLOPS with sparsity for eight
 )
 
 MODELS: tuple[Target, ...] = (A100, L40S, H100, H200, B200)

@@ -32,10 +32,12 @@ import numpy as np
 
 from fusegen.graph import Node
 from fusegen.naming import value_names
-from fusegen.planner.model import Plan, ReductionKind, RowPlan
+from fusegen.planner.model import Plan, ReductionKind, RowPlan, Summed
+from fusegen.types import DType, size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HALF_ULP = 2.0**-24
+LEVELS = 10  # of a tree over 1024 threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,27 @@ class Accumulation:
         return self.serial + self.levels
 
 
-def accumulations(plan: Plan) -> Mapping[Node, Accumulation]:
-    """How `plan` makes each of its reductions."""
-    found: dict[Node, Accumulation] = {}
+@dataclass(frozen=True, slots=True)
+class Multiplication:
+    """How one matrix product is made: its factors' type, whether subnormal ones count as 0, and how it is summed."""
+
+    dtype: DType
+    flushes: bool
+    summed: Summed
+
+
+How = Accumulation | Multiplication
+
+
+def accumulations(plan: Plan) -> Mapping[Node, How]:
+    """How `plan` makes each of its reductions and matrix products."""
+    found: dict[Node, How] = {}
     if not isinstance(plan, RowPlan):
+        for node, dtype in plan.lowered.factor_types.items():
+            found[node] = Multiplication(dtype, plan.target.flushes_factors, plan.summed)
+        for node in plan.lowered.reductions:  # however the rule takes its row sums, no deeper than this
+            length = size_of(node.inputs[0].shape[-1], plan.graph.sizes)
+            found[node] = Accumulation("sum", first=True, serial=length, levels=LEVELS, vector=1)
         return found
     nodes = {name: node for node, name in value_names(plan.graph).items()}
     tile = plan.tile

@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
-from fusegen.graph import Graph, Kind, Node, Op
+from fusegen.graph import Graph, Kind, Node, Op, plain
 from fusegen.planner.model import Plan
 from fusegen.types import Dim, f32, i32, size_of
-from fusegen.validation.accumulation import Accumulation, accumulation_error, accumulations
+from fusegen.validation.accumulation import Accumulation, How, Multiplication, accumulation_error, accumulations
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
+from fusegen.validation.products import cut, flushed, product_error, rounded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,13 +46,13 @@ LARGEST = {f32: f32.largest, i32: 2.0**31 - 1}
 
 def analyse(plan: Plan, operands: Sequence[Any]) -> tuple[Bounded, ...]:
     """Each output's value and bound, before it is rounded to its storage type; `operands` in the spec's order."""
-    table = analyse_nodes(plan.graph, operands, accumulations(plan))
-    return tuple(table[tensor.node] for tensor in plan.graph.outputs)
+    table = analyse_nodes(plan.lowered, operands, accumulations(plan))
+    return tuple(table[tensor.node] for tensor in plan.lowered.outputs)
 
 
 @np.errstate(all="ignore")
 def analyse_nodes(
-    graph: Graph, operands: Sequence[Any], hows: Mapping[Node, Accumulation], columns: Array | None = None
+    graph: Graph, operands: Sequence[Any], hows: Mapping[Node, How], columns: Array | None = None
 ) -> dict[Node, Bounded]:
     """Every node's value and bound. `columns` are those that the kernel chose, where it says so: then what is taken at
     them is bounded there, whether they are right or not. Otherwise the bounds cover every choice that the errors of the
@@ -66,10 +67,13 @@ def analyse_nodes(
     for node in graph.nodes:
         if node in table:
             continue
-        if graph.selection and of_columns(node, graph.selection):
+        how = hows.get(node)
+        if isinstance(how, Multiplication):
+            table[node] = product(node, how, [table[a] for a in node.inputs])
+        elif graph.selection and of_columns(node, graph.selection):
             table[node] = selected(node, graph.selection, table, sizes, columns)
         else:
-            table[node] = step(node, [table[a] for a in node.inputs], graph, sizes, hows.get(node), table)
+            table[node] = step(node, [table[a] for a in node.inputs], graph, sizes, how, table)
     return table
 
 
@@ -94,6 +98,23 @@ def selected(
     return missing_places(at, None if known else key)
 
 
+def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded:
+    """A matrix product, of factors as they are multiplied."""
+    errors = []
+    for factor, arg in zip(node.inputs, args, strict=True):
+        error = np.broadcast_to(arg.error, arg.value.shape)
+        if how.dtype is f32:
+            error = cut(arg.value, error)
+        elif not plain(factor):
+            error = rounded(arg.value, error, how.dtype)
+        if how.flushes:
+            error = flushed(arg.value, error, how.dtype)
+        errors.append(error)
+    (a, b), (a_error, b_error) = (arg.value for arg in args), errors
+    value = apply(node.op, [a, b])
+    return bounded(value, product_error(a, a_error, b, b_error, value, how.summed))
+
+
 def sizes_of(graph: Graph, arrays: Sequence[Array]) -> Mapping[str, int]:
     """Every dim's size in one call."""
     sizes = dict(graph.sizes)
@@ -111,6 +132,8 @@ def step(
     """One node."""
     if node.op.kind is Kind.LEAF:
         return leaf(node, graph, sizes)
+    if node.op.kind is Kind.VIEW:
+        return Bounded(apply(node.op, [args[0].value]), args[0].error)
     if node.op.kind is Kind.REDUCE:
         return reduction(node, args[0], how, table)
     rule = RULES.get(node.op.name)
@@ -146,7 +169,7 @@ def apply(op: Op, values: Sequence[Array]) -> Array:
 def leaf(node: Node, graph: Graph, sizes: Mapping[str, int]) -> Bounded:
     if node.op.name in ("col_index", "row_index"):
         last = node.op.name == "col_index"
-        size = graph.shape[-1 if last else -2]
+        size = node.shape[-1 if last else -2] if graph.products else graph.shape[-1 if last else -2]
         index = np.arange(size if isinstance(size, int) else sizes[size.name])
         return exact(index if last else index[:, None])
     value: Any = node.literal

@@ -18,21 +18,22 @@ from zlib import crc32
 import numpy as np
 
 from fusegen.errors import KernelError, NoPlan
-from fusegen.graph import Graph, Kind, Node
+from fusegen.graph import Graph, Kind, Node, plain
 from fusegen.ordering import along_row
 from fusegen.planner.model import Plan
 from fusegen.reference import load_reference
 from fusegen.runtime import Kernel
+from fusegen.runtime.arguments import turnable
 from fusegen.runtime.devices import Device
-from fusegen.types import Dim, f32
-from fusegen.validation.accumulation import Accumulation, accumulations
+from fusegen.types import Dim, f32, size_of
+from fusegen.validation.accumulation import How, accumulations
 from fusegen.validation.bounded import Bounded, gap
 from fusegen.validation.bounds import analyse_nodes
 from fusegen.validation.columns import compare_columns
-from fusegen.validation.compare import Compared, Figures, compare, figures
+from fusegen.validation.compare import Compared, Figures, compare, figures, largest_errors
 from fusegen.validation.inputs import NORMAL, USUAL, Operands, free_dims, main_tensors, make_operands, sizes_for, take
 from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, Placed, place, read_output, reserve, untouched
-from fusegen.validation.patterns import GENTLE, GENTLE_SETTING, PATTERNS, SETTINGS, Setting, patterns_for
+from fusegen.validation.patterns import GENTLE, GENTLE_SETTING, PATTERNS, SETTINGS, UNIT_SETTING, Setting, patterns_for
 from fusegen.validation.report import Case, Report
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -40,6 +41,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 QUICK_ELEMENTS = 2**18  # of a launch, beyond two rows
 FULL_ELEMENTS = 2**20
 FLAT_ROW = 1021  # elements of one pattern in a flat array; no vector divides it
+DEPTH = 256  # products of numbers that count as one element
+PRODUCT_ABS, PRODUCT_REL, PRODUCT_L2 = 5e-2, 5e-3, 1e-2  # errors that products promise to stay below
 ROW_L2 = 1e-5  # relative L2 that f32 row chains promise on normal inputs
 OUTER = (2, 3, 2)  # sizes of the first of several leading axes
 LEAST_BOUNDED = 0.99  # of a normal launch, or else a gentle one: with fewer elements compared it would prove little
@@ -51,6 +54,12 @@ ARRANGEMENTS: Mapping[str, tuple[str, Arrangement, bool]] = {
     "one offset": ("the same for the first operand alone", Arrangement(offset=1), False),
     "repeated rows": ("operands repeated along their first axis by a stride of 0", Arrangement(broadcast=True), True),
     "swapped axes": ("leading axes in another order: no one stride walks them", Arrangement(swapped=True), True),
+    "turned": ("factors whose matrices lie the other way round", Arrangement(turned=True), True),
+    "turned, odd": (
+        "the same with a leading dimension that is no multiple of a vector",
+        Arrangement(padding=1, turned=True),
+        True,
+    ),
 }
 """Layouts beside the contiguous one: reason, arrangement, and whether every array has it."""
 
@@ -98,9 +107,15 @@ def place_of(kernel: Kernel) -> str:
 def row_counts(plan: Plan, most: int) -> tuple[int, ...]:
     """None, one, and around a block's rows and several blocks'; elements, where the plan is flat."""
     block = plan.rows_per_block
-    limit = max(2, most // max(1, plan.cols))
+    limit = max(2, most_rows(plan, most))
     counts = (0, 1, block - 1, block, block + 1, 3 * block, 5 * block + 2)
     return tuple(sorted({n for n in counts if 0 <= n <= limit}))
+
+
+def most_rows(plan: Plan, most: int) -> int:
+    """Rows of a launch of `most` elements; of products an element is as much work as a few hundred others."""
+    depth = max((size_of(n.inputs[0].shape[-1], plan.graph.sizes) for n in plan.graph.products), default=1)
+    return most // max(1, plan.cols * max(1, depth // DEPTH))
 
 
 def narrowed(kernel: Kernel, blocks: int) -> Kernel:
@@ -163,7 +178,7 @@ class Checks:
             outer = (2,) if self.deep() else OUTER
             count = max(2 * block + 1, 2 * self.deep())
             fewest = 3 if self.plan.folded else 2  # blocks enough for a line and a rest of one
-            sizes = sizes_for(self.plan, max(fewest, min(count, most // max(1, self.plan.cols))), outer)
+            sizes = sizes_for(self.plan, max(fewest, min(count, most_rows(self.plan, most))), outer)
         operands = make_operands(self.plan, sizes, self.rng(NORMAL.name))
         if not self.wants(NORMAL.name, "again", "apart"):
             return
@@ -175,6 +190,29 @@ class Checks:
             self.launch_case(GENTLE.name, GENTLE.reason, gentle)
         self.again(operands, first)
         self.apart(operands, first)
+        if self.graph.products:
+            self.promise(make_operands(self.plan, sizes, self.rng(UNIT_SETTING.name), (NORMAL,), UNIT_SETTING))
+
+    def promise(self, operands: Operands) -> None:
+        """What products promise beyond their bounds, on numbers as layers have them."""
+        outputs, problem = self.launch(operands)
+        text = operands.text(self.graph)
+        if not outputs:
+            self.found.append(Case(UNIT_SETTING.name, UNIT_SETTING.reason, text, problem=problem))
+            return
+        compared, doubt = self.judge(operands, outputs)
+        found = figures(compared)
+        self.note_figures(UNIT_SETTING.name, UNIT_SETTING.reason, text, found, problem or doubt)
+        if all(plain(factor) for product in self.plan.lowered.products for factor in product.inputs):
+            largest, relative = largest_errors(compared)
+            name, reason = "abs < 5e-2, rel < 5e-3", "products of operands promise so much of each element"
+            far = largest >= PRODUCT_ABS or relative >= PRODUCT_REL
+            said = f"the largest error is {largest:.1e}, the largest relative one {relative:.1e}"
+        else:
+            name, reason = "rel L2 < 1e-2", "products of computed factors, which are rounded first, promise so much"
+            far, said = found.relative_l2 >= PRODUCT_L2, f"relative L2 is {found.relative_l2:.1e}"
+        numbers = (found.elements, found.bounded, found.relative_l2, found.max_abs, found.max_rel)
+        self.found.append(Case(name, reason, text, *numbers, problem=said if far else ""))
 
     def again(self, operands: Operands, first: list[Array]) -> None:
         """The same over other poison, and on a folded grid where there may be one: bitwise the same."""
@@ -182,7 +220,8 @@ class Checks:
         if not self.wants(name):
             return
         shape = [operands.sizes[s.name] if isinstance(s, Dim) else s for s in self.graph.shape]
-        width = folding(self.plan.blocks(math.prod(shape if self.plan.flat else shape[:-1]))) if self.plan.folded else 0
+        extents = (math.prod(shape[axis] for axis in dim.axes) for dim in self.plan.row_dims)
+        width = folding(self.plan.blocks(*extents)) if self.plan.folded else 0
         where = f" on a grid folded into lines of {width} blocks," if width else ""
         reason = f"the same launch{where} over other leftovers in memory"
         kernel = narrowed(self.kernel, width) if width else self.kernel
@@ -229,7 +268,7 @@ class Checks:
             return
         usual = setting is USUAL
         listed = patterns[1:] if usual else patterns  # the ragged launch was all normal rows
-        count = max(2, min(max(len(listed) * times, self.deep()), most // max(1, self.plan.cols)))
+        count = max(2, min(max(len(listed) * times, self.deep()), most_rows(self.plan, most)))
         groups = [listed] if len(self.graph.shape) > 1 else [[p] for p in listed]  # of one axis: no rows to mix
         for group in groups:
             sizes = flat_sizes(self.plan, len(group)) if self.plan.flat else sizes_for(self.plan, count)
@@ -247,13 +286,18 @@ class Checks:
         leading = len(self.graph.shape) - 1
         if not self.wants("layout", name) or leading < (2 if how.swapped else 1):
             return
+        factors = turnable(self.plan) if how.turned else frozenset[str]()
+        if how.turned and not factors:
+            return
         block = self.plan.rows_per_block if not self.plan.flat else 6
-        count = max(6, min(block + 1, FULL_ELEMENTS // self.graph.cols))
+        count = max(6, min(block + 1, most_rows(self.plan, FULL_ELEMENTS)))
         # other layouts are walked by rows, whose length stays
         operands = make_operands(self.plan, sizes_for(self.plan, count, OUTER, flat=False), self.rng(name))
         if how.broadcast:
             operands = replace(operands, values=tuple(map(repeated, operands.values)))
         arrays = [t.name for t in (*self.graph.inputs, *self.graph.outputs) if t.shape]
+        if how.turned:
+            arrays = [name for name in arrays if name in factors]
         arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
         self.launch_case(f"layout: {name}", reason, operands, arranged)
 
@@ -322,7 +366,7 @@ class Checks:
         """Every output against the reference text, and whether that text and the analysis agree on the value."""
         values = self.reference(*operands.values)
         expected = values if isinstance(values, tuple) else (values,)
-        return judge(self.graph, accumulations(self.plan), operands.values, outputs, expected)
+        return judge(self.plan.lowered, accumulations(self.plan), operands.values, outputs, expected)
 
     def note_figures(self, name: str, reason: str, sizes: str, f: Figures, problem: str) -> None:
         if not problem and f.wrong:
@@ -362,7 +406,7 @@ class Checks:
 
 
 def judge(
-    graph: Graph, hows: Mapping[Node, Accumulation], operands: Sequence[Any], outputs: Sequence[Array],
+    graph: Graph, hows: Mapping[Node, How], operands: Sequence[Any], outputs: Sequence[Array],
     expected: Sequence[Any],
 ) -> tuple[list[Compared], str]:  # fmt: skip
     """Every output against `expected`, the reference text's, within the bounds of the analysis; and whether these two

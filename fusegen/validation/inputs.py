@@ -10,10 +10,21 @@ from typing import Any
 import numpy as np
 
 from fusegen.graph import Graph, Tensor
+from fusegen.planner.factors import axis_of, uses
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import moves_along
 from fusegen.types import Dim, b8, f32, size_of
-from fusegen.validation.patterns import INTEGERS, PATTERNS, SETTINGS, Make, Pattern, Room, Setting, safe_magnitude
+from fusegen.validation.patterns import (
+    INTEGERS,
+    PATTERNS,
+    SETTINGS,
+    UNIT_SETTING,
+    Make,
+    Pattern,
+    Room,
+    Setting,
+    safe_magnitude,
+)  # fmt: skip
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NORMAL = PATTERNS[0]
@@ -82,7 +93,9 @@ def make_operands(
         room = Room(rng, prod(shape[:-1]), cols, tensor.dtype, safe, graph.picks)
         if tensor in mains:
             place = mains.index(tensor)
-            values.append(mixed(room, row_patterns, place, len(mains)).reshape(shape).astype(tensor.dtype.numpy))
+            values.append(rows_of_patterns(graph, tensor, shape, room, row_patterns, place, len(mains)))
+        elif tensor in right_factors(graph):
+            values.append(weights(graph, tensor, shape, room, setting))
         else:
             values.append(shared(graph, tensor, shape, room, setting))
     labels = tuple(p.name for p in row_patterns) if mains else (NORMAL.name,) * count
@@ -90,11 +103,58 @@ def make_operands(
 
 
 def main_tensors(graph: Graph) -> tuple[Tensor, ...]:
-    """The floating-point operands that are the chain's rows: those that move along every axis."""
+    """The floating-point operands that are the chain's rows: those that move along every axis. Of products, those that
+    move along every axis of rows, whatever their own columns."""
+    floats = [t for t in graph.inputs if t.dtype.kind == "float" and t.shape]
     axes = range(len(graph.shape))
-    return tuple(
-        t for t in graph.inputs if t.dtype.kind == "float" and t.shape and all(moves_along(graph, t, a) for a in axes)
-    )
+    if not graph.products:
+        return tuple(t for t in floats if all(moves_along(graph, t, a) for a in axes))
+    whole = {
+        use.tensor.name
+        for use in uses(graph)
+        if use.place != "right" and all(axis_of(graph, use, axis) is not None for axis in axes[:-1])
+    }
+    return tuple(t for t in floats if t.name in whole and len(t.shape) > 1 and t.shape[-1] != 1)
+
+
+def right_factors(graph: Graph) -> tuple[Tensor, ...]:
+    """The floating-point operands of products' right factors that are matrices."""
+    if not graph.products:
+        return ()
+    names = {use.tensor.name for use in uses(graph) if use.place == "right" and len(use.tensor.shape) > 1}
+    return tuple(t for t in graph.inputs if t.name in names and t.dtype.kind == "float")
+
+
+def transposed(graph: Graph, tensor: Tensor) -> bool:
+    """Is the tensor declared with the axes of its matrices the other way round?"""
+    return bool(graph.products) and any(use.tensor is tensor and use.transposed for use in uses(graph))
+
+
+def rows_of_patterns(
+    graph: Graph, tensor: Tensor, shape: tuple[int, ...], room: Room, patterns: Sequence[Pattern], place: int,
+    operands: int,
+) -> Array:  # fmt: skip
+    """The chain's rows, in the tensor's own shape and type."""
+    if not transposed(graph, tensor):
+        return mixed(room, patterns, place, operands).reshape(shape).astype(tensor.dtype.numpy)
+    *outer, cols, rows = shape
+    room = replace(room, rows=prod(outer) * rows, cols=cols)
+    made = mixed(room, patterns, place, operands).reshape(*outer, rows, cols)
+    return np.ascontiguousarray(np.swapaxes(made, -1, -2)).astype(tensor.dtype.numpy)
+
+
+def weights(graph: Graph, tensor: Tensor, shape: tuple[int, ...], room: Room, setting: Setting) -> Array:
+    """A right factor. By turns, its columns [K] are as the setting has them, each number twice (what alternates on the
+    left cancels), and all ones (what is left of a left row is its sum)."""
+    made = np.clip(setting.vector(room), -room.dtype.largest, room.dtype.largest).reshape(shape)
+    columns = made if not transposed(graph, tensor) else np.swapaxes(made, -1, -2)  # [.., K, N]
+    if setting is USUAL:
+        depth = columns.shape[-2]
+        columns[..., 1::2, 1::4] = columns[..., 0 : depth - 1 : 2, 1::4][..., : depth // 2, :]
+        columns[..., :, 3::4] = 1.0
+    if setting is UNIT_SETTING:
+        columns /= np.sqrt(columns.shape[-2])
+    return made.astype(tensor.dtype.numpy)
 
 
 @np.errstate(over="ignore")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,14 @@ POISON: Mapping[DType, tuple[int, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """How an array lies in memory: elements between rows and before the first, outer axes swapped or of stride 0."""
+    """How an array lies in memory: elements between rows and before the first, outer axes swapped or of stride 0, the
+    last two axes turned: neighbours differ in the last but one."""
 
     padding: int = 0
     offset: int = 0
     swapped: bool = False
     broadcast: bool = False
+    turned: bool = False
 
 
 CONTIGUOUS = Arrangement()
@@ -56,9 +58,13 @@ class Placed:
 
 
 def strides_for(shape: Sequence[int], how: Arrangement) -> tuple[int, ...]:
-    """Strides in elements. The last axis is always contiguous."""
+    """Strides in elements. The last axis is contiguous, or the one before it."""
     if not shape:
         return ()
+    if how.turned:
+        *outer, rows, cols = shape
+        *strides, column, row = strides_for((*outer, cols, rows), replace(how, turned=False))
+        return (*strides, row, column)
     order = list(range(len(shape) - 1))
     if how.swapped and len(order) >= 2:
         order[-1], order[-2] = order[-2], order[-1]

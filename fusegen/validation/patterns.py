@@ -205,7 +205,7 @@ PATTERNS: tuple[Pattern, ...] = (
 
 def patterns_for(graph: Graph) -> tuple[Pattern, ...]:
     """The patterns that can tell something about this graph."""
-    has = {"", *(["reduction"] if graph.reductions or graph.selection else []),
+    has = {"", *(["reduction"] if graph.reductions or graph.products or graph.selection else []),
            *(["selection"] if graph.selection else [])}  # fmt: skip
     return tuple(p for p in PATTERNS if p.needs in has)
 
@@ -242,6 +242,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tiny", "weights at the storage type's smallest", tiny, tiny, "small"),
 )  # fmt: skip
 
+UNIT_SETTING = Setting("unit", "weights of 1 / sqrt(K), as layers have them: results of unit scale",
+                       Room.normal, uniform_scale, "small")  # fmt: skip
 GENTLE = Pattern("gentle", "an eighth of unit scale, where a chain blows unit scale up beyond what f32 can bound",
                  lambda room: room.normal() / 8)  # fmt: skip
 GENTLE_SETTING = Setting("gentle", GENTLE.reason, GENTLE.make, uniform_scale, "few")

@@ -1,0 +1,88 @@
+"""Rounding errors of matrix products on tensor cores, summed in f32.
+
+*Factors.* One that a prologue computed is rounded to its storage type: half an ulp of that. tf32 drops 13 bits of an
+f32. Some matrix units flush subnormal factors (`Target.flushes_factors`).
+
+*The sum.* Products of two f16 or bf16 numbers are exact in f32. A tensor core adds several to the sum at once: it
+aligns them all to the largest, cutting off what lies below, and normalizes the result; how many at once, and with how
+many bits more, differs by generation and is not documented (Fasi, Higham, Mikaitis & Pranesh, Numerical behavior of
+NVIDIA tensor cores, PeerJ CS 7:e330, 2021: 4 to 16 at once, truncated). In a step of 16 products each is cut once, and
+so is the sum, at most four more times normalized; each by less than an ulp of the largest magnitude that is there,
+which no more exceeds than the sum before the step and the step's own products can reach. With p the sums before each
+step and a, b the step's rows and columns,
+
+    error <= 24 * 2^-23 * sum over steps of (|p| + norm(a) norm(b))          (Cauchy-Schwarz, and 3 to spare)
+
+which follows the sums as they are: far less than K 2^-23 |A| |B| where terms cancel on the way, as they mostly do.
+Several sums of interleaved slices (`Plan.summed`) are added up at the end, each addition rounding once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fusegen.planner.model import Summed
+from fusegen.types import DType, f32
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+STEP = 16  # products that one instruction adds, or two instructions one after another
+ULPS = 24.0 * 2.0**-23  # of a step
+TF32 = 2.0**-10  # of a number, cut off
+FLUSHED = 2.0**-126  # products and sums below may become 0
+
+
+def rounded(value: Array, error: Array, dtype: DType) -> Array:
+    """The error of a computed factor once it is rounded to `dtype`."""
+    size = np.abs(value) + error
+    half_ulp = np.maximum(size * dtype.epsilon, dtype.tiny / 2)
+    return np.where((size <= dtype.largest) | ~np.isfinite(value), error + half_ulp, np.inf)
+
+
+def cut(value: Array, error: Array) -> Array:
+    """The error of an f32 factor as tf32."""
+    return np.asarray(error + TF32 * (np.abs(value) + error))
+
+
+def flushed(value: Array, error: Array, dtype: DType) -> Array:
+    """The error of a factor where subnormal numbers become 0."""
+    smallest_normal = dtype.tiny / (2 * dtype.epsilon)
+    return np.asarray(error + np.where(np.abs(value) < smallest_normal, np.abs(value), 0.0))
+
+
+def product_error(a: Array, a_error: Array, b: Array, b_error: Array, value: Array, how: Summed) -> Array:
+    """The bound on a @ b = `value`, whose factors are off by the errors given."""
+    whole_a, whole_b = (np.where(np.isfinite(x), x, 0.0) for x in (a, b))
+    error = summing_error(whole_a, whole_b, how) + whole_a.shape[-1] * FLUSHED
+    size = np.abs(whole_a) @ np.abs(whole_b)
+    if a_error.any():
+        error = error + np.broadcast_to(a_error, a.shape) @ (np.abs(whole_b) + b_error)
+    if b_error.any():
+        error = error + np.abs(whole_a) @ np.broadcast_to(b_error, b.shape)
+    error = np.where(np.isnan(error) | (size + error > f32.largest), np.inf, error)
+    zero = (size == 0) & (error <= whole_a.shape[-1] * FLUSHED)  # nothing but zeros: exactly that
+    error = np.where(zero, 0.0, error)
+    # an infinity or a NaN among the factors decides, unless the factors themselves are not known
+    return np.where(np.isfinite(value) | np.isinf(error), error, 0.0)
+
+
+def summing_error(a: Array, b: Array, how: Summed) -> Array:
+    """Of the additions: finite factors only."""
+    depth = a.shape[-1]
+    slice_depth = how.depth or depth
+    total: Any = np.zeros(())
+    steps = [(k, min(k + STEP, depth)) for k in range(0, depth, STEP)]
+    norms_a = np.stack([np.sqrt(np.square(a[..., k:end]).sum(-1)) for k, end in steps], -1)
+    norms_b = np.stack([np.sqrt(np.square(b[..., k:end, :]).sum(-2)) for k, end in steps], -2)
+    merged: Any = np.zeros(())
+    for share in range(how.shares):
+        partial: Any = np.zeros(())
+        for k, end in steps:
+            if k // slice_depth % how.shares == share:
+                total = total + np.abs(partial)
+                partial = partial + a[..., k:end] @ b[..., k:end, :]
+        merged = merged + np.abs(partial)
+    merging = merged * (2.0**-23 * how.shares) if how.shares > 1 else 0.0
+    return np.asarray(ULPS * (total + norms_a @ norms_b) + merging)
