@@ -13,7 +13,10 @@ from fusegen.graph import Graph
 from fusegen.naming import value_names
 from fusegen.planner.cost import operators
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan
+from fusegen.planner.product_cost import hoisted_scales, text_of
 from fusegen.planner.schedule import schedule
+from fusegen.products import Factor, split
+from fusegen.types import shape_text
 
 FEW = 3  # alternatives worth naming
 
@@ -44,7 +47,7 @@ def explanation(found: Candidates, choice: Choice | None = None) -> tuple[Sectio
         Section("operators, as written", tuple(map(Point, written(plan.graph)))),
         Section("fused", tuple(fused(plan))),
         Section("selection", tuple(map(Point, selection(plan.graph)))),
-        *(row_sections(plan) if isinstance(plan, RowPlan) else ()),
+        *(row_sections(plan) if isinstance(plan, RowPlan) else product_sections(plan)),
         Section("reads and writes", tuple(map(Point, accesses(plan)))),
         Section("rounding", tuple(map(Point, rounding(plan)))),
         Section("why this regime", tuple(map(Point, regime(found, plan)))),
@@ -60,6 +63,50 @@ def row_sections(plan: RowPlan) -> tuple[Section, ...]:
         Section("walks over the row" if not plan.flat else "the walk", tuple(map(Point, walks(plan)))),
         Section("kept between walks", tuple(map(Point, kept(plan)))),
     )
+
+
+def product_sections(plan: Plan) -> tuple[Section, ...]:
+    """What is multiplied, and what comes before and behind the products in the same kernel."""
+    if not plan.graph.products:
+        return ()
+    return (Section("products", tuple(map(Point, products(plan)))),)
+
+
+def products(plan: Plan) -> list[str]:
+    graph = plan.lowered
+    names, parts = value_names(graph), split(graph)
+    scales = [names[n] for n in hoisted_scales(plan.graph, graph) if n in names]
+    lines = []
+    for product in parts.products:
+        sides = [side_text(factor, graph) for factor in (product.left, product.right)]
+        lines.append(
+            f"{names[product.node]} = {' @ '.join(sides)}: {shape_text(product.node.shape)} over {product.contracted}, "
+            f"factors of {product.left.dtype}, summed in f32"
+        )
+    if len(parts.products) > len(parts.lefts):
+        lines.append(f"{len(parts.products)} products share a left factor, which is read once for all of them")
+    for factor in {f.node: f for p in parts.products for f in (p.left, p.right) if f.operand is None}.values():
+        made = text_of(factor, graph)
+        lines.append(f"before them: {made}, element by element on the way to the tensor cores, never written")
+    if scales:
+        lines.append(
+            f"{', '.join(dict.fromkeys(scales))}: the same all along {parts.products[0].contracted}, so applied behind "
+            "the products and not to their factors: (s A) @ B = s (A @ B)"
+        )
+    for statistic in parts.statistics:
+        of = ", ".join(t.name for t in statistic.inputs)
+        lines.append(f"{names[statistic.node]}: a row's {statistic.node.op.name} over {of}, in the same kernel")
+    if parts.epilogue:
+        steps = ", ".join(dict.fromkeys(names[n] for n in parts.epilogue))
+        lines.append(f"behind them, on sums that are still in registers: {steps}")
+    return lines
+
+
+def side_text(factor: Factor, graph: Graph) -> str:
+    """`x`, `w.T`, `(x * gain)`."""
+    if factor.operand is None:
+        return f"({text_of(factor, graph)})"
+    return f"{factor.operand.name}.T" if factor.transposed else factor.operand.name
 
 
 def written(graph: Graph) -> list[str]:
@@ -164,7 +211,7 @@ def accesses(plan: Plan) -> list[str]:
         if not access.by_column:
             text = "one value a row"
         reason = why_narrow(plan, access)
-        shared = "" if access.strided or plan.flat else "; every row shares it"
+        shared = "" if access.strided or plan.flat or access.pitch is not None else "; every row shares it"
         lines.append(f"{access.name}: {'written' if access.output else 'read'} {text}{reason}{shared}")
     return lines
 
@@ -175,6 +222,8 @@ def why_narrow(plan: Plan, access: Access) -> str:
         return ""
     if access.tensor in plan.layout.unaligned:
         return ", because its address or stride is no multiple of a vector"
+    if plan.graph.products:
+        return f", because its lines of {access.shape[access.line]} elements are no whole vectors"
     if access.strided and plan.cols * access.dtype.bytes % 4:
         return f", because rows of {plan.cols} elements start at any alignment"
     return ", in step with the others" if access.vector == 1 else ""

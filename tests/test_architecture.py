@@ -27,7 +27,7 @@ LAYERS = (
     "planner.model planner.heading",
     "planner.pieces planner.passes planner.limits planner.factors",
     "planner.schedule",
-    "planner.cost",
+    "planner.cost planner.product_cost",
     "planner.duration",
     "planner.assembly",
     "planner.rules",

@@ -158,6 +158,7 @@ def test_plan_json_keys(run: Run) -> None:
     (facts,) = document(run("plan", "chains.py:scaled", "--target", "cuda", "--all", "--json"))["plans"]
     assert set(facts) == {
         "chain", "signature", "sizes", "target", "arch", "bytes", "tensors", "accesses", "flops", "special_calls",
+        "product_flops",
         "intensity", "launches", "rounding", "decisions", "rule", "regime", "staging", "tile", "blocks",
         "shared_bytes", "registers_estimated", "blocks_per_sm", "in_flight_bytes", "bytes_moved", "floor_us",
         "time_us", "bound", "candidates", "refusals", "configuration", "tuned", "lookup",

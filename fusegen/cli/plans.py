@@ -111,12 +111,14 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
             "per_element_unfused_each": traffic.bytes_per_element_unfused,
             "per_element_fused_each": traffic.bytes_per_element_fused,
             "unfused": traffic.unfused,
+            "products_apart": traffic.per_element_unfused if traffic.product_flops else None,
             "ideal": traffic.ideal,
             "moved": traffic.moved,
         },
         "tensors": [asdict(t) for t in traffic.tensors],
         "accesses": [access_facts(plan, a) for a in plan.accesses],
         "flops": traffic.flops,
+        "product_flops": traffic.product_flops,
         "special_calls": traffic.special,
         "intensity": traffic.intensity,
         "launches": {"fused": 1, "unfused": traffic.launches_unfused},
@@ -191,11 +193,20 @@ def show_plan(found: Candidates, choice: Choice, every: bool) -> None:
 def countings(plan: Plan) -> Any:
     """Bytes unfused and fused: as papers count, at least, and as this plan moves them."""
     t = plan.cost.traffic
-    rows = [
+    first = [
         ("per element: every operand counted for every element",
             f"{t.bytes_per_element_unfused:.4g} B", mebibytes(t.per_element_unfused),
             f"{t.bytes_per_element_fused:.4g} B", mebibytes(t.per_element_fused),
             times(t.per_element_unfused, t.per_element_fused)),
+    ]  # fmt: skip
+    if t.product_flops:
+        first = [
+            ("apart: each product a kernel, one before, one behind", f"{t.intensity_apart:.1f} flop/B",
+                mebibytes(t.per_element_unfused), f"{t.intensity:.1f} flop/B", mebibytes(t.moved),
+                times(t.per_element_unfused, t.moved)),
+        ]  # fmt: skip
+    rows = [
+        *first,
         ("ideal: every tensor once",
             "", mebibytes(t.unfused), "", mebibytes(t.ideal), times(t.unfused, t.ideal)),
         ("moved: what this plan asks of memory",
@@ -210,7 +221,7 @@ def tensors(plan: Plan) -> Any:
     for access in plan.accesses:
         t = by_name[access.tensor]
         facts = access_facts(plan, access)
-        along = "flat" if plan.flat else ", ".join(facts["strides"]) or "shared by every row"
+        along = "flat" if plan.flat else ", ".join(dict.fromkeys(facts["strides"])) or "shared by every row"
         rows.append(
             (
                 f"{'write' if access.output else 'read'} {access.tensor}",
@@ -230,10 +241,13 @@ def tensors(plan: Plan) -> Any:
 def numbers(plan: Plan) -> list[tuple[str, str]]:
     cost, traffic, target = plan.cost, plan.cost.traffic, plan.target
     special = f", {traffic.special / 1e6:,.1f} M of them calls such as exp" if traffic.special else ""
+    products = f", {traffic.product_flops / 1e6:,.1f} M on tensor cores" if traffic.product_flops else ""
+    at = f" at {target.matrix_tflops:g} TFLOP/s" if traffic.product_flops else ""
     return [
         ("launches", f"1 fused, {traffic.launches_unfused} unfused"),
-        ("flops", f"{traffic.flops / 1e6:,.1f} M{special}; {traffic.intensity:.2f} flop/B, {cost.bound}-bound"),
-        ("floor", f"{cost.floor_us:.1f} us: the ideal bytes at {target.dram_gbs / 1000:g} TB/s, or the flops"),
+        ("flops", f"{traffic.flops / 1e6:,.1f} M{products}{special}; "
+                  f"{traffic.intensity:.2f} flop/B, {cost.bound}-bound"),
+        ("floor", f"{cost.floor_us:.1f} us: the ideal bytes at {target.dram_gbs / 1000:g} TB/s, or the flops{at}"),
         ("estimate", f"{cost.time_us:.1f} us, launch included"),
         ("threads", f"{plan.threads} a block, about {cost.registers} registers each; {cost.blocks_per_sm} blocks "
                     f"per SM, {mebibytes(cost.in_flight_bytes)} of loads in flight"),

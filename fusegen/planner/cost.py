@@ -189,7 +189,7 @@ def reaches(outer: Node, nodes: list[Node], graph: Graph) -> tuple[bool, bool]:
 
 def count_bytes(graph: Graph, node: Node, per_element: bool) -> int:
     size = graph.storage[node].bytes
-    if per_element:
+    if per_element and not graph.products:
         each = {Extent.ELEMENT: graph.cols, Extent.PICKED: graph.picks}.get(graph.extents[node], 1)
         return size * graph.rows * each
     count = 1

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from fusegen.naming import value_names
-from fusegen.types import shape_text
+from fusegen.types import Dim, shape_text
 
 if TYPE_CHECKING:
     from fusegen.graph import Graph
@@ -21,6 +21,12 @@ def header_lines(plan: Plan) -> list[str]:
     moved = cost.traffic
     rate = f"{target.dram_gbs / 1000:g} TB/s"
     facts = f"facts of {target.model}: warp {target.warp}, {target.sms} SMs, {rate}"
+    apart, at = "", rate
+    if moved.product_flops:
+        matrix = f"{target.matrix_tflops:.0f} TFLOP/s for products"
+        facts += f", {matrix}"
+        apart = f"{megabytes(moved.per_element_unfused)} with products apart, "
+        at = matrix if cost.bound == "compute" else rate
     lines = [
         f"{plan.name}  {graph.signature}  at {graph.sizes_text()}",
         *(textwrap.wrap(graph.doc.split("\n\n")[0].replace("\n", " "), WIDTH) if graph.doc else []),
@@ -28,9 +34,9 @@ def header_lines(plan: Plan) -> list[str]:
         *field("target", f"{target.vendor} {target.arch}, {facts}"),
         *(field("selects", selected(graph)) if graph.selection else []),
         *field("tile", plan.regime),
-        *field("traffic", f"{megabytes(moved.moved)} moved, {megabytes(moved.ideal)} ideal, "
+        *field("traffic", f"{megabytes(moved.moved)} moved, {megabytes(moved.ideal)} ideal, {apart}"
                f"{megabytes(moved.unfused)} unfused in {plural(moved.launches_unfused, 'launch', 'launches')}"),
-        *field("floor", f"{cost.floor_us:.1f} us at {rate}; "
+        *field("floor", f"{cost.floor_us:.1f} us at {at}; "
                f"{cost.bound}-bound at {moved.intensity:.2f} flop/B"),
     ]  # fmt: skip
     if plan.rounding:
@@ -62,6 +68,8 @@ def megabytes(count: int) -> str:
 def needs(plan: Plan) -> list[str]:
     """What the launcher must have checked before this text may run."""
     lines = [] if plan.flat else [f"rows of {plan.cols} elements, next to each other" if plan.cols > 1 else "rows of 1"]
+    if plan.graph.products:
+        lines = product_needs(plan)
     by_width: dict[tuple[str, int, int], list[str]] = {}
     for access in plan.accesses:
         if access.mode != "element":
@@ -71,7 +79,18 @@ def needs(plan: Plan) -> list[str]:
         lines.append(f"{', '.join(names)}: {which} in multiples of {width} B")
         if mode == "window":
             lines.append(f"strides that equal the contiguous ones modulo {vector} elements")
-    shapes = [f"{a.name} {shape_text(a.shape)}" for a in plan.accesses if a.by_column and not a.strided]
+    shared = [a for a in plan.accesses if a.by_column and not a.strided and a.pitch is None]
+    shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared]
     if shapes and not plan.flat:
         lines.append(f"{', '.join(shapes)} shared by every row")
     return lines or ["nothing of its operands' alignment"]
+
+
+def product_needs(plan: Plan) -> list[str]:
+    """The sizes that are constants of the text, and which way round matrices lie."""
+    sizes = [f"{name}={size}" for name, size in plan.graph.sizes.items() if Dim(name) in plan.graph.fixed]
+    turned = {a.tensor: str(a.shape[a.line]) for a in plan.accesses if a.line != -1}
+    return [
+        f"{', '.join(sizes)}; rows of all operands next to each other" if sizes else "rows next to each other",
+        *(f"{name}: its elements along {axis} next to each other" for name, axis in turned.items()),
+    ]

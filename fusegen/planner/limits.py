@@ -32,7 +32,9 @@ class Limit:
 
 @once_per_graph
 def limits(graph: Graph) -> Mapping[Node, Limit]:
-    """The limit of each operand that has one."""
+    """The limit of each operand that has one; none where tiles of products take their columns as they come."""
+    if graph.products:
+        return {}
     uses = limits_of_uses(graph)
     inputs = {t.node for t in graph.inputs}
     return {node: limit for node, limit in uses.items() if node in inputs and limit is not None}

@@ -259,7 +259,8 @@ class Traffic:
 
     `ideal`: each input once, each output once. `moved`: what this plan asks of DRAM (a streamed row is read again).
     `per_element_*`: the model that counts every operand once for every element, unfused and fused, as papers do.
-    `unfused`: the user's operators as one kernel each, vectors read once.
+    `unfused`: the user's operators as one kernel each, vectors read once. Of a chain with matrix products,
+    `per_element_*` are the bytes with each product a kernel apart, and the ideal (see `planner.product_cost`).
     """
 
     tensors: tuple[TensorTraffic, ...]
@@ -273,11 +274,17 @@ class Traffic:
     launches_unfused: int
     bytes_per_element_fused: float
     bytes_per_element_unfused: float
+    product_flops: int = 0  # those of matrix products among `flops`
 
     @property
     def intensity(self) -> float:
-        """flop per byte moved."""
-        return self.flops / self.moved if self.moved else 0.0
+        """flop per byte moved; of a chain with matrix products, theirs."""
+        return (self.product_flops or self.flops) / self.moved if self.moved else 0.0
+
+    @property
+    def intensity_apart(self) -> float:
+        """The same with each product a kernel apart."""
+        return self.product_flops / self.per_element_unfused if self.per_element_unfused else 0.0
 
 
 @dataclass(frozen=True, slots=True)

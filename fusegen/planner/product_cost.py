@@ -1,0 +1,187 @@
+"""What a chain with matrix products moves and computes, whatever the tiles: bytes by each counting, flops, floors.
+
+The ways of counting bytes that papers and users have for such chains, side by side:
+
+- *unfused*: each operator as written a kernel of its own, as for any other chain;
+- *apart*: each product a kernel of its own, with one kernel before it where a factor is computed, and one behind it all
+  for the epilogue. A product with bias and GELU moves s(MK + KN + 3MN + N) bytes so;
+- *ideal*: each tensor once, s(MK + KN + MN + N) for the same.
+
+A product takes 2MNK flops. Where they take longer than the bytes, tensor cores are the floor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fusegen.graph import Extent, Graph, Kind, Node, plain
+from fusegen.naming import value_names
+from fusegen.planner.cost import count_bytes, unfused_kernels
+from fusegen.planner.model import TensorTraffic, Traffic
+from fusegen.planner.passes import hoist_scales
+from fusegen.planner.pieces import arrays, bytes_of
+from fusegen.products import Factor, split
+from fusegen.targets.base import Target
+from fusegen.types import Shape, size_of
+
+
+def product_traffic(
+    graph: Graph, walks: Mapping[str, float] | None = None, moved: Mapping[str, int] | None = None
+) -> Traffic:
+    """Bytes and operations of one launch at the graph's sizes. `graph` is the chain as written.
+
+    `walks`: how often a plan asks for a tensor, where that is not once; `moved`: the bytes of it that come from DRAM,
+    where they are not its own.
+    """
+    tensors = []
+    for tensor in arrays(graph):
+        own = bytes_of(graph, tensor)
+        output = any(tensor is t for t in graph.outputs)
+        times, from_memory = (walks or {}).get(tensor.name, 1.0), (moved or {}).get(tensor.name, own)
+        tensors.append(TensorTraffic(tensor.name, output, own, from_memory, own, times))
+    ideal = sum(t.ideal for t in tensors)
+    operators = unfused_kernels(graph)
+    total, special = operations(hoist_scales(graph))
+    elements = max(1, graph.rows * graph.cols)
+    together = apart(graph)
+    return Traffic(
+        tensors=tuple(tensors),
+        ideal=ideal,
+        moved=sum(t.moved for t in tensors),
+        unfused=sum(o.moved for o in operators),
+        per_element_fused=ideal,
+        per_element_unfused=together,
+        flops=total,
+        special=special,
+        launches_unfused=len(operators),
+        bytes_per_element_fused=ideal / elements,
+        bytes_per_element_unfused=together / elements,
+        product_flops=product_flops(graph),
+    )
+
+
+def count(graph: Graph, shape: Shape) -> int:
+    return math.prod(size_of(size, graph.sizes) for size in shape)
+
+
+def product_flops(graph: Graph) -> int:
+    """2MNK of each product, every batch."""
+    return sum(2 * count(graph, n.shape) * size_of(n.inputs[0].shape[-1], graph.sizes) for n in graph.products)
+
+
+def operations(graph: Graph) -> tuple[int, int]:
+    """Flops of everything, and calls of exponentials, roots and divisions among them."""
+    flops, special = product_flops(graph), 0
+    for node in graph.nodes:
+        if node.op.kind not in (Kind.MAP, Kind.REDUCE) or graph.extents[node] is Extent.LAUNCH:
+            continue
+        times = count(graph, node.inputs[0].shape if node.op.kind is Kind.REDUCE else node.shape)
+        flops += node.op.flops * times
+        special += times if node.op.flops >= 4 else 0
+    return flops, special
+
+
+def apart(graph: Graph) -> int:
+    """Bytes with each product a kernel of its own, one kernel before it for a computed factor, and one behind all."""
+    parts = split(graph)
+    total = 0
+    made: dict[Node, Factor] = {}
+    for product in parts.products:
+        total += size_in_memory(graph, product.node)
+        for factor in (product.left, product.right):
+            if plain(factor.node):
+                assert factor.operand is not None
+                total += bytes_of(graph, factor.operand)
+            else:
+                made[factor.node] = factor
+                total += size_in_memory(graph, factor.node)
+    for factor in made.values():
+        statistics = [s for s in parts.statistics if any(s.node in graph_above(graph, row) for row in factor.rows)]
+        read = {t.name: t for t in factor.inputs} | {t.name: t for s in statistics for t in s.inputs}
+        read |= {graph.tensor_of[n].name: graph.tensor_of[n] for n in factor.rows if n in graph.tensor_of}
+        total += sum(bytes_of(graph, t) for t in read.values() if t.shape) + size_in_memory(graph, factor.node)
+    if parts.epilogue:
+        total += sum(size_in_memory(graph, product.node) for product in parts.products)
+        total += sum(bytes_of(graph, t) for t in parts.inputs if t.shape)
+        returned = {t.node for t in graph.outputs} & set(graph.products)
+        total += sum(bytes_of(graph, t) for t in graph.outputs if t.node not in returned)
+    return total
+
+
+def size_in_memory(graph: Graph, node: Node) -> int:
+    return count_bytes(graph, node, per_element=False)
+
+
+def graph_above(graph: Graph, node: Node) -> set[Node]:
+    return set(graph.ancestors(node))
+
+
+# ---------------------------------------------------------------- floors and waves
+
+
+def floors(target: Target, traffic: Traffic) -> Mapping[str, float]:
+    """µs that no kernel for the chain can undercut: of its bytes, its products, and its other operations."""
+    return {
+        "memory": traffic.ideal / (target.dram_gbs * 1e3),
+        "products": traffic.product_flops / (target.matrix_tflops * 1e6),
+        "vector": (traffic.flops - traffic.product_flops) / (target.fp32_tflops * 1e6),
+    }
+
+
+def filled(tiles: int, places: int) -> float:
+    """The share of `places` (SMs, times the blocks that each holds) that `tiles` keep busy, wave after wave: 133 tiles
+    on 132 SMs take two waves and fill half of them."""
+    return tiles / (-(-tiles // places) * places) if tiles else 1.0
+
+
+def wave_text(tiles: int, places: int) -> str:
+    """`512 tiles in 3.9 waves, 97 % full`."""
+    noun = "tile" if tiles == 1 else "tiles"
+    waves = tiles / places
+    return f"{tiles} {noun} in {waves:.1f} waves, {filled(tiles, places):.0%} full"
+
+
+# ---------------------------------------------------------------- rounding
+
+
+def product_rounding(graph: Graph) -> tuple[str, ...]:
+    """Where values of a chain with products are rounded; between those places everything is f32."""
+    lowered = hoist_scales(graph)
+    names = value_names(lowered)
+    lines = []
+    for product in split(lowered).products:
+        for factor in (product.left, product.right):
+            if not plain(factor.node):
+                lines.append(f"{text_of(factor, lowered)} to {factor.dtype} before it is multiplied")
+    if lowered is not graph and lines:
+        moved = ", ".join(dict.fromkeys(names[n] for n in hoisted_scales(graph, lowered) if n in names))
+        lines = [f"{line}, and only then scaled by {moved}" for line in dict.fromkeys(lines)] if moved else lines
+    if any(n.op.name == "matmul_tf32" and lowered.factor_types[n].name == "f32" for n in lowered.products):
+        lines.append("factors to tf32, 11 significant bits")
+    casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
+    return (
+        *dict.fromkeys(lines),
+        *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} by an explicit cast" for node in casts),
+        *(f"{t.name} to {t.dtype} when stored" for t in graph.outputs if t.dtype.kind == "float"),
+    )
+
+
+def text_of(factor: Factor, graph: Graph) -> str:
+    """`x * gain`, or the factor's name."""
+    names = value_names(graph)
+    node = factor.node
+    if node.op.symbol and all(a.op.kind is Kind.INPUT for a in node.inputs):
+        return f" {node.op.symbol} ".join(names[a] for a in node.inputs)
+    return names[node]
+
+
+def hoisted_scales(graph: Graph, lowered: Graph) -> tuple[Node, ...]:
+    """The scales that ride in the epilogue of `lowered`, where `graph` has them before its products."""
+    found = []
+    for product in lowered.products:
+        node = product
+        while (users := lowered.users[node]) and len(users) == 1 and users[0].operator is product.operator:
+            node = users[0]
+            found.append(node.inputs[1])
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,140 @@
+"""Bytes, flops and floors of chains with matrix products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusegen import Chain, bf16, chain, dims, f16, f32
+from fusegen import ops as F
+from fusegen.explaining import products
+from fusegen.planner.cost import decisions
+from fusegen.planner.model import Layout
+from fusegen.planner.passes import simplify
+from fusegen.planner.product_cost import filled, floors, product_rounding, product_traffic, wave_text
+from fusegen.targets import H200, MI300X
+from tests.products import NOTHING, sketch
+from tests.test_products import bias_gelu, norm_swiglu, qkv, scaled, with_tf32
+
+M, N, K = dims("M N K")
+MIB = 2**20
+
+
+@chain(M=16384, N=4096, K=4096)
+def gemm_bias_gelu(x: f16[M, K], w: f16[K, N], bias: f16[N]) -> f16[M, N]:
+    return F.gelu(x @ w + bias)
+
+
+def test_bytes_of_a_product_with_bias_and_gelu() -> None:
+    """s(MK + KN + 3MN) with the product apart, s(MK + KN + MN + N) fused; the first leaves the bias's N out."""
+    found = product_traffic(gemm_bias_gelu.graph)
+    m, n, k, s = 16384, 4096, 4096, 2
+    assert found.per_element_unfused == s * (m * k + k * n + 3 * m * n + n)
+    assert found.ideal == found.moved == found.per_element_fused == s * (m * k + k * n + m * n + n)
+    assert (round(found.per_element_unfused / MIB), round(found.ideal / MIB)) == (544, 288)
+    assert found.product_flops == 2 * m * n * k
+    # the document has 963.9 and 1819.2 flop/B; its own formulas give these, and not the second by 0.07 %
+    assert found.intensity_apart == pytest.approx(963.9, rel=2e-4)
+    assert found.intensity == pytest.approx(1819.2, rel=7e-4)
+    assert f"{found.intensity_apart:.1f} {found.intensity:.1f}" == "963.8 1820.4"
+
+
+def test_a_decode_step_saves_128_kib() -> None:
+    found = product_traffic(gemm_bias_gelu.at(M=8).graph)
+    assert found.per_element_unfused - found.ideal == 128 * 1024
+
+
+def test_unfused_every_operator_is_a_kernel() -> None:
+    found = product_traffic(gemm_bias_gelu.graph)
+    m, n, k, s = 16384, 4096, 4096, 2
+    assert found.launches_unfused == 3
+    assert found.unfused == s * (m * k + k * n + m * n) + s * (2 * m * n + n) + s * 2 * m * n
+    assert {d.subject: d.bytes_saved for d in decisions(simplify(gemm_bias_gelu.graph))} == {
+        "matmul": 2 * s * m * n,
+        "add": 2 * s * m * n,
+    }
+
+
+def test_computed_factors_are_written_and_read_when_apart() -> None:
+    graph = norm_swiglu.graph.at(M=100, N=30, K=50)
+    m, n, k, s = 100, 30, 50, 2
+    before = s * (m * k + k + m * k)
+    products = 2 * s * (m * k + k * n + m * n)
+    behind = s * 3 * m * n
+    assert product_traffic(graph).per_element_unfused == before + products + behind
+    assert product_traffic(graph).product_flops == 2 * 2 * m * n * k
+
+
+def test_products_that_are_returned_need_no_kernel_behind_them() -> None:
+    found = product_traffic(qkv.graph)
+    b, m, n, width, k = (qkv.graph.sizes[name] for name in ("B", "M", "N", "L", "K"))
+    products = 3 * b * m * k + k * (n + 2 * width) + b * m * (n + 2 * width)
+    assert found.per_element_unfused == 2 * (products + b * m * (n + 2 * width) + n + b * m * n)
+    assert found.product_flops == 2 * b * m * k * (n + 2 * width)
+
+
+def test_the_floor_is_the_products_or_the_bytes() -> None:
+    large = floors(H200, product_traffic(gemm_bias_gelu.graph))
+    assert max(large, key=large.__getitem__) == "products"
+    assert large["products"] == pytest.approx(555.6, abs=0.1), "at 989.4 TFLOP/s"
+    small = floors(MI300X, product_traffic(gemm_bias_gelu.at(M=8).graph))
+    assert max(small, key=small.__getitem__) == "memory"
+    assert all(us > 0 for us in (*large.values(), *small.values()))
+
+
+def test_a_wave_more_is_half_empty() -> None:
+    assert (filled(132, 132), filled(264, 132), filled(0, 132)) == (1, 1, 1)
+    assert filled(133, 132) == pytest.approx(0.504, abs=1e-3)
+    assert wave_text(512, 132) == "512 tiles in 3.9 waves, 97% full"
+    assert wave_text(1, 132) == "1 tile in 0.0 waves, 1% full"
+
+
+ROUNDED = {
+    "plain": (bias_gelu, ("out to bf16 when stored",)),
+    "a gain": (
+        norm_swiglu,
+        ("x * gain to bf16 before it is multiplied, and only then scaled by rrms", "out to bf16 when stored"),
+    ),
+    "scales alone": (scaled, ("out to f32 when stored",)),
+    "tf32": (with_tf32, ("factors to tf32, 11 significant bits", "out to f32 when stored")),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounding_is_listed_where_it_happens(name: str) -> None:
+    spec, lines = ROUNDED[name]
+    assert isinstance(spec, Chain)
+    assert product_rounding(simplify(spec.graph)) == lines
+
+
+def test_a_prologue_without_a_name_is_called_by_its_op() -> None:
+    @chain(M=8, N=8, K=8)
+    def activated(x: bf16[M, K], w: bf16[K, N]) -> f32[M, N]:
+        return F.relu(x) @ w
+
+    assert product_rounding(activated.graph)[0] == "relu to bf16 before it is multiplied"
+
+
+def test_the_heading_has_products_apart_and_what_is_needed() -> None:
+    graph = simplify(norm_swiglu.graph.at(M=4096, N=14336, K=4096))
+    plan = replace(
+        sketch(graph), cost=replace(NOTHING, traffic=product_traffic(graph), floor_us=972.5, bound="compute")
+    )
+    text = " ".join(str(plan).split())
+    assert "4.8 TB/s, 989 TFLOP/s for products" in text
+    assert "MB with products apart, " in text
+    assert "972.5 us at 989 TFLOP/s for products; compute-bound at " in text
+    assert "K=4096, N=14336; rows of all operands next to each other" in text
+    turned = sketch(graph, Layout(turned=frozenset({"w_up"})))
+    assert "w_up: its elements along K next to each other" in " ".join(str(turned).split())
+
+
+def test_products_are_explained_in_the_authors_words() -> None:
+    graph = simplify(norm_swiglu.graph)
+    lines = products(sketch(graph))
+    assert lines[0] == "matmul = (x * gain) @ w_gate: [M, N] over K, factors of bf16, summed in f32"
+    assert "2 products share a left factor, which is read once for all of them" in lines
+    assert any(line.startswith("rrms: the same all along K, so applied behind the products") for line in lines)
+    assert any(line.startswith("total: a row's sum over x") for line in lines)
+    assert products(sketch(simplify(bias_gelu.graph)))[0].startswith("matmul = x @ w.T: [M, N] over K")
