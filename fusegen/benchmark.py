@@ -4,8 +4,9 @@
     print(report)
 
 The *floor* is the time of the fewest bytes (each operand read once, each output written once; of a causally masked
-operand only what its mask leaves) at the rate of a large copy measured in the same run. Shares are of that. A time
-below it means that data sat in a cache or that not all of the work was done, and is refused instead of reported.
+operand only what its mask leaves) at the rate of a large copy measured in the same run, or of matrix products at the
+rate of a large one of the vendor's library, whichever is more. Shares are of that. A time that memory can't have means
+that data sat in a cache or that not all of the work was done, and is refused instead of reported.
 
 Everything is timed by one stopwatch (`fusegen.timing`): the driver's events, a cold L2 before each launch, operands in
 turns, the median with its 10th and 90th percentile.
@@ -25,7 +26,7 @@ from fusegen.counters import Counters, count_bytes
 from fusegen.errors import FusegenError, RequestError
 from fusegen.graph import Graph
 from fusegen.operands import Operands, empty, rotation, shape_at
-from fusegen.peers import Maker, torch_peers
+from fusegen.peers import Maker, library_rate, torch_peers
 from fusegen.planner.pieces import arrays, bytes_of
 from fusegen.timing import REPEATS, Launch, Stopwatch, Timing
 from fusegen.unfusing import Piece, unfused
@@ -39,10 +40,11 @@ BALANCED = 0.25  # from this share of writes on, a copy is the ceiling; reads al
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One way to run the chain. `kind`: fusegen, unfused, piece (one operator of it), torch or peer.
+    """One way to run the chain. `kind`: fusegen, unfused, piece (one operator of it), torch, library or peer.
 
-    `share` is the floor's time over the median; a piece has a floor of its own. `refused` says why there is none: a
-    time that can't be (it stays in `timing`), a package that is missing, an error.
+    `share` is the floor's time over the median; a piece has a floor of its own. `rate` is that of the bytes that have
+    to move, in bytes per µs. `refused` says why there is none: a time that can't be (it stays in `timing`), a package
+    that is missing, an error.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Entry:
     share: float | None = None
     launches: int | None = None  # kernels of one run, where that is known
     refused: str = ""
+    rate: float | None = None
 
     @property
     def us(self) -> float | None:
@@ -80,10 +83,18 @@ class Bench:
     counters: Counters | None
     conditions: str
     versions: Mapping[str, str]
+    product_flops: int = 0  # of matrix products among them
+    matrix_tflops: float = 0.0  # a large product by the vendor's library in the same run, else by the data sheet
+    matrix_measured: bool = False
 
     @property
     def floor_us(self) -> float:
-        return self.ideal_bytes / self.copy_gbs / 1e3
+        return max(self.ideal_bytes / self.copy_gbs / 1e3, self.products_us)
+
+    @property
+    def products_us(self) -> float:
+        """Of the matrix products alone."""
+        return self.product_flops / self.matrix_tflops / 1e6 if self.product_flops else 0.0
 
     @property
     def own(self) -> Entry:
@@ -92,7 +103,13 @@ class Bench:
 
     def gbs(self, entry: Entry) -> float | None:
         """The rate at which the bytes that have to move were moved; of a piece, its own."""
-        return entry.share * self.copy_gbs if entry.share is not None else None
+        return entry.rate / 1e3 if entry.rate is not None else None
+
+    def tflops(self, entry: Entry) -> float | None:
+        """The rate at which the whole chain's products were made."""
+        if not self.product_flops or not entry.us or entry.kind == "piece":
+            return None
+        return self.product_flops / entry.us / 1e6
 
     def to_json(self) -> dict[str, Any]:
         facts = {name: value for name, value in asdict(self).items() if name != "entries"}
@@ -104,12 +121,15 @@ class Bench:
             "name": entry.name, "kind": entry.kind,
             "us": t and t.median, "low_us": t and t.low, "high_us": t and t.high,
             "spread": t and t.spread, "repeats": t and len(t.us), "gbs": self.gbs(entry), "share": entry.share,
+            "tflops": self.tflops(entry),
             "launches": entry.launches, "refused": entry.refused or None,
         }  # fmt: skip
 
     def __str__(self) -> str:
         rows = [COLUMNS, *table_rows(self)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS) - 1)]
+        if not self.product_flops:
+            rows = [row[:MATRIX] + row[MATRIX + 1 :] for row in rows]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
         lines = [*heading_lines(self), ""]
         for row in rows:
             cells = [c.ljust(w) if not i else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=False))]
@@ -117,7 +137,8 @@ class Bench:
         return "\n".join([*lines, *foot_lines(self)])
 
 
-COLUMNS = ("", "us", "10% to 90%", "GB/s", "of floor", "launches", "against fusegen", "")
+COLUMNS = ("", "us", "10% to 90%", "GB/s", "TFLOP/s", "of floor", "launches", "against fusegen", "")
+MATRIX = COLUMNS.index("TFLOP/s")  # only shown of chains with products
 
 
 def heading_lines(bench: Bench) -> list[str]:
@@ -125,11 +146,18 @@ def heading_lines(bench: Bench) -> list[str]:
     hidden = (
         "" if bench.ideal_bytes == bench.whole_bytes else f" ({bench.whole_bytes / 1e6:.1f} MB with what is masked)"
     )
+    if bench.products_us > bench.ideal_bytes / bench.copy_gbs / 1e3:
+        whose = "the rate of a large product in this run" if bench.matrix_measured else "the data sheet's rate"
+        floor = f"{bench.product_flops / 1e9:.1f} GFLOP of products at {bench.matrix_tflops:.0f} TFLOP/s, {whose}"
+    else:
+        floor = (
+            f"{bench.ideal_bytes / 1e6:.1f} MB{hidden} at {bench.copy_gbs:.0f} GB/s, "
+            "the rate of a large copy in this run"
+        )
     return [
         f"{bench.chain}  {bench.signature}  {sizes}",
         f"{bench.device}, planned for {bench.target}: {bench.regime}",
-        f"floor {bench.floor_us:.1f} us: {bench.ideal_bytes / 1e6:.1f} MB{hidden} at {bench.copy_gbs:.0f} GB/s, "
-        "the rate of a large copy in this run",
+        f"floor {bench.floor_us:.1f} us: {floor}",
     ]
 
 
@@ -140,14 +168,15 @@ def table_rows(bench: Bench) -> Iterator[tuple[str, ...]]:
         name = f"  {entry.name}" if entry.kind == "piece" else entry.name
         launches = "" if entry.launches is None else str(entry.launches)
         if entry.us is None or entry.timing is None:
-            yield (name, *[""] * 4, launches, "", f"refused: {entry.refused}")
+            yield (name, *[""] * 5, launches, "", f"refused: {entry.refused}")
             continue
-        rate = bench.gbs(entry)
+        rate, products = bench.gbs(entry), bench.tflops(entry)
         yield (
             name,
             f"{entry.us:.1f}",
             f"{entry.timing.low:.1f} to {entry.timing.high:.1f}",
             f"{rate:.0f}" if rate is not None else "",
+            f"{products:.0f}" if products is not None else "",
             f"{entry.share:.0%}" if entry.share is not None else "",
             launches,
             f"{entry.us / own:.2f}x" if own and entry.kind != "piece" else "",
@@ -191,7 +220,8 @@ def bench(
         )
     graph = kernel.plan.graph
     rate = watch.copy_rate()
-    judge = Judge(kernel, rate)
+    library = library_rate(graph, kernel.device, watch)
+    judge = Judge(kernel, rate, library or kernel.target.matrix_tflops * 1e6)
     sets = rotation(kernel.device, graph)
     launches = [kernel.prepare(*s.inputs, out=s.out, stream=0) for s in sets]
     found = [judge.entry("fusegen", "fusegen", watch.time(launches, repeats), 1)]
@@ -209,6 +239,7 @@ def bench(
         whole_bytes=sum(bytes_of(graph, t) for t in arrays(graph)), written_bytes=judge.written,
         unfused_bytes=traffic.unfused, flops=traffic.flops, entries=tuple(found),
         counters=count_bytes(kernel) if counters else None, conditions=conditions(repeats), versions=versions(kernel),
+        product_flops=traffic.product_flops, matrix_tflops=judge.matrix_rate / 1e6, matrix_measured=library is not None,
     )  # fmt: skip
 
 
@@ -218,6 +249,11 @@ class Judge:
 
     kernel: Kernel
     rate: float  # of a copy, bytes per µs
+    matrix_rate: float  # flop per µs of matrix products
+
+    @property
+    def floor_us(self) -> float:
+        return max(self.ideal / self.rate, self.kernel.plan.cost.traffic.product_flops / self.matrix_rate)
 
     @property
     def ideal(self) -> int:
@@ -242,7 +278,14 @@ class Judge:
                 f"{self.ceiling / 1e3:.0f}: data in cache, or not all of the work done"
             )
             return Entry(name, kind, timing, None, launches, reason)
-        return Entry(name, kind, timing, moved / self.rate, launches)
+        flops = self.kernel.plan.cost.traffic.product_flops / timing.median / 1e6
+        if flops > self.kernel.target.matrix_tflops:
+            reason = (
+                f"{timing.median:.1f} us would be {flops:.0f} TFLOP/s, and the data sheet has "
+                f"{self.kernel.target.matrix_tflops:.0f}: not all of the work done"
+            )
+            return Entry(name, kind, timing, None, launches, reason)
+        return Entry(name, kind, timing, self.floor_us / timing.median, launches, rate=moved)
 
 
 def refusal(name: str, kind: str, reason: object) -> Entry:
@@ -273,7 +316,7 @@ def unfused_entries(
     yield judge.entry("unfused, one after another", "unfused", sequence, len(pieces))
     yield judge.entry("unfused, each with a cold L2", "unfused", total, len(pieces))
     for piece, timing, own in zip(pieces, alone, kernels, strict=True):
-        yield Judge(own, judge.rate).entry(piece.operator, "piece", timing, 1)
+        yield Judge(own, judge.rate, judge.matrix_rate).entry(piece.operator, "piece", timing, 1)
 
 
 def prepared(graph: Graph, pieces: Sequence[Piece], kernels: Sequence[Kernel], operands: Operands) -> list[Launch]:

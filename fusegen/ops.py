@@ -145,7 +145,7 @@ OPS["transpose"] = Op("transpose", Kind.VIEW, 1, "np.swapaxes({0}, -1, -2)", "",
                       flops=0, takes="any", slopes=("1",), ulps=0)  # fmt: skip
 OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32", symbol="@")
 OPS["matmul_tf32"] = Op("matmul_tf32", Kind.PRODUCT, 2, "{0} @ {1}", "",
-                        "matrix product of factors that may be rounded to tf32, summed in f32", symbol="@")  # fmt: skip
+                        "matrix product of factors that may be rounded to tf32, summed in f32")  # fmt: skip
 
 
 # ---------------------------------------------------------------- what a spec calls: elementwise

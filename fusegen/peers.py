@@ -24,6 +24,7 @@ import numpy as np
 from fusegen.errors import RequestError
 from fusegen.graph import Graph
 from fusegen.operands import Operands
+from fusegen.product_peers import matrix_rate, product_ways
 from fusegen.runtime.arrays import CPU, ArrayView
 from fusegen.runtime.devices import Device
 from fusegen.timing import REPEATS, Stopwatch, Timing
@@ -78,8 +79,25 @@ def torch_peers(
     with default_stream(torch, device), torch.no_grad():
         for name, make in ways(torch, torch_chain(graph), tensors[0]).items():
             yield name, "torch", attempt(watch, lambda make=make: calls(make(), tensors), repeats)  # type: ignore[misc]
+        for name, runs in product_ways(torch, graph, tensors):
+            yield name, "library", attempt(watch, lambda runs=runs: runs, repeats)  # type: ignore[misc]
         for name, maker in others.items():
             yield name, "peer", attempt(watch, lambda m=maker: [m(*row) for row in tensors], repeats)  # type: ignore[misc]
+
+
+def library_rate(graph: Graph, device: Device, watch: Stopwatch) -> float | None:
+    """Flop per µs that the vendor's library reaches with a large product of the chain's factors' type; None for a chain
+    without products, and where no torch brings the library."""
+    if not graph.products:
+        return None
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    with default_stream(torch, device), torch.no_grad():
+        return matrix_rate(torch, watch, graph.factor_types[graph.products[0]], f"cuda:{device.ordinal}")
 
 
 def attempt(watch: Stopwatch, make: Callable[[], Sequence[Callable[[], object]]], repeats: int) -> Timing | str:

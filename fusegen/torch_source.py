@@ -1,6 +1,7 @@
 """Graph -> torch source: the chain as its author would write it in torch, to be run eagerly or by torch.compile.
 
-Composites become the functions that torch has for them (softmax, layer_norm, ...), everything else one torch op an op.
+Composites become the functions that torch has for them (softmax, layer_norm, ...), a product with a bias F.linear or
+torch.addmm, everything else one torch op an op.
 Arrays keep their storage types and torch promotes them, as in a user's model, so values are rounded after every op.
 What depends on no operand, such as a causal mask, is made beforehand by `constants`; torch.compile makes it in the
 kernel, from `constants` inside of what it compiles.
@@ -21,7 +22,7 @@ from typing import Any
 
 from fusegen import ops
 from fusegen.errors import Where
-from fusegen.graph import Extent, Graph, Kind, Node, Operator
+from fusegen.graph import Extent, Graph, Kind, Node, Operator, plain
 from fusegen.naming import value_names
 from fusegen.trace import OPS, Value, tracing
 from fusegen.types import Dim, DType, f32, size_of
@@ -45,6 +46,7 @@ TEXTS: Mapping[str, str] = {
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
     "min": "torch.amin({0}, -1, keepdim=True)",
     "top_columns": "torch.topk({0}, {k}, -1{order}).indices", "take": "torch.take_along_dim({0}, {1}, -1)",
+    "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
 }  # fmt: skip
 CLAMPS = {"maximum": "torch.clamp({0}, min={1})", "minimum": "torch.clamp({0}, max={1})"}  # by a number
 
@@ -138,6 +140,35 @@ def unify(known: Pattern, wanted: Node, node: Node, found: dict[str, Node]) -> b
     return all(unify(known, w, n, found) for w, n in zip(wanted.inputs, node.inputs, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Biased:
+    """A product and the bias that is added to it, as torch does both at once."""
+
+    text: str
+    arrays: tuple[Node, ...]
+    dtype: DType
+
+
+def biased(node: Node, graph: Graph) -> Biased | None:
+    """F.linear where the weights are declared [N, K], torch.addmm of matrices that are [K, N]."""
+    if node.op.name != "add":
+        return None
+    for product, bias in (node.inputs, node.inputs[::-1]):
+        if product.op.kind is not Kind.PRODUCT or graph.users[product] != (node,) or len(bias.shape) != 1:
+            continue
+        if any(t.node is product for t in graph.outputs) or bias.shape != product.shape[-1:]:
+            continue
+        dtype = graph.factor_types[product]
+        if bias not in graph.tensor_of or graph.tensor_of[bias].dtype is not dtype:
+            continue
+        x, w = product.inputs
+        if w.op.kind is Kind.VIEW and len(w.shape) == 2:
+            return Biased("F.linear({0}, {1}, {2})", (x, w.inputs[0], bias), dtype)
+        if len(x.shape) == len(w.shape) == 2:
+            return Biased("torch.addmm({2}, {0}, {1})", (x, w, bias), dtype)
+    return None
+
+
 # ---------------------------------------------------------------- the text
 
 
@@ -173,6 +204,7 @@ class Writer:
         self.outputs: dict[Node, DType] = {t.node: t.dtype for t in graph.outputs}
         self.constant = self.without_operands()
         self.composites = {n: found for n in graph.nodes if (found := match(n)) is not None}
+        self.biased = {n: pair for n in graph.nodes if (pair := biased(n, graph)) is not None}
         self.wanted = self.needed()
         self.values = self.taken_with_columns()
         self.hoisted = [
@@ -190,8 +222,10 @@ class Writer:
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         """What the line of `node` names."""
-        found = self.composites.get(node)
-        return node.inputs if found is None else tuple(dict.fromkeys(found[1].values()))
+        if node in self.biased:
+            return self.biased[node].arrays
+        composite = self.composites.get(node)
+        return node.inputs if composite is None else tuple(dict.fromkeys(composite[1].values()))
 
     def needed(self) -> set[Node]:
         wanted = {t.node for t in self.graph.outputs}
@@ -233,6 +267,11 @@ class Writer:
     def text(self, node: Node) -> str:
         if node in self.composites:
             return self.composite_text(node)
+        if node in self.biased:
+            found = self.biased[node]
+            return found.text.format(*(self.factor(a, found.dtype) for a in found.arrays))
+        if node.op.kind is Kind.PRODUCT:
+            return TEXTS[node.op.name].format(*(self.factor(a, self.graph.factor_types[node]) for a in node.inputs))
         if node.op.kind is Kind.LEAF:
             axis = -1 if node.op.name == "col_index" else -2
             index = f"torch.arange({size_of(self.graph.shape[axis], self.graph.sizes)}, device=device)"
@@ -243,8 +282,8 @@ class Writer:
             if node.shape[-1] == 1 and node not in self.values:
                 return f"torch.argmax({arguments[0]}, -1, keepdim=True)"
             k = size_of(node.shape[-1], self.graph.sizes)
-            found = template.format(*arguments, k=k, order="" if node.ordered else ", sorted=False")
-            return found.removesuffix(".indices") if node in self.values else found
+            text = template.format(*arguments, k=k, order="" if node.ordered else ", sorted=False")
+            return text.removesuffix(".indices") if node in self.values else text
         if node.op.name == "take":  # torch wants as many axes of both
             arguments[0] += f"[{', '.join(['None'] * missing)}]" if (missing := self.missing_axes(node)) else ""
         if node.op.name in CLAMPS and any(self.is_number(a) for a in node.inputs):
@@ -261,6 +300,12 @@ class Writer:
         text = self.name(node) if node in self.names else number_text(node, self.graph)
         alone = user.op.kind is Kind.MAP and all(self.is_number(a) for a in user.inputs)
         return f"torch.as_tensor({text})" if alone and self.graph.extents[user] is Extent.LAUNCH else text
+
+    def factor(self, node: Node, dtype: DType) -> str:
+        """A factor in the products' type, as torch wants both; one that is made from several types may have another."""
+        sources = {self.graph.tensor_of[n].dtype for n in self.graph.ancestors(node) if n in self.graph.tensor_of}
+        name = self.name(node)
+        return name if plain(node) or sources == {dtype} else f"{name}.to({DTYPES[dtype.name]})"
 
     def composite_text(self, node: Node) -> str:
         composite, found = self.composites[node]

@@ -46,7 +46,7 @@ LAYERS = (
     "database.lookup",
     "database",
     "pipeline",
-    "golden profiling doctor explaining peers tuning",
+    "golden profiling doctor explaining product_peers peers tuning",
     "counters",
     "benchmark",
     "plotting",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
+from fusegen.benchmark import Judge
+from fusegen.database.keys import graph_digest
 from fusegen.explaining import products
 from fusegen.planner.cost import decisions
 from fusegen.planner.model import Layout
 from fusegen.planner.passes import simplify
 from fusegen.planner.product_cost import filled, floors, product_rounding, product_traffic, wave_text
 from fusegen.targets import H200, MI300X
+from fusegen.timing import Timing
 from tests.products import NOTHING, sketch
 from tests.test_products import bias_gelu, norm_swiglu, qkv, scaled, with_tf32
 
@@ -138,3 +142,21 @@ def test_products_are_explained_in_the_authors_words() -> None:
     assert any(line.startswith("rrms: the same all along K, so applied behind the products") for line in lines)
     assert any(line.startswith("total: a row's sum over x") for line in lines)
     assert products(sketch(simplify(bias_gelu.graph)))[0].startswith("matmul = x @ w.T: [M, N] over K")
+
+
+def test_measurements_are_kept_apart_by_what_is_summed_over() -> None:
+    graph = bias_gelu.graph
+    assert graph_digest(graph) == graph_digest(graph.at(M=99)) == graph_digest(graph.at(N=99))
+    assert graph_digest(graph) != graph_digest(graph.at(K=99))
+    assert graph_digest(qkv.graph) != graph_digest(qkv.graph.at(L=99))
+
+
+def test_shares_are_of_the_products_floor_and_no_rate_beats_the_data_sheet() -> None:
+    traffic = product_traffic(gemm_bias_gelu.graph)
+    plan = SimpleNamespace(cost=SimpleNamespace(traffic=traffic))
+    judge = Judge(SimpleNamespace(plan=plan, target=H200), rate=4.2e6, matrix_rate=750e6)
+    assert judge.floor_us == pytest.approx(traffic.product_flops / 750e6)
+    entry = judge.entry("fusegen", "fusegen", Timing((800.0,)))
+    assert entry.share == pytest.approx(judge.floor_us / 800)
+    assert entry.rate == pytest.approx(traffic.ideal / 800)
+    assert "TFLOP/s, and the data sheet has 989" in judge.entry("fusegen", "fusegen", Timing((400.0,))).refused

@@ -21,12 +21,20 @@ from fusegen.spec import Chain, load_chains
 from fusegen.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
 from tests.chains import random_chain
 from tests.sizes import sizes_at
+from tests.test_products import ALL as PRODUCTS
+from tests.test_products import bias_gelu, norm_swiglu, scaled
 from tests.test_unfusing import OWN, SELECTING, as_tuple, small, values_for
 from tests.torch_reference import torch_reference
 
 torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")
 SPECS = {c.name: c for c in load_chains(Path(__file__).resolve().parent.parent / "specs")}
 M, N = dims("M N")
+K, L = dims("K L")
+
+
+@chain(M=6, N=10, K=7, L=4)
+def biased(x: f16[M, K], wq: f16[K, N], wk: f16[K, L], bq: f16[N]) -> tuple[f16[M, N], f16[M, L]]:
+    return bq + x @ wq, F.relu(x @ wk)
 
 
 def tensor(value: Any) -> Any:
@@ -50,7 +58,7 @@ def check(graph: Graph, rtol: float = 2e-4) -> None:
 
 
 def test_every_op_has_its_text() -> None:
-    assert set(TEXTS) == {op.name for op in PRIMITIVES}
+    assert set(TEXTS) == {op.name for op in PRIMITIVES} | {"transpose", "matmul", "matmul_tf32"}
 
 
 @pytest.mark.parametrize("found", [*SPECS.values(), *OWN, *SELECTING], ids=lambda c: c.name)
@@ -169,3 +177,19 @@ def test_references_of_selections_run_on_torch_too(found: Chain) -> None:
     got = torch_reference(reference_source(graph), graph.name, "cpu")(*values.values())
     for one, law in zip(got, wanted, strict=True):
         np.testing.assert_allclose(one.numpy(), law, rtol=1e-12)
+
+
+@pytest.mark.parametrize("found", PRODUCTS, ids=lambda c: c.name)
+def test_products_agree_with_their_references(found: Chain) -> None:
+    graph = found.graph
+    kinds = {t.dtype for t in (*graph.inputs, *graph.outputs)}
+    check(graph, rtol=0.05 if bf16 in kinds else 5e-3)
+
+
+def test_a_product_with_a_bias_is_what_a_torch_user_writes() -> None:
+    assert "F.linear(x, w, bias)" in torch_source(bias_gelu.graph)
+    assert "torch.addmm(bq, x, wq)" in torch_source(biased.graph)
+    assert "matmul_2 = x @ wk" in torch_source(biased.graph)
+    assert "h = F.rms_norm(x, (x.shape[-1],), gain, eps=1e-06)" in torch_source(norm_swiglu.graph)
+    assert "matmul = h @ w_gate" in torch_source(norm_swiglu.graph)
+    assert ".to(torch.bfloat16)" in torch_source(scaled.graph), "x * row is f32 to torch"

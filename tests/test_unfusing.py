@@ -23,6 +23,8 @@ from fusegen.spec import Chain, check_graph, load_chains
 from fusegen.targets import target
 from fusegen.unfusing import Piece, run_pieces, unfused
 from tests.chains import random_chain
+from tests.test_products import ALL as PRODUCTS
+from tests.test_products import bias_gelu, norm_swiglu
 
 SPECS = load_chains(Path(__file__).resolve().parent.parent / "specs")
 B, M, N, K = dims("B M N K")
@@ -148,6 +150,20 @@ def test_pieces_are_the_kernels_that_costs_speak_of(found: Chain) -> None:
         own = piece.graph
         written = sum(count_bytes(graph, n, False) for n in cost.written)
         assert sum(count_bytes(own, t.node, False) for t in own.outputs) == written
+
+
+@pytest.mark.parametrize("found", PRODUCTS, ids=lambda c: c.name)
+def test_pieces_of_products_mean_what_the_chain_means(found: Chain) -> None:
+    check_by_reference(found.graph)
+
+
+def test_a_product_is_a_piece_with_its_view_and_its_factors_types() -> None:
+    pieces = {p.operator: p for p in unfused(norm_swiglu.graph)}
+    assert list(pieces) == ["rmsnorm", "matmul", "silu", "mul"], "two products, of one name"
+    assert [str(t.type) for t in pieces["rmsnorm"].graph.outputs] == ["bf16[M, K]"]
+    first = unfused(bias_gelu.graph)[0]
+    assert [n.op.name for n in first.graph.nodes] == ["input", "input", "transpose", "matmul"]
+    assert [str(t.type) for t in first.graph.outputs] == ["bf16[M, N]"]
 
 
 def test_a_mask_of_positions_is_no_piece_and_no_operand() -> None:

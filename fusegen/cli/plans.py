@@ -43,18 +43,21 @@ def show_chains(chains: Iterable[Chain]) -> None:
     say(table("chain!", "operands and results", "sizes!", "file!", rows=rows, styles={0: "bold", 3: "dim"}))
 
 
+KINDS = {Kind.REDUCE: "reduction", Kind.PRODUCT: "product"}
+
+
 def op_facts() -> list[dict[str, Any]]:
     """Every function that a spec can call, then what the operators of Python stand for."""
     facts = []
     for name in ops.FUNCTIONS:
         function = getattr(ops, name)
-        kind = "reduction" if name in OPS and OPS[name].kind is Kind.REDUCE else "elementwise"
+        kind = KINDS.get(OPS[name].kind, "elementwise") if name in OPS else "elementwise"
         if function in ops.COMPOSITES:
             kind = "composite"
         elif function in ops.SELECTIONS:
             kind = "selection"
         facts.append({"call": call_text(function), "kind": kind, "doc": first_line(function.__doc__), **device(name)})
-    symbols = [op for op in ops.PRIMITIVES if op.symbol]
+    symbols = [op for op in OPS.values() if op.symbol]
     facts += [{"call": symbol_text(op), "kind": "operator", "doc": op.doc, **device(op.name)} for op in symbols]
     return facts
 

@@ -20,7 +20,7 @@ from fusegen.graph import Graph, Kind, Node, Tensor, once_per_graph
 from fusegen.planner.model import Candidates, Layout, Plan
 from fusegen.planner.passes import simplify
 from fusegen.targets import NAMES, Target
-from fusegen.types import Size
+from fusegen.types import Size, size_of
 
 GRAPH_FORMAT = "graph 1"  # opens the text that is hashed; another way to write graphs down takes another number
 
@@ -90,7 +90,7 @@ def graph_digest(graph: Graph) -> str:
 
 @once_per_graph
 def graph_text(graph: Graph) -> str:
-    """The graph without names, places and sizes; a line for each operand, node and output, e.g.
+    """The graph without names, places and sizes of rows and columns; a line for each operand, node and output, e.g.
 
     graph 1 / operand f16[d0, d1] / 0 input f32[d0, d1] operand 0 / 1 exp f32[d0, d1] 0 / output f16[d0, d1] 1
     """
@@ -109,6 +109,8 @@ def graph_text(graph: Graph) -> str:
         numbers[node] = len(numbers)
         lines.append(f"{numbers[node]} {node_text(node, numbers, places, letters)}")
     lines += [f"output {tensor_text(t, letters)} {numbers[t.node]}" for t in graph.outputs]
+    if graph.products:  # what they are summed over, and columns beyond the first products', are constants as well
+        lines += [f"{letters[s]} is {size_of(s, graph.sizes)}" for s in letters if s in graph.fixed - {graph.shape[-1]}]
     return "\n".join(lines)
 
 
