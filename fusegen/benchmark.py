@@ -19,7 +19,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fusegen import __version__, pipeline
 from fusegen.counters import Counters, count_bytes
@@ -197,7 +197,7 @@ def foot_lines(bench: Bench) -> list[str]:
 def bench(
     kernel: Kernel,
     *,
-    peers: bool | Mapping[str, Maker] = True,
+    peers: bool | Literal["library"] | Mapping[str, Maker] = True,
     alone: bool = True,
     counters: bool = True,
     repeats: int = REPEATS,
@@ -205,8 +205,9 @@ def bench(
 ) -> Bench:
     """Time `kernel` at the sizes it was compiled for, on the GPU it was compiled for.
 
-    `peers`: torch, eagerly and by torch.compile, where it is installed; a mapping adds others by name, each a function
-    of the operands (torch tensors) that returns what is timed. `alone`: the chain unfused, one kernel an operator.
+    `peers`: torch, eagerly and by torch.compile, where it is installed, and of matrix products the vendor's library; a
+    mapping adds others by name, each a function of the operands (torch tensors) that returns what is timed; "library"
+    leaves torch's own ways out, which take minutes to compile. `alone`: the chain unfused, one kernel an operator.
     `counters`: read the bytes that DRAM moved with Nsight Compute, where that is there. A `watch` of an earlier call
     saves measuring the copy rate again.
 
@@ -228,8 +229,8 @@ def bench(
     if alone:
         found += unfused_entries(kernel, sets, watch, judge, repeats)
     if peers is not False:
-        added = {} if peers is True else peers
-        for name, kind, timed in torch_peers(graph, kernel.device, sets, watch, added, repeats):
+        added = peers if isinstance(peers, Mapping) else {}
+        for name, kind, timed in torch_peers(graph, kernel.device, sets, watch, added, repeats, peers != "library"):
             found.append(judge.entry(name, kind, timed) if isinstance(timed, Timing) else refusal(name, kind, timed))
     traffic = kernel.plan.cost.traffic
     return Bench(

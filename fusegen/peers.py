@@ -65,8 +65,10 @@ def torch_peers(
     watch: Stopwatch,
     others: Mapping[str, Maker],
     repeats: int = REPEATS,
+    own: bool = True,
 ) -> Iterator[tuple[str, str, Timing | str]]:
-    """(name, kind, its times or why there are none) of torch's own ways, then of `others`."""
+    """(name, kind, its times or why there are none) of torch's own ways unless `own` is False, of the vendor's library,
+    then of `others`."""
     try:
         import torch
     except ImportError as error:
@@ -77,10 +79,10 @@ def torch_peers(
         return
     tensors = [[tensor_over(torch, v) for v in one.inputs] for one in sets]
     with default_stream(torch, device), torch.no_grad():
-        for name, make in ways(torch, torch_chain(graph), tensors[0]).items():
-            yield name, "torch", attempt(watch, lambda make=make: calls(make(), tensors), repeats)  # type: ignore[misc]
         for name, runs in product_ways(torch, graph, tensors):
             yield name, "library", attempt(watch, lambda runs=runs: runs, repeats)  # type: ignore[misc]
+        for name, make in ways(torch, torch_chain(graph), tensors[0]).items() if own else ():
+            yield name, "torch", attempt(watch, lambda make=make: calls(make(), tensors), repeats)  # type: ignore[misc]
         for name, maker in others.items():
             yield name, "peer", attempt(watch, lambda m=maker: [m(*row) for row in tensors], repeats)  # type: ignore[misc]
 
