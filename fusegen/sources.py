@@ -100,7 +100,8 @@ def spelled(plan: Plan) -> str:
     """The plan in full: equal texts mean plans that render alike."""
     words: list[str] = []
     numbers: dict[Node, int] = {}
-    for node in nodes_of(plan.graph):  # arguments first, so that each is known by its number
+    both = dict.fromkeys((*nodes_of(plan.graph), *nodes_of(plan.lowered)))
+    for node in both:  # arguments first, so that each is known by its number
         numbers[node] = len(numbers)
         spell({f.name: getattr(node, f.name) for f in fields(Node)}, words, numbers)
     spell(plan, words, numbers)

@@ -11,6 +11,7 @@ from fusegen.planner.model import Layout
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, view
 from fusegen.runtime.kernel import layout_text
+from fusegen.sources import spelled
 from tests.products import Sketch, sketch
 from tests.test_products import bias_gelu, gram, norm_swiglu, qkv, square, turned
 
@@ -142,3 +143,8 @@ def test_any_number_of_rows() -> None:
         views = arrays(plan, x=np.zeros((rows, 16), BF16), out=np.zeros((rows, 40), BF16))
         assert arguments.layout_needed(plan, views) == Layout()
         assert number(plan, views)["rows"] == rows
+
+
+def test_a_plan_of_hoisted_products_has_a_spelling() -> None:
+    """Sources are kept by the plan's text, of which the lowered graph is a part."""
+    assert spelled(sketch(norm_swiglu.graph)) != spelled(sketch(norm_swiglu.graph.at(K=8)))
