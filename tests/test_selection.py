@@ -35,6 +35,7 @@ from fusegen.planner.rules import NoMatch
 from fusegen.planner.rules.elementwise import elementwise
 from fusegen.planner.rules.rowwise import rowwise
 from fusegen.reference import reference, reference_source
+from fusegen.runtime.arguments import compiled_sizes
 from fusegen.selection import take, top_columns
 from fusegen.sources import spelled
 from fusegen.spec import Chain
@@ -462,6 +463,15 @@ def test_what_is_remembered_of_a_graph_tells_selections_apart() -> None:
     assert len({graph_digest(g) for g in graphs.values()}) == len(graphs)
     plan = candidates(chain(M=4, N=16)(nothing_chosen_of_rows).graph, H200).plans[0]
     assert len({spelled(replace(plan, graph=g)) for g in graphs.values()}) == len(graphs)
+
+
+def test_k_is_a_size_that_the_kernel_is_compiled_for() -> None:
+    @chain(M=4, N=16, K=3)
+    def spec(x: f32[M, N]) -> f32[M, K]:
+        return F.topk(x, K)[0]
+
+    plan = candidates(chain(M=4, N=16)(nothing_chosen_of_rows).graph, H200).plans[0]
+    assert compiled_sizes(replace(plan, graph=simplify(spec.graph), flat=False)) == {"N": 16, "K": 3}
 
 
 def nothing_chosen_of_rows(x: f32[M, N]) -> f32[M, N]:

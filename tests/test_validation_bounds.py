@@ -263,3 +263,15 @@ def test_relu_of_what_is_surely_negative_is_surely_zero() -> None:
     (out,) = analyse(plan(spec.graph, H200), [np.linspace(-3, 3, 64, dtype=np.float32)[None]])
     assert (np.broadcast_to(out.error, (1, 64))[:, :32] < 1e-10).all()
     assert np.isfinite(out.error).all()
+
+
+def test_a_product_with_a_power_of_two_is_exact_but_where_it_may_be_flushed() -> None:
+    """So equal keys of scaled logits are known to be equal."""
+
+    @chain(M=1, N=4)
+    def spec(x: f32[M, N]) -> tuple[f32[M, N], f32[M, N]]:
+        return x * 0.125, x * 0.3
+
+    exact, rounded = analyse(plan_of(spec), [np.array([[1.5, -np.inf, 0.0, 2.0**-124]], np.float32)])
+    assert exact.error.tolist() == [[0, 0, 0, 2.0**-126]]
+    assert (rounded.error > 0).tolist() == [[True, False, False, True]]
