@@ -22,6 +22,7 @@ BOUNDED = {"exp": "F.exp(F.clip({0}, -5.0, 5.0))", "log": "F.log(abs({0}) + 0.5)
 BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / (abs({1}) + 0.5)", "F.maximum({0}, {1})", "F.minimum({0}, {1})")
 REDUCE = ("sum", "mean", "max", "min", "var")
 ROWWISE = ("softmax", "log_softmax", "rmsnorm", "layernorm")
+K = 5  # columns that a chain with a selection keeps
 COMPARE = ("<", "<=", ">", ">=", "!=")
 
 
@@ -47,8 +48,8 @@ class Draft:
         return name
 
 
-def spec_text(seed: int) -> str:
-    """The source of one random spec, called `fuzz`, over dims B, M, N."""
+def spec_text(seed: int, select: bool = False) -> str:
+    """The source of one random spec, called `fuzz`, over dims B, M, N; with `select`, one that ends in a selection."""
     rng = random.Random(seed)
     draft = Draft(rng, rank=rng.choice((1, 2, 2, 2, 3)))
     declare(draft)
@@ -59,7 +60,7 @@ def spec_text(seed: int) -> str:
         reduce(draft)
         for _ in range(rng.randint(0, 3)):
             step(draft)
-    return finish(draft)
+    return finish(draft, select)
 
 
 def full(draft: Draft) -> str:
@@ -142,7 +143,7 @@ def live_names(draft: Draft, result: str) -> set[str]:
     return alive
 
 
-def finish(draft: Draft) -> str:
+def finish(draft: Draft, select: bool) -> str:
     rng = draft.random
     result = draft.element[-1]
     alive = live_names(draft, result)
@@ -158,6 +159,9 @@ def finish(draft: Draft) -> str:
     if rows and rng.random() < 0.3:
         shape = full(draft).rsplit("N", 1)[0] + "1"
         outputs.append((f"{rng.choice(rows)} + F.max({draft.element[0]}) * 0.0", f"f32[{shape}]"))
+    if select:
+        outputs[0] = chosen(draft, result)
+        outputs.append(("columns", f"i32[{full(draft).replace('N', str(K))}]"))
     dims = [d for d in ("B", "M", "N") if any(d in text for text in (*draft.parameters, outputs[0][1]))]
     returned = ", ".join(value for value, _ in outputs)
     declared = outputs[0][1] if len(outputs) == 1 else f"tuple[{', '.join(t for _, t in outputs)}]"
@@ -170,10 +174,29 @@ def finish(draft: Draft) -> str:
     )
 
 
-def random_chain(seed: int) -> Chain:
-    """The chain of `spec_text(seed)`."""
+def chosen(draft: Draft, result: str) -> tuple[str, str]:
+    """Lines that choose K columns by `result`, masked or under a softmax, and do something with what they hold; and the
+    output that comes of it."""
+    rng = draft.random
+    if rng.random() < 0.5:
+        keep = rng.choice([f"{result} < 1.0", f"F.col_index({result}) > 2"])
+        result = draft.add(draft.element, f"F.where({keep}, {result}, -float('inf'))")
+    steps = ("{0}", "{0}", "F.softmax({0})", "F.log_softmax({0} * 0.5)", "F.sigmoid({0}) / F.max(F.exp({0}))")
+    key = draft.add(draft.element, rng.choice(steps).format(result))
+    ordered = ", sorted=False" if rng.random() < 0.2 else ""
+    draft.lines.append(f"best, columns = F.topk({key}, {K}{ordered})")
+    value = "best"
+    if rng.random() < 0.4:
+        value = draft.add([], f"{value} + F.take({draft.take(draft.element)} + {draft.element[0]} * 0.0, columns)")
+    if rng.random() < 0.4:
+        value = draft.add([], rng.choice(("{0} / (F.sum({0}) + 3.0)", "F.softmax({0})", "{0} * 0.5")).format(value))
+    return value, f"{rng.choice(('bf16', 'f32'))}[{full(draft).replace('N', str(K))}]"
+
+
+def random_chain(seed: int, select: bool = False) -> Chain:
+    """The chain of `spec_text(seed, select)`."""
     module: dict[str, Any] = {"__name__": f"fuzz_{seed}"}
-    exec(compile(spec_text(seed), f"fuzz_{seed}.py", "exec"), module)
+    exec(compile(spec_text(seed, select), f"fuzz_{seed}.py", "exec"), module)
     chain: Chain = module["fuzz"]
     return chain
 

@@ -41,6 +41,8 @@ from fusegen.sources import spelled
 from fusegen.spec import Chain
 from fusegen.targets import H200
 from fusegen.tuning import wire
+from tests.chains import random_chain
+from tests.test_unfusing import values_for
 
 B, M, N, K = dims("B M N K")
 INF = math.inf
@@ -268,6 +270,16 @@ def test_the_values_of_random_chains_fall_in_the_order_of_their_keys(steps: list
                 rises = np.diff(best[: len(chosen)])
             assert not (rises > 1e-12 * np.abs(best[1 : len(chosen)])).any(), (row, best)
             np.testing.assert_array_equal(np.delete(every, chosen), take_node.missing)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_chains_mean_the_same_when_simplified(seed: int) -> None:
+    graph = random_chain(seed, select=True).graph
+    values = values_for(graph, seed)
+    with np.errstate(all="ignore"):
+        before, after = (reference(g)(*values.values()) for g in (graph, simplify(graph)))
+    for tensor, one, other in zip(graph.outputs, before, after, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, err_msg=tensor.name)
 
 
 def test_every_take_that_is_left_is_of_an_operand_or_of_the_key() -> None:

@@ -27,12 +27,14 @@ from fusegen.spec import Chain
 from fusegen.types import size_of
 from fusegen.validation.accumulation import Accumulation
 from fusegen.validation.bounded import Bounded, exact
-from fusegen.validation.bounds import formula
+from fusegen.validation.bounds import formula, leaf
 from fusegen.validation.checks import judge
 from fusegen.validation.columns import compare_columns
 from fusegen.validation.compare import figures, stored
 from fusegen.validation.patterns import PATTERNS, Room, patterns_for
 from fusegen.validation.report import Case, Report
+from tests.chains import random_chain
+from tests.test_unfusing import values_for
 
 M, N = dims("M N")
 INF = np.inf
@@ -75,6 +77,7 @@ def values_alone(x: f16[M, N], y: f32[M, N]) -> tuple[f32[M, K], f32[M, K]]:
 CHAINS = {c.name: c for c in (plain, soft, any_order, router, values_alone)}
 
 
+@np.errstate(all="ignore")
 def simulated(graph: Graph, operands: list[Any]) -> list[Array]:
     """What a kernel would return: every op in f32."""
     table: dict[Node, Any] = {}
@@ -90,10 +93,9 @@ def simulated(graph: Graph, operands: list[Any]) -> list[Array]:
         elif node.op.name == "take":
             found = take(args[0], args[1], node.missing)
         elif node.op.kind is Kind.LEAF:
-            found = np.arange(graph.cols) if node.op.name == "col_index" else node.literal
+            found = leaf(node, graph, graph.sizes).value
         else:
-            with np.errstate(all="ignore"):
-                found = formula(node.op.ref, node.op.arity)(*args)
+            found = formula(node.op.ref, node.op.arity)(*args)
         table[node] = np.asarray(found).astype(wide[node.dtype.name])
     return [table[t.node].astype(t.dtype.numpy) for t in graph.outputs]
 
@@ -144,6 +146,13 @@ def test_f32_arithmetic_is_right_on_rows_of_every_pattern(name: str, pattern: st
 @given(st.sampled_from(sorted(CHAINS)), st.integers(0, 2**32 - 1), st.sampled_from(PATTERNS), st.integers(K, 70))
 def test_f32_arithmetic_is_right_at_any_length(name: str, seed: int, pattern: Any, cols: int) -> None:
     graph, operands = made(CHAINS[name].at(N=cols), seed, pattern.name)
+    assert not complaints(graph, operands, simulated(graph, operands))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_f32_arithmetic_is_right_for_random_chains(seed: int) -> None:
+    graph = simplify(random_chain(seed, select=True).graph)
+    operands = list(values_for(graph, seed).values())
     assert not complaints(graph, operands, simulated(graph, operands))
 
 
