@@ -24,17 +24,18 @@ class Reducer:
     function: str
     what: str
     ctype: str
+    start: str  # before the first value
     fields: tuple[str, ...]
     merge: str  # {0}, {1} ...: the other thread's fields
     needs: tuple[str, ...] = ()
 
 
 REDUCERS: Mapping[str, Reducer] = {
-    "sum": Reducer("row_sum", "the sum", "float", ("v",), "v += {0};"),
-    "max": Reducer("row_max", "the largest value", "float", ("v",), "v = larger(v, {0});", ("larger",)),
-    "min": Reducer("row_min", "the smallest value", "float", ("v",), "v = smaller(v, {0});", ("smaller",)),
+    "sum": Reducer("row_sum", "the sum", "float", "0.0f", ("v",), "v += {0};"),
+    "max": Reducer("row_max", "the largest value", "float", "-INFINITY", ("v",), "v = larger(v, {0});", ("larger",)),
+    "min": Reducer("row_min", "the smallest value", "float", "INFINITY", ("v",), "v = smaller(v, {0});", ("smaller",)),
     "softmax": Reducer("row_max_sum", "the largest value and the sum of exponentials below it", "MaxSum",
-                       ("top", "total"), "v.merge({0}, {1});", ("MaxSum", "larger")),
+                       "{-INFINITY, 0.0f}", ("top", "total"), "v.merge({0}, {1});", ("MaxSum", "larger")),
     "welford": Reducer("row_welford", "the mean and the squared deviations from it", "Welford",
-                       ("count", "mean", "deviations"), "v.merge({0}, {1}, {2});", ("Welford",)),
+                       "{0.0f, 0.0f, 0.0f}", ("count", "mean", "deviations"), "v.merge({0}, {1}, {2});", ("Welford",)),
 }  # fmt: skip

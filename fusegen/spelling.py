@@ -31,6 +31,8 @@ class Words:
 class Speller:
     """The words of one plan in one dialect; `context()` is what the templates see."""
 
+    parts = "part"  # the array of a reduction's partial results
+
     def __init__(self, plan: RowPlan) -> None:
         self.plan = plan
         self.spelling = plan.target.spelling
@@ -256,7 +258,7 @@ class Speller:
         found: dict[str, tuple[str, str, int, bool]] = {}
         for stage in self.plan.stages:
             for load in stage.loads:
-                if load.when == "keep":
+                if load.when in ("keep", "ahead"):
                     name = self.kept_name(load.access)
                     found.setdefault(name, (name, self.vec_type(load.access), load.offset_bytes, True))
             for keep in stage.keeps:
@@ -266,13 +268,13 @@ class Speller:
 
     def kept_name(self, access: Access) -> str:
         """The array of a tensor's kept vectors: in registers they are where they were read to."""
-        return f"{access.name}_{'kept' if self.plan.staging == 'shared' else 'vec'}"
+        return f"{access.name}_{'kept' if self.plan.in_shared else 'vec'}"
 
     def kept_at(self, name: str, vector: bool) -> str:
         """The element of a kept array that belongs to this thread's v and j."""
         tile = self.plan.tile
         v = "v" if self.loops() else "0"
-        if self.plan.staging == "shared":
+        if self.plan.in_shared:
             own = "lane" if tile.cluster == 1 else "threadIdx.x"
             row = f"{v} * {tile.team} + {own}"
             return f"{name}[{row}]" if vector else f"{name}[({v} * {tile.vector} + j) * {tile.team} + {own}]"
@@ -355,11 +357,11 @@ class Speller:
         inside = bool(stage.until) and not loads_first  # the walk's own test stands before the load
         reads = []
         vectors = []
-        staged = [load for load in stage.loads if load.when != "now"] if self.plan.staging == "shared" else []
+        staged = [load for load in stage.loads if load.when != "now"] if self.plan.in_shared else []
         copies = [load for load in staged if load.when == "keep"] if self.plan.copies else []
         for load in (*stage.reads, *(load for load in staged if load.when == "kept")):
             name = f"{load.access.name}_vec"
-            kept = load.when == "keep"
+            kept = load.when in ("keep", "ahead")
             if loads_first and not kept and name not in self.declared:
                 self.declared.add(name)  # a walk that reads the tensor again fills the same array
                 vectors.append(
@@ -377,7 +379,7 @@ class Speller:
                     keep = f"if ({part}) {place} = {name};" if part else f"{place} = {name};"
             reads.append({"declare": declare, "target": target, "call": call, "keep": keep})
         body = self.body(stage, loads_first)
-        return {
+        made = {
             "title": textwrap.wrap(
                 f"walk {number} of {len(self.plan.stages)}: {stage.title}", WIDTH, subsequent_indent="  "
             ),
@@ -385,6 +387,7 @@ class Speller:
             "loads_first": loads_first and bool(reads),
             "copies": [self.copy_call(load) for load in copies],
             "copied": self.plan.tile.kept,
+            "pending": self.plan.tile.kept - 1 if copies else -1,
             "head": self.loop_head(stage),
             "vectors": vectors,
             "reads": reads,
@@ -408,14 +411,19 @@ class Speller:
             "rest": [self.update_rest(r) for r in stage.reductions if stage.until],
             "first_results": stage is next(s for s in self.plan.stages if s.reductions) if stage.reductions else False,
             "results": [line for r in stage.reductions for line in self.results(r)],
+            "before": [],
+            "refill": [],
         }
+        return {**made, "spans": [made]}
 
     def body(self, stage: Stage, loads_first: bool) -> list[str]:
         """The statements for one element, in order."""
         lines = []
         for load in stage.loads:
+            if load.when == "ahead":
+                continue
             name = f"{load.access.name}_vec"
-            kept = load.when != "now" and self.plan.staging != "shared"
+            kept = load.when != "now" and not self.plan.in_shared
             vector = self.kept_at(name, True) if kept else f"{name}[v]" if loads_first else name
             lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
         lines += [f"const {k.ctype} {k.value} = {self.kept_at(f'{k.value}_kept', False)};" for k in stage.takes]
@@ -427,15 +435,8 @@ class Speller:
         return lines
 
     def part(self, r: Reduction) -> Mapping[str, str]:
-        starts = {
-            "sum": ("float", " = 0.0f"),
-            "max": ("float", " = -INFINITY"),
-            "min": ("float", " = INFINITY"),
-            "softmax": ("MaxSum", " = {-INFINITY, 0.0f}"),
-            "welford": ("Welford", " = {0.0f, 0.0f, 0.0f}"),
-        }
-        ctype, init = starts[r.kind]
-        return {"ctype": ctype, "name": r.part, "init": init}
+        reducer = REDUCERS[r.kind]
+        return {"ctype": reducer.ctype, "name": r.part, "init": f" = {reducer.start}"}
 
     def update(self, r: Reduction) -> str:
         if r.kind == "sum":
@@ -459,7 +460,8 @@ class Speller:
 
     def results(self, r: Reduction) -> list[str]:
         function = REDUCERS[r.kind].function
-        slots = [f", part[{r.slot + i}]" for i in range(len(REDUCERS[r.kind].fields))] if self.plan.slots else []
+        count = len(REDUCERS[r.kind].fields) if self.plan.slots else 0
+        slots = [f", {self.parts}[{r.slot + i}]" for i in range(count)]
         call = f"{function}({r.part}{''.join(slots)})"
         if r.kind == "softmax":
             whole = f"{r.results[1]}_all"
@@ -514,7 +516,6 @@ class Speller:
         walks = [(stage, self.walk(i, stage)) for i, stage in enumerate(plan.stages, 1)]
         reduces = self.row_reduces()
         keeps = self.keeps()
-        shared = plan.staging == "shared"
         for text in expressions(plan):
             self.functions.update(
                 f for f in ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS) if f"{f}(" in text
@@ -558,8 +559,8 @@ class Speller:
             "row_store": self.row_store,
             "first_lane": self.first_lane(),
             "start": self.start(),
-            "kept_shared": [{"type": t, "name": n, "offset": o} for n, t, o, _ in keeps] if shared else [],
-            "kept_registers": [] if shared else [
+            "kept_shared": [{"type": t, "name": n, "offset": o} for n, t, o, _ in keeps] if plan.in_shared else [],
+            "kept_registers": [] if plan.in_shared else [
                 {"type": t, "name": n, "dims": self.register_dims(vector)} for n, t, _, vector in keeps
             ],
             "col": self.col(),

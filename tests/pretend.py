@@ -87,6 +87,7 @@ class Pretended:
         self.gpu = gpu
         self.plan = source.plan
         self.loaded = gpu.emulator.load(source, None)
+        self.resident = self.loaded.resident
 
     def sending(self, launch: Launch) -> Sending:
         return sent_by_call(self, launch)

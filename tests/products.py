@@ -54,7 +54,7 @@ class Sketch(Plan):
     def max_rows(self) -> int:
         return self.max_blocks * 16
 
-    def blocks(self, *extents: int) -> int:
+    def blocks(self, *extents: int, resident: int | None = None) -> int:
         return math.prod(extents[:-1]) * -(-extents[-1] // 16)
 
 

@@ -35,6 +35,7 @@ LAYERS = (
     "unfusing",
     "prelude",
     "spelling",
+    "rolling",
     "rendering",
     "sources",
     "runtime",

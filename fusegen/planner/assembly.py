@@ -66,8 +66,10 @@ def assemble(
     parts = max(1, tile.team // target.warp) + (tile.cluster if tile.cluster > 1 else 0)  # Plan.parts_per_row
     slots = walks.slots if parts > 1 else 0
     stages = tuple(placed(stage, number, tile, staging) for number, stage in enumerate(walks.stages))
-    shared = walks.kept_bytes * tile.kept_cols if staging == "shared" else 0
-    copies = staging == "shared" and target.async_copies and can_copy(stages[0])
+    rolling = staging == "rolling"
+    in_shared = staging == "shared" or rolling
+    shared = walks.kept_bytes * tile.kept_cols if in_shared else 0
+    copies = in_shared and target.async_copies and can_copy(stages[0])
     moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
     work = Work(
         tile=tile,
@@ -75,7 +77,7 @@ def assemble(
         stages=stages,
         accesses=draft.accesses,
         copies=copies,
-        shared_bytes=shared + 4 * slots * parts,
+        shared_bytes=shared + 4 * slots * parts * (2 if rolling else 1),
         kept_bytes=walks.kept_bytes,
         ragged=not draft.flat and not draft.divides,
         blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block))
@@ -87,7 +89,7 @@ def assemble(
         target=target,
         layout=draft.layout,
         rule=rule,
-        template="elementwise.cu.j2" if draft.flat else "rowwise.cu.j2",
+        template="elementwise.cu.j2" if draft.flat else "rolling.cu.j2" if rolling else "rowwise.cu.j2",
         regime=regime,
         staging=staging,
         keeps=walks.keeps,
@@ -130,7 +132,7 @@ def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
 def placed(stage: Stage, number: int, tile: Tile, staging: Staging) -> Stage:
     """Offsets of kept values in bytes of the block's shared memory, from bytes per element; and which way to walk."""
     turned = number % 2 == 1 and (staging == "stream" or (staging == "shared" and tile.kept < tile.per_thread))
-    if staging != "shared":
+    if staging not in ("shared", "rolling"):
         return replace(stage, backward=turned)
     return replace(
         stage,

@@ -38,6 +38,10 @@ APART = (
     0.5  # bias_relu 65536 x 4096 in f16 by 8 single elements a thread: 763 us, by vectors 254; f32 copies lose nothing
 )
 SECTOR = 18  # bytes that the threads of a row should find next to each other
+# Fewer bytes side by side than WHOLE cost as much as APART_BYTES more of them: rmsnorm 262144 x 128 took 36.4 us by 16
+# threads a row and 256 B side by side, 36.7 by half of them, 39.2 by a quarter, 41.3 by an eighth.
+WHOLE = 256
+APART_BYTES = 6
 FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
 # The same of a row that is partly kept, which the fit counted as bytes of DRAM: with 7 of 8 vectors kept a softmax at
 # 4096 x 131072 took 568 us, by clusters that keep all 560.
@@ -87,6 +91,15 @@ class Work:
         """Are all vectors of a thread in flight at once?"""
         return self.staging in ("registers", "none") or self.copies
 
+    @property
+    def in_shared(self) -> bool:
+        return self.staging in ("shared", "rolling")
+
+    @property
+    def held(self) -> int:
+        """Vectors of a thread that stay in registers as they were read, beside those in shared memory."""
+        return self.tile.per_thread - self.tile.kept if self.staging == "rolling" else 0
+
 
 def estimated_registers(work: Work) -> int:
     """Registers of one thread.
@@ -98,9 +111,13 @@ def estimated_registers(work: Work) -> int:
     """
     in_registers = work.staging in ("registers", "none")
     vectors = work.tile.per_thread if in_registers else min(UNROLL, work.tile.per_thread)
-    loaded = [sum(4 if r.access.dtype is b8 else r.access.dtype.bytes for r in stage.reads) for stage in work.stages]
+    loaded = [
+        sum(4 if r.access.dtype is b8 else r.access.dtype.bytes for r in stage.reads if r.when != "ahead")
+        for stage in work.stages
+    ]
     words = max(loaded[0] / 4, math.ceil(work.kept_bytes / 4)) if in_registers else max(0.5, max(loaded) / 8)
-    return max(32, math.ceil(16 + vectors * work.tile.vector * words * (1.8 if work.ragged else 1.0)))
+    held = math.ceil(work.held * work.tile.vector * work.kept_bytes / 4)
+    return max(32, math.ceil(16 + vectors * work.tile.vector * words * (1.8 if work.ragged else 1.0))) + held
 
 
 def resident_blocks(target: Target, threads: int, registers: int, shared_bytes: int) -> int:
@@ -122,20 +139,23 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     registers = estimated_registers(work)
     resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
     vectors = tile.per_thread if work.whole else min(UNROLL, tile.per_thread)
-    first = sum(load.access.dtype.bytes for load in work.stages[0].reads) if work.stages else 0
+    reads = work.stages[0].reads if work.stages else ()
+    first = sum(load.access.dtype.bytes for load in reads if load.when != "ahead")
     from_l2 = sum(t.ideal * t.walks - t.moved for t in moved.tensors)
-    share = FROM_L2_PARTLY if work.staging == "shared" else FROM_L2
+    share = FROM_L2_PARTLY if work.in_shared else FROM_L2
     memory_us = (moved.moved + from_l2 * share) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
-    if work.staging == "shared" and not work.copies:
+    if work.in_shared and not work.copies:
         memory_us *= ROLLED
     thread = instructions(graph, work)
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
     reductions = sum(len(stage.reductions) for stage in work.stages)
-    alone_us = LOAD_US * turns_of_loads(work) ** OVERLAPPED + thread * CYCLES * target.sms * target.f32_lanes / per_us
+    alone_us = thread * CYCLES * target.sms * target.f32_lanes / per_us
     alone_us += moved.moved / work.blocks / (SM_GBS * 1e3)
     alone_us += reductions * (REDUCTION_US + (CLUSTER_US if tile.cluster > 1 else 0))
-    alone_us += GATHERING_US * math.log2(tile.cluster)
+    if work.staging != "rolling":  # its loads are under way while the row before is written; its clusters gather once
+        alone_us += LOAD_US * turns_of_loads(work) ** OVERLAPPED
+        alone_us += GATHERING_US * math.log2(tile.cluster)
     waiting_us = max(1.0, work.blocks / target.sms / resident) * alone_us
     norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
     floor = max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6))
@@ -164,10 +184,10 @@ def instructions(graph: Graph, work: Work) -> float:
     element = 0.0
     for stage in work.stages:
         share = min(shares_read(graph, work.stages).values(), default=1.0) if stage.until else 1.0
-        element += MOVE * (share * len(stage.loads) + len(stage.stores))
+        element += MOVE * (share * sum(load.when != "ahead" for load in stage.loads) + len(stage.stores))
         element += share * sum(issued.get(statement.name, 1) for statement in stage.body)
         element += share * sum(ONLINE.get(r.kind, 1) for r in stage.reductions)
-        if work.staging == "shared":
+        if work.in_shared:
             element += SHARED_ACCESS * share * (len(stage.takes) + len(stage.keeps))
     if tile.vector == 1:
         element += SINGLE * len(work.accesses)
@@ -195,4 +215,5 @@ def width_share(work: Work) -> float:
     bytes_all = sum(a.dtype.bytes for a in moving)
     shares = [(a.dtype.bytes, BY_WIDTH[a.vector_bytes] * side_steps(a)) for a in moving]
     side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
-    return sum(size * share for size, share in shares) / max(1, bytes_all) * min(1.0, side_by_side / SECTOR)
+    next_to = (1 + APART_BYTES / WHOLE) / (1 + APART_BYTES / side_by_side)
+    return sum(size * share for size, share in shares) / max(1, bytes_all) * min(1.0, side_by_side / SECTOR, next_to)

@@ -117,12 +117,12 @@ class Statement:
 @dataclass(frozen=True, slots=True)
 class Load:
     """A tensor's element as the value `value`, from the vector that a stage reads ("now"), reads and keeps for later
-    stages ("keep"), or finds kept by an earlier one ("kept")."""
+    stages ("keep"), reads only for later ones ("ahead"), or finds kept by an earlier one ("kept")."""
 
     access: Access
     value: str
     ctype: str
-    when: Literal["now", "keep", "kept"] = "now"
+    when: Literal["now", "keep", "ahead", "kept"] = "now"
     offset_bytes: int = 0  # of the kept vectors in dynamic shared memory
     until: str = ""  # `<= last`: the columns whose values are needed; the others read as zero
 
@@ -193,7 +193,13 @@ class Stage:
         return tuple(load for load in self.loads if load.when != "kept")
 
 
-Staging = Literal["none", "registers", "shared", "stream"]
+Staging = Literal[
+    "none",
+    "registers",
+    "shared",
+    "rolling",  # in shared memory and registers, by blocks that take rows in turn and fetch the next as they use up one
+    "stream",
+]
 Keeps = Literal["values", "inputs", "nothing"]  # from one walk to the next: what was computed, what was read, nothing
 
 
@@ -204,7 +210,8 @@ class Tile:
     A row belongs to `threads_per_row` threads, each of which takes `per_thread` vectors of `vector` elements,
     `threads_per_row` vectors apart. `rows_per_block` rows are in flight in a block. `col_tiles` blocks share a row
     (only without reductions), or `cluster` blocks, which reach into each other's shared memory. Of what is kept in
-    shared memory, a thread's first `kept` vectors have room there, and the others are read again.
+    shared memory, a thread's first `kept` vectors have room there; the others are read again, or held in registers as
+    they were read by a "rolling" plan.
     """
 
     threads: int
@@ -396,9 +403,18 @@ class Plan(ABC):
     def max_rows(self) -> int:
         """Of one launch; elements in a flat plan."""
 
+    @property
+    def rolling(self) -> bool:
+        """Does a block take rows in turn? A launch then has no more blocks than a GPU holds at once."""
+        return False
+
     @abstractmethod
-    def blocks(self, *extents: int) -> int:
-        """Blocks of a launch over `extents`, the sizes of `row_dims`."""
+    def blocks(self, *extents: int, resident: int | None = None) -> int:
+        """Blocks of a launch over `extents`, the sizes of `row_dims`.
+
+        `resident`: how many the GPU holds at once, which bounds those that take rows in turn; None: by the target's
+        facts.
+        """
 
     def grid(self, blocks: int) -> tuple[int, int]:
         """That many blocks, or a few more, along the grid's dimensions x and y."""
@@ -445,7 +461,7 @@ class RowPlan(Plan):
         """`rowwise registers 256/256 2x8`: rule, staging, threads a block / threads a row, vectors a thread x elements
         a vector; then `name=value` for each choice that is not the usual one."""
         tile = self.tile
-        room = tile.per_thread if self.staging == "shared" else 0
+        room = tile.per_thread if self.in_shared else 0
         choices = {  # name: what is chosen, and the usual
             "col_tiles": (tile.col_tiles, 1),
             "cluster": (tile.cluster, 1),
@@ -459,6 +475,15 @@ class RowPlan(Plan):
     @property
     def facts(self) -> Mapping[str, object]:
         return {"staging": self.staging, "tile": asdict(self.tile)}
+
+    @property
+    def in_shared(self) -> bool:
+        """Is what later walks need again in shared memory, or most of it?"""
+        return self.staging in ("shared", "rolling")
+
+    @property
+    def rolling(self) -> bool:
+        return self.staging == "rolling"
 
     @property
     def threads(self) -> int:
@@ -484,10 +509,15 @@ class RowPlan(Plan):
 
     @property
     def static_shared_bytes(self) -> int:
-        return 4 * self.slots * self.parts_per_row
+        return 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1)
 
-    def blocks(self, *extents: int) -> int:
-        return -(-math.prod(extents) // self.tile.rows_per_block) * self.tile.blocks_per_row
+    def blocks(self, *extents: int, resident: int | None = None) -> int:
+        blocks = -(-math.prod(extents) // self.tile.rows_per_block) * self.tile.blocks_per_row
+        if not self.rolling:
+            return blocks
+        at_once = self.target.sms * self.cost.blocks_per_sm if resident is None else resident
+        shared_by = self.tile.blocks_per_row
+        return min(blocks, max(1, at_once // shared_by) * shared_by)
 
     @property
     def max_rows(self) -> int:

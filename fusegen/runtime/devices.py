@@ -64,7 +64,10 @@ class Sending:
 
 
 class Loaded(Protocol):
-    """A kernel that is ready to launch."""
+    """A kernel that is ready to launch. `resident`: how many of its blocks the device holds at once; None where the
+    plan does not ask."""
+
+    resident: int | None
 
     def sending(self, launch: Launch) -> Sending:
         """Launches that differ only in pointers, values and stream, as lines of Python."""

@@ -17,6 +17,7 @@ from fusegen.types import DType, f32, i32
 if TYPE_CHECKING:
     from fusegen.compiling import Binary
 
+RESIDENT = 2  # rows that blocks of a rolling plan are given at a time: few, so that they take several in turn
 ALIGNMENT = 256  # what a GPU's allocator gives
 VALUES: Mapping[DType, Any] = {f32: ctypes.c_float, i32: ctypes.c_int}
 
@@ -80,6 +81,7 @@ class EmulatedLoaded:
         self.device = device
         self.kernel = kernel
         self.plan = source.plan
+        self.resident = RESIDENT * self.plan.cluster if self.plan.rolling else None
 
     def sending(self, launch: Launch) -> Sending:
         return sent_by_call(self, launch)

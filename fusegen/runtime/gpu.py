@@ -54,8 +54,11 @@ def slot_code(param: Param) -> str:
 class GpuKernel:
     """A kernel in a GPU's memory."""
 
-    def __init__(self, device: GpuDevice, module: object, function: object, plan: Plan) -> None:
+    def __init__(
+        self, device: GpuDevice, module: object, function: object, plan: Plan, resident: int | None = None
+    ) -> None:
         self.device = device
+        self.resident = resident
         self.module = module  # keeps the code loaded
         self.function = function
         self.plan = plan
@@ -95,8 +98,10 @@ class GpuDevice(Device):
     def load(self, source: Source, binary: Binary | None) -> Loaded:
         if binary is None:
             raise KernelError(f"{source.plan.name} has no machine code; a GPU runs compiled kernels only")
-        module, function = self.load_code(binary.code, source.plan.name, source.plan.shared_bytes, source.plan.cluster)
-        return GpuKernel(self, module, function, source.plan)
+        plan = source.plan
+        module, function = self.load_code(binary.code, plan.name, plan.shared_bytes, plan.cluster)
+        resident = self.resident_blocks(function, plan) if plan.rolling or plan.cluster > 1 else None
+        return GpuKernel(self, module, function, plan, resident)
 
     def empty(self, nbytes: int) -> Memory:
         size = max(nbytes, 1)
@@ -123,6 +128,10 @@ class GpuDevice(Device):
     def load_code(self, code: bytes, entry: str, shared: int, cluster: int = 1) -> tuple[object, object]:
         """The module and its function `entry`, allowed `shared` bytes of dynamic shared memory and clusters of
         `cluster` blocks."""
+
+    def resident_blocks(self, function: object, plan: Plan) -> int:
+        """How many blocks of the loaded function this GPU holds at once. Raises KernelError where it holds none."""
+        raise KernelError(f"{plan.name}: {self} was not expected to count the blocks it holds")
 
     @abstractmethod
     def allocate(self, nbytes: int) -> int:

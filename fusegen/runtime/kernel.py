@@ -279,13 +279,17 @@ class Kernel:
             arguments.measure(variant.plan, views)  # a flat plan takes any row length, a plan by rows only its own
         bound = arguments.bind(variant.plan, sizes, whole)
         spans = tuple(relative_span(whole[name]) for name in self.names)
+        loaded = self.load(variant, device) if bound.rows else None
+        blocks = bound.blocks
+        if loaded is not None and variant.plan.rolling:
+            blocks = variant.plan.blocks(bound.rows, resident=loaded.resident)
         own_outputs = any(t.name not in views for t in self.outputs)
         row = row_of(owner)
         return Record(
             variant=variant,
             device=device,
-            loaded=self.load(variant, device) if bound.rows else None,
-            launch=Launch(bound.blocks, bound.numbers, spans),
+            loaded=loaded,
+            launch=Launch(blocks, bound.numbers, spans),
             shapes=tuple(f.shape for f in fresh.values()),
             makers=tuple(self.maker(owner, views, f, device) for f in fresh.values()) if own_outputs else (),
             address=row.address,

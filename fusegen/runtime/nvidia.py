@@ -141,6 +141,21 @@ def new_slot(plan: Plan, launch: Launch) -> Slot:
     return [None, arguments.block, ctypes.addressof(arguments.block), arguments.address, arguments]
 
 
+def cluster_config(plan: Plan) -> Any:
+    """The launch of one cluster, as cuOccupancyMaxActiveClusters takes it."""
+    bindings = driver()
+    attribute = bindings.CUlaunchAttribute()
+    attribute.id = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size = attribute.value.clusterDim
+    size.x, size.y, size.z = plan.cluster, 1, 1
+    config = bindings.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = plan.cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = plan.threads, 1, 1
+    config.sharedMemBytes = plan.shared_bytes
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
+
+
 class NvidiaDevice(GpuDevice):
     kind = "cuda"
 
@@ -233,6 +248,30 @@ class NvidiaDevice(GpuDevice):
                 answer = bindings.cuFuncSetAttribute(function, attribute, 1)
                 done(answer, f"{entry}: asking for clusters of {cluster} blocks")
         return module, function
+
+    def resident_blocks(self, function: object, plan: Plan) -> int:
+        """Asked of the driver, since it is not in a GPU's facts: clusters need neighbours, and which SMs are is each
+        chip's own. An H200 held 7 clusters of 16 blocks, an SM each, and 15 of 8; a MIG slice may hold none."""
+        bindings, cluster = self.bindings, plan.cluster
+        doing = f"{plan.name}: asking how many of its blocks {self} holds"
+        if cluster == 1:
+            occupancy = bindings.cuOccupancyMaxActiveBlocksPerMultiprocessor
+            with self.relaxed():
+                blocks = done(occupancy(function, plan.threads, plan.shared_bytes), doing)
+            held = int(blocks) * describe(self.ordinal).sms
+        else:
+            with self.relaxed():
+                clusters = done(bindings.cuOccupancyMaxActiveClusters(function, cluster_config(plan)), doing)
+            held = int(clusters) * cluster
+        if not held:
+            group = f"a cluster of {cluster} blocks" if cluster > 1 else "a block"
+            raise KernelError(
+                f"{plan.name}: {self} has no room for {group} of {plan.threads} threads and {plan.shared_bytes} bytes "
+                "of shared memory\n"
+                "  a part of a GPU (a MIG slice) may have too few SMs side by side\n"
+                "  run it on the whole GPU, or compile it with on='gpu' where it is to run: a plan that fits is chosen"
+            )
+        return held
 
     def allocate(self, nbytes: int) -> int:
         with self.relaxed():

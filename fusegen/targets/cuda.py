@@ -52,6 +52,16 @@ SPELLING = Spelling(
             '    : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(p), "l"(policy));',
             "return *reinterpret_cast<const Vec<T, N>*>(&bits);",
         ),
+        "store_words": (
+            "static_assert(sizeof(v) % 16 == 0);",
+            "const uint4* const words = reinterpret_cast<const uint4*>(&v);",
+            "#pragma unroll",
+            "for (int i = 0; i < static_cast<int>(sizeof(v) / 16); ++i) {",
+            '  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"',
+            '      :: "l"(reinterpret_cast<uint4*>(p) + i),',
+            '      "r"(words[i].x), "r"(words[i].y), "r"(words[i].z), "r"(words[i].w));',
+            "}",
+        ),
         "copy_async": (
             "const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));",
             "if constexpr (sizeof(*to) == 16) {",

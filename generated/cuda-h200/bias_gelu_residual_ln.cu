@@ -85,10 +85,12 @@ bias_gelu_residual_ln(
   const __half* const x_row = x_ptr + row * x_stride;
   const __half* const residual_row = residual_ptr + row * residual_stride;
   __half* const out_row = out_ptr + row * out_stride;
+  Vec<__half, 8> gamma_vec[2];
+  Vec<__half, 8> beta_vec[2];
   float h_kept[2][8];
   float centered_kept[2][8];
 
-  // walk 1 of 3: read x, bias, residual; keep h; total = sum(h)
+  // walk 1 of 3: read gamma, beta ahead; read x, bias, residual; keep h; total = sum(h)
   float total_part = 0.0f;
   Vec<__half, 8> x_vec[2];
   Vec<__half, 8> bias_vec[2];
@@ -99,6 +101,8 @@ bias_gelu_residual_ln(
     x_vec[v] = load<8>(x_row + col);
     bias_vec[v] = load<8>(bias_ptr + col);
     residual_vec[v] = load<8>(residual_row + col);
+    gamma_vec[v] = load<8>(gamma_ptr + col);
+    beta_vec[v] = load<8>(beta_ptr + col);
   }
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
@@ -135,15 +139,7 @@ bias_gelu_residual_ln(
   const float add_2 = variance + 1e-05f;
   const float rstd = rsqrtf(add_2);
 
-  // walk 3 of 3: read gamma, beta; write out
-  Vec<__half, 8> gamma_vec[2];
-  Vec<__half, 8> beta_vec[2];
-  #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int col = (v * 256 + lane) * 8;
-    gamma_vec[v] = load<8>(gamma_ptr + col);
-    beta_vec[v] = load<8>(beta_ptr + col);
-  }
+  // walk 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     const int col = (v * 256 + lane) * 8;

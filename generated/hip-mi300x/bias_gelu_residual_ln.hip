@@ -81,10 +81,12 @@ bias_gelu_residual_ln(
   const _Float16* const x_row = x_ptr + row * x_stride;
   const _Float16* const residual_row = residual_ptr + row * residual_stride;
   _Float16* const out_row = out_ptr + row * out_stride;
+  Vec<_Float16, 8> gamma_vec[4];
+  Vec<_Float16, 8> beta_vec[4];
   float h_kept[4][8];
   float centered_kept[4][8];
 
-  // walk 1 of 3: read x, bias, residual; keep h; total = sum(h)
+  // walk 1 of 3: read gamma, beta ahead; read x, bias, residual; keep h; total = sum(h)
   float total_part = 0.0f;
   Vec<_Float16, 8> x_vec[4];
   Vec<_Float16, 8> bias_vec[4];
@@ -95,6 +97,8 @@ bias_gelu_residual_ln(
     x_vec[v] = load<8>(x_row + col);
     bias_vec[v] = load<8>(bias_ptr + col);
     residual_vec[v] = load<8>(residual_row + col);
+    gamma_vec[v] = load<8>(gamma_ptr + col);
+    beta_vec[v] = load<8>(beta_ptr + col);
   }
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -131,15 +135,7 @@ bias_gelu_residual_ln(
   const float add_2 = variance + 1e-05f;
   const float rstd = rsqrtf(add_2);
 
-  // walk 3 of 3: read gamma, beta; write out
-  Vec<_Float16, 8> gamma_vec[4];
-  Vec<_Float16, 8> beta_vec[4];
-  #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
-    gamma_vec[v] = load<8>(gamma_ptr + col);
-    beta_vec[v] = load<8>(beta_ptr + col);
-  }
+  // walk 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;

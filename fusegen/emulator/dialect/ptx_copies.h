@@ -40,6 +40,10 @@ SIMT_INLINE void ptx_ld_global_L1_no_allocate_L2_cache_hint_v4_u32(u32& x, u32& 
   w = bits.w;
 }
 
+SIMT_INLINE void ptx_st_global_v4_u32(u64 to, u32 x, u32 y, u32 z, u32 w) {
+  *reinterpret_cast<uint4*>(to) = uint4{x, y, z, w};
+}
+
 SIMT_INLINE void ptx_cp_async_commit_group() { commit_copies(); }
 SIMT_INLINE void ptx_cp_async_wait_group(u32 allowed) { wait_copies(allowed); }
 SIMT_INLINE void ptx_cp_async_wait_all() { wait_all_copies(); }

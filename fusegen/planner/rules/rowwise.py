@@ -11,6 +11,10 @@ Regimes, from short rows to long ones, with times on an H200 (cold L2, medians o
   4096 x 131072 took 543 us, by clusters of 4 blocks 560, streamed 762;
 - by a *cluster* of blocks that add up their parts through distributed shared memory: log_softmax 1024 x 131072 took
   206 us, streamed 275; scale_softmax 512 x 1048576 took 602 us with 16 blocks a row, streamed 783;
+- *rolling*, where an SM holds but one block: what shared memory has no room for is held in registers, and the block
+  takes rows in turn and asks for the next row's vector as soon as it is done with this one's: scale_softmax
+  512 x 1048576 took 557 us by clusters of 8 blocks and 596 by clusters of 16, whose 16 SMs only seven of the GPU's
+  parts have; a row held so by blocks that end with it took 730 and 880, two blocks an SM 568;
 - *streamed*, read again for every walk: any length.
 
 Rows in registers across clusters would be a regime of their own: the blocks of a cluster wait for one another, and
@@ -23,12 +27,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusegen.graph import Graph
-from fusegen.planner.assembly import Draft, assemble, row_draft
+from fusegen.planner.assembly import Draft, assemble, can_copy, row_draft
 from fusegen.planner.cost import rereads_hit
-from fusegen.planner.model import Layout, RowPlan, Staging, Tile
-from fusegen.planner.pieces import vector_widths
+from fusegen.planner.model import Layout, Load, RowPlan, Staging, Tile
+from fusegen.planner.pieces import VECTOR_BYTES, vector_widths
 from fusegen.planner.rules import NoMatch, need_countable, need_no_selection
-from fusegen.planner.schedule import Schedule, schedule
+from fusegen.planner.schedule import Schedule, schedule, title_of
 from fusegen.targets.base import Target
 
 # Elements of a row that one thread holds: 64 and two blocks of 256 threads took 382 us for the LayerNorm chain at
@@ -39,6 +43,12 @@ MOST_IN_REGISTERS = 64
 MOST_VECTORS = 8
 SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
 WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more blocks
+# Elements of a thread up to which the vectors that rows share are read before the first walk, not before the one that
+# uses them: they wait in registers meanwhile. add_rmsnorm 8 x 4096 took 4.64 us so and 5.10 without (an empty kernel
+# took 3.5), rmsnorm 262144 x 128 36.4 and 36.9, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but that chain with
+# 64 elements a thread 117.0 and 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425.
+MOST_AHEAD = 32
+ROLLING_BLOCK = 512  # threads from which one block an SM computes as fast as memory delivers
 STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
 
 
@@ -68,6 +78,7 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
                 if both:
                     yield from in_shared(draft, inputs, tile)
                 yield from partly_in_shared(again, partly, tile)
+                yield from in_turn(draft, inputs, tile)
                 if streams:
                     yield candidate(again, nothing, tile, "stream")
 
@@ -116,6 +127,8 @@ def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
     if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
         return
+    if tile.per_thread * tile.vector <= MOST_AHEAD:
+        walks = read_ahead(walks)
     made = candidate(draft, walks, tile, "registers" if walks.kept_bytes else "none")
     if made.cost.registers <= limit:
         yield made
@@ -137,17 +150,67 @@ def partly_in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowP
             yield candidate(draft, walks, replace(tile, kept=kept), "shared")
 
 
-def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int) -> int:
+def in_turn(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+    """As it was read, in shared memory and what that has no room for in registers, by as many blocks as an SM holds
+    one of each: they take rows in turn, and fetch the next while they write this one."""
+    if tile.threads < ROLLING_BLOCK or tile.per_thread < 2 or not walks.kept_bytes or not can_roll(draft, walks):
+        return
+    kept = min(tile.per_thread, room_for(draft, walks, tile, blocks=1, turns=2))
+    if 2 * walks.kept_bytes * tile.team * tile.per_thread * tile.vector <= draft.target.shared_per_sm:
+        return  # an SM holds two rows: one hides what the other waits for
+    made = candidate(draft, walks, replace(tile, kept=kept), "rolling")
+    if kept and made.cost.registers <= draft.target.registers_per_sm // tile.threads:
+        yield made
+
+
+def can_roll(draft: Draft, walks: Schedule) -> bool:
+    """Can rows be fetched by asynchronous copies, whole, from one row dimension, and all before the first walk; and is
+    what is written whole words?"""
+    first, *later = walks.stages
+    keeps = [load for load in first.loads if load.when == "keep"]
+    stores = [store.access for stage in walks.stages for store in stage.stores]
+    return (
+        draft.target.async_copies
+        and len(draft.dims) == 1
+        and can_copy(first)
+        and all(a.mode == "vector" and a.vector * a.dtype.bytes % VECTOR_BYTES == 0 for a in stores)
+        and not any(stage.until for stage in walks.stages)
+        and not any(load.until or len(load.access.strided) != 1 for load in keeps)
+        and not any(stage.keeps or any(load.when == "keep" for load in stage.loads) for stage in later)
+    )
+
+
+def read_ahead(walks: Schedule) -> Schedule:
+    """The walks, with what later ones read of vectors that every row shares read before the first."""
+    first, *later = walks.stages
+    early = {load.access.tensor for load in first.loads}
+    ahead: dict[str, Load] = {}
+    for stage in later:
+        for load in stage.loads:
+            shared = load.when == "now" and not load.access.strided and load.access.mode == "vector"
+            if shared and load.access.tensor not in early:
+                ahead.setdefault(load.access.tensor, replace(load, when="ahead"))
+    if not ahead or any(stage.until for stage in walks.stages):
+        return walks
+    title = f"read {', '.join(load.value for load in ahead.values())} ahead; {first.title}"
+    stages = [replace(first, title=title, loads=(*first.loads, *ahead.values()))]
+    for stage in later:
+        found = tuple(replace(load, when="kept") if load.access.tensor in ahead else load for load in stage.loads)
+        stages.append(replace(stage, loads=found, title=title_of(found, stage.keeps, stage.reductions, stage.stores)))
+    return replace(walks, stages=tuple(stages))
+
+
+def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int, turns: int = 1) -> int:
     """Vectors of a thread that fit in a block's shared memory, when an SM is to hold that many blocks."""
     target = draft.target
-    static = 4 * walks.slots * (target.warp + tile.cluster)
+    static = 4 * walks.slots * (target.warp + tile.cluster) * turns
     room = min(target.shared_bytes, target.shared_per_sm // blocks - target.shared_reserved) - static
     return room // (walks.kept_bytes * tile.team * tile.vector)
 
 
 def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> RowPlan:
-    shared = staging == "shared"
-    again, shared_bytes = (tile.again, walks.kept_bytes * tile.kept_cols) if shared else (1.0, 0)
+    again = {"shared": tile.again, "rolling": 0.0}.get(staging, 1.0)
+    shared_bytes = walks.kept_bytes * tile.kept_cols if staging in ("shared", "rolling") else 0
     hits = rereads_hit(draft.graph, draft.target, tile, again, shared_bytes)
     share = f"{tile.per_thread} x {tile.vector} elements a thread"
     regime = f"{team_text(tile, draft.target)}, {share}; {keeping_text(walks, tile, staging, hits)}"
@@ -174,5 +237,9 @@ def keeping_text(walks: Schedule, tile: Tile, staging: Staging, hits: bool) -> s
     kept = ", ".join(walks.kept_names) or "nothing"
     if staging == "registers":
         return f"{kept} in registers"
+    if staging == "rolling":
+        held = tile.per_thread - tile.kept
+        rest = f", {held} of {tile.per_thread} vectors in registers" if held else ""
+        return f"{kept} in shared memory{rest}, the next row's fetched while this one is written"
     part = f"{tile.kept} of {tile.per_thread} vectors of " if tile.kept < tile.per_thread else ""
     return f"{part}{kept} in shared memory"
