@@ -2,8 +2,9 @@
 
     python benchmarks/candidates.py [--out FILE] [--specs specs] [--most 40]
 
-Each candidate is compiled and launched on torch tensors; CUDA events, L2 flushed before each launch, median of 15.
-Shares are of a device copy measured in the same run. Run from the repository root with PYTHONPATH set to it.
+Each candidate is compiled, launched on torch tensors and timed by fusegen.timing: L2 cold, median of 15, shares of a
+device copy measured in the same run. Its results are compared with the first candidate's on the GPU: rows so many are
+more than validation would look at. Run from the repository root with PYTHONPATH set to it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,12 @@ from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.spec import load_chains
-from fusegen.targets import target
+from fusegen.targets import Target, target
+from fusegen.timing import Stopwatch
 from fusegen.types import size_of
 
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "b8": torch.bool}
+REPEATS = 15
 SCALAR = ("copy", "bias_relu")
 SIZES: dict[str, list[dict[str, int]]] = {
     "copy": [{"n": 2**28}],
@@ -50,44 +51,22 @@ SIZES: dict[str, list[dict[str, int]]] = {
         {"M": 8, "N": 4096},
         {"M": 32768, "N": 5120},
         {"M": 32768, "N": 2047},
+        {"M": 2048, "N": 131072},
     ],
     "scale_softmax": [
-        {"T": 131072, "N": 4096},
-        {"T": 131072, "N": 8192},
-        {"T": 4096, "N": 65536},
-        {"T": 4096, "N": 131072},
-        {"T": 512, "N": 1048576},
-        {"T": 262144, "N": 1000},
-        {"T": 16384, "N": 50257},
+        {"B": 1, "H": 32, "S": 4096, "N": 4096},
+        {"B": 1, "H": 16, "S": 8192, "N": 8192},
+        {"B": 1, "H": 1, "S": 4096, "N": 65536},
+        {"B": 1, "H": 1, "S": 4096, "N": 131072},
+        {"B": 1, "H": 1, "S": 512, "N": 1048576},
+        {"B": 1, "H": 1, "S": 262144, "N": 1000},
+        {"B": 1, "H": 1, "S": 16384, "N": 50257},
     ],
-    "ln32": [{"M": 16384, "N": 4096}],
     "scale_causal_softmax": [{"B": 1, "H": 32, "S": 4096, "N": 4096}, {"B": 1, "H": 16, "S": 8192, "N": 8192}],
     "masked_softmax": [{"B": 4, "H": 16, "S": 1024, "N": 1024}],
     "log_softmax": [{"T": 4096, "V": 32000}, {"T": 1024, "V": 131072}],
     "rmsnorm": [{"M": 262144, "N": 128}, {"M": 1048576, "N": 37}],
 }
-
-
-def times_us(launch: Callable[[], None], flush: torch.Tensor, repeats: int = 15) -> list[float]:
-    for _ in range(3):
-        launch()
-    times = []
-    for _ in range(repeats):
-        flush.zero_()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        launch()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return times
-
-
-def copy_bytes_per_us(flush: torch.Tensor) -> float:
-    source = torch.randn(2**28, device="cuda")
-    sink = torch.empty_like(source)
-    us = statistics.median(times_us(lambda: sink.copy_(source), flush))
-    return 2 * source.numel() * source.element_size() / us
 
 
 def operands(graph: Graph) -> list[Any]:
@@ -121,20 +100,21 @@ def main() -> int:
     wanted = parser.parse_args()
     chosen = target(wanted.target)
     device = devices.find(chosen, "gpu")
-    flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-    copy_rate = copy_bytes_per_us(flush)
-    print(f"{torch.cuda.get_device_name()}: device copy {copy_rate / 1e3:.0f} GB/s")
+    watch = Stopwatch(device)
+    copy_rate = watch.copy_rate()
+    print(f"{device}: device copy {copy_rate / 1e3:.0f} GB/s")
     rows: list[dict[str, Any]] = []
     for chain in load_chains(wanted.specs):
         for sizes in SIZES.get(chain.name, []):
             if not re.search(wanted.only, f"{chain.name} {chain.graph.at(**sizes).sizes_text()}"):
                 continue
-            rows += sweep(chain.graph.at(**sizes), chosen, device, flush, copy_rate, wanted.most)
+            rows += sweep(chain.graph.at(**sizes), chosen, watch, wanted.most)
             wanted.out.write_text(json.dumps({"copy_gbs": copy_rate / 1e3, "rows": rows}, indent=1))
     return 0
 
 
-def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate: float, most: int) -> list[Any]:
+def sweep(graph: Graph, chosen: Target, watch: Stopwatch, most: int) -> list[dict[str, Any]]:
+    """What was found of the graph's first `most` candidates; those that fail are said and left out."""
     plans = list(candidates(graph, chosen).plans[:most])
     if graph.name in SCALAR:  # the same work by single elements, which is also what an unaligned view gets
         names = frozenset(t.name for t in (*graph.inputs, *graph.outputs))
@@ -148,7 +128,7 @@ def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate
     for rank, (source, binary) in enumerate(zip(sources, binaries, strict=True)):
         plan, need = source.plan, binary.resources
         try:
-            kernel = Kernel(source, binary, device, lambda layout: (source, binary))  # noqa: B023
+            kernel = Kernel(source, binary, watch.device, lambda layout: (source, binary))  # noqa: B023
             out = kernel(*arrays)
             results = [t.double() for t in (out if isinstance(out, tuple) else (out,))]
             if first is None:
@@ -159,7 +139,7 @@ def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate
             )
             del results
             launch = kernel.prepare(*arrays, out=out)
-            us = statistics.median(times_us(launch, flush))
+            us = watch.time([launch], REPEATS).median
         except Exception as error:  # a candidate that fails is a finding, not the end of the sweep
             print(f"{graph.name} {plan.regime}: {type(error).__name__}: {str(error)[:200]}")
             continue
@@ -167,12 +147,12 @@ def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate
             {
                 "chain": graph.name, "sizes": graph.sizes_text(), "rank": rank, "staging": plan.staging,
                 "regime": plan.regime, "cluster": plan.tile.cluster, "kept": plan.tile.kept,
-                "scalar": bool(plan.layout.unaligned),
+                "configuration": plan.configuration, "scalar": bool(plan.layout.unaligned),
                 "threads": plan.threads, "per_row": plan.tile.threads_per_row, "vector": plan.tile.vector,
                 "per_thread": plan.tile.per_thread, "apart": apart,
                 "estimate": plan.cost.registers, "registers": need.registers, "spills": need.spill_bytes,
                 "occupancy": binary.occupancy.fraction, "us": us,
-                "share": plan.cost.traffic.ideal / us / copy_rate, "predicted_us": plan.cost.time_us,
+                "share": plan.cost.traffic.ideal / us / watch.copy_rate(), "predicted_us": plan.cost.time_us,
             }
         )  # fmt: skip
     if not found:
@@ -181,8 +161,7 @@ def sweep(graph: Graph, chosen: Any, device: Any, flush: torch.Tensor, copy_rate
     print(f"\n{graph.name} {graph.sizes_text()}: chosen {chosen_us}, best {min(r['us'] for r in found):.1f} us")
     for row in sorted(found, key=lambda r: r["us"])[:6] + found[:1]:
         print(
-            f"  {row['us']:8.1f} us {row['share']:.3f}  rank {row['rank']:<3} {row['staging']:9} "
-            f"{row['threads']:4} thr {row['per_row']:4}/row {row['per_thread']}x{row['vector']} kept {row['kept']} "
+            f"  {row['us']:8.1f} us {row['share']:.3f}  rank {row['rank']:<3} {row['configuration']:58} "
             f"reg {row['registers']} (est {row['estimate']}) spill {row['spills']} "
             f"occ {row['occupancy']:.2f} said {row['predicted_us']:.1f}{' scalar' * row['scalar']}"
             f"{' APART ' + str(row['apart']) if row['apart'] > 1e-2 else ''}"
