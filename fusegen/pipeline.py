@@ -4,8 +4,9 @@
 
 Candidates come in the cost model's order, but for one that was measured as the best on a problem like this one, which
 comes first (`fusegen.database.lookup`). The *gate* reads the binary's own resource report: a candidate that spills
-registers or has a stack frame loses to the next one that does not, since either sends row values through memory. The
-choice and the verdicts stay with the kernel.
+registers or has a stack frame loses to the next one that does not, since either sends row values through memory; and
+where it is to run on a GPU here, one whose clusters this GPU has no room for, as a part of one may not, loses to the
+next with smaller ones or none. The choice and the verdicts stay with the kernel.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from hashlib import sha256
 
 from fusegen.compiling import Binary, Resources
 from fusegen.database import Choice, choose
-from fusegen.errors import MissingError, RequestError, ValidationError
+from fusegen.errors import KernelError, MissingError, RequestError, ValidationError
 from fusegen.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.runtime.cache import Entry, KernelCache, compiled, key_of
+from fusegen.runtime.devices import Device
 from fusegen.sources import remembered
 from fusegen.spec import Chain
 from fusegen.targets import Target
@@ -89,13 +91,22 @@ def plan(chain: Chain | Graph, target: str | Target | None = None, *, tuned: boo
 
 
 def build(
-    graph: Graph, target: Target, layout: Layout = CONTIGUOUS, need_binary: bool = True, tuned: bool = True
-) -> Built:
-    """The first candidate that passes the gate. Raises NoPlan, CompileError, and MissingError if `need_binary`."""
+    graph: Graph, target: Target, layout: Layout = CONTIGUOUS, need_binary: bool = True, tuned: bool = True,
+    device: Device | None = None,
+) -> Built:  # fmt: skip
+    """The first candidate that passes the gate, and for whose clusters `device` has room.
+
+    Raises NoPlan, CompileError, MissingError if `need_binary`, and KernelError where `device` has room for none.
+    """
     choice = choose(candidates(graph, target, layout), tuned=tuned)
     verdicts: list[Verdict] = []
     least: tuple[int, Source, Binary] | None = None
-    for plan in choice.plans[:MOST_GATED]:
+    refused: KernelError | None = None
+    fitting = list(choice.plans)
+    for _ in range(MOST_GATED):
+        if not fitting:
+            break
+        plan = fitting.pop(0)
         source = remembered(plan, render)
         try:
             binary = compiled(source, origin=f"templates/{plan.template}, plan: {plan.regime}")
@@ -104,6 +115,11 @@ def build(
                 raise
             log.debug("%s is not gated: %s", plan.name, missing)
             return Built(source, None, (), choice)
+        if device is not None and plan.cluster > 1 and (refused := refusal(device, source, binary)):
+            log.info("%s: %s", plan.regime, refused)
+            verdicts.append(Verdict(plan, binary.resources, str(refused).splitlines()[0]))
+            fitting = [other for other in fitting if other.cluster < plan.cluster]
+            continue
         verdict = Verdict(plan, binary.resources, gate(binary.resources))
         verdicts.append(verdict)
         if verdict.passed:
@@ -112,8 +128,21 @@ def build(
         badness = binary.resources.spill_bytes + binary.resources.stack_bytes
         if least is None or badness < least[0]:
             least = (badness, source, binary)
-    assert least is not None  # choose() raises NoPlan where there is no candidate
+    if least is None:
+        assert refused is not None  # choose() raises NoPlan where there is no candidate
+        raise refused
     return Built(least[1], least[2], tuple(verdicts), choice)
+
+
+def refusal(device: Device, source: Source, binary: Binary) -> KernelError | None:
+    """Why `device` can't hold the kernel at all; None where it can, and where it is no GPU."""
+    if not device.asynchronous:
+        return None
+    try:
+        device.load(source, binary)
+    except KernelError as error:
+        return error
+    return None
 
 
 def gate(resources: Resources) -> str:
@@ -146,10 +175,10 @@ def compile(
     chosen = choose_target(target)
     device = devices.find(chosen, on)
     emulated = not device.asynchronous
-    built = build(graph, chosen, need_binary=not emulated, tuned=tuned)
+    built = build(graph, chosen, need_binary=not emulated, tuned=tuned, device=device)
 
     def variant(layout: Layout) -> tuple[Source, Binary | None]:
-        made = build(graph, chosen, layout, need_binary=not emulated, tuned=tuned)
+        made = build(graph, chosen, layout, need_binary=not emulated, tuned=tuned, device=device)
         return made.source, made.binary
 
     kernel = Kernel(built.source, built.binary, device, variant)

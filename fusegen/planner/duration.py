@@ -46,6 +46,9 @@ FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
 # The same of a row that is partly kept, which the fit counted as bytes of DRAM: with 7 of 8 vectors kept a softmax at
 # 4096 x 131072 took 568 us, by clusters that keep all 560.
 FROM_L2_PARTLY = 1.0
+# By asynchronous copies, where the same bytes could have stayed in registers: add_rmsnorm 16384 x 4096 took 136 to 141
+# us so and 134 to 136 in registers, 16384 x 8192 266.6 and 262.4.
+COPIED = 1.01
 ROLLED = 1.06  # computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
 # ---- instructions
 ISSUE = 0.9
@@ -65,6 +68,9 @@ OVERLAPPED = 0.75  # n turns of loads take n^0.75 times as long as one
 REDUCTION_US = 0.1
 CLUSTER_US = 0.73  # more for a reduction across a cluster
 GATHERING_US = 0.78  # a cluster starts when all of its blocks find room: so much for each doubling
+# Share of the SMs that clusters fill, whose blocks must lie in one part of the GPU: cuOccupancyMaxActiveClusters of an
+# H200, with one block an SM, gave 15 clusters of 8 blocks and 7 of 16.
+FILLED = {8: 120 / 132, 16: 112 / 132}
 CYCLES = 6.7  # of an instruction in a warp that waits for it
 SM_GBS = 121.0  # what one SM moves when it has the memory for itself
 OVERLAP = 3.6  # the norm's exponent
@@ -144,8 +150,8 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     from_l2 = sum(t.ideal * t.walks - t.moved for t in moved.tensors)
     share = FROM_L2_PARTLY if work.in_shared else FROM_L2
     memory_us = (moved.moved + from_l2 * share) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
-    if work.in_shared and not work.copies:
-        memory_us *= ROLLED
+    if work.in_shared:
+        memory_us *= COPIED if work.copies else ROLLED
     thread = instructions(graph, work)
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
@@ -156,7 +162,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     if work.staging != "rolling":  # its loads are under way while the row before is written; its clusters gather once
         alone_us += LOAD_US * turns_of_loads(work) ** OVERLAPPED
         alone_us += GATHERING_US * math.log2(tile.cluster)
-    waiting_us = max(1.0, work.blocks / target.sms / resident) * alone_us
+    waiting_us = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident) * alone_us
     norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
     floor = max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6))
     return Cost(

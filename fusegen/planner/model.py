@@ -516,11 +516,14 @@ class RowPlan(Plan):
         if not self.rolling:
             return blocks
         at_once = self.target.sms * self.cost.blocks_per_sm if resident is None else resident
+        at_once = min(at_once, self.target.max_blocks(self.threads))
         shared_by = self.tile.blocks_per_row
         return min(blocks, max(1, at_once // shared_by) * shared_by)
 
     @property
     def max_rows(self) -> int:
+        if self.rolling:
+            return 2**62  # counted in 64 bits, one turn beyond the last row included
         return self.max_blocks // self.tile.blocks_per_row * self.tile.rows_per_block
 
 

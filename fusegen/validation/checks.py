@@ -177,7 +177,7 @@ class Checks:
         else:
             outer = (2,) if self.deep() else OUTER
             count = max(2 * block + 1, 2 * self.deep())
-            fewest = 3 if self.plan.folded else 2  # blocks enough for a line and a rest of one
+            fewest = 3 if self.plan.folded or self.plan.rolling else 2  # for a line and a rest of one; for three turns
             sizes = sizes_for(self.plan, max(fewest, min(count, most_rows(self.plan, most))), outer)
         operands = make_operands(self.plan, sizes, self.rng(NORMAL.name))
         if not self.wants(NORMAL.name, "again", "apart"):
@@ -215,14 +215,18 @@ class Checks:
         self.found.append(Case(name, reason, text, *numbers, problem=said if far else ""))
 
     def again(self, operands: Operands, first: list[Array]) -> None:
-        """The same over other poison, and on a folded grid where there may be one: bitwise the same."""
+        """The same over other poison, on a folded grid where there may be one, and by blocks that take all rows in turn
+        where they may: bitwise the same."""
         name = "again"
         if not self.wants(name):
             return
         shape = [operands.sizes[s.name] if isinstance(s, Dim) else s for s in self.graph.shape]
-        extents = (math.prod(shape[axis] for axis in dim.axes) for dim in self.plan.row_dims)
-        width = folding(self.plan.blocks(*extents)) if self.plan.folded else 0
-        where = f" on a grid folded into lines of {width} blocks," if width else ""
+        width, where = 0, ""
+        if self.plan.folded:
+            width = folding(self.plan.blocks(*(math.prod(shape[axis] for axis in d.axes) for d in self.plan.row_dims)))
+            where = f" on a grid folded into lines of {width} blocks,"
+        elif self.plan.rolling:
+            width, where = self.plan.cluster, " with all rows in turn,"
         reason = f"the same launch{where} over other leftovers in memory"
         kernel = narrowed(self.kernel, width) if width else self.kernel
         with other_order(self.kernel.device, self.seed):

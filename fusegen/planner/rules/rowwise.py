@@ -48,6 +48,10 @@ WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more
 # took 3.5), rmsnorm 262144 x 128 36.4 and 36.9, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but that chain with
 # 64 elements a thread 117.0 and 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425.
 MOST_AHEAD = 32
+# Shorter rows leave an SM room for several blocks, or a block alone waits for nobody: scale_softmax 4096 x 131072 took
+# 544 us with 14 of 16 vectors kept and 552 to 562 rolling, add_rmsnorm 2048 x 131072 551 and 578 to 623, log_softmax
+# 1024 x 131072 206 and 227 to 237.
+ROLLING_CLUSTER = 8
 ROLLING_BLOCK = 512  # threads from which one block an SM computes as fast as memory delivers
 STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
 
@@ -153,7 +157,8 @@ def partly_in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowP
 def in_turn(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """As it was read, in shared memory and what that has no room for in registers, by as many blocks as an SM holds
     one of each: they take rows in turn, and fetch the next while they write this one."""
-    if tile.threads < ROLLING_BLOCK or tile.per_thread < 2 or not walks.kept_bytes or not can_roll(draft, walks):
+    few = tile.cluster < ROLLING_CLUSTER or tile.threads < ROLLING_BLOCK or tile.per_thread < 2
+    if few or not walks.kept_bytes or not can_roll(draft, walks):
         return
     kept = min(tile.per_thread, room_for(draft, walks, tile, blocks=1, turns=2))
     if 2 * walks.kept_bytes * tile.team * tile.per_thread * tile.vector <= draft.target.shared_per_sm:
