@@ -167,7 +167,7 @@ def walks(plan: RowPlan) -> list[str]:
 
 def kept(plan: RowPlan) -> list[str]:
     """Where each value that a later walk needs again waits for it, and what that costs."""
-    where = {"registers": "in registers", "shared": "in shared memory"}.get(plan.staging)
+    where = {"registers": "in registers", "shared": "in shared memory", "rolling": "in shared memory"}.get(plan.staging)
     if where is None:
         if plan.staging == "stream" and len(plan.stages) > 1:
             return [f"nothing: each of the {len(plan.stages)} walks reads the row again"]
@@ -185,6 +185,10 @@ def kept(plan: RowPlan) -> list[str]:
             f"of each thread's {plan.tile.per_thread} vectors {plan.tile.kept} are kept; the others are read again, "
             "from where the last walk ended, which the L2 still has"
         )
+    if plan.rolling:
+        held = plan.tile.per_thread - plan.tile.kept
+        rest = f"{held} of each thread's {plan.tile.per_thread} vectors stay in registers instead; " if held else ""
+        lines.append(f"{rest}blocks take rows in turn, and fetch the next row's vectors as they use up this one's")
     again = [
         a.name for a in plan.inputs
         if a.by_column and not a.strided and a.name not in found and sum(reads(plan, a.tensor)) > 1

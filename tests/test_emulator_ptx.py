@@ -60,6 +60,11 @@ asm("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;
     : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w) : "l"(x + threadIdx.x / 4 * 4), "l"(policy));
 const unsigned each[4] = {bits.x, bits.y, bits.z, bits.w};
 y[threadIdx.x] = __int_as_float(each[threadIdx.x % 4]);""", lambda x: x[:128]),
+    Program("a store of four words", """if (threadIdx.x % 4 == 0) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(x + threadIdx.x);
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+      :: "l"(y + threadIdx.x), "r"(bits.w), "r"(bits.z), "r"(bits.y), "r"(bits.x));
+}""", lambda x: x[:128].reshape(-1, 4)[:, ::-1].reshape(-1)),
     Program("an empty statement is a fence for the compiler", 'asm volatile("" ::: "memory");\ny[threadIdx.x] = 1.0f;',
             lambda x: np.ones(128)),
 ]  # fmt: skip

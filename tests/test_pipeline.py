@@ -14,15 +14,18 @@ from typing import Any, cast
 
 import pytest
 
-from fusegen import chain, dims, f32, pipeline
+from fusegen import chain, dims, f16, f32, pipeline
+from fusegen import ops as F
 from fusegen.compiling import compiler_version
 from fusegen.emulator import EmulatorUnavailable, compiler, toolchain
-from fusegen.errors import MissingError, RequestError
+from fusegen.errors import KernelError, MissingError, RequestError
 from fusegen.planner.model import Plan, Source
 from fusegen.rendering import render
 from fusegen.runtime.cache import Entry, KernelCache, key_of
+from fusegen.runtime.devices import Loaded
 from fusegen.targets import H200
 from fusegen.validation import validate
+from tests.pretend import PretendGpu
 
 M, N = dims("M N")
 
@@ -31,6 +34,12 @@ M, N = dims("M N")
 def doubled(x: f32[M, N]) -> f32[M, N]:
     """2 x."""
     return x + x
+
+
+@chain(M=8, N=64)
+def soft(x: f16[M, N]) -> f16[M, N]:
+    """softmax(x)."""
+    return F.softmax(x)
 
 
 READY = False
@@ -133,3 +142,36 @@ def test_a_verdict_that_can_not_be_read_is_none(validations: list[str], broken: 
     store.store(key, Entry(entry.binary, verdict))
     assert made().report.ok
     assert len(validations) == 2
+
+
+class Slice(PretendGpu):
+    """A part of a GPU, with room for clusters of `room` blocks."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def load(self, source: Source, binary: Any) -> Loaded:
+        if source.plan.tile.cluster > self.room:
+            raise KernelError(f"no room for a cluster of {source.plan.tile.cluster} blocks")
+        return super().load(source, binary)
+
+
+@pytest.mark.parametrize("room", [1, 2, 8])
+def test_clusters_that_a_gpu_has_no_room_for_lose(room: int) -> None:
+    long = soft.graph.at(M=512, N=1 << 20)
+    wanted = pipeline.build(long, H200, tuned=False)
+    assert wanted.source.plan.tile.cluster == 8
+    built = pipeline.build(long, H200, tuned=False, device=Slice(room))
+    assert built.source.plan.tile.cluster <= room
+    assert built.verdicts[-1].passed
+    refused = [verdict for verdict in built.verdicts if not verdict.passed]
+    assert [v.plan.tile.cluster > room for v in refused] == [True] * len(refused)
+    assert bool(refused) == (room < 8)
+    assert all("no room for a cluster" in v.reason for v in refused)
+
+
+def test_a_gpu_that_has_room_for_nothing_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MOST_GATED", 1)
+    with pytest.raises(KernelError, match="no room for a cluster of 8 blocks"):
+        pipeline.build(soft.graph.at(M=512, N=1 << 20), H200, tuned=False, device=Slice(1))

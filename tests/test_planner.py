@@ -126,6 +126,19 @@ def test_values_are_kept_by_staged_plans_and_recomputed_by_streamed_ones() -> No
     assert streamed.stages[0].reductions[0].kind == "welford"
 
 
+def test_what_rows_share_is_read_ahead_where_registers_have_room() -> None:
+    """gamma and beta, which the last walk uses; bias is needed at once, and by no later walk."""
+    for made in candidates(mission.graph, H200).plans:
+        if made.staging != "registers":
+            continue
+        first, *later = made.stages
+        ahead = [load.value for load in first.loads if load.when == "ahead"]
+        assert ahead == (["gamma", "beta"] if made.tile.per_thread * made.tile.vector <= 32 else [])
+        kept = [load.value for stage in later for load in stage.loads if load.when == "kept"]
+        assert kept == ahead
+        assert first.title.startswith("read gamma, beta ahead; read y" if ahead else "read y")
+
+
 def test_softmax_streams_in_two_walks() -> None:
     streamed = next(p for p in candidates(SPECS["log_softmax"].graph, H200).plans if p.staging == "stream")
     assert [r.kind for r in streamed.stages[0].reductions] == ["softmax"]

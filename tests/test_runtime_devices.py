@@ -212,6 +212,7 @@ class FakeCuda(Heap):
         super().__init__()
         self.real, self.gpus = real, gpus
         self.contexts: list[object] = []
+        self.room = 15  # clusters that it holds at once, and blocks that an SM does
         self.fail_outside = False  # a launch outside of a pushed context fails, as on a thread without one
 
     def __getattr__(self, name: str) -> Any:
@@ -263,6 +264,17 @@ class FakeCuda(Heap):
     def cuFuncSetAttribute(self, function: object, which: Any, value: int) -> tuple[Any, ...]:
         self.calls.append(("attribute", which.name, value))
         return self.result()
+
+    def cuOccupancyMaxActiveClusters(self, function: object, config: Any) -> tuple[Any, ...]:
+        size = config.attrs[0].value.clusterDim
+        self.calls.append(
+            ("clusters", (size.x, size.y, size.z), config.gridDimX, config.blockDimX, config.sharedMemBytes)
+        )
+        return self.result(self.room)
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *asked: Any) -> tuple[Any, ...]:
+        self.calls.append(("blocks", *asked))
+        return self.result(self.room)
 
     def cuMemAlloc(self, nbytes: int) -> tuple[Any, ...]:
         return self.result(self.allocate(nbytes) if not self.status else 0)
@@ -690,6 +702,37 @@ def test_clusters_past_the_portable_size_are_asked_for(
     fake, device_of = fake_nvidia(monkeypatch, 1)
     device_of(0).load_code(b"code", "entry", 0, cluster)
     assert (("attribute", "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1) in fake.calls) is asked
+    nvidia.device.cache_clear()
+
+
+def clustered(cluster: int) -> Source:
+    tile = replace(SOURCE.plan.tile, cluster=cluster, threads=512)
+    return replace(SOURCE, plan=replace(SOURCE.plan, tile=tile, staging="rolling", shared_bytes=1000))
+
+
+def test_a_gpu_is_asked_how_many_clusters_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    device: Device = device_of(0)
+    assert device.load(SOURCE, binary(SOURCE)).resident is None, "neither clusters nor rows in turn: nothing to ask"
+    assert not [call for call in fake.calls if call[0] in ("clusters", "blocks")]
+    assert device.load(clustered(8), binary(SOURCE)).resident == 15 * 8
+    assert ("clusters", (8, 1, 1), 8, 512, 1000) in fake.calls
+    assert device.load(clustered(1), binary(SOURCE)).resident == 15 * 132
+    assert ("blocks", "module.scaled", 512, 1000) in fake.calls
+    nvidia.device.cache_clear()
+
+
+@pytest.mark.parametrize(("cluster", "group"), [(1, "a block"), (16, "a cluster of 16 blocks")])
+def test_a_gpu_without_room_says_so_when_the_kernel_is_loaded(
+    cluster: int, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    fake.room = 0
+    words = (
+        f"has no room for {group} of 512 threads and 1000 bytes of shared memory\n.*MIG slice.*\n  run it on the whole"
+    )
+    with pytest.raises(KernelError, match=words):
+        device_of(0).load(clustered(cluster), binary(SOURCE))
     nvidia.device.cache_clear()
 
 
