@@ -177,7 +177,7 @@ class Checks:
         else:
             outer = (2,) if self.deep() else OUTER
             count = max(2 * block + 1, 2 * self.deep())
-            fewest = 3 if self.plan.folded or self.plan.rolling else 2  # for a line and a rest of one; for three turns
+            fewest = 3 if self.plan.folded else 2  # blocks enough for a line and a rest of one
             sizes = sizes_for(self.plan, max(fewest, min(count, most_rows(self.plan, most))), outer)
         operands = make_operands(self.plan, sizes, self.rng(NORMAL.name))
         if not self.wants(NORMAL.name, "again", "apart"):
