@@ -98,11 +98,11 @@ bias_gelu_residual_ln(
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;
+    gamma_vec[v] = load<8>(gamma_ptr + col);
+    beta_vec[v] = load<8>(beta_ptr + col);
     x_vec[v] = load<8>(x_row + col);
     bias_vec[v] = load<8>(bias_ptr + col);
     residual_vec[v] = load<8>(residual_row + col);
-    gamma_vec[v] = load<8>(gamma_ptr + col);
-    beta_vec[v] = load<8>(beta_ptr + col);
   }
   #pragma unroll
   for (int v = 0; v < 4; ++v) {

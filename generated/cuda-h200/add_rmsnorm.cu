@@ -82,9 +82,9 @@ add_rmsnorm(
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;
+    gain_vec[v] = load<8>(gain_ptr + col);
     x_vec[v] = load<8>(x_row + col);
     residual_vec[v] = load<8>(residual_row + col);
-    gain_vec[v] = load<8>(gain_ptr + col);
   }
   #pragma unroll
   for (int v = 0; v < 4; ++v) {

@@ -13,8 +13,8 @@ Regimes, from short rows to long ones, with times on an H200 (cold L2, medians o
   206 us, streamed 275; scale_softmax 512 x 1048576 took 602 us with 16 blocks a row, streamed 783;
 - *rolling*, where an SM holds but one block: what shared memory has no room for is held in registers, and the block
   takes rows in turn and asks for the next row's vector as soon as it is done with this one's: scale_softmax
-  512 x 1048576 took 557 us by clusters of 8 blocks and 596 by clusters of 16, whose 16 SMs only seven of the GPU's
-  parts have; a row held so by blocks that end with it took 730 and 880, two blocks an SM 568;
+  512 x 1048576 took 562 us by clusters of 8 blocks and 607 by clusters of 16, for which only seven parts of the GPU
+  have the SMs, where 7 of 8 vectors kept took 599; held so by blocks that end with their row, it took 730 and 880;
 - *streamed*, read again for every walk: any length.
 
 Rows in registers across clusters would be a regime of their own: the blocks of a cluster wait for one another, and
@@ -44,9 +44,10 @@ MOST_VECTORS = 8
 SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
 WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more blocks
 # Elements of a thread up to which the vectors that rows share are read before the first walk, not before the one that
-# uses them: they wait in registers meanwhile. add_rmsnorm 8 x 4096 took 4.64 us so and 5.10 without (an empty kernel
-# took 3.5), rmsnorm 262144 x 128 36.4 and 36.9, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but that chain with
-# 64 elements a thread 117.0 and 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425.
+# uses them: they wait in registers meanwhile, and are asked for first (behind the row's own loads NVRTC 13.0 schedules
+# them late again, and 8 x 4096 takes as long as without). add_rmsnorm 8 x 4096 took 4.64 us so and 5.10 without (an
+# empty kernel took 3.5), rmsnorm 262144 x 128 36.4 and 36.9, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but
+# with 64 elements a thread 117.0 and 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425.
 MOST_AHEAD = 32
 # Shorter rows leave an SM room for several blocks, or a block alone waits for nobody: scale_softmax 4096 x 131072 took
 # 544 us with 14 of 16 vectors kept and 552 to 562 rolling, add_rmsnorm 2048 x 131072 551 and 578 to 623, log_softmax
@@ -198,7 +199,7 @@ def read_ahead(walks: Schedule) -> Schedule:
     if not ahead or any(stage.until for stage in walks.stages):
         return walks
     title = f"read {', '.join(load.value for load in ahead.values())} ahead; {first.title}"
-    stages = [replace(first, title=title, loads=(*first.loads, *ahead.values()))]
+    stages = [replace(first, title=title, loads=(*ahead.values(), *first.loads))]
     for stage in later:
         found = tuple(replace(load, when="kept") if load.access.tensor in ahead else load for load in stage.loads)
         stages.append(replace(stage, loads=found, title=title_of(found, stage.keeps, stage.reductions, stage.stores)))
