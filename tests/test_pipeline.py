@@ -152,8 +152,8 @@ class Slice(PretendGpu):
         self.room = room
 
     def load(self, source: Source, binary: Any) -> Loaded:
-        if source.plan.tile.cluster > self.room:
-            raise KernelError(f"no room for a cluster of {source.plan.tile.cluster} blocks")
+        if source.plan.cluster > self.room:
+            raise KernelError(f"no room for a cluster of {source.plan.cluster} blocks")
         return super().load(source, binary)
 
 
@@ -161,12 +161,12 @@ class Slice(PretendGpu):
 def test_clusters_that_a_gpu_has_no_room_for_lose(room: int) -> None:
     long = soft.graph.at(M=512, N=1 << 20)
     wanted = pipeline.build(long, H200, tuned=False)
-    assert wanted.source.plan.tile.cluster == 8
+    assert wanted.source.plan.cluster == 8
     built = pipeline.build(long, H200, tuned=False, device=Slice(room))
-    assert built.source.plan.tile.cluster <= room
+    assert built.source.plan.cluster <= room
     assert built.verdicts[-1].passed
     refused = [verdict for verdict in built.verdicts if not verdict.passed]
-    assert [v.plan.tile.cluster > room for v in refused] == [True] * len(refused)
+    assert [v.plan.cluster > room for v in refused] == [True] * len(refused)
     assert bool(refused) == (room < 8)
     assert all("no room for a cluster" in v.reason for v in refused)
 

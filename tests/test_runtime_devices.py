@@ -706,8 +706,10 @@ def test_clusters_past_the_portable_size_are_asked_for(
 
 
 def clustered(cluster: int) -> Source:
-    tile = replace(SOURCE.plan.tile, cluster=cluster, threads=512)
-    return replace(SOURCE, plan=replace(SOURCE.plan, tile=tile, staging="rolling", shared_bytes=1000))
+    plan = SOURCE.plan
+    assert isinstance(plan, RowPlan)
+    tile = replace(plan.tile, cluster=cluster, threads=512)
+    return replace(SOURCE, plan=replace(plan, tile=tile, staging="rolling", shared_bytes=1000))
 
 
 def test_a_gpu_is_asked_how_many_clusters_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
