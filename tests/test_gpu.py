@@ -27,7 +27,7 @@ from fusegen.graph import Graph, Tensor
 from fusegen.reference import reference
 from fusegen.runtime import Kernel
 from fusegen.runtime.devices import present, target_of
-from fusegen.spec import Chain, load_chains
+from fusegen.spec import Chain
 from fusegen.targets import Target
 from fusegen.types import DTYPES, Dim, DType, b8, bf16, f32, size_of
 from fusegen.validation import Report, analyse, validate
@@ -36,11 +36,11 @@ from fusegen.validation.checks import judge
 from fusegen.validation.compare import figures
 from fusegen.validation.inputs import Operands
 from tests.sizes import sizes_at
+from tests.specs import ROWS as SPECS
 from tests.torch_reference import torch, torch_reference
 
 pytestmark = pytest.mark.gpu
 
-SPECS = {c.name: c for c in load_chains(Path(__file__).resolve().parent.parent / "specs")}
 TORCH = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "i32": "int32", "b8": "bool"}
 SAMPLE = 2**18  # elements held to the bound one by one
 FLAT_SAMPLE = 2**31 + 1021

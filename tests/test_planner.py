@@ -19,13 +19,12 @@ from fusegen.planner.duration import resident_blocks
 from fusegen.planner.model import Layout, Plan
 from fusegen.planner.passes import simplify
 from fusegen.rendering import render
-from fusegen.spec import load_chains
 from fusegen.targets import A100, H200, MI300X, TARGETS, Target
 from tests.chains import random_chain
 from tests.sizes import sizes_at
+from tests.specs import ROWS as SPECS
 
 B, H, S, M, N = dims("B H S M N")
-SPECS = {c.name: c for c in load_chains("specs")}
 LENGTHS = (1, 2, 7, 8, 31, 32, 33, 255, 1000, 1024, 4096, 4097, 12288, 50257, 65536, 131072, 1048576)
 
 

@@ -15,13 +15,18 @@ from fusegen.graph import Graph
 from fusegen.planner import candidates, plan
 from fusegen.planner.model import Layout, Plan, RowPlan
 from fusegen.rendering import render
-from fusegen.spec import Chain, load_chains
+from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, TARGETS, Target
-from fusegen.types import bf16, f16, f32
+from fusegen.types import DTYPES
 from tests.chains import random_chain
 from tests.sizes import sizes_at
+from tests.specs import ALL, storage_types
 
-SPECS = load_chains("specs")
+SPECS = tuple(ALL.values())
+
+
+def str_or_name(value: object) -> str:
+    return value.name if isinstance(value, Chain) else str(value)
 
 
 def compiles(made: Plan) -> None:
@@ -73,11 +78,9 @@ def test_text_reads_like_code(spec: object, target: Target) -> None:
             assert re.search(rf"\b{tensor.name}\w*\b", text)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda c: c.name)
-@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
-def test_every_spec_compiles(spec: object, dtype: object, target: Target) -> None:
-    graph = spec.graph.with_dtype(dtype)  # type: ignore[attr-defined]
-    compiles(plan(graph, target))
+@pytest.mark.parametrize(("spec", "dtype"), [(c, d) for c in SPECS for d in storage_types(c)], ids=str_or_name)
+def test_every_spec_compiles(spec: Chain, dtype: str, target: Target) -> None:
+    compiles(plan(spec.with_dtype(DTYPES[dtype]).graph, target))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,10 @@ from fusegen.errors import MissingError, RequestError
 from fusegen.pipeline import plan
 from fusegen.planner.model import RowPlan
 from fusegen.rendering import render
-from fusegen.spec import Chain, load_chains
+from fusegen.spec import Chain
 from fusegen.targets import GOLDEN_TARGETS, H200, MI300X, NAMES, TARGETS, Target, target
 from fusegen.types import DTYPES, bf16, f16
-
-SPECS = Path(__file__).resolve().parent.parent / "specs"
+from tests.specs import ROWS
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,7 +115,7 @@ def test_casts_of_clang_round_to_nearest_even_and_keep_nan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hip:gfx90a", "hip:gfx942"])
-@pytest.mark.parametrize("chain", load_chains(SPECS), ids=lambda chain: chain.name)
+@pytest.mark.parametrize("chain", ROWS.values(), ids=lambda chain: chain.name)
 def test_kernels_for_amd_move_16_bytes_an_instruction_and_leave_room_for_waves(chain: Chain, name: str) -> None:
     """What can be said of speed without an AMD GPU: the compiler's account of each shipped kernel."""
     try:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -17,17 +16,17 @@ from fusegen.graph import Graph, Kind
 from fusegen.ops import PRIMITIVES
 from fusegen.planner.passes import simplify
 from fusegen.reference import reference, reference_source
-from fusegen.spec import Chain, load_chains
+from fusegen.spec import Chain
 from fusegen.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
 from tests.chains import random_chain
 from tests.sizes import sizes_at
+from tests.specs import ROWS as SPECS
 from tests.test_products import ALL as PRODUCTS
 from tests.test_products import bias_gelu, norm_swiglu, scaled
 from tests.test_unfusing import OWN, SELECTING, as_tuple, small, values_for
 from tests.torch_reference import torch_reference
 
 torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")
-SPECS = {c.name: c for c in load_chains(Path(__file__).resolve().parent.parent / "specs")}
 M, N = dims("M N")
 K, L = dims("K L")
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,15 @@ from fusegen.graph import Graph
 from fusegen.planner.cost import count_bytes, unfused_kernels
 from fusegen.planner.passes import simplify
 from fusegen.reference import reference
-from fusegen.spec import Chain, check_graph, load_chains
+from fusegen.spec import Chain, check_graph
 from fusegen.targets import target
 from fusegen.unfusing import Piece, run_pieces, unfused
 from tests.chains import random_chain
+from tests.specs import ROWS
 from tests.test_products import ALL as PRODUCTS
 from tests.test_products import bias_gelu, norm_swiglu
 
-SPECS = load_chains(Path(__file__).resolve().parent.parent / "specs")
+SPECS = tuple(ROWS.values())
 B, M, N, K = dims("B M N K")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
-from fusegen.spec import Chain, load_chains
+from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, Target
 from fusegen.types import DTYPES
 from fusegen.validation import Case, Report, interesting_lengths, validate, validate_chain
@@ -30,13 +29,13 @@ from fusegen.validation.inputs import make_operands, sizes_for, take
 from fusegen.validation.memory import POISON, Arrangement, place, read_output, reserve, strides_for
 from fusegen.validation.patterns import PATTERNS
 from tests.sizes import sizes_at
+from tests.specs import ROWS as SPECS
 
 try:
     compiler()
 except FusegenError as error:
     pytest.skip(f"the emulator can't run here: {error}", allow_module_level=True)
 
-SPECS = {c.name: c for c in load_chains(Path(__file__).resolve().parent.parent / "specs")}
 M, N = dims("M N")
 B, H, S = dims("B H S")
 Fits = Callable[[Plan], bool]

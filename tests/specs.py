@@ -1,0 +1,18 @@
+"""The shipped specs, by what they are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fusegen.spec import Chain, load_chains
+
+FOLDER = Path(__file__).resolve().parent.parent / "specs"
+ALL = {chain.name: chain for chain in load_chains(FOLDER)}
+PRODUCTS = {name: chain for name, chain in ALL.items() if chain.graph.products}
+ROWS = {name: chain for name, chain in ALL.items() if name not in PRODUCTS}
+
+
+def storage_types(chain: Chain) -> tuple[str, ...]:
+    """What its arrays may be stored as: products take no f32 unless they ask for tf32."""
+    asks = {node.op.name for node in chain.graph.products} - {"matmul_tf32"}
+    return ("f16", "bf16") if asks else ("f16", "bf16", "f32")
