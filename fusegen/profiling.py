@@ -111,6 +111,11 @@ def throughput_text(plan: Plan) -> str:
     return f"{share:.0%} by the planner's estimate; a plain copy of much data reaches {COPY_SHARE:.0%}"
 
 
+def matrix_text(plan: Plan) -> str:
+    share = plan.cost.traffic.product_flops / plan.cost.time_us / (plan.target.matrix_tflops * 1e6)
+    return f"{share:.0%} by the planner's estimate; whole tiles and edges that are computed and thrown away count too"
+
+
 def notes_for(plan: Plan) -> tuple[str, ...]:
     written = bytes_written(plan)
     notes = [
@@ -150,16 +155,23 @@ def nvidia(plan: Plan, binary: Binary | None, application: str) -> Checklist:
     aligned = plan.flat or all(plan.cols * a.dtype.bytes % SECTOR == 0 for a in plan.accesses if a.by_column)
     edge = "" if aligned else " to 1 more: rows start inside of sectors"
     registers = str(binary.resources.registers) if binary else f"about {plan.cost.registers} (not compiled here)"
+    sectors_touched = (
+        Counter("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+                "32-byte sectors a load instruction of a warp touches", f"{loads:.3g}{edge}"),
+        Counter("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio",
+                "32-byte sectors a store instruction of a warp touches", f"{stores:.3g}{edge}"),
+    )  # fmt: skip
+    tensor_pipe = (
+        Counter("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", "cycles in which tensor cores work",
+                matrix_text(plan)),
+    )  # fmt: skip
     counters = (
         Counter("dram__bytes_read.sum", "bytes read from memory", exact_bytes(bytes_read(plan))),
         Counter("dram__bytes_write.sum", "bytes written to memory", exact_bytes(bytes_written(plan))),
         Counter("gpu__time_duration.sum", "time of the kernel", duration_text(plan)),
         Counter("dram__throughput.avg.pct_of_peak_sustained_elapsed", "share of the memory's peak rate",
                 throughput_text(plan)),
-        Counter("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
-                "32-byte sectors a load instruction of a warp touches", f"{loads:.3g}{edge}"),
-        Counter("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio",
-                "32-byte sectors a store instruction of a warp touches", f"{stores:.3g}{edge}"),
+        *(tensor_pipe if plan.graph.products else sectors_touched),
         Counter("sm__warps_active.avg.pct_of_peak_sustained_active", "occupancy reached", occupancy_text(plan, binary)),
         Counter("launch__registers_per_thread", "registers of a thread", registers),
         Counter("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum", "sectors read from local memory: spills, stack",
@@ -190,12 +202,16 @@ def nvidia(plan: Plan, binary: Binary | None, application: str) -> Checklist:
 def amd(plan: Plan, binary: Binary | None, application: str) -> Checklist:
     """For rocprofv3, its predecessor rocprof, and rocprof-compute (once omniperf)."""
     resources = binary.resources if binary else None
+    moving = (
+        Counter("SQ_INSTS_VMEM_RD", "vector loads, all waves", f"about {vector_instructions(plan, False):,}"),
+        Counter("SQ_INSTS_VMEM_WR", "vector stores, all waves", f"about {vector_instructions(plan, True):,}"),
+    )
+    matrix_unit = (Counter("MfmaUtil", "percent of time that matrix units work", matrix_text(plan)),)
     counters = (
         Counter("FETCH_SIZE", "KiB read from memory (through the Infinity Cache, where there is one)",
                 f"{bytes_read(plan) / 1024:,.0f}"),
         Counter("WRITE_SIZE", "KiB written to memory", f"{bytes_written(plan) / 1024:,.0f}"),
-        Counter("SQ_INSTS_VMEM_RD", "vector loads, all waves", f"about {vector_instructions(plan, False):,}"),
-        Counter("SQ_INSTS_VMEM_WR", "vector stores, all waves", f"about {vector_instructions(plan, True):,}"),
+        *(matrix_unit if plan.graph.products else moving),
         Counter("L2CacheHit", "hits in L2, percent", "what vectors shared by rows give; the rest is read once"),
         Counter("OccupancyPercent", "occupancy reached", occupancy_text(plan, binary)),
         Counter("LDSBankConflict", "percent of time lost to LDS bank conflicts", shared_text(plan)),

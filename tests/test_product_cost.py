@@ -16,7 +16,8 @@ from fusegen.planner.cost import decisions
 from fusegen.planner.model import Layout
 from fusegen.planner.passes import simplify
 from fusegen.planner.product_cost import filled, floors, product_rounding, product_traffic, wave_text
-from fusegen.targets import H200, MI300X
+from fusegen.profiling import checklist
+from fusegen.targets import H200, MI300X, Target
 from fusegen.timing import Timing
 from tests.products import NOTHING, sketch
 from tests.test_products import bias_gelu, norm_swiglu, qkv, scaled, with_tf32
@@ -160,3 +161,13 @@ def test_shares_are_of_the_products_floor_and_no_rate_beats_the_data_sheet() -> 
     assert entry.share == pytest.approx(judge.floor_us / 800)
     assert entry.rate == pytest.approx(traffic.ideal / 800)
     assert "TFLOP/s, and the data sheet has 989" in judge.entry("fusegen", "fusegen", Timing((400.0,))).refused
+
+
+@pytest.mark.parametrize(("gpu", "counter"), [(H200, "sm__pipe_tensor_cycles"), (MI300X, "MfmaUtil")], ids=str)
+def test_a_profile_of_products_looks_at_the_matrix_units(gpu: Target, counter: str) -> None:
+    graph = simplify(gemm_bias_gelu.graph)
+    cost = replace(NOTHING, traffic=product_traffic(graph), floor_us=555.6, time_us=2 * 555.6, blocks_per_sm=1)
+    found = checklist(replace(sketch(graph, target=gpu), cost=cost), None, "gemm.py")
+    (one,) = [c for c in found.counters if c.name.startswith(counter)]
+    assert one.expect.startswith("50%" if gpu is H200 else "38%")
+    assert not any("sectors_per_request" in c.name or "VMEM" in c.name for c in found.counters)
