@@ -129,7 +129,9 @@ def scale_causal_softmax(scores, keep):
 def test_selections_are_torchs_own() -> None:
     for graph in (SELECTING[0].graph, simplify(SELECTING[0].graph)):
         text = torch_source(graph)
-        assert "    softmax = torch.softmax(div, -1)\n    p, columns = torch.topk(softmax, 7, -1)\n    kept =" in text
+        assert (
+            "    softmax = torch.softmax(div, -1)\n    likely, columns = torch.topk(softmax, 7, -1)\n    kept =" in text
+        )
         assert "columns.to(torch.int32)" in text
     assert (
         "columns = torch.topk(add, 4, -1).indices\n    take_ = torch.take_along_dim(score, columns, -1)"

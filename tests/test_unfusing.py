@@ -67,9 +67,9 @@ OWN = (window, mean_by_hand, flags, wider_than_its_operands)
 @chain(M=5, N=24, K=7)
 def best_of_softmax(x: f32[M, N], temperature: f32) -> tuple[f32[M, K], i32[M, K], f32[M, 1]]:
     """Renormalised probabilities of the k best, and what they were in sum."""
-    p, columns = F.topk(F.softmax(x / temperature), K)
-    kept = F.sum(p)
-    return p / kept, columns, kept
+    likely, columns = F.topk(F.softmax(x / temperature), K)
+    kept = F.sum(likely)
+    return likely / kept, columns, kept
 
 
 @chain(M=5, N=24)
@@ -187,7 +187,7 @@ def test_a_selection_is_unfused_as_it_was_written() -> None:
         pieces = unfused(graph)
         assert [p.operator for p in pieces] == ["div", "softmax", "topk", "sum", "div"]
         assert pieces[2].reads == ("softmax",)
-        assert set(pieces[2].writes) == {"columns", "p"}
+        assert set(pieces[2].writes) == {"columns", "likely"}
         assert unfused_kernels(graph)[2].per_element == 4 * 5 * (24 + 7 + 7)
         assert simplify(graph).at(M=6, N=30).written.sizes == {"M": 6, "N": 30, "K": 7}
 
