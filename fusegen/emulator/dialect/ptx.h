@@ -21,7 +21,7 @@ SIMT_INLINE void ptx_out(T& place, Register value) {
 // Of the constraint "n": as wide as an immediate that is written out.
 template <class T>
 SIMT_INLINE constexpr u32 ptx_immediate(T value) {
-  static_assert(sizeof(T) <= 4, "the emulator takes immediates of 32 bits");
+  if (static_cast<T>(static_cast<u32>(value)) != value) __builtin_trap();  // sizeof is 64 bits wide, and small
   return static_cast<u32>(value);
 }
 
