@@ -366,6 +366,8 @@ def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value,
     `values / F.sum(values)` renormalises.
     """
     _last("topk", axis)
+    if isinstance(x, Value) and x.dtype is i32:
+        x = cast(x, f32)  # as every reduction does
     columns = _columns("topk", x, k, bool(sorted))
     values = _taken(x, columns, key_of(x.node)[1])
     return values, columns

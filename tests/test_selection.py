@@ -295,6 +295,19 @@ def test_every_take_that_is_left_is_of_an_operand_or_of_the_key() -> None:
             assert node.missing == (-INF if node.inputs[0] is found else 0)
 
 
+def test_whole_numbers_are_ordered_as_f32_like_in_every_reduction() -> None:
+    @chain(M=2, N=4)
+    def spec(x: i32[M, N]) -> tuple[f32[M, 3], i32[M, 3], i32[M, 3]]:
+        values, columns = F.topk(x, 3)
+        return values, columns, F.take(x, columns)
+
+    x = np.array([[5, 7, -2, 7], [0, 0, -9, 3]])
+    for graph in (spec.graph, simplify(spec.graph)):
+        values, columns, taken = reference(graph)(x)
+        assert columns.tolist() == [[1, 3, 0], [3, 0, 1]]
+        assert values.tolist() == taken.tolist() == [[7, 7, 5], [3, 0, 0]]
+
+
 def test_indices_and_masks_are_taken_too() -> None:
     @chain(B=2, M=3, N=6)
     def spec(x: f32[B, M, N], keep: b8[M, N], n: i32[B, 1, N]) -> tuple[i32[B, M, 4], b8[B, M, 4], i32[B, M, 4]]:
