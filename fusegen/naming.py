@@ -31,6 +31,15 @@ FRAME = frozenset(
     n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once copy_async commit_copies wait_copies
     top_columns take""".split()  # noqa: SIM905
 )
+# what kernels call things that choose columns
+SELECTION_FRAME = frozenset(
+    """Lanes vote count Entry column_bits last_column masked infinite order_of key_at entry_of key_of column_of
+    team_most meet Picker picker warp_least warp_most sum_below warps bins room below beyond largest own_bins
+    add_up measure shift_for by cut tighten bar held side noted lane_of_warp lanes_below turn over peaks keys p
+    passes crowd limit floor order reached who seen found own bits fits done left mine least again own_list higher
+    kept upto place all higher_bar first start most lowest above binned entry rank bin other end peak best bit raw
+    r picks best_entry last a sort sorts many size run step high low part""".split()  # noqa: SIM905
+)
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
     """std abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc exp exp10 exp2 expm1
@@ -51,6 +60,8 @@ def called() -> frozenset[str]:
 def entry_name(graph: Graph) -> str:
     """The kernel's own name: the chain's, with `_kernel` behind it where a compiler has taken that."""
     taken = CPP | FRAME | FILE_SCOPE | called() | {f"{name}f" for name in FILE_SCOPE}
+    if graph.selections:
+        taken |= SELECTION_FRAME
     return f"{graph.name}_kernel" if graph.name in taken or graph.name.startswith("__") else graph.name
 
 
@@ -58,6 +69,8 @@ def entry_name(graph: Graph) -> str:
 def value_names(graph: Graph) -> Mapping[Node, str]:
     """A unique name for every node that gets one (literals and sizes are written out), the same each time."""
     taken = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
+    if graph.selections:
+        taken |= SELECTION_FRAME
     names: dict[Node, str] = {}
     for tensor in graph.inputs:
         names[tensor.node] = claim(tensor.name, taken)

@@ -48,8 +48,11 @@ def render(plan: Plan) -> Source:
 def context(plan: Plan) -> dict[str, Any]:
     """What the plan's template sees: each kind of plan has a speller of its own."""
     from fusegen.rolling import RollingSpeller
+    from fusegen.selection_spelling import SelectionSpeller
     from fusegen.spelling import Speller
 
+    if isinstance(plan, RowPlan) and plan.selection:
+        return SelectionSpeller(plan).context()
     if isinstance(plan, RowPlan):
         return (RollingSpeller if plan.rolling else Speller)(plan).context()
     raise TypeError(f"{plan.name}: nothing spells a {type(plan).__name__}")

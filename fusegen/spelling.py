@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusegen.planner.heading import WIDTH, header_lines
-from fusegen.planner.model import Access, Load, Param, Reduction, RowPlan, Stage, Store
+from fusegen.planner.model import Access, Load, Param, Reduction, ReductionKind, RowPlan, Stage, Store
 from fusegen.planner.pieces import CTYPE, stride_name
 from fusegen.prelude import REDUCERS, WORD_FUNCTIONS
 from fusegen.types import DType, b8, bf16, f16, f32, i32
@@ -482,41 +482,49 @@ class Speller:
 
     def row_reduces(self) -> list[Mapping[str, Any]]:
         """The reduction functions of the prelude, one a kind that the plan uses."""
-        kinds = dict.fromkeys(r.kind for s in self.plan.stages for r in s.reductions)
-        found: list[Mapping[str, Any]] = []
-        for kind in kinds:
-            reducer = REDUCERS[kind]
-            self.functions.update(reducer.needs)
-            shuffled = [
-                f"partner(v.{f}, step)" if reducer.ctype != "float" else "partner(v, step)" for f in reducer.fields
-            ]
-            parts = [f"part_{f}" if len(reducer.fields) > 1 else "part" for f in reducer.fields]
-            found.append(
-                {
-                    "what": reducer.what,
-                    "function": reducer.function,
-                    "ctype": reducer.ctype,
-                    "shuffle_merge": reducer.merge.format(*shuffled),
-                    "shared_parameters": "".join(f", float* {p}" for p in parts) if self.plan.slots else "",
-                    "fields": [
-                        {"part": p, "value": f"v.{f}" if reducer.ctype != "float" else "v"}
-                        for p, f in zip(parts, reducer.fields, strict=True)
-                    ],
-                }
-            )
-        return found
+        return [self.row_reduce(r) for r in dict.fromkeys(r.kind for s in self.plan.stages for r in s.reductions)]
+
+    def row_reduce(self, kind: ReductionKind) -> Mapping[str, Any]:
+        reducer = REDUCERS[kind]
+        self.functions.update(reducer.needs)
+        shuffled = [f"partner(v.{f}, step)" if reducer.ctype != "float" else "partner(v, step)" for f in reducer.fields]
+        parts = [f"part_{f}" if len(reducer.fields) > 1 else "part" for f in reducer.fields]
+        return {
+            "what": reducer.what,
+            "function": reducer.function,
+            "ctype": reducer.ctype,
+            "shuffle_merge": reducer.merge.format(*shuffled),
+            "shared_parameters": "".join(f", float* {p}" for p in parts) if self.plan.slots else "",
+            "threads": self.plan.tile.threads_per_row,
+            "clustered": self.plan.tile.cluster > 1,
+            "fields": [
+                {"part": p, "value": f"v.{f}" if reducer.ctype != "float" else "v"}
+                for p, f in zip(parts, reducer.fields, strict=True)
+            ],
+        }
 
     # ---- all of it
+
+    def walks(self) -> list[tuple[Stage, Mapping[str, Any]]]:
+        """What a template prints of each walk."""
+        return [(stage, self.walk(number, stage)) for number, stage in enumerate(self.plan.stages, 1)]
+
+    def expressions(self) -> list[str]:
+        """Every expression that the plan wrote."""
+        bodies = [*self.plan.launch_body, *self.plan.row_body]
+        for stage in self.plan.stages:
+            bodies += [*stage.body, *stage.row_body]
+        return [s.expr for s in bodies]
 
     def header(self) -> list[str]:
         return header_lines(self.plan)
 
     def context(self) -> dict[str, Any]:
         plan = self.plan
-        walks = [(stage, self.walk(i, stage)) for i, stage in enumerate(plan.stages, 1)]
+        walks = self.walks()
         reduces = self.row_reduces()
         keeps = self.keeps()
-        for text in expressions(plan):
+        for text in self.expressions():
             self.functions.update(
                 f for f in ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS) if f"{f}(" in text
             )
@@ -524,7 +532,7 @@ class Speller:
             self.functions.add("exponential")
         if "exponential" in self.functions:
             self.functions.add("power_of_2")
-        everything = " ".join([*expressions(plan), *(str(w) for _, w in walks), *(str(r) for r in reduces)])
+        everything = " ".join([*self.expressions(), *(str(w) for _, w in walks), *(str(r) for r in reduces)])
         constants = [
             (name, bits)
             for name, bits in (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
@@ -583,17 +591,9 @@ class Speller:
 
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses}
-        used |= {d for d in (f16, bf16) if any(f"round_{d.name}(" in e for e in expressions(self.plan))}
+        used |= {d for d in (f16, bf16) if any(f"round_{d.name}(" in e for e in self.expressions())}
         return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
 
 
 def bracketed(text: str) -> str:
     return f"({text})" if "?" in text else text
-
-
-def expressions(plan: RowPlan) -> list[str]:
-    """Every expression that the plan wrote."""
-    bodies = [*plan.launch_body, *plan.row_body]
-    for stage in plan.stages:
-        bodies += [*stage.body, *stage.row_body]
-    return [s.expr for s in bodies]

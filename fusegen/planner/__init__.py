@@ -10,10 +10,11 @@ from fusegen.planner.passes import simplify
 from fusegen.planner.rules import NoMatch
 from fusegen.planner.rules.elementwise import elementwise
 from fusegen.planner.rules.rowwise import rowwise
+from fusegen.planner.rules.topk import topk
 from fusegen.targets.base import Target
 
 Rule = Callable[[Graph, Target, Layout], Iterator[Plan]]
-RULES: Mapping[str, Rule] = {"elementwise": elementwise, "rowwise": rowwise}
+RULES: Mapping[str, Rule] = {"elementwise": elementwise, "rowwise": rowwise, "topk": topk}
 CONTIGUOUS = Layout()
 
 

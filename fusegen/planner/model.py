@@ -193,6 +193,34 @@ class Stage:
         return tuple(load for load in self.loads if load.when != "kept")
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """How a kernel chooses k columns of each row, and what it makes of them. See planner/rules/topk.py.
+
+    `by` "team": the keys of a row lie in the registers of one warp or of a part of it; "threshold": the row streams by,
+    and what passes a growing threshold is remembered. A thread compares `turn` vectors with the threshold at a time;
+    a warp remembers `notes` vectors that hold candidates, then looks into them; the block holds `entries` candidates,
+    and cuts them down to `limit` where they grow too many, with counts of `bins` ranges of keys.
+    """
+
+    by: Literal["team", "threshold"]
+    k: int
+    key: str  # the element value that decides
+    loads: tuple[Load, ...]  # what the key is made from,
+    body: tuple[Statement, ...]  # and how
+    columns: str  # the k columns' name,
+    values: str  # and that of the keys there; empty where nothing asks for them
+    picked: tuple[Stage, ...]  # walks over the k columns: their loads are gathered
+    turn: int = 0
+    groups: int = 0  # parts of a thread's turn whose largest keys give the first threshold; 0: the first cut does
+    notes: int = 0
+    entries: int = 0
+    limit: int = 0
+    bins: int = 0
+    resident: int = 0  # blocks that an SM is to hold, and for which the compiler keeps registers; 0: it is not told
+    slot: int = 0  # first row of the shared array for reductions over the k columns
+
+
 Staging = Literal[
     "none",
     "registers",
@@ -455,6 +483,7 @@ class RowPlan(Plan):
     stages: tuple[Stage, ...]
     copies: bool  # what the first walk keeps in shared memory gets there by asynchronous copies
     slots: int  # rows of the shared array that carries partial results across warps; 0 without
+    selection: Selection | None = None
 
     @property
     def configuration(self) -> str:
@@ -467,6 +496,7 @@ class RowPlan(Plan):
             "cluster": (tile.cluster, 1),
             "kept": (tile.kept, room),
             "keeps": (self.keeps, "nothing" if self.staging == "stream" else "values"),
+            "turn": (self.selection.turn if self.selection else 0, 0),
         }
         unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"
@@ -564,6 +594,6 @@ class Source:
 
 __all__ = [
     "Access", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Param", "Plan", "Reduction",
-    "Refusal", "RowDim", "RowPlan", "Source", "Stage", "Staging", "Statement", "Store", "Summed", "TensorTraffic",
-    "Tile", "Traffic",
+    "Refusal", "RowDim", "RowPlan", "Selection", "Source", "Stage", "Staging", "Statement", "Store", "Summed",
+    "TensorTraffic", "Tile", "Traffic",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ def vector_widths(graph: Graph, layout: Layout) -> tuple[int, ...]:
 
     Masks (one byte) do not set the width: 16 of them would mean 64 bytes of a float beside them.
     """
-    sizes = {t.dtype.bytes for t in arrays(graph) if t.dtype is not b8} or {1}
+    sizes = {t.dtype.bytes for t in graph.walked if t.shape and t.dtype is not b8} or {1}
     widths = {VECTOR_BYTES // size for size in sizes}
     # a narrower vector may divide the row, or waste less of a short one; and what moves by single elements moves best
     # when neighbouring threads take neighbouring elements
@@ -79,8 +79,9 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
     for tensor in arrays(graph):
         output = any(tensor is t for t in graph.outputs)
         strided = tuple(i for i, d in enumerate(dims) if any(moves_along(graph, tensor, a) for a in d.axes))
-        by_column = tensor.shape[-1] == graph.shape[-1]
-        mode = access_mode(graph, dims, layout, tensor, strided, by_column, vector)
+        picked = output and tensor.node in graph.picked  # k columns, written one by one
+        by_column = tensor.shape[-1] != 1 if picked else tensor.shape[-1] == graph.shape[-1]
+        mode = "element" if picked else access_mode(graph, dims, layout, tensor, strided, by_column, vector)
         width = tensor.dtype.bytes if mode == "element" else min(VECTOR_BYTES, vector * tensor.dtype.bytes)
         found.append(
             Access(
@@ -92,7 +93,7 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                 by_column=by_column,
                 strided=strided,
                 mode=mode,
-                vector=vector,
+                vector=1 if picked else vector,
                 vector_bytes=width,
                 once=(
                     tensor.name in limited  # the unmasked have nothing to gain: every byte of theirs streams through

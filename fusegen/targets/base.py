@@ -22,6 +22,7 @@ class Spelling:
     to_float: Mapping[DType, str]  # storage value -> float
     from_float: Mapping[DType, str]  # float -> storage value, round to nearest even
     barrier: str
+    lanes: str  # a type with a bit for each lane of a warp
     shuffle_xor: str  # {0}: value, {1}: lane mask
     functions: Mapping[str, tuple[str, ...]]  # bodies of functions that the hardware has a word for
 

@@ -35,6 +35,7 @@ SPELLING = Spelling(
         b8: "static_cast<unsigned char>({0} != 0.0f)",
     },
     barrier="__syncthreads();",
+    lanes="unsigned",
     shuffle_xor="__shfl_xor_sync(0xffffffffu, {0}, {1})",
     # PTX ISA 8, from sm_80 on. Without .ftz the approximations spend three instructions on subnormal operands: with
     # them, and the libraries' expf and division, the LayerNorm chain took 32 instructions an element instead of 22.
@@ -72,6 +73,13 @@ SPELLING = Spelling(
             "}",
         ),
         "commit_copies": ('asm volatile("cp.async.commit_group;" ::: "memory");',),
+        "ballot": ("__ballot_sync(0xffffffffu, says)",),
+        "popcount": ("__popc(lanes)",),
+        "warp_least": ("return __reduce_min_sync(0xffffffffu, v);",),  # redux.sync, from sm_80 on
+        "warp_most": ("return __reduce_max_sync(0xffffffffu, v);",),
+        "shuffle_up": ("__shfl_up_sync(0xffffffffu, v, step)",),
+        "from_first_lane": ("__shfl_sync(0xffffffffu, start, 0)",),
+        "meet": ("__syncwarp();",),
         "wait_copies": ('asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");',),
     },
 )

@@ -21,6 +21,18 @@ from dataclasses import replace
 from fusegen.targets.base import Spelling, Target
 from fusegen.types import b8, bf16, f16, f32, i32
 
+
+def reduced(sign: str) -> tuple[str, ...]:
+    """The least (`<`) or the most (`>`) in a wave of 64, in every lane."""
+    return (
+        "for (int step = 32; step > 0; step /= 2) {",
+        "  const unsigned other = __shfl_xor(v, step);",
+        f"  v = v {sign} other ? v : other;",
+        "}",
+        "return v;",
+    )
+
+
 SPELLING = Spelling(
     file_suffix=".hip",
     headers={},
@@ -40,6 +52,7 @@ SPELLING = Spelling(
         b8: "static_cast<unsigned char>({0} != 0.0f)",
     },
     barrier="__syncthreads();",
+    lanes="unsigned long long",
     shuffle_xor="__shfl_xor({0}, {1})",  # the _sync form of ROCm 7 wants a 64-bit mask, and ROCm 6 has none
     # v_exp_f32 and v_rcp_f32, 1 ulp each ("CDNA 3 instruction set", VOP1); v_max_f32 drops a NaN, so the larger is a
     # comparison and a selection
@@ -48,6 +61,13 @@ SPELLING = Spelling(
         "reciprocal": ("return __builtin_amdgcn_rcpf(x);",),
         "larger": ("return a > b || a != a ? a : b;",),
         "smaller": ("return a < b || a != a ? a : b;",),
+        "ballot": ("__ballot(says)",),
+        "popcount": ("__popcll(lanes)",),
+        "warp_least": reduced("<"),
+        "warp_most": reduced(">"),
+        "shuffle_up": ("__shfl_up(v, step)",),
+        "from_first_lane": ("__shfl(start, 0)",),
+        "meet": ('__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");', "__builtin_amdgcn_wave_barrier();"),
         "load_once": (
             "typedef unsigned Bits __attribute__((vector_size(sizeof(Vec<T, N>))));",
             "const Bits bits = __builtin_nontemporal_load(reinterpret_cast<const Bits*>(p));",

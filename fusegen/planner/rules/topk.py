@@ -1,0 +1,215 @@
+"""Chains that choose k columns of each row: the row is read once, probabilities are made for k columns alone.
+
+Regimes, from short rows to long ones:
+
+- a *team*: a warp, or a part of it, holds a row's keys in registers. The k-th largest of the lanes' largest keys is a
+  bound that k elements reach and few more do; these are ranked by comparing them;
+- a *threshold*: a block streams the row by and keeps nothing of it. What k elements seen so far reach is a threshold
+  for those to come; vectors with a key above it are noted, 4 bytes each, and read again from the caches when a warp has
+  noted enough for its lanes. Their elements are candidates; too many of them are cut to the best k, which raises the
+  threshold. The first one comes from the largest key of each thread, or of each vector, by bisection within a warp;
+- the same by a *cluster* of blocks, for few rows: the first threshold is one of the whole cluster, and its first block
+  ranks what all of them are left with.
+
+Candidates are compared as 64-bit numbers, the key's bits in an integer of the same order above the column's, so that
+ties have one answer whatever the order in which candidates were found; the sums of a row are those of the other rules.
+Holding the row in shared memory would save nothing: it is read once either way, and 50257 f32 leave no second block
+room on an SM while the first one ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fusegen.graph import Graph
+from fusegen.planner.assembly import Draft, assemble, row_draft
+from fusegen.planner.choosing import (
+    bins_of,
+    duration_of,
+    entries_of,
+    fits,
+    groups_of,
+    limit_of,
+    notes_of,
+    picker_bytes,
+)
+from fusegen.planner.duration import Work
+from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
+from fusegen.planner.picking import Picking, picking
+from fusegen.planner.pieces import vector_widths
+from fusegen.planner.rules import NoMatch, need_countable
+from fusegen.targets.base import Target
+from fusegen.types import f32
+
+WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
+TEAM_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 77 us with 16 a lane, 159 with 32
+TEAM_PICKS = 32
+TEAM_BLOCK = 128
+BLOCKS = (128, 256, 512, 1024)
+TURNS = (2, 4, 8)
+TURN_ELEMENTS = 32  # of a thread: they wait in registers
+
+
+def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+    """Every legal team, block and cluster."""
+    node = graph.selection
+    if node is None:
+        raise NoMatch("the chain keeps every column; topk is for chains that choose some, as F.topk does")
+    if node.inputs[0].dtype is not f32:
+        raise NoMatch(f"{node.operator} at {node.where} orders by {node.inputs[0].dtype} values; topk orders by f32")
+    need_countable(graph.cols)
+    for vector in vector_widths(graph, layout):
+        draft = row_draft(graph, target, layout, vector)
+        yield from by_team(draft)
+        yield from by_threshold(draft)
+
+
+def by_team(draft: Draft) -> Iterator[Plan]:
+    """A part of a warp for each row, from as many lanes as columns are chosen."""
+    graph, target = draft.graph, draft.target
+    walks = picking(graph, draft.accesses, "values")
+    lanes = target.warp
+    while lanes >= max(4, graph.picks):
+        per_thread = -(-draft.vectors // lanes)
+        most = WARP_ELEMENTS if lanes == target.warp else TEAM_ELEMENTS
+        if per_thread * draft.vector <= most and draft.vectors > lanes // 2 and graph.picks <= TEAM_PICKS:
+            tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
+            chosen = selection_of(walks, graph.picks, "team")
+            if fits(chosen, tile, target, graph.cols):
+                yield candidate(draft, walks, tile, chosen)
+        lanes //= 2
+
+
+def by_threshold(draft: Draft) -> Iterator[Plan]:
+    """A block or a cluster for each row."""
+    graph, target = draft.graph, draft.target
+    walks = picking(graph, draft.accesses, "nothing")
+    for threads in BLOCKS:
+        for turn in TURNS:
+            for cluster in clusters(target):
+                if tile := tile_of(draft, threads, turn, cluster):
+                    chosen = threshold_of(walks, graph.picks, tile, turn, target)
+                    if chosen and fits(chosen, tile, target, graph.cols):
+                        yield candidate(draft, walks, tile, chosen)
+
+
+def clusters(target: Target) -> Iterator[int]:
+    cluster = 1
+    while cluster <= target.max_cluster:
+        yield cluster
+        cluster *= 2
+
+
+def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
+    """None where a thread's turn is too long for its registers, or half of a turn would lie beyond the row."""
+    if threads > draft.target.threads_per_block or turn * draft.vector > max(TURN_ELEMENTS, TURNS[0] * draft.vector):
+        return None
+    per_row = threads * cluster
+    if (turn, threads) != (TURNS[0], BLOCKS[0]) and 2 * draft.vectors <= per_row * turn:
+        return None
+    if cluster > 1 and 2 * draft.vectors <= per_row * turn:
+        return None
+    turns = -(-draft.vectors // (per_row * turn))
+    return Tile(threads, per_row, 1, draft.vector, turns * turn, cluster=cluster)
+
+
+def threshold_of(walks: Picking, k: int, tile: Tile, turn: int, target: Target) -> Selection | None:
+    """None where there are no registers for a block, or where a larger one could have a first threshold: that of the
+    first turn's groups, if a warp's are enough."""
+    warps = tile.threads // target.warp
+    groups = groups_of(k, warps, tile.cluster, target.warp, turn)
+    if -(-k // warps) > target.warp * groups:
+        if (tile.threads, turn, tile.cluster) != (BLOCKS[0], TURNS[0], 1):
+            return None
+        groups = 0
+    chosen = replace(
+        selection_of(walks, k, "threshold"),
+        turn=turn,
+        groups=groups,
+        notes=notes_of(target.warp, turn),
+        entries=entries_of(k, warps),
+        limit=limit_of(k),
+        bins=bins_of(k, tile.threads),
+    )
+    if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
+        return chosen
+    blocks = target.registers_per_sm // (tile.threads * wanted_registers(chosen, tile))
+    return replace(chosen, resident=blocks) if blocks else None
+
+
+def wanted_registers(chosen: Selection, tile: Tile) -> int:
+    """Of a thread: left alone ptxas takes 90 and more, most of them for what is rare, and few blocks are resident. With
+    so many it spills nothing of a masked softmax of f32, nor of a ragged one of bf16."""
+    elements = chosen.turn * tile.vector
+    words = elements * sum(load.access.dtype.bytes for load in chosen.loads) / 4
+    return 64 if words <= 16 and elements < TURN_ELEMENTS else 80 if words <= TURN_ELEMENTS else 96
+
+
+def selection_of(walks: Picking, k: int, by: str) -> Selection:
+    return Selection(
+        by=by,  # type: ignore[arg-type]
+        k=k,
+        key=walks.key,
+        loads=walks.loads,
+        body=walks.body,
+        columns=walks.columns,
+        values=walks.values,
+        picked=walks.picked,
+        slot=walks.slot,
+    )
+
+
+def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> RowPlan:
+    team = chosen.by == "team"
+    regime = f"{team_text(tile, draft.target)}; {choosing_text(chosen, tile)}"
+    plan = assemble(
+        draft, walks.walks, tile, rule="topk", regime=regime, staging="registers" if team else "stream",
+    )  # fmt: skip
+    shared = picker_bytes(chosen, tile, draft.target.warp, draft.graph.cols)
+    read = tuple(a for a in draft.accesses if not a.output)
+    work = Work(
+        tile=tile,
+        staging=plan.staging,
+        stages=plan.stages,
+        accesses=read,
+        copies=False,
+        shared_bytes=shared + plan.static_shared_bytes,
+        kept_bytes=walks.walks.kept_bytes,
+        ragged=not draft.divides,
+        blocks=max(1, -(-draft.graph.rows // tile.rows_per_block)) * tile.cluster,
+    )
+    registers = registers_of(chosen, tile)
+    return replace(
+        plan,
+        template="topk_team.cu.j2" if team else "topk.cu.j2",
+        selection=chosen,
+        shared_bytes=shared,
+        cost=duration_of(draft.target, draft.graph, work, chosen, plan.cost.traffic, registers),
+    )
+
+
+def registers_of(chosen: Selection, tile: Tile) -> int:
+    """NVRTC took 48, 80 and 148 for teams with 8, 16 and 32 elements a lane; hiprtc 80 to 130 for thresholds."""
+    if chosen.by == "team":
+        return max(40, 16 + 4 * tile.per_thread * tile.vector)
+    return wanted_registers(chosen, tile) if chosen.resident else 96
+
+
+def team_text(tile: Tile, target: Target) -> str:
+    if tile.cluster > 1:
+        return f"a cluster of {tile.cluster} blocks of {tile.threads} threads a row"
+    if tile.threads_per_row == tile.threads:
+        return f"a block of {tile.threads} threads a row"
+    if tile.threads_per_row == target.warp:
+        return f"a warp a row, {tile.rows_per_block} rows a block"
+    return f"{tile.threads_per_row} threads a row, {tile.rows_per_block} rows a block"
+
+
+def choosing_text(chosen: Selection, tile: Tile) -> str:
+    if chosen.by == "team":
+        return f"{chosen.key} in registers, the best {chosen.k} by rank"
+    return (
+        f"the row streams by, {chosen.turn} x {tile.vector} elements a thread at a time, and what passes a growing "
+        f"threshold is kept: up to {chosen.entries} candidates for {chosen.k}"
+    )

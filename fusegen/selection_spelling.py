@@ -1,0 +1,238 @@
+"""The words of kernels that choose columns: what `fusegen.spelling` says of a walk, and the choice around it.
+
+Nothing is decided here either: `planner/rules/topk.py` is.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fusegen.planner.choosing import merged_room
+from fusegen.planner.heading import WIDTH
+from fusegen.planner.model import Load, Reduction, RowPlan, Stage, Statement
+from fusegen.prelude import REDUCERS
+from fusegen.spelling import Speller
+
+ROLLED = "#pragma unroll 1"
+
+
+class SelectionSpeller(Speller):
+    """The words of one plan that has a Selection."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        super().__init__(plan)
+        assert plan.selection is not None
+        self.selection = plan.selection
+        self.functions.add("larger")
+        self.last = plan.stages[-1]
+
+    @property
+    def by_team(self) -> bool:
+        return self.selection.by == "team"
+
+    # ---- the walk that chooses
+
+    def col_of(self, vector: str) -> str:
+        """The first column of the thread's vector of that number."""
+        tile = self.plan.tile
+        if self.start():
+            return f"start + ({vector}) * {tile.threads_per_row * tile.vector}"
+        return f"(({vector}) * {tile.threads_per_row} + lane) * {tile.vector}"
+
+    def vectors(self, loads: tuple[Load, ...]) -> list[Mapping[str, str]]:
+        return [
+            {
+                "type": self.vec_type(load.access),
+                "name": f"{load.access.name}_vec",
+                "call": self.from_memory(load, inside=False),
+            }
+            for load in loads
+        ]
+
+    def statements(self, loads: tuple[Load, ...], body: tuple[Statement, ...]) -> list[str]:
+        lines = [
+            f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{load.access.name}_vec.at[j]')};"
+            for load in loads
+        ]
+        return [*lines, *(f"const {s.ctype} {s.name} = {s.expr};" for s in body)]
+
+    def last_walk(self) -> Mapping[str, Any]:
+        """The walk that chooses by a threshold: the key's own maximum serves a softmax of the key too."""
+        of_key = [r for r in self.last.reductions if r.kind == "softmax" and r.value == self.selection.key]
+        others = tuple(r for r in self.last.reductions if r not in of_key)
+        stage = replace(self.last, reductions=others)
+        walk = dict(self.walk(len(self.plan.stages), stage))
+        best = f"choose {self.selection.columns} = the columns of the {self.selection.k} largest {self.selection.key}"
+        number = len(self.plan.stages)
+        title = f"walk {number} of {number}: {self.last.title + '; ' if self.last.title else ''}{best}"
+        return {
+            **walk,
+            "stage": self.last,
+            "title": textwrap.wrap(title, WIDTH, subsequent_indent="  "),
+            "parts": [self.part(r) for r in self.last.reductions],
+            "vectors": self.vectors(self.last.loads),
+            "body": [*self.body(stage, loads_first=False), f"keys[j] = {self.selection.key};"],
+            "key_reductions": [r.part for r in of_key],
+            "masks": not others and not self.last.stores,  # what lies outside of the row counts for nothing else
+            "results": [line for r in self.last.reductions for line in self.results(r)],
+        }
+
+    def team_guard(self) -> str:
+        return " && ".join(part for part in (self.guard(), self.inside()) if part)
+
+    def team_body(self) -> list[str]:
+        lines = self.body(replace(self.last, reductions=(), stores=()), loads_first=True)
+        return [*lines, f"keys[v][j] = {self.selection.key};"]
+
+    # ---- behind it
+
+    def picked_walk(self, number: int, stage: Stage) -> Mapping[str, Any]:
+        count = len(self.selection.picked)
+        what = f"of {count} " if count > 1 else ""
+        title = f"the {self.selection.k} chosen, walk {number} {what}over them: {stage.title}"
+        body = [self.gathered(load) for load in stage.loads]
+        body += [f"const {s.ctype} {s.name} = {s.expr};" for s in stage.body]
+        body += [self.update(r) for r in stage.reductions]
+        for store in stage.stores:
+            value = self.to_storage(store.access.dtype, store.value)
+            body.append(f"{self.pointer(store.access)}[rank] = {value};")
+        return {
+            "title": textwrap.wrap(title, WIDTH, subsequent_indent="  "),
+            "parts": [self.part(r) for r in stage.reductions],
+            "body": body,
+            "results": [self.picked_result(r) for r in stage.reductions],
+        }
+
+    def gathered(self, load: Load) -> str:
+        """An operand's element at the chosen column."""
+        at = f"{self.pointer(load.access)}[{self.selection.columns}]"
+        nothing = {"bool": "false", "int": "0"}.get(load.ctype, "0.0f")
+        value = self.to_value(load.access.dtype, at)
+        return f"const {load.ctype} {load.value} = {self.selection.columns} < 0 ? {nothing} : {value};"
+
+    def picked_result(self, r: Reduction) -> str:
+        [line] = self.results(r)
+        function = REDUCERS[r.kind].function
+        return line.replace(f"= {function}(", f"= {self.picked_function(function)}(")
+
+    def picked_function(self, function: str) -> str:
+        """Only one block of a cluster goes on behind the selection."""
+        return f"picked_{function.removeprefix('row_')}" if self.plan.tile.cluster > 1 else function
+
+    def row_reduces(self) -> list[Mapping[str, Any]]:
+        whole = super().row_reduces()
+        kinds = dict.fromkeys(r.kind for stage in self.selection.picked for r in stage.reductions)
+        behind = [self.row_reduce(kind) for kind in kinds]
+        if self.plan.tile.cluster > 1:
+            alone = {"threads": self.plan.threads, "clustered": False}
+            return [*whole, *({**r, **alone, "function": self.picked_function(str(r["function"]))} for r in behind)]
+        there = {r["function"] for r in whole}
+        return [*whole, *(r for r in behind if r["function"] not in there)]
+
+    # ---- all of it
+
+    def expressions(self) -> list[str]:
+        behind = [s.expr for stage in self.selection.picked for s in (*stage.body, *stage.row_body)]
+        return [*super().expressions(), *behind]
+
+    def walks(self) -> list[tuple[Stage, Mapping[str, Any]]]:
+        return super().walks()[:-1]
+
+    def context(self) -> dict[str, Any]:
+        plan, chosen = self.plan, self.selection
+        last = {} if self.by_team else self.last_walk()
+        words = self.team_words() if self.by_team else self.threshold_words()
+        lane, team = ("lane", plan.tile.threads_per_row) if self.by_team else ("threadIdx.x", plan.threads)
+        picked = [(stage, self.picked_walk(i, stage)) for i, stage in enumerate(chosen.picked, 1)]
+        target = plan.target
+        functions = target.spelling.functions
+        choose = {
+            **words,
+            "lanes": target.spelling.lanes,
+            "ballot": functions["ballot"][0],
+            "popcount": functions["popcount"][0],
+            "column_bits": max(1, (plan.cols - 1).bit_length()),
+            "pick_lane": lane,
+            "pick_team": team,
+            "pick_turns": -(-chosen.k // team),
+            "picks": "picker.picks[at]" if self.by_team else "picker.picks",
+        }
+        context = super().context()
+        if not any(name == "INFINITY" for name, _ in context["constants"]):
+            context["constants"] = [("INFINITY", "0x7f800000"), *context["constants"]]
+        resident = f", {chosen.resident}" if chosen.resident else ""
+        return {
+            **context,
+            "resident": resident,
+            "s": chosen,
+            "choose": choose,
+            "rolled": ROLLED,
+            "last_walk": last,
+            "picked_walks": picked,
+        }
+
+    def team_words(self) -> Mapping[str, Any]:
+        plan = self.plan
+        team, warp = plan.tile.threads_per_row, plan.target.warp
+        functions = plan.target.spelling.functions
+        by_shuffles = (
+            "#pragma unroll",
+            f"for (int step = {team // 2}; step > 0; step /= 2) {{",
+            f"  const unsigned other = {plan.target.spelling.shuffle_xor.format('v', 'step')};",
+            "  v = v > other ? v : other;",
+            "}",
+            "return v;",
+        )
+        vote = "vote(mine >> bit & 1)"
+        if team < warp:
+            vote = f"{vote} >> (threadIdx.x % {warp} / {team} * {team}) & ((Lanes(1) << {team}) - 1)"
+        return {
+            "team_most": functions["warp_most"] if team == warp else by_shuffles,
+            "meet": functions["meet"],
+            "most_ranked": max(32, 2 * self.selection.k),
+            "entry_partner": plan.target.spelling.shuffle_xor.format("best_entry", "step"),
+            "team_guard": self.team_guard(),
+            "team_body": self.team_body(),
+            "team_vote": vote,
+            "count_bits": (plan.tile.per_thread * plan.tile.vector).bit_length(),
+        }
+
+    def threshold_words(self) -> Mapping[str, Any]:
+        plan, chosen = self.plan, self.selection
+        tile, warp = plan.tile, plan.target.warp
+        functions = plan.target.spelling.functions
+        warps = plan.threads // warp
+        room = chosen.entries // warps
+        want = -(-chosen.k // warps)
+        crowd = f"crowd >= {plan.threads - plan.threads // 8}"
+        guard = f"!over && {self.guard()}" if self.guard() else "!over"
+        enough = (
+            f"(over ? {chosen.limit // warps if tile.cluster > 1 else room} : {(room + chosen.limit // warps) // 2})"
+        )
+        return {
+            "warp_least": functions["warp_least"],
+            "warp_most": functions["warp_most"],
+            "shuffle_up": functions["shuffle_up"][0],
+            "from_first_lane": functions["from_first_lane"][0],
+            "warps": warps,
+            "room": room,
+            "merged": merged_room(chosen.limit, warps, tile.cluster),
+            "bin_bits": chosen.bins.bit_length() - 1,
+            "want": want,
+            "want_together": -(-chosen.k // (warps * tile.cluster)),
+            "ranked": chosen.k < warps and tile.cluster == 1,
+            "crowded": f"turn == 0 || {crowd}" if tile.cluster > 1 else crowd,
+            "together": ", turn == 0" if tile.cluster > 1 else "",
+            "enough": enough,
+            "waits": not any(stage.reductions for stage in plan.stages[:-1]),
+            "first_col": self.col_of("p"),
+            "col": self.col_of("turn + p"),
+            "next_col": self.col_of(f"turn + p + {chosen.turn}"),
+            "guard": guard,
+            "again": self.vectors(chosen.loads),
+            "body": [*self.statements(chosen.loads, chosen.body), f"found[j] = entry_of({chosen.key}, col + j);"],
+            "count_bits": tile.vector.bit_length(),
+        }

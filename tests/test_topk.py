@@ -1,0 +1,227 @@
+"""Kernels that choose columns: every regime's candidates in the emulator, on ragged rows, ties, NaN and masks."""
+
+# mypy: disable-error-code="valid-type, operator"
+# (annotations of a chain are values such as f32[M, V])
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fusegen import b8, bf16, chain, dims, f16, f32, i32
+from fusegen import ops as F
+from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.errors import NoPlan
+from fusegen.planner import candidates
+from fusegen.planner.choosing import expected
+from fusegen.planner.model import Layout, RowPlan, Source
+from fusegen.rendering import render
+from fusegen.runtime import Kernel, devices
+from fusegen.selection import top_columns
+from fusegen.spec import Chain
+from fusegen.targets import target
+from fusegen.validation import validate
+
+try:
+    compiler()
+except EmulatorUnavailable as error:
+    pytest.skip(f"the emulator can't run here: {error}", allow_module_level=True)
+
+M, V, K = dims("M V K")
+
+
+@chain(M=4, V=1000, K=8)
+def plain(x: f32[M, V]) -> tuple[f32[M, K], i32[M, K]]:
+    """Values and columns."""
+    return F.topk(x, K)
+
+
+@chain(M=4, V=1000)
+def greedy(x: bf16[M, V]) -> i32[M, 1]:
+    """One column."""
+    return F.argmax(x)
+
+
+@chain(M=4, V=1000, K=8)
+def sampled(x: bf16[M, V], mask: b8[M, V], scale: f32) -> tuple[f32[M, K], i32[M, K], f32[M, 1]]:
+    """Renormalised probabilities of what a mask leaves, and the row's maximum beside them."""
+    z = F.where(mask, x * scale, -float("inf"))
+    values, columns = F.topk(F.softmax(z), K)
+    return values / F.sum(values), columns, F.max(z)
+
+
+@chain(M=4, V=1000, K=8)
+def routed(x: f16[M, V], bias: f32[V]) -> tuple[f32[M, K], i32[M, K]]:
+    """Chosen by biased scores, weighed by the scores themselves."""
+    scores = F.sigmoid(x)
+    _, columns = F.topk(scores + bias, K)
+    weights = F.take(scores, columns)
+    return F.softmax(weights), columns
+
+
+@chain(M=4, V=1000, K=8)
+def normed(x: f32[M, V], y: f32[M, V], gain: f32[V]) -> tuple[f32[M, K], i32[M, K], f32[M, V]]:
+    """The key needs a reduction of the row, and a whole row is written beside it."""
+    h = x + y
+    values, columns = F.topk(F.rmsnorm(h, gain), K)
+    return F.softmax(values), columns, h
+
+
+CHAINS = (plain, greedy, sampled, routed, normed)
+TARGETS = ("cuda:sm_80", "cuda:h200", "hip:mi300x", "hip:gfx90a")
+
+
+def kernel(plan: RowPlan) -> Kernel:
+    """The plan's kernel in the emulator; other layouts get the nearest candidate."""
+    assert plan.selection is not None
+    chosen = plan.selection
+
+    def variant(layout: Layout) -> tuple[Source, None]:
+        plans = candidates(plan.graph, plan.target, layout).plans
+        like = [
+            other for other in plans
+            if isinstance(other, RowPlan) and other.selection and other.selection.by == chosen.by
+            and (other.threads, other.cluster) == (plan.threads, plan.cluster)
+        ]  # fmt: skip
+        return render((like or plans)[0]), None
+
+    return Kernel(render(plan), None, devices.find(plan.target, "emulator"), variant)
+
+
+def plans_of(found: Chain, name: str, **sizes: int) -> Iterator[RowPlan]:
+    for plan in candidates(found.at(**sizes).graph, target(name)).plans:
+        assert isinstance(plan, RowPlan)
+        yield plan
+
+
+def sizes_of(found: Chain, cols: int, k: int) -> dict[str, int]:
+    return {"V": cols, **({"K": k} if "K" in found.graph.sizes else {})}
+
+
+def samples() -> list[Any]:
+    """Some candidates of every chain and target, at odd row lengths within and beyond a team's."""
+    found = []
+    for number, (one, name) in enumerate((c, t) for c in CHAINS for t in TARGETS):
+        for cols, k in ((61, 5), (1003, 17), (2999, 40)):
+            plans = list(plans_of(one, name, **sizes_of(one, cols, k)))
+            for plan in plans[number % 19 :: 19]:
+                found.append(pytest.param(plan, id=f"{one.name}-{name}-{cols}-{plan.configuration.replace(' ', '-')}"))
+    return found
+
+
+@pytest.mark.parametrize("plan", samples())
+def test_every_candidate_is_right(plan: RowPlan) -> None:
+    validate(kernel(plan), quick=True).raise_for_error()
+
+
+@pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize(("cols", "k"), [(1, 1), (2, 1), (9, 9), (33, 32), (1024, 1024), (1500, 1024)])
+def test_as_many_as_there_are(name: str, cols: int, k: int) -> None:
+    validate(kernel(next(plans_of(plain, name, V=cols, K=k))), quick=True).raise_for_error()
+
+
+def by(plans: Iterator[RowPlan], which: str, cluster: int = 1) -> RowPlan:
+    return next(
+        p for p in plans if p.selection and p.selection.by == which and p.cluster == cluster and p.threads < 512
+    )
+
+
+ORDERS = ("ascending", "descending", "equal", "few", "outlier", "masked", "nan", "infinite", "half", "signed zeros")
+
+
+def row(order: str, cols: int) -> npt.NDArray[np.float32]:
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal(cols).astype(np.float32)
+    if order in ("ascending", "descending"):
+        return np.sort(x)[:: 1 if order == "ascending" else -1].copy()
+    if order == "equal":
+        x[:] = 1.0
+    elif order == "few":
+        x = np.round(x)
+    elif order == "outlier":
+        x[5] = 1e30
+    elif order == "masked":
+        x[:] = -np.inf
+    elif order == "nan":
+        x[::2] = np.nan
+    elif order == "infinite":
+        x[::3] = np.inf
+    elif order == "half":
+        x[20:] = -np.inf
+    elif order == "signed zeros":
+        x = np.where(x > 0, np.float32(0.0), np.float32(-0.0)).astype(np.float32)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("cols", "which", "cluster"),
+    [(300, "team", 1), (9000, "threshold", 1), (9000, "threshold", 2), (9001, "threshold", 4)],
+)
+@pytest.mark.parametrize("order", ORDERS)
+def test_whatever_the_order(order: str, cols: int, which: str, cluster: int) -> None:
+    k = 8 if which == "team" else 50
+    made = kernel(by(plans_of(plain, "cuda:h200", V=cols, K=k), which, cluster))
+    x = np.stack([row(order, cols), row("few", cols)[::-1]])
+    values, columns = made(x)
+    wanted = top_columns(x.astype(np.float64), k)
+    np.testing.assert_array_equal(columns, wanted)
+    expected_values = np.where(wanted < 0, -np.inf, np.take_along_axis(x, np.maximum(wanted, 0), -1))
+    np.testing.assert_array_equal(values, expected_values)
+
+
+@pytest.mark.parametrize("cols", [4096, 5001])
+def test_a_row_alone_has_the_same_bits(cols: int) -> None:
+    """Columns and values do not depend on the batch; nor on where the row starts, but for the sum's last bits."""
+    made = kernel(by(plans_of(plain, "cuda:h200", V=cols, K=33), "threshold"))
+    x = np.random.default_rng(3).standard_normal((5, cols)).astype(np.float32)
+    together = made(x)
+    for at in range(5):
+        for whole, alone in zip(together, made(x[at : at + 1].copy()), strict=True):
+            np.testing.assert_array_equal(whole[at : at + 1], alone)
+
+
+def test_padded_rows_and_broadcast_masks() -> None:
+    found = sampled.at(V=777, K=9)
+    made = kernel(by(plans_of(sampled, "cuda:h200", V=777, K=9), "threshold"))
+    assert made.plan.graph.shape == found.graph.shape
+    validate(made, quick=False, cases=("layout",)).raise_for_error()
+
+
+def test_what_cannot_be_chosen_from_says_why() -> None:
+    @chain(M=4, V=100)
+    def kept(x: f32[M, V]) -> f32[M, V]:
+        """Nothing chosen."""
+        return F.softmax(x)
+
+    refusals = {r.rule: r.reason for r in candidates(kept.graph, target("cuda:h200")).refusals}
+    assert "keeps every column" in refusals["topk"]
+    refused = {r.rule for r in candidates(plain.graph, target("cuda:h200")).refusals}
+    assert refused >= {"elementwise", "rowwise"}
+    with pytest.raises(NoPlan, match="32 bits"):
+        candidates(plain.at(V=2**31).graph, target("cuda:h200")).need()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_few_rows_are_spread(name: str) -> None:
+    """One row of a vocabulary: a cluster where there are clusters, else the largest block that pays."""
+    plan = next(plans_of(plain, name, M=1, V=50257, K=256))
+    assert (plan.cluster > 1) == (plan.target.max_cluster > 1)
+    assert plan.threads * plan.cluster >= 512
+
+
+def test_short_rows_go_to_teams() -> None:
+    plan = next(plans_of(plain, "cuda:h200", M=131072, V=256, K=8))
+    assert plan.selection is not None
+    assert plan.selection.by == "team"
+
+
+@pytest.mark.parametrize(("cols", "k"), [(10_000, 16), (100_000, 128), (1_000_000, 1024)])
+def test_candidates_are_a_small_part_of_the_row(cols: int, k: int) -> None:
+    plan = next(plans_of(plain, "cuda:h200", M=4096, V=cols, K=k))
+    assert plan.selection is not None
+    found = expected(plan.selection, plan.tile, cols)
+    assert k <= found.candidates <= 0.2 * cols
