@@ -80,7 +80,8 @@ def test_random_chains_have_sound_plans(seed: int, cols: int, gpu: Target) -> No
 def check(made: Plan) -> None:
     """What no plan may break."""
     tile, target = made.tile, made.target
-    stores = [s.access.tensor for stage in made.stages for s in (*stage.stores, *stage.row_stores)]
+    walks = (*made.stages, *(made.selection.picked if made.selection else ()))
+    stores = [s.access.tensor for stage in walks for s in (*stage.stores, *stage.row_stores)]
     stores += [s.access.tensor for s in made.row_stores]
     assert sorted(stores) == sorted(t.name for t in made.graph.outputs), "every output is written exactly once"
     assert tile.threads % tile.team == 0
