@@ -1,0 +1,319 @@
+// router_topk  bf16[T, E] -> f32[T, K], i32[T, K]  at T=131072 E=256 K=8
+// The K most probable experts of each token, and their probabilities made to add up to 1.
+//
+// target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
+// selects  8 of 256 columns a row by scores, largest first; NaN before all, ties by column, -inf never
+// tile     16 threads a row, 8 rows a block; scores in registers, the best 8 by rank
+// traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
+// floor    15.7 us at 4.8 TB/s; compute-bound at 3.76 flop/B
+// rounding weights to f32 when stored; f32 between
+// needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
+
+#include <cuda_bf16.h>
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the larger of two; NaN wins
+__device__ __forceinline__ float larger(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
+// v of the thread whose lane differs in the bits of step
+__device__ __forceinline__ float partner(float v, int step) {
+  return __shfl_xor_sync(0xffffffffu, v, step);
+}
+
+// the largest value over the 16 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v) {
+  #pragma unroll
+  for (int step = 8; step > 0; step /= 2) {
+    v = larger(v, partner(v, step));
+  }
+  return v;
+}
+
+// the sum over the 16 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
+  #pragma unroll
+  for (int step = 8; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
+  return v;
+}
+
+// one lane each, the lowest bit first
+typedef unsigned Lanes;
+
+// which lanes of the warp say so
+__device__ __forceinline__ Lanes vote(bool says) {
+  return __ballot_sync(0xffffffffu, says);
+}
+
+__device__ __forceinline__ int count(Lanes lanes) {
+  return __popc(lanes);
+}
+
+// a candidate: its key, as an integer of the same order, above its column, from the last to the first, so that the
+// larger of two entries is the one to choose; no entry is 0
+typedef unsigned long long Entry;
+constexpr int column_bits = 8;
+constexpr Entry last_column = (Entry(1) << column_bits) - 1;
+constexpr unsigned masked = 0x007fffffu;  // the order of -inf
+constexpr unsigned infinite = 0xff800000u;  // that of inf; only a NaN is not above a threshold of inf, nor below it
+
+// NaN above all numbers, and 0 as large as -0
+__device__ __forceinline__ unsigned order_of(float key) {
+  const unsigned bits = __float_as_uint(key + 0.0f);
+  if (key != key) return 0xffffffffu;
+  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
+}
+
+__device__ __forceinline__ float key_at(unsigned order) {
+  return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order);
+}
+
+__device__ __forceinline__ Entry entry_of(float key, int col) {
+  return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
+}
+
+__device__ __forceinline__ float key_of(Entry entry) {
+  return key_at(static_cast<unsigned>(entry >> column_bits));
+}
+
+__device__ __forceinline__ int column_of(Entry entry) {
+  return static_cast<int>(last_column - (entry & last_column));
+}
+
+// the largest in a row's team of lanes
+__device__ __forceinline__ unsigned team_most(unsigned v) {
+  #pragma unroll
+  for (int step = 8; step > 0; step /= 2) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, v, step);
+    v = v > other ? v : other;
+  }
+  return v;
+}
+
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
+}
+
+// of 8 rows
+struct Picker {
+  Entry candidates[8][256];
+  Entry picks[8][8];
+};
+static_assert(sizeof(Picker) == 16896, "the launch's shared memory");
+
+extern "C" __global__ void __launch_bounds__(128)
+router_topk(
+    const __nv_bfloat16* __restrict__ scores_ptr,
+    float* __restrict__ weights_ptr,
+    int* __restrict__ experts_ptr,
+    long long rows,
+    long long scores_stride,
+    long long weights_stride,
+    long long experts_stride)
+{
+  const int lane = threadIdx.x % 16;  // of the 16 threads that share a row
+  extern __shared__ __align__(16) unsigned char shared[];
+  Picker& picker = *reinterpret_cast<Picker*>(shared);
+  const long long row = static_cast<long long>(blockIdx.x) * 8 + threadIdx.x / 16;
+  const bool live = row < rows;
+  const __nv_bfloat16* const scores_row = scores_ptr + row * scores_stride;
+  float* const weights_row = weights_ptr + row * weights_stride;
+  int* const experts_row = experts_ptr + row * experts_stride;
+  Vec<__nv_bfloat16, 8> scores_vec[2];
+
+  // walk 1 of 3: read scores; keep scores; top = max(scores)
+  float top_part = -INFINITY;
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 16 + lane) * 8;
+    if (live) {
+      scores_vec[v] = load<8>(scores_row + col);
+    }
+  }
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 16 + lane) * 8;
+    if (live) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float scores = __bfloat162float(scores_vec[v].at[j]);
+        top_part = larger(top_part, scores);
+      }
+    }
+  }
+  const float top = row_max(top_part);
+  const bool eq = top == (-INFINITY);
+  const float pivot = eq ? 0.0f : top;
+
+  // walk 2 of 3: total = sum(e)
+  float total_part = 0.0f;
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 16 + lane) * 8;
+    if (live) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float scores = __bfloat162float(scores_vec[v].at[j]);
+        const float sub = scores - pivot;
+        const float e = exponential(sub);
+        total_part += e;
+      }
+    }
+  }
+  const float total = row_sum(total_part);
+  const bool eq_2 = total == 0.0f;
+  const float div = 1.0f / total;
+  const float scale = eq_2 ? 0.0f : div;
+
+  // choose: what reaches the lanes' largest keys, the 8 best of them, is ranked by comparison
+  float keys[2][8];
+  float peak = -INFINITY;
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 16 + lane) * 8;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      keys[v][j] = -INFINITY;
+      if (live) {
+        const float scores = __bfloat162float(scores_vec[v].at[j]);
+        keys[v][j] = scores;
+      }
+      peak = larger(peak, keys[v][j]);
+    }
+  }
+  unsigned best = order_of(peak), order = best;
+  #pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    order = team_most(best);
+    if (best == order) best = masked;
+  }
+  const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
+  unsigned mine = 0;
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) mine += !(keys[v][j] < bar);
+  }
+  unsigned place = 0, all = 0;
+  #pragma unroll
+  for (int bit = 0; bit < 5; ++bit) {  // the candidates of the lanes below, and of all
+    const Lanes who = vote(mine >> bit & 1) >> (threadIdx.x % 32 / 16 * 16) & ((Lanes(1) << 16) - 1);
+    place += count(who & ((Lanes(1) << lane) - 1)) << bit;
+    all += count(who) << bit;
+  }
+  const int at = threadIdx.x / 16;
+  if (vote(all > 32)) {  // ties: find the best one after another
+    Entry last = ~Entry(0);
+    #pragma unroll 1
+    for (int r = 0; r < 8; ++r) {
+      Entry best_entry = 0;
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int col = (v * 16 + lane) * 8;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const Entry entry = entry_of(keys[v][j], col + j);
+          if (!(keys[v][j] <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
+        }
+      }
+      #pragma unroll
+      for (int step = 8; step > 0; step /= 2) {
+        const Entry other = __shfl_xor_sync(0xffffffffu, best_entry, step);
+        best_entry = best_entry > other ? best_entry : other;
+      }
+      if (lane == 0) picker.picks[at][r] = best_entry;
+      last = best_entry;
+    }
+  } else {
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const int col = (v * 16 + lane) * 8;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (!(keys[v][j] < bar)) {  // as it is: fewer lanes at a time make candidates than entries of them
+          picker.candidates[at][place++] = static_cast<Entry>(__float_as_uint(keys[v][j])) << 32 | static_cast<unsigned>(col + j);
+        }
+      }
+    }
+    meet();
+    for (unsigned i = lane; i < all; i += 16) {
+      const Entry raw = picker.candidates[at][i];
+      picker.candidates[at][i] = entry_of(__uint_as_float(static_cast<unsigned>(raw >> 32)), static_cast<int>(raw & 0xffffffffu));
+    }
+    meet();
+    for (unsigned i = lane; i < all; i += 16) {
+      const Entry entry = picker.candidates[at][i];
+      unsigned rank = 0;
+      #pragma unroll 1
+      for (unsigned other = 0; other < all; ++other) rank += picker.candidates[at][other] > entry;
+      if (rank < 8) picker.picks[at][rank] = entry;
+    }
+    for (unsigned i = all + lane; i < 8; i += 16) picker.picks[at][i] = 0;
+  }
+  meet();
+
+  // the 8 chosen, walk 1 of 2 over them: sum = sum(likely); write experts
+  float sum_part = 0.0f;
+  #pragma unroll
+  for (int rank = lane; live && rank < 8; rank += 16) {
+    const Entry entry = picker.picks[at][rank];
+    const int experts = entry ? column_of(entry) : -1;
+    const float take_ = entry ? key_of(entry) : -INFINITY;
+    const bool lt = experts < 0;
+    const float sub_2 = take_ - pivot;
+    const float exp_ = exponential(sub_2);
+    const float mul = exp_ * scale;
+    const float likely = lt ? 0.0f : mul;
+    sum_part += likely;
+    experts_row[rank] = experts;
+  }
+  const float sum = row_sum(sum_part);
+
+  // the 8 chosen, walk 2 of 2 over them: write weights
+  #pragma unroll
+  for (int rank = lane; live && rank < 8; rank += 16) {
+    const Entry entry = picker.picks[at][rank];
+    const int experts = entry ? column_of(entry) : -1;
+    const float take_ = entry ? key_of(entry) : -INFINITY;
+    const bool lt = experts < 0;
+    const float sub_2 = take_ - pivot;
+    const float exp_ = exponential(sub_2);
+    const float mul = exp_ * scale;
+    const float likely = lt ? 0.0f : mul;
+    const float weights = likely / sum;
+    weights_row[rank] = weights;
+  }
+}
