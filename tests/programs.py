@@ -186,6 +186,10 @@ __device__ __forceinline__ void store(void* to, const void* from, unsigned bytes
 __device__ __forceinline__ void wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void wait_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 """
+# NVRTC has no <cuda.h>; the type is 128 opaque bytes.
+TENSOR_MAP = """
+struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
+"""
 # The last block to finish reads what all have written.
 LAST_BLOCK = """
 y[128 * blockIdx.x + i] = tile[i];

@@ -12,6 +12,7 @@ from fusegen.types import bf16, f32
 from tests.programs import (
     BUILDS,
     MBARRIER,
+    TENSOR_MAP,
     Array,
     Program,
     aligned,
@@ -21,7 +22,6 @@ from tests.programs import (
     require_fault,
     require_right,
 )
-from tests.test_emulator_tensor_copies import MAP
 
 pytestmark = needs_compiler
 
@@ -46,7 +46,7 @@ def gemm(b_by_rows: bool) -> str:
         if b_by_rows
         else "describe(shared_address(b_tile(s)) + step * 32, 16, 1024)"
     )
-    return f"""{MAP}{MBARRIER}
+    return f"""{TENSOR_MAP}{MBARRIER}
 constexpr int DEEP = {DEEP}, TILE = {TILE}, STAGES = {STAGES}, STEPS = {SIZE // DEEP};
 __device__ __forceinline__ void load_box(void* to, const CUtensorMap& map, int x, int y, mbarrier_t* bar) {{
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -275,8 +275,17 @@ def test_the_programs_are_cuda(program: Program) -> None:
     compile_cuda(program.source)
 
 
-def test_a_count_that_is_written_out_is_a_count() -> None:
-    body = ("__shared__ mbarrier_t bar;\nif (threadIdx.x == 0) init(&bar, 4);\n__syncthreads();\n"
-            "if (threadIdx.x == 0) asm volatile(\"mbarrier.arrive.shared::cta.b64 _, [%0], 4;\" "
-            ":: \"r\"(shared_address(&bar)) : \"memory\");\nwait(&bar, 0);\ny[threadIdx.x] = 1.0f;")  # fmt: skip
-    require_right(Program("count", body, lambda x: np.ones(128), MBARRIER), check=False)
+@pytest.mark.parametrize("count", ["4", "%1"])
+def test_a_count_that_is_written_out_is_a_count(count: str) -> None:
+    body = f"""__shared__ mbarrier_t bar;
+if (threadIdx.x == 0) init(&bar, 4);
+__syncthreads();
+if (threadIdx.x == 0) {{
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], {count};"
+               :: "r"(shared_address(&bar)), "n"(sizeof(float)) : "memory");
+}}
+wait(&bar, 0);
+y[threadIdx.x] = 1.0f;"""
+    program = Program("count", body, lambda x: np.ones(128), MBARRIER)
+    compile_cuda(program.source)
+    require_right(program, check=False)

@@ -13,13 +13,20 @@ from fusegen.emulator import EmulatorBuildError, KernelFault, LaunchError, build
 from fusegen.errors import RequestError
 from fusegen.tensor_map import TensorMap
 from fusegen.types import f16, f32
-from tests.programs import BUILDS, MBARRIER, Array, aligned, compile_cuda, launch, needs_check, needs_compiler
+from tests.programs import (
+    BUILDS,
+    MBARRIER,
+    TENSOR_MAP,
+    Array,
+    aligned,
+    compile_cuda,
+    launch,
+    needs_check,
+    needs_compiler,
+)
 
-MAP = """
-struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
-"""
 TENSOR = (
-    MAP
+    TENSOR_MAP
     + MBARRIER
     + """
 __device__ __forceinline__ void load_box(void* to, const CUtensorMap& map, int x, int y, mbarrier_t* bar) {
