@@ -104,6 +104,22 @@ def clustered(plan: Plan) -> bool:
     return plan.tile.cluster == 2 and plan.tile.kept == plan.tile.per_thread
 
 
+def threshold(plan: Plan) -> bool:
+    return bool(plan.selection) and plan.selection.by == "threshold" and plan.cluster == 1 and plan.threads < 512
+
+
+def ragged(plan: Plan) -> bool:
+    return threshold(plan) and plan.windowed
+
+
+def met(plan: Plan) -> bool:
+    return bool(plan.selection) and plan.cluster == 2 and plan.threads < 512
+
+
+def team(plan: Plan) -> bool:
+    return bool(plan.selection) and plan.selection.by == "team"
+
+
 def whatever(plan: Plan) -> bool:
     return True
 
@@ -128,6 +144,13 @@ MAX = Subject("largest", 1000, one_walk)
 HIP_LN = Subject("bias_gelu_residual_ln", 2000, registers, "hip:mi300x")
 HIP_SOFTMAX = Subject("masked_softmax", 2056, registers, "hip:mi300x")
 HIP_MAX = Subject("largest", 1000, one_walk, "hip:mi300x")
+CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold)
+CHOSEN_RAGGED = Subject("topk", 53, ragged)
+CHOSEN_MET = Subject("scale_mask_softmax_topk", 9000, met)
+ROUTED = Subject("router_topk", 200, team)
+GREEDY = Subject("argmax", 40000, threshold)
+HIP_CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold, "hip:mi300x")
+HIP_ROUTED = Subject("router_topk", 200, team, "hip:mi300x")
 HIP_TWO = Subject("add_rmsnorm", 500, warp, "hip:mi300x")
 
 
@@ -294,6 +317,60 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"(= |\()lane \* (\d+)", r"\1(lane / 2) * \2"),
     mutation("relu drops NaN", "fmaxf turns NaN into 0", TILES,
              r"larger\((\w+), 0\.0f\)", r"fmaxf(\1, 0.0f)"),
+    # ---- k columns of a row
+    mutation("ties by the last column", "the larger column wins", CHOSEN, r"\(last_column - col\)", "col",
+             r"last_column - \(entry & last_column\)", "entry & last_column"),
+    mutation("NaN not chosen", "a NaN comes below every number", GREEDY, r"if \(key != key\) return 0xffffffffu;",
+             "if (key != key) return 0x00800000u;"),
+    mutation("threshold too high", "fewer than k reach it", CHOSEN, r"int want = \d+", "int want = 1"),
+    mutation("threshold drops what equals it", "ties with the bound of the same turn are lost", CHOSEN,
+             r"limit = below\(order\)", "limit = beyond(order)"),
+    mutation("ties with later columns", "a threshold of later turns lets go of what must stay", GREEDY,
+             r"bar = beyond\(order\)", "bar = __int_as_float(0x7f800000)"),
+    mutation("cut too high", "the last of the k best falls away", CHOSEN, r"return low - 1;",
+             "return low + (Entry(1) << (column_bits + 20));"),
+    mutation("masked columns chosen", "-inf counts as a key", CHOSEN,
+             r"(Entry floor = )static_cast<Entry>\(masked\) << column_bits \| last_column", r"\g<1>0"),
+    mutation("rank counts itself", "every candidate a place too low", CHOSEN, r"binned\[other\] > entry",
+             "binned[other] >= entry"),
+    mutation("notes looked into twice", "they are not forgotten", CHOSEN, r"\n( +)noted = 0;", "\n"),
+    mutation("notes beyond their room", "a warp writes over its neighbour's", CHOSEN, r"noted > \d+", "noted > 100000"),
+    mutation("candidates in one place", "lanes do not count those below them", CHOSEN,
+             r"place \+= count\(bits\[bit\] & lanes_below\) << bit;", ""),
+    mutation("candidates lost when they do not fit", "all notes are done with", CHOSEN, r"seen \+= count\(done\);",
+             "seen += 32;"),
+    mutation("bins counted too early", "a barrier dropped behind the counts", CHOSEN,
+             r"(\[\(entry - lowest\) >> by\], 1u\);\n  \}\n)  __syncthreads\(\);\n", r"\1"),
+    mutation("chosen read too early", "a barrier dropped behind the ranks", CHOSEN,
+             r"(picks\[i\] = 0;\n)  __syncthreads\(\);\n", r"\1"),
+    mutation("nothing left is column 0", "-1 forgotten", CHOSEN, r"column_of\(entry\) : -1", "column_of(entry) : 0"),
+    mutation("sorted the other way", "ties in one bin come last first", CHOSEN, r"\(low & run\) == 0",
+             "(low & run) != 0"),
+    mutation("columns beyond the row", "a ragged vector's rest is chosen from", CHOSEN_RAGGED,
+             r"keys\[j\] = col \+ j >= 0 && col \+ j < 53 \? keys\[j\] : -INFINITY;", ";",
+             r"if \(col \+ j >= 0 && col \+ j < 53\) \{\n( +const float \w+ = )", r"if (true) {\n\1"),
+    mutation("a cluster's candidates one place on", "what lies before them was never written", CHOSEN_MET,
+             r"picker\.incoming = 0;", "picker.incoming = 1;"),
+    mutation("a cluster's candidates over each other", "warps do not ask where to write", CHOSEN_MET,
+             r"merged\[0\]\[start \+ ", "merged[0]["),
+    mutation("a cluster's candidates read too early", "the barrier behind them is dropped", CHOSEN_MET,
+             r"__cluster_barrier_arrive\(\);\n *__cluster_barrier_wait\(\);\n( *if \(__clusterRelative)", r"\1"),
+    mutation("team: ties with the bound lost", "only what exceeds it is a candidate", ROUTED,
+             r"!\(keys\[v\]\[j\] < bar\)", "keys[v][j] > bar", everywhere=True),
+    mutation("team: a round too many", "the bound is above the last of the lanes' largest", ROUTED,
+             r"const float bar = ", "const float bar = 0.01f + "),
+    mutation("team: the lanes' places", "lanes do not count those below them", ROUTED,
+             r"place \+= count\(who", "place += 0 * count(who"),
+    mutation("team: ranks of candidates that are not there", "meet() forgotten", ROUTED,
+             r"__syncwarp\(\);", ""),
+    mutation("team: nothing where too few are left", "picks as they were", ROUTED,
+             r"for \(unsigned i = all \+ lane;[^\n]*\n", "\n"),
+    mutation("HIP: the most of half a wave", "lanes 32 and up are not asked", HIP_CHOSEN,
+             r"(warp_most\(unsigned v\) \{\n  for \(int step = )32", r"\g<1>16"),
+    mutation("HIP: votes of 32 lanes", "the upper half's candidates are lost", HIP_CHOSEN, r"return __ballot\(says\);",
+             "return __ballot(says) & 0xffffffffull;"),
+    mutation("HIP: team's ties by the last column", "the larger column wins", HIP_ROUTED, r"\(last_column - col\)",
+             "col", r"last_column - \(entry & last_column\)", "entry & last_column"),
     # ---- HIP: warps of 64
     mutation("HIP: a warp of 32 assumed", "half of the wavefront is never added", HIP_LN,
              r"int step = 32;", "int step = 16;"),

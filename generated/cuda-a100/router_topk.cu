@@ -263,15 +263,17 @@ router_topk(
       const int col = (v * 16 + lane) * 8;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (!(keys[v][j] < bar)) {  // as it is: fewer lanes at a time make candidates than entries of them
-          picker.candidates[at][place++] = static_cast<Entry>(__float_as_uint(keys[v][j])) << 32 | static_cast<unsigned>(col + j);
+        if (!(keys[v][j] < bar)) {  // as it is: more lanes at a time make entries of candidates than find one
+          const Entry key = __float_as_uint(keys[v][j]);
+          picker.candidates[at][place++] = key << 32 | static_cast<unsigned>(col + j);
         }
       }
     }
     meet();
     for (unsigned i = lane; i < all; i += 16) {
       const Entry raw = picker.candidates[at][i];
-      picker.candidates[at][i] = entry_of(__uint_as_float(static_cast<unsigned>(raw >> 32)), static_cast<int>(raw & 0xffffffffu));
+      const float key = __uint_as_float(static_cast<unsigned>(raw >> 32));
+      picker.candidates[at][i] = entry_of(key, static_cast<int>(raw & 0xffffffffu));
     }
     meet();
     for (unsigned i = lane; i < all; i += 16) {
