@@ -114,7 +114,7 @@ class Choice:
 
     comparisons: float  # of elements with the threshold
     candidates: float  # that pass it
-    cuts: float  # of the candidates to the best k
+    cuts: int  # of the candidates to the best k
 
 
 def expected(selection: Selection, tile: Tile, cols: int) -> Choice:

@@ -28,6 +28,7 @@ from fusegen.planner.choosing import (
     bins_of,
     duration_of,
     entries_of,
+    expected,
     fits,
     groups_of,
     limit_of,
@@ -162,7 +163,7 @@ def selection_of(walks: Picking, k: int, by: str) -> Selection:
 
 def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> RowPlan:
     team = chosen.by == "team"
-    regime = f"{team_text(tile, draft.target)}; {choosing_text(chosen, tile)}"
+    regime = f"{team_text(tile, draft.target)}; {choosing_text(chosen, tile, draft.graph.cols)}"
     plan = assemble(
         draft, walks.walks, tile, rule="topk", regime=regime, staging="registers" if team else "stream",
     )  # fmt: skip
@@ -206,10 +207,13 @@ def team_text(tile: Tile, target: Target) -> str:
     return f"{tile.threads_per_row} threads a row, {tile.rows_per_block} rows a block"
 
 
-def choosing_text(chosen: Selection, tile: Tile) -> str:
+def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
+    """What the kernel does, and what it expects of a row whose keys lie in no order."""
     if chosen.by == "team":
         return f"{chosen.key} in registers, the best {chosen.k} by rank"
+    found = expected(chosen, tile, cols)
+    cuts = f", cut {'once' if found.cuts == 1 else f'{found.cuts} times'} to the best {chosen.k}" if found.cuts else ""
     return (
-        f"the row streams by, {chosen.turn} x {tile.vector} elements a thread at a time, and what passes a growing "
-        f"threshold is kept: up to {chosen.entries} candidates for {chosen.k}"
+        f"the row streams by, {chosen.turn} x {tile.vector} elements a thread at a time; some "
+        f"{round(found.candidates)} of {cols} pass a growing threshold{cuts}"
     )

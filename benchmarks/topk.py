@@ -1,0 +1,280 @@
+"""Top-k of logits beside torch, and what it costs by row length and k: predicted, and measured where there is a GPU.
+
+    python benchmarks/topk.py --out benchmarks/data/h200_topk.json    # both tables on this GPU
+    python benchmarks/topk.py --predict                               # the planner's cost table alone; needs no GPU
+    python benchmarks/topk.py --only torch                            # the first table alone
+
+The first table has one chain at each shape: logits * scale, softmax, the k largest probabilities and their columns. Its
+time stands beside torch.softmax and torch.topk of the same logits, and beside the copy rate of the same run: median of
+30, cold L2 (fusegen/timing.py). The second one says for V columns and k chosen what a row takes by the planner's count:
+bytes, exponentials, comparisons with the threshold, candidates that pass it, cuts of these to the best k, which of
+bytes and instructions bounds the time, and the time predicted; measured beside it. Every kernel is checked against
+torch's sort on some of its rows first. Run from the repository root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fusegen import b8, bf16, chain, dims, f32, i32  # noqa: E402
+from fusegen import ops as F  # noqa: E402
+from fusegen.errors import FusegenError  # noqa: E402
+from fusegen.planner import plan  # noqa: E402
+from fusegen.planner.choosing import expected  # noqa: E402
+from fusegen.planner.model import RowPlan  # noqa: E402
+from fusegen.spec import Chain  # noqa: E402
+from fusegen.targets import Target, target  # noqa: E402
+
+OUT = ROOT / "benchmarks" / "data" / "h200_topk.json"
+B, V, K = dims("B V K")
+INF = float("inf")
+
+
+@chain(B=4096, V=32000, K=128)
+def likeliest(logits: f32[B, V], scale: f32) -> tuple[f32[B, K], i32[B, K]]:
+    """The K largest of softmax(logits * scale)."""
+    values, columns = F.topk(F.softmax(logits * scale), K)
+    return values, columns
+
+
+@chain(B=4096, V=50257, K=256)
+def likeliest_bf16(logits: bf16[B, V], scale: f32) -> tuple[f32[B, K], i32[B, K]]:
+    """The K largest of softmax(logits * scale)."""
+    values, columns = F.topk(F.softmax(logits * scale), K)
+    return values, columns
+
+
+@chain(B=4096, V=32000, K=128)
+def unmasked(logits: f32[B, V], mask: b8[B, V], scale: f32) -> tuple[f32[B, K], i32[B, K]]:
+    """The K largest of softmax(logits * scale) among what a mask keeps."""
+    values, columns = F.topk(F.softmax(F.where(mask, logits * scale, -INF)), K)
+    return values, columns
+
+
+@chain(B=131072, V=256, K=8)
+def routed(logits: f32[B, V], scale: f32) -> tuple[f32[B, K], i32[B, K]]:
+    """The K likeliest experts, their probabilities made to add up to 1."""
+    values, columns = F.topk(F.softmax(logits * scale), K)
+    return values / F.sum(values), columns
+
+
+@chain(B=131072, V=256, K=8)
+def routed_bf16(logits: bf16[B, V], scale: f32) -> tuple[f32[B, K], i32[B, K]]:
+    """The same of bf16."""
+    values, columns = F.topk(F.softmax(logits * scale), K)
+    return values / F.sum(values), columns
+
+
+@chain(B=4096, V=128256)
+def greedy(logits: bf16[B, V]) -> i32[B, 1]:
+    """The largest."""
+    return F.argmax(logits)
+
+
+SHAPES: tuple[tuple[Chain, dict[str, int]], ...] = (
+    (likeliest, {"B": 4096, "V": 32000, "K": 128}),
+    (likeliest_bf16, {"B": 4096, "V": 50257, "K": 256}),
+    (likeliest_bf16, {"B": 256, "V": 128256, "K": 50}),
+    (likeliest, {"B": 64, "V": 50257, "K": 50}),
+    (likeliest, {"B": 64, "V": 50257, "K": 256}),
+    (likeliest, {"B": 1, "V": 50257, "K": 256}),
+    (unmasked, {"B": 4096, "V": 32000, "K": 128}),
+    (routed, {"B": 131072, "V": 256, "K": 8}),
+    (routed_bf16, {"B": 131072, "V": 256, "K": 8}),
+    (routed, {"B": 131072, "V": 64, "K": 2}),
+    (greedy, {"B": 4096, "V": 128256}),
+)
+LENGTHS = (10_000, 32_000, 100_000, 320_000, 1_000_000)
+CHOSEN = (16, 64, 256, 1024)
+ELEMENTS = 2**27  # of one cost: 512 MB of f32, several times any L2
+
+
+@dataclass
+class Line:
+    """One kernel: what the planner says, and what was measured."""
+
+    chain: str
+    sizes: dict[str, int]
+    configuration: str
+    megabytes: float
+    exponentials: float  # millions, likewise the next three
+    comparisons: float
+    candidates: float
+    cuts: float  # a row
+    bound: str
+    predicted_us: float
+    measured_us: float | None = None
+    share: float | None = None  # of the copy rate
+    torch_us: float | None = None
+    right: bool | None = None
+
+
+def line_of(found: Chain, sizes: dict[str, int], aim: Target) -> Line:
+    made = plan(found.at(**sizes).graph, aim)
+    assert isinstance(made, RowPlan)
+    assert made.selection is not None
+    choice = expected(made.selection, made.tile, made.cols)
+    graph = made.graph
+    exponentials = graph.rows * graph.cols if found is not greedy else 0
+    return Line(
+        chain=found.name,
+        sizes=sizes,
+        configuration=made.configuration,
+        megabytes=made.cost.traffic.moved / 1e6,
+        exponentials=exponentials / 1e6,
+        comparisons=graph.rows * choice.comparisons / 1e6,
+        candidates=graph.rows * choice.candidates / 1e6,
+        cuts=choice.cuts,
+        bound=made.cost.bound,
+        predicted_us=made.cost.time_us,
+    )
+
+
+def costs() -> Iterator[tuple[Chain, dict[str, int]]]:
+    for cols in LENGTHS:
+        for k in CHOSEN:
+            yield likeliest, {"B": max(1, ELEMENTS // cols), "V": cols, "K": k}
+
+
+class Bench:
+    """One GPU: its stopwatch, and torch."""
+
+    def __init__(self, aim: Target) -> None:
+        import torch
+
+        from fusegen.runtime import devices
+        from fusegen.timing import Stopwatch
+
+        self.torch = torch
+        self.target = aim
+        self.device = devices.find(aim, "gpu")
+        self.watch = Stopwatch(self.device)
+        self.rate = self.watch.copy_rate()
+
+    def measure(self, found: Chain, line: Line, beside: bool) -> None:
+        """Times it, after a look at whether it is right; torch's own way too, if `beside`."""
+        import fusegen
+
+        torch = self.torch
+        kernel = fusegen.compile(found.at(**line.sizes), self.target, on="gpu", validate=False)
+        line.configuration = kernel.plan.configuration
+        rows, cols, k = line.sizes["B"], line.sizes["V"], line.sizes.get("K", 1)
+        inputs = kernel.plan.graph.inputs
+        dtype = torch.bfloat16 if inputs[0].dtype is bf16 else torch.float32
+        logits = torch.randn(rows, cols, device="cuda", dtype=dtype)
+        mask = torch.rand(rows, cols, device="cuda") > 0.3 if any(t.dtype is b8 for t in inputs) else None
+        operands = [logits, *([] if mask is None else [mask]), *([1.0] if any(not t.shape for t in inputs) else [])]
+        outputs = kernel(*operands)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        line.right = self.right(found, logits, mask, outputs, k)
+        timing = self.watch.time([kernel.prepare(*operands, out=outputs if len(outputs) > 1 else outputs[0])])
+        moved = sum(t.numel() * t.element_size() for t in (logits, *([] if mask is None else [mask]), *outputs))
+        line.measured_us = timing.median
+        line.share = moved / timing.median / self.rate
+        if beside:
+            line.torch_us = self.watch.time([self.eager(found, logits, mask, k)], repeats=10).median
+
+    def eager(self, found: Chain, logits: Any, mask: Any, k: int) -> Any:
+        torch = self.torch
+
+        def run(stream: int) -> Any:
+            if found is greedy:
+                return logits.argmax(-1)
+            z = logits if mask is None else torch.where(mask, logits, -INF)
+            return torch.topk(torch.softmax(z, -1), k)
+
+        return run
+
+    def right(self, found: Chain, logits: Any, mask: Any, outputs: Any, k: int) -> bool:
+        """Columns and values of a few rows, against a stable sort in float64."""
+        torch = self.torch
+        rows = torch.unique(torch.randint(0, logits.shape[0], (8,), device=logits.device))
+        z = logits[rows].double()
+        if mask is not None:
+            z = torch.where(mask[rows], z, -INF)
+        order = torch.sort(z, dim=-1, descending=True, stable=True)[1][:, :k]
+        same = bool((outputs[-1][rows] == order).all())
+        if len(outputs) > 1:
+            values = torch.softmax(z, -1).gather(1, order)
+            if found in (routed, routed_bf16):
+                values = values / values.sum(-1, keepdim=True)
+            same = same and bool(torch.allclose(outputs[0][rows].double(), values, rtol=3e-4, atol=1e-12))
+        return same
+
+
+HEAD = ("chain", "B", "V", "k", "MB", "M exp", "M cmp", "M cand", "cuts", "bound", "predicted", "measured", "copy",
+        "torch", "right", "configuration")  # fmt: skip
+
+
+def text(line: Line) -> tuple[str, ...]:
+    def number(value: float | None, digits: int = 1) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
+    return (
+        line.chain, str(line.sizes["B"]), str(line.sizes["V"]), str(line.sizes.get("K", 1)), number(line.megabytes),
+        number(line.exponentials), number(line.comparisons), number(line.candidates, 3), number(line.cuts, 0),
+        line.bound, number(line.predicted_us), number(line.measured_us), number(line.share, 2), number(line.torch_us),
+        {None: "", True: "yes", False: "NO"}[line.right], line.configuration,
+    )  # fmt: skip
+
+
+WIDTHS = (15, 7, 8, 5, 8, 7, 7, 8, 5, 8, 10, 9, 5, 8, 6, 0)
+
+
+def show(cells: tuple[str, ...]) -> None:
+    print("  ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip(), flush=True)
+
+
+def run(wanted: argparse.Namespace) -> int:
+    aim = target(wanted.target)
+    bench = None if wanted.predict else Bench(aim)
+    if bench is not None:
+        print(f"{bench.device}, copy {bench.rate / 1e3:.0f} GB/s; times in us, medians, cold L2")
+    found: dict[str, list[Line]] = {}
+    for name, shapes in (("beside torch", SHAPES), ("cost", tuple(costs()))):
+        if wanted.only and wanted.only not in name:
+            continue
+        print(f"\n{name}")
+        show(HEAD)
+        lines = found.setdefault(name, [])
+        for one, sizes in shapes:
+            line = line_of(one, sizes, aim)
+            lines.append(line)
+            if bench is not None:
+                try:
+                    bench.measure(one, line, beside=name != "cost")
+                except FusegenError as error:
+                    print(f"{one.name} {sizes}: {str(error).splitlines()[0]}", file=sys.stderr)
+                    line.right = False
+                bench.torch.cuda.empty_cache()
+            show(text(line))
+        if wanted.out:
+            wanted.out.write_text(json.dumps({n: [asdict(x) for x in xs] for n, xs in found.items()}, indent=1) + "\n")
+    return 1 if any(line.right is False for lines in found.values() for line in lines) else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="cuda:h200")
+    parser.add_argument("--predict", action="store_true", help="the planner's figures alone; needs no GPU")
+    parser.add_argument("--only", default="", help="the table whose name holds this: torch or cost")
+    parser.add_argument("--out", type=Path, help=f"a file for what was found, as {OUT.relative_to(ROOT)}")
+    wanted = parser.parse_args(arguments)
+    try:
+        return run(wanted)
+    except FusegenError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
