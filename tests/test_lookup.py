@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fusegen
-from fusegen import bf16, database, f16, f32
+from fusegen import database
 from fusegen.compiling import compiler_version
 from fusegen.database import (
     Database,
@@ -33,7 +33,9 @@ from fusegen.planner import candidates
 from fusegen.planner.model import Layout
 from fusegen.spec import load_chains
 from fusegen.targets import H200, target
+from fusegen.types import DTYPES
 from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
+from tests.specs import storage_types
 
 ROOT = Path(__file__).resolve().parent.parent
 SPECS = {spec.name: spec for spec in load_chains(ROOT / "specs")}
@@ -267,12 +269,12 @@ def test_what_is_shipped_is_sound_and_current() -> None:
     assert rows
     assert write_lines(rows) == text
     assert all(row.may_win for row in rows)
-    known = {graph_digest(spec.with_dtype(kind).graph): spec.with_dtype(kind) for spec in SPECS.values()
-             for kind in (f16, bf16, f32)}  # fmt: skip
-    known |= {graph_digest(spec.graph): spec for spec in SPECS.values()}
+    known = [spec.with_dtype(DTYPES[kind]) for spec in SPECS.values() for kind in storage_types(spec)]
+    known += SPECS.values()
     for row in rows:
         sizes = {name: int(size) for name, size in (pair.split("=") for pair in row.sizes.split())}
-        found = candidates(known[row.graph].at(**sizes).graph, target(row.target))
+        graphs = [spec.at(**sizes).graph for spec in known if spec.name == row.chain.split()[0]]
+        found = candidates(next(g for g in graphs if graph_digest(g) == row.graph), target(row.target))
         assert problem_of(found) == row.problem
         names = [plan.configuration for plan in found.plans]
         assert row.configuration in names, f"{row.chain} at {row.sizes} has no candidate {row.configuration} any more"
