@@ -40,6 +40,14 @@ SELECTION_FRAME = frozenset(
     kept upto place all higher_bar first start most lowest above binned entry rank bin other end peak best bit raw
     r picks best_entry last a sort sorts many size run step high low part""".split()  # noqa: SIM905
 )
+# the same of templates for products, where a chain has some
+PRODUCT_FRAME = frozenset(
+    """thread warp warp_row warp_col rank share block tiles tiles_down first height across row0 col0 rows_here span ring
+    slice step depth left right place k m s last to from band count within gathered total load_chunk copy_chunk
+    load_left load_right load_left_half load_left_across load_right_across load_left_half_across load_fragment
+    multiply_add copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2
+    right_ptr right_2_ptr""".split()  # noqa: SIM905
+)
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
     """std abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc exp exp10 exp2 expm1
@@ -49,7 +57,9 @@ FILE_SCOPE = frozenset(
     clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
 )
 TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride", "_kept")
+FACTOR_SUFFIXES = ("_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part")
 VALUE_SUFFIXES = ("_rest", "_kept", "_part", "_part_values", "_all")
+SUM_SUFFIXES = ("_sums", "_shared", "_total")
 
 
 def called() -> frozenset[str]:
@@ -72,18 +82,23 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     if graph.selections:
         taken |= SELECTION_FRAME
     names: dict[Node, str] = {}
+    tensor_suffixes: tuple[str, ...] = TENSOR_SUFFIXES
+    value_suffixes: tuple[str, ...] = VALUE_SUFFIXES
+    if graph.products:
+        taken |= PRODUCT_FRAME
+        tensor_suffixes, value_suffixes = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
     for tensor in graph.inputs:
         names[tensor.node] = claim(tensor.name, taken)
-        taken.update(names[tensor.node] + suffix for suffix in TENSOR_SUFFIXES)
+        taken.update(names[tensor.node] + suffix for suffix in tensor_suffixes)
     for tensor in graph.outputs:
-        taken.update(tensor.name + suffix for suffix in TENSOR_SUFFIXES)
+        taken.update(tensor.name + suffix for suffix in tensor_suffixes)
     for node in graph.nodes:
         if node.op.kind is Kind.LEAF and node.op.name in ("literal", "size"):
             continue
         if node not in names:
             unnamed = f"{names[node.inputs[0]]}_T" if node.op.kind is Kind.VIEW else node.op.name
             names[node] = claim(graph.names.get(node) or unnamed, taken)
-            taken.update(names[node] + suffix for suffix in VALUE_SUFFIXES)
+            taken.update(names[node] + suffix for suffix in value_suffixes)
     return names
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Plan, RowPlan, Source
 from fusegen.reference import reference_source
 
@@ -47,10 +48,13 @@ def render(plan: Plan) -> Source:
 
 def context(plan: Plan) -> dict[str, Any]:
     """What the plan's template sees: each kind of plan has a speller of its own."""
+    from fusegen.gemm_spelling import GemmSpeller
     from fusegen.rolling import RollingSpeller
     from fusegen.selection_spelling import SelectionSpeller
     from fusegen.spelling import Speller
 
+    if isinstance(plan, GemmPlan):
+        return GemmSpeller(plan).context()
     if isinstance(plan, RowPlan) and plan.selection:
         return SelectionSpeller(plan).context()
     if isinstance(plan, RowPlan):

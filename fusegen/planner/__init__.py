@@ -9,12 +9,13 @@ from fusegen.planner.model import Candidates, Layout, Plan, Refusal
 from fusegen.planner.passes import simplify
 from fusegen.planner.rules import NoMatch
 from fusegen.planner.rules.elementwise import elementwise
+from fusegen.planner.rules.gemm import gemm
 from fusegen.planner.rules.rowwise import rowwise
 from fusegen.planner.rules.topk import topk
 from fusegen.targets.base import Target
 
 Rule = Callable[[Graph, Target, Layout], Iterator[Plan]]
-RULES: Mapping[str, Rule] = {"elementwise": elementwise, "rowwise": rowwise, "topk": topk}
+RULES: Mapping[str, Rule] = {"elementwise": elementwise, "rowwise": rowwise, "topk": topk, "gemm": gemm}
 CONTIGUOUS = Layout()
 
 

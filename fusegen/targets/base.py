@@ -23,6 +23,7 @@ class Spelling:
     from_float: Mapping[DType, str]  # float -> storage value, round to nearest even
     barrier: str
     lanes: str  # a type with a bit for each lane of a warp
+    warp_barrier: str  # where only the threads of one warp wait for each other
     shuffle_xor: str  # {0}: value, {1}: lane mask
     functions: Mapping[str, tuple[str, ...]]  # bodies of functions that the hardware has a word for
 

@@ -16,6 +16,17 @@ from dataclasses import replace
 from fusegen.targets.base import Spelling, Target
 from fusegen.types import b8, bf16, f16, f32, i32
 
+
+def mma(dtype: str) -> tuple[str, ...]:
+    """sums += right^T left^T on 16-bit operands."""
+    return (
+        f'asm("mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 "',
+        '    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"',
+        '    : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])',
+        '    : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));',
+    )
+
+
 SPELLING = Spelling(
     file_suffix=".cu",
     headers={f16: "cuda_fp16.h", bf16: "cuda_bf16.h"},
@@ -36,6 +47,7 @@ SPELLING = Spelling(
     },
     barrier="__syncthreads();",
     lanes="unsigned",
+    warp_barrier="__syncwarp();",
     shuffle_xor="__shfl_xor_sync(0xffffffffu, {0}, {1})",
     # PTX ISA 8, from sm_80 on. Without .ftz the approximations spend three instructions on subnormal operands: with
     # them, and the libraries' expf and division, the LayerNorm chain took 32 instructions an element instead of 22.
@@ -80,6 +92,39 @@ SPELLING = Spelling(
         "shuffle_up": ("__shfl_up_sync(0xffffffffu, v, step)",),
         "from_first_lane": ("__shfl_sync(0xffffffffu, start, 0)",),
         "meet": ("__syncwarp();",),
+        "copy_chunk": (
+            "const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));",
+            "if constexpr (Width == 8) {",
+            '  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"',
+            '      :: "r"(address), "l"(from), "r"(count * 2) : "memory");',
+            "} else {",
+            "  #pragma unroll",
+            "  for (int j = 0; j < 8; j += Width) {",
+            "    const int left = count < j ? 0 : count - j < Width ? count - j : Width;",
+            '    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"',
+            '        :: "r"(address + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");',
+            "  }",
+            "}",
+        ),
+        # PTX ISA, "Matrix fragments for mma.m16n8k16" and ldmatrix: from sm_80 on
+        "matrix": (
+            'asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"',
+            '    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");',
+        ),
+        "half_matrix": (
+            'asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"',
+            '    : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");',
+        ),
+        "matrix_across": (
+            'asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"',
+            '    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");',
+        ),
+        "half_matrix_across": (
+            'asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"',
+            '    : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");',
+        ),
+        "mma_f16": mma("f16"),
+        "mma_bf16": mma("bf16"),
         "wait_copies": ('asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");',),
     },
 )

@@ -1,0 +1,193 @@
+"""A GemmPlan in the words of one dialect: what templates/gemm.cu.j2 prints, in the order it prints it.
+
+Nothing is decided here. Whatever could be wrong is a field of the plan; this turns fields into C++.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fusegen.gemm_spelling.factors import FactorSpeller
+from fusegen.gemm_spelling.sums import SumSpeller
+from fusegen.planner.gemm import CHUNK, GemmPlan
+from fusegen.planner.heading import header_lines
+from fusegen.prelude import WORD_FUNCTIONS
+from fusegen.spelling import Words
+from fusegen.types import b8, bf16, f16, f32, i32
+
+CONSTANTS = (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
+
+
+class GemmSpeller(FactorSpeller, SumSpeller):
+    """The words of one plan in one dialect; `context()` is what the template sees."""
+
+    def tile_place(self) -> list[str]:
+        plan, tile = self.plan, self.tile
+        *others, rows = plan.row_dims
+        across = plan.tiles_across
+        block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
+        lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
+        if others or tile.group > 1:
+            lines.append(f"const unsigned tiles_down = static_cast<unsigned>((rows + {tile.rows - 1}) / {tile.rows});")
+        if others:
+            lines.append(f"const unsigned tiles = tiles_down * {across}u;  // of one product")
+            for place, dim in enumerate(others):
+                inner = " / ".join([f"({block}) / tiles", *(d.extent for d in reversed(others[place + 1 :]))])
+                lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
+            block = f"({block}) % tiles"
+        lines.append(f"const unsigned tile = {block};")
+        if across == 1:
+            lines += [f"const long long row0 = tile * {tile.rows}LL;", "const int across = 0;"]
+        elif tile.group == 1:
+            lines.append(f"const long long row0 = tile / {across} * {tile.rows}LL;")
+            lines.append(f"const int across = tile % {across};")
+        else:
+            both = tile.group * across
+            lines += [
+                f"// {tile.group} rows of tiles at a time, column by column: blocks that run together share factors in "
+                "the L2 cache",
+                f"const unsigned first = tile / {both} * {tile.group};",
+                f"const unsigned height = tiles_down - first < {tile.group} ? tiles_down - first : {tile.group};",
+                f"const long long row0 = (first + tile % {both} % height) * {tile.rows}LL;",
+                f"const int across = tile % {both} / height;",
+            ]
+        lines.append(f"const int rows_here = rows - row0 < {tile.rows} ? static_cast<int>(rows - row0) : {tile.rows};")
+        return lines + self.span_place()
+
+    def span_place(self) -> list[str]:
+        """The first column of the block's tile; with several spans, which one it is and what it multiplies."""
+        if not self.several:
+            return [f"const int col0 = across * {self.tile.cols};"]
+        spans = self.plan.spans
+        lines = [f"const int span = {self.by_span([str(i) for i in range(len(spans))], 'across')};"]
+        first = self.by_span([str(s.first_tile) for s in spans])
+        lines.append(f"const int col0 = (across - ({first})) * {self.tile.cols};")
+        lines.append(f"const int cols = {self.by_span([str(s.cols) for s in spans])};")
+        for place, own in enumerate(self.owns[len(self.plan.left) :]):
+            rights = [s.products[place].right for s in spans]
+            lines.append(f"const {self.element}* const {own.name}_ptr = {self.by_span([r.pointer for r in rights])};")
+            lines.append(f"const long long {own.name}_stride = {self.by_span([r.stride for r in rights])};")
+            for dim in range(len(rights[0].batch)):
+                strides = self.by_span([r.batch[dim][1] for r in rights])
+                lines.append(f"const long long {own.name}_batch_{dim} = {strides};")
+        return lines
+
+    def by_span(self, texts: list[str], by: str = "span") -> str:
+        """Each span's own text, by its number or by the tile's place."""
+        spans = self.plan.spans
+        tests = [f"span == {i}" for i in range(len(spans))]
+        if by == "across":
+            tests = [f"across < {s.first_tile + s.tiles}" for s in spans]
+        return " : ".join([*(f"{test} ? {text}" for test, text in zip(tests[:-1], texts, strict=False)), texts[-1]])
+
+    # ---- all of it
+
+    def context(self) -> dict[str, Any]:
+        plan, tile = self.plan, self.tile
+        factors = [dict(self.factor(own)) for own in self.owns]
+        for found in factors:
+            found["prepare"] = self.prepare(found) if found["prepared"] else []
+            found["prepared"] = bool(found["prepare"])
+        vectors = self.vectors()
+        spans = [self.span(number, span) for number, span in enumerate(plan.spans)]
+        sums, statistics, fragments = self.sums(), self.statistics(factors[0]), self.fragments()
+        held = [
+            {
+                "type": self.vec(f["own"].factor.access.dtype, CHUNK),
+                "name": f"{f['name']}_held",
+                "dims": f"[{f['passes']}]",
+            }
+            for f in factors
+            if not f["copied"]
+        ] + [{"type": v["type"], "name": v["held"], "dims": ""} for v in vectors]
+        fetches, prepares = bool(held), any(f["prepared"] for f in factors)
+        inner = tile.depth // plan.atom.depth
+        if fetches:
+            self.functions.add("load_chunk")
+        if plan.copies:
+            self.functions.add("copy_chunk")
+        text = " ".join(expressions(plan))
+        self.functions.update(f for f in ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS) if f"{f}(" in text)
+        if "exponential" in self.functions:
+            self.functions.add("power_of_2")
+        counts = {
+            "copied": " ".join(f["count"] for f in factors if f["copied"]),
+            "fetched": " ".join([*(f["count"] for f in factors if not f["copied"]), *(v["from"] for v in vectors)]),
+            "prepared": " ".join(line for f in factors for line in f["prepare"]),
+        }
+        return {
+            "p": plan,
+            "t": Words(plan.target.warp, self.spelling.barrier),
+            "header": header_lines(plan),
+            "includes": self.includes(),
+            "constants": [(n, bits) for n, bits in CONSTANTS if re.search(rf"\b{n}\b", text)],
+            "uses": {"vec": True, "functions": self.functions},
+            "round_trip": {
+                d.name: self.spelling.to_float[d].format(self.spelling.from_float[d].format("x")) for d in (f16, bf16)
+            },
+            "index": "int",
+            "inside_vector": "",
+            "inside_element": "",
+            "word_functions": [
+                {"name": name, "what": what, "parameters": parameters, "body": self.spelling.functions[name]}
+                for name, (what, parameters) in WORD_FUNCTIONS.items()
+                if name in self.functions
+            ],
+            "row_reduces": [],
+            "partner": self.spelling.shuffle_xor.format("v", "step"),
+            "function": self.spelling.functions,
+            "signature": [self.parameter(p) for p in plan.params],
+            "atom": self.atom(),
+            "element": self.element,
+            "thread": self.thread,
+            "share": self.share(),
+            "warp_row": f"warp / {tile.warps_across} * {tile.warp_rows}" if tile.warps_down > 1 else "0",
+            "warp_col": f"warp % {tile.warps_across} * {tile.warp_cols}" if tile.warps_across > 1 else "0",
+            "tile_place": self.tile_place(),
+            "ring_offset": f" + team * {self.slice_elements * tile.stages}" if tile.teams > 1 else "",
+            "slice_elements": self.slice_elements,
+            "factors": factors,
+            "held": held,
+            "row_held": self.row_held(factors[0]),
+            "vectors": vectors,
+            "fetches": fetches,
+            "prepares": prepares,
+            "depth_at": {"text": self.depth_text(), **{k: bool(re.search(r"\bdepth\b", v)) for k, v in counts.items()}},
+            "fragments": fragments,
+            "fragment_functions": self.fragment_functions(fragments),
+            "sums": sums,
+            "statistics": statistics,
+            "inner": inner,
+            # what came by copies is prepared a step before it is waited for, between products; what comes through
+            # registers gets until then
+            "ready": max(1, inner - 2) if prepares and not any(not f["copied"] for f in factors) else inner - 1,
+            "barrier": self.barrier,
+            "gathered": {"over": self.over(), "stride": self.region},
+            "spans": spans,
+        }
+
+    def share(self) -> str:
+        """Which of the teams of all blocks of the cluster this is."""
+        if self.tile.cluster == 1:
+            return "team"
+        return f"rank * {self.tile.teams} + team" if self.tile.teams > 1 else "rank"
+
+    def over(self) -> str:
+        teams = f"the {self.tile.teams} teams" if self.tile.teams > 1 else ""
+        blocks = f"the {self.tile.cluster} blocks of the cluster" if self.tile.cluster > 1 else ""
+        return " of ".join(filter(None, [teams, blocks]))
+
+    def includes(self) -> list[str]:
+        used = {a.dtype for a in self.plan.accesses} | {self.plan.dtype}
+        return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
+
+
+def expressions(plan: GemmPlan) -> list[str]:
+    """Every expression that the plan wrote."""
+    bodies = [*plan.launch_body]
+    if plan.prologue is not None:
+        bodies += [*plan.prologue.row_body, *plan.prologue.body]
+    for span in plan.spans:
+        bodies += [*span.row_body, *span.body]
+    return [s.expr for s in bodies]

@@ -1,0 +1,210 @@
+"""How the factors of a GemmPlan get into shared memory, in the words of one dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusegen.gemm_spelling.words import GemmWords, Own
+from fusegen.planner.gemm import CHUNK
+from fusegen.planner.model import Access
+from fusegen.planner.pieces import stride_name
+from fusegen.spelling import UNROLL
+
+ZEROS: Mapping[str, str] = {"float": "0.0f", "int": "0", "bool": "false"}
+
+
+class FactorSpeller(GemmWords):
+    """What each thread brings of a slice, and what it makes of it on the way."""
+
+    def share_offset(self) -> str:
+        return f"share * {self.tile.depth} + " if self.tile.shares > 1 else ""
+
+    def cols_text(self) -> str:
+        return "cols" if self.several else str(self.plan.spans[0].cols)
+
+    def cols_ragged(self) -> bool:
+        return any(s.cols % self.tile.cols for s in self.plan.spans)
+
+    def factor(self, own: Own) -> Mapping[str, Any]:
+        """One factor's share of a slice: how the thread finds it, and what it asks for."""
+        f, name, team = own.factor, own.name, self.plan.team
+        chunks = (self.tile.depth if f.along else own.extent) // CHUNK  # side by side in memory
+        passes = own.extent * self.tile.depth // CHUNK // team
+        jump = team // chunks  # of the other axis, from one pass to the next
+        side, depth = own.side, own.depth
+        stride = f"{name}_stride" if f.side == "cols" and self.several else f.stride
+        pointer = f"{name}_ptr" if f.side == "cols" and self.several else f.pointer
+        outer, inner = (side, depth) if f.along else (depth, side)
+        origin = "row0" if f.side == "rows" else "col0"
+        batch = "".join(f" + {index} * {text}" for index, text in self.batch_strides(own))
+        if f.along:
+            start = f"({origin} + {side}) * {stride} + {self.share_offset()}{depth}"
+        else:
+            start = f"({self.share_offset()}{depth}) * {stride} + {origin} + {side}"
+        pass_text = f" + v * {jump}" if passes > 1 else ""
+        at_side, at_depth = (f"{side}{pass_text}", depth) if f.along else (side, f"{depth}{pass_text}")
+        affine = jump % CHUNK == 0 and f.tile_along == f.along  # turns come again after 8 rows
+        place = self.place(own, at_side, at_depth)
+        if affine:
+            place = f"{name}_to" + (f" + v * {jump * chunks * CHUNK}" if passes > 1 else "")
+        advance = str(self.tile.depth * self.tile.shares)
+        thread = self.thread if "%" not in self.thread else "lane"
+        return {
+            "name": name,
+            "own": own,
+            "copied": f.copied,
+            "prepared": not f.copied or (f is self.plan.left[0] and self.plan.prologue is not None),
+            "width": f.width,
+            "passes": passes,
+            "jump": jump,
+            "at_side": at_side,
+            "at_depth": at_depth,
+            "declares": [
+                f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {CHUNK};",
+                f"const {self.ctype(f.access.dtype)}* {name}_from = {pointer}{batch} + {start};",
+                *([f"const int {name}_to = {self.place(own, side, depth)};"] if affine else []),
+            ],
+            "place": place,
+            "from": f"{name}_from" + (f" + v * {jump} * {stride}" if passes > 1 else ""),
+            "count": self.count(own, at_side, at_depth),
+            "advance": advance if f.along else f"{advance} * {stride}",
+        }
+
+    def batch_strides(self, own: Own) -> list[tuple[str, str]]:
+        if own.factor.side == "cols" and self.several:
+            return [(index, f"{own.name}_batch_{i}") for i, (index, _) in enumerate(own.factor.batch)]
+        return list(own.factor.batch)
+
+    def place(self, own: Own, side: str, depth: str) -> str:
+        """Elements from the start of a slice to one of the factor's."""
+        offset = f"{own.offset} + " if own.offset else ""
+        if own.factor.tile_along:
+            return f"{offset}place<{self.tile.depth // CHUNK}>({side}, {depth})"
+        return f"{offset}place<{own.extent // CHUNK}>({depth}, {side})"
+
+    def count(self, own: Own, side: str, depth: str) -> str:
+        """How many elements of a chunk there are."""
+        f, tests, partial = own.factor, [], ""
+        if f.side == "rows":
+            if f.along:
+                tests.append(f"{side} < rows_here")
+            else:
+                partial = f"rows_here - {side}"
+        elif self.cols_ragged():
+            cols = self.cols_text()
+            if f.along or all(s.cols % CHUNK == 0 for s in self.plan.spans):
+                tests.append(f"col0 + {side} < {cols}")
+            else:
+                partial = f"{cols} - (col0 + {side})"
+        if not self.plan.even:
+            if not f.along or self.plan.depth % CHUNK == 0:
+                tests.append(f"depth + {depth} < {self.plan.depth}")
+            else:
+                partial = f"{self.plan.depth} - (depth + {depth})"
+        if partial:
+            self.functions.add("within")
+        text = f"within({partial})" if partial else str(CHUNK)
+        return f"{' && '.join(tests)} ? {text} : 0" if tests else text
+
+    def depth_text(self) -> str:
+        if self.tile.shares > 1:
+            return f"(step * {self.tile.shares} + share) * {self.tile.depth}"
+        return f"step * {self.tile.depth}"
+
+    # ---- the prologue
+
+    def prepare(self, found: Mapping[str, Any]) -> list[str]:
+        """What the thread does with its chunk v before others may see it."""
+        own: Own = found["own"]
+        f, held = own.factor, f"{own.name}_held[v]"
+        if f.side == "rows" and self.plan.prologue is not None:
+            return self.prologue(found) if f is self.plan.left[0] else []
+        if f.tile_along == f.along:
+            return [f"store<{CHUNK}>(slice + {found['place']}, {held});"]
+        # the tile lies the other way round, so that neighbours in depth can be read together
+        side, depth = found["at_side"], found["at_depth"]
+        one = self.place(own, side if f.along else f"{side} + j", f"{depth} + j" if f.along else depth)
+        return [UNROLL, f"for (int j = 0; j < {CHUNK}; ++j) slice[{one}] = {held}.at[j];"]
+
+    def prologue(self, found: Mapping[str, Any]) -> list[str]:
+        prologue, own = self.plan.prologue, found["own"]
+        assert prologue is not None
+        lines, name = [], own.name
+        vec = self.vec(self.plan.dtype, CHUNK)
+        if own.factor.copied:
+            lines.append(f"{self.element}* const at = slice + {found['place']};")
+            lines.append(f"{vec} {name}_vec = load<{CHUNK}>(at);")
+        elif prologue.changes:
+            lines.append(f"{vec} {name}_vec;")
+        lines += [f"const {r.ctype} {r.value} = {r.access.name}_held[v];" for r in prologue.row_loads]
+        lines += [self.statement(s) for s in prologue.row_body]
+        if not self.plan.even:
+            lines.append(f"const int left = {self.plan.depth} - (depth + {own.depth});")
+        lines += [UNROLL, f"for (int j = 0; j < {CHUNK}; ++j) {{"]
+        for load in prologue.loads:
+            vector = f"{load.access.name}_{'vec' if own.factor.copied else 'held[v]'}"
+            lines.append(f"  const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
+        for load in prologue.vectors:
+            text = self.to_value(load.access.dtype, f"{load.access.name}_held.at[j]")
+            lines.append(f"  const {load.ctype} {load.value} = {text};")
+        lines += [f"  {self.statement(s)}" for s in prologue.body]
+        inside = "" if self.plan.even else "j < left"
+        if prologue.changes:
+            stored = self.to_storage(self.plan.dtype, prologue.value)
+            lines.append(f"  {name}_vec.at[j] = {f'{inside} ? {stored} : {self.element}{{}}' if inside else stored};")
+        for r in prologue.statistics:
+            lines.append(f"  {f'if ({inside}) ' if inside else ''}{r.part}[v] += {r.value};")
+        lines.append("}")
+        if prologue.changes:
+            lines.append(f"store<{CHUNK}>({'at' if own.factor.copied else 'slice + ' + found['place']}, {name}_vec);")
+        elif not own.factor.copied:
+            lines.append(f"store<{CHUNK}>(slice + {found['place']}, {name}_held[v]);")
+        return lines
+
+    def row_held(self, found: Mapping[str, Any]) -> list[str]:
+        """Values [.., M, 1] of the thread's rows, and its parts of the statistics."""
+        prologue = self.plan.prologue
+        if prologue is None:
+            return []
+        lines = [f"float {r.part}[{found['passes']}] = {{}};" for r in prologue.statistics]
+        for load in prologue.row_loads:
+            name = load.access.name
+            lines += [
+                f"{load.ctype} {name}_held[{found['passes']}];",
+                UNROLL,
+                f"for (int v = 0; v < {found['passes']}; ++v) {{",
+                f"  const long long row = row0 + {found['at_side']};",
+                f"  {name}_held[v] = row < rows ? "
+                f"{self.to_value(load.access.dtype, f'*({self.at(load.access)})')} : {ZEROS[load.ctype]};",
+                "}",
+            ]
+        return lines
+
+    def vectors(self) -> list[Mapping[str, Any]]:
+        """Vectors [K] of the prologue, which a thread reads one slice ahead."""
+        prologue = self.plan.prologue
+        if prologue is None:
+            return []
+        own = self.owns[0]
+        found: list[Mapping[str, Any]] = []
+        for load in prologue.vectors:
+            access = load.access
+            count = str(CHUNK)
+            if not self.plan.even:
+                self.functions.add("within")
+                count = f"within({self.plan.depth} - (depth + {own.depth}))"
+            found.append(
+                {
+                    "held": f"{access.name}_held",
+                    "type": self.vec(access.dtype, CHUNK),
+                    "width": access.vector if access.mode == "vector" else 1,
+                    "from": f"{self.pointers[access.tensor]}{self.batch_text(access)} + depth + {own.depth}",
+                    "count": count,
+                }
+            )
+        return found
+
+    def batch_text(self, access: Access) -> str:
+        dims = self.plan.row_dims
+        return "".join(f" + {dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided)

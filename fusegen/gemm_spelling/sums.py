@@ -1,0 +1,254 @@
+"""A GemmPlan's fragments, sums and epilogue in the words of one dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fusegen.gemm_spelling.words import GemmWords
+from fusegen.planner.gemm import CHUNK, MMA, Span
+from fusegen.planner.model import Access, Load, Store
+from fusegen.spelling import UNROLL
+from fusegen.types import DType, bf16, f16
+
+# The instruction's word for the factors' type, and what AMD's builtin takes.
+TYPES: Mapping[str, Mapping[DType, str]] = {
+    "mma": {f16: "f16", bf16: "bf16"},
+    "mfma_32": {f16: "_Float16", bf16: "short"},
+    "mfma_16": {f16: "_Float16", bf16: "short"},
+}
+BUILTINS: Mapping[tuple[str, DType], str] = {
+    ("mfma_32", f16): "__builtin_amdgcn_mfma_f32_32x32x8f16",
+    ("mfma_32", bf16): "__builtin_amdgcn_mfma_f32_32x32x8bf16_1k",
+    ("mfma_16", f16): "__builtin_amdgcn_mfma_f32_16x16x16f16",
+    ("mfma_16", bf16): "__builtin_amdgcn_mfma_f32_16x16x16bf16_1k",
+}
+# What a fragment function loads, and the place in a tile that lane `lane` gives the address of. The instruction's rows
+# are the right operand's, 16 of them; of its columns, the left operand's rows, it has 8, so a fragment serves two.
+ALONG, ACROSS = "a tile whose rows run along the depth", "a tile whose rows run along the side: transposed on the way"
+FRAGMENTS: Mapping[str, tuple[str, str]] = {
+    "load_right": (f"16 x 16 elements of {ALONG}", "side + lane % 16, k + lane / 16 * 8"),
+    "load_right_across": (f"16 x 16 elements of {ACROSS}", "k + lane % 8 + lane / 16 * 8, side + lane / 8 % 2 * 8"),
+    "load_left": (f"twice 8 x 16 elements of {ALONG}", "side + lane % 8 + lane / 16 * 8, k + lane / 8 % 2 * 8"),
+    "load_left_across": (f"twice 8 x 16 elements of {ACROSS}", "k + lane % 16, side + lane / 16 * 8"),
+    "load_left_half": (f"8 x 16 elements of {ALONG}", "side + lane % 8, k + lane / 8 % 2 * 8"),
+    "load_left_half_across": (f"8 x 16 elements of {ACROSS}", "k + lane % 16, side"),
+}
+# Where sum i of a lane lies in the atom's rows and columns.
+SUM_ROW = {"mma": "lane % 4 * 2 + i % 2", "mfma_32": "lane % 32", "mfma_16": "lane % 16"}
+SUM_COL = {
+    "mma": "lane / 4 + i / 2 * 8",
+    "mfma_32": "i / 4 * 8 + lane / 32 * 4 + i % 4",
+    "mfma_16": "lane / 16 * 4 + i",
+}
+
+
+class SumSpeller(GemmWords):
+    """What warps multiply, where their sums go, and what comes of these."""
+
+    def fragments(self) -> list[Mapping[str, Any]]:
+        plan, tile = self.plan, self.tile
+        found: list[Mapping[str, Any]] = []
+        for own in [self.owns[0], *self.owns[len(plan.left) :]]:
+            rows = own.factor.side == "rows"
+            extent = tile.warp_rows if rows else tile.warp_cols
+            unit = plan.atom.rows if rows else plan.atom.cols
+            half = plan.atom is MMA and extent == 8
+            unit = 16 if plan.atom is MMA and not half else unit
+            along = own.factor.tile_along
+            kind = "_".join(
+                filter(None, ["load", "left" if rows else "right", "half" if half else "", "" if along else "across"])
+            )
+            # steps of whole groups of 8 rows of a tile leave its turns alone, and are added behind them
+            offset = f" + {own.offset}" if own.offset else ""
+            warp, steps = f"warp_{'row' if rows else 'col'}", f"i * {unit}"
+            if along:
+                at, side, k = f"slice{offset} + {steps} * {tile.depth}", warp, f"k * {plan.atom.depth}"
+            else:
+                at, side, k = f"slice{offset} + k * {plan.atom.depth * own.extent}", f"{warp} + {steps}", "0"
+            found.append(
+                {
+                    "name": own.name,
+                    "type": "unsigned" if plan.atom is MMA else "Fragment",
+                    "count": extent // unit,
+                    "load": kind if plan.atom is MMA else "load_fragment",
+                    "chunks": (tile.depth if along else own.extent) // CHUNK,
+                    "at": f"{at}, {side}, {k}",
+                }
+            )
+        return found
+
+    def fragment_functions(self, fragments: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The functions of the prelude that load fragments, one for each way that a tile lies."""
+        used = dict.fromkeys(f["load"] for f in fragments if self.plan.atom is MMA)
+        return [
+            {"name": name, "what": FRAGMENTS[name][0], "at": FRAGMENTS[name][1],
+             "body": self.spelling.functions.get(matrix_function(name), ())}
+            for name in used
+        ]  # fmt: skip
+
+    def sums(self) -> list[Mapping[str, Any]]:
+        plan = self.plan
+        size = self.tile.band_rows * plan.sums_stride
+        own = f"team * {self.region} + " if self.tile.teams > 1 else ""
+        return [
+            {
+                "name": f"{self.sum_name(place)}_sums",
+                "shared": f"{self.sum_name(place)}_shared",
+                "shared_at": f" + {place * size}" if place else "",
+                "own": own,
+                "right": self.owns[len(plan.left) + place].name,
+            }
+            for place in range(plan.products)
+        ]
+
+    def statistics(self, found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        plan, own = self.plan, self.owns[0]
+        if plan.prologue is None:
+            return []
+        if plan.prologue.statistics:
+            self.functions.add("partner")
+        team = f"team * {self.region} + " if self.tile.teams > 1 else ""
+        start = plan.products * self.tile.band_rows * plan.sums_stride
+        return [
+            {
+                "shared": f"{r.results[0]}_shared",
+                "shared_at": f" + {start + place * self.tile.rows}",
+                "part": r.part,
+                "passes": found["passes"],
+                "lanes": self.tile.depth // CHUNK,
+                "first": f"{own.depth} == 0",
+                "at": f"{team}{found['at_side']}",
+            }
+            for place, r in enumerate(plan.prologue.statistics)
+        ]
+
+    def atom(self) -> Mapping[str, Any]:
+        plan, tile, atom = self.plan, self.tile, self.plan.atom
+        mma = atom is MMA
+        left = self.owns[0].name
+        down = tile.warp_rows // atom.rows
+        warp_row = "warp_row" if tile.bands == 1 else f"warp_row % {tile.band_rows}"
+        if not mma:
+            left_text = f"{left}_part[buffer][m]"
+        elif down == 1:
+            left_text = f"{left}_part[buffer][0][0], {left}_part[buffer][0][1]"
+        else:
+            left_text = f"{left}_part[buffer][m / 2][m % 2 * 2], {left}_part[buffer][m / 2][m % 2 * 2 + 1]"
+        return {
+            "part": "mma" if mma else "mfma",
+            "type": TYPES[atom.kind][plan.dtype],
+            "builtin": BUILTINS.get((atom.kind, plan.dtype), ""),
+            "fragment_dims": "[4]" if mma else "",
+            "body": self.spelling.functions.get(f"mma_{plan.dtype.name}", ()),
+            "sums_type": "float" if mma else "Sums",
+            "sums_dims": "[4]" if mma else "",
+            "across": tile.warp_cols // atom.cols,
+            "down": down,
+            "left": left_text,
+            "row": f"{warp_row} + m * {atom.rows} + {SUM_ROW[atom.kind]}",
+            "col": f"warp_col + n * {atom.cols} + {SUM_COL[atom.kind]}",
+        }
+
+    # ---- the epilogue
+
+    def span(self, number: int, span: Span) -> Mapping[str, Any]:
+        plan, tile, vector = self.plan, self.tile, span.vector
+        per_row = tile.cols // vector
+        places = tile.band_rows * per_row
+        at_once = plan.threads * tile.cluster
+        passes = -(-places // at_once)
+        first = f"(v * {tile.cluster} + rank)" if tile.cluster > 1 else "v"
+        at = f"({first} * {plan.threads} + threadIdx.x)"
+        guard = [f"m < {tile.band_rows}"] if places % at_once else []
+        guard.append("row < rows")
+        if span.cols % tile.cols:
+            guard.append(f"col < {span.cols}")
+        ahead = [load for load in span.loads if len(plan.row_dims) - 1 in load.access.strided]
+        return {
+            "test": f"span == {number}" if self.several else "",
+            "passes": passes,
+            "unroll": UNROLL if ahead or passes <= 4 else f"{UNROLL} 4",
+            "vector": vector,
+            "m": f"static_cast<int>({at} / {per_row})",
+            "n": f"static_cast<int>({at} % {per_row})" + (f" * {vector}" if vector > 1 else ""),
+            "guard": " && ".join(guard),
+            "row_at": f"row0 + {self.tile_row()}",
+            "vectors": [
+                {
+                    "type": self.vec(load.access.dtype, vector),
+                    "name": f"{load.access.name}_vec",
+                    "call": self.load(load.access, vector),
+                }
+                for load in ahead
+            ],
+            "row": [*self.span_sums(span), *self.span_row(span, ahead)],
+            "body": self.span_body(span, ahead),
+            "stores": [self.store(store, vector) for store in span.stores],
+        }
+
+    def load(self, access: Access, vector: int) -> str:
+        name = "load" if access.mode == "vector" else "load_each"
+        self.functions.add(name)
+        return f"{name}<{vector}>({self.at(access, 'col')})"
+
+    def store(self, store: Store, vector: int) -> str:
+        name = "store" if store.access.mode == "vector" else "store_each"
+        self.functions.add(name)
+        return f"{name}<{vector}>({self.at(store.access, 'col')}, {store.access.name}_vec);"
+
+    def gather(self, shared: str, at: str, count: int) -> str:
+        if self.tile.shares == 1:
+            return f"load<{count}>({shared} + {at})" if count > 1 else f"{shared}[{at}]"
+        self.functions.add("gathered")
+        return f"gathered<{count}>({shared} + {at})" + ("" if count > 1 else ".at[0]")
+
+    def tile_row(self) -> str:
+        """The tile's row that is row m of the band."""
+        return f"band * {self.tile.band_rows} + m" if self.tile.bands > 1 else "m"
+
+    def span_sums(self, span: Span) -> list[str]:
+        lines = []
+        for place, product in enumerate(span.products):
+            at = f"m * {self.plan.sums_stride} + n"
+            call = self.gather(f"{self.sum_name(place)}_shared", at, span.vector)
+            ctype = f"Vec<float, {span.vector}>" if span.vector > 1 else "float"
+            lines.append(f"const {ctype} {product.value}_total = {call};")
+        return lines
+
+    def span_row(self, span: Span, ahead: Iterable[Load]) -> list[str]:
+        lines = []
+        if self.plan.prologue is not None:
+            for r in self.plan.prologue.statistics:
+                total = self.gather(f"{r.results[0]}_shared", self.tile_row(), 1)
+                lines.append(f"const float {r.results[0]} = {total};")
+        for load in span.row_loads:
+            text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
+            lines.append(f"const {load.ctype} {load.value} = {text};")
+        lines += [self.statement(s) for s in span.row_body]
+        for row_store in span.row_stores:
+            stored = self.to_storage(row_store.access.dtype, row_store.value)
+            lines.append(f"if (col == 0) *({self.at(row_store.access)}) = {stored};")
+        for load in span.loads:
+            if load not in ahead:
+                vec = self.vec(load.access.dtype, span.vector)
+                lines.append(f"const {vec} {load.access.name}_vec = {self.load(load.access, span.vector)};")
+        lines += [f"{self.vec(s.access.dtype, span.vector)} {s.access.name}_vec;" for s in span.stores]
+        return lines
+
+    def span_body(self, span: Span, ahead: Iterable[Load]) -> list[str]:
+        lines = []
+        for product in span.products:
+            element = f"{product.value}_total.at[j]" if span.vector > 1 else f"{product.value}_total"
+            lines.append(f"const float {product.value} = {element};")
+        for load in span.loads:
+            vector = f"{load.access.name}_vec" + ("[v]" if load in ahead else "")
+            lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
+        lines += [self.statement(s) for s in span.body]
+        lines += [f"{s.access.name}_vec.at[j] = {self.to_storage(s.access.dtype, s.value)};" for s in span.stores]
+        return lines
+
+
+def matrix_function(name: str) -> str:
+    """The target's word for what a fragment function does."""
+    return "_".join(filter(None, ["half" if "half" in name else "", "matrix", "across" if "across" in name else ""]))

@@ -1,0 +1,122 @@
+"""What every part of a GemmPlan's spelling asks: names, types, and where things lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.planner.gemm import Factor, GemmPlan, sums_floats, tile_elements
+from fusegen.planner.model import Access, Param, Statement
+from fusegen.planner.pieces import CTYPE, stride_name
+from fusegen.types import DType, b8, i32
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """One factor's words: its place in a slice, and how the thread counts its chunks."""
+
+    factor: Factor
+    name: str  # in the kernel; that of the span at hand where there are several
+    extent: int  # of its side, in a tile
+    offset: int  # elements from the start of a slice
+
+    @property
+    def side(self) -> str:
+        return f"{self.name}_{'m' if self.factor.side == 'rows' else 'n'}"
+
+    @property
+    def depth(self) -> str:
+        return f"{self.name}_k"
+
+
+class GemmWords:
+    """The small texts of one plan in one dialect."""
+
+    """The words of one plan in one dialect; `context()` is what the template sees."""
+
+    def __init__(self, plan: GemmPlan) -> None:
+        self.plan = plan
+        self.tile = plan.tile
+        self.spelling = plan.target.spelling
+        self.functions: set[str] = {"load", "store"}
+        self.several = len(plan.spans) > 1
+        self.owns = self.own_factors()
+        self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
+
+    def own_factors(self) -> list[Own]:
+        owns = []
+        offset = 0
+        for place, factor in enumerate(self.plan.left):
+            owns.append(Own(factor, factor.name, self.tile.rows, offset if place == 0 else 0))
+        offset += self.tile.rows * self.tile.depth
+        for place, product in enumerate(self.plan.spans[0].products):
+            name = (f"right_{place + 1}" if place else "right") if self.several else product.right.name
+            owns.append(Own(product.right, name, self.tile.cols, offset))
+            offset += self.tile.cols * self.tile.depth
+        return owns
+
+    # ---- small texts
+
+    def ctype(self, dtype: DType) -> str:
+        return self.spelling.ctype[dtype]
+
+    @property
+    def element(self) -> str:
+        return self.ctype(self.plan.dtype)
+
+    def to_value(self, dtype: DType, text: str) -> str:
+        if dtype is i32:
+            return text
+        return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
+
+    def to_storage(self, dtype: DType, text: str) -> str:
+        if dtype is i32:
+            return text
+        return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
+
+    def parameter(self, param: Param) -> str:
+        if param.kind == "pointer":
+            assert param.dtype is not None
+            return f"{'' if param.output else 'const '}{self.ctype(param.dtype)}* __restrict__ {param.name}"
+        if param.kind == "value":
+            assert param.dtype is not None
+            return f"{CTYPE[param.dtype]} {param.name}"
+        return f"long long {param.name}"
+
+    @property
+    def thread(self) -> str:
+        """The thread's number in its team."""
+        return f"threadIdx.x % {self.plan.team}" if self.tile.teams > 1 else "threadIdx.x"
+
+    @property
+    def barrier(self) -> str:
+        """Between those who bring a slice and those who use it."""
+        own = self.tile.teams > 1 and self.plan.team == self.plan.target.warp
+        return self.spelling.warp_barrier if own else self.spelling.barrier
+
+    def statement(self, s: Statement) -> str:
+        return f"const {s.ctype} {s.name} = {s.expr};"
+
+    def vec(self, dtype: DType, count: int) -> str:
+        return f"Vec<{self.ctype(dtype)}, {count}>"
+
+    def at(self, access: Access, *last: str) -> str:
+        """Where the tensor's row `row` begins, and then `last`."""
+        dims = self.plan.row_dims
+        terms = [
+            f"{'row' if i == len(dims) - 1 else dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided
+        ]
+        return " + ".join([self.pointers[access.tensor], *terms, *last])
+
+    @property
+    def slice_elements(self) -> int:
+        return tile_elements(self.tile, self.plan.products)
+
+    @property
+    def region(self) -> int:
+        """Floats of one team's sums and statistics."""
+        return sums_floats(self.tile, self.plan.products, self.plan.statistics)
+
+    def sum_name(self, place: int) -> str:
+        if self.several:
+            return self.owns[len(self.plan.left) + place].name
+        return self.plan.spans[0].products[place].value

@@ -1,0 +1,371 @@
+"""Chains with products: tiles of all columns' products on tensor cores, with what comes before and after in one kernel.
+
+Two regimes, which differ in nothing but the tile:
+
+- *tiles*, where rows are many: a block's warps share slices of both factors, which are brought ahead of their use, and
+  each warp holds its part of the sums in registers. The rate of the tensor cores bounds it;
+- *streams*, where rows are few: the right factors are read once, and that bounds it. A team is one warp with a ring of
+  its own, and takes every so many-th slice of what is summed, so that no warp waits for another before the end; the
+  teams' sums, of a cluster's blocks where there are too few columns for all SMs, are added in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fusegen.graph import Graph, Node
+from fusegen.naming import entry_name, value_names
+from fusegen.planner.cost import decisions
+from fusegen.planner.factors import Use, access_of, product_dims, product_params, uses, widest
+from fusegen.planner.gemm import CHUNK, MFMA_16, MFMA_32, MMA, Atom, Factor, GemmPlan, GemmTile, shared_bytes
+from fusegen.planner.gemm_duration import Work, estimate, gemm_registers
+from fusegen.planner.model import Access, Layout, RowDim
+from fusegen.planner.passes import hoist_scales
+from fusegen.planner.pieces import VECTOR_BYTES, stride_name
+from fusegen.planner.product_cost import product_rounding
+from fusegen.planner.rules import NoMatch, need_countable
+from fusegen.planner.spans import Group, groups, prologue_of, span_of
+from fusegen.products import Factor as Side
+from fusegen.products import Split, Unsplittable, split
+from fusegen.targets.base import Target
+from fusegen.types import DType, bf16, f16, size_of
+
+# rows x cols x depth, stages, warps down x across: of one product in a span, and of two
+TILES: Mapping[int, tuple[GemmTile, ...]] = {
+    1: (
+        GemmTile(128, 256, 64, 4, 2, 4),
+        GemmTile(128, 256, 64, 3, 2, 4),
+        GemmTile(256, 128, 64, 4, 4, 2),
+        GemmTile(256, 128, 64, 3, 4, 2),
+        GemmTile(128, 256, 32, 4, 2, 4),
+        GemmTile(128, 128, 64, 3, 2, 2),
+        GemmTile(128, 128, 32, 4, 2, 2),
+        GemmTile(128, 128, 64, 3, 2, 4),
+        GemmTile(64, 256, 64, 3, 1, 4),
+        GemmTile(64, 128, 64, 4, 2, 2),
+        GemmTile(128, 64, 64, 4, 2, 2),
+        GemmTile(64, 64, 64, 4, 2, 2),
+        GemmTile(32, 64, 64, 4, 1, 2),
+    ),
+    2: (
+        GemmTile(128, 64, 64, 3, 2, 2),
+        GemmTile(128, 64, 32, 4, 2, 2),
+        GemmTile(128, 128, 64, 4, 2, 4),
+        GemmTile(128, 128, 64, 3, 2, 4),
+        GemmTile(64, 64, 64, 3, 2, 2),
+        GemmTile(64, 32, 64, 4, 2, 2),
+        GemmTile(32, 32, 64, 4, 1, 2),
+    ),
+}
+WAVES: Mapping[int, tuple[GemmTile, ...]] = {  # of 64 lanes, without asynchronous copies
+    1: (
+        GemmTile(128, 128, 32, 2, 2, 2, bands=2),
+        GemmTile(128, 64, 32, 2, 2, 2),
+        GemmTile(64, 128, 32, 2, 2, 2),
+        GemmTile(64, 64, 32, 2, 2, 2),
+    ),
+    2: (GemmTile(128, 64, 32, 2, 2, 2, bands=2), GemmTile(64, 64, 32, 2, 2, 2)),
+}
+MOST_STREAMED = 64  # rows: one team's sums fill its registers then
+MOST_SUMS = 2048  # of one warp: 64 registers a thread
+MOST_AHEAD = 4096  # elements of the left operand in one slice: the compiler loads fragments of all of it ahead
+STREAM_COLS = (16, 32, 64)
+STREAM_DEPTHS = (64, 128)
+STREAM_TEAMS = (2, 4, 8)
+STREAM_STAGES = (3, 4, 6)
+REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
+CLUSTERS = (1, 2, 4)
+IN_FLIGHT = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What all tiles of one chain share."""
+
+    graph: Graph
+    hoisted: Graph
+    target: Target
+    layout: Layout
+    parts: Split
+    dtype: DType
+    depth: int
+    dims: tuple[RowDim, ...]
+    groups: tuple[Group, ...]
+    left: Side
+    accesses: Mapping[tuple[str, str], Access]  # by tensor, and by the place it is used in
+
+    @property
+    def products(self) -> int:
+        return len(self.groups[0].products)
+
+    @property
+    def rows(self) -> int:
+        """Of one product, at the default sizes."""
+        rows = 1
+        for axis in self.dims[-1].axes:
+            rows *= size_of(self.graph.shape[axis], self.graph.sizes)
+        return rows
+
+
+def gemm(graph: Graph, target: Target, layout: Layout) -> Iterator[GemmPlan]:
+    """Every tile that fits the target."""
+    if not graph.products:
+        raise NoMatch("the chain multiplies no matrices")
+    drawn = draft(graph, target, layout)
+    for tile, atom in tiles(drawn):
+        if fits(drawn, tile, atom):
+            yield candidate(drawn, tile, atom)
+
+
+def draft(graph: Graph, target: Target, layout: Layout) -> Draft:
+    hoisted = hoist_scales(graph)
+    try:
+        parts = split(hoisted)
+    except Unsplittable as reason:
+        raise NoMatch(str(reason)) from None
+    first = parts.products[0]
+    if len(parts.lefts) > 1:
+        raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
+    for product in parts.products:
+        if product.right.operand is None:
+            raise NoMatch(
+                f"the right factor of the product at {product.node.where} is computed element by element; gemm does "
+                "that to left factors only\n  write it as b.T @ a.T, or compute it beforehand"
+            )
+    if first.left.dtype not in (f16, bf16):
+        raise NoMatch(f"factors of {first.left.dtype}; gemm multiplies f16 and bf16")
+    for group in (found := groups(hoisted, parts)):
+        need_countable(size_of(group.width, graph.sizes))
+    depth = size_of(first.contracted, graph.sizes)
+    need_countable(depth)
+    dims = product_dims(hoisted, layout)
+    return Draft(
+        graph, hoisted, target, layout, parts, first.left.dtype, depth, dims, found, first.left,
+        named_accesses(hoisted, dims, layout, parts),
+    )  # fmt: skip
+
+
+def named_accesses(
+    graph: Graph, dims: tuple[RowDim, ...], layout: Layout, parts: Split
+) -> Mapping[tuple[str, str], Access]:
+    """Each use of each tensor. One that is used in several ways has a name for each, and strides of its own."""
+    names = value_names(graph)
+    found = [use for use in uses(graph) if not passes_by(use, parts)]
+    often = {use.tensor.name for use in found if sum(u.tensor is use.tensor for u in found) > 1}
+    made = {}
+    for use in found:
+        output = any(use.tensor is t for t in graph.outputs)
+        name = use.tensor.name if output else names[use.tensor.node]
+        if use.tensor.name in often and use.place != "tile":
+            name = f"{name}_{use.place}"
+        most = CHUNK * use.tensor.dtype.bytes
+        access = access_of(graph, dims, layout, use, name, widest(graph, layout, use, most))
+        made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
+    return made
+
+
+def passes_by(use: Use, parts: Split) -> bool:
+    """Is this what a statistic takes from the left operand as it passes?"""
+    left = parts.lefts[0].operand
+    read = {t.name for t in (*parts.inputs, *parts.graph.outputs)}
+    return left is not None and use.place == "tile" and use.tensor is left and use.tensor.name not in read
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def tiles(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
+    """Tiles worth trying at this many rows, each with the instruction that fills it."""
+    asynchronous = drawn.target.async_copies
+    shared = TILES if asynchronous else WAVES
+    for tile in shared.get(drawn.products, ()):
+        if tile.rows <= 32 or tile.rows < 2 * drawn.rows:
+            for cluster in CLUSTERS:
+                shared_depth = replace(tile, cluster=cluster)
+                if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, shared_depth)):
+                    yield shared_depth, MMA if asynchronous else MFMA_32
+    if drawn.rows <= MOST_STREAMED or drawn.products not in shared:
+        yield from streams(drawn)
+
+
+def streams(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
+    atom = MMA if drawn.target.async_copies else MFMA_16
+    rows = atom.rows
+    while rows < min(drawn.rows, MOST_STREAMED):
+        rows *= 2
+    for cols in STREAM_COLS:
+        for depth in STREAM_DEPTHS:
+            if drawn.products * rows * cols > MOST_SUMS or rows * depth > MOST_AHEAD:
+                continue
+            for teams in STREAM_TEAMS:
+                for stages in STREAM_STAGES if drawn.target.async_copies else REGISTER_STAGES:
+                    for cluster in CLUSTERS:
+                        tile = GemmTile(rows, cols, depth, stages, 1, 1, teams, cluster, group=1)
+                        if cluster <= drawn.target.max_cluster and worthwhile(drawn, tile):
+                            yield tile, atom
+
+
+def worthwhile(drawn: Draft, tile: GemmTile) -> bool:
+    """Has every team a few slices, and an SM enough on its way?"""
+    slices = drawn.depth // (tile.depth * tile.shares)
+    room = shared_bytes(tile, drawn.products, len(drawn.parts.statistics))
+    blocks = max(1, drawn.target.shared_per_sm // (room + drawn.target.shared_reserved))
+    small = (tile.cols, tile.depth, tile.teams, tile.cluster) == (32, 64, 2, 1)
+    few = small and tile.stages <= min(STREAM_STAGES)
+    return few or (
+        slices >= 2
+        and room * min(blocks, 3) >= IN_FLIGHT
+        and (tile.cluster == 1 or tiles_across(drawn, tile) < drawn.target.sms)
+    )
+
+
+def idle(drawn: Draft, tile: GemmTile) -> bool:
+    """Would half of the SMs have nothing to do, were depth not shared by a cluster; and has each block some of it?"""
+    blocks = tiles_across(drawn, tile) * max(1, -(-drawn.graph.rows // tile.rows))
+    return blocks * tile.cluster < 2 * drawn.target.sms and drawn.depth >= 4 * tile.depth * tile.cluster
+
+
+def tiles_across(drawn: Draft, tile: GemmTile) -> int:
+    return sum(-(-size_of(g.width, drawn.graph.sizes) // tile.cols) for g in drawn.groups)
+
+
+def fits(drawn: Draft, tile: GemmTile, atom: Atom) -> bool:
+    """Has the target room for it, and has every thread a whole number of chunks to bring?"""
+    target = drawn.target
+    team = tile.warps * target.warp
+    statistics = len(drawn.parts.statistics)
+    if shared_bytes(tile, drawn.products, statistics) > target.shared_bytes:
+        return False
+    if team * tile.teams > target.threads_per_block:
+        return False
+    if gemm_registers(tile, atom, drawn.products) > min(target.registers_per_thread, 255):
+        return False
+    if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.depth % (2 * atom.depth):
+        return False
+    return all(chunks_fit(f, tile, team) for f in (*left_factors(drawn), *right_factors(drawn).values()))
+
+
+def chunks_fit(factor: Factor, tile: GemmTile, team: int) -> bool:
+    extent = tile.rows if factor.side == "rows" else tile.cols
+    beside = (tile.depth if factor.along else extent) // CHUNK
+    return team % beside == 0 and extent * tile.depth // CHUNK % team == 0
+
+
+# ---------------------------------------------------------------- factors
+
+
+def left_factors(drawn: Draft) -> list[Factor]:
+    """What the left operand is computed from: itself, or the tensors [.., M, K] of its prologue."""
+    side = drawn.left
+    if side.operand is not None:
+        use = next(u for u in uses(drawn.hoisted) if u.place == "left")
+        tensors = [(side.operand.name, "left", use)]
+    else:
+        tensors = []
+    known = {name for name, _, _ in tensors}
+    for tensor in [*side.inputs, *(t for s in drawn.parts.statistics for t in s.inputs)]:
+        rows = len(tensor.shape) > 1 and tensor.shape[-2] != 1  # else a vector [K]
+        if rows and tensor.name not in known:
+            known.add(tensor.name)
+            tensors.append((tensor.name, "tile", Use(tensor, "left")))
+    found = []
+    for name, place, use in tensors:
+        access = drawn.accesses[name, place]
+        line = access.line if place == "left" else -1
+        copied = drawn.target.async_copies and access.mode == "vector" and access.dtype is drawn.dtype
+        found.append(factor(drawn, access, "rows", line == use.depth, copied and len(tensors) == 1))
+    return found
+
+
+def right_factors(drawn: Draft) -> Mapping[Node, Factor]:
+    """The right factor of each product."""
+    found = {}
+    for product in drawn.parts.products:
+        assert product.right.operand is not None
+        access = drawn.accesses[product.right.operand.name, "right"]
+        use = Use(product.right.operand, "right", product.right.transposed)
+        copied = drawn.target.async_copies and access.mode == "vector"
+        found[product.node] = factor(drawn, access, "cols", access.line == use.depth, copied)
+    return found
+
+
+def factor(drawn: Draft, access: Access, side: str, along: bool, copied: bool) -> Factor:
+    names = {t.name: value_names(drawn.hoisted)[t.node] for t in drawn.hoisted.inputs}
+    last = len(drawn.dims) - 1
+    batch = tuple((drawn.dims[i].index, stride_of(drawn, access, i)) for i in access.strided if i != last)
+    stride = f"{access.name}_pitch" if access.pitch is not None else stride_of(drawn, access, last)
+    return Factor(
+        access=access,
+        side="rows" if side == "rows" else "cols",
+        along=along,
+        tile_along=along or not drawn.target.async_copies,
+        width=access.vector if access.mode == "vector" else 1,
+        copied=copied,
+        pointer=f"{names[access.tensor]}_ptr",
+        stride=stride,
+        batch=batch,
+    )
+
+
+def stride_of(drawn: Draft, access: Access, dim: int) -> str:
+    return stride_name(access, drawn.dims, dim)
+
+
+# ---------------------------------------------------------------- a plan
+
+
+def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
+    graph, hoisted, target = drawn.graph, drawn.hoisted, drawn.target
+    left, right = tuple(left_factors(drawn)), right_factors(drawn)
+    used = {f.access.tensor: f.access for f in left}
+    by_tensor = {name: access for (name, place), access in drawn.accesses.items() if place == "tile"}
+    spans = []
+    first = 0
+    for group in drawn.groups:
+        cols = size_of(group.width, graph.sizes)
+        vector = next(v for v in (8, 4, 2, 1) if cols % v == 0 and tile.cols % v == 0)
+        spans.append(span_of(hoisted, group, right, by_tensor, first, tile.cols, vector))
+        first += spans[-1].tiles
+    if drawn.left.operand is not None and not left[0].along and drawn.parts.statistics:
+        raise NoMatch("the left operand lies by columns, and sums along its rows are taken as it passes by rows")
+    prologue = prologue_of(hoisted, drawn.parts, drawn.left, left, {**by_tensor, **used})
+    accesses = tuple(drawn.accesses.values())
+    along = all(f.along for f in right.values())
+    statistics = len(drawn.parts.statistics)
+    work = Work(tile, atom, drawn.products, first, drawn.depth, along, prologue is not None, statistics)
+    return GemmPlan(
+        name=entry_name(graph),
+        graph=graph,
+        hoisted=hoisted,
+        target=target,
+        layout=drawn.layout,
+        rule="gemm",
+        template="gemm.cu.j2",
+        regime=regime(tile),
+        cols=graph.cols,
+        row_dims=drawn.dims,
+        accesses=accesses,
+        params=product_params(hoisted, drawn.dims, accesses),
+        folded=False,
+        shared_bytes=shared_bytes(tile, drawn.products, statistics),
+        cost=estimate(graph, target, work),
+        decisions=decisions(graph),
+        rounding=product_rounding(graph),
+        tile=tile,
+        atom=atom,
+        depth=drawn.depth,
+        dtype=drawn.dtype,
+        left=left,
+        prologue=prologue,
+        spans=tuple(spans),
+    )
+
+
+def regime(tile: GemmTile) -> str:
+    shape = f"{tile.rows} x {tile.cols}"
+    slices = f"slices of {tile.depth} in a ring of {tile.stages}"
+    if tile.shares == 1:
+        return f"{shape} tiles of {tile.warps} warps, {slices}"
+    blocks = f" of each of {tile.cluster} blocks" if tile.cluster > 1 else ""
+    return f"{shape} tiles, K shared by {tile.teams} teams{blocks}; {slices} a team"

@@ -1,0 +1,352 @@
+// rmsnorm_gemm_swiglu  bf16[M, K], bf16[K], bf16[N, K], bf16[N, K] -> bf16[M, N]  at M=8 K=4096 N=14336
+// silu(h @ w_gate.T) * (h @ w_up.T) with h = rmsnorm(x) * gain.
+//
+// target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
+// tile     8 x 16 tiles, K shared by 2 teams; slices of 64 in a ring of 3 a team
+// traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 236.8 MB unfused in 5 launches
+// floor    115.3 us at 2.039 TB/s; memory-bound at 7.99 flop/B
+// rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
+//          stored; f32 between
+// needs    K=4096, N=14336; rows of all operands next to each other; x, gain, w_gate, w_up, out:
+//          address and strides in multiples of 16 B; gain [K] shared by every row
+
+#include <cuda_bf16.h>
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x, within 1 ulp; above 2^126 it is 0
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
+}
+
+// 8 elements, Width with each load; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
+  Vec<T, 8> v;
+  if (Width > 1 && count == 8) {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const Vec<T, Width> part = load<Width>(from + j);
+      #pragma unroll
+      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
+    }
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
+  }
+  return v;
+}
+
+// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ void copy_chunk(T* to, const T* from, int count) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (Width == 8) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :: "r"(address), "l"(from), "r"(count * 2) : "memory");
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+          :: "r"(address + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+    }
+  }
+}
+
+// the copies since the last call become one group
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// waits for the thread's own groups, all but the last Pending
+template <int Pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+}
+
+// N neighbouring sums in shared memory, added up over the 2 teams, always in this order
+template <int N>
+__device__ __forceinline__ Vec<float, N> gathered(const float* own) {
+  Vec<float, N> total = {};
+  {
+    const float* const from = own;
+    #pragma unroll
+    for (int team = 0; team < 2; ++team) {
+      const Vec<float, N> part = load<N>(from + team * 328);
+      #pragma unroll
+      for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+    }
+  }
+  return total;
+}
+
+// v of the thread whose lane differs in the bits of step
+__device__ __forceinline__ float partner(float v, int step) {
+  return __shfl_xor_sync(0xffffffffu, v, step);
+}
+
+// 8 x 16 elements of a tile whose rows run along the depth
+template <int Chunks, typename T>
+__device__ __forceinline__ void load_left_half(unsigned (&to)[4], const T* tile, int side, int k) {
+  const int lane = threadIdx.x % 32;
+  const T* const from = tile + place<Chunks>(side + lane % 8, k + lane / 8 % 2 * 8);
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+      : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+}
+
+// 16 x 16 elements of a tile whose rows run along the depth
+template <int Chunks, typename T>
+__device__ __forceinline__ void load_right(unsigned (&to)[4], const T* tile, int side, int k) {
+  const int lane = threadIdx.x % 32;
+  const T* const from = tile + place<Chunks>(side + lane % 16, k + lane / 16 * 8);
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+
+// sums += right^T left^T, 16 columns by 8 rows
+__device__ __forceinline__ void multiply_add(
+    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
+}
+
+extern "C" __global__ void __launch_bounds__(64)
+rmsnorm_gemm_swiglu(
+    const __nv_bfloat16* __restrict__ x_ptr,
+    const __nv_bfloat16* __restrict__ gain_ptr,
+    const __nv_bfloat16* __restrict__ w_gate_ptr,
+    const __nv_bfloat16* __restrict__ w_up_ptr,
+    __nv_bfloat16* __restrict__ out_ptr,
+    long long rows,
+    long long x_stride,
+    long long w_gate_pitch,
+    long long w_up_pitch,
+    long long out_stride)
+{
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int lane = threadIdx.x % 32;
+  const int team = threadIdx.x / 32;  // of the 2 that share the depth
+  const int share = team;
+  const int warp_row = 0;  // the warp's part of the tile
+  const int warp_col = 0;
+  const unsigned tile = blockIdx.x;
+  const long long row0 = tile / 896 * 8LL;
+  const int across = tile % 896;
+  const int rows_here = rows - row0 < 8 ? static_cast<int>(rows - row0) : 8;
+  const int col0 = across * 16;
+
+  // the ring of 3 slices, and what the thread brings of each
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + team * 7680;
+  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + share * 64 + x_k;
+  const int w_gate_n = lane / 8, w_gate_k = lane % 8 * 8;
+  const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + share * 64 + w_gate_k;
+  const int w_up_n = lane / 8, w_up_k = lane % 8 * 8;
+  const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + share * 64 + w_up_k;
+  Vec<__nv_bfloat16, 8> gain_held;
+  float total_2_part[2] = {};
+  const auto copy_slice = [&](int step) {
+    __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      copy_chunk<8>(slice + place<8>(x_m + v * 4, x_k), x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
+    }
+    x_from += 128;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      copy_chunk<8>(slice + 512 + place<8>(w_gate_n + v * 4, w_gate_k), w_gate_from + v * 4 * w_gate_pitch, 8);
+    }
+    w_gate_from += 128;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      copy_chunk<8>(slice + 1536 + place<8>(w_up_n + v * 4, w_up_k), w_up_from + v * 4 * w_up_pitch, 8);
+    }
+    w_up_from += 128;
+  };
+  const auto fetch_slice = [&](int step) {
+    const int depth = (step * 2 + share) * 64;
+    gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
+  };
+  const auto prepare_slice = [&](int step) {
+    __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      __nv_bfloat16* const at = slice + place<8>(x_m + v * 4, x_k);
+      Vec<__nv_bfloat16, 8> x_vec = load<8>(at);
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float x = __bfloat162float(x_vec.at[j]);
+        const float gain = __bfloat162float(gain_held.at[j]);
+        const float mul = x * gain;
+        const float square = x * x;
+        x_vec.at[j] = __float2bfloat16_rn(mul);
+        total_2_part[v] += square;
+      }
+      store<8>(at, x_vec);
+    }
+  };
+
+  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  unsigned x_part[2][1][4];
+  unsigned w_gate_part[2][1][4];
+  unsigned w_up_part[2][1][4];
+  float matmul_sums[1][1][4] = {};
+  float matmul_2_sums[1][1][4] = {};
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) {
+      load_left_half<8>(x_part[buffer][i], slice + i * 8 * 64, warp_row, k * 16);
+    }
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) {
+      load_right<8>(w_gate_part[buffer][i], slice + 512 + i * 16 * 64, warp_col, k * 16);
+    }
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) {
+      load_right<8>(w_up_part[buffer][i], slice + 1536 + i * 16 * 64, warp_col, k * 16);
+    }
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int n = 0; n < 1; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 1; ++m) {
+        multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
+        multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
+      }
+    }
+  };
+
+  fetch_slice(0);
+  #pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    if (s < 32) copy_slice(s);
+    commit_copies();
+  }
+  wait_copies<1>();
+  prepare_slice(0);
+  __syncwarp();
+  load_parts(0, 0, 0);
+  const auto take_slice = [&](int step, bool last) {
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k == 2 && !last) {
+        wait_copies<1>();
+        prepare_slice(step + 1);
+      }
+      if (k < 3) {
+        load_parts(step, k + 1, (k + 1) % 2);
+      } else if (!last) {
+        __syncwarp();
+        load_parts(step + 1, 0, 0);
+      }
+      if (k == 0 && !last) {
+        fetch_slice(step + 1);
+        if (step + 2 < 32) copy_slice(step + 2);
+        commit_copies();
+      }
+      multiply(k % 2);
+    }
+  };
+  #pragma unroll 1
+  for (int step = 0; step < 31; ++step) take_slice(step, false);
+  take_slice(31, true);
+
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const matmul_shared = reinterpret_cast<float*>(shared);
+  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 160;
+  float* const total_2_shared = reinterpret_cast<float*>(shared) + 320;
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    #pragma unroll
+    for (int step = 4; step > 0; step /= 2) total_2_part[v] += partner(total_2_part[v], step);
+    if (x_k == 0) total_2_shared[team * 328 + x_m + v * 4] = total_2_part[v];
+  }
+  {
+    #pragma unroll
+    for (int n = 0; n < 1; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 1; ++m) {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 20 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
+          matmul_shared[team * 328 + at] = matmul_sums[n][m][i];
+          matmul_2_shared[team * 328 + at] = matmul_2_sums[n][m][i];
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  #pragma unroll
+  for (int v = 0; v < 1; ++v) {
+    const int m = static_cast<int>((v * 64 + threadIdx.x) / 2), n = static_cast<int>((v * 64 + threadIdx.x) % 2) * 8;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (m < 8 && row < rows) {
+      const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
+      const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
+      const float total_2 = gathered<1>(total_2_shared + m).at[0];
+      const float mean = total_2 / 4096.0f;
+      const float add = mean + 1e-06f;
+      const float rrms = rsqrtf(add);
+      Vec<__nv_bfloat16, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float matmul = matmul_total.at[j];
+        const float matmul_2 = matmul_2_total.at[j];
+        const float mul_2 = matmul * rrms;
+        const float silu = mul_2 * reciprocal(1.0f + exponential(-mul_2));
+        const float mul_3 = matmul_2 * rrms;
+        const float mul_4 = silu * mul_3;
+        out_vec.at[j] = __float2bfloat16_rn(mul_4);
+      }
+      store<8>(out_ptr + row * out_stride + col, out_vec);
+    }
+  }
+}

@@ -1,0 +1,311 @@
+// rmsnorm_gemm_swiglu  bf16[M, K], bf16[K], bf16[N, K], bf16[N, K] -> bf16[M, N]  at M=8 K=4096 N=14336
+// silu(h @ w_gate.T) * (h @ w_up.T) with h = rmsnorm(x) * gain.
+//
+// target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
+// tile     16 x 16 tiles, K shared by 2 teams; slices of 64 in a ring of 2 a team
+// traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 236.8 MB unfused in 5 launches
+// floor    44.4 us at 5.3 TB/s; memory-bound at 7.99 flop/B
+// rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
+//          stored; f32 between
+// needs    K=4096, N=14336; rows of all operands next to each other; x, gain, w_gate, w_up, out:
+//          address and strides in multiples of 16 B; gain [K] shared by every row
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  return __builtin_amdgcn_exp2f(x);
+}
+
+// 1 / x, within 1 ulp; above 2^126 it is 0
+__device__ __forceinline__ float reciprocal(float x) {
+  return __builtin_amdgcn_rcpf(x);
+}
+
+// e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0
+__device__ __forceinline__ float exponential(float x) {
+  return power_of_2(1.44269504f * x);
+}
+
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
+}
+
+// 8 elements, Width with each load; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
+  Vec<T, 8> v;
+  if (Width > 1 && count == 8) {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const Vec<T, Width> part = load<Width>(from + j);
+      #pragma unroll
+      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
+    }
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
+  }
+  return v;
+}
+
+// N neighbouring sums in shared memory, added up over the 2 teams, always in this order
+template <int N>
+__device__ __forceinline__ Vec<float, N> gathered(const float* own) {
+  Vec<float, N> total = {};
+  {
+    const float* const from = own;
+    #pragma unroll
+    for (int team = 0; team < 2; ++team) {
+      const Vec<float, N> part = load<N>(from + team * 656);
+      #pragma unroll
+      for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+    }
+  }
+  return total;
+}
+
+// v of the thread whose lane differs in the bits of step
+__device__ __forceinline__ float partner(float v, int step) {
+  return __shfl_xor(v, step);
+}
+
+typedef short Half __attribute__((ext_vector_type(4)));
+typedef float Sums __attribute__((ext_vector_type(4)));
+
+// a lane's 8 elements of what one fragment multiplies: neighbours in depth, the same for both operands
+struct alignas(16) Fragment {
+  Half part[2];
+};
+
+// row `side` + lane % 16 of a tile, from k on
+template <int Chunks, typename T>
+__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int side, int k) {
+  const int lane = threadIdx.x % 64;
+  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(side + lane % 16, k + lane / 16 * 8));
+}
+
+// sums += right^T left^T, 16 columns by 16 rows
+__device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, const Fragment& left) {
+  sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[0], left.part[0], sums, 0, 0, 0);
+  sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[1], left.part[1], sums, 0, 0, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(128)
+rmsnorm_gemm_swiglu(
+    const __bf16* __restrict__ x_ptr,
+    const __bf16* __restrict__ gain_ptr,
+    const __bf16* __restrict__ w_gate_ptr,
+    const __bf16* __restrict__ w_up_ptr,
+    __bf16* __restrict__ out_ptr,
+    long long rows,
+    long long x_stride,
+    long long w_gate_pitch,
+    long long w_up_pitch,
+    long long out_stride)
+{
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int lane = threadIdx.x % 64;
+  const int team = threadIdx.x / 64;  // of the 2 that share the depth
+  const int share = team;
+  const int warp_row = 0;  // the warp's part of the tile
+  const int warp_col = 0;
+  const unsigned tile = blockIdx.x;
+  const long long row0 = tile / 896 * 16LL;
+  const int across = tile % 896;
+  const int rows_here = rows - row0 < 16 ? static_cast<int>(rows - row0) : 16;
+  const int col0 = across * 16;
+
+  // the ring of 2 slices, and what the thread brings of each
+  __bf16* const ring = reinterpret_cast<__bf16*>(shared) + team * 6144;
+  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + share * 64 + x_k;
+  const int x_to = place<8>(x_m, x_k);
+  const int w_gate_n = lane / 8, w_gate_k = lane % 8 * 8;
+  const __bf16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + share * 64 + w_gate_k;
+  const int w_gate_to = 1024 + place<8>(w_gate_n, w_gate_k);
+  const int w_up_n = lane / 8, w_up_k = lane % 8 * 8;
+  const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + share * 64 + w_up_k;
+  const int w_up_to = 2048 + place<8>(w_up_n, w_up_k);
+  Vec<__bf16, 8> x_held[2];
+  Vec<__bf16, 8> w_gate_held[2];
+  Vec<__bf16, 8> w_up_held[2];
+  Vec<__bf16, 8> gain_held;
+  float total_2_part[2] = {};
+  const auto fetch_slice = [&](int step) {
+    const int depth = (step * 2 + share) * 64;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, x_m + v * 8 < rows_here ? 8 : 0);
+    }
+    x_from += 128;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      w_gate_held[v] = load_chunk<8>(w_gate_from + v * 8 * w_gate_pitch, 8);
+    }
+    w_gate_from += 128;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      w_up_held[v] = load_chunk<8>(w_up_from + v * 8 * w_up_pitch, 8);
+    }
+    w_up_from += 128;
+    gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
+  };
+  const auto prepare_slice = [&](int step) {
+    __bf16* const slice = ring + step % 2 * 3072;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      Vec<__bf16, 8> x_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float x = static_cast<float>(x_held[v].at[j]);
+        const float gain = static_cast<float>(gain_held.at[j]);
+        const float mul = x * gain;
+        const float square = x * x;
+        x_vec.at[j] = static_cast<__bf16>(mul);
+        total_2_part[v] += square;
+      }
+      store<8>(slice + x_to + v * 512, x_vec);
+    }
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      store<8>(slice + w_gate_to + v * 512, w_gate_held[v]);
+    }
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      store<8>(slice + w_up_to + v * 512, w_up_held[v]);
+    }
+  };
+
+  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  Fragment x_part[2][1];
+  Fragment w_gate_part[2][1];
+  Fragment w_up_part[2][1];
+  Sums matmul_sums[1][1] = {};
+  Sums matmul_2_sums[1][1] = {};
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const __bf16* const slice = ring + step % 2 * 3072;
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) {
+      load_fragment<8>(x_part[buffer][i], slice + i * 16 * 64, warp_row, k * 32);
+    }
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) {
+      load_fragment<8>(w_gate_part[buffer][i], slice + 1024 + i * 16 * 64, warp_col, k * 32);
+    }
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) {
+      load_fragment<8>(w_up_part[buffer][i], slice + 2048 + i * 16 * 64, warp_col, k * 32);
+    }
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int n = 0; n < 1; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 1; ++m) {
+        multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][m]);
+        multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][m]);
+      }
+    }
+  };
+
+  fetch_slice(0);
+  prepare_slice(0);
+  __syncthreads();
+  load_parts(0, 0, 0);
+  const auto take_slice = [&](int step, bool last) {
+    #pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      if (k == 1 && !last) {
+        prepare_slice(step + 1);
+      }
+      if (k < 1) {
+        load_parts(step, k + 1, (k + 1) % 2);
+      } else if (!last) {
+        __syncthreads();
+        load_parts(step + 1, 0, 0);
+      }
+      if (k == 0 && !last) {
+        fetch_slice(step + 1);
+      }
+      multiply(k % 2);
+    }
+  };
+  #pragma unroll 1
+  for (int step = 0; step < 31; ++step) take_slice(step, false);
+  take_slice(31, true);
+
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const matmul_shared = reinterpret_cast<float*>(shared);
+  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 320;
+  float* const total_2_shared = reinterpret_cast<float*>(shared) + 640;
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    #pragma unroll
+    for (int step = 4; step > 0; step /= 2) total_2_part[v] += partner(total_2_part[v], step);
+    if (x_k == 0) total_2_shared[team * 656 + x_m + v * 8] = total_2_part[v];
+  }
+  {
+    #pragma unroll
+    for (int n = 0; n < 1; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 1; ++m) {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (warp_row + m * 16 + lane % 16) * 20 + warp_col + n * 16 + lane / 16 * 4 + i;
+          matmul_shared[team * 656 + at] = matmul_sums[n][m][i];
+          matmul_2_shared[team * 656 + at] = matmul_2_sums[n][m][i];
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  #pragma unroll
+  for (int v = 0; v < 1; ++v) {
+    const int m = static_cast<int>((v * 128 + threadIdx.x) / 2), n = static_cast<int>((v * 128 + threadIdx.x) % 2) * 8;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (m < 16 && row < rows) {
+      const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
+      const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
+      const float total_2 = gathered<1>(total_2_shared + m).at[0];
+      const float mean = total_2 / 4096.0f;
+      const float add = mean + 1e-06f;
+      const float rrms = rsqrtf(add);
+      Vec<__bf16, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float matmul = matmul_total.at[j];
+        const float matmul_2 = matmul_2_total.at[j];
+        const float mul_2 = matmul * rrms;
+        const float silu = mul_2 * reciprocal(1.0f + exponential(-mul_2));
+        const float mul_3 = matmul_2 * rrms;
+        const float mul_4 = silu * mul_3;
+        out_vec.at[j] = static_cast<__bf16>(mul_4);
+      }
+      store<8>(out_ptr + row * out_stride + col, out_vec);
+    }
+  }
+}

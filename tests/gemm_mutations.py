@@ -1,0 +1,157 @@
+"""Deliberately broken kernels of chains with products: the edits of tests/mutations.py, for their template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen import Chain
+from fusegen.planner import CONTIGUOUS
+from fusegen.planner.model import Layout, Source
+from fusegen.rendering import render
+from tests import gemms
+from tests.gemms import Fits, banded, clustered, plan_for, streamed, tiled
+from tests.mutations import Mutation
+
+
+@dataclass(frozen=True, eq=False)  # a chain has no hash
+class GemmSubject:
+    """One kernel to break: the first candidate for a chain at these sizes that fits."""
+
+    spec: Chain
+    fits: Fits
+    sizes: tuple[tuple[str, int], ...]
+    target: str = "cuda:h200"
+
+    @property
+    def chain(self) -> str:
+        return self.spec.name
+
+    def source(self, layout: Layout = CONTIGUOUS) -> Source:
+        return render(plan_for(self.spec, self.target, self.fits, layout, **dict(self.sizes)))
+
+
+def subject(spec: Chain, fits: Fits, target: str = "cuda:h200", **sizes: int) -> GemmSubject:
+    return GemmSubject(spec, fits, tuple(sizes.items()), target)
+
+
+TILED = subject(gemms.bias_gelu, tiled, M=160, N=320, K=264)
+TURNED = subject(gemms.turned, tiled, M=96, N=200, K=136)
+STREAMED = subject(gemms.bias_gelu, streamed, M=8, N=96, K=1032)
+CLUSTERED = subject(gemms.bias_gelu, clustered, M=8, N=96, K=2056)
+RESIDUAL = subject(gemms.residual, tiled, M=96, N=200, K=136)
+GATED = subject(gemms.norm_swiglu, tiled, M=96, N=200, K=136)
+NORMED = subject(gemms.norm, streamed, M=8, N=96, K=1032)
+SPANS = subject(gemms.qkv, tiled, B=2, M=60, N=96, L=40, K=72)
+BATCHED = subject(gemms.batched, tiled, B=3, M=70, N=96, K=72)
+WAVES = subject(gemms.bias_gelu, tiled, "hip:gfx90a", M=96, N=200, K=136)
+BANDS = subject(gemms.bias_gelu, banded, "hip:gfx90a", M=160, N=200, K=136)
+SMALL_WAVES = subject(gemms.norm, lambda p: p.tile.teams > 1, "hip:mi300x", M=8, N=96, K=1032)
+
+
+def mutation(name: str, models: str, of: GemmSubject, *edits: str, **options: bool | str) -> Mutation:
+    pairs: tuple[tuple[str, str], ...] = tuple(zip(edits[::2], edits[1::2], strict=True))
+    return Mutation(name, models, of, pairs, **options)  # type: ignore[arg-type]
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # ---- slices on their way
+    mutation("a copy is not waited for", "a slice is multiplied before it lands", TILED,
+             r"(k == \d+ && !last\) \{\n +)wait_copies<\d+>\(\);", r"\1"),
+    mutation("waits for one slice too few", "the newest slice may still be on its way", TILED,
+             r"wait_copies<(\d+)>\(\)", r"wait_copies<\1 + 1>()", everywhere=True),
+    mutation("no barrier between slices", "warps read what others have not brought yet", TILED,
+             r"\} else if \(!last\) \{\n +__syncthreads\(\);", "} else if (!last) {"),
+    mutation("no barrier before the first slice", "fragments of nothing", TILED,
+             r"__syncthreads\(\);\n( +)load_parts\(0, 0, 0\)", r"load_parts(0, 0, 0)"),
+    mutation("a stream's warp does not meet", "lanes read what others have not brought yet", STREAMED,
+             r"__syncwarp\(\);", "", everywhere=True),
+    mutation("a ring shorter than it is", "a slice is overwritten while it is read", TILED,
+             r"step % (\d+) \*", r"step % (\1 - 1) *", everywhere=True),
+    mutation("the last slice left out", "the sum ends early", TILED, r"take_slice\(\d+, true\);", ""),
+    mutation("a slice taken twice", "the loop begins one slice late and ends as ever", STREAMED,
+             r"(x_from \+= \d+);", r"\1 * (step != 1);"),
+    mutation("depth beyond the end is read", "what lies behind a row is multiplied", TILED,
+             r"depth \+ \w+_k < 264", "true", everywhere=True),
+    mutation("rows beyond the last are read", "memory behind the operand", TILED,
+             r"x_m \+ v \* \d+ < rows_here \? 8 : 0|x_m( \+ v \* \d+)? < rows_here && ", r"true && "),
+    mutation("columns beyond the last are read", "memory behind the factor", TURNED,
+             r"col0 \+ w_n < 200", "true", everywhere=True),
+    mutation("turned rows counted by chunks", "a chunk that the rows end in is read whole", TURNED,
+             r"within\(rows_here - \w+\)", "8"),
+    mutation("shares overlap", "two teams take one slice", STREAMED, r"share \* 64", "(share / 2 * 2) * 64",
+             everywhere=True),
+    mutation("pitch taken for the row length", "right until a factor is padded", TILED, r"\* w_pitch", "* 264",
+             everywhere=True, quick=False),
+    # ---- products
+    mutation("fragments of the wrong depth", "columns of one half of a slice meet rows of the other", TILED,
+             r"(load_right<\d+>\(w_part.*?), k \* 16\)", r"\1, (k ^ 1) * 16)"),
+    mutation("left halves exchanged", "8 rows trade places with their neighbours", TILED,
+             r"\[m % 2 \* 2\]", "[(m + 1) % 2 * 2]"),
+    mutation("a product forgotten", "the second operand's sums stay 0", GATED,
+             r"multiply_add\(matmul_2_sums.*?\);", ""),
+    mutation("gate and up exchanged", "each is multiplied by the other's factor", GATED,
+             r"(multiply_add\(matmul_sums\[n\]\[m\], )w_gate_part", r"\1w_up_part"),
+    mutation("turned the wrong way", "a tile's chunks are looked for where they are not", TILED,
+             r"(k / 8 \^ )turn", r"\1(turn ^ (threadIdx.x / 32 == 1))"),
+    # ---- sums
+    mutation("a sum's row off by one", "neighbours' sums", TILED, r"lane % 4 \* 2 \+ i % 2",
+             "lane % 4 * 2 + 1 - i % 2"),
+    mutation("no barrier before the sums", "sums overwrite slices that others still read", TILED,
+             r"(neighbouring columns of a row\n +)__syncthreads\(\);", r"\1"),
+    mutation("no barrier behind the sums", "sums are read before they are written", RESIDUAL,
+             r"(= matmul_sums\[n\]\[m\]\[i\];[\s}]*\n +)__syncthreads\(\);", r"\1"),
+    mutation("one team's sums left out", "the last share is missing", STREAMED, r"team < (\d+); \+\+team",
+             r"team < \1 - 1; ++team"),
+    mutation("one block's sums left out", "the cluster's last share is missing", CLUSTERED,
+             r"block < 2; \+\+block", "block < 1; ++block"),
+    mutation("a cluster does not meet", "other blocks' sums are read before they are written", CLUSTERED,
+             r"__cluster_barrier_arrive\(\);\n +__cluster_barrier_wait\(\);\n", ""),
+    mutation("a cluster's block leaves early", "its sums are gone while others read them", CLUSTERED,
+             r"__cluster_barrier_arrive\(\);  // this.*?\n.*?\n", ""),
+    # ---- before the products
+    mutation("not prepared", "the gain is left out", GATED, r"prepare_slice\(step \+ 1\);", ""),
+    mutation("gain of another column", "the vector's first elements for all", GATED, r"gain_ptr \+ depth \+ x_k",
+             "gain_ptr + x_k"),
+    mutation("gain read late", "the slice before has its gain", GATED, r"fetch_slice\(step \+ 1\)",
+             "fetch_slice(step)"),
+    mutation("a statistic of one lane", "the others' parts are left out", NORMED,
+             r"for \(int step = \d+; step > 0; step /= 2\) total_2_part",
+             "for (int step = 0; step > 0; step /= 2) total_2_part"),
+    mutation("a statistic of other rows", "rows trade their scales", NORMED, r"(total_2_shared\[team \* \d+ \+ )x_m",
+             r"\1(x_m ^ 1)"),
+    mutation("mean over K + 1", "the row's length is off by one", NORMED, r"/ 1032\.0f", "/ 1033.0f"),
+    mutation("epsilon off", "1e-5 for 1e-6", NORMED, r"1e-06f", "1e-05f"),
+    # ---- behind the products
+    mutation("bias forgotten", "an operand is not used", TILED, r"= (\w+) \+ bias;", r"= \1;"),
+    mutation("bias of another column", "the tile's first columns for all tiles", TILED, r"bias_ptr \+ col\b",
+             "bias_ptr + n"),
+    mutation("residual of another row", "every row reads the first", RESIDUAL, r"r_ptr \+ row \* r_stride",
+             "r_ptr + 0 * r_stride"),
+    mutation("rows beyond the last are written", "memory behind the output", TILED, r"if \(row < rows", "if (true"),
+    mutation("columns beyond the last are written", "the next row's first elements", TURNED, r" && col < 200", ""),
+    mutation("second output not written", "a store is lost", RESIDUAL, r"store<\d>\(y_ptr.*?\);", ""),
+    mutation("spans trade factors", "k is multiplied by v's weights", SPANS, r"span == 1 \? wk_ptr : wv_ptr",
+             "span == 1 ? wv_ptr : wk_ptr"),
+    mutation("a span's columns counted from the first's", "columns of another tile", SPANS,
+             r"span == 1 \? (\d+) : (\d+)\)\)", r"span == 1 ? \1 : \1))"),
+    mutation("a batch's own factor forgotten", "every batch is multiplied by the first's", BATCHED,
+             r" \+ B_at \* w_stride_B", ""),
+    mutation("a batch's rows forgotten", "every batch reads the first's rows", BATCHED, r" \+ B_at \* x_stride_B", ""),
+    mutation("rounded toward zero", "the output is cut off", TILED, r"__float2bfloat16_rn\(gelu\)",
+             "__float2bfloat16_rn(__int_as_float(__float_as_int(gelu) & 0xffff0000))"),
+    mutation("tiles of rows overlap", "half of the rows are computed twice", TILED, r"\* (\d+)LL;", r"* (\1LL / 2);"),
+    # ---- waves of 64
+    mutation("HIP: no barrier between slices", "waves read what others have not brought yet", WAVES,
+             r"\} else if \(!last\) \{\n +__syncthreads\(\);", "} else if (!last) {"),
+    mutation("HIP: a sum's column by 32 lanes", "the wave's halves trade columns", WAVES,
+             r"lane / 32 \* 4", "(1 - lane / 32) * 4"),
+    mutation("HIP: half of the depth", "the second instruction is left out", WAVES,
+             r"sums = __builtin[^;]*part\[1\][^;]*;", ""),
+    mutation("HIP: a band left out", "the last rows are not written", BANDS, r"band < (\d+); \+\+band",
+             r"band < \1 - 1; ++band"),
+    mutation("HIP: bands do not meet", "a band's sums overwrite those before", BANDS,
+             r"if \(band > 0\) __syncthreads\(\);", ""),
+    mutation("HIP: a statistic of one lane", "the others' parts are left out", SMALL_WAVES,
+             r"for \(int step = \d+; step > 0; step /= 2\) total_2_part",
+             "for (int step = 0; step > 0; step /= 2) total_2_part"),
+)  # fmt: skip

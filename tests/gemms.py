@@ -1,0 +1,178 @@
+"""Chains with products, and kernels of chosen candidates for them."""
+
+# mypy: disable-error-code="valid-type"
+# (annotations of a chain are values such as f16[M, N])
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusegen import Chain, bf16, chain, dims, f16, f32
+from fusegen import ops as F
+from fusegen.graph import Graph
+from fusegen.planner import CONTIGUOUS, candidates
+from fusegen.planner.gemm import GemmPlan
+from fusegen.planner.model import Layout
+from fusegen.targets import target
+
+B, M, N, K, L = dims("B M N K L")
+Fits = Callable[[GemmPlan], bool]
+
+
+@chain(M=64, N=96, K=264)
+def bias_gelu(x: bf16[M, K], w: bf16[N, K], bias: bf16[N]) -> bf16[M, N]:
+    return F.gelu(x @ w.T + bias)
+
+
+@chain(M=64, N=96, K=264)
+def residual(x: f16[M, K], w: f16[K, N], bias: f32[N], r: f16[M, N], s: f32[M, 1]) -> tuple[f16[M, N], f32[M, N]]:
+    y = (x @ w + bias) * s
+    return F.relu(y) + r, y
+
+
+@chain(M=64, N=96, K=264)
+def norm_swiglu(x: bf16[M, K], gain: bf16[K], w_gate: bf16[K, N], w_up: bf16[K, N]) -> bf16[M, N]:
+    h = F.rmsnorm(x, gain)
+    return F.silu(h @ w_gate) * (h @ w_up)
+
+
+@chain(M=64, N=96, K=264)
+def norm(x: f16[M, K], w: f16[N, K]) -> tuple[f16[M, N], f32[M, 1]]:
+    rrms = F.rsqrt(F.mean(F.square(x)) + 1e-6)
+    return (x * rrms) @ w.T, rrms
+
+
+@chain(B=2, M=60, N=96, L=40, K=72)
+def qkv(
+    x: f16[B, M, K], wq: f16[K, N], wk: f16[K, L], wv: f16[K, L], bias: f16[N]
+) -> tuple[f16[B, M, N], f16[B, M, L], f16[B, M, L]]:
+    return x @ wq + bias, x @ wk, x @ wv
+
+
+@chain(M=64, N=96, K=264)
+def turned(x: f16[K, M], w: f16[K, N]) -> f16[M, N]:
+    return x.T @ w
+
+
+@chain(B=3, M=33, N=48, K=72)
+def batched(x: f16[B, M, K], w: f16[B, K, N], bias: f16[B, 1, N]) -> f16[B, M, N]:
+    return x @ w + bias
+
+
+@chain(M=64, N=96, K=264)
+def prepared(x: bf16[M, K], r: bf16[M, K], g: bf16[K], s: f32[M, 1], w: bf16[K, N], a: f32) -> bf16[M, N]:
+    return F.relu((x + r) * g - s) @ w * a
+
+
+@chain(M=64, N=96, K=264)
+def cast(x: f32[M, K], w: f16[K, N]) -> f16[M, N]:
+    return F.cast(x, f16) @ w
+
+
+@chain(M=40, K=72)
+def gram(x: f16[M, K]) -> f32[M, M]:
+    return x @ x.T
+
+
+@chain(M=40, K=72)
+def square(x: bf16[M, K], w: bf16[K, K]) -> bf16[M, K]:
+    return x + x @ w
+
+
+@chain(M=64, N=96, K=72)
+def positions(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
+    return F.causal(x @ w, 5)
+
+
+ALL: tuple[Chain, ...] = (
+    bias_gelu, residual, norm_swiglu, norm, qkv, turned, batched, prepared, cast, gram, square, positions,
+)  # fmt: skip
+
+
+# ---- what gemm refuses, and a part of what it says
+
+
+@chain(M=8, N=8, K=8)
+def two_lefts(x: f16[M, K], y: f16[M, K], w: f16[K, N]) -> f16[M, N]:
+    return x @ w + y @ w
+
+
+@chain(M=8, N=8, K=8)
+def computed_right(x: f16[M, K], w: f16[K, N]) -> f16[M, N]:
+    return x @ F.relu(w)
+
+
+@chain(M=8, N=8, K=8)
+def tf32(x: f32[M, K], w: f32[K, N]) -> f32[M, N]:
+    return F.matmul(x, w, precision="tf32")
+
+
+@chain(M=8, N=8, K=8)
+def layernorm_before(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
+    return F.layernorm(x) @ w
+
+
+@chain(M=8, N=8, K=8)
+def by_maximum(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
+    return (x / F.max(x)) @ w
+
+
+@chain(M=8, N=8, K=8, L=8)
+def uneven(x: f16[M, K], v: f16[K, N], w: f16[K, N], u: f16[K, L]) -> tuple[f16[M, N], f16[M, L]]:
+    return F.silu(x @ v) * (x @ w), x @ u
+
+
+@chain(M=8, N=8)
+def no_product(x: f16[M, N]) -> f16[M, N]:
+    return F.relu(x)
+
+
+REFUSED: tuple[tuple[Chain, str], ...] = (
+    (two_lefts, "2 left factors"),
+    (computed_right, "the right factor of the product at .* is computed"),
+    (tf32, "factors of f32; gemm multiplies f16 and bf16"),
+    (layernorm_before, "the left factor needs sum at .* of its own row before it is multiplied"),
+    (by_maximum, "max at .*: gemm takes sums along the rows"),
+    (uneven, "2 and 1 products each"),
+    (no_product, "the chain multiplies no matrices"),
+)
+
+
+def tiled(plan: GemmPlan) -> bool:
+    """Several warps share slices, and a block has all of K."""
+    return plan.tile.warps > 1 and plan.cluster == 1 and plan.tile.bands == 1
+
+
+def streamed(plan: GemmPlan) -> bool:
+    """Teams of one warp share K."""
+    return plan.tile.teams > 1 and plan.cluster == 1 and plan.tile.stages > 2
+
+
+def clustered(plan: GemmPlan) -> bool:
+    return plan.cluster == 2 and plan.tile.teams > 1
+
+
+def clustered_tiles(plan: GemmPlan) -> bool:
+    return plan.cluster == 2 and plan.tile.teams == 1
+
+
+def banded(plan: GemmPlan) -> bool:
+    """Sums that go through shared memory in parts."""
+    return plan.tile.bands > 1
+
+
+def any_plan(plan: GemmPlan) -> bool:
+    return True
+
+
+def gemm_plans(graph: Graph, name: str, layout: Layout = CONTIGUOUS) -> list[GemmPlan]:
+    """The gemm candidates for the target of that name, in order."""
+    return [p for p in candidates(graph, target(name), layout).plans if isinstance(p, GemmPlan)]
+
+
+def plan_for(spec: Chain, name: str, fits: Fits = any_plan, layout: Layout = CONTIGUOUS, **sizes: int) -> GemmPlan:
+    """The first candidate that fits; under another layout than the usual one the first of all if none does."""
+    plans = gemm_plans(spec.at(**sizes).graph, name, layout)
+    fitting = [p for p in plans if fits(p)] or (plans[:1] if layout != CONTIGUOUS else [])
+    assert fitting, f"no candidate for {spec.name} at {sizes} on {name} that {fits.__name__} fits"
+    return fitting[0]

@@ -1,0 +1,195 @@
+"""Chains with products through the planner, the template and the emulator: every kind of tile, every shape."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fusegen import Chain
+from fusegen.compiling import compile_source
+from fusegen.emulator import compiler
+from fusegen.errors import FusegenError, MissingError, NoPlan
+from fusegen.pipeline import gate
+from fusegen.planner import candidates, plan
+from fusegen.planner.gemm import GemmPlan
+from fusegen.planner.model import Layout, Source
+from fusegen.rendering import render
+from fusegen.runtime import Kernel, devices
+from fusegen.targets import H200, target
+from fusegen.types import DTYPES
+from fusegen.validation import validate
+from tests import gemms
+from tests.gemms import Fits, any_plan, banded, clustered, clustered_tiles, gemm_plans, plan_for, streamed, tiled
+
+CUDA, AMD = "cuda:h200", "hip:gfx90a"
+
+
+def can_emulate() -> bool:
+    try:
+        compiler()
+    except FusegenError:
+        return False
+    return True
+
+
+needs_emulator = pytest.mark.skipif(not can_emulate(), reason="no C++ compiler for the emulator")
+
+
+def kernel(spec: Chain, name: str, fits: Fits = any_plan, **sizes: int) -> Kernel:
+    """The first candidate that fits, in the emulator, in every layout."""
+
+    def variant(layout: Layout) -> tuple[Source, None]:
+        return render(plan_for(spec, name, fits, layout, **sizes)), None
+
+    return Kernel(*variant(Layout()), devices.find(target(name), "emulator"), variant)
+
+
+# ---------------------------------------------------------------- what is computed
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", [CUDA, AMD])
+@pytest.mark.parametrize("spec", gemms.ALL, ids=lambda spec: spec.name)
+def test_every_chain_is_right_on_every_vendor(spec: Chain, name: str) -> None:
+    report = validate(kernel(spec, name), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+ODD = (
+    {"M": 1, "N": 1, "K": 1},
+    {"M": 1, "N": 7, "K": 65},
+    {"M": 65, "N": 129, "K": 7},
+    {"M": 17, "N": 65, "K": 129},
+    {"M": 7, "N": 36, "K": 34},  # rows of 8 and of 4 bytes: narrower copies
+    {"M": 129, "N": 200, "K": 136},
+)
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", [CUDA, AMD])
+@pytest.mark.parametrize("sizes", ODD, ids=lambda sizes: "x".join(map(str, sizes.values())))
+@pytest.mark.parametrize("spec", [gemms.bias_gelu, gemms.residual, gemms.turned, gemms.norm_swiglu], ids=str)
+def test_any_size(spec: Chain, sizes: dict[str, int], name: str) -> None:
+    report = validate(kernel(spec, name, any_plan, **sizes), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+KINDS = (
+    (CUDA, tiled, {"M": 192, "N": 320, "K": 264}),
+    (CUDA, streamed, {"M": 8, "N": 96, "K": 1032}),
+    (CUDA, clustered, {"M": 8, "N": 96, "K": 2056}),
+    (CUDA, clustered_tiles, {"M": 96, "N": 96, "K": 1032}),
+    ("cuda:a100", streamed, {"M": 16, "N": 96, "K": 1032}),
+    (AMD, banded, {"M": 192, "N": 320, "K": 104}),
+    (AMD, lambda p: p.tile.teams == 4, {"M": 8, "N": 96, "K": 1032}),
+)
+
+
+@needs_emulator
+@pytest.mark.parametrize(("name", "fits", "sizes"), KINDS, ids=str)
+@pytest.mark.parametrize("spec", [gemms.bias_gelu, gemms.norm_swiglu, gemms.norm], ids=lambda spec: spec.name)
+def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str, int]) -> None:
+    report = validate(kernel(spec, name, fits, **sizes), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", [CUDA, AMD])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_either_type(dtype: str, name: str) -> None:
+    report = validate(kernel(gemms.qkv.with_dtype(DTYPES[dtype]), name), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [CUDA, AMD])
+@pytest.mark.parametrize("spec", [gemms.residual, gemms.batched], ids=lambda spec: spec.name)
+def test_a_full_validation(spec: Chain, name: str) -> None:
+    report = validate(kernel(spec, name), quick=False)
+    assert report.ok, str(report)[:2000]
+
+
+# ---------------------------------------------------------------- what is planned
+
+
+@pytest.mark.parametrize("rows", [1, 8, 33, 64, 300, 4096])
+@pytest.mark.parametrize("name", ["cuda:h200", "cuda:a100", "cuda:l40s", "hip:gfx90a", "hip:mi300x"])
+def test_every_candidate_fits_its_target(name: str, rows: int) -> None:
+    for spec in (gemms.bias_gelu, gemms.norm_swiglu, gemms.qkv):
+        plans = gemm_plans(spec.at(M=rows, N=1000, K=4096).graph, name)
+        assert plans
+        assert len({p.configuration for p in plans}) == len(plans)
+        for p in plans:
+            assert p.shared_bytes <= p.target.shared_bytes
+            assert p.threads <= p.target.threads_per_block
+            assert p.cluster <= p.target.max_cluster
+            assert p.steps * p.tile.shares * p.tile.depth >= p.depth, "every slice is somebody's"
+            assert (p.steps - 1) * p.tile.shares * p.tile.depth < p.depth, "and nobody takes a step for nothing"
+            for span in p.spans:
+                assert span.cols % span.vector == 0
+                assert span.tiles * p.tile.cols >= span.cols
+
+
+def test_spans_are_products_that_meet_in_an_output() -> None:
+    swiglu, qkv = plan_for(gemms.norm_swiglu, CUDA), plan_for(gemms.qkv, CUDA)
+    assert [len(s.products) for s in swiglu.spans] == [2]
+    assert [(len(s.products), s.cols) for s in qkv.spans] == [(1, 96), (1, 40), (1, 40)]
+    assert [s.first_tile for s in qkv.spans] == [0, qkv.spans[0].tiles, qkv.spans[0].tiles + qkv.spans[1].tiles]
+    assert qkv.blocks(120) == -(-120 // qkv.tile.rows) * qkv.tiles_across * qkv.cluster
+
+
+def test_a_row_scale_is_taken_as_the_row_passes() -> None:
+    found = plan_for(gemms.norm_swiglu, CUDA)
+    assert found.prologue is not None
+    assert [s.expr for s in found.prologue.body] == ["x * gain", "x * x"]
+    assert found.prologue.changes
+    assert len(found.prologue.statistics) == 1
+    plain = plan_for(gemms.norm, CUDA).prologue
+    assert plain is not None
+    assert not plain.changes, "what is multiplied is the operand itself"
+
+
+def test_few_rows_stream_and_many_tile() -> None:
+    sizes = {"N": 4096, "K": 4096}
+    for name in ("cuda:h200", "cuda:a100"):
+        few, many = (plan(gemms.bias_gelu.at(M=rows, **sizes).graph, target(name)) for rows in (8, 4096))
+        assert isinstance(few, GemmPlan)
+        assert isinstance(many, GemmPlan)
+        assert few.tile.shares > 1
+        assert few.tile.rows <= 16
+        assert many.tile.shares == 1
+        assert many.tile.rows * many.tile.cols >= 128 * 128
+
+
+@pytest.mark.parametrize(("spec", "said"), gemms.REFUSED, ids=lambda value: getattr(value, "name", ""))
+def test_what_it_cannot_hold_is_a_sentence(spec: Chain, said: str) -> None:
+    found = candidates(spec.graph, H200)
+    (refusal,) = (r for r in found.refusals if r.rule == "gemm")
+    assert re.search(said, refusal.reason), refusal.reason
+    if not found.plans:
+        with pytest.raises(NoPlan, match="gemm: "):
+            found.need()
+
+
+# ---------------------------------------------------------------- what is emitted
+
+
+def test_the_text_depends_on_nothing_else() -> None:
+    one, other = (render(plan_for(gemms.qkv, CUDA)).text for _ in range(2))
+    assert one == other
+
+
+@pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200", "hip:gfx90a", "hip:mi300x"])
+@pytest.mark.parametrize("rows", [8, 64, 4096])
+@pytest.mark.parametrize("spec", [gemms.bias_gelu, gemms.norm_swiglu, gemms.qkv], ids=lambda spec: spec.name)
+def test_the_first_candidates_compile_without_spills(spec: Chain, rows: int, name: str) -> None:
+    for p in gemm_plans(spec.at(M=rows, N=4096, K=4096).graph, name)[:2]:
+        try:
+            made = compile_source(
+                render(p).text, p.name, p.target, filename="gemm", threads=p.threads, dynamic_shared=p.shared_bytes
+            )
+        except MissingError as missing:
+            pytest.skip(str(missing))
+        assert not gate(made.resources), f"{p.configuration}: {gate(made.resources)}"

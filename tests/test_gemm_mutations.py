@@ -1,0 +1,37 @@
+"""The checker, checked on chains with products: every broken kernel of gemm_mutations.py must fail validation."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusegen.errors import FusegenError
+from fusegen.planner.model import Layout
+from fusegen.validation import validate
+from tests.gemm_mutations import MUTATIONS, GemmSubject
+from tests.mutations import Mutation
+from tests.test_mutations import FULL_CASES, kernel_of, lenient
+
+SUBJECTS = tuple(dict.fromkeys(m.subject for m in MUTATIONS))
+COUNTED = tuple(m for m in MUTATIONS if not m.blind)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: f"{s.chain}-{s.fits.__name__}-{s.target}")
+def test_unbroken_kernels_pass(subject: GemmSubject) -> None:
+    validate(kernel_of(subject, lambda text: text), quick=True).raise_for_error()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mutation", COUNTED, ids=lambda m: m.name.replace(" ", "-"))
+def test_mutation_is_caught(mutation: Mutation) -> None:
+    mutation.apply(mutation.subject.source(Layout()).text)  # it must change something
+    cases = None if mutation.quick else FULL_CASES
+    try:
+        report = validate(kernel_of(mutation.subject, lenient(mutation)), quick=mutation.quick, cases=cases)
+    except FusegenError as error:  # a text that no longer compiles proves nothing of the checker
+        pytest.fail(f"{mutation.name}: {error}")
+    assert not report.ok, f"{mutation.name} survived: {mutation.models}\n{report}"
+
+
+@pytest.mark.parametrize("mutation", [m for m in MUTATIONS if m.blind], ids=lambda m: m.name.replace(" ", "-"))
+def test_blind_spots_are_real(mutation: Mutation) -> None:
+    """A mutation that is excused must change the text, and still pass: once it is caught, it counts."""
+    assert validate(kernel_of(mutation.subject, mutation.apply), quick=True).ok, f"{mutation.name} is caught by now"
