@@ -197,6 +197,39 @@ def test_ldmatrix_hands_out_rows_or_columns(count: int, trans: bool, check: bool
         assert np.array_equal(out.view(np.uint16).reshape(count, 64), want)
 
 
+def stmatrix(count: int, address: str = "tile + 8 * lane", after: str = "__syncwarp();") -> str:
+    """`count` matrices, given as lanes hold them, to rows one after another."""
+    names = ", ".join(f"%{i + 1}" for i in range(count))
+    inputs = ", ".join(f'"r"(a[{32 * i} + lane])' for i in range(count))
+    return f"""
+extern "C" __global__ void kernel(const unsigned* a, unsigned short* out) {{
+  __shared__ __align__(16) unsigned short tile[264];
+  const int lane = threadIdx.x;
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared({address}));
+  asm volatile("stmatrix.sync.aligned.m8n8.x{count}.shared.b16 [%0], {{{names}}};" // BUG
+               :: "r"(address), {inputs} : "memory");
+  {after}
+  for (int i = lane; i < {64 * count}; i += 32) out[i] = tile[i]; // BUG
+}}
+"""
+
+
+@pytest.mark.parametrize("check", BUILDS)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stmatrix_takes_what_ldmatrix_gives(count: int, check: bool) -> None:
+    want = aligned(np.random.default_rng(0).permutation(256).astype(np.uint16)[: 64 * count])
+    for seed in SEEDS:
+        out = aligned(np.zeros(64 * count, np.uint16))
+        source = stmatrix(count, address=f"tile + (lane < {8 * count} ? 8 * lane : lane)")
+        launch(source, [want.view(np.uint32), out], check=check, seed=seed, threads=32)
+        assert np.array_equal(out, want)
+
+
+STORED = [
+    ("no barrier", stmatrix(4, after=""), "race", "is not ordered with the write"),
+    ("a row between two", stmatrix(2, address="tile + 4 * lane"), "misaligned", "no multiple of 16"),
+    ("a row beyond the tile", stmatrix(4, address="tile + 16 + 8 * lane"), "out-of-bounds", "of tile"),
+]  # fmt: skip
 BROKEN = [
     ("no barrier", ldmatrix(4, False, before=""), "race", "is not ordered with the write"),
     ("no barrier, columns", ldmatrix(2, True, before=""), "race", "is not ordered with the write"),
@@ -221,6 +254,22 @@ def test_ldmatrix_is_judged_like_any_read(source: str, kind: str, says: str) -> 
             launch(source, [values, aligned(np.zeros(128, np.uint32))], check=True, seed=seed, threads=32)
         assert caught.value.kind == kind
         assert "BUG" in (caught.value.source_line or ""), caught.value
+
+
+@needs_check
+@pytest.mark.parametrize(("source", "kind", "says"), [each[1:] for each in STORED], ids=[each[0] for each in STORED])
+def test_stmatrix_is_judged_like_any_write(source: str, kind: str, says: str) -> None:
+    values = aligned(np.arange(256, dtype=np.uint16))
+    for seed in SEEDS:
+        with pytest.raises(KernelFault, match=says) as caught:
+            launch(source, [values, aligned(np.zeros(256, np.uint16))], check=True, seed=seed, threads=32)
+        assert caught.value.kind == kind
+        assert "BUG" in (caught.value.source_line or ""), caught.value
+
+
+def test_stmatrix_is_cuda_from_hopper_on() -> None:
+    for count in (1, 2, 4):
+        compile_for(H200, stmatrix(count), threads=32)
 
 
 @pytest.mark.parametrize("target", [A100, H200], ids=lambda target: target.arch)

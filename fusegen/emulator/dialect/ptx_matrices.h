@@ -1,4 +1,4 @@
-// mma.sync and ldmatrix, which a whole warp executes together; runtime/matrices.cpp has their layouts.
+// mma.sync, ldmatrix and stmatrix, which a whole warp executes together; runtime/matrices.cpp has their layouts.
 #pragma once
 
 namespace simt {
@@ -57,5 +57,25 @@ SIMT_PTX_LDMATRIX(ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16, true)
 SIMT_PTX_LDMATRIX(ptx_ldmatrix_sync_aligned_m8n8_x1_trans_shared_cta_b16, true)
 SIMT_PTX_LDMATRIX(ptx_ldmatrix_sync_aligned_m8n8_x2_trans_shared_cta_b16, true)
 SIMT_PTX_LDMATRIX(ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_cta_b16, true)
+
+#define SIMT_PTX_STMATRIX(name)                                                   \
+  SIMT_INLINE void name(u64 address, u32 d0, SIMT_LINE) {                         \
+    const u32 d[] = {d0};                                                         \
+    store_matrices(1, address, d, line);                                          \
+  }                                                                               \
+  SIMT_INLINE void name(u64 address, u32 d0, u32 d1, SIMT_LINE) {                 \
+    const u32 d[] = {d0, d1};                                                     \
+    store_matrices(2, address, d, line);                                          \
+  }                                                                               \
+  SIMT_INLINE void name(u64 address, u32 d0, u32 d1, u32 d2, u32 d3, SIMT_LINE) { \
+    const u32 d[] = {d0, d1, d2, d3};                                             \
+    store_matrices(4, address, d, line);                                          \
+  }
+SIMT_PTX_STMATRIX(ptx_stmatrix_sync_aligned_m8n8_x1_shared_b16)
+SIMT_PTX_STMATRIX(ptx_stmatrix_sync_aligned_m8n8_x2_shared_b16)
+SIMT_PTX_STMATRIX(ptx_stmatrix_sync_aligned_m8n8_x4_shared_b16)
+SIMT_PTX_STMATRIX(ptx_stmatrix_sync_aligned_m8n8_x1_shared_cta_b16)
+SIMT_PTX_STMATRIX(ptx_stmatrix_sync_aligned_m8n8_x2_shared_cta_b16)
+SIMT_PTX_STMATRIX(ptx_stmatrix_sync_aligned_m8n8_x4_shared_cta_b16)
 
 }  // namespace simt

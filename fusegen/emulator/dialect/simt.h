@@ -121,6 +121,7 @@ enum class Number : u32 { f16, bf16, tf32 };
 void mma(Number number, u32 k, const u32* a, const u32* b, float* d, int line);  // m16n8k`k` of a warp of 32
 void mfma(Number number, u32 size, const void* a, const void* b, float* d, int modifiers, int line);  // of 64 lanes
 void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int line);  // ldmatrix: 8x8 of 16 bits
+void store_matrices(u32 count, u64 address, const u32* fragments, int line);  // stmatrix
 
 // --- wgmma, by the warpgroups of a block: n / 2 accumulators by reference, then the operands of the instruction
 struct WgmmaOperand {

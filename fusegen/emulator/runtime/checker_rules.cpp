@@ -296,6 +296,10 @@ void checker_read(const void* place, u64 bytes, const void* site) {
   check_access(place, bytes, Access::read, true, site);
 }
 
+void checker_write(const void* place, u64 bytes, const void* site) {
+  check_access(place, bytes, Access::write, false, site);
+}
+
 // --- atomics
 
 static void exchange_clocks(Publications& history, const Fiber& fiber) {

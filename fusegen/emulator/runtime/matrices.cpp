@@ -1,4 +1,4 @@
-// mma.sync, MFMA and ldmatrix: instructions that need every lane of the warp.
+// mma.sync, MFMA, ldmatrix and stmatrix: instructions that need every lane of the warp.
 //
 // The numbers. A product of two inputs is exact in double (at most 22 significant bits); the products and the addend
 // are summed in double and rounded to float once. The machines sum in an order of their own, in groups, and drop bits
@@ -164,7 +164,7 @@ void mfma(Number number, u32 size, const void* a, const void* b, float* d, int m
   warp_collect(~u64{0}, &lane, multiply_wave, line);
 }
 
-// --- ldmatrix: lane 8 m + r gives the address of row r of matrix m
+// --- ldmatrix and stmatrix: lane 8 m + r gives the address of row r of matrix m
 
 struct RowsLane {
   u32 count;
@@ -206,6 +206,36 @@ static void load_lanes(void** slots, u64 lanes) {
       static_cast<RowsLane*>(slots[lane])->fragments[matrix] = low | static_cast<u32>(high) << 16;
     }
   }
+}
+
+// A lane writes its own pair of each matrix.
+static void store_lanes(void** slots, u64 lanes) {
+  Warp& warp = require_whole_warp(lanes, "stmatrix");
+  const RowsLane first = *static_cast<RowsLane*>(slots[0]);
+  for (u32 matrix = 0; matrix < first.count; ++matrix) {
+    for (u32 lane = 0; lane < 32; ++lane) {
+      const u32 giving = 8 * matrix + lane / 4;
+      const RowsLane& giver = *static_cast<RowsLane*>(slots[giving]);
+      char* row;
+      {
+        ActingAs acting(fiber_of(warp, giving));
+        if (giver.address % 16) {
+          fail_at(Fault::misaligned, giver.site, 0, "stmatrix of a row at %#llx, which is no multiple of 16",
+                  giver.address);
+        }
+        row = from_shared_window(giver.address, giver.site);
+      }
+      ActingAs acting(fiber_of(warp, lane));
+      checker_write(row + lane % 4 * 4, 4, giver.site);
+      std::memcpy(row + lane % 4 * 4, static_cast<RowsLane*>(slots[lane])->fragments + matrix, 4);
+    }
+  }
+}
+
+void store_matrices(u32 count, u64 address, const u32* fragments, int line) {
+  require_warp_of(32, "stmatrix", line);
+  RowsLane lane{count, false, address, const_cast<u32*>(fragments), __builtin_return_address(0)};
+  warp_collect(0xffffffffu, &lane, store_lanes, line);
 }
 
 void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int line) {

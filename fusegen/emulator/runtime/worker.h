@@ -287,6 +287,7 @@ void checker_end_phase(Block& block);  // at its barrier
 void checker_end_block(Block& block);
 void checker_settle();                                              // reports a suspicion, see checker_rules.cpp
 void checker_read(const void* place, u64 bytes, const void* site);  // by the current thread
+void checker_write(const void* place, u64 bytes, const void* site);
 void checker_begin_copy(const Copy& copy);
 void checker_end_copy(const Copy& copy);
 void checker_begin_source(const Copy& copy);  // for a copy that reads shared memory
@@ -313,6 +314,7 @@ inline void checker_end_phase(Block&) {}
 inline void checker_end_block(Block&) {}
 inline void checker_settle() {}
 inline void checker_read(const void*, u64, const void*) {}
+inline void checker_write(const void*, u64, const void*) {}
 inline void checker_begin_copy(const Copy&) {}
 inline void checker_end_copy(const Copy&) {}
 inline void checker_begin_source(const Copy&) {}
