@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -28,6 +28,7 @@ from fusegen.compiling import (
 from fusegen.compiling.options import FOR_CUBIN
 from fusegen.compiling.refusal import excerpt, places
 from fusegen.compiling.resources import of_cubin
+from fusegen.compiling.versions import known_version
 from fusegen.errors import CompileError, MissingError, RequestError
 from fusegen.targets import A100, H200, L40S, MI250X, MI300X, Target, target
 
@@ -339,6 +340,11 @@ def forgetful() -> Iterator[None]:
     yield
     for cached in caches:
         cached.cache_clear()
+
+
+def test_a_compiler_that_another_thread_is_importing_is_not_yet_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fusegen.compiling.nvrtc", ModuleType("half of it"))
+    assert known_version("cuda").startswith("nvrtc ")
 
 
 @pytest.mark.usefixtures("forgetful")

@@ -28,8 +28,8 @@ def known_version(vendor: str) -> str:
     """`fusegen.compiling.compiler_version(vendor)`, from a note where there is one. Raises MissingError."""
     from fusegen.compiling import compiler_version
 
-    nvrtc = sys.modules.get("fusegen.compiling.nvrtc")
-    if vendor != "cuda" or (nvrtc is not None and nvrtc.version.cache_info().currsize):  # known in this process
+    version = getattr(sys.modules.get("fusegen.compiling.nvrtc"), "version", None)  # none while a thread imports it
+    if vendor != "cuda" or (version is not None and version.cache_info().currsize):  # known in this process
         return compiler_version(vendor)
     return Store("compilers").load(key_here(), read) or noted(compiler_version(vendor))
 
