@@ -174,7 +174,7 @@ def access_facts(plan: Plan, access: Access) -> dict[str, Any]:
         "output": access.output,
         "mode": access.mode,
         "vector_bytes": access.vector_bytes,
-        "strides": [p.name for p in plan.params if p.kind == "stride" and p.tensor == access.tensor],
+        "strides": [p.name for p in plan.params if p.kind in ("stride", "map") and p.tensor == access.tensor],
     }
 
 

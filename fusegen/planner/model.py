@@ -93,16 +93,22 @@ class Param:
     """One kernel argument, in order.
 
     kind "pointer": address of `tensor`; "value": a run-time scalar; "extent": size of `row_dims[dim]` (64-bit);
-    "stride": stride of `tensor` along `row_dims[dim]`, or along its own `axes`, in elements (64-bit).
+    "stride": stride of `tensor` along `row_dims[dim]`, or along its own `axes`, in elements (64-bit); "map": how
+    `tensor` lies in memory, for tensor copies of a `box`, whose axes walk the tensor's own axes `walks` (counted from
+    the right; the last one's elements are next to each other), in shared memory permuted within lines of `swizzle`
+    bytes.
     """
 
-    kind: Literal["pointer", "value", "extent", "stride"]
+    kind: Literal["pointer", "value", "extent", "stride", "map"]
     name: str
     tensor: str = ""
     dim: int = 0
     dtype: DType | None = None
     output: bool = False
     axes: tuple[int, ...] = ()  # of the tensor, counted from the right
+    walks: tuple[tuple[int, ...], ...] = ()
+    box: tuple[int, ...] = ()
+    swizzle: int = 0
 
 
 @dataclass(frozen=True, slots=True)

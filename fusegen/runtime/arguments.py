@@ -20,9 +20,11 @@ import numpy as np
 
 from fusegen.errors import ArgumentError
 from fusegen.graph import Graph, Tensor
-from fusegen.planner.model import Access, Layout, Plan
+from fusegen.planner.model import Access, Layout, Param, Plan
 from fusegen.runtime.arrays import ArrayView, Place, place_text
+from fusegen.runtime.devices import Mapped
 from fusegen.runtime.libraries import advice
+from fusegen.tensor_map import GRAIN
 from fusegen.types import Dim, DType, f32, i32, size_of
 
 Views = Mapping[str, ArrayView]
@@ -42,12 +44,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The numbers of one launch; `numbers` are the extents and strides in the order of the plan's parameters."""
+    """The numbers of one launch; `numbers` are the extents and strides in the order of the plan's parameters, `maps`
+    its tensor maps."""
 
     sizes: Sizes
     rows: int  # elements, in a flat plan
     blocks: int
     numbers: tuple[int, ...]
+    maps: tuple[Mapped, ...] = ()
 
 
 # ---------------------------------------------------------------- sizes
@@ -278,6 +282,8 @@ def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:
         return True
     if view.address % access.vector_bytes:
         return False
+    if not mappable(plan, access, view):
+        return False
     if plan.flat:
         return True
     own = contiguous_row_strides(plan, access, view)
@@ -291,6 +297,13 @@ def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:
         not moves or (stride - base) * view.dtype.bytes % access.vector_bytes == 0
         for moves, stride, base in zip(walked, strides, fresh, strict=True)
     )
+
+
+def mappable(plan: Plan, access: Access, view: ArrayView) -> bool:
+    """Whether a tensor copy can walk the array, if one has to: every stride is positive."""
+    if not any(param.kind == "map" and param.tensor == access.tensor for param in plan.params):
+        return True
+    return all(stride > 0 for stride, extent in zip(view.strides, view.shape, strict=True) if extent > 1)
 
 
 def contiguous_row_strides(plan: Plan, access: Access, view: ArrayView) -> tuple[int, ...]:
@@ -343,7 +356,22 @@ def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
             access, view = accesses[param.tensor], views[param.tensor]
             axes = [len(view.shape) + axis for axis in param.axes] or tensor_axes(plan, access, param.dim)
             numbers.append(merged_stride(view, axes) or 0)
-    return Bound(sizes, rows, plan.blocks(*extents) if rows else 0, tuple(numbers))
+    maps = tuple(mapped(plan, param, views[param.tensor]) for param in plan.params if param.kind == "map")
+    return Bound(sizes, rows, plan.blocks(*extents) if rows else 0, tuple(numbers), maps)
+
+
+def mapped(plan: Plan, param: Param, view: ArrayView) -> Mapped:
+    """The tensor map of `param` over an array, without its address. An axis of one element has no stride of its own: it
+    gets one that a tensor copy allows."""
+    order = [p.tensor for p in plan.params if p.kind in ("pointer", "map")]
+    shape, strides = [], []
+    for axes in param.walks:
+        own = [len(view.shape) + axis for axis in axes]
+        shape.append(math.prod(view.shape[axis] for axis in own))
+        strides.append((merged_stride(view, own) or 0) * view.dtype.bytes or GRAIN)
+    return Mapped(
+        param.name, order.index(param.tensor), view.dtype, tuple(shape), tuple(strides[:-1]), param.box, param.swizzle
+    )
 
 
 # ---------------------------------------------------------------- run-time scalars

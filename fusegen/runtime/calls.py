@@ -92,5 +92,6 @@ class Prepared:
     def numbers(self) -> Mapping[str, float]:
         """Every argument of the launch by its name in the source, for debugging."""
         rest = iter(self.record.launch.numbers)
-        queues = {"pointer": iter(self.pointers), "value": iter(self.values), "extent": rest, "stride": rest}
+        places = iter(self.pointers)
+        queues = {"pointer": places, "map": places, "value": iter(self.values), "extent": rest, "stride": rest}
         return {param.name: next(queues[param.kind]) for param in self.plan.params}

@@ -23,6 +23,7 @@ from fusegen.errors import FusegenError, MissingError, RequestError
 from fusegen.planner.model import Source
 from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides
 from fusegen.targets import TARGETS, Target
+from fusegen.tensor_map import TensorMap
 from fusegen.types import DType
 
 if TYPE_CHECKING:
@@ -32,16 +33,35 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
+class Mapped:
+    """One tensor map of a launch, all but its address, which is that of pointer number `pointer`."""
+
+    name: str
+    pointer: int
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in bytes, without the last axis's
+    box: tuple[int, ...]
+    swizzle: int
+
+    def at(self, address: int) -> TensorMap:
+        """Raises RequestError for what no tensor copy can reach."""
+        return TensorMap(self.name, address, self.dtype, self.shape, self.strides, self.box, self.swizzle)
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """What stays the same over calls whose arrays differ only in address.
 
     `numbers`: extents and strides in the order of the plan's parameters. `spans`: for each pointer, in order, the first
-    and one past the last byte its array owns, relative to the pointer; the emulator allows no other byte.
+    and one past the last byte its array owns, relative to the pointer; the emulator allows no other byte. `maps`: the
+    tensor maps in the order of the plan's parameters. A tensor that has one is among the pointers all the same.
     """
 
     blocks: int
     numbers: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
+    maps: tuple[Mapped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

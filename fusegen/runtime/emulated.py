@@ -16,6 +16,7 @@ from fusegen.types import DType, f32, i32
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary
+    from fusegen.emulator import Buffer
 
 RESIDENT = 2  # rows that blocks of a rolling plan are given at a time: few, so that they take several in turn
 ALIGNMENT = 256  # what a GPU's allocator gives
@@ -91,23 +92,31 @@ class EmulatedLoaded:
         self.kernel.launch(
             (*plan.grid(launch.blocks), 1), (plan.threads, 1, 1), plan.shared_bytes,
             self.arguments(launch, pointers, values),
-            seed=device.seed, timeout_s=device.timeout_s, workers=device.workers,
+            seed=device.seed, timeout_s=device.timeout_s, workers=device.workers, memory=self.buffers(launch, pointers),
         )  # fmt: skip
 
-    def arguments(self, launch: Launch, pointers: Sequence[int], values: Sequence[float]) -> list[object]:
-        """The emulator's arguments, in the plan's order. An output's bytes count as never written."""
+    def buffers(self, launch: Launch, pointers: Sequence[int]) -> list[Buffer]:
+        """Every array's memory. An output's bytes count as never written."""
         from fusegen import emulator
 
-        buffers = iter(zip(pointers, launch.spans, strict=True))
-        scalars, numbers = iter(values), iter(launch.numbers)
+        params = [param for param in self.plan.params if param.kind in ("pointer", "map")]
+        return [
+            emulator.Buffer(
+                param.tensor, address, address + low, high - low, writable=param.output, initialised=not param.output
+            )
+            for param, address, (low, high) in zip(params, pointers, launch.spans, strict=True)
+        ]
+
+    def arguments(self, launch: Launch, pointers: Sequence[int], values: Sequence[float]) -> list[object]:
+        """The emulator's arguments, in the plan's order."""
+        given = {buffer.name: buffer for buffer in self.buffers(launch, pointers)}
+        maps, scalars, numbers = iter(launch.maps), iter(values), iter(launch.numbers)
 
         def argument(param: Param) -> object:
             if param.kind == "pointer":
-                address, (low, high) = next(buffers)
-                return emulator.Buffer(
-                    param.tensor, address, address + low, high - low,
-                    writable=param.output, initialised=not param.output,
-                )  # fmt: skip
+                return given[param.tensor]
+            if param.kind == "map":
+                return next(maps).at(given[param.tensor].address)
             if param.kind == "value":
                 return VALUES[param.dtype or f32](next(scalars))
             return ctypes.c_longlong(next(numbers))

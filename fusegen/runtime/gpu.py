@@ -11,44 +11,61 @@ import ctypes
 import struct
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fusegen.errors import KernelError, MissingError
 from fusegen.planner.model import Param, Plan, Source
-from fusegen.runtime.devices import Device, Launch, Loaded, Memory, Sending, sent_by_call
+from fusegen.runtime.devices import Device, Launch, Loaded, Mapped, Memory, Sending, sent_by_call
 from fusegen.types import DType, f32, i32
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary
 
-SLOT = 8  # bytes for each argument: the largest one's size and alignment
+SLOT = 8  # bytes for each argument but a tensor map: the largest one's size and alignment
+MAP_BYTES = 128  # of a CUtensorMap
+MAP_ALIGNMENT = 64
 VALUE_CODES: Mapping[DType, str] = {f32: "f4x", i32: "i4x"}  # struct's codes, padded to a slot
+
+
+Encode = Callable[[Mapped, int], bytes]
 
 
 class Arguments:
     """A kernel's argument block. In the block, pointers come first, then values, then extents and strides.
 
-    `lead` bytes before the block are the driver's, for what a launch needs beside its arguments.
+    `lead` bytes before the block are the driver's, for what a launch needs beside its arguments. A tensor map has the
+    slot of its tensor's pointer, which no kernel reads, and a place of its own behind the slots.
     """
 
     def __init__(self, params: Sequence[Param], lead: int = 0) -> None:
-        ranks = {"pointer": 0, "value": 1, "extent": 2, "stride": 2}
+        ranks = {"pointer": 0, "map": 0, "value": 1, "extent": 2, "stride": 2}
         order = sorted(range(len(params)), key=lambda i: ranks[params[i].kind])  # stable: keeps each kind's own order
         self.codes = [slot_code(params[i]) for i in order]
         self.pack_into = struct.Struct("".join(self.codes)).pack_into
-        self.block = (ctypes.c_char * (lead + SLOT * max(len(params), 1)))()
+        mapped = [i for i, param in enumerate(params) if param.kind == "map"]
+        size = SLOT * max(len(params), 1)
+        self.block = (ctypes.c_char * (lead + size + (MAP_ALIGNMENT + MAP_BYTES * len(mapped) if mapped else 0)))()
         start = ctypes.addressof(self.block) + lead
         slots = [start + SLOT * order.index(i) for i in range(len(params))]
+        first = -(-(start + size) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+        self.maps = tuple(first + MAP_BYTES * place for place in range(len(mapped)))
+        for i, address in zip(mapped, self.maps, strict=True):
+            slots[i] = address
         self.table = (ctypes.c_void_p * max(len(params), 1))(*slots)
         self.address = ctypes.addressof(self.table)
+
+    def place_maps(self, maps: Sequence[Mapped], pointers: Sequence[int], encode: Encode) -> None:
+        """Write the tensor maps of a launch over `pointers`."""
+        for to, given in zip(self.maps, maps, strict=True):
+            ctypes.memmove(to, encode(given, pointers[given.pointer]), MAP_BYTES)
 
 
 def slot_code(param: Param) -> str:
     """struct's code for one argument."""
     if param.kind == "value":
         return VALUE_CODES[param.dtype or f32]
-    return "P" if param.kind == "pointer" else "q"  # P takes two thirds of Q's time
+    return "P" if param.kind in ("pointer", "map") else "q"  # P takes two thirds of Q's time
 
 
 class GpuKernel:
@@ -72,6 +89,8 @@ class GpuKernel:
         arguments, plan = self.arguments, self.plan
         with self.lock:
             arguments.pack_into(arguments.block, 0, *pointers, *values, *launch.numbers)
+            if launch.maps:
+                arguments.place_maps(launch.maps, pointers, self.device.encode)
             status = self.device.start(
                 self.function, plan.grid(launch.blocks), plan.threads, plan.shared_bytes, stream, arguments.address
             )
@@ -117,6 +136,10 @@ class GpuDevice(Device):
         if status:
             error = MissingError if self.out_of_memory(status) else KernelError
             raise error(f"{self}: {doing} failed: {self.error_text(status)}")
+
+    def encode(self, given: Mapped, address: int) -> bytes:
+        """A tensor map as the kernel takes it."""
+        raise KernelError(f"{self} has no tensor copies, which {given.name} is for")
 
     @abstractmethod
     def start(

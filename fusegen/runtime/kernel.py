@@ -289,7 +289,7 @@ class Kernel:
             variant=variant,
             device=device,
             loaded=loaded,
-            launch=Launch(blocks, bound.numbers, spans),
+            launch=Launch(blocks, bound.numbers, spans, bound.maps),
             shapes=tuple(f.shape for f in fresh.values()),
             makers=tuple(self.maker(owner, views, f, device) for f in fresh.values()) if own_outputs else (),
             address=row.address,
@@ -336,7 +336,7 @@ class Kernel:
     def check_plan(self, plan: Plan) -> None:
         """Launches hand pointers and values over in the spec's order, so must the plan take them; records tell
         addresses apart up to WIDEST bytes, so no access may be wider."""
-        pointers = tuple(p.tensor for p in plan.params if p.kind == "pointer")
+        pointers = tuple(p.tensor for p in plan.params if p.kind in ("pointer", "map"))
         values = tuple(p.tensor for p in plan.params if p.kind == "value")
         wanted = tuple(t.name for t in self.operands if not t.shape)
         if (pointers, values) != (self.names, wanted):

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from fusegen.errors import KernelError, MissingError
 from fusegen.planner.model import Plan
-from fusegen.runtime.devices import Bytes, Gpu, Launch, Sending, sent_by_call
-from fusegen.runtime.gpu import Arguments, GpuDevice, GpuKernel
+from fusegen.runtime.devices import Bytes, Gpu, Launch, Mapped, Sending, sent_by_call
+from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, Arguments, GpuDevice, GpuKernel
+from fusegen.types import DType, bf16, f16, f32
 
 NO_CONTEXT = frozenset({3, 201, 400, 709})  # not initialized; invalid context, invalid handle, context destroyed
 OUT_OF_MEMORY = 2
@@ -113,6 +114,13 @@ STREAM = Config.stream.offset
 LEAD = 64  # bytes before the arguments: a Config, padded
 LEGACY_STREAM = 1  # CU_GET_PROC_ADDRESS_LEGACY_STREAM: 0 is the default stream that torch means by it
 
+# of cuda.h: CUtensorMapDataType, CUtensorMapSwizzle by bytes, and CU_TENSOR_MAP_L2_PROMOTION_L2_256B: what a tensor
+# copy misses comes to the L2 cache in lines of 256 bytes
+MAP_TYPES: Mapping[DType, int] = {f16: 6, f32: 7, bf16: 9}
+MAP_SWIZZLES: Mapping[int, int] = {0: 0, 32: 1, 64: 2, 128: 3}
+MAP_PROMOTION = 3
+MOST_MAPS = 4096  # that are remembered
+
 Slot = list[Any]
 """What one launch at a time needs: the stream and pointers that its memory holds (None: none yet), the memory, for a
 Config and arguments; its address; the address of the arguments' table; the owner of both."""
@@ -131,10 +139,38 @@ def launcher() -> Any:
     return ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer, pointer)(int(address))
 
 
+@cache
+def encoder() -> Any:
+    """cuTensorMapEncodeTiled, by ctypes. Raises MissingError where the driver has none."""
+    status, address, *_ = driver().cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, LEGACY_STREAM)
+    if int(status) or not address:
+        raise MissingError("NVIDIA's driver here makes no tensor maps; CUDA 12.0 and later do")
+    pointer, number, word = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int
+    kinds = (pointer, word, number, pointer, pointer, pointer, pointer, pointer, word, word, word, word)
+    return ctypes.CFUNCTYPE(word, *kinds)(int(address))
+
+
+@lru_cache(maxsize=MOST_MAPS)
+def encoded(given: Mapped, address: int) -> bytes:
+    """The 128 bytes that a kernel takes as CUtensorMap. Raises KernelError."""
+    wanted = given.at(address)
+    rank, shape, strides, box, steps = wanted.driver_arguments()
+    raw = (ctypes.c_char * (2 * MAP_BYTES))()
+    at = -(-ctypes.addressof(raw) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+    status = encoder()(
+        at, MAP_TYPES[given.dtype], rank, address, (ctypes.c_uint64 * rank)(*shape),
+        (ctypes.c_uint64 * rank)(*strides), (ctypes.c_uint32 * rank)(*box), (ctypes.c_uint32 * rank)(*steps),
+        0, MAP_SWIZZLES[given.swizzle], MAP_PROMOTION, 0,
+    )  # fmt: skip
+    if status:
+        raise KernelError(f"the driver refuses the tensor map {wanted}: {error_text(status)}")
+    return ctypes.string_at(at, MAP_BYTES)
+
+
 def new_slot(plan: Plan, launch: Launch) -> Slot:
     """A slot for such launches, all of it written but the stream, the pointers and the run-time values."""
     arguments = Arguments(plan.params, LEAD)
-    varying = sum(param.kind in ("pointer", "value") for param in plan.params)
+    varying = sum(param.kind in ("pointer", "map", "value") for param in plan.params)
     grid, block = (*plan.grid(launch.blocks), 1), (plan.threads, 1, 1)
     ctypes.memmove(arguments.block, ctypes.byref(Config(grid, block, plan.shared_bytes)), ctypes.sizeof(Config))
     struct.pack_into(f"{len(launch.numbers)}q", arguments.block, LEAD + 8 * varying, *launch.numbers)
@@ -202,7 +238,8 @@ class NvidiaDevice(GpuDevice):
             "    slot = new_slot()",
             "held, memory, config, table, _ = slot",
         )
-        fill = (f"pack(memory, {STREAM}, {{sent}} {{values}})",)
+        places = ("place_maps(slot[4], ({sent}))",) if launch.maps else ()
+        fill = (f"pack(memory, {STREAM}, {{sent}} {{values}})", *places)
         send = (
             "refused = start(config, function, table, None)",
             "slots.append(slot)",
@@ -218,8 +255,12 @@ class NvidiaDevice(GpuDevice):
             "function": int(kernel.function),  # type: ignore[call-overload]
             "launch": kernel.launch,
             "launched": launch,
+            "place_maps": lambda arguments, sent: arguments.place_maps(launch.maps, sent[1:], self.encode),
         }
         return Sending(take, fill, send, leave, names)
+
+    def encode(self, given: Mapped, address: int) -> bytes:
+        return encoded(given, address)
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
