@@ -46,7 +46,12 @@ PRODUCT_FRAME = frozenset(
     slice step depth left right place k m s last to from band count within gathered total load_chunk copy_chunk
     load_left load_right load_left_half load_left_across load_right_across load_left_half_across load_fragment
     multiply_add copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2
-    right_ptr right_2_ptr""".split()  # noqa: SIM905
+    right_ptr right_2_ptr
+    left_slices right_slices full empty turn turn_parity role own parity stage arrived number at batch before sums
+    staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of start_barrier wait_at arrive_at arrive_in
+    expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter
+    both made pair
+    """.split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
@@ -57,9 +62,11 @@ FILE_SCOPE = frozenset(
     clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
 )
 TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride", "_kept")
-FACTOR_SUFFIXES = ("_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part")
+FACTOR_SUFFIXES = (
+    "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
+)  # fmt: skip
 VALUE_SUFFIXES = ("_rest", "_kept", "_part", "_part_values", "_all")
-SUM_SUFFIXES = ("_sums", "_shared", "_total")
+SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
 
 def called() -> frozenset[str]:
@@ -72,6 +79,8 @@ def entry_name(graph: Graph) -> str:
     taken = CPP | FRAME | FILE_SCOPE | called() | {f"{name}f" for name in FILE_SCOPE}
     if graph.selections:
         taken |= SELECTION_FRAME
+    if graph.products:
+        taken |= PRODUCT_FRAME
     return f"{graph.name}_kernel" if graph.name in taken or graph.name.startswith("__") else graph.name
 
 

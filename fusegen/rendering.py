@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Plan, RowPlan, Source
+from fusegen.planner.wgmma import WgmmaPlan
 from fusegen.reference import reference_source
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def context(plan: Plan) -> dict[str, Any]:
     from fusegen.rolling import RollingSpeller
     from fusegen.selection_spelling import SelectionSpeller
     from fusegen.spelling import Speller
+    from fusegen.wgmma_spelling import WgmmaSpeller
 
+    if isinstance(plan, WgmmaPlan):
+        return WgmmaSpeller(plan).context()
     if isinstance(plan, GemmPlan):
         return GemmSpeller(plan).context()
     if isinstance(plan, RowPlan) and plan.selection:

@@ -12,10 +12,13 @@ from fusegen.planner.rules.elementwise import elementwise
 from fusegen.planner.rules.gemm import gemm
 from fusegen.planner.rules.rowwise import rowwise
 from fusegen.planner.rules.topk import topk
+from fusegen.planner.rules.wgmma import wgmma
 from fusegen.targets.base import Target
 
 Rule = Callable[[Graph, Target, Layout], Iterator[Plan]]
-RULES: Mapping[str, Rule] = {"elementwise": elementwise, "rowwise": rowwise, "topk": topk, "gemm": gemm}
+RULES: Mapping[str, Rule] = {
+    "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "gemm": gemm, "wgmma": wgmma,
+}  # fmt: skip
 CONTIGUOUS = Layout()
 
 

@@ -59,6 +59,7 @@ class Target:
     f32_lanes: int  # f32 results of one SM in one cycle
     spelling: Spelling = field(repr=False, hash=False)  # tables have no hash; vendor and model tell targets apart
     max_cluster: int = 1  # blocks that may reach into each other's shared memory
+    wgmma: bool = False  # matrix instructions of whole warpgroups, and the tensor copies that feed them
     flushes_factors: bool = False  # matrix instructions take subnormal factors for 0
     async_copies: bool = False  # 16 bytes from global to shared memory without a register in between (cp.async)
 

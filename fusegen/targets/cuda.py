@@ -179,6 +179,7 @@ L40S = replace(
 H100 = replace(
     A100,
     max_cluster=16,  # past 8 a kernel must say that it is not portable
+    wgmma=True,
     model="h100",
     arch="sm_90a",
     sms=132,
@@ -204,6 +205,7 @@ B200 = replace(
     H100,
     model="b200",
     arch="sm_100a",
+    wgmma=False,  # tcgen05 in its place
     sms=148,  # as devices report; the data sheet does not say
     l2_bytes=126 * 1024**2,  # Blackwell tuning guide
     dram_gbs=8000.0,  # HGX B200 data sheet, one GPU
@@ -217,7 +219,7 @@ DEFAULT = H200
 ARCHES: Mapping[str, Target] = {
     "sm_80": A100,
     "sm_89": L40S,
-    "sm_90": replace(H200, model="sm_90", arch="sm_90"),
+    "sm_90": replace(H200, model="sm_90", arch="sm_90", wgmma=False),
     "sm_90a": H200,
     "sm_100": replace(B200, model="sm_100", arch="sm_100"),
     "sm_100a": B200,

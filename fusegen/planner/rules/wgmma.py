@@ -1,0 +1,309 @@
+"""Products on Hopper's tensor cores: tensor copies bring both factors as they lie, wgmma sums, registers hold the rest.
+
+What a tensor copy moves is a box of a tensor at a multiple of 16 bytes, with strides in multiples of 16 bytes: factors
+that lie otherwise, and factors that are computed, are the general rule's, `gemm`.
+
+Measured on an H200 with a text of this design by hand: bf16, x @ w.T, bias and GELU, in turns with cuBLAS's bare
+product (medians of 41, L2 cold, one run). In shares of its time, at 4096^3, 16384 x 4096 x 4096 and 8192^3:
+
+    128 x 128 tiles by turns                           1.029  0.945  0.952
+    the same in clusters of two, one below the other   1.040  0.953  0.966
+    128 x 256 tiles in halves, in such clusters        1.041  1.042  1.006
+    and with nothing behind the product                0.999  0.978  0.973
+    by turns in clusters of two side by side           1.036  0.950  0.963
+    and with nothing behind the product                1.019  0.941  0.954
+
+Halves make something of a tile's sums while nobody multiplies. Turns hide that; they move half as much again through
+shared memory, which shows only where the power limit does not hold the clock down. SwiGLU at 4096 x 14336 x 4096 took
+0.958 by turns and 1.007 in halves. At 4096^3, 5 slices of the ring took 1.051 and 4 took 1.078, where 6 took 1.036.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fusegen.graph import Extent, Graph, Kind, Tensor
+from fusegen.naming import entry_name, value_names
+from fusegen.planner.cost import decisions
+from fusegen.planner.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
+from fusegen.planner.model import Access, Layout, Load, Param, Reduction, RowDim, Store
+from fusegen.planner.passes import hoist_scales
+from fusegen.planner.product_cost import product_rounding
+from fusegen.planner.rules import NoMatch
+from fusegen.planner.spans import indexed, load, within
+from fusegen.planner.wgmma import LINE, STAGED_ROWS, Fragments, Operand, WgmmaPlan, WgmmaTile
+from fusegen.planner.wgmma_cost import UNKNOWN, estimate
+from fusegen.products import Split, Unsplittable, is_computed, split
+from fusegen.targets.base import Target
+from fusegen.types import bf16, f16, size_of
+
+# 6 slices of 32 KiB, or 4 of 48, and what waits to be stored fill the 227 KiB of a block.
+TILES = tuple(
+    replace(tile, cluster=cluster, group=group)
+    for tile in (WgmmaTile(128, 128, 6, "turns"), WgmmaTile(128, 256, 4, "halves"))
+    for cluster in (1, 2)
+    for group in (8, 16)
+)
+MOST_BATCHES = 1  # row dimensions beside the products' rows: tensor copies of three axes
+COLUMNS = 8  # elements of 16 bytes
+MOST_EARLY = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 of each while it sums
+
+
+def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
+    """Every tile, by turns and in halves."""
+    if not graph.products:
+        raise NoMatch("the chain multiplies no matrices")
+    if not target.wgmma:
+        raise NoMatch(f"{target.arch} has no wgmma; sm_90a has")
+    hoisted = hoist_scales(graph)
+    try:
+        parts = split(hoisted)
+    except Unsplittable as reason:
+        raise NoMatch(str(reason)) from None
+    check(hoisted, parts)
+    draft = Draft.of(graph, hoisted, parts, target, layout)
+    for tile in TILES:
+        if draft.divides(tile):
+            yield draft.plan(tile)
+
+
+def check(graph: Graph, parts: Split) -> None:
+    """Raises NoMatch for what the template has no place for."""
+    first = parts.products[0]
+    if first.left.dtype not in (f16, bf16):
+        raise NoMatch(f"the product at {first.node.where} is of {first.left.dtype}; wgmma takes f16 and bf16 here")
+    for product in parts.products:
+        if product.right.operand is None:
+            raise NoMatch(
+                f"the right factor of the product at {product.node.where} is computed; wgmma takes it as it lies in "
+                "memory"
+            )
+    if len(parts.lefts) > 1:
+        raise NoMatch("the products have different left factors; wgmma's tile has one")
+    if len({p.width for p in parts.products}) > 1:
+        raise NoMatch("the products differ in width; wgmma's are as wide as each other")
+    if len(parts.products) > 2:
+        raise NoMatch(f"{len(parts.products)} products; wgmma has registers for the sums of two")
+    if graph.cols % 2:
+        raise NoMatch(f"rows of {graph.cols} columns; a thread of wgmma holds pairs of them")
+    for tensor in graph.outputs:
+        if tensor.shape[-1] != graph.shape[-1]:
+            raise NoMatch(f"{tensor.name} has one value a row; wgmma stores tiles")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What all tiles share. `access`: how each use of a tensor is read or written, by its tensor's name."""
+
+    graph: Graph
+    hoisted: Graph
+    parts: Split
+    target: Target
+    layout: Layout
+    dims: tuple[RowDim, ...]
+    access: Mapping[str, Access]
+    factors: Mapping[str, Use]
+
+    @classmethod
+    def of(cls, graph: Graph, hoisted: Graph, parts: Split, target: Target, layout: Layout) -> Draft:
+        dims = product_dims(hoisted, layout)
+        if len(dims) - 1 > MOST_BATCHES:
+            raise NoMatch(
+                f"{len(dims) - 1} dimensions of products beside their rows; wgmma's tensor copies walk {MOST_BATCHES}"
+            )
+        found: dict[str, Access] = {}
+        factors: dict[str, Use] = {}
+        matrix = prepared_matrix(hoisted, parts)
+        for use in uses(hoisted):
+            name = use.tensor.name
+            prepared = use.tensor is matrix
+            if prepared and name in found:
+                continue
+            if name in found:
+                raise NoMatch(f"{name} is used in two ways; wgmma walks each tensor in one")
+            use = Use(use.tensor, "tile") if prepared else use
+            width = widest(hoisted, layout, use)
+            if use.place != "tile" or prepared:
+                factors[name] = Use(use.tensor, "left") if prepared else use
+                if width < COLUMNS:
+                    raise NoMatch(f"{name} {unaligned(hoisted, layout, use)}; tensor copies need multiples of 16 bytes")
+            elif not boxed(hoisted, use, width):
+                width = min(width, 2)
+            found[name] = access_of(hoisted, dims, layout, use, name, width)
+        return cls(graph, hoisted, parts, target, layout, dims, found, factors)
+
+    def plan(self, tile: WgmmaTile) -> WgmmaPlan:
+        graph, hoisted = self.graph, self.hoisted
+        names = value_names(hoisted)
+        products = self.parts.products
+        needed = within(hoisted, *(t.node for t in hoisted.outputs))
+        listed = [n for n in hoisted.nodes if n in needed and is_computed(n)]
+        loads = [load(hoisted, self.access[t.name], t) for t in hoisted.inputs if t.shape and t.node in needed]
+        elements = [found for found in loads if found.access.by_column]
+        vectors = early(elements)
+        stores = [Store(self.access[t.name], names[t.node]) for t in hoisted.outputs]
+        plan = WgmmaPlan(
+            name=entry_name(graph),
+            graph=graph,
+            hoisted=hoisted,
+            target=self.target,
+            layout=self.layout,
+            rule="wgmma",
+            template="wgmma.cu.j2",
+            regime=regime(tile, len(products)),
+            cols=graph.cols,
+            row_dims=self.dims,
+            accesses=tuple(self.access.values()),
+            params=self.params(tile),
+            folded=False,
+            shared_bytes=tile.shared_bytes,
+            tile=tile,
+            depth=size_of(products[0].contracted, graph.sizes),
+            dtype=products[0].left.dtype,
+            left=self.operand(self.matrix or products[0].left.operand),
+            fragments=self.fragments(),
+            rights=tuple(self.operand(p.right.operand) for p in products),
+            values=tuple(names[p.node] for p in products),
+            vectors=vectors,
+            loads=tuple(found for found in elements if found not in vectors),
+            row_loads=tuple(found for found in loads if not found.access.by_column),
+            row_body=indexed(hoisted, [n for n in listed if hoisted.extents[n] is not Extent.ELEMENT]),
+            body=indexed(hoisted, [n for n in listed if hoisted.extents[n] is Extent.ELEMENT]),
+            boxes=tuple(store for store in stores if self.is_mapped(store.access)),
+            stores=tuple(store for store in stores if not self.is_mapped(store.access)),
+            decisions=decisions(graph),
+            rounding=product_rounding(graph),
+            cost=UNKNOWN,
+        )
+        return replace(plan, cost=estimate(plan))
+
+    def divides(self, tile: WgmmaTile) -> bool:
+        """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole."""
+        share = tile.cols // len(self.parts.products) // tile.cluster
+        return share % LINE == 0 or all(self.operand(p.right.operand).along for p in self.parts.products)
+
+    # ---- tensors
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """What the left factor is computed from, or its rows' statistics; None where it goes as it lies."""
+        return prepared_matrix(self.hoisted, self.parts)
+
+    def fragments(self) -> Fragments | None:
+        matrix, graph = self.matrix, self.hoisted
+        if matrix is None:
+            return None
+        names, left = value_names(graph), self.parts.lefts[0].node
+        needed = within(graph, left, *(s.node.inputs[0] for s in self.parts.statistics))
+        inputs = [t for t in graph.inputs if t.shape and t.node in needed and t is not matrix]
+        return Fragments(
+            load=load(graph, self.access[matrix.name], matrix),
+            vectors=tuple(load(graph, self.access[t.name], t) for t in inputs),
+            body=indexed(graph, [n for n in graph.nodes if n in needed and is_computed(n)]),
+            value=names[left],
+            statistics=tuple(
+                Reduction("sum", names[s.node.inputs[0]], (names[s.node],)) for s in self.parts.statistics
+            ),
+        )
+
+    def operand(self, tensor: Tensor | None) -> Operand:
+        assert tensor is not None  # check() saw to it
+        use, access = self.factors[tensor.name], self.access[tensor.name]
+        return Operand(access, line_of(use, self.layout) == use.depth, len(self.dims) > 1 and 0 in access.strided)
+
+    def params(self, tile: WgmmaTile) -> tuple[Param, ...]:
+        """Those of every rule, with a map in place of the pointer and the strides of what tensor copies move."""
+        mapped = {name for name, access in self.access.items() if self.is_mapped(access)}
+        found = []
+        for param in product_params(self.hoisted, self.dims, self.access.values()):
+            if param.tensor not in mapped:
+                found.append(param)
+            elif param.kind == "pointer":
+                found.append(self.map(param, tile))
+        return tuple(found)
+
+    def is_mapped(self, access: Access) -> bool:
+        return access.tensor in self.factors or (access.output and access.vector == COLUMNS)
+
+    def map(self, pointer: Param, tile: WgmmaTile) -> Param:
+        """The matrices of a tensor, and a batch axis where it has one."""
+        access = self.access[pointer.tensor]
+        rank = len(self.hoisted.shape)
+        rows = access.axes or tuple(tuple(axis - rank for axis in self.dims[i].axes) for i in access.strided)
+        matrix = ((access.pitch,),) if access.pitch is not None else ()
+        walks = (*rows, *matrix, (access.line,))
+        box = (*[1] * (len(walks) - 2), *self.box(access, tile))
+        return replace(pointer, kind="map", name=f"{access.name}_map", walks=walks, box=box, swizzle=2 * LINE)
+
+    def box(self, access: Access, tile: WgmmaTile) -> tuple[int, int]:
+        """What one copy moves: lines of 64 elements, of all rows or columns of a tile where these are the lines."""
+        if access.output:
+            return STAGED_ROWS, LINE
+        use = self.factors[access.tensor]
+        if line_of(use, self.layout) != use.depth:
+            return LINE, LINE
+        if use.place == "left":
+            return tile.rows, LINE
+        return tile.cols // len(self.parts.products) // tile.cluster, LINE
+
+
+def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
+    """The one matrix whose elements a thread sees before they are multiplied; None where it need see none.
+
+    Raises NoMatch where there are several, or where more is needed of a row than what passes by.
+    """
+    left = parts.lefts[0]
+    if left.operand is not None and not parts.statistics:
+        return None
+    if left.operand is not None and left.transposed:
+        raise NoMatch("the left factor is transposed, and its rows are reduced; wgmma sees lines along the depth only")
+    needed = within(graph, left.node, *(s.node.inputs[0] for s in parts.statistics))
+    for node in needed:
+        if node.op.kind is Kind.REDUCE or (node.op.kind is not Kind.LEAF and graph.extents[node] is Extent.ROW):
+            raise NoMatch(
+                f"the left factor needs {node.op.name} at {node.where}, one value a row, before it is multiplied"
+            )
+        if node.op.name in ("row_index", "col_index"):
+            raise NoMatch("the left factor is computed from a position; wgmma computes it from operands alone")
+    for statistic in parts.statistics:
+        if statistic.node.op.name != "sum":
+            raise NoMatch(f"{statistic.node.op.name} at {statistic.node.where}: wgmma takes sums along the rows alone")
+    tensors = [t for t in graph.inputs if t.shape and t.node in needed]
+    matrices = [t for t in tensors if len(t.shape) > 1]
+    if len(matrices) != 1 or matrices[0].dtype is not left.dtype:
+        names = ", ".join(t.name for t in matrices) or "no matrix"
+        raise NoMatch(f"the left factor is computed from {names}; wgmma prepares one matrix of its own type")
+    behind = within(graph, *(t.node for t in graph.outputs))
+    if matrices[0].node in behind:
+        raise NoMatch(f"{matrices[0].name} is used in two ways; wgmma walks each tensor in one")
+    return matrices[0]
+
+
+def early(loads: list[Load]) -> tuple[Load, ...]:
+    """The vectors [N] that a thread reads before its sums are there: all, where they leave it registers enough."""
+    vectors = tuple(found for found in loads if not found.access.strided)
+    room = sum(found.access.dtype.bytes for found in vectors)
+    return vectors if room <= MOST_EARLY else ()
+
+
+def boxed(graph: Graph, use: Use, width: int) -> bool:
+    """Does a tensor copy store it? It must be of 16-bit elements and lie as tensor copies need it."""
+    output = any(use.tensor is t for t in graph.outputs)
+    return output and use.tensor.dtype in (f16, bf16) and width == COLUMNS
+
+
+def unaligned(graph: Graph, layout: Layout, use: Use) -> str:
+    """Why a factor can't be moved by tensor copies."""
+    if use.tensor.name in layout.unaligned:
+        return "has an address or a stride that is no multiple of 16 bytes"
+    line = use.tensor.shape[line_of(use, layout)]
+    return f"has lines of {size_of(line, graph.sizes)} elements"
+
+
+def regime(tile: WgmmaTile, products: int) -> str:
+    each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
+    who = "two warpgroups take turns with tiles of" if tile.schedule == "turns" else "two warpgroups share tiles of"
+    cluster = f", clusters of {tile.cluster} that share the right factor" if tile.cluster > 1 else ""
+    order = f"blocks stay for all tiles, {tile.group} rows of them at a time"
+    return f"{who} {each}, a third brings {tile.stages} slices of {LINE} ahead{cluster}; {order}"

@@ -1,0 +1,230 @@
+"""What a plan says of a product on Hopper's tensor cores: wgmma, fed by tensor copies.
+
+A block has three groups of four warps. One brings slices of the factors into a ring in shared memory, a box at a time;
+two multiply them and make something of the sums. They share a tile, an upper and a lower half of its rows (`halves`),
+or they take `turns`: while one multiplies, the other one makes something of its own tile's sums. As many blocks as the
+GPU has room for walk over all tiles.
+
+    rows M    the last of `row_dims`, a run-time argument; another one before it counts products of their own
+    cols N    a constant: the width of each product
+    depth K   what is summed over, a constant
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from fusegen.graph import Graph
+from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store
+from fusegen.types import DType
+
+LINE = 64  # elements of a line of shared memory: 128 bytes of f16 or bf16, the widest swizzle
+GROUP = 128  # threads of a warpgroup
+GROUPS = 3
+ATOM_ROWS = 64  # of the sums that one instruction adds to
+ATOM_DEPTH = 16
+STEPS = LINE // ATOM_DEPTH  # instructions along a slice
+SEGMENT = LINE * 128  # bytes: 64 lines, of 64 rows or columns of a slice however they lie
+STAGED_ROWS = 16  # of a box that one warp stores
+STAGED = STAGED_ROWS * 128  # its bytes
+BUFFERS = 2  # that a warp stores by turns
+
+Schedule = Literal["turns", "halves"]
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTile:
+    """How the work is shared. A tile is `rows` x `cols`, the columns of all products side by side; `stages` slices of
+    64 of what is summed are in shared memory at a time. The `cluster` blocks of one cluster have tiles one below the
+    other, and each brings its part of the columns to all of them. `group` rows of tiles are walked column by column."""
+
+    rows: int
+    cols: int
+    stages: int
+    schedule: Schedule
+    cluster: int = 1
+    group: int = 8
+
+    @property
+    def group_rows(self) -> int:
+        """Rows whose sums one group of warps holds."""
+        return self.rows if self.schedule == "turns" else self.rows // 2
+
+    @property
+    def parts(self) -> int:
+        """Instructions that cover them."""
+        return self.group_rows // ATOM_ROWS
+
+    @property
+    def sums(self) -> int:
+        """f32 values that one thread holds of each part."""
+        return self.cols // 2
+
+    @property
+    def left_bytes(self) -> int:
+        """Of one slice of the left factor."""
+        return self.rows * 128
+
+    @property
+    def right_bytes(self) -> int:
+        return self.cols * 128
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.left_bytes + self.right_bytes
+
+    @property
+    def right_at(self) -> int:
+        """Where the right factors' slices begin in shared memory."""
+        return self.stages * self.left_bytes
+
+    @property
+    def staging_at(self) -> int:
+        """Where boxes wait to be stored."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def barriers_at(self) -> int:
+        return self.staging_at + 8 * BUFFERS * STAGED
+
+    @property
+    def barriers(self) -> int:
+        """mbarriers: one for each full and each empty stage, and two that tell whose turn it is."""
+        return 2 * self.stages + (2 if self.schedule == "turns" else 0)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barriers_at + 8 * self.barriers
+
+    @property
+    def releases(self) -> int:
+        """Warps that are done with a slice before its place is free: of all blocks that write there."""
+        return 4 * self.cluster * (1 if self.schedule == "turns" else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A factor: `along` says that its lines run along the depth, else along its rows or columns; `batch` that it moves
+    along the first of two row dimensions."""
+
+    access: Access
+    along: bool
+    batch: bool
+
+    @property
+    def map(self) -> str:
+        """The kernel's argument that describes it."""
+        return f"{self.access.name}_map"
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """The left factor's elements, computed in registers from a matrix [.., M, K] and vectors [K].
+
+    `load` is the matrix, `value` is rounded and multiplied. `statistics` are sums along a row, which a thread takes of
+    what passes it; their results are row values of what comes behind the products.
+    """
+
+    load: Load
+    vectors: tuple[Load, ...]
+    body: tuple[Statement, ...]
+    value: str
+    statistics: tuple[Reduction, ...]
+
+    @property
+    def changes(self) -> bool:
+        """False where the matrix itself is multiplied, and only statistics are taken of it."""
+        return self.value != self.load.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class WgmmaPlan(Plan):
+    """Products of one left factor on tensor cores, and what is made of their sums."""
+
+    hoisted: Graph
+    tile: WgmmaTile
+    depth: int  # K
+    dtype: DType  # of the factors
+    left: Operand
+    fragments: Fragments | None  # None: the left factor goes to the tensor cores as it lies in shared memory
+    rights: tuple[Operand, ...]  # one a product
+    values: tuple[str, ...]  # an element of each product, in `body`
+    vectors: tuple[Load, ...]  # [N], read before the sums are there
+    loads: tuple[Load, ...]  # [.., M, N]
+    row_loads: tuple[Load, ...]  # [.., M, 1]
+    row_body: tuple[Statement, ...]
+    body: tuple[Statement, ...]
+    boxes: tuple[Store, ...]  # by tensor copies
+    stores: tuple[Store, ...]  # by pairs of elements
+
+    @property
+    def lowered(self) -> Graph:
+        return self.hoisted
+
+    @property
+    def configuration(self) -> str:
+        """`wgmma turns 128x128 6`: rule, schedule, tile, stages; then each choice that is not the usual one."""
+        t = self.tile
+        choices = {"cluster": (t.cluster, 1), "group": (t.group, 8)}
+        unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
+        return f"{self.rule} {t.schedule} {t.rows}x{t.cols} {t.stages}{''.join(unusual)}"
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return {"tile": asdict(self.tile)}
+
+    @property
+    def threads(self) -> int:
+        return GROUPS * GROUP
+
+    @property
+    def cluster(self) -> int:
+        return self.tile.cluster
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.tile.rows
+
+    @property
+    def static_shared_bytes(self) -> int:
+        return 0
+
+    @property
+    def slices(self) -> int:
+        """Of what is summed, the last one filled up with zeros."""
+        return -(-self.depth // LINE)
+
+    @property
+    def width(self) -> int:
+        """Columns of each product in a tile."""
+        return self.tile.cols // len(self.rights)
+
+    @property
+    def tiles_across(self) -> int:
+        return -(-self.cols // self.width)
+
+    @property
+    def band(self) -> int:
+        """Rows of all tiles of a cluster."""
+        return self.tile.rows * self.tile.cluster
+
+    @property
+    def batched(self) -> bool:
+        return len(self.row_dims) > 1
+
+    def tiles(self, *extents: int) -> int:
+        """Of the whole launch; those of a cluster count as one."""
+        *others, rows = extents or (1,)
+        return math.prod(others) * -(-rows // self.band) * self.tiles_across
+
+    def blocks(self, *extents: int, resident: int | None = None) -> int:
+        return min(self.tiles(*extents), self.target.sms // self.tile.cluster) * self.tile.cluster
+
+    @property
+    def max_rows(self) -> int:
+        """Rows and tiles are counted in 32 bits; of products with one row each, every one takes a row of tiles."""
+        most = (2**31 - 1) // self.tiles_across
+        return most if self.batched else min(most * self.band, 2**31 - 2**12)

@@ -1,0 +1,63 @@
+"""How long a plan by wgmma should take: rounds of tiles at the rate of the tensor cores, and what they wait for.
+
+The constants are fitted to one H200 and 3 shapes (see rules/wgmma.py), where they put the candidates in their order.
+"""
+
+from __future__ import annotations
+
+from fusegen.graph import Extent, Kind
+from fusegen.planner.model import Cost, Traffic
+from fusegen.planner.product_cost import floors, product_traffic
+from fusegen.planner.wgmma import WgmmaPlan
+from fusegen.types import size_of
+
+COPY_SHARE = 0.88  # of the data sheet's DRAM rate, what a plain device copy reaches
+RATE = 0.83  # of the data sheet's matrix rate, inside a round: 776 TFLOP/s at 4096^3, whose rounds are 0.97 full
+TURNS = 1.02  # 128 x 128 tiles against 128 x 256: more goes through shared memory
+HOT_US = 400.0  # launches this long are held down by the power limit
+HOT_HALVES = 1.04  # and there larger tiles in halves take more of it
+PREPARED = (
+    1.05  # a left factor by way of registers: some 300 of the 512 issue slots of a slice's products, not measured
+)
+CLUSTERS = 1.005
+START_US = 6.0  # launch, first slices from DRAM, last boxes stored
+GHZ = 1.7  # of an SM among products
+SPECIAL = 8  # issue slots that one exponential or division keeps its unit for
+UNKNOWN = Cost(Traffic((), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0), 0.0, 0.0, "memory", 0, 0, 0)  # of a plan not yet costed
+REGISTERS = 168  # of a thread as launched; two groups then take more from the third
+
+
+def estimate(plan: WgmmaPlan) -> Cost:
+    """What the planner ranks by."""
+    graph, target, tile = plan.graph, plan.target, plan.tile
+    moved = product_traffic(graph)
+    dims = [size_of(graph.shape[axis], graph.sizes) for dim in plan.row_dims for axis in dim.axes]
+    extents = (dims[0], graph.rows // max(1, dims[0])) if plan.batched else (graph.rows,)
+    rounds = -(-plan.tiles(*extents) * tile.cluster // target.sms)
+    per_sm = target.matrix_tflops * 1e6 * RATE / target.sms  # operations per us
+    products = 2 * tile.rows * tile.cols * plan.depth / per_sm * (PREPARED if plan.fragments else 1.0)
+    epilogue = tile.rows * plan.width * slots(plan) / (target.f32_lanes * GHZ * 1e3)
+    turns = tile.schedule == "turns"
+    time = rounds * products * TURNS + epilogue if turns else rounds * (products + epilogue)
+    if time > HOT_US and not turns:
+        time *= HOT_HALVES
+    if tile.cluster > 1:
+        time *= CLUSTERS
+    limits = floors(target, moved)
+    return Cost(
+        traffic=moved,
+        floor_us=max(limits["memory"], limits["products"]),
+        time_us=START_US + max(time, limits["memory"] / COPY_SHARE),
+        bound="compute" if limits["products"] > limits["memory"] else "memory",
+        in_flight_bytes=tile.stages * tile.stage_bytes,
+        registers=REGISTERS,
+        blocks_per_sm=1,
+    )
+
+
+def slots(plan: WgmmaPlan) -> float:
+    """Issue slots of the epilogue for one element."""
+    graph = plan.hoisted
+    nodes = [n for n in graph.nodes if n.op.kind is Kind.MAP and graph.extents[n] is Extent.ELEMENT]
+    special = sum(SPECIAL / 4 for n in nodes if n.op.flops >= 4)
+    return 4 + sum(n.op.issued for n in nodes) + special

@@ -1,0 +1,474 @@
+"""A WgmmaPlan's parts in the words of CUDA and PTX: what templates/wgmma.cu.j2 prints, in the order it prints it.
+
+Nothing is decided here. Whatever could be wrong is a field of the plan; this turns fields into C++.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fusegen.planner.heading import header_lines
+from fusegen.planner.model import Access, Load, Param, Statement, Store
+from fusegen.planner.pieces import CTYPE, stride_name
+from fusegen.planner.wgmma import (
+    ATOM_DEPTH,
+    ATOM_ROWS,
+    BUFFERS,
+    GROUP,
+    LINE,
+    SEGMENT,
+    STAGED,
+    STEPS,
+    Operand,
+    WgmmaPlan,
+)
+from fusegen.prelude import WORD_FUNCTIONS
+from fusegen.spelling import Words
+from fusegen.types import DType, b8, bf16, f16, f32, i32
+
+# The bits of a matrix descriptor beside its address (PTX ISA, "Matrix descriptor format"): swizzle by 128 bytes; 1024
+# bytes from 8 lines to the next 8; 8192 bytes from 64 rows or columns to the next 64, where these are the lines.
+SWIZZLE_128 = 1 << 62
+EIGHT_LINES = 1024 // 16 << 32
+SEGMENTS = SEGMENT // 16 << 16
+PAIRS: Mapping[DType, str] = {
+    f16: "__floats2half2_rn({0}, {1})",
+    bf16: "__floats2bfloat162_rn({0}, {1})",
+}
+PAIR_TYPES: Mapping[DType, str] = {f16: "__half2", bf16: "__nv_bfloat162"}
+BRINGING = 40  # registers of a thread that brings slices
+SUMMING = 232  # and of one that sums: 40 + 2 x 232 are three times the 168 that each starts with
+CONSTANTS = (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
+
+
+class WgmmaSpeller:
+    """The words of one plan; `context()` is what the template sees."""
+
+    def __init__(self, plan: WgmmaPlan) -> None:
+        self.plan = plan
+        self.tile = plan.tile
+        self.spelling = plan.target.spelling
+        self.functions: set[str] = set()
+
+    # ---- small texts
+
+    def ctype(self, dtype: DType) -> str:
+        return self.spelling.ctype[dtype]
+
+    def to_value(self, dtype: DType, text: str) -> str:
+        if dtype is i32:
+            return text
+        return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
+
+    def to_storage(self, dtype: DType, text: str) -> str:
+        if dtype is i32:
+            return text
+        return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
+
+    def parameter(self, param: Param) -> str:
+        if param.kind == "map":
+            return f"const __grid_constant__ CUtensorMap {param.name}"
+        if param.kind == "pointer":
+            assert param.dtype is not None
+            return f"{'' if param.output else 'const '}{self.ctype(param.dtype)}* __restrict__ {param.name}"
+        if param.kind == "value":
+            assert param.dtype is not None
+            return f"{CTYPE[param.dtype]} {param.name}"
+        return f"long long {param.name}"
+
+    def statement(self, s: Statement) -> str:
+        return f"const {s.ctype} {s.name} = {s.expr};"
+
+    def pair(self, access: Access) -> str:
+        return f"Vec<{self.ctype(access.dtype)}, 2>"
+
+    def at(self, access: Access, *last: str) -> str:
+        """Where the tensor's row `row` begins, and then `last`."""
+        dims = self.plan.row_dims
+        terms = [
+            f"{'row' if place == len(dims) - 1 else 'batch'} * {stride_name(access, dims, place)}"
+            for place in access.strided
+        ]
+        return " + ".join([f"{access.name}_ptr", *terms, *last])
+
+    def load(self, access: Access) -> str:
+        name = "load" if access.mode == "vector" else "load_each"
+        self.functions.add(name)
+        return f"{name}<2>({self.at(access, 'col')})"
+
+    # ---- tiles and tensor copies
+
+    def place(self) -> list[str]:
+        """From a tile's number to its first row and column."""
+        tile, across = self.tile, self.plan.tiles_across
+        lines = []
+        if self.plan.batched:
+            lines += ["at.batch = tile / tiles_here;", "tile %= tiles_here;"]
+        down = "at.row0 = {} * " + str(self.plan.band)
+        if across == 1:
+            lines += [f"{down.format('tile')};", "at.col0 = 0;"]
+        else:
+            both = tile.group * across
+            lines += [
+                f"const int first = tile / {both} * {tile.group};",
+                f"const int height = tiles_down - first < {tile.group} ? tiles_down - first : {tile.group};",
+                f"{down.format(f'(first + tile % {both} % height)')};",
+                f"at.col0 = tile % {both} / height * {self.plan.width};",
+            ]
+        if tile.cluster > 1:
+            lines.append(f"at.row0 += __clusterRelativeBlockRank() * {tile.rows};")
+        return lines
+
+    def copies(self) -> list[Mapping[str, Any]]:
+        """The boxes of one slice, each with its place in shared memory and its coordinates, innermost first."""
+        found = [self.copy(self.plan.left, "at.row0", self.tile.rows, "left", 0, cluster=1)]
+        for place, right in enumerate(self.plan.rights):
+            offset = place * self.plan.width * 128
+            found.append(self.copy(right, "at.col0", self.plan.width, "right", offset, cluster=self.tile.cluster))
+        return found
+
+    def copy(self, operand: Operand, side: str, extent: int, to: str, offset: int, cluster: int) -> Mapping[str, Any]:
+        """`extent` rows or columns from `side` on; of several blocks each brings its part, to all of them."""
+        share = extent // cluster
+        lines = 1 if operand.along else share // LINE
+        start = f"{to} + {offset}" if offset else to
+        if cluster > 1:
+            start += f" + rank * {share * 128}"
+            side += f" + rank * {share}"
+        if lines > 1:
+            start += f" + i * {SEGMENT}"
+            side += f" + i * {LINE}"
+        depth = f"step * {LINE}"
+        coordinates = [depth, side] if operand.along else [side, depth]
+        if operand.batch:
+            coordinates.append("at.batch")
+        name = "copy_box_to_all" if cluster > 1 else "copy_box"
+        self.functions.add(f"{name}_{len(coordinates)}")
+        return {
+            "name": name,
+            "stage_bytes": self.tile.left_bytes if to == "left" else self.tile.right_bytes,
+            "map": operand.map,
+            "boxes": lines,
+            "to": start,
+            "at": ", ".join(coordinates),
+        }
+
+    def factor(self, operand: Operand, stage_bytes: int) -> Mapping[str, Any]:
+        """What descriptors of its slices are made of, in units of 16 bytes."""
+        return {
+            "descriptor": self.descriptor(operand),
+            "advance": self.advance(operand),
+            "part": SEGMENT // 16,
+            "stage": stage_bytes // 16,
+        }
+
+    def descriptor(self, operand: Operand) -> str:
+        bits = SWIZZLE_128 + EIGHT_LINES + (0 if operand.along else SEGMENTS)
+        return f"{bits:#x}ull"
+
+    def advance(self, operand: Operand) -> int:
+        """16-byte units from one instruction's depth to the next: along lines, or from 16 lines to the next."""
+        return ATOM_DEPTH * 2 // 16 if operand.along else ATOM_DEPTH * 128 // 16
+
+    def box_functions(self) -> Mapping[str, list[Mapping[str, Any]]]:
+        """The functions that move boxes, each for as many axes as some tensor has."""
+        found: dict[str, list[Mapping[str, Any]]] = {"copy_box": [], "copy_box_to_all": [], "store_box": []}
+        for (name, functions), axes in itertools.product(found.items(), (2, 3)):
+            if f"{name}_{axes}" in self.functions:
+                first = 2 if name == "store_box" else 3
+                names = ("x", "y", "z")[:axes]
+                registers = ", ".join(f"%{first + i}" for i in range(axes))
+                functions.append(
+                    {
+                        "axes": axes,
+                        "names": ", ".join(names),
+                        "parameters": ", ".join(f"int {n}" for n in names),
+                        "braced": f"{{{registers}}}",
+                        "operands": ", ".join(f'"r"({n})' for n in names),
+                        "next": first + axes,
+                    }
+                )
+        return found
+
+    def instruction(self) -> Mapping[str, Any]:
+        """The registers of one wgmma, by number: sums, the left factor or its descriptor, the right one's, add."""
+        sums, count = self.tile.sums, 4 if self.plan.fragments else 1
+        left = [f"%{sums + i}" for i in range(count)]
+        rows = [range(first, min(first + 16, sums)) for first in range(0, sums, 16)]
+        pairs = [range(first, min(first + 4, sums)) for first in range(0, sums, 4)]
+        comma = [", "] * (len(rows) - 1) + [""]
+        after = [","] * (len(pairs) - 1) + [""]
+        names = [f'"r"(left[{i}])' for i in range(4)] if self.plan.fragments else ['"l"(left)']
+        return {
+            "left": "const unsigned (&left)[4]" if self.plan.fragments else "unsigned long long left",
+            "add": f"%{sums + count + 1}",
+            "sums": [", ".join(f"%{i}" for i in row) + end for row, end in zip(rows, comma, strict=True)],
+            "factors": f"{'{' + ', '.join(left) + '}' if self.plan.fragments else left[0]}, %{sums + count}",
+            "outputs": [
+                ", ".join(f'"+f"(sums[{i}])' for i in row) + end for row, end in zip(pairs, after, strict=True)
+            ],
+            "inputs": ", ".join([*names, '"l"(right)']),
+        }
+
+    # ---- fragments of the left factor
+
+    def fragments(self) -> Mapping[str, Any] | None:
+        """What a thread does with element j of a pair before it is multiplied."""
+        found, plan = self.plan.fragments, self.plan
+        if found is None:
+            return None
+        lines = [f"const float {found.load.value} = {self.to_value(plan.dtype, 'pair.at[j]')};"]
+        for each in found.vectors:
+            text = self.to_value(each.access.dtype, f"{each.access.name}_pair.at[j]")
+            lines.append(f"const {each.ctype} {each.value} = {text};")
+        lines += [self.statement(s) for s in found.body]
+        inside = f"depth + j < {plan.depth}" if plan.depth % LINE else ""
+        for r in found.statistics:
+            lines.append(f"{f'if ({inside}) ' if inside else ''}{r.part}[i][quarter % 2] += {r.value};")
+        if found.changes:
+            lines.append(f"made[j] = {f'{inside} ? {found.value} : 0.0f' if inside else found.value};")
+        vectors = []
+        for each in found.vectors:
+            access = each.access
+            name = "load" if access.mode == "vector" else "load_each"
+            self.functions.add(name)
+            batch = "".join(f" + batch * {stride_name(access, plan.row_dims, place)}" for place in access.strided)
+            call = f"{name}<2>({access.name}_ptr{batch} + depth)"
+            if plan.depth % LINE:
+                call = f"depth < {plan.depth} ? {call} : {self.pair(access)}{{}}"
+            vectors.append({"type": self.pair(access), "name": f"{access.name}_pair", "call": call})
+        return {
+            "lines": lines,
+            "vectors": vectors,
+            "changes": found.changes,
+            "type": f"Vec<{self.ctype(plan.dtype)}, 2>",
+            "pair": PAIRS[plan.dtype].format("made[0]", "made[1]"),
+            "pair_type": PAIR_TYPES[plan.dtype],
+            "parts": [r.part for r in found.statistics],
+            "depth": any(re.search(r"\bdepth\b", text) for text in (*lines, *(v["call"] for v in vectors))),
+        }
+
+    # ---- the epilogue
+
+    def row_values(self) -> list[Mapping[str, str]]:
+        """Values of a row that its elements ask for."""
+        text = " ".join(s.expr for s in self.plan.body) + " " + " ".join(s.value for s in self.all_stores)
+        named = [("float", r.results[0]) for r in (self.plan.fragments.statistics if self.plan.fragments else ())]
+        named += [(load.ctype, load.value) for load in self.plan.row_loads]
+        named += [(s.ctype, s.name) for s in self.plan.row_body]
+        return [{"ctype": ctype, "name": name} for ctype, name in named if re.search(rf"\b{name}\b", text)]
+
+    @property
+    def all_stores(self) -> tuple[Store, ...]:
+        return (*self.plan.boxes, *self.plan.stores)
+
+    def row_lines(self) -> list[str]:
+        found = self.plan.fragments
+        lines = [f"const float {r.results[0]} = {r.part}[i][r8];" for r in (found.statistics if found else ())]
+        for load in self.plan.row_loads:
+            zero = {"float": "0.0f", "int": "0", "bool": "false"}[load.ctype]
+            text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
+            lines.append(f"const {load.ctype} {load.value} = {self.inside_row} ? {text} : {zero};")
+        return lines + [self.statement(s) for s in self.plan.row_body]
+
+    inside_row = "row < rows"
+
+    @property
+    def inside_col(self) -> str:
+        return f"col < {self.plan.cols}" if self.plan.cols % self.plan.width else ""
+
+    def element(self) -> list[str]:
+        """Element j of a pair: its value from the sums and the operands, up to what is stored."""
+        plan, lines = self.plan, []
+        for place, value in enumerate(plan.values):
+            offset = f" + {place * self.tile.sums // len(plan.values)}" if place else ""
+            lines.append(f"const float {value} = sums[i][sum_at{offset} + j];")
+        for load in plan.vectors:
+            text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n].at[j]")
+            lines.append(f"const {load.ctype} {load.value} = {text};")
+        for load in plan.loads:
+            text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n8][r8].at[j]")
+            lines.append(f"const {load.ctype} {load.value} = {text};")
+        lines += [self.statement(s) for s in plan.body]
+        for store in plan.boxes:
+            lines.append(f"{store.access.name}_pair[j] = {store.value};")
+        for store in plan.stores:
+            lines.append(f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};")
+        return lines
+
+    def boxes(self) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = []
+        for place, store in enumerate(self.plan.boxes):
+            access = store.access
+            number = self.box_number(place)
+            coordinates = [f"at.col0 + chunk * {LINE}", f"row0 + i * {ATOM_ROWS}"]
+            if len(access.strided) > 1:
+                coordinates.append("at.batch")
+            self.functions.add(f"store_box_{len(coordinates)}")
+            found.append(
+                {
+                    "name": access.name,
+                    "words": f"{access.name}_words",
+                    "pair": PAIRS[access.dtype].format(f"{access.name}_pair[0]", f"{access.name}_pair[1]"),
+                    "pair_type": PAIR_TYPES[access.dtype],
+                    "buffer": f"staging + {number}" if number else "staging",
+                    "at": ", ".join(coordinates),
+                }
+            )
+        return found
+
+    def box_number(self, place: int) -> str:
+        """Which buffer a box waits in, in bytes: they take turns, by the box's number among all of the warp's."""
+        outputs = len(self.plan.boxes)
+        chunks = self.plan.width // LINE
+        terms = []
+        if self.tile.parts > 1 and chunks * outputs % BUFFERS:
+            terms.append("i")
+        if chunks > 1 and outputs % BUFFERS:
+            terms.append("chunk")
+        if place % BUFFERS:
+            terms.append("1")
+        text = " + ".join(terms)
+        if text in ("", "1"):
+            return str(STAGED) if text else ""
+        return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {STAGED}"
+
+    def direct(self) -> list[Mapping[str, str]]:
+        found: list[Mapping[str, str]] = []
+        for store in self.plan.stores:
+            access = store.access
+            name = "store" if access.mode == "vector" else "store_each"
+            self.functions.add(name)
+            call = f"{name}<2>({self.at(access, 'col')}, {access.name}_vec);"
+            found.append({"type": self.pair(access), "name": f"{access.name}_vec", "call": call})
+        return found
+
+    # ---- all of it
+
+    def context(self) -> dict[str, Any]:
+        plan, tile = self.plan, self.tile
+        vectors = [self.read(load, self.inside_col) for load in plan.vectors]
+        guard = " && ".join(filter(None, [self.inside_row, self.inside_col]))
+        loads = [self.read(load, guard) for load in plan.loads]
+        copies, boxes, direct = self.copies(), self.boxes(), self.direct()
+        row_lines, element = self.row_lines(), self.element()
+        fragments = self.fragments()
+        self.word_functions()
+        text = " ".join(self.expressions())
+        inside = " ".join([*element, *([guard] if direct else []), *(d["call"] for d in direct)])
+        ahead = [v["call"] for v in (*vectors, *loads, *(fragments["vectors"] if fragments else ()))]
+        everything = " ".join([inside, *row_lines, *ahead])
+        return {
+            "p": plan,
+            "t": Words(plan.target.warp, self.spelling.barrier),
+            "header": header_lines(plan),
+            "includes": self.includes(),
+            "constants": [(n, bits) for n, bits in CONSTANTS if re.search(rf"\b{n}\b", text)],
+            "uses": {"vec": bool(vectors or loads or direct or fragments), "functions": self.functions},
+            "round_trip": {
+                d.name: self.spelling.to_float[d].format(self.spelling.from_float[d].format("x")) for d in (f16, bf16)
+            },
+            "index": "int",
+            "inside_vector": "",
+            "inside_element": "",
+            "word_functions": [
+                {"name": name, "what": what, "parameters": parameters, "body": self.spelling.functions[name]}
+                for name, (what, parameters) in WORD_FUNCTIONS.items()
+                if name in self.functions
+            ],
+            "row_reduces": [],
+            "partner": "",
+            "function": self.spelling.functions,
+            "signature": [self.parameter(p) for p in plan.params],
+            "group": GROUP,
+            "bringing": BRINGING,
+            "summing": SUMMING,
+            "place": self.place(),
+            "tiles": self.tiles(),
+            "copies": copies,
+            "box_functions": self.box_functions(),
+            "instruction": self.instruction(),
+            "steps": STEPS,
+            "every_block": f"{(1 << tile.cluster) - 1}",
+            "first_tile": f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x",
+            "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
+            "releasing": f"lane < {tile.cluster}" if tile.cluster > 1 else "lane == 0",
+            "release": "arrive_in(empty + 8 * before, lane)" if tile.cluster > 1 else "arrive_at(empty + 8 * before)",
+            "left": self.factor(plan.left, tile.left_bytes),
+            "right": self.factor(plan.rights[0], tile.right_bytes),
+            "vector_pairs": plan.width // 8,
+            "chunks": plan.width // LINE,
+            "batch": bool(re.search(r"\bbatch\b", everything)),
+            "segment": SEGMENT,
+            "transposed": ", ".join(
+                str(int(not o.along)) for o in ((plan.left,) if fragments is None else ()) + plan.rights[:1]
+            ),
+            "type": {f16: "f16", bf16: "bf16"}[plan.dtype],
+            "atom_rows": ATOM_ROWS,
+            "staging": STAGED * BUFFERS,
+            "spare": BUFFERS - 1,
+            "vectors": vectors,
+            "loads": loads,
+            "fragments": fragments,
+            "own_rows": f" + own * {tile.parts * SEGMENT}" if tile.schedule == "halves" else "",
+            "first_row": f"own * {tile.group_rows} + " if tile.schedule == "halves" else "",
+            "chunk_sums": LINE // 2,
+            "half_steps": STEPS // 2,
+            "half_line": LINE // 2,
+            "ring_bytes": 8 * tile.stages,
+            "boxes": boxes,
+            "direct": direct,
+            "row_values": self.row_values(),
+            "row_lines": row_lines,
+            "element": element,
+            "guard": guard,
+            "needs": {
+                "rows": bool(re.search(r"\brow\b", " ".join(row_lines))),
+                **{name: bool(re.search(rf"\b{name}\b", inside)) for name in ("row", "col", "n")},
+            },
+            "columns": LINE // 8,
+            "line": LINE,
+        }
+
+    def read(self, load: Load, guard: str) -> Mapping[str, str]:
+        call = self.load(load.access)
+        pair = self.pair(load.access)
+        text = f"{guard} ? {call} : {pair}{{}}" if guard else call
+        return {"type": pair, "name": f"{load.access.name}_vec", "call": text}
+
+    def tiles(self) -> list[str]:
+        """How many there are."""
+        plan = self.plan
+        rows = plan.row_dims[-1].extent
+        lines = [f"const long long rows = {rows};"] if rows != "rows" else []
+        lines.append(f"const int tiles_down = static_cast<int>((rows + {plan.band - 1}) / {plan.band});")
+        count = f"tiles_down * {plan.tiles_across}" if plan.tiles_across > 1 else "tiles_down"
+        if plan.batched:
+            lines.append(f"const int tiles_here = {count};  // of one product")
+            count = f"static_cast<int>({plan.row_dims[0].extent}) * tiles_here"
+        lines.append(f"const int tiles = {count};")
+        return lines
+
+    def expressions(self) -> Iterable[str]:
+        before = self.plan.fragments.body if self.plan.fragments else ()
+        return (s.expr for s in (*before, *self.plan.row_body, *self.plan.body))
+
+    def word_functions(self) -> None:
+        text = " ".join(self.expressions())
+        names = ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS)
+        self.functions.update(f for f in names if f"{f}(" in text)
+        if "exponential" in self.functions:
+            self.functions.add("power_of_2")
+
+    def includes(self) -> list[str]:
+        used = {a.dtype for a in self.plan.accesses if a.tensor not in self.factors} | {
+            s.access.dtype for s in self.plan.boxes
+        }
+        return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
+
+    @property
+    def factors(self) -> frozenset[str]:
+        return frozenset(o.access.tensor for o in (self.plan.left, *self.plan.rights))

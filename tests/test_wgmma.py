@@ -1,0 +1,450 @@
+"""Products on Hopper's tensor cores: what the rule plans and refuses, what the kernels compute, what a launch maps."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from fusegen import Chain, bf16, chain, dims, f16, f32
+from fusegen import ops as F
+from fusegen.compiling import compile_source
+from fusegen.errors import MissingError, RequestError
+from fusegen.graph import Graph
+from fusegen.planner import CONTIGUOUS, candidates
+from fusegen.planner.model import Layout, Param, Source
+from fusegen.planner.rules import NoMatch
+from fusegen.planner.rules.wgmma import wgmma
+from fusegen.planner.wgmma import WgmmaPlan
+from fusegen.rendering import render
+from fusegen.runtime import Kernel, arguments
+from fusegen.runtime.arrays import ArrayView, view
+from fusegen.runtime.devices import Mapped, find
+from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, Arguments
+from fusegen.targets import H200, TARGETS, Target
+from fusegen.targets.cuda import ARCHES
+from fusegen.validation import validate
+from tests.programs import needs_check
+
+B, M, N, K, L = dims("B M N K L")
+
+
+@chain(M=300, N=264, K=136)
+def bias_gelu(x: bf16[M, K], w: bf16[K, N], bias: bf16[N]) -> bf16[M, N]:
+    return F.gelu(x @ w + bias)
+
+
+@chain(M=200, N=520, K=72)
+def transposed(x: f16[M, K], w: f16[N, K], bias: f16[N]) -> f16[M, N]:
+    return F.relu(x @ w.T + bias)
+
+
+@chain(M=300, N=200, K=136)
+def gated(x: bf16[M, K], w_gate: bf16[K, N], w_up: bf16[K, N]) -> bf16[M, N]:
+    return F.silu(x @ w_gate) * (x @ w_up)
+
+
+@chain(M=296, N=264, K=200)
+def mixed(
+    x: f16[K, M], w: f16[N, K], scale: f32[M, 1], bias: f32[N], residual: f16[M, N], a: f32
+) -> tuple[f16[M, N], f32[M, N]]:
+    y = (x.T @ w.T) * scale + bias
+    return F.relu(y) + residual * a, y
+
+
+@chain(B=3, M=130, N=136, K=72)
+def batched(x: bf16[B, M, K], w: bf16[B, K, N]) -> bf16[B, M, N]:
+    return x @ w * 0.5
+
+
+@chain(M=140, N=70, K=64)
+def narrow(x: bf16[M, K], w: bf16[N, K]) -> bf16[M, N]:
+    """Rows of 140 bytes, which tensor copies can't store."""
+    return x @ w.T
+
+
+@chain(M=260, N=264, K=136)
+def normed(x: bf16[M, K], gain: bf16[K], w: bf16[K, N]) -> bf16[M, N]:
+    return F.rmsnorm(x, gain, eps=1e-6) @ w
+
+
+@chain(M=140, N=136, K=200)
+def normed_gated(x: f16[M, K], w_gate: f16[N, K], w_up: f16[N, K]) -> f16[M, N]:
+    h = F.rmsnorm(x, eps=1e-6)
+    return F.silu(h @ w_gate.T) * (h @ w_up.T)
+
+
+@chain(B=2, M=130, N=72, K=72)
+def activated(x: bf16[B, M, K], bias: f32[K], w: bf16[B, K, N]) -> bf16[B, M, N]:
+    """What is zero beyond the last slice of x is not zero here."""
+    return F.exp(x + bias) @ w
+
+
+@chain(M=130, N=72, K=72)
+def rooted(x: bf16[M, K], gain: bf16[K], w: bf16[K, N]) -> bf16[M, N]:
+    """A factor and a sum that what lies beyond the last slice would change."""
+    square = F.exp(x) * F.exp(x)
+    return (F.exp(x) * gain) @ w * F.rsqrt(F.sum(square))
+
+
+CHAINS = (bias_gelu, transposed, gated, mixed, batched, narrow, normed, normed_gated, activated)
+
+
+def plans(graph: Graph, layout: Layout = CONTIGUOUS, target: Target = H200) -> list[WgmmaPlan]:
+    return list(wgmma(graph, target, layout))
+
+
+def plan_of(spec: Chain, schedule: str = "turns", cluster: int = 1) -> WgmmaPlan:
+    return next(p for p in plans(spec.graph) if (p.tile.schedule, p.tile.cluster) == (schedule, cluster))
+
+
+def kernel_of(plan: WgmmaPlan, edit: Callable[[str], str] = str) -> Kernel:
+    """In the checking emulator; for other layouts the same tile, where this rule takes them."""
+
+    def variant(layout: Layout) -> tuple[Source, None]:
+        found = candidates(plan.graph, H200, layout).need()
+        same = [p for p in found if isinstance(p, WgmmaPlan) and p.tile == plan.tile]
+        return render((same or found)[0]), None
+
+    source = render(plan)
+    return Kernel(replace(source, text=edit(source.text)), None, find(H200, "emulator", check=True), variant)
+
+
+# ---------------------------------------------------------------- what is planned
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS.values() if not t.wgmma], ids=str)
+def test_only_hopper_has_it(target: Target) -> None:
+    with pytest.raises(NoMatch, match=f"{target.arch} has no wgmma; sm_90a has"):
+        plans(bias_gelu.graph, target=target)
+
+
+def test_code_for_every_compute_capability_9_has_none() -> None:
+    assert not ARCHES["sm_90"].wgmma
+    assert not ARCHES["sm_100a"].wgmma
+
+
+@pytest.mark.parametrize("spec", CHAINS, ids=lambda spec: spec.graph.name)
+def test_tiles_fit_and_are_told_apart(spec: Chain) -> None:
+    found = plans(spec.graph)
+    assert len({p.configuration for p in found}) == len(found) >= 4
+    for plan in found:
+        assert plan.shared_bytes <= H200.shared_bytes
+        assert plan.shared_bytes == plan.tile.shared_bytes
+        assert plan.tile.barriers_at % 1024 == 0
+        assert plan.threads == 384
+
+
+def test_rows_and_tiles_are_counted_in_32_bits() -> None:
+    assert plan_of(bias_gelu).max_rows == 2**31 - 2**12  # rows
+    assert plan_of(bias_gelu.at(N=2**28)).max_rows == (2**31 - 1) // 2**21 * 128  # tiles
+    assert plan_of(batched).max_rows == (2**31 - 1) // 2  # products of one row
+
+
+def test_blocks_stay_for_all_tiles() -> None:
+    plan = plan_of(bias_gelu)
+    assert [plan.blocks(rows) for rows in (1, 128, 129, 128 * 132)] == [3, 3, 6, 132]
+    pairs = plan_of(bias_gelu, "halves", cluster=2)
+    assert [pairs.blocks(rows) for rows in (1, 256, 257, 256 * 132)] == [4, 4, 8, 132]
+    assert plan_of(batched).blocks(3, 130) == 3 * 2 * 2
+
+
+def test_large_products_take_turns() -> None:
+    for sizes in ((4096, 4096, 4096), (16384, 4096, 4096), (8192, 8192, 8192)):
+        best = candidates(bias_gelu.at(**dict(zip("MNK", sizes, strict=True))).graph, H200).need()[0]
+        assert best.configuration == "wgmma turns 128x128 6"
+
+
+@chain(M=64, N=64, K=64)
+def computed(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
+    return x @ F.relu(w)
+
+
+@chain(M=64, N=64, K=64)
+def added(x: bf16[M, K], y: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
+    return (x + y) @ w
+
+
+@chain(M=64, N=64, K=64)
+def shifted(x: bf16[M, K], row: bf16[M, 1], w: bf16[K, N]) -> bf16[M, N]:
+    return F.relu(x + row) @ w
+
+
+@chain(M=64, N=64, K=64)
+def topped(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
+    return x @ w + F.max(x)
+
+
+@chain(M=64, K=64)
+def residual(x: bf16[M, K], gain: bf16[K], w: bf16[K, K]) -> bf16[M, K]:
+    return (x * gain) @ w + x
+
+
+@chain(M=64, N=64, K=64)
+def tf32(x: f32[M, K], w: f32[K, N]) -> f32[M, N]:
+    return F.matmul(x, w, precision="tf32")
+
+
+@chain(M=64, N=64, K=64)
+def three(x: f16[M, K], a: f16[K, N], b: f16[K, N], c: f16[K, N]) -> tuple[f16[M, N], f16[M, N], f16[M, N]]:
+    return x @ a, x @ b, x @ c
+
+
+@chain(M=64, N=64, K=64, L=32)
+def widths(x: f16[M, K], a: f16[K, N], b: f16[K, L]) -> tuple[f16[M, N], f16[M, L]]:
+    return x @ a, x @ b
+
+
+@chain(M=64, K=64)
+def gram(x: f16[M, K]) -> f32[M, M]:
+    return x @ x.T
+
+
+REFUSED = [
+    (computed, {}, "right factor of the product at .* is computed"),
+    (added, {}, "is computed from x, y; wgmma prepares one matrix of its own type"),
+    (shifted, {}, "left factor needs .*, one value a row, before it is multiplied"),
+    (topped, {}, "max at .*: wgmma takes sums along the rows alone"),
+    (residual, {}, "x is used in two ways"),
+    (tf32, {}, "is of f32; wgmma takes f16 and bf16"),
+    (three, {}, "3 products; wgmma has registers for the sums of two"),
+    (widths, {}, "differ in width"),
+    (gram, {}, "x is used in two ways"),
+    (transposed, {"N": 65}, "rows of 65 columns; a thread of wgmma holds pairs"),
+    (bias_gelu, {"K": 68}, "x has lines of 68 elements; tensor copies need multiples of 16 bytes"),
+    (bias_gelu, {"N": 68}, "w has lines of 68 elements"),
+]
+
+
+@pytest.mark.parametrize(("spec", "sizes", "reason"), REFUSED)
+def test_refusals_are_sentences(spec: Chain, sizes: dict[str, int], reason: str) -> None:
+    with pytest.raises(NoMatch, match=reason):
+        plans(spec.at(**sizes).graph)
+
+
+def test_unaligned_factors_are_the_general_rules() -> None:
+    with pytest.raises(NoMatch, match="w has an address or a stride that is no multiple of 16 bytes"):
+        plans(bias_gelu.graph, Layout(unaligned=frozenset({"w"})))
+    assert plans(bias_gelu.graph, Layout(unaligned=frozenset({"bias", "out"})))
+
+
+# ---------------------------------------------------------------- what the kernels compute
+
+
+@needs_check
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("schedule", ["turns", "halves"])
+@pytest.mark.parametrize("spec", [bias_gelu, transposed, mixed, batched], ids=lambda spec: spec.graph.name)
+def test_every_tile_is_right(spec: Chain, schedule: str, cluster: int) -> None:
+    plan = next(
+        (p for p in plans(spec.graph) if (p.tile.schedule, p.tile.cluster) == (schedule, cluster)),
+        None,
+    )
+    assert plan is not None
+    assert validate(kernel_of(plan), quick=True).ok
+
+
+@needs_check
+@pytest.mark.parametrize(("schedule", "cluster"), [("turns", 1), ("halves", 1), ("halves", 2)])
+def test_two_products_share_a_tile(schedule: str, cluster: int) -> None:
+    assert validate(kernel_of(plan_of(gated, schedule, cluster)), quick=True).ok
+
+
+@needs_check
+@pytest.mark.parametrize("schedule", ["turns", "halves"])
+@pytest.mark.parametrize("spec", [normed, normed_gated, activated], ids=lambda spec: spec.graph.name)
+def test_left_factors_are_prepared_in_registers(spec: Chain, schedule: str) -> None:
+    plan = plan_of(spec, schedule)
+    assert plan.fragments
+    assert validate(kernel_of(plan), quick=True).ok
+
+
+@needs_check
+def test_prepared_factors_in_any_layout() -> None:
+    assert validate(kernel_of(plan_of(normed)), cases=("layout",)).ok
+
+
+@needs_check
+def test_rows_that_tensor_copies_cannot_store_go_by_pairs() -> None:
+    plan = plan_of(narrow)
+    assert not plan.boxes
+    assert validate(kernel_of(plan), quick=True).ok
+
+
+@needs_check
+@pytest.mark.parametrize("spec", [bias_gelu, mixed], ids=lambda spec: spec.graph.name)
+def test_any_layout_is_right(spec: Chain) -> None:
+    assert validate(kernel_of(plan_of(spec)), cases=("layout",)).ok
+
+
+@needs_check
+def test_many_tiles_on_few_blocks() -> None:
+    """The ring and the turns go on from tile to tile; 7 tiles for each of two blocks."""
+    few = replace(H200, sms=2)
+    plan = next(iter(plans(transposed.at(M=850, N=240, K=200).graph, target=few)))
+    assert plan.blocks(850) == 2
+    assert validate(kernel_of(plan), rows=(850,), cases=("rows",)).ok
+
+
+# Each would be seen on a GPU as wrong numbers, sometimes, or as a launch that does not end.
+BROKEN = [
+    ("turns", 1, "wait_at(full + 8 * stage, parity);", ""),
+    ("turns", 1, "wait_at(empty + 8 * stage, parity);", ""),
+    ("turns", 1, "wait_at(turn + 8 * own, turn_parity);", ""),
+    ("turns", 1, "expect_bytes(arrived, 32768);", "expect_bytes(arrived, 16384);"),
+    ("turns", 1, "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
+    ("turns", 1, "wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
+    ("turns", 1, "+ k * 128, (step", "+ k * 64, (step"),
+    ("turns", 1, "(step | k) != 0", "true"),
+    ("turns", 1, "if (lane == 0) wait_stores<1>();", ""),
+    ("turns", 1, "^ lane % 8", ""),
+    ("turns", 1, "chunk % 2 * 2048", "0"),
+    ("turns", 2, "(address & 0x3ffff)", "address"),
+    ("turns", 2, "start_barrier(empty + 8 * stage, 8)", "start_barrier(empty + 8 * stage, 4)"),
+    ("turns", 2, "__cluster_barrier_arrive();  // until", "//"),
+    ("turns", 1, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', ""),
+    ("halves", 1, "left + own * 8192", "left"),
+    ("halves", 1, "start_barrier(empty + 8 * stage, 8)", "start_barrier(empty + 8 * stage, 4)"),
+]  # fmt: skip
+
+
+@cache
+def deep(schedule: str, cluster: int) -> WgmmaPlan:
+    """More slices than the ring has places, and several tiles for a block."""
+    spec = bias_gelu.at(M=520, N=264, K=520)
+    few = replace(H200, sms=2)
+    return next(p for p in plans(spec.graph, target=few) if (p.tile.schedule, p.tile.cluster) == (schedule, cluster))
+
+
+@needs_check
+@pytest.mark.parametrize(("schedule", "cluster", "old", "new"), BROKEN)
+def test_broken_kernels_are_caught(schedule: str, cluster: int, old: str, new: str) -> None:
+    def edit(text: str) -> str:
+        assert old in text
+        text = text.replace(old, new)
+        if old.startswith("__cluster_barrier_arrive();  // until"):
+            head, _, tail = text.rpartition("__cluster_barrier_wait();")
+            text = head + tail
+        return text
+
+    kernel = kernel_of(deep(schedule, cluster), edit)
+    kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
+    kernel.device.seed = 1  # type: ignore[attr-defined]  # one warp runs far ahead of the others
+    assert not validate(kernel, rows=(520,), cases=("rows",)).ok
+
+
+BROKEN_FRAGMENTS = [  # at a depth of 72, whose last slice is mostly zeros, or of more slices than the ring has places
+    (72, "prepared[half][k][i], fragments", "prepared[0][k][i], fragments"),
+    (72, "^ lane % 8) * 16", ") * 16"),
+    (72, "sum_part[i][r8], 2);", "sum_part[i][r8], 1);"),
+    (72, "depth + j < 72 ? mul : 0.0f", "gain == 0.0f ? 1.0f / gain : mul"),
+    (72, "if (depth + j < 72) ", ""),
+    (72, "sum_part[i][quarter % 2]", "sum_part[i][quarter / 2]"),
+    (520, "__syncwarp();  // all lanes have read", "// all lanes have read"),
+]
+
+
+@needs_check
+@pytest.mark.parametrize(("depth", "old", "new"), BROKEN_FRAGMENTS)
+def test_broken_fragments_are_caught(depth: int, old: str, new: str) -> None:
+    def edit(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    kernel = kernel_of(plan_of(rooted.at(K=depth)), edit)
+    kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
+    assert not validate(kernel, rows=(130,), cases=("rows",)).ok
+
+
+@needs_check
+@pytest.mark.parametrize("depth", [72, 520])
+def test_an_unbroken_one_is_not(depth: int) -> None:
+    assert validate(kernel_of(plan_of(rooted.at(K=depth))), rows=(130,), cases=("rows",)).ok
+
+
+@needs_check
+@pytest.mark.parametrize(("schedule", "cluster"), [("turns", 1), ("turns", 2), ("halves", 1)])
+def test_unbroken_ones_are_not(schedule: str, cluster: int) -> None:
+    assert validate(kernel_of(deep(schedule, cluster)), rows=(520,), cases=("rows",)).ok
+
+
+@pytest.mark.parametrize("schedule", ["turns", "halves"])
+@pytest.mark.parametrize("spec", [bias_gelu, gated, mixed, normed, normed_gated], ids=lambda spec: spec.graph.name)
+def test_nothing_spills(spec: Chain, schedule: str) -> None:
+    large = spec.at(**{str(d): 1024 for d in spec.graph.sizes})
+    plan = next(p for p in plans(large.graph) if p.tile.schedule == schedule)
+    try:
+        binary = compile_source(render(plan).text, plan.name, H200, filename="k.cu", threads=plan.threads)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    assert (binary.resources.spill_bytes, binary.resources.stack_bytes) == (0, 0)
+    assert "C75" not in binary.log  # ptxas: wgmma serialized, setmaxnreg ignored
+
+
+# ---------------------------------------------------------------- what a launch maps
+
+
+def views_of(plan: WgmmaPlan, **others: np.ndarray) -> dict[str, ArrayView]:
+    found = {}
+    for t in (*plan.graph.inputs, *plan.graph.outputs):
+        if t.shape:
+            shape = [s if isinstance(s, int) else plan.graph.sizes[s.name] for s in t.shape]
+            found[t.name] = view(others.get(t.name, np.zeros(shape, t.dtype.numpy)), t.name)
+    return found
+
+
+def maps_of(plan: WgmmaPlan, **others: np.ndarray) -> dict[str, Mapped]:
+    views = views_of(plan, **others)
+    bound = arguments.bind(plan, arguments.measure(plan, views), views)
+    return {found.name: found for found in bound.maps}
+
+
+def test_maps_have_the_strides_of_the_call() -> None:
+    dtype = bf16.numpy
+    found = maps_of(plan_of(bias_gelu), x=np.zeros((300, 160), dtype)[:, :136], w=np.zeros((136, 272), dtype)[:, :264])
+    assert (found["x_map"].shape, found["x_map"].strides, found["x_map"].box) == ((300, 136), (320,), (128, 64))
+    assert (found["w_map"].shape, found["w_map"].strides, found["w_map"].box) == ((136, 264), (544,), (64, 64))
+    assert (found["out_map"].shape, found["out_map"].strides, found["out_map"].box) == ((300, 264), (528,), (16, 64))
+    assert [found[name].pointer for name in ("x_map", "w_map", "out_map")] == [0, 1, 3]
+
+
+def test_maps_of_batches_have_three_axes() -> None:
+    found = maps_of(plan_of(batched))
+    assert found["x_map"].shape == (3, 130, 72)
+    assert found["x_map"].strides == (130 * 144, 144)
+    assert found["w_map"].box == (1, 64, 64)
+
+
+def test_one_row_has_a_stride_all_the_same() -> None:
+    found = maps_of(plan_of(bias_gelu), x=np.zeros((1, 136), bf16.numpy), out=np.zeros((1, 264), bf16.numpy))
+    assert found["x_map"].shape == (1, 136)
+    assert found["x_map"].at(256).strides == (16,)
+
+
+def test_repeated_rows_are_the_general_rules() -> None:
+    plan = plan_of(bias_gelu)
+    views = views_of(plan, x=np.broadcast_to(np.zeros((1, 136), bf16.numpy), (300, 136)))
+    assert arguments.layout_needed(plan, views) == Layout(unaligned=frozenset({"x"}))
+
+
+def test_a_map_must_be_one_that_copies_can_walk() -> None:
+    found = maps_of(plan_of(bias_gelu))["x_map"]
+    with pytest.raises(RequestError, match="x_map lies at address 0x8; a tensor copy needs a multiple of 16"):
+        found.at(8)
+
+
+def test_maps_lie_aligned_behind_the_arguments() -> None:
+    kinds = (("map", "a"), ("pointer", "b"), ("extent", ""), ("map", "c"))
+    params = tuple(Param(kind, f"{tensor}_{kind}", tensor) for kind, tensor in kinds)  # type: ignore[arg-type]
+    found = Arguments(params, lead=40)
+    given = [Mapped("a", 0, bf16, (8, 64), (128,), (8, 64), 128), Mapped("c", 2, bf16, (8, 64), (128,), (8, 64), 128)]
+    found.place_maps(given, (16, 32, 48), lambda one, address: f"{one.name}{address}".encode().ljust(MAP_BYTES))
+    places = [found.table[i] or 0 for i in range(4)]
+    assert [ctypes.string_at(places[i], 3) for i in (0, 3)] == [b"a16", b"c48"]
+    assert not any(places[i] % MAP_ALIGNMENT for i in (0, 3))
+    found.pack_into(found.block, 40, 1, 2, 3, 4)
+    assert [ctypes.c_longlong.from_address(places[i]).value for i in (1, 2)] == [2, 4]
