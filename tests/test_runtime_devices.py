@@ -19,18 +19,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import chain, dims, f16, f32, i32
+from fusegen import bf16, chain, dims, f16, f32, i32
 from fusegen.compiling import Binary, Resources
 from fusegen.errors import KernelError, MissingError, RequestError
 from fusegen.planner import plan
-from fusegen.planner.model import Param, RowPlan, Source
+from fusegen.planner.model import Layout, Param, RowPlan, Source
+from fusegen.planner.rules.wgmma import wgmma
+from fusegen.rendering import render
 from fusegen.runtime import amd, devices, nvidia
 from fusegen.runtime.arrays import CPU
-from fusegen.runtime.devices import Device, Gpu, Launch, Sending, find, matching, present, runs, target_of
+from fusegen.runtime.devices import Device, Gpu, Launch, Mapped, Sending, find, matching, present, runs, target_of
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.gpu import Arguments
 from fusegen.runtime.shortcuts import launch_lines
 from fusegen.targets import A100, B200, H100, H200, L40S, MI210, MI250X, MI300A, MI300X, target
+from tests.test_products import bias_gelu
 
 M, N = dims("M N")
 
@@ -521,6 +524,54 @@ def test_a_launch_as_lines_hands_over_every_argument(vendor: str, status: int, m
     function = 7 if vendor == "cuda" else "module.scaled"
     assert fake.launched == [(function, 77, source.plan.threads, 0, s, v) for s, v in zip((99, 0), values, strict=True)]
     assert (("launch",) in [call[:1] for call in fake.calls]) is not plain
+
+
+def test_a_launch_as_lines_places_the_maps_of_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of no others: one memory serves calls over different arrays."""
+    _, device_of = fake_nvidia(monkeypatch, 1)
+    found: list[bytes] = []
+
+    def start(config: int, function: int, table: int, extra: None) -> int:
+        places = (ctypes.c_void_p * 4).from_address(table)
+        found.append(b" ".join(ctypes.string_at(places[i] or 0, 4) for i in (0, 1, 3)))
+        return 0
+
+    monkeypatch.setattr(nvidia, "launcher", lambda: start)
+    monkeypatch.setattr(nvidia, "encoded", lambda given, address: f"{given.name}{address:3}".encode().ljust(128))
+    source = render(next(iter(wgmma(bias_gelu.at(M=64, N=64, K=64).graph, H200, Layout()))))
+    assert [p.kind for p in source.plan.params] == ["map", "map", "pointer", "map", "extent"]
+    loaded = device_of(0).load(source, binary(source))
+    loaded.function = 7
+    maps = tuple(Mapped(n, i, bf16, (64, 64), (128,), (64, 64), 128) for n, i in (("x", 0), ("w", 1), ("o", 3)))
+    sending = loaded.sending(Launch(1, (64,), (), maps))
+    lines = ["sent = stream, x, w, b, o", *launch_lines(sending, ["x", "w", "b", "o"], (), ())]
+    names: dict[str, Any] = dict(sending.names)
+    exec("def send(stream, x, w, b, o):\n" + "".join(f"    {line}\n" for line in lines), names)
+    for first in (16, 32, 32):
+        names["send"](0, first, 48, 64, 80)
+    assert found == [b"x 16 w 48 o 80", b"x 32 w 48 o 80", b"x 32 w 48 o 80"]
+
+
+def test_the_driver_is_asked_for_a_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its own order: the contiguous axis first (CUDA driver API, cuTensorMapEncodeTiled)."""
+    asked: list[object] = []
+
+    def encode(to: int, kind: int, rank: int, base: int, *rest: Any) -> int:
+        shape, strides, box, steps, *words = rest
+        asked.append((to % 64, kind, rank, base, list(shape), list(strides)[: rank - 1], list(box), list(steps), words))
+        ctypes.memset(to, 7, 128)
+        return 0
+
+    fake_nvidia(monkeypatch, 1)
+    monkeypatch.setattr(nvidia, "encoder", lambda: encode)
+    nvidia.encoded.cache_clear()
+    given = Mapped("x_map", 0, bf16, (3, 300, 136), (81600, 272), (1, 128, 64), 128)
+    assert nvidia.encoded(given, 4096) == nvidia.encoded(given, 4096) == bytes([7] * 128)
+    assert asked == [(0, 9, 3, 4096, [136, 300, 3], [272, 81600], [64, 128, 1], [1, 1, 1], [0, 3, 3, 0])]
+    monkeypatch.setattr(nvidia, "encoder", lambda: lambda *given: 1)
+    with pytest.raises(KernelError, match="the driver refuses the tensor map .*x_map"):
+        nvidia.encoded(given, 8192)
+    nvidia.encoded.cache_clear()
 
 
 def test_a_driver_without_the_call_is_asked_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
