@@ -569,7 +569,7 @@ def test_the_driver_is_asked_for_a_map_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert nvidia.encoded(given, 4096) == nvidia.encoded(given, 4096) == bytes([7] * 128)
     assert asked == [(0, 9, 3, 4096, [136, 300, 3], [272, 81600], [64, 128, 1], [1, 1, 1], [0, 3, 3, 0])]
     monkeypatch.setattr(nvidia, "encoder", lambda: lambda *given: 1)
-    with pytest.raises(KernelError, match="the driver refuses the tensor map .*x_map"):
+    with pytest.raises(KernelError, match=r"the driver refuses the tensor map .*x_map"):
         nvidia.encoded(given, 8192)
     nvidia.encoded.cache_clear()
 
