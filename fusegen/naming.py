@@ -42,8 +42,8 @@ SELECTION_FRAME = frozenset(
 )
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(
-    """thread warp warp_row warp_col rank share block tiles tiles_down first height across row0 col0 rows_here span ring
-    slice step depth left right place k m s last to from band count within gathered total load_chunk copy_chunk
+    """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here span ring
+    slice step depth left right place k m s last to from band count within gathered load_chunk copy_chunk
     load_left load_right load_left_half load_left_across load_right_across load_left_half_across load_fragment
     multiply_add copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2
     right_ptr right_2_ptr

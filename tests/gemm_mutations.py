@@ -9,7 +9,7 @@ from fusegen.planner import CONTIGUOUS
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
 from tests import gemms
-from tests.gemms import Fits, banded, clustered, plan_for, streamed, tiled
+from tests.gemms import Fits, banded, clustered, plan_for, streamed, streamed_waves, tiled
 from tests.mutations import Mutation
 
 
@@ -45,7 +45,7 @@ SPANS = subject(gemms.qkv, tiled, B=2, M=60, N=96, L=40, K=72)
 BATCHED = subject(gemms.batched, tiled, B=3, M=70, N=96, K=72)
 WAVES = subject(gemms.bias_gelu, tiled, "hip:gfx90a", M=96, N=200, K=136)
 BANDS = subject(gemms.bias_gelu, banded, "hip:gfx90a", M=160, N=200, K=136)
-SMALL_WAVES = subject(gemms.norm, lambda p: p.tile.teams > 1, "hip:mi300x", M=8, N=96, K=1032)
+SMALL_WAVES = subject(gemms.norm, streamed_waves, "hip:mi300x", M=8, N=96, K=1032)
 
 
 def mutation(name: str, models: str, of: GemmSubject, *edits: str, **options: bool | str) -> Mutation:
@@ -115,9 +115,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("gain read late", "the slice before has its gain", GATED, r"fetch_slice\(step \+ 1\)",
              "fetch_slice(step)"),
     mutation("a statistic of one lane", "the others' parts are left out", NORMED,
-             r"for \(int step = \d+; step > 0; step /= 2\) total_2_part",
-             "for (int step = 0; step > 0; step /= 2) total_2_part"),
-    mutation("a statistic of other rows", "rows trade their scales", NORMED, r"(total_2_shared\[team \* \d+ \+ )x_m",
+             r"for \(int step = \d+; step > 0; step /= 2\) total_part",
+             "for (int step = 0; step > 0; step /= 2) total_part"),
+    mutation("a statistic of other rows", "rows trade their scales", NORMED, r"(total_shared\[team \* \d+ \+ )x_m",
              r"\1(x_m ^ 1)"),
     mutation("mean over K + 1", "the row's length is off by one", NORMED, r"/ 1032\.0f", "/ 1033.0f"),
     mutation("epsilon off", "1e-5 for 1e-6", NORMED, r"1e-06f", "1e-05f"),
@@ -152,6 +152,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("HIP: bands do not meet", "a band's sums overwrite those before", BANDS,
              r"if \(band > 0\) __syncthreads\(\);", ""),
     mutation("HIP: a statistic of one lane", "the others' parts are left out", SMALL_WAVES,
-             r"for \(int step = \d+; step > 0; step /= 2\) total_2_part",
-             "for (int step = 0; step > 0; step /= 2) total_2_part"),
+             r"for \(int step = \d+; step > 0; step /= 2\) total_part",
+             "for (int step = 0; step > 0; step /= 2) total_part"),
 )  # fmt: skip

@@ -161,6 +161,11 @@ def banded(plan: GemmPlan) -> bool:
     return plan.tile.bands > 1
 
 
+def streamed_waves(plan: GemmPlan) -> bool:
+    """The same where slices come through registers."""
+    return plan.tile.teams == 4 and not plan.copies
+
+
 def any_plan(plan: GemmPlan) -> bool:
     return True
 

@@ -20,7 +20,18 @@ from fusegen.targets import H200, target
 from fusegen.types import DTYPES
 from fusegen.validation import validate
 from tests import gemms
-from tests.gemms import Fits, any_plan, banded, clustered, clustered_tiles, gemm_plans, plan_for, streamed, tiled
+from tests.gemms import (
+    Fits,
+    any_plan,
+    banded,
+    clustered,
+    clustered_tiles,
+    gemm_plans,
+    plan_for,
+    streamed,
+    streamed_waves,
+    tiled,
+)
 
 CUDA, AMD = "cuda:h200", "hip:gfx90a"
 
@@ -69,7 +80,9 @@ ODD = (
 @needs_emulator
 @pytest.mark.parametrize("name", [CUDA, AMD])
 @pytest.mark.parametrize("sizes", ODD, ids=lambda sizes: "x".join(map(str, sizes.values())))
-@pytest.mark.parametrize("spec", [gemms.bias_gelu, gemms.residual, gemms.turned, gemms.norm_swiglu], ids=str)
+@pytest.mark.parametrize(
+    "spec", [gemms.bias_gelu, gemms.residual, gemms.turned, gemms.norm_swiglu], ids=lambda s: s.name
+)
 def test_any_size(spec: Chain, sizes: dict[str, int], name: str) -> None:
     report = validate(kernel(spec, name, any_plan, **sizes), quick=True)
     assert report.ok, str(report)[:2000]
@@ -82,12 +95,12 @@ KINDS = (
     (CUDA, clustered_tiles, {"M": 96, "N": 96, "K": 1032}),
     ("cuda:a100", streamed, {"M": 16, "N": 96, "K": 1032}),
     (AMD, banded, {"M": 192, "N": 320, "K": 104}),
-    (AMD, lambda p: p.tile.teams == 4, {"M": 8, "N": 96, "K": 1032}),
+    (AMD, streamed_waves, {"M": 8, "N": 96, "K": 1032}),
 )
 
 
 @needs_emulator
-@pytest.mark.parametrize(("name", "fits", "sizes"), KINDS, ids=str)
+@pytest.mark.parametrize(("name", "fits", "sizes"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
 @pytest.mark.parametrize("spec", [gemms.bias_gelu, gemms.norm_swiglu, gemms.norm], ids=lambda spec: spec.name)
 def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str, int]) -> None:
     report = validate(kernel(spec, name, fits, **sizes), quick=True)

@@ -104,7 +104,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         fetches, prepares = bool(held), any(f["prepared"] for f in factors)
         inner = tile.depth // plan.atom.depth
         if fetches:
-            self.functions.add("load_chunk")
+            self.functions.update(("load", "load_chunk"))
         if plan.copies:
             self.functions.add("copy_chunk")
         text = " ".join(expressions(plan))

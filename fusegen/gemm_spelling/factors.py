@@ -121,6 +121,7 @@ class FactorSpeller(GemmWords):
         if f.side == "rows" and self.plan.prologue is not None:
             return self.prologue(found) if f is self.plan.left[0] else []
         if f.tile_along == f.along:
+            self.functions.add("store")
             return [f"store<{CHUNK}>(slice + {found['place']}, {held});"]
         # the tile lies the other way round, so that neighbours in depth can be read together
         side, depth = found["at_side"], found["at_depth"]
@@ -134,6 +135,7 @@ class FactorSpeller(GemmWords):
         vec = self.vec(self.plan.dtype, CHUNK)
         if own.factor.copied:
             lines.append(f"{self.element}* const at = slice + {found['place']};")
+            self.functions.add("load")
             lines.append(f"{vec} {name}_vec = load<{CHUNK}>(at);")
         elif prologue.changes:
             lines.append(f"{vec} {name}_vec;")
@@ -156,6 +158,8 @@ class FactorSpeller(GemmWords):
         for r in prologue.statistics:
             lines.append(f"  {f'if ({inside}) ' if inside else ''}{r.part}[v] += {r.value};")
         lines.append("}")
+        if prologue.changes or not own.factor.copied:
+            self.functions.add("store")
         if prologue.changes:
             lines.append(f"store<{CHUNK}>({'at' if own.factor.copied else 'slice + ' + found['place']}, {name}_vec);")
         elif not own.factor.copied:

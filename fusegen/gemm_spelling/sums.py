@@ -164,7 +164,8 @@ class SumSpeller(GemmWords):
         guard.append("row < rows")
         if span.cols % tile.cols:
             guard.append(f"col < {span.cols}")
-        ahead = [load for load in span.loads if len(plan.row_dims) - 1 in load.access.strided]
+        moving = [load for load in span.loads if len(plan.row_dims) - 1 in load.access.strided]
+        ahead = moving if passes <= 8 else []
         return {
             "test": f"span == {number}" if self.several else "",
             "passes": passes,
@@ -198,6 +199,8 @@ class SumSpeller(GemmWords):
         return f"{name}<{vector}>({self.at(store.access, 'col')}, {store.access.name}_vec);"
 
     def gather(self, shared: str, at: str, count: int) -> str:
+        if count > 1 or self.tile.shares > 1:
+            self.functions.add("load")
         if self.tile.shares == 1:
             return f"load<{count}>({shared} + {at})" if count > 1 else f"{shared}[{at}]"
         self.functions.add("gathered")

@@ -37,7 +37,7 @@ class GemmWords:
         self.plan = plan
         self.tile = plan.tile
         self.spelling = plan.target.spelling
-        self.functions: set[str] = {"load", "store"}
+        self.functions: set[str] = set()
         self.several = len(plan.spans) > 1
         self.owns = self.own_factors()
         self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}

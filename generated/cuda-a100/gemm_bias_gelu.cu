@@ -146,12 +146,14 @@ gemm_bias_gelu(
     __nv_bfloat16* const slice = ring + step % 3 * 24576;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      copy_chunk<8>(slice + x_to + v * 2048, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
+      __nv_bfloat16* const to = slice + x_to + v * 2048;
+      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
     x_from += 64;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      copy_chunk<8>(slice + w_to + v * 2048, w_from + v * 32 * w_pitch, 8);
+      __nv_bfloat16* const to = slice + w_to + v * 2048;
+      copy_chunk<8>(to, w_from + v * 32 * w_pitch, 8);
     }
     w_from += 64;
   };
@@ -232,7 +234,8 @@ gemm_bias_gelu(
 
   #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 32), n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
+    const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
+    const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (row < rows) {

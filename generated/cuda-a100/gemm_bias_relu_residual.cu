@@ -141,12 +141,14 @@ gemm_bias_relu_residual(
     __half* const slice = ring + step % 4 * 8192;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      copy_chunk<8>(slice + x_to + v * 1024, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
+      __half* const to = slice + x_to + v * 1024;
+      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
     x_from += 32;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      copy_chunk<8>(slice + w_to + v * 1024, w_from + v * 8 * w_pitch, 8);
+      __half* const to = slice + w_to + v * 1024;
+      copy_chunk<8>(to, w_from + v * 8 * w_pitch, 8);
     }
     w_from += 32 * w_pitch;
   };
@@ -225,30 +227,22 @@ gemm_bias_relu_residual(
   }
   __syncthreads();
 
-  Vec<__half, 8> residual_vec[16];
-  #pragma unroll
+  #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
-    const int m = static_cast<int>((v * 128 + threadIdx.x) / 16), n = static_cast<int>((v * 128 + threadIdx.x) % 16) * 8;
-    const long long row = row0 + m;
-    const int col = col0 + n;
-    if (row < rows) {
-      residual_vec[v] = load<8>(residual_ptr + row * residual_stride + col);
-    }
-  }
-  #pragma unroll
-  for (int v = 0; v < 16; ++v) {
-    const int m = static_cast<int>((v * 128 + threadIdx.x) / 16), n = static_cast<int>((v * 128 + threadIdx.x) % 16) * 8;
+    const int m = static_cast<int>((v * 128 + threadIdx.x) / 16);
+    const int n = static_cast<int>((v * 128 + threadIdx.x) % 16) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (row < rows) {
       const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 132 + n);
       const Vec<__half, 8> bias_vec = load<8>(bias_ptr + col);
+      const Vec<__half, 8> residual_vec = load<8>(residual_ptr + row * residual_stride + col);
       Vec<__half, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float matmul = matmul_total.at[j];
         const float bias = __half2float(bias_vec.at[j]);
-        const float residual = __half2float(residual_vec[v].at[j]);
+        const float residual = __half2float(residual_vec.at[j]);
         const float add = matmul + bias;
         const float relu = larger(add, 0.0f);
         const float add_2 = relu + residual;

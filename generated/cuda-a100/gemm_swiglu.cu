@@ -156,17 +156,20 @@ gemm_swiglu(
     __nv_bfloat16* const slice = ring + step % 4 * 8192;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      copy_chunk<8>(slice + x_to + v * 1024, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
+      __nv_bfloat16* const to = slice + x_to + v * 1024;
+      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
     x_from += 32;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      copy_chunk<8>(slice + w_gate_to + v * 1024, w_gate_from + v * 32 * w_gate_pitch, 8);
+      __nv_bfloat16* const to = slice + w_gate_to + v * 1024;
+      copy_chunk<8>(to, w_gate_from + v * 32 * w_gate_pitch, 8);
     }
     w_gate_from += 32;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      copy_chunk<8>(slice + w_up_to + v * 1024, w_up_from + v * 32 * w_up_pitch, 8);
+      __nv_bfloat16* const to = slice + w_up_to + v * 1024;
+      copy_chunk<8>(to, w_up_from + v * 32 * w_up_pitch, 8);
     }
     w_up_from += 32;
   };
@@ -256,7 +259,8 @@ gemm_swiglu(
 
   #pragma unroll 4
   for (int v = 0; v < 8; ++v) {
-    const int m = static_cast<int>((v * 128 + threadIdx.x) / 8), n = static_cast<int>((v * 128 + threadIdx.x) % 8) * 8;
+    const int m = static_cast<int>((v * 128 + threadIdx.x) / 8);
+    const int n = static_cast<int>((v * 128 + threadIdx.x) % 8) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (row < rows) {

@@ -153,17 +153,19 @@ rmsnorm_gemm(
   const __nv_bfloat16* w_from = w_ptr + (col0 + w_n) * w_pitch + w_k;
   const int w_to = 8192 + place<8>(w_n, w_k);
   Vec<__nv_bfloat16, 8> gain_held;
-  float total_2_part[4] = {};
+  float total_part[4] = {};
   const auto copy_slice = [&](int step) {
     __nv_bfloat16* const slice = ring + step % 3 * 24576;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      copy_chunk<8>(slice + x_to + v * 2048, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
+      __nv_bfloat16* const to = slice + x_to + v * 2048;
+      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
     x_from += 64;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      copy_chunk<8>(slice + w_to + v * 2048, w_from + v * 32 * w_pitch, 8);
+      __nv_bfloat16* const to = slice + w_to + v * 2048;
+      copy_chunk<8>(to, w_from + v * 32 * w_pitch, 8);
     }
     w_from += 64;
   };
@@ -184,7 +186,7 @@ rmsnorm_gemm(
         const float mul = x * gain;
         const float square = x * x;
         x_vec.at[j] = __float2bfloat16_rn(mul);
-        total_2_part[v] += square;
+        total_part[v] += square;
       }
       store<8>(at, x_vec);
     }
@@ -253,12 +255,12 @@ rmsnorm_gemm(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const total_2_shared = reinterpret_cast<float*>(shared) + 33280;
+  float* const total_shared = reinterpret_cast<float*>(shared) + 33280;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     #pragma unroll
-    for (int step = 4; step > 0; step /= 2) total_2_part[v] += partner(total_2_part[v], step);
-    if (x_k == 0) total_2_shared[x_m + v * 32] = total_2_part[v];
+    for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
+    if (x_k == 0) total_shared[x_m + v * 32] = total_part[v];
   }
   {
     #pragma unroll
@@ -277,13 +279,14 @@ rmsnorm_gemm(
 
   #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 32), n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
+    const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
+    const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (row < rows) {
       const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 260 + n);
-      const float total_2 = total_2_shared[m];
-      const float mean = total_2 / 4096.0f;
+      const float total = total_shared[m];
+      const float mean = total / 4096.0f;
       const float add = mean + 1e-06f;
       const float rrms = rsqrtf(add);
       Vec<__nv_bfloat16, 8> out_vec;

@@ -187,22 +187,25 @@ rmsnorm_gemm_swiglu(
   const int w_up_n = lane / 8, w_up_k = lane % 8 * 8;
   const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + share * 64 + w_up_k;
   Vec<__nv_bfloat16, 8> gain_held;
-  float total_2_part[2] = {};
+  float total_part[2] = {};
   const auto copy_slice = [&](int step) {
     __nv_bfloat16* const slice = ring + step % 3 * 2560;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      copy_chunk<8>(slice + place<8>(x_m + v * 4, x_k), x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
+      __nv_bfloat16* const to = slice + place<8>(x_m + v * 4, x_k);
+      copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
     }
     x_from += 128;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      copy_chunk<8>(slice + 512 + place<8>(w_gate_n + v * 4, w_gate_k), w_gate_from + v * 4 * w_gate_pitch, 8);
+      __nv_bfloat16* const to = slice + 512 + place<8>(w_gate_n + v * 4, w_gate_k);
+      copy_chunk<8>(to, w_gate_from + v * 4 * w_gate_pitch, 8);
     }
     w_gate_from += 128;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      copy_chunk<8>(slice + 1536 + place<8>(w_up_n + v * 4, w_up_k), w_up_from + v * 4 * w_up_pitch, 8);
+      __nv_bfloat16* const to = slice + 1536 + place<8>(w_up_n + v * 4, w_up_k);
+      copy_chunk<8>(to, w_up_from + v * 4 * w_up_pitch, 8);
     }
     w_up_from += 128;
   };
@@ -223,7 +226,7 @@ rmsnorm_gemm_swiglu(
         const float mul = x * gain;
         const float square = x * x;
         x_vec.at[j] = __float2bfloat16_rn(mul);
-        total_2_part[v] += square;
+        total_part[v] += square;
       }
       store<8>(at, x_vec);
     }
@@ -300,12 +303,12 @@ rmsnorm_gemm_swiglu(
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
   float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 160;
-  float* const total_2_shared = reinterpret_cast<float*>(shared) + 320;
+  float* const total_shared = reinterpret_cast<float*>(shared) + 320;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
-    for (int step = 4; step > 0; step /= 2) total_2_part[v] += partner(total_2_part[v], step);
-    if (x_k == 0) total_2_shared[team * 328 + x_m + v * 4] = total_2_part[v];
+    for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
+    if (x_k == 0) total_shared[team * 328 + x_m + v * 4] = total_part[v];
   }
   {
     #pragma unroll
@@ -325,14 +328,15 @@ rmsnorm_gemm_swiglu(
 
   #pragma unroll
   for (int v = 0; v < 1; ++v) {
-    const int m = static_cast<int>((v * 64 + threadIdx.x) / 2), n = static_cast<int>((v * 64 + threadIdx.x) % 2) * 8;
+    const int m = static_cast<int>((v * 64 + threadIdx.x) / 2);
+    const int n = static_cast<int>((v * 64 + threadIdx.x) % 2) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (m < 8 && row < rows) {
       const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
       const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
-      const float total_2 = gathered<1>(total_2_shared + m).at[0];
-      const float mean = total_2 / 4096.0f;
+      const float total = gathered<1>(total_shared + m).at[0];
+      const float mean = total / 4096.0f;
       const float add = mean + 1e-06f;
       const float rrms = rsqrtf(add);
       Vec<__nv_bfloat16, 8> out_vec;

@@ -1,4 +1,4 @@
-// qkv  bf16[B, S, D], bf16[Q, D], bf16[G, D], bf16[G, D] -> bf16[B, S, Q], bf16[B, S, G], bf16[B, S, G]  at B=2 S=2048 D=4096 Q=4096 G=1024
+// qkv  bf16[M, D], bf16[Q, D], bf16[G, D], bf16[G, D] -> bf16[M, Q], bf16[M, G], bf16[M, G]  at M=4096 D=4096 Q=4096 G=1024
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
@@ -143,12 +143,14 @@ qkv(
     __nv_bfloat16* const slice = ring + step % 4 * 24576;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      copy_chunk<8>(slice + x_to + v * 2048, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
+      __nv_bfloat16* const to = slice + x_to + v * 2048;
+      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
     x_from += 64;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      copy_chunk<8>(slice + right_to + v * 2048, right_from + v * 32 * right_stride, 8);
+      __nv_bfloat16* const to = slice + right_to + v * 2048;
+      copy_chunk<8>(to, right_from + v * 32 * right_stride, 8);
     }
     right_from += 64;
   };
@@ -230,7 +232,8 @@ qkv(
   if (span == 0) {
     #pragma unroll 4
     for (int v = 0; v < 16; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 32), n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
       const long long row = row0 + m;
       const int col = col0 + n;
       if (row < rows) {
@@ -249,7 +252,8 @@ qkv(
   if (span == 1) {
     #pragma unroll 4
     for (int v = 0; v < 16; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 32), n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
       const long long row = row0 + m;
       const int col = col0 + n;
       if (row < rows) {
@@ -268,7 +272,8 @@ qkv(
   if (span == 2) {
     #pragma unroll 4
     for (int v = 0; v < 16; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 32), n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
       const long long row = row0 + m;
       const int col = col0 + n;
       if (row < rows) {

@@ -19,8 +19,8 @@ def rmsnorm_gemm(x, gain, w):
     gain = np.asarray(gain).astype(np.float64)
     w = np.asarray(w).astype(np.float64)
     square = x * x
-    total_2 = square.sum(-1, keepdims=True)
-    mean = total_2 / x.shape[-1]
+    total = square.sum(-1, keepdims=True)
+    mean = total / x.shape[-1]
     add = mean + 1e-06
     rrms = 1 / np.sqrt(add)
     y = x * rrms

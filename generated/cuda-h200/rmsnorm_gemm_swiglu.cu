@@ -239,7 +239,7 @@ rmsnorm_gemm_swiglu(
       const int row0 = at.row0 + warp * 16;  // the warp's first
       wait_at(turn + 8 * own, turn_parity);
       turn_parity ^= 1;
-      float total_2_part[2][2] = {};
+      float total_part[2][2] = {};
       int before = 0;
       for (int step = 0; step < 64; ++step) {
         wait_at(full + 8 * stage, parity);
@@ -268,7 +268,7 @@ rmsnorm_gemm_swiglu(
                   const float gain = __bfloat162float(gain_pair.at[j]);
                   const float mul = x * gain;
                   const float square = x * x;
-                  total_2_part[i][quarter % 2] += square;
+                  total_part[i][quarter % 2] += square;
                   made[j] = mul;
                 }
                 const __nv_bfloat162 both = __floats2bfloat162_rn(made[0], made[1]);
@@ -302,8 +302,8 @@ rmsnorm_gemm_swiglu(
       for (int i = 0; i < 2; ++i) {
         #pragma unroll
         for (int r8 = 0; r8 < 2; ++r8) {
-          total_2_part[i][r8] += __shfl_xor_sync(0xffffffffu, total_2_part[i][r8], 1);  // 4 lanes share a row
-          total_2_part[i][r8] += __shfl_xor_sync(0xffffffffu, total_2_part[i][r8], 2);
+          total_part[i][r8] += __shfl_xor_sync(0xffffffffu, total_part[i][r8], 1);  // 4 lanes share a row
+          total_part[i][r8] += __shfl_xor_sync(0xffffffffu, total_part[i][r8], 2);
         }
       }
       if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
@@ -315,8 +315,8 @@ rmsnorm_gemm_swiglu(
         float rrms_of[2];
         #pragma unroll
         for (int r8 = 0; r8 < 2; ++r8) {
-          const float total_2 = total_2_part[i][r8];
-          const float mean = total_2 / 4096.0f;
+          const float total = total_part[i][r8];
+          const float mean = total / 4096.0f;
           const float add = mean + 1e-06f;
           const float rrms = rsqrtf(add);
           rrms_of[r8] = rrms;

@@ -21,8 +21,8 @@ def rmsnorm_gemm_swiglu(x, gain, w_gate, w_up):
     w_gate = np.asarray(w_gate).astype(np.float64)
     w_up = np.asarray(w_up).astype(np.float64)
     square = x * x
-    total_2 = square.sum(-1, keepdims=True)
-    mean = total_2 / x.shape[-1]
+    total = square.sum(-1, keepdims=True)
+    mean = total / x.shape[-1]
     add = mean + 1e-06
     rrms = 1 / np.sqrt(add)
     y = x * rrms

@@ -215,7 +215,8 @@ gemm_bias_gelu(
 
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 8), n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
+    const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
+    const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (row < rows) {

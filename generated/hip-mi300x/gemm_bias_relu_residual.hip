@@ -215,7 +215,8 @@ gemm_bias_relu_residual(
   Vec<_Float16, 8> residual_vec[4];
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 16), n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
+    const int m = static_cast<int>((v * 256 + threadIdx.x) / 16);
+    const int n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
     const long long row = row0 + band * 64 + m;
     const int col = col0 + n;
     if (row < rows) {
@@ -224,7 +225,8 @@ gemm_bias_relu_residual(
   }
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 16), n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
+    const int m = static_cast<int>((v * 256 + threadIdx.x) / 16);
+    const int n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
     const long long row = row0 + band * 64 + m;
     const int col = col0 + n;
     if (row < rows) {

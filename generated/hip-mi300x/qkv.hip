@@ -1,4 +1,4 @@
-// qkv  bf16[B, S, D], bf16[Q, D], bf16[G, D], bf16[G, D] -> bf16[B, S, Q], bf16[B, S, G], bf16[B, S, G]  at B=2 S=2048 D=4096 Q=4096 G=1024
+// qkv  bf16[M, D], bf16[Q, D], bf16[G, D], bf16[G, D] -> bf16[M, Q], bf16[M, G], bf16[M, G]  at M=4096 D=4096 Q=4096 G=1024
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
@@ -217,7 +217,8 @@ qkv(
   if (span == 0) {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8), n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
       const long long row = row0 + m;
       const int col = col0 + n;
       if (row < rows) {
@@ -236,7 +237,8 @@ qkv(
   if (span == 1) {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8), n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
       const long long row = row0 + m;
       const int col = col0 + n;
       if (row < rows) {
@@ -255,7 +257,8 @@ qkv(
   if (span == 2) {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8), n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
       const long long row = row0 + m;
       const int col = col0 + n;
       if (row < rows) {

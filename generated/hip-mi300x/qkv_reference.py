@@ -3,12 +3,12 @@
 x @ [wq | wk | wv].T, each into an array of its own.
 
 Operands, with leading axes of any size:
-    x: bf16[B, S, D]
+    x: bf16[M, D]
     wq: bf16[Q, D]
     wk: bf16[G, D]
     wv: bf16[G, D]
 
-Returns out0 bf16[B, S, Q], out1 bf16[B, S, G], out2 bf16[B, S, G]; floats are left in float64, not yet rounded to the storage type.
+Returns out0 bf16[M, Q], out1 bf16[M, G], out2 bf16[M, G]; floats are left in float64, not yet rounded to the storage type.
 """
 
 import numpy as np

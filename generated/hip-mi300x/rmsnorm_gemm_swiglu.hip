@@ -151,7 +151,7 @@ rmsnorm_gemm_swiglu(
   Vec<__bf16, 8> w_gate_held[2];
   Vec<__bf16, 8> w_up_held[2];
   Vec<__bf16, 8> gain_held;
-  float total_2_part[2] = {};
+  float total_part[2] = {};
   const auto fetch_slice = [&](int step) {
     const int depth = (step * 2 + share) * 64;
     #pragma unroll
@@ -183,7 +183,7 @@ rmsnorm_gemm_swiglu(
         const float mul = x * gain;
         const float square = x * x;
         x_vec.at[j] = static_cast<__bf16>(mul);
-        total_2_part[v] += square;
+        total_part[v] += square;
       }
       store<8>(slice + x_to + v * 512, x_vec);
     }
@@ -259,12 +259,12 @@ rmsnorm_gemm_swiglu(
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
   float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 320;
-  float* const total_2_shared = reinterpret_cast<float*>(shared) + 640;
+  float* const total_shared = reinterpret_cast<float*>(shared) + 640;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
-    for (int step = 4; step > 0; step /= 2) total_2_part[v] += partner(total_2_part[v], step);
-    if (x_k == 0) total_2_shared[team * 656 + x_m + v * 8] = total_2_part[v];
+    for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
+    if (x_k == 0) total_shared[team * 656 + x_m + v * 8] = total_part[v];
   }
   {
     #pragma unroll
@@ -284,14 +284,15 @@ rmsnorm_gemm_swiglu(
 
   #pragma unroll
   for (int v = 0; v < 1; ++v) {
-    const int m = static_cast<int>((v * 128 + threadIdx.x) / 2), n = static_cast<int>((v * 128 + threadIdx.x) % 2) * 8;
+    const int m = static_cast<int>((v * 128 + threadIdx.x) / 2);
+    const int n = static_cast<int>((v * 128 + threadIdx.x) % 2) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (m < 16 && row < rows) {
       const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
       const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
-      const float total_2 = gathered<1>(total_2_shared + m).at[0];
-      const float mean = total_2 / 4096.0f;
+      const float total = gathered<1>(total_shared + m).at[0];
+      const float mean = total / 4096.0f;
       const float add = mean + 1e-06f;
       const float rrms = rsqrtf(add);
       Vec<__bf16, 8> out_vec;
