@@ -2,15 +2,13 @@
 // silu(h @ w_gate.T) * (h @ w_up.T) with h = rmsnorm(x) * gain.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     two warpgroups take turns with tiles of 128x64 of 2 products, a third brings 6 slices of 64
-//          ahead; blocks stay for all tiles, 8 rows of them at a time
+// tile     8 x 16 tiles, K shared by 2 teams; slices of 64 in a ring of 3 a team
 // traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 236.8 MB unfused in 5 launches
 // floor    49.0 us at 4.8 TB/s; memory-bound at 7.99 flop/B
 // rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
 //          stored; f32 between
-// needs    K=4096, N=14336; rows of all operands next to each other; x, w_gate, w_up, out: address and
-//          strides in multiples of 16 B; gain: address and strides in multiples of 4 B; gain [K] shared
-//          by every row
+// needs    K=4096, N=14336; rows of all operands next to each other; x, gain, w_gate, w_up, out:
+//          address and strides in multiples of 16 B; gain [K] shared by every row
 
 #include <cuda_bf16.h>
 
@@ -24,6 +22,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
 // 2^x, within 2 ulp; below 2^-126 it is 0
@@ -45,323 +49,308 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
-struct alignas(64) CUtensorMap {
-  unsigned long long opaque[16];
-};
-
-// where a tile lies: its first row and column
-struct Place {
-  int row0, col0;
-};
-
-// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-__device__ __forceinline__ Place place_of(int tile, int tiles_down) {
-  Place at;
-  const int first = tile / 1792 * 8;
-  const int height = tiles_down - first < 8 ? tiles_down - first : 8;
-  at.row0 = (first + tile % 1792 % height) * 128;
-  at.col0 = tile % 1792 / height * 64;
-  return at;
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
 }
 
-__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+// 8 elements, Width with each load; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
+  Vec<T, 8> v;
+  if (Width > 1 && count == 8) {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const Vec<T, Width> part = load<Width>(from + j);
+      #pragma unroll
+      for (int i = 0; i < Width; ++i) v.at[j + i] = part.at[i];
+    }
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) v.at[j] = j < count ? from[j] : T{};
+  }
+  return v;
 }
 
-// waits for the end of the phase with that parity
-__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra again;\n"
-      "finished:\n"
-      "}\n"
-      :: "r"(barrier), "r"(parity) : "memory");
+// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ void copy_chunk(T* to, const T* from, int count) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (Width == 8) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :: "r"(address), "l"(from), "r"(count * 2) : "memory");
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 8; j += Width) {
+      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+          :: "r"(address + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+    }
+  }
 }
 
-__device__ __forceinline__ void arrive_at(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+// the copies since the last call become one group
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// arrives, and lets the phase end when so many bytes are there as well
-__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-
-// the box of a tensor at x, y on its way to shared memory; beyond the tensor it is zeros
-__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4}], [%2];"
-      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
-}
-
-// a box in shared memory on its way to the tensor's memory; what lies beyond the tensor is left out
-__device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from, int x, int y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
-      :: "l"(&map), "r"(from), "r"(x), "r"(y) : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// waits until all but the last Pending boxes of this thread have been read
+// waits for the thread's own groups, all but the last Pending
 template <int Pending>
-__device__ __forceinline__ void wait_stores() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
-__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+// N neighbouring sums in shared memory, added up over the 2 teams, always in this order
+template <int N>
+__device__ __forceinline__ Vec<float, N> gathered(const float* own) {
+  Vec<float, N> total = {};
+  {
+    const float* const from = own;
+    #pragma unroll
+    for (int team = 0; team < 2; ++team) {
+      const Vec<float, N> part = load<N>(from + team * 328);
+      #pragma unroll
+      for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+    }
+  }
+  return total;
 }
 
-// 16 x 16 elements as wgmma takes them from registers, from the rows whose places the lanes give
-__device__ __forceinline__ void load_fragment(unsigned (&to)[4], unsigned address) {
+// v of the thread whose lane differs in the bits of step
+__device__ __forceinline__ float partner(float v, int step) {
+  return __shfl_xor_sync(0xffffffffu, v, step);
+}
+
+// 8 x 16 elements of a tile whose rows run along the depth
+template <int Chunks, typename T>
+__device__ __forceinline__ void load_left_half(unsigned (&to)[4], const T* tile, int side, int k) {
+  const int lane = threadIdx.x % 32;
+  const T* const from = tile + place<Chunks>(side + lane % 8, k + lane / 8 % 2 * 8);
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+      : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
+}
+
+// 16 x 16 elements of a tile whose rows run along the depth
+template <int Chunks, typename T>
+__device__ __forceinline__ void load_right(unsigned (&to)[4], const T* tile, int side, int k) {
+  const int lane = threadIdx.x % 32;
+  const T* const from = tile + place<Chunks>(side + lane % 16, k + lane / 16 * 8);
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 
-// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
-__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
-  return layout | (address & 0x3ffff) >> 4;
-}
-
-// sums of 64 x 128 elements: the product of two matrices 16 deep, added to what they were or put in its place
+// sums += right^T left^T, 16 columns by 8 rows
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[64], const unsigned (&left)[4], unsigned long long right, bool add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.b32 add, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, {%64, %65, %66, %67}, %68, add, 1, 1, 0;\n"
-      "}\n"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
-        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
-        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
-        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
-        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
-        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
-        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
-        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
-        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
-      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(static_cast<int>(add)));
+    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(64)
 rmsnorm_gemm_swiglu(
-    const __grid_constant__ CUtensorMap x_map,
+    const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ gain_ptr,
-    const __grid_constant__ CUtensorMap w_gate_map,
-    const __grid_constant__ CUtensorMap w_up_map,
-    const __grid_constant__ CUtensorMap out_map,
-    long long rows)
+    const __nv_bfloat16* __restrict__ w_gate_ptr,
+    const __nv_bfloat16* __restrict__ w_up_ptr,
+    __nv_bfloat16* __restrict__ out_ptr,
+    long long rows,
+    long long x_stride,
+    long long w_gate_pitch,
+    long long w_up_pitch,
+    long long out_stride)
 {
-  // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const unsigned right = left + 98304;
-  const unsigned full = left + 229376;
-  const unsigned empty = full + 48;
-  const unsigned turn = empty + 48;  // a barrier for each of the two groups that multiply
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < 6; ++stage) {
-      start_barrier(full + 8 * stage, 1);
-      start_barrier(empty + 8 * stage, 4);  // warps that read the slice
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int lane = threadIdx.x % 32;
+  const int team = threadIdx.x / 32;  // of the 2 that share the depth
+  const int share = team;
+  const int warp_row = 0;  // the warp's part of the tile
+  const int warp_col = 0;
+  const unsigned tile = blockIdx.x;
+  const long long row0 = tile / 896 * 8LL;
+  const int across = tile % 896;
+  const int rows_here = rows - row0 < 8 ? static_cast<int>(rows - row0) : 8;
+  const int col0 = across * 16;
+
+  // the ring of 3 slices, and what the thread brings of each
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + team * 7680;
+  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + share * 64 + x_k;
+  const int w_gate_n = lane / 8, w_gate_k = lane % 8 * 8;
+  const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + share * 64 + w_gate_k;
+  const int w_up_n = lane / 8, w_up_k = lane % 8 * 8;
+  const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + share * 64 + w_up_k;
+  Vec<__nv_bfloat16, 8> gain_held;
+  float total_part[2] = {};
+  const auto copy_slice = [&](int step) {
+    __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      __nv_bfloat16* const to = slice + place<8>(x_m + v * 4, x_k);
+      copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
     }
-    start_barrier(turn, 4);
-    start_barrier(turn + 8, 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    x_from += 128;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      __nv_bfloat16* const to = slice + 512 + place<8>(w_gate_n + v * 4, w_gate_k);
+      copy_chunk<8>(to, w_gate_from + v * 4 * w_gate_pitch, 8);
+    }
+    w_gate_from += 128;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      __nv_bfloat16* const to = slice + 1536 + place<8>(w_up_n + v * 4, w_up_k);
+      copy_chunk<8>(to, w_up_from + v * 4 * w_up_pitch, 8);
+    }
+    w_up_from += 128;
+  };
+  const auto fetch_slice = [&](int step) {
+    const int depth = (step * 2 + share) * 64;
+    gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
+  };
+  const auto prepare_slice = [&](int step) {
+    __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      __nv_bfloat16* const at = slice + place<8>(x_m + v * 4, x_k);
+      Vec<__nv_bfloat16, 8> x_vec = load<8>(at);
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float x = __bfloat162float(x_vec.at[j]);
+        const float gain = __bfloat162float(gain_held.at[j]);
+        const float mul = x * gain;
+        const float square = x * x;
+        x_vec.at[j] = __float2bfloat16_rn(mul);
+        total_part[v] += square;
+      }
+      store<8>(at, x_vec);
+    }
+  };
+
+  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  unsigned x_part[2][1][4];
+  unsigned w_gate_part[2][1][4];
+  unsigned w_up_part[2][1][4];
+  float matmul_sums[1][1][4] = {};
+  float matmul_2_sums[1][1][4] = {};
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) {
+      load_left_half<8>(x_part[buffer][i], slice + i * 8 * 64, warp_row, k * 16);
+    }
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) {
+      load_right<8>(w_gate_part[buffer][i], slice + 512 + i * 16 * 64, warp_col, k * 16);
+    }
+    #pragma unroll
+    for (int i = 0; i < 1; ++i) {
+      load_right<8>(w_up_part[buffer][i], slice + 1536 + i * 16 * 64, warp_col, k * 16);
+    }
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int n = 0; n < 1; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 1; ++m) {
+        multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
+        multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
+      }
+    }
+  };
+
+  fetch_slice(0);
+  #pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    if (s < 32) copy_slice(s);
+    commit_copies();
+  }
+  wait_copies<1>();
+  prepare_slice(0);
+  __syncwarp();
+  load_parts(0, 0, 0);
+  const auto take_slice = [&](int step, bool last) {
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k == 2 && !last) {
+        wait_copies<1>();
+        prepare_slice(step + 1);
+      }
+      if (k < 3) {
+        load_parts(step, k + 1, (k + 1) % 2);
+      } else if (!last) {
+        __syncwarp();
+        load_parts(step + 1, 0, 0);
+      }
+      if (k == 0 && !last) {
+        fetch_slice(step + 1);
+        if (step + 2 < 32) copy_slice(step + 2);
+        commit_copies();
+      }
+      multiply(k % 2);
+    }
+  };
+  #pragma unroll 1
+  for (int step = 0; step < 31; ++step) take_slice(step, false);
+  take_slice(31, true);
+
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const matmul_shared = reinterpret_cast<float*>(shared);
+  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 160;
+  float* const total_shared = reinterpret_cast<float*>(shared) + 320;
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    #pragma unroll
+    for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
+    if (x_k == 0) total_shared[team * 328 + x_m + v * 4] = total_part[v];
+  }
+  {
+    #pragma unroll
+    for (int n = 0; n < 1; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 1; ++m) {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 20 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
+          matmul_shared[team * 328 + at] = matmul_sums[n][m][i];
+          matmul_2_shared[team * 328 + at] = matmul_2_sums[n][m][i];
+        }
+      }
+    }
   }
   __syncthreads();
-  const int tiles_down = static_cast<int>((rows + 127) / 128);
-  const int tiles = tiles_down * 224;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
 
-  if (role == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == 0) {
-      int stage = 0;
-      unsigned parity = 1;  // of an empty ring
-      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const Place at = place_of(tile, tiles_down);
-        for (int step = 0; step < 64; ++step) {
-          const unsigned arrived = full + 8 * stage;
-          wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, 32768);
-          copy_box(left + stage * 16384, x_map, arrived, step * 64, at.row0);
-          copy_box(right + stage * 16384, w_gate_map, arrived, step * 64, at.col0);
-          copy_box(right + 8192 + stage * 16384, w_up_map, arrived, step * 64, at.col0);
-          if (++stage == 6) {
-            stage = 0;
-            parity ^= 1;
-          }
-        }
-      }
-    }
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int own = role - 1;  // which of the two groups this is
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned staging = left + 196608 + (own * 4 + warp) * 4096;  // of this warp's boxes
-    const unsigned fragments = left + (warp * 16 + lane % 16) * 128;  // the row whose place this lane gives
-    const unsigned long long right_slices = describe(0x4000004000000000ull, right);
-    float sums[2][64];
-    int stage = 0;
-    unsigned parity = 0;
-    int number = 0;  // of the tile, among this block's
-    unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      if (number++ % 2 != own) {  // the other group's: its slices pass by
-        stage += 64;
-        parity ^= stage / 6 % 2;
-        stage %= 6;
-        continue;
-      }
-      const Place at = place_of(tile, tiles_down);
-      const int row0 = at.row0 + warp * 16;  // the warp's first
-      wait_at(turn + 8 * own, turn_parity);
-      turn_parity ^= 1;
-      float total_part[2][2] = {};
-      int before = 0;
-      for (int step = 0; step < 64; ++step) {
-        wait_at(full + 8 * stage, parity);
-        unsigned prepared[2][2][2][4];  // of two halves: what is being multiplied must stay
-        #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              load_fragment(
-                  prepared[half][k][i], fragments + stage * 16384 + i * 8192 +
-                  ((half * 4 + k * 2 + lane / 16) ^ lane % 8) * 16);
-            }
-            #pragma unroll
-            for (int quarter = 0; quarter < 4; ++quarter) {  // rows lane / 4 and 8 more, then 8 columns on
-              const int depth = step * 64 + half * 32 + k * 16 + quarter / 2 * 8 + lane % 4 * 2;
-              const Vec<__nv_bfloat16, 2> gain_pair = load<2>(gain_ptr + depth);
-              #pragma unroll
-              for (int i = 0; i < 2; ++i) {
-                const Vec<__nv_bfloat16, 2> pair = *reinterpret_cast<const Vec<__nv_bfloat16, 2>*>(&prepared[half][k][i][quarter]);
-                float made[2];
-                #pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                  const float x = __bfloat162float(pair.at[j]);
-                  const float gain = __bfloat162float(gain_pair.at[j]);
-                  const float mul = x * gain;
-                  const float square = x * x;
-                  total_part[i][quarter % 2] += square;
-                  made[j] = mul;
-                }
-                const __nv_bfloat162 both = __floats2bfloat162_rn(made[0], made[1]);
-                prepared[half][k][i][quarter] = *reinterpret_cast<const unsigned*>(&both);
-              }
-            }
-          }
-          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-          #pragma unroll
-          for (int k = 0; k < 2; ++k) {
-            #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              multiply_add(
-                  sums[i], prepared[half][k][i],
-                  right_slices + stage * 1024 + (half * 2 + k) * 2,
-                  (step | half | k) != 0);
-            }
-          }
-          asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the half before has been read
-          if (half == 0 && step > 0 && lane == 0) arrive_at(empty + 8 * before);
-        }
-        __syncwarp();  // all lanes have read their fragments before one gives the place back
-        before = stage;
-        if (++stage == 6) {
-          stage = 0;
-          parity ^= 1;
-        }
-      }
+  #pragma unroll
+  for (int v = 0; v < 1; ++v) {
+    const int m = static_cast<int>((v * 64 + threadIdx.x) / 2);
+    const int n = static_cast<int>((v * 64 + threadIdx.x) % 2) * 8;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (m < 8 && row < rows) {
+      const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
+      const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
+      const float total = gathered<1>(total_shared + m).at[0];
+      const float mean = total / 4096.0f;
+      const float add = mean + 1e-06f;
+      const float rrms = rsqrtf(add);
+      Vec<__nv_bfloat16, 8> out_vec;
       #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        #pragma unroll
-        for (int r8 = 0; r8 < 2; ++r8) {
-          total_part[i][r8] += __shfl_xor_sync(0xffffffffu, total_part[i][r8], 1);  // 4 lanes share a row
-          total_part[i][r8] += __shfl_xor_sync(0xffffffffu, total_part[i][r8], 2);
-        }
+      for (int j = 0; j < 8; ++j) {
+        const float matmul = matmul_total.at[j];
+        const float matmul_2 = matmul_2_total.at[j];
+        const float mul_2 = matmul * rrms;
+        const float silu = mul_2 * reciprocal(1.0f + exponential(-mul_2));
+        const float mul_3 = matmul_2 * rrms;
+        const float mul_4 = silu * mul_3;
+        out_vec.at[j] = __float2bfloat16_rn(mul_4);
       }
-      if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
-      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      if (lane == 0) arrive_at(empty + 8 * before);
-
-      #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float rrms_of[2];
-        #pragma unroll
-        for (int r8 = 0; r8 < 2; ++r8) {
-          const float total = total_part[i][r8];
-          const float mean = total / 4096.0f;
-          const float add = mean + 1e-06f;
-          const float rrms = rsqrtf(add);
-          rrms_of[r8] = rrms;
-        }
-        #pragma unroll
-        for (int chunk = 0; chunk < 1; ++chunk) {
-          unsigned out_words[8][2];
-          #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
-            #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-              const float rrms = rrms_of[r8];
-              float out_pair[2];
-              #pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const float matmul = sums[i][sum_at + j];
-                const float matmul_2 = sums[i][sum_at + 32 + j];
-                const float mul_2 = matmul * rrms;
-                const float silu = mul_2 * reciprocal(1.0f + exponential(-mul_2));
-                const float mul_3 = matmul_2 * rrms;
-                const float mul_4 = silu * mul_3;
-                out_pair[j] = mul_4;
-              }
-              const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
-              out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
-            }
-          }
-          {
-            const unsigned buffer = staging + i % 2 * 2048;
-            if (lane == 0) wait_stores<1>();  // its last box has been read
-            __syncwarp();
-            #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
-              store_matrices(
-                  buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
-                  out_words[n8 + 1][0], out_words[n8 + 1][1]);
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-            __syncwarp();
-            if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
-          }
-        }
-      }
+      store<8>(out_ptr + row * out_stride + col, out_vec);
     }
-    if (lane == 0) wait_stores<0>();
   }
 }
