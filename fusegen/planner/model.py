@@ -224,7 +224,7 @@ class Selection:
     limit: int = 0
     bins: int = 0
     resident: int = 0  # blocks that an SM is to hold, and for which the compiler keeps registers; 0: it is not told
-    slot: int = 0  # first row of the shared array for reductions over the k columns
+    vote_bytes: int = 0  # static shared memory of the block's votes
 
 
 Staging = Literal[
@@ -545,7 +545,8 @@ class RowPlan(Plan):
 
     @property
     def static_shared_bytes(self) -> int:
-        return 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1)
+        votes = self.selection.vote_bytes if self.selection else 0
+        return 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1) + votes
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
         blocks = -(-math.prod(extents) // self.tile.rows_per_block) * self.tile.blocks_per_row

@@ -27,7 +27,6 @@ class Picking:
     columns: str
     values: str
     picked: tuple[Stage, ...]
-    slot: int
 
 
 class PickingScheduler(Scheduler):
@@ -149,7 +148,6 @@ class PickingScheduler(Scheduler):
             columns=self.names[self.columns],
             values=self.names[held[0]] if held else "",
             picked=picked,
-            slot=walks.slots,
         )
 
 

@@ -61,6 +61,7 @@ class Target:
     max_cluster: int = 1  # blocks that may reach into each other's shared memory
     wgmma: bool = False  # matrix instructions of whole warpgroups, and the tensor copies that feed them
     flushes_factors: bool = False  # matrix instructions take subnormal factors for 0
+    vote_bytes: int = 0  # static shared memory that __syncthreads_or and its like take
     async_copies: bool = False  # 16 bytes from global to shared memory without a register in between (cp.async)
 
     def max_blocks(self, threads: int) -> int:

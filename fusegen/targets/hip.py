@@ -103,6 +103,7 @@ MI250X = Target(
     fp32_tflops=23.95,  # MI250X data sheet: 47.9 for two dies
     matrix_tflops=191.5,  # MI250X data sheet: 383 for two dies
     f32_lanes=64,
+    vote_bytes=256,  # ROCm's device library: one word for each of 64 waves
     spelling=SPELLING,
     flushes_factors=True,  # gfx90a's f16 and bf16 MFMA; PyTorch's notes on numerical accuracy say so, gfx942 does not
 )

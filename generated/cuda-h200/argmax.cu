@@ -71,10 +71,6 @@ __device__ __forceinline__ Entry entry_of(float key, int col) {
   return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
 }
 
-__device__ __forceinline__ float key_of(Entry entry) {
-  return key_at(static_cast<unsigned>(entry >> column_bits));
-}
-
 __device__ __forceinline__ int column_of(Entry entry) {
   return static_cast<int>(last_column - (entry & last_column));
 }

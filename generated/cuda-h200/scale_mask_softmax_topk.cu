@@ -4,8 +4,8 @@
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 // selects  128 of 32000 columns a row by z, largest first; NaN before all, ties by column, -inf never
-// tile     a block of 128 threads a row; the row streams by, 8 x 4 elements a thread at a time; some
-//          610 of 32000 pass a growing threshold, cut 2 times to the best 128
+// tile     a block of 128 threads a row; the row streams by, 4 x 4 elements a thread at a time; some
+//          755 of 32000 pass a growing threshold, cut 3 times to the best 128
 // traffic  659.6 MB moved, 659.6 MB ideal, 4329.6 MB unfused in 4 launches
 // floor    137.4 us at 4.8 TB/s; memory-bound at 1.99 flop/B
 // rounding values to f32 when stored; f32 between
@@ -164,14 +164,14 @@ constexpr int room = 128;  // candidates of a warp
 struct Picker {
   Entry entries[2][warps * room];
   Entry picks[128];
-  int notes[warps][320];
+  int notes[warps][192];
   unsigned bins_above[bins + 1];
   unsigned totals[warps];
   unsigned reached[warps];
   unsigned least, most;  // order among the candidates
   unsigned found, above, here;
 };
-static_assert(sizeof(Picker) <= 15424, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 13376, "the launch's shared memory");
 
 // the threshold just below `order`: what is larger has at least this order, and is not masked
 __device__ __forceinline__ float below(unsigned order) {
@@ -302,13 +302,13 @@ __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   }
 }
 
-// an order that at least 128 of the row's elements reach: of 8 groups a thread,
+// an order that at least 128 of the row's elements reach: of 4 groups a thread,
 // each with a largest key in `peaks`, as many in every warp reach what the warp says as make 128 in all
-__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[8]) {
-  unsigned orders[8];
+__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[4]) {
+  unsigned orders[4];
   unsigned low = 0xffffffffu, high = 0;
   #pragma unroll
-  for (int g = 0; g < 8; ++g) {
+  for (int g = 0; g < 4; ++g) {
     orders[g] = order_of(peaks[g]);
     low = low < orders[g] ? low : orders[g];
     high = high > orders[g] ? high : orders[g];
@@ -321,7 +321,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
     const unsigned middle = low + (high - low) / 2;
     int reach = 0;
     #pragma unroll
-    for (int g = 0; g < 8; ++g) reach += count(vote(orders[g] >= middle));
+    for (int g = 0; g < 4; ++g) reach += count(vote(orders[g] >= middle));
     if (reach >= want) low = middle;
     if (reach == want) break;
     if (reach < want) high = middle;
@@ -332,7 +332,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
   return warp_least(own);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 5)
+extern "C" __global__ void __launch_bounds__(128, 6)
 scale_mask_softmax_topk(
     const float* __restrict__ logits_ptr,
     const unsigned char* __restrict__ mask_ptr,
@@ -369,21 +369,21 @@ scale_mask_softmax_topk(
   int noted = 0;  // vectors that this warp has noted
   const int warp = threadIdx.x / 32, lane_of_warp = threadIdx.x % 32;
   const Lanes lanes_below = (Lanes(1) << lane_of_warp) - 1;
-  Vec<float, 4> logits_vec_next[8];
-  Vec<unsigned char, 4> mask_vec_next[8];
+  Vec<float, 4> logits_vec_next[4];
+  Vec<unsigned char, 4> mask_vec_next[4];
   #pragma unroll
-  for (int p = 0; p < 8; ++p) {
+  for (int p = 0; p < 4; ++p) {
     const int col = ((p) * 128 + lane) * 4;
     if (col < 32000) {
       logits_vec_next[p] = load<4>(logits_row + col);
       mask_vec_next[p] = load<4>(mask_row + col);
     }
   }
-  for (int turn = 0;; turn += 8) {
+  for (int turn = 0;; turn += 4) {
     const bool over = turn >= 64;
-    float peaks[8];
+    float peaks[4];
     #pragma unroll
-    for (int p = 0; p < 8; ++p) {
+    for (int p = 0; p < 4; ++p) {
       peaks[p] = -INFINITY;
       const int col = ((turn + p) * 128 + lane) * 4;
       if (!over && col < 32000) {
@@ -402,10 +402,10 @@ scale_mask_softmax_topk(
         total_part.add(keys, peaks[p]);
       }
     }
-    if (turn + 8 < 64) {  // on their way while this turn's candidates are found
+    if (turn + 4 < 64) {  // on their way while this turn's candidates are found
       #pragma unroll
-      for (int p = 0; p < 8; ++p) {
-        const int col = ((turn + p + 8) * 128 + lane) * 4;
+      for (int p = 0; p < 4; ++p) {
+        const int col = ((turn + p + 4) * 128 + lane) * 4;
         if (col < 32000) {
           logits_vec_next[p] = load<4>(logits_row + col);
           mask_vec_next[p] = load<4>(mask_row + col);
@@ -414,7 +414,7 @@ scale_mask_softmax_topk(
     }
     bool passes = false;
     #pragma unroll
-    for (int p = 0; p < 8; ++p) passes = passes || !(peaks[p] <= bar);
+    for (int p = 0; p < 4; ++p) passes = passes || !(peaks[p] <= bar);
     const int crowd = __syncthreads_count(passes);
     if (__syncthreads_or(over || noted > 64)) {
       int seen = 0;  // notes done with
@@ -503,7 +503,7 @@ scale_mask_softmax_topk(
       }
     }
     #pragma unroll
-    for (int p = 0; p < 8; ++p) {
+    for (int p = 0; p < 4; ++p) {
       const Lanes who = vote(!(peaks[p] <= limit));
       if (who >> lane_of_warp & 1) picker.notes[warp][noted + count(who & lanes_below)] = ((turn + p) * 128 + lane) * 4;
       noted += count(who);

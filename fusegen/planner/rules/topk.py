@@ -106,6 +106,8 @@ def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
     """None where a thread's turn is too long for its registers, or half of a turn would lie beyond the row."""
     if threads > draft.target.threads_per_block or turn * draft.vector > max(TURN_ELEMENTS, TURNS[0] * draft.vector):
         return None
+    if turn > TURNS[0] and turn * words_of(draft) > TURN_ELEMENTS:
+        return None
     per_row = threads * cluster
     if (turn, threads) != (TURNS[0], BLOCKS[0]) and 2 * draft.vectors <= per_row * turn:
         return None
@@ -113,6 +115,12 @@ def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
         return None
     turns = -(-draft.vectors // (per_row * turn))
     return Tile(threads, per_row, 1, draft.vector, turns * turn, cluster=cluster)
+
+
+def words_of(draft: Draft) -> float:
+    """Registers that one turn's vectors of a thread fill, by their number."""
+    read = [a for a in draft.accesses if not a.output and a.by_column]
+    return sum(a.dtype.bytes for a in read) * draft.vector / 4
 
 
 def threshold_of(walks: Picking, k: int, tile: Tile, turn: int, target: Target) -> Selection | None:
@@ -132,6 +140,7 @@ def threshold_of(walks: Picking, k: int, tile: Tile, turn: int, target: Target) 
         entries=entries_of(k, warps),
         limit=limit_of(k),
         bins=bins_of(k, tile.threads),
+        vote_bytes=target.vote_bytes,
     )
     if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
         return chosen
@@ -144,7 +153,7 @@ def wanted_registers(chosen: Selection, tile: Tile) -> int:
     so many it spills nothing of a masked softmax of f32, nor of a ragged one of bf16."""
     elements = chosen.turn * tile.vector
     words = elements * sum(load.access.dtype.bytes for load in chosen.loads) / 4
-    return 64 if words <= 16 and elements < TURN_ELEMENTS else 80 if words <= TURN_ELEMENTS else 96
+    return 64 if words <= 16 and elements < TURN_ELEMENTS else 80
 
 
 def selection_of(walks: Picking, k: int, by: str) -> Selection:
@@ -157,7 +166,6 @@ def selection_of(walks: Picking, k: int, by: str) -> Selection:
         columns=walks.columns,
         values=walks.values,
         picked=walks.picked,
-        slot=walks.slot,
     )
 
 
