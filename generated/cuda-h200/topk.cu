@@ -4,8 +4,8 @@
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 // selects  50 of 128256 columns a row by logits, largest first; NaN before all, ties by column, -inf
 //          never
-// tile     a cluster of 4 blocks of 128 threads a row; the row streams by, 4 x 8 elements a thread at a
-//          time; some 528 of 128256 pass a growing threshold
+// tile     a block of 256 threads a row; the row streams by, 4 x 8 elements a thread at a time; some
+//          644 of 128256 pass a growing threshold, cut once to the best 50
 // traffic  65.7 MB moved, 65.7 MB ideal, 65.7 MB unfused in 1 launch
 // floor    13.7 us at 4.8 TB/s; memory-bound at 0.50 flop/B
 // rounding values to bf16 when stored; f32 between
@@ -99,25 +99,21 @@ __device__ __forceinline__ unsigned sum_below(unsigned v) {
   return v;
 }
 
-constexpr int warps = 4;
+constexpr int warps = 8;
 constexpr int bins = 256;
 constexpr int room = 128;  // candidates of a warp
 
 struct Picker {
   Entry entries[2][warps * room];
-  Entry merged[2][512];  // of the whole cluster, in its first block
-  Entry floors[4];
   Entry picks[50];
   int notes[warps][192];
   unsigned bins_above[bins + 1];
   unsigned totals[warps];
   unsigned reached[warps];
-  unsigned reached_far[4];
-  unsigned incoming;
   unsigned least, most;  // order among the candidates
   unsigned found, above, here;
 };
-static_assert(sizeof(Picker) <= 20992, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 24048, "the launch's shared memory");
 
 // the threshold just below `order`: what is larger has at least this order, and is not masked
 __device__ __forceinline__ float below(unsigned order) {
@@ -138,7 +134,7 @@ __device__ __forceinline__ float largest(const float (&keys)[8]) {
   return v;
 }
 
-constexpr int own_bins = bins / 128;  // of a thread, the highest first
+constexpr int own_bins = bins / 256;  // of a thread, the highest first
 
 // the candidates in bins above this thread's; `own` is how many its own bins hold. Every thread of the block calls it
 __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_bins]) {
@@ -160,7 +156,7 @@ __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_b
 
 // empties the bins and finds the range of the block's candidates, of which this thread has seen `least` to `most`
 __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned most) {
-  for (int b = threadIdx.x; b < bins; b += 128) picker.bins_above[b] = 0;
+  for (int b = threadIdx.x; b < bins; b += 256) picker.bins_above[b] = 0;
   least = warp_least(least);
   most = warp_most(most);
   if (threadIdx.x % 32 == 0) {
@@ -213,7 +209,7 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
       }
       above += own[q];
     }
-    if (threadIdx.x == 127 && above < 50) picker.found = bins;
+    if (threadIdx.x == 255 && above < 50) picker.found = bins;
     __syncthreads();
     if (picker.found == bins) return 0;
     low += static_cast<Entry>(picker.found) << shift;
@@ -221,7 +217,7 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
     if (before + picker.here <= 82 || shift == 0) return low - 1;
     width = shift;
     shift = shift > 8 ? shift - 8 : 0;
-    for (int b = threadIdx.x; b < bins; b += 128) picker.bins_above[b] = 0;
+    for (int b = threadIdx.x; b < bins; b += 256) picker.bins_above[b] = 0;
     __syncthreads();
   }
 }
@@ -230,12 +226,12 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
 __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   unsigned size = 2;
   while (size < n) size *= 2;
-  for (unsigned i = n + threadIdx.x; i < size; i += 128) list[i] = 0;
+  for (unsigned i = n + threadIdx.x; i < size; i += 256) list[i] = 0;
   __syncthreads();
   for (unsigned run = 2; run <= size; run *= 2) {
     for (unsigned step = run / 2; step > 0; step /= 2) {
       #pragma unroll 1
-      for (unsigned i = threadIdx.x; i < size / 2; i += 128) {
+      for (unsigned i = threadIdx.x; i < size / 2; i += 256) {
         const unsigned low = i / step * 2 * step + i % step, high = low + step;
         const Entry a = list[low], b = list[high];
         if ((a < b) == ((low & run) == 0)) {
@@ -250,7 +246,7 @@ __device__ __forceinline__ void sort(Entry* list, unsigned n) {
 
 // an order that at least 50 of the row's elements reach: of 1 group a thread,
 // each with a largest key in `peaks`, as many in every warp reach what the warp says as make 50 in all
-__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[1], bool together) {
+__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[1]) {
   unsigned orders[1];
   unsigned low = 0xffffffffu, high = 0;
   #pragma unroll
@@ -260,7 +256,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
     high = high > orders[g] ? high : orders[g];
   }
   high = warp_most(high);
-  const int want = together ? 4 : 13;  // of each warp's groups
+  constexpr int want = 7;  // of each warp's groups
   low = warp_least(low);
   #pragma unroll 1
   for (int turn = 0; turn < 16 && high - low > 1; ++turn) {  // any bound that enough reach will do
@@ -275,18 +271,10 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
   if (threadIdx.x % 32 == 0) picker.reached[threadIdx.x / 32] = low;
   __syncthreads();
   const unsigned own = picker.reached[threadIdx.x % warps];
-  const unsigned reached = warp_least(own);
-  if (!together) return reached;
-  if (threadIdx.x < 4) {
-    Picker* const far = static_cast<Picker*>(__cluster_map_shared_rank(&picker, threadIdx.x));
-    far->reached_far[__clusterRelativeBlockRank()] = reached;
-  }
-  __cluster_barrier_arrive();
-  __cluster_barrier_wait();
-  return warp_least(picker.reached_far[threadIdx.x % 4]);
+  return warp_least(own);
 }
 
-extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(128, 6)
+extern "C" __global__ void __launch_bounds__(256, 3)
 topk(
     const __nv_bfloat16* __restrict__ logits_ptr,
     __nv_bfloat16* __restrict__ values_ptr,
@@ -296,11 +284,10 @@ topk(
     long long values_stride,
     long long columns_stride)
 {
-  const int lane = __clusterRelativeBlockRank() * 128 + threadIdx.x;  // of the 512 threads that share a row
-  __cluster_barrier_arrive_relaxed();  // this block runs
+  const int lane = threadIdx.x;  // of the 256 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
-  const long long row = blockIdx.x / 4;
+  const long long row = blockIdx.x;
   const __nv_bfloat16* const logits_row = logits_ptr + row * logits_stride;
   __nv_bfloat16* const values_row = values_ptr + row * values_stride;
   int* const columns_row = columns_ptr + row * columns_stride;
@@ -309,7 +296,6 @@ topk(
   if (threadIdx.x == 0) {
     picker.least = 0xffffffffu;
     picker.most = 0;
-    picker.incoming = 0;
   }
   Entry floor = static_cast<Entry>(masked) << column_bits | last_column;  // no candidate that is not above it counts
   float bar = -INFINITY;  // no key that is not above it makes a candidate of the columns to come
@@ -321,19 +307,18 @@ topk(
   Vec<__nv_bfloat16, 8> logits_vec_next[4];
   #pragma unroll
   for (int p = 0; p < 4; ++p) {
-    const int col = ((p) * 512 + lane) * 8;
+    const int col = ((p) * 256 + lane) * 8;
     if (col < 128256) {
       logits_vec_next[p] = load<8>(logits_row + col);
     }
   }
-  __cluster_barrier_wait();  // so does every block of the cluster, and may be written to
   for (int turn = 0;; turn += 4) {
-    const bool over = turn >= 32;
+    const bool over = turn >= 64;
     float peaks[4];
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
       peaks[p] = -INFINITY;
-      const int col = ((turn + p) * 512 + lane) * 8;
+      const int col = ((turn + p) * 256 + lane) * 8;
       if (!over && col < 128256) {
         const Vec<__nv_bfloat16, 8>& logits_vec = logits_vec_next[p];
         float keys[8];
@@ -345,10 +330,10 @@ topk(
         peaks[p] = largest(keys);
       }
     }
-    if (turn + 4 < 32) {  // on their way while this turn's candidates are found
+    if (turn + 4 < 64) {  // on their way while this turn's candidates are found
       #pragma unroll
       for (int p = 0; p < 4; ++p) {
-        const int col = ((turn + p + 4) * 512 + lane) * 8;
+        const int col = ((turn + p + 4) * 256 + lane) * 8;
         if (col < 128256) {
           logits_vec_next[p] = load<8>(logits_row + col);
         }
@@ -396,7 +381,7 @@ topk(
           left = count(done) < 32;
         }
         const bool again = __syncthreads_or(left);
-        if (!again && !__syncthreads_or(held > (over ? 20 : 74))) break;
+        if (!again && !__syncthreads_or(held > (over ? 128 : 69))) break;
         // keep the best 50 and a few more, spread evenly over the warps
         const Entry* const own_list = picker.entries[side] + warp * room;
         const Entry higher = cut(picker, own_list, held);
@@ -431,11 +416,11 @@ topk(
     }
     if (over) break;
     float limit = bar;
-    if (turn == 0 || crowd >= 112) {  // better a higher threshold than a flood of candidates
+    if (crowd >= 224) {  // better a higher threshold than a flood of candidates
       float peak[1] = {peaks[0]};
       #pragma unroll
       for (int p = 1; p < 4; ++p) peak[0] = larger(peak[0], peaks[p]);
-      const unsigned order = tighten(picker, peak, turn == 0);
+      const unsigned order = tighten(picker, peak);
       const Entry reached = (static_cast<Entry>(order) << column_bits) - 1;
       if (reached > floor) {
         floor = reached;
@@ -446,39 +431,16 @@ topk(
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
       const Lanes who = vote(!(peaks[p] <= limit));
-      if (who >> lane_of_warp & 1) picker.notes[warp][noted + count(who & lanes_below)] = ((turn + p) * 512 + lane) * 8;
+      if (who >> lane_of_warp & 1) picker.notes[warp][noted + count(who & lanes_below)] = ((turn + p) * 256 + lane) * 8;
       noted += count(who);
     }
   }
 
-  // the candidates of the cluster's blocks meet in its first block
-  if (threadIdx.x < 4) {
-    Picker* const far = static_cast<Picker*>(__cluster_map_shared_rank(&picker, threadIdx.x));
-    far->floors[__clusterRelativeBlockRank()] = floor;
-  }
-  __cluster_barrier_arrive();
-  __cluster_barrier_wait();
-  #pragma unroll
-  for (int b = 0; b < 4; ++b) floor = floor > picker.floors[b] ? floor : picker.floors[b];
-  Picker* const first = static_cast<Picker*>(__cluster_map_shared_rank(&picker, 0));
-  #pragma unroll 1
-  for (unsigned i = 0; i < held; i += 32) {
-    const Entry entry = i + lane_of_warp < held ? picker.entries[side][warp * room + i + lane_of_warp] : 0;
-    const Lanes who = vote(entry > floor);
-    unsigned start = 0;
-    if (lane_of_warp == 0 && who) start = atomicAdd(&first->incoming, static_cast<unsigned>(count(who)));
-    start = __shfl_sync(0xffffffffu, start, 0);
-    if (entry > floor) first->merged[0][start + count(who & lanes_below)] = entry;
-  }
-  __cluster_barrier_arrive();
-  __cluster_barrier_wait();
-  if (__clusterRelativeBlockRank() != 0) return;
-
   // rank the candidates: into bins by their keys, and within a bin by comparing them
   unsigned least = 0xffffffffu, most = 0;
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < picker.incoming; i += 128) {
-    const Entry entry = picker.merged[0][i];
+  for (unsigned i = lane_of_warp; i < held; i += 32) {
+    const Entry entry = picker.entries[side][warp * room + i];
     const unsigned order = static_cast<unsigned>(entry >> column_bits);
     least = least < order ? least : order;
     most = most > order ? most : order;
@@ -487,8 +449,8 @@ topk(
   const Entry lowest = static_cast<Entry>(picker.least) << column_bits;
   const int by = shift_for((static_cast<Entry>(picker.most) << column_bits | last_column) - lowest);
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < picker.incoming; i += 128) {
-    const Entry entry = picker.merged[0][i];
+  for (unsigned i = lane_of_warp; i < held; i += 32) {
+    const Entry entry = picker.entries[side][warp * room + i];
     atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u);
   }
   __syncthreads();
@@ -503,20 +465,20 @@ topk(
   }
   if (threadIdx.x == 0) picker.bins_above[bins] = 0;
   const bool sorts = __syncthreads_or(many);
-  Entry* const binned = picker.merged[1];
+  Entry* const binned = picker.entries[side ^ 1];
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < picker.incoming; i += 128) {
-    const Entry entry = picker.merged[0][i];
+  for (unsigned i = lane_of_warp; i < held; i += 32) {
+    const Entry entry = picker.entries[side][warp * room + i];
     binned[atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u)] = entry;
   }
   __syncthreads();
   const unsigned all = picker.bins_above[0];
   if (sorts) {
     sort(binned, all);
-    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 128) picker.picks[i] = binned[i];
+    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 256) picker.picks[i] = binned[i];
   }
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < all && !sorts; i += 128) {
+  for (unsigned i = threadIdx.x; i < all && !sorts; i += 256) {
     const Entry entry = binned[i];
     const int bin = static_cast<int>((entry - lowest) >> by);
     unsigned rank = picker.bins_above[bin + 1];
@@ -526,12 +488,12 @@ topk(
       if (rank < 50) picker.picks[rank] = entry;
     }
   }
-  for (unsigned i = all + threadIdx.x; i < 50; i += 128) picker.picks[i] = 0;
+  for (unsigned i = all + threadIdx.x; i < 50; i += 256) picker.picks[i] = 0;
   __syncthreads();
 
   // the 50 chosen, walk 1 over them: write values, columns
   #pragma unroll
-  for (int rank = threadIdx.x; rank < 50; rank += 128) {
+  for (int rank = threadIdx.x; rank < 50; rank += 256) {
     const Entry entry = picker.picks[rank];
     const int columns = entry ? column_of(entry) : -1;
     const float values_ = entry ? key_of(entry) : -INFINITY;
