@@ -206,7 +206,7 @@ def accesses(plan: Plan) -> list[str]:
     """How each tensor moves, and why not wider."""
     modes = {
         "vector": "whole vectors of {bytes} B",
-        "window": "vectors of {bytes} B on an aligned grid that rows start inside of; their ends go element by element",
+        "across": "vectors across aligned blocks of {bytes} B, shifted into place, since rows start anywhere",
         "element": "element by element",
     }
     lines = []
@@ -275,7 +275,7 @@ def absent(found: Candidates) -> list[str]:
     if not plans or "none" in stagings:
         return []
     widest = max(plans, key=lambda p: p.tile.team)
-    bytes_each = schedule(graph, plans[0].accesses, keeps="values", whole_vectors=False).kept_bytes
+    bytes_each = schedule(graph, plans[0].accesses, keeps="values", by_vectors=False).kept_bytes
     if not bytes_each:
         return []
     row_bytes = bytes_each * graph.cols

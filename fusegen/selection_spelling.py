@@ -38,8 +38,6 @@ class SelectionSpeller(Speller):
     def col_of(self, vector: str) -> str:
         """The first column of the thread's vector of that number."""
         tile = self.plan.tile
-        if self.start():
-            return f"start + ({vector}) * {tile.threads_per_row * tile.vector}"
         return f"(({vector}) * {tile.threads_per_row} + lane) * {tile.vector}"
 
     def vectors(self, loads: tuple[Load, ...]) -> list[Mapping[str, str]]:
@@ -51,6 +49,18 @@ class SelectionSpeller(Speller):
             }
             for load in loads
         ]
+
+    def read_ahead(self, loads: tuple[Load, ...]) -> list[Mapping[str, str]]:
+        """The same, read a turn before they are used: what lies across blocks is shifted into place only then."""
+        found: list[Mapping[str, str]] = []
+        for load in loads:
+            name, vector = f"{load.access.name}_vec", self.vec_type(load.access)
+            read, call, made = vector, self.from_memory, f"const {vector}& {name} = {name}_next[p];"
+            if load.access.mode == "across":
+                read, call = self.span_type(load.access), self.span_from_memory
+                made = f"const {vector} {name} = joined({name}_next[p], {self.pointer(load.access)});"
+            found.append({"type": read, "name": f"{name}_next", "call": call(load, inside=False), "made": made})
+        return found
 
     def statements(self, loads: tuple[Load, ...], body: tuple[Statement, ...]) -> list[str]:
         lines = [
@@ -73,15 +83,23 @@ class SelectionSpeller(Speller):
             "stage": self.last,
             "title": textwrap.wrap(title, WIDTH, subsequent_indent="  "),
             "parts": [self.part(r) for r in self.last.reductions],
-            "vectors": self.vectors(self.last.loads),
+            "vectors": self.read_ahead(self.last.loads),
             "body": [*self.body(stage, loads_first=False), f"keys[j] = {self.selection.key};"],
             "key_reductions": [r.part for r in of_key],
             "masks": not others and not self.last.stores,  # what lies outside of the row counts for nothing else
             "results": [line for r in self.last.reductions for line in self.results(r)],
         }
 
+    def inside(self) -> str:
+        """When element j of a vector lies in the row; empty where every one does."""
+        if not self.whole():
+            return ""
+        return self.in_later_turns(f"col + j < {self.cols}", self.plan.cols // self.plan.tile.vector)
+
     def team_guard(self) -> str:
-        return " && ".join(part for part in (self.guard(), self.inside()) if part)
+        if not self.inside():
+            return self.guard()
+        return f"live && {self.inside()}" if self.live() else self.inside()
 
     def team_body(self) -> list[str]:
         lines = self.body(replace(self.last, reductions=(), stores=()), loads_first=True)
@@ -168,6 +186,7 @@ class SelectionSpeller(Speller):
             **context,
             "resident": resident,
             "s": chosen,
+            "inside": self.inside(),
             "choose": choose,
             "rolled": ROLLED,
             "last_walk": last,

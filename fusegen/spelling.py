@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusegen.planner.heading import WIDTH, header_lines
-from fusegen.planner.model import Access, Load, Param, Reduction, ReductionKind, RowPlan, Stage, Store
+from fusegen.planner.model import Load, Param, Reduction, ReductionKind, RowPlan, Stage, Store
 from fusegen.planner.pieces import CTYPE, stride_name
 from fusegen.prelude import REDUCERS, WORD_FUNCTIONS
 from fusegen.types import DType, b8, bf16, f16, f32, i32
+from fusegen.vectors import PIECE_BYTES, Vectors
 
 UNROLL = "#pragma unroll"
 
@@ -28,34 +29,16 @@ class Words:
     unroll: str = UNROLL
 
 
-class Speller:
+class Speller(Vectors):
     """The words of one plan in one dialect; `context()` is what the templates see."""
 
     parts = "part"  # the array of a reduction's partial results
 
     def __init__(self, plan: RowPlan) -> None:
-        self.plan = plan
-        self.spelling = plan.target.spelling
-        self.functions: set[str] = set()
-        self.uses_vec = False
+        super().__init__(plan)
         self.declared: set[str] = set()
 
     # ---- names and small texts
-
-    @property
-    def index(self) -> str:
-        return "long long" if self.plan.flat else "int"
-
-    @property
-    def cols(self) -> str:
-        return "n" if self.plan.flat else str(self.plan.cols)
-
-    def ctype(self, dtype: DType) -> str:
-        return self.spelling.ctype[dtype]
-
-    def vec_type(self, access: Access) -> str:
-        self.uses_vec = True
-        return f"Vec<{self.ctype(access.dtype)}, {access.vector}>"
 
     def to_value(self, dtype: DType, text: str) -> str:
         """From the storage type to f32, i32 or bool."""
@@ -67,10 +50,6 @@ class Speller:
         if dtype is i32:
             return text
         return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
-
-    def pointer(self, access: Access) -> str:
-        """Where the tensor's row starts."""
-        return f"{access.name}_row" if access.strided and not self.plan.flat else f"{access.name}_ptr"
 
     # ---- the frame
 
@@ -136,20 +115,10 @@ class Speller:
     def start(self) -> str:
         """The statement that finds the thread's first column, where that takes more than its lane."""
         tile = self.plan.tile
-        if self.plan.flat or not (self.plan.windowed or tile.col_tiles > 1):
+        if self.plan.flat or tile.col_tiles == 1:
             return ""
-        text = f"lane * {tile.vector}"
-        if tile.col_tiles > 1:
-            text = f"static_cast<int>({self.tile()} % {tile.col_tiles}) * {tile.cols} + {text}"
-        lines = []
-        if self.plan.windowed:
-            lines.append(
-                f"// rows start {tile.vector}-element vectors at any phase: step back to the vector that holds column 0"
-            )
-            lines.append(f"const int shift = static_cast<int>(row * {self.plan.cols} % {tile.vector});")
-            text += " - shift"
-        lines.append(f"const int start = {text};")
-        return "\n".join(lines)
+        first = f"static_cast<int>({self.tile()} % {tile.col_tiles}) * {tile.cols}"
+        return f"const int start = {first} + lane * {tile.vector};"
 
     def col(self) -> str:
         """The column of the thread's vector v."""
@@ -163,34 +132,12 @@ class Speller:
             f"(v * {tile.threads_per_row} + lane) * {tile.vector}" if tile.threads_per_row > 1 else f"v * {tile.vector}"
         )
 
-    def live(self) -> bool:
-        return not self.plan.flat and self.plan.tile.rows_per_block > 1
-
-    def guard(self) -> str:
-        """When a whole vector is worth a look."""
-        parts = ["live"] if self.live() else []
-        if self.plan.tail != "none":
-            parts.append(f"col < {self.cols}")
-        return " && ".join(parts)
-
-    def inside(self, col: str = "col + j") -> str:
-        """When one element of a vector lies in the row; empty where every one does."""
-        if self.plan.tail != "element" or self.plan.tile.vector == 1:
-            return ""
-        low = f"{col} >= 0 && " if self.plan.windowed else ""
-        return f"{low}{col} < {self.cols}"
-
-    def inside_vector(self) -> str:
-        low = "col >= 0 && " if self.plan.windowed else ""
-        return f"{low}col + N <= cols"
-
-    def inside_element(self) -> str:
-        low = "col + j >= 0 && " if self.plan.windowed else ""
-        return f"{low}col + j < cols"
-
-    def whole(self) -> str:
-        """When every element of a vector lies in the row."""
-        return self.inside_vector().replace("cols", self.cols).replace("N", str(self.plan.tile.vector))
+    def rest(self) -> Mapping[str, Any]:
+        """How many elements of a vector that the row ends in belong to it: up to `count`, those which pass `test`."""
+        tile = self.plan.tile
+        if self.plan.flat:
+            return {"count": tile.vector, "test": f"col + j < {self.cols}"}
+        return {"count": self.plan.cols % tile.vector, "test": ""}
 
     def row_indices(self) -> list[str]:
         """Each row dimension's own index, from the row's number; none where there is one dimension."""
@@ -219,8 +166,10 @@ class Speller:
             found.append(
                 {
                     "type": f"{const}{self.ctype(access.dtype)}",
+                    "tensor": access.name,
                     "name": f"{access.name}_row",
                     "expr": " + ".join([f"{access.name}_ptr", *terms]),
+                    "ends": self.ends(access),
                 }
             )
         return found
@@ -266,90 +215,11 @@ class Speller:
                 found.setdefault(name, (name, keep.ctype, keep.offset_bytes, False))
         return list(found.values())
 
-    def kept_name(self, access: Access) -> str:
-        """The array of a tensor's kept vectors: in registers they are where they were read to."""
-        return f"{access.name}_{'kept' if self.plan.in_shared else 'vec'}"
-
-    def kept_at(self, name: str, vector: bool) -> str:
-        """The element of a kept array that belongs to this thread's v and j."""
-        tile = self.plan.tile
-        v = "v" if self.loops() else "0"
-        if self.plan.in_shared:
-            own = "lane" if tile.cluster == 1 else "threadIdx.x"
-            row = f"{v} * {tile.team} + {own}"
-            return f"{name}[{row}]" if vector else f"{name}[({v} * {tile.vector} + j) * {tile.team} + {own}]"
-        at = f"[{v}]" if self.loops() else ""
-        return f"{name}{at}" if vector else f"{name}{at}[j]"
-
-    def register_dims(self, vector: bool) -> str:
-        tile = self.plan.tile
-        outer = f"[{tile.per_thread}]" if self.loops() else ""
-        return outer if vector else f"{outer}[{tile.vector}]"
-
-    def loops(self) -> bool:
-        return self.plan.tile.per_thread > 1
-
     # ---- a walk
-
-    def within(self, load: Load, text: str, inside: bool) -> str:
-        """The vector, or zeros where the row does not need these columns; `inside`: it is known to need them."""
-        if inside or not load.until:
-            return text
-        return f"col {load.until} ? {text} : {self.vec_type(load.access)}{{}}"
-
-    def from_memory(self, load: Load, inside: bool) -> str:
-        return self.within(load, self.load_call(load.access), inside)
-
-    def from_shared(self, load: Load, place: str, part: str, inside: bool) -> str:
-        """A vector that shared memory holds, or memory where it has no room; beyond a mask nothing was copied."""
-        text = self.within(load, place, inside) if self.plan.copies else place
-        if not part:
-            return text
-        return f"{part} ? {bracketed(text)} : {bracketed(self.from_memory(load, inside))}"
-
-    def load_call(self, access: Access) -> str:
-        row = self.pointer(access)
-        width = access.vector
-        if access.once and self.plan.tail != "element":
-            self.functions.add("load_once")
-            return f"load_once<{width}>({row} + col)"
-        if self.plan.tail == "element" and width > 1:
-            self.functions.add("load_each_within")
-            if access.mode != "element":
-                self.functions.update(("load_within", "load"))
-                return f"load_within<{width}>({row}, col, {self.cols})"
-            return f"load_each_within<{width}>({row}, col, {self.cols})"
-        name = "load_each" if access.mode == "element" else "load"
-        self.functions.add(name)
-        return f"{name}<{width}>({row} + col)"
-
-    def partly(self) -> str:
-        """When a vector is among those that shared memory has room for; empty where all are."""
-        tile = self.plan.tile
-        return f"v < {tile.kept}" if tile.kept < tile.per_thread else ""
 
     def loop_head(self, stage: Stage) -> str:
         count = self.plan.tile.per_thread
         return f"int v = {count - 1}; v >= 0; --v" if stage.backward else f"int v = 0; v < {count}; ++v"
-
-    def copy_call(self, load: Load) -> str:
-        self.functions.add("copy_async")
-        call = f"copy_async<{load.access.vector}>(&{self.kept_at(self.kept_name(load.access), True)}, "
-        call += f"{self.pointer(load.access)} + col);"
-        return f"if (col {load.until}) {call}" if load.until else call
-
-    def store_call(self, access: Access) -> str:
-        row, value = self.pointer(access), f"{access.name}_vec"
-        width = access.vector
-        if self.plan.tail == "element" and width > 1:
-            self.functions.add("store_each_within")
-            if access.mode != "element":
-                self.functions.update(("store_within", "store"))
-                return f"store_within<{width}>({row}, col, {self.cols}, {value})"
-            return f"store_each_within<{width}>({row}, col, {self.cols}, {value})"
-        name = "store_each" if access.mode == "element" else "store"
-        self.functions.add(name)
-        return f"{name}<{width}>({row} + col, {value})"
 
     def walk(self, number: int, stage: Stage) -> Mapping[str, Any]:
         whole = self.plan.staging in ("registers", "none")
@@ -357,26 +227,37 @@ class Speller:
         inside = bool(stage.until) and not loads_first  # the walk's own test stands before the load
         reads = []
         vectors = []
+        shifts = []
         staged = [load for load in stage.loads if load.when != "now"] if self.plan.in_shared else []
         copies = [load for load in staged if load.when == "keep"] if self.plan.copies else []
         for load in (*stage.reads, *(load for load in staged if load.when == "kept")):
             name = f"{load.access.name}_vec"
             kept = load.when in ("keep", "ahead")
-            if loads_first and not kept and name not in self.declared:
-                self.declared.add(name)  # a walk that reads the tensor again fills the same array
-                vectors.append(
-                    {"type": self.vec_type(load.access), "name": name, "dims": f"[{self.plan.tile.per_thread}]"}
-                )
-            declare, target = f"const {self.vec_type(load.access)} ", name
-            if load not in staged and (kept or loads_first):
-                declare, target = "", self.kept_at(name, True) if kept else f"{name}[v]"
-            place, part, keep = self.kept_at(self.kept_name(load.access), True), self.partly(), ""
-            if load in staged and (load.when == "kept" or load in copies):
+            from_shared = load in staged and (load.when == "kept" or load in copies)
+            across = load.access.mode == "across" and not from_shared
+            read, ctype = (f"{load.access.name}_span", self.span_type) if across else (name, self.vec_type)
+            if loads_first and (across or not kept) and read not in self.declared:
+                self.declared.add(read)  # a walk that reads the tensor again fills the same array
+                vectors.append({"type": ctype(load.access), "name": read, "dims": f"[{self.plan.tile.per_thread}]"})
+            place, part, keep = self.kept_vector(load.access), self.partly(), ""
+            if from_shared:
                 call = self.from_shared(load, place, part, inside)
+            elif across:
+                call = self.span_from_memory(load, inside)
             else:
                 call = self.from_memory(load, inside)
-                if load in staged:
-                    keep = f"if ({part}) {place} = {name};" if part else f"{place} = {name};"
+            if load in staged and not from_shared:
+                keep = f"if ({part}) {place} = {name};" if part else f"{place} = {name};"
+            whole_vec = self.kept_at(name, True) if kept and load not in staged else ""  # where a register holds it
+            declare, target = f"const {ctype(load.access)} ", read
+            if loads_first and (across or not kept):
+                declare, target = "", f"{read}[v]"
+            elif whole_vec and not across:
+                declare, target = "", whole_vec
+            if across:
+                vector = whole_vec or f"const {self.vec_type(load.access)} {name}"
+                shifts.append({"text": f"{vector} = joined({target}, {self.pointer(load.access)});", "keep": keep})
+                keep = ""
             reads.append({"declare": declare, "target": target, "call": call, "keep": keep})
         body = self.body(stage, loads_first)
         made = {
@@ -388,9 +269,11 @@ class Speller:
             "copies": [self.copy_call(load) for load in copies],
             "copied": self.plan.tile.kept,
             "pending": self.plan.tile.kept - 1 if copies else -1,
+            "copies_across": any(load.access.mode == "across" for load in copies),
             "head": self.loop_head(stage),
             "vectors": vectors,
             "reads": reads,
+            "shifts": shifts,
             "loop": self.loops(),
             "unroll": UNROLL if whole else f"{UNROLL} 4",
             "outputs": [
@@ -398,14 +281,13 @@ class Speller:
                     "type": self.vec_type(s.access),
                     "name": f"{s.access.name}_vec",
                     "call": self.store_call(s.access),
+                    "across": s.access.mode == "across",
                     "rest": self.to_storage(s.access.dtype, s.rest),
                 }
                 for s in stage.stores
             ],
             "body": body,
-            "uses_col": bool(
-                self.guard() or self.inside() or stage.stores or stage.until or (reads and not loads_first)
-            )
+            "uses_col": bool(self.guard() or self.whole() or stage.stores or stage.until or (reads and not loads_first))
             or any("col + j" in line for line in body),
             "vector_reductions": [r.part for r in stage.reductions if r.kind == "softmax"],
             "rest": [self.update_rest(r) for r in stage.reductions if stage.until],
@@ -424,7 +306,8 @@ class Speller:
                 continue
             name = f"{load.access.name}_vec"
             kept = load.when != "now" and not self.plan.in_shared
-            vector = self.kept_at(name, True) if kept else f"{name}[v]" if loads_first else name
+            in_array = loads_first and load.access.mode != "across"
+            vector = self.kept_at(name, True) if kept else f"{name}[v]" if in_array else name
             lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
         lines += [f"const {k.ctype} {k.value} = {self.kept_at(f'{k.value}_kept', False)};" for k in stage.takes]
         lines += [f"const {s.ctype} {s.name} = {s.expr};" for s in stage.body]
@@ -450,6 +333,8 @@ class Speller:
     def update_rest(self, r: Reduction) -> str:
         """A whole vector of values that are all alike."""
         count = f"{self.plan.tile.vector}.0f"
+        if whole := self.whole():
+            count = f"({whole} ? {count} : {self.plan.cols % self.plan.tile.vector}.0f)"
         return {
             "sum": f"{r.part} += {count} * {r.rest};",
             "max": f"{r.part} = larger({r.part}, {r.rest});",
@@ -524,6 +409,7 @@ class Speller:
         walks = self.walks()
         reduces = self.row_reduces()
         keeps = self.keeps()
+        lanes = min(plan.tile.team, plan.target.warp)
         for text in self.expressions():
             self.functions.update(
                 f for f in ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS) if f"{f}(" in text
@@ -549,12 +435,12 @@ class Speller:
                 d.name: self.spelling.to_float[d].format(self.spelling.from_float[d].format("x")) for d in (f16, bf16)
             },
             "index": self.index,
-            "inside_vector": self.inside_vector(),
-            "inside_element": self.inside_element(),
             "word_functions": self.word_functions(),
             "row_reduces": reduces,
             "partner": self.spelling.shuffle_xor.format("v", "step"),
-            "lanes": min(plan.tile.team, plan.target.warp),
+            "from_before": self.from_before(lanes),
+            "piece": PIECE_BYTES,
+            "lanes": lanes,
             "signature": self.signature(),
             "tiling": self.tiling(),
             "live": self.live(),
@@ -574,8 +460,9 @@ class Speller:
             "col": self.col(),
             "loops": self.loops(),
             "guard": self.guard(),
-            "inside": self.inside(),
+            "cols": self.cols,
             "whole": self.whole(),
+            "rest": self.rest(),
             "first_element": self.first_element(),
             "function": self.spelling.functions,
             "walks": walks,
@@ -593,7 +480,3 @@ class Speller:
         used = {a.dtype for a in self.plan.accesses}
         used |= {d for d in (f16, bf16) if any(f"round_{d.name}(" in e for e in self.expressions())}
         return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
-
-
-def bracketed(text: str) -> str:
-    return f"({text})" if "?" in text else text

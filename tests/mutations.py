@@ -62,38 +62,40 @@ class Subject:
 
 
 def registers(plan: Plan) -> bool:
-    return plan.staging == "registers" and plan.warps_per_row > 1 and plan.tile.per_thread > 1 and not plan.windowed
+    return plan.staging == "registers" and plan.warps_per_row > 1 and plan.tile.per_thread > 1 and not plan.across
 
 
 def shared(plan: Plan) -> bool:
     keeps = any(stage.keeps for stage in plan.stages)
-    return (
-        plan.staging == "shared" and keeps and plan.warps_per_row > 1 and plan.tile.cluster == 1 and not plan.windowed
-    )
+    return plan.staging == "shared" and keeps and plan.warps_per_row > 1 and plan.tile.cluster == 1 and not plan.across
 
 
 def stream(plan: Plan) -> bool:
-    return plan.staging == "stream" and plan.tile.vector > 1 and not plan.windowed
+    return plan.staging == "stream" and plan.tile.vector > 1 and not plan.across
 
 
 def sub_warp(plan: Plan) -> bool:
-    return plan.tile.rows_per_block > 1 and 1 < plan.tile.threads_per_row < plan.target.warp and not plan.windowed
+    return plan.tile.rows_per_block > 1 and 1 < plan.tile.threads_per_row < plan.target.warp and not plan.across
 
 
 def warp(plan: Plan) -> bool:
-    return plan.tile.threads_per_row == plan.target.warp and not plan.windowed
+    return plan.tile.threads_per_row == plan.target.warp and not plan.across
 
 
-def window(plan: Plan) -> bool:
-    return plan.windowed and plan.tile.per_thread > 1
+def across(plan: Plan) -> bool:
+    return plan.across and plan.tile.vector > 2 and plan.warps_per_row > 1
+
+
+def copied_across(plan: Plan) -> bool:
+    return plan.across and plan.copies and plan.tile.cluster == 1
 
 
 def one_walk(plan: Plan) -> bool:
-    return plan.staging == "none" and plan.tile.threads_per_row > 1 and not plan.windowed
+    return plan.staging == "none" and plan.tile.threads_per_row > 1 and not plan.across
 
 
 def copied(plan: Plan) -> bool:
-    return plan.copies and plan.tile.cluster == 1 and 2 <= plan.tile.per_thread <= 8 and not plan.windowed
+    return plan.copies and plan.tile.cluster == 1 and 2 <= plan.tile.per_thread <= 8 and not plan.across
 
 
 def partly_kept(plan: Plan) -> bool:
@@ -136,7 +138,8 @@ SOFTMAX_STREAM = Subject("additive_mask_softmax", 2056, stream)
 CAUSAL = Subject("scale_causal_softmax", 40, sub_warp)
 RMS = Subject("rmsnorm", 1000, registers, dtype="f32")
 RMS_WARP = Subject("rmsnorm", 250, warp)
-RMS_WINDOW = Subject("rmsnorm", 1003, window)
+RMS_ACROSS = Subject("rmsnorm", 1003, across)
+COPIED_ACROSS = Subject("log_softmax", 2057, copied_across)
 TWO = Subject("add_rmsnorm", 1000, shared)
 FLAT = Subject("swiglu_elementwise", 77, whatever)
 TILES = Subject("bias_relu", 100, whatever)
@@ -182,7 +185,7 @@ def mutation(name: str, models: str, subject: Subject, *edits: str, **options: b
 
 MUTATIONS: tuple[Mutation, ...] = (
     # ---- the row's end
-    mutation("tail guard dropped", "a vector past the row is read and written", LN, r"if \(col < 1000\)", "if (true)",
+    mutation("tail guard dropped", "a vector past the row is read and written", LN, r"col < 1000\)", "true)",
              everywhere=True),
     mutation("tail guard one vector early", "the last vector is skipped", LN_STREAM, r"col < 2056", "col < 2048",
              everywhere=True),
@@ -194,12 +197,24 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"col \+ N <= cols", "col + N <= cols + 1", everywhere=True),
     mutation("last element left out", "the scalar end stops one short", FLAT,
              r"(store_each_within.*?col \+ j < )cols", r"\1cols - 1"),
-    mutation("written past the row", "a store one element further", RMS_WINDOW,
-             r"row\[col \+ j\] = v\.at\[j\]", "row[col + j + 1] = v.at[j]"),
-    mutation("wrong window shift", "vectors step back by the wrong phase", RMS_WINDOW,
-             r"(int shift = static_cast<int>\(row \* 1003) %", r"\1 + 1) % ("),
-    mutation("window reaches before the row", "the guard at column 0 is gone", RMS_WINDOW,
-             r"col \+ j >= 0 && ", "", everywhere=True),
+    mutation("written past the row", "the row's end is not looked for where values go one by one", RMS_ACROSS,
+             r"if \(at < cols\) row\[at\]", "if (at <= cols) row[at]"),
+    mutation("block past the row", "a block is written whole that the row ends in", RMS_ACROSS,
+             r"!ends_last && from \+ N <= cols", "!ends_last && from < cols"),
+    mutation("wrong phase", "pieces are shifted as if the row began an element later", RMS_ACROSS,
+             r"phase<piece>\(row\) \* sizeof", "phase<piece>(row + 1) * sizeof"),
+    mutation("neighbour of a neighbour", "a block begins with the values of the lane two before", RMS_ACROSS,
+             r"\(lane \+ 31\) % 32", "(lane + 30) % 32"),
+    mutation("last lane unfinished", "nobody writes what the last lane's values leave over", RMS_ACROSS,
+             r"ends_last && j < before \? 32 \* N : 0", "0"),
+    mutation("pieces behind the tensor", "the last row's pieces are read whole", RMS_ACROSS,
+             r"if \(!ends \|\|", "if (true ||"),
+    mutation("copies behind the tensor", "the last row's blocks are copied whole", COPIED_ACROSS,
+             r"left = ends \?", "left = false ?"),
+    mutation("block behind a warp's not copied", "the last lane's vector goes on in nothing", COPIED_ACROSS,
+             r"last \|\| threadIdx\.x % 32 == 31", "last"),
+    mutation("lanes of a copy don't meet", "a lane reads the block that the next has yet to copy", COPIED_ACROSS,
+             r"__syncwarp\(\);", ""),
     # ---- which rows
     mutation("live-row guard dropped", "rows past the last one are worked on", SOFTMAX_SHORT,
              r"live = row < rows", "live = true"),

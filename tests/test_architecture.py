@@ -35,6 +35,7 @@ LAYERS = (
     "planner",
     "unfusing",
     "prelude",
+    "vectors",
     "spelling",
     "rolling selection_spelling",
     "gemm_spelling wgmma_spelling",

@@ -249,8 +249,6 @@ def check_invariance(kernel: Kernel, tensors: list[Any], got: tuple[Any, ...], s
     graph = kernel.plan.graph
     for one, again in zip(got, as_tuple(kernel(*tensors)), strict=True):
         assert same_bits(one, again), "the same call gave other bits"
-    if kernel.plan.windowed and graph.reductions:
-        return  # what a thread adds depends on where a row starts within its first vector
     picks = picks_for(graph, sizes, SAMPLE // 4)
     few = [pick(t, v, picks) for t, v in zip(graph.inputs, tensors, strict=True)]
     for tensor, one, alone in zip(graph.outputs, got, as_tuple(kernel(*few)), strict=True):

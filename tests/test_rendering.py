@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.compiling import compile_source
+from fusegen.compiling import compile_source, ptx
 from fusegen.errors import MissingError
 from fusegen.graph import Graph
 from fusegen.planner import candidates, plan
@@ -17,7 +17,7 @@ from fusegen.planner.model import Layout, Plan, RowPlan
 from fusegen.rendering import render
 from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, TARGETS, Target
-from fusegen.types import DTYPES
+from fusegen.types import DTYPES, DType, bf16, f16, f32
 from tests.chains import random_chain
 from tests.sizes import sizes_at
 from tests.specs import ALL, storage_types
@@ -132,6 +132,23 @@ def test_chains_and_values_may_have_any_name(name: str, target: Target) -> None:
     exec(compile(body, "named.py", "exec"), module)
     graph = trace_named(module, name)
     compiles(plan(graph, target))
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda c: c.name)
+def test_blocks_of_rows_that_start_anywhere_are_written_whole(spec: Chain, dtype: DType) -> None:
+    """NVRTC may take a vector apart into stores of 2 or 4 bytes, which nothing but its own text shows."""
+    graph = spec.with_dtype(dtype).graph
+    found = candidates(graph.at(**sizes_at(graph, 2047)), H200).plans
+    rows = [p for p in found if isinstance(p, RowPlan) and p.across and p.tile.vector == 16 // dtype.bytes]
+    for made in rows[:3]:
+        source = render(made)
+        try:
+            text = ptx(source.text, H200, filename=source.filename)
+        except MissingError as missing:
+            pytest.skip(str(missing).splitlines()[0])
+        stores = len(re.findall(r"store_across<", source.text))
+        assert len(re.findall(r"st\.global\.v4", text)) >= stores, made.regime
 
 
 def trace_named(module: dict[str, object], name: str) -> Graph:

@@ -217,11 +217,11 @@ def test_like_calls_share_a_record() -> None:
 
 
 def test_records_tell_alignments_apart_that_only_a_variant_needs() -> None:
-    """The kernel's own plan moves single elements; its variant for split rows moves vectors on an aligned grid."""
+    """The kernel's own plan moves single elements; its variant for split rows moves vectors across aligned blocks."""
 
     def variants(layout: Layout) -> tuple[Source, None]:
         plans = candidates(biased.at(N=37).graph, H200, layout).plans
-        return render(next(p for p in plans if p.windowed is layout.split)), None
+        return render(next(p for p in plans if p.across is layout.split)), None
 
     source, _ = variants(Layout())
     kernel = Kernel(source, None, EmulatorDevice(H200), variants)

@@ -73,17 +73,17 @@ def test_every_spec_passes_in_every_dtype(name: str, dtype: str, target: Target)
 
 @pytest.mark.parametrize("name", [n for n, c in SPECS.items() if c.graph.reductions])
 @pytest.mark.parametrize("staging", ["registers", "shared", "stream"])
-@pytest.mark.parametrize("windowed", [False, True], ids=["whole", "windowed"])
-def test_every_regime_passes_and_uses_its_bound(name: str, staging: str, windowed: bool) -> None:
+@pytest.mark.parametrize("across", [False, True], ids=["whole", "across"])
+def test_every_regime_passes_and_uses_its_bound(name: str, staging: str, across: bool) -> None:
     """In f32, where storage rounding hides nothing: errors are a good part of what is allowed, and no more."""
     found = SPECS[name].with_dtype(f32)
-    graph = found.graph.at(**sizes_at(found.graph, 1031 if windowed else 2056))
+    graph = found.graph.at(**sizes_at(found.graph, 1031 if across else 2056))
 
     def fits(plan: Plan) -> bool:
-        return plan.staging == staging and plan.windowed == windowed
+        return plan.staging == staging and plan.across == across
 
     if not any(map(fits, candidates(graph, H200).plans)):
-        pytest.skip(f"the planner has no {staging} candidate for {name} with windows: {windowed}")
+        pytest.skip(f"the planner has no {staging} candidate for {name} across blocks: {across}")
     report = validate(emulated(graph, fits=fits), quick=True)
     report.raise_for_error()
     assert report.share >= 0.02, f"the bound is loose\n{report}"

@@ -37,18 +37,14 @@ class Draft:
     flat: bool = False
 
     @property
-    def windowed(self) -> bool:
-        return any(access.mode == "window" for access in self.accesses)
-
-    @property
     def divides(self) -> bool:
         """Is a row a whole number of vectors?"""
         return self.graph.cols % self.vector == 0
 
     @property
     def vectors(self) -> int:
-        """Vectors that a row spans; a window may start up to one vector early."""
-        return -(-(self.graph.cols + (self.vector - 1 if self.windowed else 0)) // self.vector)
+        """Vectors that a row spans."""
+        return -(-self.graph.cols // self.vector)
 
 
 def row_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draft:
@@ -65,10 +61,11 @@ def assemble(
     graph, target = draft.graph, draft.target
     parts = max(1, tile.team // target.warp) + (tile.cluster if tile.cluster > 1 else 0)  # Plan.parts_per_row
     slots = walks.slots if parts > 1 else 0
-    stages = tuple(placed(stage, number, tile, staging) for number, stage in enumerate(walks.stages))
     rolling = staging == "rolling"
     in_shared = staging == "shared" or rolling
-    shared = walks.kept_bytes * tile.kept_cols if in_shared else 0
+    kept = kept_elements(target, walks.stages[0], tile) if in_shared else 0
+    stages = tuple(placed(stage, number, tile, staging, kept) for number, stage in enumerate(walks.stages))
+    shared = walks.kept_bytes * kept
     copies = in_shared and target.async_copies and can_copy(stages[0])
     moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
     work = Work(
@@ -118,8 +115,19 @@ def assemble(
 def can_copy(stage: Stage) -> bool:
     """Does the walk keep nothing but whole vectors of 4, 8 or 16 bytes, as cp.async takes them?"""
     kept = [load.access for load in stage.loads if load.when == "keep"]
-    whole = all(a.mode == "vector" and a.vector * a.dtype.bytes in (4, 8, 16) for a in kept)
+    whole = all(a.mode != "element" and a.vector * a.dtype.bytes in (4, 8, 16) for a in kept)
     return bool(kept) and whole and not stage.keeps
+
+
+def kept_elements(target: Target, stage: Stage, tile: Tile) -> int:
+    """Elements that one block's shared memory has room for, with the vectors that `tile` keeps.
+
+    Vectors across blocks are copied as the blocks that they lie in: for each warp's vectors there is one more of those.
+    """
+    across = any(load.when == "keep" and load.access.mode == "across" for load in stage.loads)
+    if across and target.async_copies and can_copy(stage):
+        return tile.kept_cols // target.warp * (target.warp + 1)
+    return tile.kept_cols
 
 
 def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
@@ -129,16 +137,16 @@ def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
     return "none" if tile.per_thread * tile.threads_per_row * tile.col_tiles == draft.vectors else "vector"
 
 
-def placed(stage: Stage, number: int, tile: Tile, staging: Staging) -> Stage:
+def placed(stage: Stage, number: int, tile: Tile, staging: Staging, kept: int) -> Stage:
     """Offsets of kept values in bytes of the block's shared memory, from bytes per element; and which way to walk."""
     turned = number % 2 == 1 and (staging == "stream" or (staging == "shared" and tile.kept < tile.per_thread))
     if staging not in ("shared", "rolling"):
         return replace(stage, backward=turned)
     return replace(
         stage,
-        loads=tuple(replace(load, offset_bytes=load.offset_bytes * tile.kept_cols) for load in stage.loads),
-        takes=tuple(replace(keep, offset_bytes=keep.offset_bytes * tile.kept_cols) for keep in stage.takes),
-        keeps=tuple(replace(keep, offset_bytes=keep.offset_bytes * tile.kept_cols) for keep in stage.keeps),
+        loads=tuple(replace(load, offset_bytes=load.offset_bytes * kept) for load in stage.loads),
+        takes=tuple(replace(keep, offset_bytes=keep.offset_bytes * kept) for keep in stage.takes),
+        keeps=tuple(replace(keep, offset_bytes=keep.offset_bytes * kept) for keep in stage.keeps),
         backward=turned,
     )
 
@@ -151,10 +159,8 @@ def index_rows(body: tuple[Statement, ...], dims: tuple[RowDim, ...]) -> tuple[S
 def rounding_of(draft: Draft) -> tuple[str, ...]:
     """Where values are rounded to a storage type; between those places everything is f32."""
     graph = draft.graph
-    phase = "the last bits of a row's sums depend on the phase at which it starts in memory"
     casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
     return (
         *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} by an explicit cast" for node in casts),
         *(f"{t.name} to {t.dtype} when stored" for t in graph.outputs if t.dtype.kind == "float"),
-        *([phase] if draft.windowed and any(n.op.name == "sum" for n in graph.reductions) else []),
     )

@@ -50,14 +50,19 @@ FROM_L2_PARTLY = 1.0
 # us so and 134 to 136 in registers, 16384 x 8192 266.6 and 262.4.
 COPIED = 1.01
 ROLLED = 1.06  # computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
+BRANCHED = 1.3  # and where each load has a branch of its own, they wait for one another
 # ---- instructions
 ISSUE = 0.9
 MOVE = 1.0  # a conversion and its share of an access, for one element of an operand
 ONLINE = {"softmax": 0, "welford": 36}  # beside the op's own
 SHARED_ACCESS = 1.35
 SINGLE = 7.0  # an element that is moved alone: address, test and predicated access
-ROW_END = 45.0  # an element of a vector that the row ends in, for all lanes of its warp
-RAGGED = 22.0  # the test for that, and both ways in the program
+ROW_END = 10.0  # an element of a vector that the row ends in, for all lanes of its warp
+# Vectors across blocks, by the instructions of their text: pieces are selected, shifted and joined; a stored vector is
+# handed to the next lane as well, and the first of the lanes that share a row goes value by value.
+JOINED = 12.0  # a vector
+PARTED = 25.0
+FIRST_LANE = 20.0  # one a warp
 THREAD = 30.0
 DIVISION = 60.0  # of a row's number by a dimension
 STEP = 2.0  # of a reduction across lanes
@@ -89,7 +94,7 @@ class Work:
     copies: bool
     shared_bytes: int  # dynamic and static
     kept_bytes: int  # for one element
-    ragged: bool  # elements of a vector are tested one by one
+    ragged: bool  # a row is no whole number of vectors
     blocks: int  # in the launch
 
     @property
@@ -113,7 +118,8 @@ def estimated_registers(work: Work) -> int:
     A row in registers takes what its first walk loads or what it keeps, whichever is more, since the former dies as
     the latter is born; what is kept as it was read is kept as f32 all the same. NVRTC 13 used 40, 60 and 107 for the
     LayerNorm chain with 2, 4 and 8 vectors of 8 halves, where this says 40, 64 and 112. Loops that are not unrolled
-    whole hold half of UNROLL vectors at a time; elements that are tested one by one take nearly twice.
+    whole hold half of UNROLL vectors at a time. Pieces take more room than the vector that they make: in rows of 4097
+    the same chain used 59 registers with 3 vectors of 8 halves, and 79 with 5 of 4 floats; this says 54 and 79.
     """
     in_registers = work.staging in ("registers", "none")
     vectors = work.tile.per_thread if in_registers else min(UNROLL, work.tile.per_thread)
@@ -123,7 +129,7 @@ def estimated_registers(work: Work) -> int:
     ]
     words = max(loaded[0] / 4, math.ceil(work.kept_bytes / 4)) if in_registers else max(0.5, max(loaded) / 8)
     held = math.ceil(work.held * work.tile.vector * work.kept_bytes / 4)
-    return max(32, math.ceil(16 + vectors * work.tile.vector * words * (1.8 if work.ragged else 1.0))) + held
+    return max(32, math.ceil(16 + vectors * work.tile.vector * words * (1.05 if work.ragged else 1.0))) + held
 
 
 def resident_blocks(target: Target, threads: int, registers: int, shared_bytes: int) -> int:
@@ -152,6 +158,8 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     memory_us = (moved.moved + from_l2 * share) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
     if work.in_shared:
         memory_us *= COPIED if work.copies else ROLLED
+    if work.ragged and tile.vector > 1 and not work.whole:
+        memory_us *= BRANCHED
     thread = instructions(graph, work)
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
@@ -178,9 +186,9 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
 
 def turns_of_loads(work: Work) -> float:
     """How often a thread waits for memory in its first walk: once, where all loads are issued before the first use."""
-    if work.staging == "registers" and (work.ragged or work.tile.vector == 1):
-        return work.tile.per_thread / 2  # loads behind a test of their own: half of them wait for the one before
-    return 1 if work.whole else -(-work.tile.per_thread // UNROLL)
+    if work.whole:
+        return 1
+    return -(-work.tile.per_thread // UNROLL)
 
 
 def instructions(graph: Graph, work: Work) -> float:
@@ -199,12 +207,19 @@ def instructions(graph: Graph, work: Work) -> float:
         element += SINGLE * len(work.accesses)
     elif work.ragged:
         element += SINGLE * sum(access.mode == "element" for access in work.accesses)
-        element += RAGGED + ROW_END * min(1.0, 2 / (tile.per_thread * max(1.0, tile.team / 32)))
+        joined = sum(load.access.mode == "across" for stage in work.stages for load in stage.loads)
+        parted = sum(store.access.mode == "across" for stage in work.stages for store in stage.stores)
+        firsts = 32 / min(32, tile.team)
+        element += (JOINED * joined + (PARTED + FIRST_LANE * firsts) * parted) / tile.vector
+        element += ROW_END * min(1.0, 2 / (tile.per_thread * max(1.0, tile.team / 32)))
     reductions = sum(len(stage.reductions) for stage in work.stages)
     steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
     dims = max(1, *(len(a.strided) for a in work.accesses))
     thread = THREAD + reductions * (STEP * steps + 20) + DIVISION * (dims - 1)
-    return thread + element * tile.per_thread * tile.vector
+    taken = tile.per_thread * tile.vector
+    if work.ragged and tile.vector > 1:  # turns that lie behind the row's end are passed over
+        taken = min(taken, math.ceil(graph.cols / (tile.threads_per_row * tile.col_tiles)))
+    return thread + element * taken
 
 
 def side_steps(access: Access) -> float:

@@ -70,15 +70,15 @@ def needs(plan: Plan) -> list[str]:
     lines = [] if plan.flat else [f"rows of {plan.cols} elements, next to each other" if plan.cols > 1 else "rows of 1"]
     if plan.graph.products:
         lines = product_needs(plan)
-    by_width: dict[tuple[str, int, int], list[str]] = {}
+    by_width: dict[tuple[str, int], list[str]] = {}
     for access in plan.accesses:
         if access.mode != "element":
-            by_width.setdefault((access.mode, access.vector_bytes, access.vector), []).append(access.name)
-    for (mode, width, vector), names in by_width.items():
-        which = "address" if plan.flat or mode == "window" else "address and strides"
+            by_width.setdefault((access.mode, access.vector_bytes), []).append(access.name)
+    for (mode, width), names in by_width.items():
+        which = "address" if plan.flat or mode == "across" else "address and strides"
         lines.append(f"{', '.join(names)}: {which} in multiples of {width} B")
-        if mode == "window":
-            lines.append(f"strides that equal the contiguous ones modulo {vector} elements")
+        if mode == "across":
+            lines[-1] += ", no stride below 0"
     shared = [a for a in plan.accesses if a.by_column and not a.strided and a.pitch is None]
     shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared]
     if shapes and not plan.flat:

@@ -52,7 +52,7 @@ class RowDim:
 
 Mode = Literal[
     "vector",  # whole vectors; the address and every stride are multiples of the vector
-    "window",  # vectors on an aligned grid that the row starts inside of; its ends go element by element
+    "across",  # vectors of rows that start anywhere: they lie across aligned blocks, which move whole
     "element",  # one element at a time: always right
 ]
 
@@ -64,8 +64,8 @@ class Access:
     `strided` holds the positions in `Plan.row_dims` along which the tensor moves, each by a run-time stride in
     elements (the argument `<tensor>_stride` or `<tensor>_stride_<dim>`); along the others it is broadcast.
     `by_column` is False for a per-row scalar. `vector_bytes` is what one instruction moves: the alignment that the
-    launcher must check (mode "vector": address and strides; mode "window": the address, and every stride must equal
-    the contiguous one modulo the vector).
+    launcher must check (mode "vector": address and strides; mode "across": the address, and no stride is negative,
+    so that nothing is read before the first byte).
 
     A factor of a product says more of how it lies. `line`: its axis whose elements are next to each other, counted from
     the right; `pitch`: the other axis of its matrices, where no row dimension walks it; `axes`: the tensor's own axes
@@ -461,9 +461,9 @@ class Plan(ABC):
         return self.target.max_blocks(self.threads) * (self.target.max_grid_y if self.folded else 1)
 
     @property
-    def windowed(self) -> bool:
-        """Do rows start at any phase of some tensor's vectors?"""
-        return any(access.mode == "window" for access in self.accesses)
+    def across(self) -> bool:
+        """Are there rows that start anywhere, whose vectors lie across aligned blocks?"""
+        return any(access.mode == "across" for access in self.accesses)
 
     @property
     def inputs(self) -> tuple[Access, ...]:

@@ -36,7 +36,7 @@ class PickingScheduler(Scheduler):
         assert graph.selection is not None
         self.columns = graph.selection
         self.key = graph.selection.inputs[0]
-        super().__init__(graph, accesses, keeps, whole_vectors=False)
+        super().__init__(graph, accesses, keeps, by_vectors=False)
         self.picked_depth = self.find_picked_depths()
 
     def find_needed(self) -> set[Node]:

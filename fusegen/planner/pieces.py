@@ -15,6 +15,7 @@ from fusegen.planner.model import Access, Layout, Mode, Param, RowDim
 from fusegen.types import b8, f32, i32, size_of
 
 CTYPE = {f32: "float", i32: "int", b8: "bool"}
+WORD_BYTES = 4  # of a register
 VECTOR_BYTES = 16  # one 128-bit load or store: the widest an NVIDIA (LDG.128) or AMD (global_load_dwordx4) thread has
 
 
@@ -81,7 +82,7 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
         strided = tuple(i for i, d in enumerate(dims) if any(moves_along(graph, tensor, a) for a in d.axes))
         picked = output and tensor.node in graph.picked  # k columns, written one by one
         by_column = tensor.shape[-1] != 1 if picked else tensor.shape[-1] == graph.shape[-1]
-        mode = "element" if picked else access_mode(graph, dims, layout, tensor, strided, by_column, vector)
+        mode = "element" if picked else access_mode(graph, layout, tensor, strided, by_column, vector)
         width = tensor.dtype.bytes if mode == "element" else min(VECTOR_BYTES, vector * tensor.dtype.bytes)
         found.append(
             Access(
@@ -107,15 +108,14 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
 
 
 def access_mode(
-    graph: Graph, dims: tuple[RowDim, ...], layout: Layout, tensor: Tensor, strided: tuple[int, ...],
-    by_column: bool, vector: int,
-) -> Mode:  # fmt: skip
-    """Whole vectors where the row length allows; else a window for tensors whose rows all start at one phase."""
+    graph: Graph, layout: Layout, tensor: Tensor, strided: tuple[int, ...], by_column: bool, vector: int
+) -> Mode:
+    """Whole vectors where rows start aligned; else across aligned blocks, which are words at least."""
     if not by_column or vector == 1 or tensor.name in layout.unaligned:
         return "element"
-    if graph.cols % vector == 0:
+    if graph.cols % vector == 0 or not strided:
         return "vector"
-    return "window" if len(strided) == len(dims) else "element"
+    return "across" if vector * tensor.dtype.bytes % WORD_BYTES == 0 else "element"
 
 
 def params(graph: Graph, dims: tuple[RowDim, ...], found: tuple[Access, ...], flat: bool) -> tuple[Param, ...]:

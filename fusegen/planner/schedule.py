@@ -94,7 +94,7 @@ def match_welford(node: Node) -> Online | None:
 class Scheduler:
     """Builds one Schedule; `schedule()` is its only use."""
 
-    def __init__(self, graph: Graph, accesses: Iterable[Access], keeps: Keeps, whole_vectors: bool) -> None:
+    def __init__(self, graph: Graph, accesses: Iterable[Access], keeps: Keeps, by_vectors: bool) -> None:
         self.graph = graph
         self.keeps = keeps
         self.names = value_names(graph)
@@ -103,7 +103,7 @@ class Scheduler:
         pairs = () if keeps == "values" else online_pairs(graph)
         self.pair_of = {p.second: p for p in pairs}
         self.pair_by_first = {p.first: p for p in pairs}
-        self.limit = common_limit(graph) if whole_vectors else None
+        self.limit = common_limit(graph) if by_vectors else None
         self.rests = rests(graph, self.limit) if self.limit else {}
         self.rested: set[Node] = set()
         self.needed = self.find_needed()
@@ -406,9 +406,9 @@ def title_of(
     return "; ".join(parts)
 
 
-def schedule(graph: Graph, accesses: Iterable[Access], keeps: Keeps, whole_vectors: bool) -> Schedule:
+def schedule(graph: Graph, accesses: Iterable[Access], keeps: Keeps, by_vectors: bool) -> Schedule:
     """The walks of `graph`, and what is kept between them.
 
-    `whole_vectors`: every vector lies inside of its row, so that one beyond a mask's limit can be passed over whole.
+    `by_vectors`: a thread knows the columns of its vectors, and passes over those that lie beyond a mask's limit.
     """
-    return Scheduler(graph, accesses, keeps, whole_vectors).build()
+    return Scheduler(graph, accesses, keeps, by_vectors).build()

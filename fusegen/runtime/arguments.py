@@ -286,17 +286,15 @@ def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:
         return False
     if plan.flat:
         return True
-    own = contiguous_row_strides(plan, access, view)
-    fresh = {"vector": (0,) * len(own), "window": own}[access.mode]
     strides = row_strides(plan, access, view) or ()
     walked = [math.prod(view.shape[axis] for axis in tensor_axes(plan, access, dim)) > 1 for dim in access.strided]
     pitch = view.strides[access.pitch] if access.pitch is not None and view.shape[access.pitch] > 1 else 0
     if pitch * view.dtype.bytes % access.vector_bytes:
         return False
-    return all(
-        not moves or (stride - base) * view.dtype.bytes % access.vector_bytes == 0
-        for moves, stride, base in zip(walked, strides, fresh, strict=True)
-    )
+    moving = [stride for moves, stride in zip(walked, strides, strict=True) if moves]
+    if access.mode == "across":
+        return all(stride >= 0 for stride in moving)
+    return all(stride * view.dtype.bytes % access.vector_bytes == 0 for stride in moving)
 
 
 def mappable(plan: Plan, access: Access, view: ArrayView) -> bool:
@@ -304,15 +302,6 @@ def mappable(plan: Plan, access: Access, view: ArrayView) -> bool:
     if not any(param.kind == "map" and param.tensor == access.tensor for param in plan.params):
         return True
     return all(stride > 0 for stride, extent in zip(view.strides, view.shape, strict=True) if extent > 1)
-
-
-def contiguous_row_strides(plan: Plan, access: Access, view: ArrayView) -> tuple[int, ...]:
-    """What `row_strides` would be if the array were contiguous."""
-    own = []
-    for dim in access.strided:
-        last = max(tensor_axes(plan, access, dim))
-        own.append(math.prod(view.shape[last + 1 :]))
-    return tuple(own)
 
 
 def layout_needed(plan: Plan, views: Views) -> Layout:

@@ -49,6 +49,7 @@ SPELLING = Spelling(
     lanes="unsigned",
     warp_barrier="__syncwarp();",
     shuffle_xor="__shfl_xor_sync(0xffffffffu, {0}, {1})",
+    shuffle="__shfl_sync(0xffffffffu, {0}, {1}, {2})",
     # PTX ISA 8, from sm_80 on. Without .ftz the approximations spend three instructions on subnormal operands: with
     # them, and the libraries' expf and division, the LayerNorm chain took 32 instructions an element instead of 22.
     functions={
@@ -82,6 +83,16 @@ SPELLING = Spelling(
             "} else {",
             '  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"',
             '      :: "r"(place), "l"(from), "n"(sizeof(*to)) : "memory");',
+            "}",
+        ),
+        "copy_part": (
+            "const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));",
+            "if constexpr (sizeof(*to) == 16) {",
+            '  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"',
+            '      :: "r"(place), "l"(from), "r"(bytes) : "memory");',
+            "} else {",
+            '  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"',
+            '      :: "r"(place), "l"(from), "n"(sizeof(*to)), "r"(bytes) : "memory");',
             "}",
         ),
         "commit_copies": ('asm volatile("cp.async.commit_group;" ::: "memory");',),

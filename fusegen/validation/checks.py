@@ -253,12 +253,9 @@ class Checks:
     def picks(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
         """Which indices of each free dim to keep, and in which order.
 
-        Rows that count themselves stay in place. So do those of a windowed plan with reductions: where a row starts
-        within its first vector depends on its place, and so do the terms that each thread adds.
+        Rows that count themselves stay in place.
         """
         free = free_dims(self.plan, self.plan.flat)
-        if self.plan.windowed and self.graph.reductions:
-            return {name: list(range(-(-sizes[name] // 2))) for name in free if sizes[name] > 1 and name == free[0]}
         counted = {str(self.graph.shape[-2])} if self.deep() else set()
         return {
             name: list(range(-(-sizes[name] // 2))) if name in counted else list(range(sizes[name]))[::-2]

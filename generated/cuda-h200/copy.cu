@@ -80,7 +80,7 @@ copy(
     if (col + 4 <= n) {
       #pragma unroll
       for (int j = 0; j < 4; ++j) element(j);
-    } else {  // the row ends or begins inside of this vector
+    } else {  // the row ends inside of this vector
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (col + j < n) element(j);

@@ -106,7 +106,7 @@ swiglu_elementwise(
     if (col + 8 <= n) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) element(j);
-    } else {  // the row ends or begins inside of this vector
+    } else {  // the row ends inside of this vector
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         if (col + j < n) element(j);

@@ -110,14 +110,14 @@ log_softmax(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 1024 + lane) * 4;
-    if (col < 32000) {
+    if (v < 7 || col < 32000) {
       logits_vec[v] = load<4>(logits_row + col);
     }
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 1024 + lane) * 4;
-    if (col < 32000) {
+    if (v < 7 || col < 32000) {
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float logits = static_cast<float>(logits_vec[v].at[j]);
@@ -134,7 +134,7 @@ log_softmax(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 1024 + lane) * 4;
-    if (col < 32000) {
+    if (v < 7 || col < 32000) {
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float logits = static_cast<float>(logits_vec[v].at[j]);
@@ -154,7 +154,7 @@ log_softmax(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 1024 + lane) * 4;
-    if (col < 32000) {
+    if (v < 7 || col < 32000) {
       Vec<float, 4> out_vec;
       #pragma unroll
       for (int j = 0; j < 4; ++j) {

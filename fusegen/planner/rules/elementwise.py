@@ -6,7 +6,7 @@ take tiles of rows and columns, so that a row vector's address follows from the 
 A thread takes one vector where vectors may be had, which leaves the most threads in flight: on an H200, 256M f32
 copied in 503 us with one, 506 with two and 516 with four; swiglu_elementwise at 8192 x 14336 took 201, 251 and 347 us.
 What moves by single elements takes eight a thread, a block apart: bias_relu 65536 x 4096 in f16 took 285 us so, and 763
-with eight neighbours a thread (254 by vectors).
+with eight neighbours a thread (254 by vectors). Rows that no vector divides move by vectors across aligned blocks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def flat(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     for vector in sorted(widths, reverse=True):
         found = tuple(flat_access(a, layout, vector) for a in accesses(graph, dims, layout, vector))
         draft = Draft(graph, target, layout, dims, found, vector, flat=True)
-        walks = schedule(graph, found, keeps="values", whole_vectors=False)
+        walks = schedule(graph, found, keeps="values", by_vectors=False)
         for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
             tile = Tile(threads, threads, threads * vector * per_thread, vector, per_thread)
             regime = f"one flat array; a block of {threads} threads, {share_text(tile)}"
@@ -78,7 +78,7 @@ def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
-        walks = schedule(graph, draft.accesses, keeps="values", whole_vectors=draft.divides)
+        walks = schedule(graph, draft.accesses, keeps="values", by_vectors=True)
         for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
             per_row = 1
             while per_row < threads and per_row * per_thread < draft.vectors:

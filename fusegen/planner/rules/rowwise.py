@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusegen.graph import Graph
-from fusegen.planner.assembly import Draft, assemble, can_copy, row_draft
+from fusegen.planner.assembly import Draft, assemble, can_copy, kept_elements, row_draft
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.model import Layout, Load, RowPlan, Staging, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, vector_widths
@@ -69,11 +69,11 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         again = read_again(draft)
-        values, inputs = (schedule(graph, draft.accesses, keeps, draft.divides) for keeps in ("values", "inputs"))
-        nothing = schedule(graph, again.accesses, "nothing", draft.divides)
+        values, inputs = (schedule(graph, draft.accesses, keeps, by_vectors=True) for keeps in ("values", "inputs"))
+        nothing = schedule(graph, again.accesses, "nothing", by_vectors=True)
         both = inputs.kept_bytes <= values.kept_bytes and inputs.stages != values.stages
         fewest = inputs if both else values
-        partly = schedule(graph, again.accesses, fewest.keeps, draft.divides)
+        partly = schedule(graph, again.accesses, fewest.keeps, by_vectors=True)
         for per_row in teams(draft):
             alone = tile_of(draft, per_row)
             yield from in_registers(draft, values, alone)
@@ -171,12 +171,17 @@ def in_turn(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
 
 def can_roll(draft: Draft, walks: Schedule) -> bool:
     """Can rows be fetched by asynchronous copies, whole, from one row dimension, and all before the first walk; and is
-    what is written whole words?"""
+    what is written whole words?
+
+    A row that no vector divides lies across blocks, which a thread shares with the next one: neither could ask for the
+    next row's in their place without a barrier.
+    """
     first, *later = walks.stages
     keeps = [load for load in first.loads if load.when == "keep"]
     stores = [store.access for stage in walks.stages for store in stage.stores]
     return (
         draft.target.async_copies
+        and draft.divides
         and len(draft.dims) == 1
         and can_copy(first)
         and all(a.mode == "vector" and a.vector * a.dtype.bytes % VECTOR_BYTES == 0 for a in stores)
@@ -211,7 +216,7 @@ def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int, turns: int 
     target = draft.target
     static = 4 * walks.slots * (target.warp + tile.cluster) * turns
     room = min(target.shared_bytes, target.shared_per_sm // blocks - target.shared_reserved) - static
-    return room // (walks.kept_bytes * tile.team * tile.vector)
+    return room // (walks.kept_bytes * kept_elements(target, walks.stages[0], replace(tile, kept=1)))
 
 
 def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> RowPlan:

@@ -1,0 +1,232 @@
+"""How a plan's vectors move between memory, shared memory and registers, in the words of one dialect.
+
+Rows whose length no vector divides start anywhere. Their vectors lie across aligned blocks of 16 bytes: a thread reads
+the pieces that hold its values and shifts them into place, and writes the block that its values begin in, with what the
+lane before it has of that block. Which thread has which columns does not depend on where a row starts, and so neither
+do the order of its sums nor the alignment of what all rows share. (Columns counted from the first block on would move
+without a shift, but a row's last bits would then depend on its place in the tensor.)
+"""
+
+from __future__ import annotations
+
+from fusegen.planner.model import Access, Load, RowPlan
+from fusegen.planner.pieces import stride_name
+from fusegen.types import DType
+
+PIECE_BYTES = 8  # of a load across blocks: whole ones would take more registers, and more selections to shift
+
+
+class Vectors:
+    """Loads, stores, copies and the tests around them; notes which functions of the prelude they call."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        self.plan = plan
+        self.spelling = plan.target.spelling
+        self.functions: set[str] = set()
+        self.uses_vec = False
+
+    @property
+    def index(self) -> str:
+        return "long long" if self.plan.flat else "int"
+
+    @property
+    def cols(self) -> str:
+        return "n" if self.plan.flat else str(self.plan.cols)
+
+    def ctype(self, dtype: DType) -> str:
+        return self.spelling.ctype[dtype]
+
+    def vec_type(self, access: Access) -> str:
+        self.uses_vec = True
+        return f"Vec<{self.ctype(access.dtype)}, {access.vector}>"
+
+    def pointer(self, access: Access) -> str:
+        """Where the tensor's row starts."""
+        return f"{access.name}_row" if access.strided and not self.plan.flat else f"{access.name}_ptr"
+
+    def live(self) -> bool:
+        return not self.plan.flat and self.plan.tile.rows_per_block > 1
+
+    def guard(self) -> str:
+        """When a vector is worth a look."""
+        parts = ["live"] if self.live() else []
+        if self.plan.tail != "none":
+            parts.append(self.in_later_turns(f"col < {self.cols}", -(-self.plan.cols // self.plan.tile.vector)))
+        return " && ".join(parts)
+
+    def whole(self) -> str:
+        """When every element of a vector lies in the row; empty where they always do."""
+        tile = self.plan.tile
+        if self.plan.tail != "element" or tile.vector == 1:
+            return ""
+        return self.in_later_turns(f"col + {tile.vector} <= {self.cols}", self.plan.cols // tile.vector)
+
+    def in_later_turns(self, test: str, vectors: int) -> str:
+        """A test that all threads pass in the turns whose vectors are among the row's first `vectors`.
+
+        Where the loop is unrolled nothing of it is left there.
+        """
+        tile = self.plan.tile
+        turns = vectors // tile.threads_per_row
+        if self.plan.flat or tile.col_tiles > 1 or not self.unrolled() or not turns:
+            return test
+        if vectors == turns * tile.threads_per_row:
+            return f"v < {turns}"
+        return f"v < {turns} || {test}" if not self.live() else f"(v < {turns} || {test})"
+
+    def unrolled(self) -> bool:
+        """Are all turns of a thread's loops laid out one after another?"""
+        return self.loops() and self.plan.staging in ("registers", "none")
+
+    def ends(self, access: Access) -> str:
+        """When what lies behind a row may be behind the whole tensor; empty where nobody looks there."""
+        if access.output or access.mode != "across":
+            return ""
+        dims = self.plan.row_dims
+        last = [f"({dims[i].extent} - 1) * {stride_name(access, dims, i)}" for i in access.strided]
+        reach = access.vector + access.vector_bytes // access.dtype.bytes
+        return f"{' + '.join([f'{access.name}_ptr', *last])} - {access.name}_row < {reach}"
+
+    def kept_name(self, access: Access) -> str:
+        """The array of a tensor's kept vectors: in registers they are where they were read to."""
+        return f"{access.name}_{'kept' if self.plan.in_shared else 'vec'}"
+
+    def kept_at(self, name: str, vector: bool) -> str:
+        """The element of a kept array that belongs to this thread's v and j."""
+        tile = self.plan.tile
+        v = "v" if self.loops() else "0"
+        if self.plan.in_shared:
+            own = "lane" if tile.cluster == 1 else "threadIdx.x"
+            row = f"{v} * {tile.team} + {own}"
+            return f"{name}[{row}]" if vector else f"{name}[({v} * {tile.vector} + j) * {tile.team} + {own}]"
+        at = f"[{v}]" if self.loops() else ""
+        return f"{name}{at}" if vector else f"{name}{at}[j]"
+
+    def register_dims(self, vector: bool) -> str:
+        tile = self.plan.tile
+        outer = f"[{tile.per_thread}]" if self.loops() else ""
+        return outer if vector else f"{outer}[{tile.vector}]"
+
+    def loops(self) -> bool:
+        return self.plan.tile.per_thread > 1
+
+    def within(self, load: Load, text: str, inside: bool, ctype: str = "") -> str:
+        """The vector, or zeros where the row does not need these columns; `inside`: it is known to need them."""
+        if inside or not load.until:
+            return text
+        return f"col {load.until} ? {text} : {ctype or self.vec_type(load.access)}{{}}"
+
+    def from_memory(self, load: Load, inside: bool) -> str:
+        return self.within(load, self.load_call(load.access), inside)
+
+    def span_type(self, access: Access) -> str:
+        self.uses_vec = True
+        return f"Span<{self.ctype(access.dtype)}, {access.vector}>"
+
+    def span_from_memory(self, load: Load, inside: bool) -> str:
+        """The blocks that the vector lies across."""
+        self.functions.update(("load", "load_span"))
+        return self.within(load, self.across_call("load_span", load.access), inside, self.span_type(load.access))
+
+    def across_call(self, function: str, access: Access) -> str:
+        ends = self.in_last_turns(f"{access.name}_ends", self.plan.cols // self.plan.tile.vector - 1)
+        return f"{function}<{access.vector}>({self.pointer(access)}, col, {self.cols}, {ends})"
+
+    def in_last_turns(self, test: str, vectors: int) -> str:
+        """A test that no thread passes in the turns whose vectors are among the row's first `vectors`."""
+        turns = max(0, vectors) // self.plan.tile.threads_per_row
+        if self.plan.tile.col_tiles > 1 or not self.unrolled() or not turns:
+            return test
+        return f"v >= {turns} && {test}"
+
+    def kept_block(self, access: Access) -> str:
+        """Where the block lies that a copied vector begins in: a warp has its own side by side, and one more behind."""
+        tile, warp = self.plan.tile, self.plan.target.warp
+        own = "lane" if tile.cluster == 1 else "threadIdx.x"
+        turn = f"v * {tile.team // warp * (warp + 1)} + " if self.loops() else ""
+        return f"{self.kept_name(access)}[{turn}{own} + {own} / {warp}]"
+
+    def kept_vector(self, access: Access) -> str:
+        """What shared memory holds of a tensor for this thread's v."""
+        if access.mode != "across" or not self.plan.copies:
+            return self.kept_at(self.kept_name(access), True)
+        self.functions.update(("load", "load_span", "load_kept"))
+        return f"load_kept(&{self.kept_block(access)}, {self.pointer(access)})"
+
+    def from_shared(self, load: Load, place: str, part: str, inside: bool) -> str:
+        """A vector that shared memory holds, or memory where it has no room; beyond a mask nothing was copied."""
+        text = self.within(load, place, inside) if self.plan.copies else place
+        if not part:
+            return text
+        return f"{part} ? {bracketed(text)} : {bracketed(self.from_memory(load, inside))}"
+
+    def load_call(self, access: Access) -> str:
+        row = self.pointer(access)
+        width = access.vector
+        if access.once and self.plan.tail != "element":
+            self.functions.add("load_once")
+            return f"load_once<{width}>({row} + col)"
+        if access.mode == "across":
+            self.functions.update(("load", "load_span", "load_across"))
+            return self.across_call("load_across", access)
+        if self.plan.tail == "element" and not self.plan.flat and access.mode == "vector":
+            self.functions.update(("load_first", "load"))
+            return f"load_first<{width}, {self.plan.cols % width}>({row} + col, {self.whole()})"
+        if self.plan.tail == "element" and width > 1:
+            self.functions.add("load_each_within")
+            if access.mode != "element":
+                self.functions.update(("load_within", "load"))
+                return f"load_within<{width}>({row}, col, {self.cols})"
+            return f"load_each_within<{width}>({row}, col, {self.cols})"
+        name = "load_each" if access.mode == "element" else "load"
+        self.functions.add(name)
+        return f"{name}<{width}>({row} + col)"
+
+    def partly(self) -> str:
+        """When a vector is among those that shared memory has room for; empty where all are."""
+        tile = self.plan.tile
+        return f"v < {tile.kept}" if tile.kept < tile.per_thread else ""
+
+    def copy_call(self, load: Load) -> str:
+        self.functions.add("copy_async")
+        if load.access.mode == "across":
+            return self.copy_across_call(load)
+        call = f"copy_async<{load.access.vector}>(&{self.kept_at(self.kept_name(load.access), True)}, "
+        call += f"{self.pointer(load.access)} + col);"
+        return f"if (col {load.until}) {call}" if load.until else call
+
+    def copy_across_call(self, load: Load) -> str:
+        access = load.access
+        self.functions.update(("load", "load_span", "copy_across"))
+        after = f"col + {access.vector}"
+        last = f"{after} >= {self.cols}" + (f" || !({after} {load.until})" if load.until else "")
+        call = f"copy_across<{access.vector}>(&{self.kept_block(access)}, {self.pointer(access)}, col, {self.cols}, "
+        call += f"{access.name}_ends, {last});"
+        return f"if (col {load.until}) {call}" if load.until else call
+
+    def store_call(self, access: Access) -> str:
+        row, value = self.pointer(access), f"{access.name}_vec"
+        width = access.vector
+        if access.mode == "across":
+            self.functions.update(("store", "store_across"))
+            return (
+                f"store_across<{width}>({row}, col, {f'live ? {self.cols} : 0' if self.live() else self.cols}, {value})"
+            )
+        if self.plan.tail == "element" and width > 1:
+            self.functions.add("store_each_within")
+            if access.mode != "element":
+                self.functions.update(("store_within", "store"))
+                return f"store_within<{width}>({row}, col, {self.cols}, {value})"
+            return f"store_each_within<{width}>({row}, col, {self.cols}, {value})"
+        name = "store_each" if access.mode == "element" else "store"
+        self.functions.add(name)
+        return f"{name}<{width}>({row} + col, {value})"
+
+    def from_before(self, lanes: int) -> str:
+        """Word i of the block that ends the vector of the lane before, around the lanes that share a row."""
+        own = "own[words - 2 * ahead + i]"
+        return self.spelling.shuffle.format(own, f"(lane + {lanes - 1}) % {lanes}", lanes) if lanes > 1 else own
+
+
+def bracketed(text: str) -> str:
+    return f"({text})" if "?" in text else text
