@@ -47,7 +47,7 @@ class RollingSpeller(Speller):
         lines = []
         for load in self.fetched:
             width, source = load.access.vector, f"{self.next_row(load)} + col"
-            self.functions.add("load" if held else "copy_async")
+            self.functions.update(("load",) if held else ("copy_async", "commit_copies"))
             place = self.held_at(load) if held else f"&{self.kept_at(self.kept_name(load.access), True)}"
             lines.append(f"{place} = load<{width}>({source});" if held else f"copy_async<{width}>({place}, {source});")
         return lines

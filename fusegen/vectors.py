@@ -14,6 +14,7 @@ from fusegen.planner.pieces import stride_name
 from fusegen.types import DType
 
 PIECE_BYTES = 8  # of a load across blocks: whole ones would take more registers, and more selections to shift
+PIECES = ("load", "phase", "load_pieces")  # functions that every read of such pieces calls
 
 
 class Vectors:
@@ -125,7 +126,7 @@ class Vectors:
 
     def span_from_memory(self, load: Load, inside: bool) -> str:
         """The blocks that the vector lies across."""
-        self.functions.update(("load", "load_span"))
+        self.functions.update((*PIECES, "load_span"))
         return self.within(load, self.across_call("load_span", load.access), inside, self.span_type(load.access))
 
     def across_call(self, function: str, access: Access) -> str:
@@ -150,7 +151,7 @@ class Vectors:
         """What shared memory holds of a tensor for this thread's v."""
         if access.mode != "across" or not self.plan.copies:
             return self.kept_at(self.kept_name(access), True)
-        self.functions.update(("load", "load_span", "load_kept"))
+        self.functions.update((*PIECES, "load_kept"))
         return f"load_kept(&{self.kept_block(access)}, {self.pointer(access)})"
 
     def from_shared(self, load: Load, place: str, part: str, inside: bool) -> str:
@@ -167,7 +168,7 @@ class Vectors:
             self.functions.add("load_once")
             return f"load_once<{width}>({row} + col)"
         if access.mode == "across":
-            self.functions.update(("load", "load_span", "load_across"))
+            self.functions.update((*PIECES, "load_span", "load_across"))
             return self.across_call("load_across", access)
         if self.plan.tail == "element" and not self.plan.flat and access.mode == "vector":
             self.functions.update(("load_first", "load"))
@@ -188,27 +189,29 @@ class Vectors:
         return f"v < {tile.kept}" if tile.kept < tile.per_thread else ""
 
     def copy_call(self, load: Load) -> str:
-        self.functions.add("copy_async")
+        self.functions.add("commit_copies")
         if load.access.mode == "across":
             return self.copy_across_call(load)
+        self.functions.add("copy_async")
         call = f"copy_async<{load.access.vector}>(&{self.kept_at(self.kept_name(load.access), True)}, "
         call += f"{self.pointer(load.access)} + col);"
         return f"if (col {load.until}) {call}" if load.until else call
 
     def copy_across_call(self, load: Load) -> str:
         access = load.access
-        self.functions.update(("load", "load_span", "copy_across"))
-        after = f"col + {access.vector}"
-        last = f"{after} >= {self.cols}" + (f" || !({after} {load.until})" if load.until else "")
+        self.functions.update(("phase", "copy_across"))
         call = f"copy_across<{access.vector}>(&{self.kept_block(access)}, {self.pointer(access)}, col, {self.cols}, "
-        call += f"{access.name}_ends, {last});"
-        return f"if (col {load.until}) {call}" if load.until else call
+        call += f"{access.name}_ends"
+        after = f"col + {access.vector}"
+        if not load.until:
+            return f"{call}, {after} >= {self.cols});"
+        return f"if (col {load.until}) {{\n  {call},\n    {after} >= {self.cols} || !({after} {load.until}));\n}}"
 
     def store_call(self, access: Access) -> str:
         row, value = self.pointer(access), f"{access.name}_vec"
         width = access.vector
         if access.mode == "across":
-            self.functions.update(("store", "store_across"))
+            self.functions.update(("phase", "store", "store_across"))
             return (
                 f"store_across<{width}>({row}, col, {f'live ? {self.cols} : 0' if self.live() else self.cols}, {value})"
             )

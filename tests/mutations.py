@@ -111,7 +111,7 @@ def threshold(plan: Plan) -> bool:
 
 
 def ragged(plan: Plan) -> bool:
-    return threshold(plan) and plan.windowed
+    return threshold(plan) and plan.across
 
 
 def met(plan: Plan) -> bool:
@@ -362,8 +362,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("sorted the other way", "ties in one bin come last first", CHOSEN, r"\(low & run\) == 0",
              "(low & run) != 0"),
     mutation("columns beyond the row", "a ragged vector's rest is chosen from", CHOSEN_RAGGED,
-             r"keys\[j\] = col \+ j >= 0 && col \+ j < 53 \? keys\[j\] : -INFINITY;", ";",
-             r"if \(col \+ j >= 0 && col \+ j < 53\) \{\n( +const float \w+ = )", r"if (true) {\n\1"),
+             r"keys\[j\] = -INFINITY;", ";", r"if \(col \+ j < 53\) \{\n( +const float \w+ = )", r"if (true) {\n\1"),
     mutation("a cluster's candidates one place on", "what lies before them was never written", CHOSEN_MET,
              r"picker\.incoming = 0;", "picker.incoming = 1;"),
     mutation("a cluster's candidates over each other", "warps do not ask where to write", CHOSEN_MET,

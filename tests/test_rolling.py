@@ -121,3 +121,11 @@ def test_only_long_rows_roll_where_copies_are_asynchronous() -> None:
     first = candidates(graph.at(N=1 << 20, B=1, H=1, S=512), H200).plans[0]
     assert first.configuration == "rowwise rolling 1024/8192 16x8 cluster=8 kept=14 keeps=inputs"
     assert not any(p.rolling for p in candidates(SPECS["scale_causal_softmax"].graph.at(N=1 << 20), H200).plans)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_that_start_anywhere_do_not_roll() -> None:
+    """Their blocks are shared by neighbours: none could be asked for in place of another without a barrier."""
+    plans = candidates(SPECS["scale_softmax"].graph.at(N=12287), TIGHT).plans
+    assert any(p.across and isinstance(p, RowPlan) and p.copies for p in plans)
+    assert not any(p.rolling for p in plans)

@@ -71,6 +71,12 @@ def normed(x: f32[M, V], y: f32[M, V], gain: f32[V]) -> tuple[f32[M, K], i32[M, 
     return F.softmax(values), columns, h
 
 
+@chain(M=4, V=1000, K=8)
+def likeliest(x: f16[M, V]) -> tuple[f32[M, K], i32[M, K]]:
+    """Probabilities, whose sum is one of the whole row."""
+    return F.topk(F.softmax(x), K)
+
+
 CHAINS = (plain, greedy, sampled, routed, normed)
 TARGETS = ("cuda:sm_80", "cuda:h200", "hip:mi300x", "hip:gfx90a")
 
@@ -173,11 +179,12 @@ def test_whatever_the_order(order: str, cols: int, which: str, cluster: int) -> 
     np.testing.assert_array_equal(values, expected_values)
 
 
-@pytest.mark.parametrize("cols", [4096, 5001])
-def test_a_row_alone_has_the_same_bits(cols: int) -> None:
-    """Columns and values do not depend on the batch; nor on where the row starts, but for the sum's last bits."""
-    made = kernel(by(plans_of(plain, "cuda:h200", V=cols, K=33), "threshold"))
-    x = np.random.default_rng(3).standard_normal((5, cols)).astype(np.float32)
+@pytest.mark.parametrize(("cols", "which"), [(4096, "threshold"), (5001, "threshold"), (251, "team")])
+def test_a_row_alone_has_the_same_bits(cols: int, which: str) -> None:
+    """What is chosen, and the row's sum behind it, depend neither on the batch nor on where the row starts."""
+    made = kernel(by(plans_of(likeliest, "cuda:h200", V=cols, K=17), which))
+    assert made.plan.across == (cols % 2 == 1)
+    x = np.random.default_rng(3).standard_normal((5, cols)).astype(np.float16)
     together = made(x)
     for at in range(5):
         for whole, alone in zip(together, made(x[at : at + 1].copy()), strict=True):
