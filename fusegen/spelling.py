@@ -12,10 +12,10 @@ from typing import Any
 
 from fusegen.planner.heading import WIDTH, header_lines
 from fusegen.planner.model import Load, Param, Reduction, ReductionKind, RowPlan, Stage, Store
-from fusegen.planner.pieces import CTYPE, stride_name
+from fusegen.planner.pieces import CTYPE, PIECE_BYTES, stride_name
 from fusegen.prelude import REDUCERS, WORD_FUNCTIONS
 from fusegen.types import DType, b8, bf16, f16, f32, i32
-from fusegen.vectors import PIECE_BYTES, Vectors
+from fusegen.vectors import Vectors
 
 UNROLL = "#pragma unroll"
 

@@ -13,7 +13,6 @@ from fusegen.planner.model import Access, Load, RowPlan
 from fusegen.planner.pieces import stride_name
 from fusegen.types import DType
 
-PIECE_BYTES = 8  # of a load across blocks: whole ones would take more registers, and more selections to shift
 PIECES = ("load", "phase", "load_pieces")  # functions that every read of such pieces calls
 
 

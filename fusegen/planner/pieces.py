@@ -17,6 +17,7 @@ from fusegen.types import b8, f32, i32, size_of
 CTYPE = {f32: "float", i32: "int", b8: "bool"}
 WORD_BYTES = 4  # of a register
 VECTOR_BYTES = 16  # one 128-bit load or store: the widest an NVIDIA (LDG.128) or AMD (global_load_dwordx4) thread has
+PIECE_BYTES = 8  # of a load across blocks: whole ones would take more registers, and more selections to shift
 
 
 def arrays(graph: Graph) -> tuple[Tensor, ...]:
@@ -116,6 +117,12 @@ def access_mode(
     if graph.cols % vector == 0 or not strided:
         return "vector"
     return "across" if vector * tensor.dtype.bytes % WORD_BYTES == 0 else "element"
+
+
+def words_of(access: Access) -> float:
+    """Registers that a vector fills on its way: one across blocks those of all the pieces that it lies in."""
+    size = access.vector * access.dtype.bytes
+    return (size + (min(size, PIECE_BYTES) if access.mode == "across" else 0)) / WORD_BYTES
 
 
 def params(graph: Graph, dims: tuple[RowDim, ...], found: tuple[Access, ...], flat: bool) -> tuple[Param, ...]:

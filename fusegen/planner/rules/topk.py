@@ -38,7 +38,7 @@ from fusegen.planner.choosing import (
 from fusegen.planner.duration import Work
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
 from fusegen.planner.picking import Picking, picking
-from fusegen.planner.pieces import vector_widths
+from fusegen.planner.pieces import vector_widths, words_of
 from fusegen.planner.rules import NoMatch, need_countable
 from fusegen.targets.base import Target
 from fusegen.types import f32
@@ -106,7 +106,8 @@ def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
     """None where a thread's turn is too long for its registers, or half of a turn would lie beyond the row."""
     if threads > draft.target.threads_per_block or turn * draft.vector > max(TURN_ELEMENTS, TURNS[0] * draft.vector):
         return None
-    if turn > TURNS[0] and turn * words_of(draft) > TURN_ELEMENTS:
+    words = sum(words_of(access) for access in draft.accesses if not access.output and access.by_column)
+    if turn > TURNS[0] and turn * words > TURN_ELEMENTS:
         return None
     per_row = threads * cluster
     if (turn, threads) != (TURNS[0], BLOCKS[0]) and 2 * draft.vectors <= per_row * turn:
@@ -115,12 +116,6 @@ def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
         return None
     turns = -(-draft.vectors // (per_row * turn))
     return Tile(threads, per_row, 1, draft.vector, turns * turn, cluster=cluster)
-
-
-def words_of(draft: Draft) -> float:
-    """Registers that one turn's vectors of a thread fill, by their number."""
-    read = [a for a in draft.accesses if not a.output and a.by_column]
-    return sum(a.dtype.bytes for a in read) * draft.vector / 4
 
 
 def threshold_of(walks: Picking, k: int, tile: Tile, turn: int, target: Target) -> Selection | None:
@@ -152,7 +147,7 @@ def wanted_registers(chosen: Selection, tile: Tile) -> int:
     """Of a thread: left alone ptxas takes 90 and more, most of them for what is rare, and few blocks are resident. With
     so many it spills nothing of a masked softmax of f32, nor of a ragged one of bf16."""
     elements = chosen.turn * tile.vector
-    words = elements * sum(load.access.dtype.bytes for load in chosen.loads) / 4
+    words = chosen.turn * sum(words_of(load.access) for load in chosen.loads)
     return 64 if words <= 16 and elements < TURN_ELEMENTS else 80
 
 
