@@ -260,7 +260,8 @@ class NvidiaDevice(GpuDevice):
         return Sending(take, fill, send, leave, names)
 
     def encode(self, given: Mapped, address: int) -> bytes:
-        return encoded(given, address)
+        with self.current():  # the driver encodes for a context
+            return encoded(given, address)
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
