@@ -94,7 +94,7 @@ class SelectionSpeller(Speller):
         """When element j of a vector lies in the row; empty where every one does."""
         if not self.whole():
             return ""
-        return self.in_later_turns(f"col + j < {self.cols}", self.plan.cols // self.plan.tile.vector)
+        return self.in_later_turns(f"col + j < {self.cols}", self.plan.cols // self.plan.tile.vector, elements=True)
 
     def team_guard(self) -> str:
         if not self.inside():

@@ -61,8 +61,9 @@ class Vectors:
             return ""
         return self.in_later_turns(f"col + {tile.vector} <= {self.cols}", self.plan.cols // tile.vector)
 
-    def in_later_turns(self, test: str, vectors: int) -> str:
-        """A test that all threads pass in the turns whose vectors are among the row's first `vectors`.
+    def in_later_turns(self, test: str, vectors: int, elements: bool = False) -> str:
+        """A test that all threads pass in the turns whose vectors are among the row's first `vectors`, and none passes
+        behind these; single `elements` of the vector behind them may.
 
         Where the loop is unrolled nothing of it is left there.
         """
@@ -70,7 +71,7 @@ class Vectors:
         turns = vectors // tile.threads_per_row
         if self.plan.flat or tile.col_tiles > 1 or not self.unrolled() or not turns:
             return test
-        if vectors == turns * tile.threads_per_row:
+        if vectors == turns * tile.threads_per_row and not elements:
             return f"v < {turns}"
         return f"v < {turns} || {test}" if not self.live() else f"(v < {turns} || {test})"
 
