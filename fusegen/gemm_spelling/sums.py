@@ -53,8 +53,8 @@ class SumSpeller(GemmWords):
             rows = own.factor.side == "rows"
             extent = tile.warp_rows if rows else tile.warp_cols
             unit = plan.atom.rows if rows else plan.atom.cols
-            half = plan.atom is MMA and extent == 8
-            unit = 16 if plan.atom is MMA and not half else unit
+            half = plan.atom == MMA and extent == 8
+            unit = 16 if plan.atom == MMA and not half else unit
             along = own.factor.tile_along
             kind = "_".join(
                 filter(None, ["load", "left" if rows else "right", "half" if half else "", "" if along else "across"])
@@ -69,9 +69,9 @@ class SumSpeller(GemmWords):
             found.append(
                 {
                     "name": own.name,
-                    "type": "unsigned" if plan.atom is MMA else "Fragment",
+                    "type": "unsigned" if plan.atom == MMA else "Fragment",
                     "count": extent // unit,
-                    "load": kind if plan.atom is MMA else "load_fragment",
+                    "load": kind if plan.atom == MMA else "load_fragment",
                     "chunks": (tile.depth if along else own.extent) // CHUNK,
                     "at": f"{at}, {side}, {k}",
                 }
@@ -80,7 +80,7 @@ class SumSpeller(GemmWords):
 
     def fragment_functions(self, fragments: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The functions of the prelude that load fragments, one for each way that a tile lies."""
-        used = dict.fromkeys(f["load"] for f in fragments if self.plan.atom is MMA)
+        used = dict.fromkeys(f["load"] for f in fragments if self.plan.atom == MMA)
         return [
             {"name": name, "what": FRAGMENTS[name][0], "at": FRAGMENTS[name][1],
              "body": self.spelling.functions.get(matrix_function(name), ())}
@@ -125,7 +125,7 @@ class SumSpeller(GemmWords):
 
     def atom(self) -> Mapping[str, Any]:
         plan, tile, atom = self.plan, self.tile, self.plan.atom
-        mma = atom is MMA
+        mma = atom == MMA
         left = self.owns[0].name
         down = tile.warp_rows // atom.rows
         warp_row = "warp_row" if tile.bands == 1 else f"warp_row % {tile.band_rows}"

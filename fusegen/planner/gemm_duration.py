@@ -55,7 +55,7 @@ class Work:
 def gemm_registers(tile: GemmTile, atom: Atom, products: int) -> int:
     """Registers of one thread: its sums, two turns of fragments, addresses, and what a deep slice, whose loop is
     unrolled whole, loads ahead."""
-    lanes = 32 if atom is MMA else 64
+    lanes = 32 if atom == MMA else 64
     sums = products * tile.warp_rows * tile.warp_cols // lanes
     fragments = (tile.warp_rows + products * tile.warp_cols) * atom.depth * 2 // (2 * lanes)
     return 56 + sums + fragments * max(1, tile.depth // (4 * atom.depth))

@@ -287,6 +287,13 @@ def right_factors(drawn: Draft) -> Mapping[Node, Factor]:
         use = Use(product.right.operand, "right", product.right.transposed)
         copied = drawn.target.async_copies and access.mode == "vector"
         found[product.node] = factor(drawn, access, "cols", access.line == use.depth, copied)
+    ways = {f.along: f for f in found.values()}
+    if len(ways) > 1 and len(drawn.groups) > 1:
+        one, other = (f.access.tensor for f in ways.values())
+        raise NoMatch(
+            f"{one} and {other} are multiplied side by side, and one lies along the summed axis and the other across "
+            "it\n  lay them alike, as in x @ w.T for all of them"
+        )
     return found
 
 
