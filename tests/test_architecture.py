@@ -24,6 +24,7 @@ LAYERS = (
     "targets",
     "emulator",
     "compiling",
+    "planner.traffic",
     "planner.model planner.heading",
     "planner.pieces planner.passes planner.limits planner.factors",
     "planner.schedule planner.gemm planner.wgmma",
