@@ -67,12 +67,12 @@ ROWS = (
     Row("rmsnorm_gemm", mnk(4096, 6144, 4096), ratio=1.02),
     Row("rmsnorm_gemm", mnk(16384, 6144, 4096), ratio=1.02),
     Row("rmsnorm_gemm_swiglu", mnk(2048, 11008, 4096)),
-    Row("qkv", {"B": 2, "S": 2048, "D": 4096, "Q": 4096, "G": 1024}),
+    Row("qkv", {"M": 4096, "D": 4096, "Q": 4096, "G": 1024}),
     Row("gemm_bias_gelu", mnk(8, 4096, 4096), us=12.0),
     Row("gemm_bias_gelu", mnk(64, 4096, 4096)),
     Row("gemm_swiglu", mnk(8, 14336, 4096), us=62.0),
     Row("rmsnorm_gemm", mnk(8, 6144, 4096), us=17.0),
-    Row("qkv", {"B": 8, "S": 1, "D": 4096, "Q": 4096, "G": 1024}),
+    Row("qkv", {"M": 8, "D": 4096, "Q": 4096, "G": 1024}),
 )
 
 

@@ -15,6 +15,7 @@ torch's sort on some of its rows first. Run from the repository root.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.table import gpu_text  # noqa: E402
 from fusegen import b8, bf16, chain, dims, f32, i32  # noqa: E402
 from fusegen import ops as F  # noqa: E402
 from fusegen.errors import FusegenError  # noqa: E402
@@ -258,7 +260,9 @@ def run(wanted: argparse.Namespace) -> int:
                 bench.torch.cuda.empty_cache()
             show(text(line))
         if wanted.out:
-            wanted.out.write_text(json.dumps({n: [asdict(x) for x in xs] for n, xs in found.items()}, indent=1) + "\n")
+            tables = {n: [asdict(x) for x in xs] for n, xs in found.items()}
+            facts = {"date": datetime.date.today().isoformat(), "gpu": gpu_text(), "conditions": "medians, cold L2"}
+            wanted.out.write_text(json.dumps(facts | tables, indent=1) + "\n")
     return 1 if any(line.right is False for lines in found.values() for line in lines) else 0
 
 
