@@ -130,7 +130,8 @@ def test_selections_are_torchs_own() -> None:
     for graph in (SELECTING[0].graph, simplify(SELECTING[0].graph)):
         text = torch_source(graph)
         assert (
-            "    softmax = torch.softmax(div, -1)\n    likely, columns = torch.topk(softmax, 7, -1)\n    kept_2 =" in text
+            "    softmax = torch.softmax(div, -1)\n    likely, columns = torch.topk(softmax, 7, -1)\n    kept_2 ="
+            in text
         )
         assert "columns.to(torch.int32)" in text
     assert (
