@@ -127,6 +127,11 @@ def no_product(x: f16[M, N]) -> f16[M, N]:
     return F.relu(x)
 
 
+@chain(M=8, N=96, L=40, K=64)
+def crossed(x: bf16[M, K], w: bf16[K, N], v: bf16[L, K]) -> tuple[bf16[M, N], bf16[M, L]]:
+    return x @ w, x @ v.T
+
+
 REFUSED: tuple[tuple[Chain, str], ...] = (
     (two_lefts, "2 left factors"),
     (computed_right, "the right factor of the product at .* is computed"),
@@ -134,6 +139,7 @@ REFUSED: tuple[tuple[Chain, str], ...] = (
     (layernorm_before, "the left factor needs sum at .* of its own row before it is multiplied"),
     (by_maximum, "max at .*: gemm takes sums along the rows"),
     (uneven, "2 and 1 products each"),
+    (crossed, "one lies along the summed axis and the other across it"),
     (no_product, "the chain multiplies no matrices"),
 )
 

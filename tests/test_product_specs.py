@@ -74,8 +74,8 @@ def test_random_products_pass(seed: int) -> None:
     try:
         kernel = fusegen.compile(random_product(seed), chosen, on="emulator", validate=False)
     except NoPlan as error:
-        if "the outputs need" not in str(error):
+        if not any(text in str(error) for text in ("the outputs need", "lay them alike")):
             raise
-        pytest.skip("outputs of several widths that take different numbers of products are no one kernel")
+        pytest.skip("outputs of several widths are one kernel where they take as many products, of factors laid alike")
     report = validate(kernel, quick=True)
     assert report.ok, f"{spec_text(seed)}\n{report}"
