@@ -125,9 +125,11 @@ def right_factors(graph: Graph) -> tuple[Tensor, ...]:
     return tuple(t for t in graph.inputs if t.name in names and t.dtype.kind == "float")
 
 
-def transposed(graph: Graph, tensor: Tensor) -> bool:
-    """Is the tensor declared with the axes of its matrices the other way round?"""
-    return bool(graph.products) and any(use.tensor is tensor and use.transposed for use in uses(graph))
+def transposed(graph: Graph, tensor: Tensor, right: bool = False) -> bool:
+    """Is the tensor declared with the axes of its matrices the other way round, as a right factor or else as rows?"""
+    if not graph.products:
+        return False
+    return any(use.transposed for use in uses(graph) if use.tensor is tensor and (use.place == "right") is right)
 
 
 def rows_of_patterns(
@@ -147,7 +149,7 @@ def weights(graph: Graph, tensor: Tensor, shape: tuple[int, ...], room: Room, se
     """A right factor. By turns, its columns [K] are as the setting has them, each number twice (what alternates on the
     left cancels), and all ones (what is left of a left row is its sum)."""
     made = np.clip(setting.vector(room), -room.dtype.largest, room.dtype.largest).reshape(shape)
-    columns = made if not transposed(graph, tensor) else np.swapaxes(made, -1, -2)  # [.., K, N]
+    columns = made if not transposed(graph, tensor, right=True) else np.swapaxes(made, -1, -2)  # [.., K, N]
     if setting is USUAL:
         depth = columns.shape[-2]
         columns[..., 1::2, 1::4] = columns[..., 0 : depth - 1 : 2, 1::4][..., : depth // 2, :]
