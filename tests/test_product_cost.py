@@ -24,6 +24,7 @@ from tests.test_products import bias_gelu, norm_swiglu, qkv, scaled, with_tf32
 
 M, N, K = dims("M N K")
 MIB = 2**20
+TILE, GROUP = 128, 8  # rows of a tile, and rows of tiles that run together
 
 
 @chain(M=16384, N=4096, K=4096)
@@ -33,7 +34,7 @@ def gemm_bias_gelu(x: f16[M, K], w: f16[K, N], bias: f16[N]) -> f16[M, N]:
 
 def test_bytes_of_a_product_with_bias_and_gelu() -> None:
     """s(MK + KN + 3MN) with the product apart, s(MK + KN + MN + N) fused; the first leaves the bias's N out."""
-    found = product_traffic(gemm_bias_gelu.graph)
+    found = product_traffic(gemm_bias_gelu.graph, H200, TILE, GROUP)
     m, n, k, s = 16384, 4096, 4096, 2
     assert found.per_element_unfused == s * (m * k + k * n + 3 * m * n + n)
     assert found.ideal == found.moved == found.per_element_fused == s * (m * k + k * n + m * n + n)
@@ -45,13 +46,25 @@ def test_bytes_of_a_product_with_bias_and_gelu() -> None:
     assert f"{found.intensity_apart:.1f} {found.intensity:.1f}" == "963.8 1820.4"
 
 
+def test_factors_that_the_cache_cannot_hold_come_again_for_each_group_of_tile_rows() -> None:
+    """8192 x 8192 weights are 128 MiB: no L2 holds them, and 64 rows of tiles are 8 groups."""
+    found = product_traffic(gemm_bias_gelu.at(M=8192, N=8192, K=8192).graph, H200, TILE, GROUP)
+    by_name = {t.tensor: t for t in found.tensors}
+    assert (by_name["w"].walks, by_name["w"].moved) == (8, 8 * by_name["w"].ideal)
+    assert by_name["x"].moved == by_name["x"].ideal
+    assert found.moved == found.ideal + 7 * by_name["w"].ideal
+    assert product_traffic(gemm_bias_gelu.at(M=1024, N=8192, K=8192).graph, H200, TILE, GROUP).moved < found.moved / 6
+    smaller = product_traffic(gemm_bias_gelu.graph, MI300X, TILE, GROUP)
+    assert smaller.moved - smaller.ideal == 15 * 4096 * 4096 * 2, "32 MiB of L2 do not hold 32 MiB and more"
+
+
 def test_a_decode_step_saves_128_kib() -> None:
-    found = product_traffic(gemm_bias_gelu.at(M=8).graph)
+    found = product_traffic(gemm_bias_gelu.at(M=8).graph, H200, TILE, GROUP)
     assert found.per_element_unfused - found.ideal == 128 * 1024
 
 
 def test_unfused_every_operator_is_a_kernel() -> None:
-    found = product_traffic(gemm_bias_gelu.graph)
+    found = product_traffic(gemm_bias_gelu.graph, H200, TILE, GROUP)
     m, n, k, s = 16384, 4096, 4096, 2
     assert found.launches_unfused == 3
     assert found.unfused == s * (m * k + k * n + m * n) + s * (2 * m * n + n) + s * 2 * m * n
@@ -67,12 +80,12 @@ def test_computed_factors_are_written_and_read_when_apart() -> None:
     before = s * (m * k + k + m * k)
     products = 2 * s * (m * k + k * n + m * n)
     behind = s * 3 * m * n
-    assert product_traffic(graph).per_element_unfused == before + products + behind
-    assert product_traffic(graph).product_flops == 2 * 2 * m * n * k
+    assert product_traffic(graph, H200, TILE, GROUP).per_element_unfused == before + products + behind
+    assert product_traffic(graph, H200, TILE, GROUP).product_flops == 2 * 2 * m * n * k
 
 
 def test_products_that_are_returned_need_no_kernel_behind_them() -> None:
-    found = product_traffic(qkv.graph)
+    found = product_traffic(qkv.graph, H200, TILE, GROUP)
     b, m, n, width, k = (qkv.graph.sizes[name] for name in ("B", "M", "N", "L", "K"))
     products = 3 * b * m * k + k * (n + 2 * width) + b * m * (n + 2 * width)
     assert found.per_element_unfused == 2 * (products + b * m * (n + 2 * width) + n + b * m * n)
@@ -80,10 +93,10 @@ def test_products_that_are_returned_need_no_kernel_behind_them() -> None:
 
 
 def test_the_floor_is_the_products_or_the_bytes() -> None:
-    large = floors(H200, product_traffic(gemm_bias_gelu.graph))
+    large = floors(H200, product_traffic(gemm_bias_gelu.graph, H200, TILE, GROUP))
     assert max(large, key=large.__getitem__) == "products"
     assert large["products"] == pytest.approx(555.6, abs=0.1), "at 989.4 TFLOP/s"
-    small = floors(MI300X, product_traffic(gemm_bias_gelu.at(M=8).graph))
+    small = floors(MI300X, product_traffic(gemm_bias_gelu.at(M=8).graph, H200, TILE, GROUP))
     assert max(small, key=small.__getitem__) == "memory"
     assert all(us > 0 for us in (*large.values(), *small.values()))
 
@@ -124,7 +137,8 @@ def test_a_prologue_without_a_name_is_called_by_its_op() -> None:
 def test_the_heading_has_products_apart_and_what_is_needed() -> None:
     graph = simplify(norm_swiglu.graph.at(M=4096, N=14336, K=4096))
     plan = replace(
-        sketch(graph), cost=replace(NOTHING, traffic=product_traffic(graph), floor_us=972.5, bound="compute")
+        sketch(graph),
+        cost=replace(NOTHING, traffic=product_traffic(graph, H200, TILE, GROUP), floor_us=972.5, bound="compute"),
     )
     text = " ".join(str(plan).split())
     assert "4.8 TB/s, 989 TFLOP/s for products" in text
@@ -153,7 +167,7 @@ def test_measurements_are_kept_apart_by_what_is_summed_over() -> None:
 
 
 def test_shares_are_of_the_products_floor_and_no_rate_beats_the_data_sheet() -> None:
-    traffic = product_traffic(gemm_bias_gelu.graph)
+    traffic = product_traffic(gemm_bias_gelu.graph, H200, TILE, GROUP)
     plan = SimpleNamespace(cost=SimpleNamespace(traffic=traffic))
     judge = Judge(SimpleNamespace(plan=plan, target=H200), rate=4.2e6, matrix_rate=750e6)
     assert judge.floor_us == pytest.approx(traffic.product_flops / 750e6)
@@ -166,7 +180,9 @@ def test_shares_are_of_the_products_floor_and_no_rate_beats_the_data_sheet() -> 
 @pytest.mark.parametrize(("gpu", "counter"), [(H200, "sm__pipe_tensor_cycles"), (MI300X, "MfmaUtil")], ids=str)
 def test_a_profile_of_products_looks_at_the_matrix_units(gpu: Target, counter: str) -> None:
     graph = simplify(gemm_bias_gelu.graph)
-    cost = replace(NOTHING, traffic=product_traffic(graph), floor_us=555.6, time_us=2 * 555.6, blocks_per_sm=1)
+    cost = replace(
+        NOTHING, traffic=product_traffic(graph, H200, TILE, GROUP), floor_us=555.6, time_us=2 * 555.6, blocks_per_sm=1
+    )
     found = checklist(replace(sketch(graph, target=gpu), cost=cost), None, "gemm.py")
     (one,) = [c for c in found.counters if c.name.startswith(counter)]
     assert one.expect.startswith("50%" if gpu is H200 else "38%")

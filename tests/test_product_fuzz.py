@@ -39,7 +39,7 @@ def test_every_account_can_be_given(seed: int) -> None:
     operands = make_operands(plan, sizes_for(plan, 7), np.random.default_rng(seed))
     for law in analyse(plan, operands.values):
         assert np.isfinite(law.error).mean() > 0.99, spec_text(seed)
-    traffic = product_traffic(graph)
+    traffic = product_traffic(graph, H200, 128, 8)
     assert traffic.ideal <= traffic.per_element_unfused <= traffic.unfused + traffic.ideal
     assert all(us >= 0 for us in floors(H200, traffic).values())
     assert product_rounding(graph)

@@ -63,14 +63,15 @@ def gemm_registers(tile: GemmTile, atom: Atom, products: int) -> int:
 
 def estimate(graph: Graph, target: Target, work: Work) -> Cost:
     """The time of one launch at the graph's sizes, and what bounds it."""
-    tile, moved = work.tile, product_traffic(graph)
+    tile = work.tile
+    moved = product_traffic(graph, target, tile.rows, tile.group)
     room = shared_bytes(tile, work.products, work.statistics)
     registers = min(target.registers_per_thread, gemm_registers(tile, work.atom, work.products))
     resident = max(1, resident_blocks(target, tile.warps * tile.teams * target.warp, registers, room))
     blocks = -(-max(1, graph.rows) // tile.rows) * work.across * tile.cluster
     segment = 2 * (tile.depth if work.along else tile.cols)
-    pushed = PUSHED_OUT * min(moved.moved, target.l2_bytes)
-    memory_us = (moved.moved + pushed) / (target.dram_gbs * COPY_SHARE * 1e3) * SEGMENT.get(segment, 1.0)
+    pushed = PUSHED_OUT * min(moved.ideal, target.l2_bytes)  # fitted with each byte counted once
+    memory_us = (moved.ideal + pushed) / (target.dram_gbs * COPY_SHARE * 1e3) * SEGMENT.get(segment, 1.0)
     working_us = streams_us if tile.teams > 1 else multiply_us
     tiles_us = working_us(target, work, blocks, resident)
     tiles_us += FIRST_US + (ADD_US if tile.shares > 1 else 0.0)

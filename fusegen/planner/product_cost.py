@@ -26,20 +26,18 @@ from fusegen.targets.base import Target
 from fusegen.types import Shape, size_of
 
 
-def product_traffic(
-    graph: Graph, walks: Mapping[str, float] | None = None, moved: Mapping[str, int] | None = None
-) -> Traffic:
+def product_traffic(graph: Graph, target: Target, tile_rows: int, group: int) -> Traffic:
     """Bytes and operations of one launch at the graph's sizes. `graph` is the chain as written.
 
-    `walks`: how often a plan asks for a tensor, where that is not once; `moved`: the bytes of it that come from DRAM,
-    where they are not its own.
+    Of `group` rows of tiles, of `tile_rows` rows each, those that run together share factors in the L2 cache.
     """
+    passes = right_passes(graph, target, tile_rows, group)
     tensors = []
     for tensor in arrays(graph):
         own = bytes_of(graph, tensor)
         output = any(tensor is t for t in graph.outputs)
-        times, from_memory = (walks or {}).get(tensor.name, 1.0), (moved or {}).get(tensor.name, own)
-        tensors.append(TensorTraffic(tensor.name, output, own, from_memory, own, times))
+        times = passes.get(tensor.name, 1)
+        tensors.append(TensorTraffic(tensor.name, output, own, own * times, own, times))
     ideal = sum(t.ideal for t in tensors)
     operators = unfused_kernels(graph)
     total, special = operations(hoist_scales(graph))
@@ -59,6 +57,23 @@ def product_traffic(
         bytes_per_element_unfused=together / elements,
         product_flops=product_flops(graph),
     )
+
+
+def right_passes(graph: Graph, target: Target, tile_rows: int, group: int) -> Mapping[str, int]:
+    """How often each right factor comes from DRAM: once, or where the L2 cache can't hold all of them beside what a
+    group of tile rows needs of the left one, once for each group. A model: not compared with counters."""
+    parts = split(hoist_scales(graph))
+    rows = count(graph, graph.shape[-2:-1])
+    depth = size_of(parts.products[0].contracted, graph.sizes)
+    size = parts.products[0].left.dtype.bytes
+    rights = {t.name: t for p in parts.products if (t := p.right.operand) is not None}
+    matrices = sum(count(graph, t.shape[-2:]) * t.dtype.bytes for t in rights.values())
+    band = min(rows, group * tile_rows) * depth * size
+    if matrices + band <= target.l2_bytes:
+        return {}
+    groups = -(-rows // (group * tile_rows))
+    batches = max(1, graph.rows // max(1, rows))
+    return {name: max(1, groups * batches // count(graph, t.shape[:-2])) for name, t in rights.items()}
 
 
 def count(graph: Graph, shape: Shape) -> int:

@@ -32,7 +32,7 @@ REGISTERS = 168  # of a thread as launched; two groups then take more from the t
 def estimate(plan: WgmmaPlan) -> Cost:
     """What the planner ranks by."""
     graph, target, tile = plan.graph, plan.target, plan.tile
-    moved = product_traffic(graph)
+    moved = product_traffic(graph, target, plan.band, tile.group)
     dims = [size_of(graph.shape[axis], graph.sizes) for dim in plan.row_dims for axis in dim.axes]
     extents = (dims[0], graph.rows // max(1, dims[0])) if plan.batched else (graph.rows,)
     rounds = -(-plan.tiles(*extents) * tile.cluster // target.sms)

@@ -3,9 +3,9 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     128 x 64 tiles of 4 warps, slices of 32 in a ring of 4
-// traffic  385.9 MB moved, 385.9 MB ideal, 889.2 MB with products apart, 1124.1 MB unfused in 4
+// traffic  1090.5 MB moved, 385.9 MB ideal, 889.2 MB with products apart, 1124.1 MB unfused in 4
 //          launches
-// floor    3083.6 us at 312 TFLOP/s for products; compute-bound at 2493.22 flop/B
+// floor    3083.6 us at 312 TFLOP/s for products; compute-bound at 882.22 flop/B
 // rounding out to bf16 when stored; f32 between
 // needs    K=4096, N=14336; rows of all operands next to each other; x, w_gate, w_up, out: address and
 //          strides in multiples of 16 B

@@ -3,8 +3,8 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 4
-// traffic  134.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
-// floor    660.8 us at 312 TFLOP/s for products; compute-bound at 1536.00 flop/B
+// traffic  285.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
+// floor    660.8 us at 312 TFLOP/s for products; compute-bound at 722.82 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between
 // needs    D=4096, Q=4096, G=1024; rows of all operands next to each other; x, wq, wk, wv, out0, out1,
 //          out2: address and strides in multiples of 16 B

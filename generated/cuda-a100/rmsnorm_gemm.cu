@@ -3,8 +3,8 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 3
-// traffic  134.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 234.9 MB unfused in 2 launches
-// floor    660.8 us at 312 TFLOP/s for products; compute-bound at 1535.91 flop/B
+// traffic  285.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 234.9 MB unfused in 2 launches
+// floor    660.8 us at 312 TFLOP/s for products; compute-bound at 722.80 flop/B
 // rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
 //          stored; f32 between
 // needs    K=4096, N=6144; rows of all operands next to each other; x, gain, w, out: address and

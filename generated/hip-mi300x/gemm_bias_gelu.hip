@@ -3,8 +3,8 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // tile     64 x 64 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  100.7 MB moved, 100.7 MB ideal, 167.8 MB with products apart, 234.9 MB unfused in 3 launches
-// floor    105.1 us at 1307 TFLOP/s for products; compute-bound at 1365.22 flop/B
+// traffic  335.6 MB moved, 100.7 MB ideal, 167.8 MB with products apart, 234.9 MB unfused in 3 launches
+// floor    105.1 us at 1307 TFLOP/s for products; compute-bound at 409.59 flop/B
 // rounding out to bf16 when stored; f32 between
 // needs    K=4096, N=4096; rows of all operands next to each other; x, w, bias, out: address and
 //          strides in multiples of 16 B; bias [N] shared by every row

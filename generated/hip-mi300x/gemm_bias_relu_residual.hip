@@ -3,8 +3,8 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  234.9 MB moved, 234.9 MB ideal, 369.1 MB with products apart, 637.5 MB unfused in 4 launches
-// floor    210.2 us at 1307 TFLOP/s for products; compute-bound at 1170.24 flop/B
+// traffic  469.8 MB moved, 234.9 MB ideal, 369.1 MB with products apart, 637.5 MB unfused in 4 launches
+// floor    210.2 us at 1307 TFLOP/s for products; compute-bound at 585.13 flop/B
 // rounding out to f16 when stored; f32 between
 // needs    K=4096, N=4096; rows of all operands next to each other; x, w, bias, residual, out: address
 //          and strides in multiples of 16 B; bias [N] shared by every row

@@ -3,9 +3,9 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // tile     128 x 64 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  385.9 MB moved, 385.9 MB ideal, 889.2 MB with products apart, 1124.1 MB unfused in 4
+// traffic  1090.5 MB moved, 385.9 MB ideal, 889.2 MB with products apart, 1124.1 MB unfused in 4
 //          launches
-// floor    735.9 us at 1307 TFLOP/s for products; compute-bound at 2493.22 flop/B
+// floor    735.9 us at 1307 TFLOP/s for products; compute-bound at 882.22 flop/B
 // rounding out to bf16 when stored; f32 between
 // needs    K=4096, N=14336; rows of all operands next to each other; x, w_gate, w_up, out: address and
 //          strides in multiples of 16 B

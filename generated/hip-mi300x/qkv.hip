@@ -3,8 +3,8 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // tile     64 x 64 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  134.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
-// floor    157.7 us at 1307 TFLOP/s for products; compute-bound at 1536.00 flop/B
+// traffic  486.5 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
+// floor    157.7 us at 1307 TFLOP/s for products; compute-bound at 423.72 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between
 // needs    D=4096, Q=4096, G=1024; rows of all operands next to each other; x, wq, wk, wv, out0, out1,
 //          out2: address and strides in multiples of 16 B

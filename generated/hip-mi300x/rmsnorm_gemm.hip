@@ -3,8 +3,8 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  134.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 234.9 MB unfused in 2 launches
-// floor    157.7 us at 1307 TFLOP/s for products; compute-bound at 1535.91 flop/B
+// traffic  285.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 234.9 MB unfused in 2 launches
+// floor    157.7 us at 1307 TFLOP/s for products; compute-bound at 722.80 flop/B
 // rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
 //          stored; f32 between
 // needs    K=4096, N=6144; rows of all operands next to each other; x, gain, w, out: address and
