@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fusegen.dialect import UNROLL
 from fusegen.planner.model import Access, Load, RowPlan, Stage
 from fusegen.planner.pieces import stride_name
-from fusegen.spelling import UNROLL, Speller
+from fusegen.spelling import Speller
 
 
 class RollingSpeller(Speller):

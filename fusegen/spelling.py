@@ -7,26 +7,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from fusegen.planner.heading import WIDTH, header_lines
-from fusegen.planner.model import Load, Param, Reduction, ReductionKind, RowPlan, Stage, Store
-from fusegen.planner.pieces import CTYPE, PIECE_BYTES, stride_name
-from fusegen.prelude import REDUCERS, WORD_FUNCTIONS
-from fusegen.types import DType, b8, bf16, f16, f32, i32
+from fusegen.dialect import UNROLL
+from fusegen.planner.heading import WIDTH
+from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
+from fusegen.planner.pieces import PIECE_BYTES, stride_name
+from fusegen.prelude import REDUCERS
+from fusegen.types import bf16, f16
 from fusegen.vectors import Vectors
-
-UNROLL = "#pragma unroll"
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """What a template asks a target for."""
-
-    warp: int
-    barrier: str
-    unroll: str = UNROLL
 
 
 class Speller(Vectors):
@@ -40,31 +29,7 @@ class Speller(Vectors):
 
     # ---- names and small texts
 
-    def to_value(self, dtype: DType, text: str) -> str:
-        """From the storage type to f32, i32 or bool."""
-        if dtype is i32:
-            return text
-        return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
-
-    def to_storage(self, dtype: DType, text: str) -> str:
-        if dtype is i32:
-            return text
-        return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
-
     # ---- the frame
-
-    def signature(self) -> list[str]:
-        return [self.parameter(p) for p in self.plan.params]
-
-    def parameter(self, param: Param) -> str:
-        if param.kind == "pointer":
-            assert param.dtype is not None
-            const = "" if param.output else "const "
-            return f"{const}{self.ctype(param.dtype)}* __restrict__ {param.name}"
-        if param.kind == "value":
-            assert param.dtype is not None
-            return f"{CTYPE[param.dtype]} {param.name}"
-        return f"long long {param.name}"
 
     def tile(self) -> str:
         """The number of the block's tile."""
@@ -401,47 +366,25 @@ class Speller(Vectors):
             bodies += [*stage.body, *stage.row_body]
         return [s.expr for s in bodies]
 
-    def header(self) -> list[str]:
-        return header_lines(self.plan)
-
     def context(self) -> dict[str, Any]:
         plan = self.plan
         walks = self.walks()
         reduces = self.row_reduces()
         keeps = self.keeps()
         lanes = min(plan.tile.team, plan.target.warp)
-        for text in self.expressions():
-            self.functions.update(
-                f for f in ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS) if f"{f}(" in text
-            )
-        if "MaxSum" in self.functions:
-            self.functions.add("exponential")
-        if "exponential" in self.functions:
-            self.functions.add("power_of_2")
+        self.call_those_in(" ".join(self.expressions()))
         everything = " ".join([*self.expressions(), *(str(w) for _, w in walks), *(str(r) for r in reduces)])
-        constants = [
-            (name, bits)
-            for name, bits in (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
-            if name in everything or (name == "INFINITY" and "MaxSum" in self.functions)
-        ]
+        everything += " INFINITY" if "MaxSum" in self.functions else ""
         return {
-            "p": plan,
-            "t": Words(plan.target.warp, self.spelling.barrier),
-            "header": self.header(),
+            **self.frame(plan, everything),
             "includes": self.includes(),
-            "constants": constants,
             "uses": {"vec": self.uses_vec, "functions": self.functions},
-            "round_trip": {
-                d.name: self.spelling.to_float[d].format(self.spelling.from_float[d].format("x")) for d in (f16, bf16)
-            },
             "index": self.index,
-            "word_functions": self.word_functions(),
             "row_reduces": reduces,
             "partner": self.spelling.shuffle_xor.format("v", "step"),
             "from_before": self.from_before(lanes),
             "piece": PIECE_BYTES,
             "lanes": lanes,
-            "signature": self.signature(),
             "tiling": self.tiling(),
             "live": self.live(),
             "lane": self.lane(),
@@ -464,19 +407,10 @@ class Speller(Vectors):
             "whole": self.whole(),
             "rest": self.rest(),
             "first_element": self.first_element(),
-            "function": self.spelling.functions,
             "walks": walks,
         }  # fmt: skip
-
-    def word_functions(self) -> list[Mapping[str, Any]]:
-        """The functions whose bodies the target spells, those that the text calls."""
-        return [
-            {"name": name, "what": what, "parameters": parameters, "body": self.spelling.functions[name]}
-            for name, (what, parameters) in WORD_FUNCTIONS.items()
-            if name in self.functions
-        ]
 
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses}
         used |= {d for d in (f16, bf16) if any(f"round_{d.name}(" in e for e in self.expressions())}
-        return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
+        return self.headers_of(used)

@@ -9,20 +9,19 @@ without a shift, but a row's last bits would then depend on its place in the ten
 
 from __future__ import annotations
 
+from fusegen.dialect import Dialect
 from fusegen.planner.model import Access, Load, RowPlan
 from fusegen.planner.pieces import stride_name
-from fusegen.types import DType
 
 PIECES = ("load", "phase", "load_pieces")  # functions that every read of such pieces calls
 
 
-class Vectors:
+class Vectors(Dialect):
     """Loads, stores, copies and the tests around them; notes which functions of the prelude they call."""
 
     def __init__(self, plan: RowPlan) -> None:
+        super().__init__(plan.target.spelling)
         self.plan = plan
-        self.spelling = plan.target.spelling
-        self.functions: set[str] = set()
         self.uses_vec = False
 
     @property
@@ -32,9 +31,6 @@ class Vectors:
     @property
     def cols(self) -> str:
         return "n" if self.plan.flat else str(self.plan.cols)
-
-    def ctype(self, dtype: DType) -> str:
-        return self.spelling.ctype[dtype]
 
     def vec_type(self, access: Access) -> str:
         self.uses_vec = True

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fusegen.planner.heading import header_lines
-from fusegen.planner.model import Access, Load, Param, Statement, Store
-from fusegen.planner.pieces import CTYPE, stride_name
+from fusegen.dialect import Dialect
+from fusegen.planner.model import Access, Load, Statement, Store
+from fusegen.planner.pieces import stride_name
 from fusegen.planner.wgmma import (
     ATOM_DEPTH,
     ATOM_ROWS,
@@ -25,9 +25,7 @@ from fusegen.planner.wgmma import (
     Operand,
     WgmmaPlan,
 )
-from fusegen.prelude import WORD_FUNCTIONS
-from fusegen.spelling import Words
-from fusegen.types import DType, b8, bf16, f16, f32, i32
+from fusegen.types import DType, bf16, f16
 
 # The bits of a matrix descriptor beside its address (PTX ISA, "Matrix descriptor format"): swizzle by 128 bytes; 1024
 # bytes from 8 lines to the next 8; 8192 bytes from 64 rows or columns to the next 64, where these are the lines.
@@ -41,43 +39,17 @@ PAIRS: Mapping[DType, str] = {
 PAIR_TYPES: Mapping[DType, str] = {f16: "__half2", bf16: "__nv_bfloat162"}
 BRINGING = 40  # registers of a thread that brings slices
 SUMMING = 232  # and of one that sums: 40 + 2 x 232 are three times the 168 that each starts with
-CONSTANTS = (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
 
 
-class WgmmaSpeller:
+class WgmmaSpeller(Dialect):
     """The words of one plan; `context()` is what the template sees."""
 
     def __init__(self, plan: WgmmaPlan) -> None:
+        super().__init__(plan.target.spelling)
         self.plan = plan
         self.tile = plan.tile
-        self.spelling = plan.target.spelling
-        self.functions: set[str] = set()
 
     # ---- small texts
-
-    def ctype(self, dtype: DType) -> str:
-        return self.spelling.ctype[dtype]
-
-    def to_value(self, dtype: DType, text: str) -> str:
-        if dtype is i32:
-            return text
-        return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
-
-    def to_storage(self, dtype: DType, text: str) -> str:
-        if dtype is i32:
-            return text
-        return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
-
-    def parameter(self, param: Param) -> str:
-        if param.kind == "map":
-            return f"const __grid_constant__ CUtensorMap {param.name}"
-        if param.kind == "pointer":
-            assert param.dtype is not None
-            return f"{'' if param.output else 'const '}{self.ctype(param.dtype)}* __restrict__ {param.name}"
-        if param.kind == "value":
-            assert param.dtype is not None
-            return f"{CTYPE[param.dtype]} {param.name}"
-        return f"long long {param.name}"
 
     def statement(self, s: Statement) -> str:
         return f"const {s.ctype} {s.name} = {s.expr};"
@@ -356,33 +328,20 @@ class WgmmaSpeller:
         copies, boxes, direct = self.copies(), self.boxes(), self.direct()
         row_lines, element = self.row_lines(), self.element()
         fragments = self.fragments()
-        self.word_functions()
         text = " ".join(self.expressions())
+        self.call_those_in(text)
         inside = " ".join([*element, *([guard] if direct else []), *(d["call"] for d in direct)])
         ahead = [v["call"] for v in (*vectors, *loads, *(fragments["vectors"] if fragments else ()))]
         everything = " ".join([inside, *row_lines, *ahead])
         return {
-            "p": plan,
-            "t": Words(plan.target.warp, self.spelling.barrier),
-            "header": header_lines(plan),
+            **self.frame(plan, text),
             "includes": self.includes(),
-            "constants": [(n, bits) for n, bits in CONSTANTS if re.search(rf"\b{n}\b", text)],
             "uses": {"vec": bool(vectors or loads or direct or fragments), "functions": self.functions},
-            "round_trip": {
-                d.name: self.spelling.to_float[d].format(self.spelling.from_float[d].format("x")) for d in (f16, bf16)
-            },
             "index": "int",
             "inside_vector": "",
             "inside_element": "",
-            "word_functions": [
-                {"name": name, "what": what, "parameters": parameters, "body": self.spelling.functions[name]}
-                for name, (what, parameters) in WORD_FUNCTIONS.items()
-                if name in self.functions
-            ],
             "row_reduces": [],
             "partner": "",
-            "function": self.spelling.functions,
-            "signature": [self.parameter(p) for p in plan.params],
             "group": GROUP,
             "bringing": BRINGING,
             "summing": SUMMING,
@@ -456,18 +415,11 @@ class WgmmaSpeller:
         before = self.plan.fragments.body if self.plan.fragments else ()
         return (s.expr for s in (*before, *self.plan.row_body, *self.plan.body))
 
-    def word_functions(self) -> None:
-        text = " ".join(self.expressions())
-        names = ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS)
-        self.functions.update(f for f in names if f"{f}(" in text)
-        if "exponential" in self.functions:
-            self.functions.add("power_of_2")
-
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses if a.tensor not in self.factors} | {
             s.access.dtype for s in self.plan.boxes
         }
-        return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
+        return self.headers_of(used)
 
     @property
     def factors(self) -> frozenset[str]:

@@ -36,6 +36,7 @@ LAYERS = (
     "planner",
     "unfusing",
     "prelude",
+    "dialect",
     "vectors",
     "spelling",
     "rolling selection_spelling",

@@ -11,12 +11,6 @@ from typing import Any
 from fusegen.gemm_spelling.factors import FactorSpeller
 from fusegen.gemm_spelling.sums import SumSpeller
 from fusegen.planner.gemm import CHUNK, GemmPlan
-from fusegen.planner.heading import header_lines
-from fusegen.prelude import WORD_FUNCTIONS
-from fusegen.spelling import Words
-from fusegen.types import b8, bf16, f16, f32, i32
-
-CONSTANTS = (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
 
 
 class GemmSpeller(FactorSpeller, SumSpeller):
@@ -108,36 +102,21 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         if plan.copies:
             self.functions.add("copy_chunk")
         text = " ".join(expressions(plan))
-        self.functions.update(f for f in ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS) if f"{f}(" in text)
-        if "exponential" in self.functions:
-            self.functions.add("power_of_2")
+        self.call_those_in(text)
         counts = {
             "copied": " ".join(f["count"] for f in factors if f["copied"]),
             "fetched": " ".join([*(f["count"] for f in factors if not f["copied"]), *(v["from"] for v in vectors)]),
             "prepared": " ".join(line for f in factors for line in f["prepare"]),
         }
         return {
-            "p": plan,
-            "t": Words(plan.target.warp, self.spelling.barrier),
-            "header": header_lines(plan),
+            **self.frame(plan, text),
             "includes": self.includes(),
-            "constants": [(n, bits) for n, bits in CONSTANTS if re.search(rf"\b{n}\b", text)],
             "uses": {"vec": True, "functions": self.functions},
-            "round_trip": {
-                d.name: self.spelling.to_float[d].format(self.spelling.from_float[d].format("x")) for d in (f16, bf16)
-            },
             "index": "int",
             "inside_vector": "",
             "inside_element": "",
-            "word_functions": [
-                {"name": name, "what": what, "parameters": parameters, "body": self.spelling.functions[name]}
-                for name, (what, parameters) in WORD_FUNCTIONS.items()
-                if name in self.functions
-            ],
             "row_reduces": [],
             "partner": self.spelling.shuffle_xor.format("v", "step"),
-            "function": self.spelling.functions,
-            "signature": [self.parameter(p) for p in plan.params],
             "atom": self.atom(),
             "element": self.element,
             "thread": self.thread,
@@ -180,7 +159,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
 
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses} | {self.plan.dtype}
-        return [self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in used and d in self.spelling.headers]
+        return self.headers_of(used)
 
 
 def expressions(plan: GemmPlan) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fusegen.dialect import UNROLL
 from fusegen.gemm_spelling.words import GemmWords, Own
 from fusegen.planner.gemm import CHUNK
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
-from fusegen.spelling import UNROLL
 
 ZEROS: Mapping[str, str] = {"float": "0.0f", "int": "0", "bool": "false"}
 

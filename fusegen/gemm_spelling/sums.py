@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fusegen.dialect import UNROLL
 from fusegen.gemm_spelling.words import GemmWords
 from fusegen.planner.gemm import CHUNK, MMA, Span
 from fusegen.planner.model import Access, Load, Store
-from fusegen.spelling import UNROLL
 from fusegen.types import DType, bf16, f16
 
 # The instruction's word for the factors' type, and what AMD's builtin takes.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusegen.dialect import Dialect
 from fusegen.planner.gemm import Factor, GemmPlan, sums_floats, tile_elements
-from fusegen.planner.model import Access, Param, Statement
-from fusegen.planner.pieces import CTYPE, stride_name
-from fusegen.types import DType, b8, i32
+from fusegen.planner.model import Access, Statement
+from fusegen.planner.pieces import stride_name
+from fusegen.types import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +29,15 @@ class Own:
         return f"{self.name}_k"
 
 
-class GemmWords:
+class GemmWords(Dialect):
     """The small texts of one plan in one dialect."""
 
     """The words of one plan in one dialect; `context()` is what the template sees."""
 
     def __init__(self, plan: GemmPlan) -> None:
+        super().__init__(plan.target.spelling)
         self.plan = plan
         self.tile = plan.tile
-        self.spelling = plan.target.spelling
-        self.functions: set[str] = set()
         self.several = len(plan.spans) > 1
         self.owns = self.own_factors()
         self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
@@ -56,31 +56,9 @@ class GemmWords:
 
     # ---- small texts
 
-    def ctype(self, dtype: DType) -> str:
-        return self.spelling.ctype[dtype]
-
     @property
     def element(self) -> str:
         return self.ctype(self.plan.dtype)
-
-    def to_value(self, dtype: DType, text: str) -> str:
-        if dtype is i32:
-            return text
-        return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
-
-    def to_storage(self, dtype: DType, text: str) -> str:
-        if dtype is i32:
-            return text
-        return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
-
-    def parameter(self, param: Param) -> str:
-        if param.kind == "pointer":
-            assert param.dtype is not None
-            return f"{'' if param.output else 'const '}{self.ctype(param.dtype)}* __restrict__ {param.name}"
-        if param.kind == "value":
-            assert param.dtype is not None
-            return f"{CTYPE[param.dtype]} {param.name}"
-        return f"long long {param.name}"
 
     @property
     def thread(self) -> str:

@@ -1,0 +1,98 @@
+"""What plans of every kind are spelled with: a target's types, conversions and parameters, and a kernel's frame."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fusegen.planner.heading import header_lines
+from fusegen.planner.model import Param, Plan
+from fusegen.planner.pieces import CTYPE
+from fusegen.prelude import WORD_FUNCTIONS
+from fusegen.targets.base import Spelling
+from fusegen.types import DType, b8, bf16, f16, f32, i32
+
+UNROLL = "#pragma unroll"
+CONSTANTS = (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
+TESTED = ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS)  # functions that expressions call by name
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a template asks a target for."""
+
+    warp: int
+    barrier: str
+    unroll: str = UNROLL
+
+
+class Dialect:
+    """The small texts of one target; notes which functions of the prelude a kernel calls."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self.spelling = spelling
+        self.functions: set[str] = set()
+
+    def ctype(self, dtype: DType) -> str:
+        return self.spelling.ctype[dtype]
+
+    def to_value(self, dtype: DType, text: str) -> str:
+        """From the storage type to f32, i32 or bool."""
+        if dtype is i32:
+            return text
+        return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
+
+    def to_storage(self, dtype: DType, text: str) -> str:
+        if dtype is i32:
+            return text
+        return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
+
+    def parameter(self, param: Param) -> str:
+        if param.kind == "map":
+            return f"const __grid_constant__ CUtensorMap {param.name}"
+        if param.kind == "pointer":
+            assert param.dtype is not None
+            return f"{'' if param.output else 'const '}{self.ctype(param.dtype)}* __restrict__ {param.name}"
+        if param.kind == "value":
+            assert param.dtype is not None
+            return f"{CTYPE[param.dtype]} {param.name}"
+        return f"long long {param.name}"
+
+    def headers_of(self, used: Iterable[DType]) -> list[str]:
+        """The headers that these types need."""
+        wanted = set(used)
+        return [
+            self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in wanted & self.spelling.headers.keys()
+        ]
+
+    def call_those_in(self, text: str) -> None:
+        """Note the functions of the prelude that `text` calls by name."""
+        self.functions.update(name for name in TESTED if f"{name}(" in text)
+        if "MaxSum" in self.functions:
+            self.functions.add("exponential")
+        if "exponential" in self.functions:
+            self.functions.add("power_of_2")
+
+    def word_functions(self) -> list[Mapping[str, Any]]:
+        """The functions whose bodies the target spells, those that the text calls."""
+        return [
+            {"name": name, "what": what, "parameters": parameters, "body": self.spelling.functions[name]}
+            for name, (what, parameters) in WORD_FUNCTIONS.items()
+            if name in self.functions
+        ]
+
+    def frame(self, plan: Plan, text: str) -> dict[str, Any]:
+        """What stands around every kernel's body; `text`: all expressions, for the constants that they name."""
+        conversions = self.spelling.to_float, self.spelling.from_float
+        return {
+            "p": plan,
+            "t": Words(plan.target.warp, self.spelling.barrier),
+            "header": header_lines(plan),
+            "constants": [(name, bits) for name, bits in CONSTANTS if re.search(rf"\b{name}\b", text)],
+            "round_trip": {d.name: conversions[0][d].format(conversions[1][d].format("x")) for d in (f16, bf16)},
+            "word_functions": self.word_functions(),
+            "function": self.spelling.functions,
+            "signature": [self.parameter(p) for p in plan.params],
+        }
