@@ -428,6 +428,8 @@ def test_shared_declaration_that_is_not_understood_is_refused(source: str, says:
 
 # --- the machinery
 
+QUICK = (*toolchain._RUNTIME_FLAGS, "-O0")
+
 
 def copies(kernel: EmulatedKernel) -> bool:
     x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
@@ -437,12 +439,31 @@ def copies(kernel: EmulatedKernel) -> bool:
 
 @pytest.fixture
 def fresh_workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a process that has built nothing yet."""
+    """As in a process that has built nothing yet. It makes the runtime in half the time: that is never cached here."""
+    monkeypatch.setattr(toolchain, "_RUNTIME_FLAGS", QUICK)
     workplace.workplace_of.cache_clear()
     yield
     workplace.workplace_of.cache_clear()
 
 
+@pytest.fixture
+def runtime_at_hand() -> None:
+    """This process has the runtime already: what is tested is about kernels, or about a cache that lacks it."""
+    assert COMPILER is not None
+    toolchain.build_runtime(COMPILER, check=False, cache=None)
+
+
+@pytest.fixture(scope="module")
+def small_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds COPY and a runtime made with QUICK."""
+    folder = tmp_path_factory.mktemp("small-cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toolchain, "_RUNTIME_FLAGS", QUICK)
+        build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=folder)
+    return folder
+
+
+@pytest.mark.usefixtures("runtime_at_hand")
 def test_cache_is_used_and_told_apart_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "fusegen.cache")
     first = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
@@ -458,6 +479,7 @@ def test_cache_is_used_and_told_apart_by_content(tmp_path: Path, caplog: pytest.
     assert len(list(tmp_path.glob("[!.]*"))) == 4
 
 
+@pytest.mark.usefixtures("runtime_at_hand")
 def test_the_cache_is_where_the_user_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "mine"))
     build(COPY, "copy", warp=32, check=False, filename="a.cu")
@@ -477,6 +499,7 @@ def test_a_cache_that_can_not_be_written(
     assert "name another folder in FUSEGEN_CACHE_DIR" in said
 
 
+@pytest.mark.usefixtures("runtime_at_hand")
 def test_a_cache_that_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEGEN_CACHE_SIZE", "0")
     first = build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
@@ -517,13 +540,12 @@ def test_memory_that_runs_out_is_not_the_kernels_fault() -> None:
 
 @pytest.mark.parametrize("length", [0, 10, 3000, -1])
 @pytest.mark.usefixtures("fresh_workplace")
-def test_a_library_cut_short_is_built_anew(tmp_path: Path, length: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_library_cut_short_is_built_anew(
+    tmp_path: Path, small_cache: Path, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """The loader would refuse it, or crash."""
-    build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
-    whole = {file: file.stat().st_size for file in tmp_path.glob("*.library")}
-    for file in whole:
-        file.write_bytes(file.read_bytes()[:length])
-    workplace.workplace_of.cache_clear()
+    for file in small_cache.glob("*.library"):
+        (tmp_path / file.name).write_bytes(file.read_bytes()[:length])
     with caplog.at_level(logging.DEBUG, "fusegen.cache"):
         assert copies(build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path))
     assert caplog.text.count("is damaged: ") == 2
@@ -531,6 +553,7 @@ def test_a_library_cut_short_is_built_anew(tmp_path: Path, length: int, caplog: 
         entries.unpack(file.read_bytes())
 
 
+@pytest.mark.usefixtures("runtime_at_hand")
 def test_what_a_process_has_built_outlives_the_cache(tmp_path: Path) -> None:
     """Another process may clear it at any time; a fault still knows its line."""
     source = 'extern "C" __global__ void bad(float* y) {\n  if (threadIdx.x < 5)\n    __syncthreads();\n}'
@@ -543,6 +566,7 @@ def test_what_a_process_has_built_outlives_the_cache(tmp_path: Path) -> None:
     assert storage.survey(tmp_path)["emulator"].entries == 2
 
 
+@pytest.mark.usefixtures("runtime_at_hand")
 def test_a_fault_without_its_line_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = 'extern "C" __global__ void bad(float* y) {\n  y[1ull << 45] = 1.0f;\n}'
     kernel = build(source, "bad", warp=32, check=False, filename="bad.cu", cache_dir=tmp_path)
@@ -589,7 +613,8 @@ def test_many_processes_share_a_cache(tmp_path: Path) -> None:
     program = f"""
 import ctypes, numpy as np
 from pathlib import Path
-from fusegen.emulator import Buffer, build
+from fusegen.emulator import Buffer, build, compiler, toolchain
+toolchain.build_runtime(compiler(), check=False, cache=None)  # from the user's cache, and from here on into that one
 x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
 buffers = [Buffer(n, a.ctypes.data, a.ctypes.data, a.nbytes) for n, a in (("x", x), ("y", y))]
 for turn in range(20):
