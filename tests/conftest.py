@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 
+from fusegen.emulator import toolchain
+from fusegen.errors import FusegenError
 from fusegen.targets import H200, MI300X, Target
 
 hypothesis.settings.register_profile("fusegen", deadline=None)  # no test is timed: machines differ
@@ -19,6 +23,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite generated/ with what is emitted now")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before xdist starts its workers: the emulator's two runtimes, or each worker would build both for itself."""
+    if getattr(config.option, "numprocesses", None) and not config.option.collectonly:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(build_runtime, (False, True)))
+
+
+def build_runtime(check: bool) -> None:
+    with contextlib.suppress(FusegenError):  # no compiler: the tests that need one say so
+        toolchain.build_runtime(toolchain.compiler_for(check=check), check=check, cache=None)
 
 
 @pytest.fixture(scope="session", autouse=True)
