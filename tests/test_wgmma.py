@@ -199,6 +199,11 @@ def widths(x: f16[M, K], a: f16[K, N], b: f16[K, L]) -> tuple[f16[M, N], f16[M, 
     return x @ a, x @ b
 
 
+@chain(M=64, N=64, K=64)
+def askew(x: bf16[M, K], w_gate: bf16[K, N], w_up: bf16[N, K]) -> bf16[M, N]:
+    return F.silu(x @ w_gate) * (x @ w_up.T)
+
+
 @chain(M=64, K=64)
 def gram(x: f16[M, K]) -> f32[M, M]:
     return x @ x.T
@@ -213,6 +218,7 @@ REFUSED = [
     (tf32, {}, "is of f32; wgmma takes f16 and bf16"),
     (three, {}, "3 products; wgmma has registers for the sums of two"),
     (widths, {}, "differ in width"),
+    (askew, {}, "w_gate and w_up share a tile, and one lies along the summed axis and the other across it"),
     (gram, {}, "x is used in two ways"),
     (transposed, {"N": 65}, "rows of 65 columns; a thread of wgmma holds pairs"),
     (bias_gelu, {"K": 68}, "x has lines of 68 elements; tensor copies need multiples of 16 bytes"),
@@ -230,6 +236,12 @@ def test_unaligned_factors_are_the_general_rules() -> None:
     with pytest.raises(NoMatch, match="w has an address or a stride that is no multiple of 16 bytes"):
         plans(bias_gelu.graph, Layout(unaligned=frozenset({"w"})))
     assert plans(bias_gelu.graph, Layout(unaligned=frozenset({"bias", "out"})))
+
+
+def test_factors_turned_one_by_one_are_the_general_rules() -> None:
+    with pytest.raises(NoMatch, match="w_gate and w_up share a tile"):
+        plans(gated.graph, Layout(turned=frozenset({"w_up"})))
+    assert plans(gated.graph, Layout(turned=frozenset({"w_gate", "w_up"})))
 
 
 # ---------------------------------------------------------------- what the kernels compute

@@ -63,6 +63,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
         raise NoMatch(str(reason)) from None
     check(hoisted, parts)
     draft = Draft.of(graph, hoisted, parts, target, layout)
+    draft.check_ways()
     for tile in TILES:
         if draft.divides(tile):
             yield draft.plan(tile)
@@ -132,6 +133,17 @@ class Draft:
                 width = min(width, 2)
             found[name] = access_of(hoisted, dims, layout, use, name, width)
         return cls(graph, hoisted, parts, target, layout, dims, found, factors)
+
+    def check_ways(self) -> None:
+        """Raises NoMatch where one instruction would multiply columns that lie in two ways."""
+        rights = [self.operand(p.right.operand) for p in self.parts.products]
+        ways = {right.along: right.access.tensor for right in rights}
+        if len(ways) > 1:
+            one, other = ways.values()
+            raise NoMatch(
+                f"{one} and {other} share a tile, and one lies along the summed axis and the other across it; one "
+                "instruction of wgmma takes both\n  lay them alike, as in x @ w.T for all of them"
+            )
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph, hoisted = self.graph, self.hoisted
