@@ -288,6 +288,15 @@ def test_rows_that_tensor_copies_cannot_store_go_by_pairs() -> None:
 
 
 @needs_check
+def test_operands_may_have_the_kernels_own_names() -> None:
+    @chain(M=40, N=72, K=64)
+    def named(left: bf16[M, K], right: bf16[K, N], shift: f32[N], stage: f32[M, 1], at: bf16[M, N]) -> bf16[M, N]:
+        return (left @ right) * stage + shift + at
+
+    assert validate(kernel_of(plan_of(named)), rows=(40,), cases=("rows",)).ok
+
+
+@needs_check
 @pytest.mark.parametrize("spec", [bias_gelu, mixed], ids=lambda spec: spec.graph.name)
 def test_any_layout_is_right(spec: Chain) -> None:
     assert validate(kernel_of(plan_of(spec)), cases=("layout",)).ok

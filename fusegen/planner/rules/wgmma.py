@@ -113,6 +113,7 @@ class Draft:
             raise NoMatch(
                 f"{len(dims) - 1} dimensions of products beside their rows; wgmma's tensor copies walk {MOST_BATCHES}"
             )
+        names = value_names(hoisted)
         found: dict[str, Access] = {}
         factors: dict[str, Use] = {}
         matrix = prepared_matrix(hoisted, parts)
@@ -131,7 +132,9 @@ class Draft:
                     raise NoMatch(f"{name} {unaligned(hoisted, layout, use)}; tensor copies need multiples of 16 bytes")
             elif not boxed(hoisted, use, width):
                 width = min(width, 2)
-            found[name] = access_of(hoisted, dims, layout, use, name, width)
+            output = any(use.tensor is t for t in hoisted.outputs)
+            word = name if output else names[use.tensor.node]  # in the kernel
+            found[name] = access_of(hoisted, dims, layout, use, word, width)
         return cls(graph, hoisted, parts, target, layout, dims, found, factors)
 
     def check_ways(self) -> None:
