@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,3 +96,8 @@ class Dialect:
             "function": self.spelling.functions,
             "signature": [self.parameter(p) for p in plan.params],
         }
+
+
+def choice(tests: Sequence[str], texts: Sequence[str]) -> str:
+    """Each test's own text in one expression; the last one needs no test."""
+    return " : ".join([*(f"{test} ? {text}" for test, text in zip(tests[:-1], texts[:-1], strict=True)), texts[-1]])

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fusegen.dialect import Dialect
-from fusegen.planner.model import Access, Load, Statement, Store
+from fusegen.dialect import Dialect, choice
+from fusegen.planner.model import Access, Load, Statement
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.wgmma import (
     ATOM_DEPTH,
@@ -24,6 +24,7 @@ from fusegen.planner.wgmma import (
     STEPS,
     Operand,
     WgmmaPlan,
+    WgmmaSpan,
 )
 from fusegen.types import DType, bf16, f16
 
@@ -88,19 +89,40 @@ class WgmmaSpeller(Dialect):
                 f"const int first = tile / {both} * {tile.group};",
                 f"const int height = tiles_down - first < {tile.group} ? tiles_down - first : {tile.group};",
                 f"{down.format(f'(first + tile % {both} % height)')};",
-                f"at.col0 = tile % {both} / height * {self.plan.width};",
+                *self.column(f"tile % {both} / height"),
             ]
         if tile.cluster > 1:
             lines.append(f"at.row0 += __clusterRelativeBlockRank() * {tile.rows};")
         return lines
 
-    def copies(self) -> list[Mapping[str, Any]]:
-        """The boxes of one slice, each with its place in shared memory and its coordinates, innermost first."""
-        found = [self.copy(self.plan.left, "at.row0", self.tile.rows, "left", 0, cluster=1)]
-        for place, right in enumerate(self.plan.rights):
-            offset = place * self.plan.width * 128
-            found.append(self.copy(right, "at.col0", self.plan.width, "right", offset, cluster=self.tile.cluster))
-        return found
+    def column(self, across: str) -> list[str]:
+        """The first column of a tile; with several spans, of the one that it belongs to."""
+        spans, width = self.plan.spans, self.plan.width
+        if not self.plan.several:
+            return [f"at.col0 = {across} * {width};"]
+        span = choice([f"across < {s.first_tile + s.tiles}" for s in spans], [str(i) for i in range(len(spans))])
+        first = choice([self.of_span(i) for i in range(len(spans))], [str(s.first_tile) for s in spans])
+        return [
+            f"const int across = {across};",
+            f"at.span = {span};",
+            f"at.col0 = (across - ({first})) * {width};",
+        ]
+
+    def of_span(self, number: int) -> str:
+        """Is the tile one of that span's? Empty where there is but one."""
+        return f"at.span == {number}" if self.plan.several else ""
+
+    def left_copy(self) -> Mapping[str, Any]:
+        """The box of one slice, its place in shared memory and its coordinates, innermost first."""
+        return self.copy(self.plan.left, "at.row0", self.tile.rows, "left", 0, cluster=1)
+
+    def right_copies(self, span: WgmmaSpan) -> list[Mapping[str, Any]]:
+        """The same of each product's right factor."""
+        width, cluster = self.plan.width, self.tile.cluster
+        return [
+            self.copy(right, "at.col0", width, "right", place * width * 128, cluster)
+            for place, right in enumerate(span.rights)
+        ]
 
     def copy(self, operand: Operand, side: str, extent: int, to: str, offset: int, cluster: int) -> Mapping[str, Any]:
         """`extent` rows or columns from `side` on; of several blocks each brings its part, to all of them."""
@@ -225,57 +247,52 @@ class WgmmaSpeller(Dialect):
 
     # ---- the epilogue
 
-    def row_values(self) -> list[Mapping[str, str]]:
+    def row_values(self, span: WgmmaSpan) -> list[Mapping[str, str]]:
         """Values of a row that its elements ask for."""
-        text = " ".join(s.expr for s in self.plan.body) + " " + " ".join(s.value for s in self.all_stores)
+        text = " ".join([*(s.expr for s in span.body), *(s.value for s in (*span.boxes, *span.stores))])
         named = [("float", r.results[0]) for r in (self.plan.fragments.statistics if self.plan.fragments else ())]
-        named += [(load.ctype, load.value) for load in self.plan.row_loads]
-        named += [(s.ctype, s.name) for s in self.plan.row_body]
+        named += [(load.ctype, load.value) for load in span.row_loads]
+        named += [(s.ctype, s.name) for s in span.row_body]
         return [{"ctype": ctype, "name": name} for ctype, name in named if re.search(rf"\b{name}\b", text)]
 
-    @property
-    def all_stores(self) -> tuple[Store, ...]:
-        return (*self.plan.boxes, *self.plan.stores)
-
-    def row_lines(self) -> list[str]:
+    def row_lines(self, span: WgmmaSpan) -> list[str]:
         found = self.plan.fragments
         lines = [f"const float {r.results[0]} = {r.part}[i][r8];" for r in (found.statistics if found else ())]
-        for load in self.plan.row_loads:
+        for load in span.row_loads:
             zero = {"float": "0.0f", "int": "0", "bool": "false"}[load.ctype]
             text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
             lines.append(f"const {load.ctype} {load.value} = {self.inside_row} ? {text} : {zero};")
-        return lines + [self.statement(s) for s in self.plan.row_body]
+        return lines + [self.statement(s) for s in span.row_body]
 
     inside_row = "row < rows"
 
-    @property
-    def inside_col(self) -> str:
-        return f"col < {self.plan.cols}" if self.plan.cols % self.plan.width else ""
+    def inside_col(self, span: WgmmaSpan) -> str:
+        return f"col < {span.cols}" if span.cols % self.plan.width else ""
 
-    def element(self) -> list[str]:
+    def element(self, span: WgmmaSpan) -> list[str]:
         """Element j of a pair: its value from the sums and the operands, up to what is stored."""
-        plan, lines = self.plan, []
-        for place, value in enumerate(plan.values):
-            offset = f" + {place * self.tile.sums // len(plan.values)}" if place else ""
+        lines = []
+        for place, value in enumerate(span.values):
+            offset = f" + {place * self.tile.sums // len(span.values)}" if place else ""
             lines.append(f"const float {value} = sums[i][sum_at{offset} + j];")
-        for load in plan.vectors:
+        for load in span.vectors:
             text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n].at[j]")
             lines.append(f"const {load.ctype} {load.value} = {text};")
-        for load in plan.loads:
+        for load in span.loads:
             text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n8][r8].at[j]")
             lines.append(f"const {load.ctype} {load.value} = {text};")
-        lines += [self.statement(s) for s in plan.body]
-        for store in plan.boxes:
+        lines += [self.statement(s) for s in span.body]
+        for store in span.boxes:
             lines.append(f"{store.access.name}_pair[j] = {store.value};")
-        for store in plan.stores:
+        for store in span.stores:
             lines.append(f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};")
         return lines
 
-    def boxes(self) -> list[Mapping[str, Any]]:
+    def boxes(self, span: WgmmaSpan) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []
-        for place, store in enumerate(self.plan.boxes):
+        for place, store in enumerate(span.boxes):
             access = store.access
-            number = self.box_number(place)
+            number = self.box_number(place, len(span.boxes))
             coordinates = [f"at.col0 + chunk * {LINE}", f"row0 + i * {ATOM_ROWS}"]
             if len(access.strided) > 1:
                 coordinates.append("at.batch")
@@ -292,9 +309,8 @@ class WgmmaSpeller(Dialect):
             )
         return found
 
-    def box_number(self, place: int) -> str:
+    def box_number(self, place: int, outputs: int) -> str:
         """Which buffer a box waits in, in bytes: they take turns, by the box's number among all of the warp's."""
-        outputs = len(self.plan.boxes)
         chunks = self.plan.width // LINE
         terms = []
         if self.tile.parts > 1 and chunks * outputs % BUFFERS:
@@ -308,9 +324,9 @@ class WgmmaSpeller(Dialect):
             return str(STAGED) if text else ""
         return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {STAGED}"
 
-    def direct(self) -> list[Mapping[str, str]]:
+    def direct(self, span: WgmmaSpan) -> list[Mapping[str, str]]:
         found: list[Mapping[str, str]] = []
-        for store in self.plan.stores:
+        for store in span.stores:
             access = store.access
             name = "store" if access.mode == "vector" else "store_each"
             self.functions.add(name)
@@ -322,21 +338,20 @@ class WgmmaSpeller(Dialect):
 
     def context(self) -> dict[str, Any]:
         plan, tile = self.plan, self.tile
-        vectors = [self.read(load, self.inside_col) for load in plan.vectors]
-        guard = " && ".join(filter(None, [self.inside_row, self.inside_col]))
-        loads = [self.read(load, guard) for load in plan.loads]
-        copies, boxes, direct = self.copies(), self.boxes(), self.direct()
-        row_lines, element = self.row_lines(), self.element()
+        vectors = [self.read(load, self.inside_col(span)) for span in plan.spans for load in span.vectors]
+        left_copy, spans = self.left_copy(), [self.span(number) for number in range(len(plan.spans))]
         fragments = self.fragments()
         text = " ".join(self.expressions())
         self.call_those_in(text)
-        inside = " ".join([*element, *([guard] if direct else []), *(d["call"] for d in direct)])
-        ahead = [v["call"] for v in (*vectors, *loads, *(fragments["vectors"] if fragments else ()))]
-        everything = " ".join([inside, *row_lines, *ahead])
+        ahead = [v["call"] for v in (*vectors, *(fragments["vectors"] if fragments else ()))]
+        everything = " ".join([*(span["text"] for span in spans), *ahead])
         return {
             **self.frame(plan, text),
             "includes": self.includes(),
-            "uses": {"vec": bool(vectors or loads or direct or fragments), "functions": self.functions},
+            "uses": {
+                "vec": bool(vectors or fragments or any(s["loads"] or s["direct"] for s in spans)),
+                "functions": self.functions,
+            },
             "index": "int",
             "inside_vector": "",
             "inside_element": "",
@@ -347,7 +362,9 @@ class WgmmaSpeller(Dialect):
             "summing": SUMMING,
             "place": self.place(),
             "tiles": self.tiles(),
-            "copies": copies,
+            "left_copy": left_copy,
+            "spans": spans,
+            "boxes": any(span["boxes"] for span in spans),
             "box_functions": self.box_functions(),
             "instruction": self.instruction(),
             "steps": STEPS,
@@ -370,7 +387,6 @@ class WgmmaSpeller(Dialect):
             "staging": STAGED * BUFFERS,
             "spare": BUFFERS - 1,
             "vectors": vectors,
-            "loads": loads,
             "fragments": fragments,
             "own_rows": f" + own * {tile.parts * SEGMENT}" if tile.schedule == "halves" else "",
             "first_row": f"own * {tile.group_rows} + " if tile.schedule == "halves" else "",
@@ -378,9 +394,24 @@ class WgmmaSpeller(Dialect):
             "half_steps": STEPS // 2,
             "half_line": LINE // 2,
             "ring_bytes": 8 * tile.stages,
-            "boxes": boxes,
+            "columns": LINE // 8,
+            "line": LINE,
+        }
+
+    def span(self, number: int) -> Mapping[str, Any]:
+        """What is brought for one span's tiles, and made of their sums."""
+        span = self.plan.spans[number]
+        guard = " && ".join(filter(None, [self.inside_row, self.inside_col(span)]))
+        loads, direct = [self.read(load, guard) for load in span.loads], self.direct(span)
+        row_lines, element = self.row_lines(span), self.element(span)
+        inside = " ".join([*element, *([guard] if direct else []), *(d["call"] for d in direct)])
+        return {
+            "test": self.of_span(number),
+            "copies": self.right_copies(span),
+            "loads": loads,
+            "boxes": self.boxes(span),
             "direct": direct,
-            "row_values": self.row_values(),
+            "row_values": self.row_values(span),
             "row_lines": row_lines,
             "element": element,
             "guard": guard,
@@ -388,8 +419,7 @@ class WgmmaSpeller(Dialect):
                 "rows": bool(re.search(r"\brow\b", " ".join(row_lines))),
                 **{name: bool(re.search(rf"\b{name}\b", inside)) for name in ("row", "col", "n")},
             },
-            "columns": LINE // 8,
-            "line": LINE,
+            "text": " ".join([inside, *row_lines, *(load["call"] for load in loads)]),
         }
 
     def read(self, load: Load, guard: str) -> Mapping[str, str]:
@@ -413,11 +443,12 @@ class WgmmaSpeller(Dialect):
 
     def expressions(self) -> Iterable[str]:
         before = self.plan.fragments.body if self.plan.fragments else ()
-        return (s.expr for s in (*before, *self.plan.row_body, *self.plan.body))
+        behind = (s for span in self.plan.spans for s in (*span.row_body, *span.body))
+        return (s.expr for s in (*before, *behind))
 
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses if a.tensor not in self.factors} | {
-            s.access.dtype for s in self.plan.boxes
+            s.access.dtype for span in self.plan.spans for s in span.boxes
         }
         return self.headers_of(used)
 

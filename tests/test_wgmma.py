@@ -91,7 +91,36 @@ def rooted(x: bf16[M, K], gain: bf16[K], w: bf16[K, N]) -> bf16[M, N]:
     return (F.exp(x) * gain) @ w * F.rsqrt(F.sum(square))
 
 
-CHAINS = (bias_gelu, transposed, gated, mixed, batched, narrow, normed, normed_gated, activated)
+@chain(M=140, N=264, L=72, K=136)
+def sides(
+    x: bf16[M, K], w: bf16[N, K], v: bf16[L, K], u: bf16[L, K], bias: bf16[N], shift: f32[L], scale: f32[M, 1],
+    residual: bf16[M, L],
+) -> tuple[bf16[M, N], bf16[M, L], f32[M, L]]:  # fmt: skip
+    """Products of two widths, each with an epilogue of its own."""
+    return F.gelu(x @ w.T + bias), x @ v.T + residual, (x @ u.T) * scale + shift
+
+
+@chain(M=140, N=136, L=72, K=72)
+def paired(
+    x: f16[M, K], a: f16[K, N], b: f16[K, N], c: f16[K, L], d: f16[K, L]
+) -> tuple[f16[M, N], f16[M, L]]:  # fmt: skip
+    return F.silu(x @ a) * (x @ b), x @ c - x @ d
+
+
+@chain(M=140, N=136, L=66, K=136)
+def normed_sides(x: bf16[M, K], gain: bf16[K], w: bf16[N, K], v: bf16[L, K]) -> tuple[bf16[M, N], bf16[M, L]]:
+    h = F.rmsnorm(x, gain, eps=1e-6)
+    return h @ w.T, h @ v.T
+
+
+@chain(B=2, M=130, N=136, L=72, K=72)
+def batched_sides(x: bf16[B, M, K], w: bf16[B, K, N], v: bf16[K, L]) -> tuple[bf16[B, M, N], bf16[B, M, L]]:
+    """Weights of each product, beside weights of all."""
+    return x @ w, x @ v
+
+
+SIDES = (sides, paired, normed_sides, batched_sides)
+CHAINS = (*SIDES, bias_gelu, transposed, gated, mixed, batched, narrow, normed, normed_gated, activated)
 
 
 def plans(graph: Graph, layout: Layout = CONTIGUOUS, target: Target = H200) -> list[WgmmaPlan]:
@@ -190,13 +219,13 @@ def tf32(x: f32[M, K], w: f32[K, N]) -> f32[M, N]:
 
 
 @chain(M=64, N=64, K=64)
-def three(x: f16[M, K], a: f16[K, N], b: f16[K, N], c: f16[K, N]) -> tuple[f16[M, N], f16[M, N], f16[M, N]]:
-    return x @ a, x @ b, x @ c
+def three(x: f16[M, K], a: f16[K, N], b: f16[K, N], c: f16[K, N]) -> f16[M, N]:
+    return (x @ a) * (x @ b) * (x @ c)
 
 
 @chain(M=64, N=64, K=64, L=32)
-def widths(x: f16[M, K], a: f16[K, N], b: f16[K, L]) -> tuple[f16[M, N], f16[M, L]]:
-    return x @ a, x @ b
+def uneven(x: f16[M, K], a: f16[K, N], b: f16[K, N], c: f16[K, L]) -> tuple[f16[M, N], f16[M, L]]:
+    return (x @ a) * (x @ b), x @ c
 
 
 @chain(M=64, N=64, K=64)
@@ -216,9 +245,10 @@ REFUSED = [
     (topped, {}, "max at .*: wgmma takes sums along the rows alone"),
     (residual, {}, "x is used in two ways"),
     (tf32, {}, "is of f32; wgmma takes f16 and bf16"),
-    (three, {}, "3 products; wgmma has registers for the sums of two"),
-    (widths, {}, "differ in width"),
-    (askew, {}, "w_gate and w_up share a tile, and one lies along the summed axis and the other across it"),
+    (three, {}, "3 products are used together; wgmma has registers for the sums of 2"),
+    (uneven, {}, "the outputs need 2 and 1 products each"),
+    (sides, {"L": 33}, "rows of 33 columns; a thread of wgmma holds pairs"),
+    (askew, {}, "w_gate and w_up are multiplied side by side, and one lies along the summed axis and the other"),
     (gram, {}, "x is used in two ways"),
     (transposed, {"N": 65}, "rows of 65 columns; a thread of wgmma holds pairs"),
     (bias_gelu, {"K": 68}, "x has lines of 68 elements; tensor copies need multiples of 16 bytes"),
@@ -239,7 +269,7 @@ def test_unaligned_factors_are_the_general_rules() -> None:
 
 
 def test_factors_turned_one_by_one_are_the_general_rules() -> None:
-    with pytest.raises(NoMatch, match="w_gate and w_up share a tile"):
+    with pytest.raises(NoMatch, match="w_gate and w_up are multiplied side by side"):
         plans(gated.graph, Layout(turned=frozenset({"w_up"})))
     assert plans(gated.graph, Layout(turned=frozenset({"w_gate", "w_up"})))
 
@@ -258,6 +288,47 @@ def test_every_tile_is_right(spec: Chain, schedule: str, cluster: int) -> None:
     )
     assert plan is not None
     assert validate(kernel_of(plan), quick=True).ok
+
+
+@needs_check
+@pytest.mark.parametrize(("schedule", "cluster"), [("turns", 1), ("turns", 2), ("halves", 1), ("halves", 2)])
+@pytest.mark.parametrize("spec", SIDES, ids=lambda spec: spec.graph.name)
+def test_products_of_several_widths_lie_side_by_side(spec: Chain, schedule: str, cluster: int) -> None:
+    found = [p for p in plans(spec.graph) if (p.tile.schedule, p.tile.cluster) == (schedule, cluster)]
+    if not found:
+        assert (spec, schedule, cluster) == (paired, "turns", 2)  # 32 columns of a factor whose lines are 64
+        return
+    plan = found[0]
+    assert len(plan.spans) == len(plan.graph.outputs)
+    assert validate(kernel_of(plan), quick=True).ok
+
+
+@needs_check
+def test_several_widths_in_any_layout() -> None:
+    assert validate(kernel_of(plan_of(sides)), cases=("layout",)).ok
+
+
+@needs_check
+@pytest.mark.parametrize(("schedule", "cluster"), [("turns", 1), ("turns", 2), ("halves", 1), ("halves", 2)])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("at.span = across < {first} ? 0 :", "at.span = across < {first} + 1 ? 0 :"),
+        ("? 0 : at.span == 1 ? {first} :", "? 0 : at.span == 1 ? 0 :"),
+        ("if (at.span == 1) {{", "if (at.span == 2) {{"),
+    ],
+)
+def test_tiles_of_the_wrong_span_are_caught(schedule: str, cluster: int, old: str, new: str) -> None:
+    plan = plan_of(sides, schedule, cluster)
+
+    def edit(text: str) -> str:
+        first = plan.spans[1].first_tile
+        assert old.format(first=first) in text
+        return text.replace(old.format(first=first), new.format(first=first))
+
+    kernel = kernel_of(plan, edit)
+    kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
+    assert not validate(kernel, rows=(140,), cases=("rows",)).ok
 
 
 @needs_check
@@ -283,7 +354,7 @@ def test_prepared_factors_in_any_layout() -> None:
 @needs_check
 def test_rows_that_tensor_copies_cannot_store_go_by_pairs() -> None:
     plan = plan_of(narrow)
-    assert not plan.boxes
+    assert not plan.spans[0].boxes
     assert validate(kernel_of(plan), quick=True).ok
 
 
@@ -394,7 +465,9 @@ def test_unbroken_ones_are_not(schedule: str, cluster: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["turns", "halves"])
-@pytest.mark.parametrize("spec", [bias_gelu, gated, mixed, normed, normed_gated], ids=lambda spec: spec.graph.name)
+@pytest.mark.parametrize(
+    "spec", [bias_gelu, gated, mixed, normed, normed_gated, sides, normed_sides], ids=lambda spec: spec.graph.name
+)
 def test_nothing_spills(spec: Chain, schedule: str) -> None:
     large = spec.at(**{str(d): 1024 for d in spec.graph.sizes})
     plan = next(p for p in plans(large.graph) if p.tile.schedule == schedule)

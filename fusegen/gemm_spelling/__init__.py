@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fusegen.dialect import choice
 from fusegen.gemm_spelling.factors import FactorSpeller
 from fusegen.gemm_spelling.sums import SumSpeller
 from fusegen.planner.gemm import CHUNK, GemmPlan
@@ -73,7 +74,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         tests = [f"span == {i}" for i in range(len(spans))]
         if by == "across":
             tests = [f"across < {s.first_tile + s.tiles}" for s in spans]
-        return " : ".join([*(f"{test} ? {text}" for test, text in zip(tests[:-1], texts, strict=False)), texts[-1]])
+        return choice(tests, texts)
 
     # ---- all of it
 

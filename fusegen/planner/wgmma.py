@@ -3,10 +3,11 @@
 A block has three groups of four warps. One brings slices of the factors into a ring in shared memory, a box at a time;
 two multiply them and make something of the sums. They share a tile, an upper and a lower half of its rows (`halves`),
 or they take `turns`: while one multiplies, the other one makes something of its own tile's sums. As many blocks as the
-GPU has room for walk over all tiles.
+GPU has room for walk over all tiles. Products that are used together share tiles; those with columns of their own are
+*spans* of one row of tiles.
 
     rows M    the last of `row_dims`, a run-time argument; another one before it counts products of their own
-    cols N    a constant: the width of each product
+    cols N    of the products of one span, a constant
     depth K   what is summed over, a constant
 """
 
@@ -37,7 +38,7 @@ Schedule = Literal["turns", "halves"]
 
 @dataclass(frozen=True, slots=True)
 class WgmmaTile:
-    """How the work is shared. A tile is `rows` x `cols`, the columns of all products side by side; `stages` slices of
+    """How the work is shared. A tile is `rows` x `cols`, those of its span's products side by side; `stages` slices of
     64 of what is summed are in shared memory at a time. The `cluster` blocks of one cluster have tiles one below the
     other, and each brings its part of the columns to all of them. `group` rows of tiles are walked column by column."""
 
@@ -140,6 +141,24 @@ class Fragments:
         return self.value != self.load.value
 
 
+@dataclass(frozen=True, slots=True)
+class WgmmaSpan:
+    """Products that are used together, of `cols` columns each, and what is made of their sums."""
+
+    rights: tuple[Operand, ...]  # one a product
+    values: tuple[str, ...]  # an element of each product, in `body`
+    cols: int
+    first_tile: int  # of the tiles that lie side by side
+    tiles: int
+    vectors: tuple[Load, ...]  # [N], read before the sums are there
+    loads: tuple[Load, ...]  # [.., M, N], and the other vectors
+    row_loads: tuple[Load, ...]  # [.., M, 1]
+    row_body: tuple[Statement, ...]
+    body: tuple[Statement, ...]
+    boxes: tuple[Store, ...]  # by tensor copies
+    stores: tuple[Store, ...]  # by pairs of elements
+
+
 @dataclass(frozen=True, kw_only=True)
 class WgmmaPlan(Plan):
     """Products of one left factor on tensor cores, and what is made of their sums."""
@@ -150,15 +169,7 @@ class WgmmaPlan(Plan):
     dtype: DType  # of the factors
     left: Operand
     fragments: Fragments | None  # None: the left factor goes to the tensor cores as it lies in shared memory
-    rights: tuple[Operand, ...]  # one a product
-    values: tuple[str, ...]  # an element of each product, in `body`
-    vectors: tuple[Load, ...]  # [N], read before the sums are there
-    loads: tuple[Load, ...]  # [.., M, N]
-    row_loads: tuple[Load, ...]  # [.., M, 1]
-    row_body: tuple[Statement, ...]
-    body: tuple[Statement, ...]
-    boxes: tuple[Store, ...]  # by tensor copies
-    stores: tuple[Store, ...]  # by pairs of elements
+    spans: tuple[WgmmaSpan, ...]
 
     @property
     def lowered(self) -> Graph:
@@ -198,13 +209,24 @@ class WgmmaPlan(Plan):
         return -(-self.depth // LINE)
 
     @property
+    def rights(self) -> tuple[Operand, ...]:
+        """Of all spans."""
+        return tuple(right for span in self.spans for right in span.rights)
+
+    @property
+    def several(self) -> bool:
+        """Has a tile to be told which span it is of?"""
+        return len(self.spans) > 1
+
+    @property
     def width(self) -> int:
         """Columns of each product in a tile."""
-        return self.tile.cols // len(self.rights)
+        return self.tile.cols // len(self.spans[0].rights)
 
     @property
     def tiles_across(self) -> int:
-        return -(-self.cols // self.width)
+        """Tiles side by side, of all spans."""
+        return sum(span.tiles for span in self.spans)
 
     @property
     def band(self) -> int:

@@ -58,8 +58,8 @@ def estimate(plan: WgmmaPlan) -> Cost:
 
 
 def slots(plan: WgmmaPlan) -> float:
-    """Issue slots of the epilogue for one element."""
+    """Issue slots of the epilogue for one element, which passes what is made of its own span alone."""
     graph = plan.hoisted
     nodes = [n for n in graph.nodes if n.op.kind is Kind.MAP and graph.extents[n] is Extent.ELEMENT]
     special = sum(SPECIAL / 4 for n in nodes if n.op.flops >= 4)
-    return 4 + sum(n.op.issued for n in nodes) + special
+    return 4 + (sum(n.op.issued for n in nodes) + special) / len(plan.spans)

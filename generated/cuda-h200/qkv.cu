@@ -2,7 +2,8 @@
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 4
+// tile     two warpgroups share tiles of 128x256, a third brings 4 slices of 64 ahead; blocks stay for
+//          all tiles, 8 rows of them at a time
 // traffic  134.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
 // floor    208.4 us at 989 TFLOP/s for products; compute-bound at 1536.00 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between
@@ -11,281 +12,352 @@
 
 #include <cuda_bf16.h>
 
-// N values that move together, 16 bytes at a time where they fill them
-template <typename T, int N>
-struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
-  T at[N];
+// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
 };
 
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
-}
+// where a tile lies: its first row and column, and of which span of products
+struct Place {
+  int row0, col0, span;
+};
 
-// the vector to p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
-  *reinterpret_cast<Vec<T, N>*>(p) = v;
-}
-
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
-// 8 rows of one column of chunks lie in different banks
-template <int Chunks>
-__device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
-  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
-}
-
-// 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
-template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(T* to, const T* from, int count) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (Width == 8) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(address), "l"(from), "r"(count * 2) : "memory");
-  } else {
-    #pragma unroll
-    for (int j = 0; j < 8; j += Width) {
-      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(address + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
-    }
-  }
-}
-
-// the copies since the last call become one group
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// waits for the thread's own groups, all but the last Pending
-template <int Pending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
-}
-
-// twice 8 x 16 elements of a tile whose rows run along the depth
-template <int Chunks, typename T>
-__device__ __forceinline__ void load_left(unsigned (&to)[4], const T* tile, int side, int k) {
-  const int lane = threadIdx.x % 32;
-  const T* const from = tile + place<Chunks>(side + lane % 8 + lane / 16 * 8, k + lane / 8 % 2 * 8);
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-}
-
-// 16 x 16 elements of a tile whose rows run along the depth
-template <int Chunks, typename T>
-__device__ __forceinline__ void load_right(unsigned (&to)[4], const T* tile, int side, int k) {
-  const int lane = threadIdx.x % 32;
-  const T* const from = tile + place<Chunks>(side + lane % 16, k + lane / 16 * 8);
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-}
-
-// sums += right^T left^T, 16 columns by 8 rows
-__device__ __forceinline__ void multiply_add(
-    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-qkv(
-    const __nv_bfloat16* __restrict__ x_ptr,
-    const __nv_bfloat16* __restrict__ wq_ptr,
-    const __nv_bfloat16* __restrict__ wk_ptr,
-    const __nv_bfloat16* __restrict__ wv_ptr,
-    __nv_bfloat16* __restrict__ out0_ptr,
-    __nv_bfloat16* __restrict__ out1_ptr,
-    __nv_bfloat16* __restrict__ out2_ptr,
-    long long rows,
-    long long x_stride,
-    long long wq_pitch,
-    long long wk_pitch,
-    long long wv_pitch,
-    long long out0_stride,
-    long long out1_stride,
-    long long out2_stride)
-{
-  extern __shared__ __align__(128) unsigned char shared[];
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 4 * 64;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
-  const unsigned tile = blockIdx.x;
-  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 192 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 192 % height) * 128LL;
+// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+__device__ __forceinline__ Place place_of(int tile, int tiles_down) {
+  Place at;
+  const int first = tile / 192 * 8;
+  const int height = tiles_down - first < 8 ? tiles_down - first : 8;
+  at.row0 = (first + tile % 192 % height) * 128;
   const int across = tile % 192 / height;
-  const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int span = across < 16 ? 0 : across < 20 ? 1 : 2;
-  const int col0 = (across - (span == 0 ? 0 : span == 1 ? 16 : 20)) * 256;
-  const int cols = span == 0 ? 4096 : span == 1 ? 1024 : 1024;
-  const __nv_bfloat16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
-  const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
+  at.span = across < 16 ? 0 : across < 20 ? 1 : 2;
+  at.col0 = (across - (at.span == 0 ? 0 : at.span == 1 ? 16 : 20)) * 256;
+  return at;
+}
 
-  // the ring of 4 slices, and what the thread brings of each
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  const int x_to = place<8>(x_m, x_k);
-  const int right_n = threadIdx.x / 8, right_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* right_from = right_ptr + (col0 + right_n) * right_stride + right_k;
-  const int right_to = 8192 + place<8>(right_n, right_k);
-  const auto copy_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % 4 * 24576;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      __nv_bfloat16* const to = slice + x_to + v * 2048;
-      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
-    }
-    x_from += 64;
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      __nv_bfloat16* const to = slice + right_to + v * 2048;
-      copy_chunk<8>(to, right_from + v * 32 * right_stride, 8);
-    }
-    right_from += 64;
-  };
+__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
+}
 
-  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned x_part[2][4][4];
-  unsigned right_part[2][4][4];
-  float right_sums[4][8][4] = {};
-  const auto load_parts = [&](int step, int k, int buffer) {
-    const __nv_bfloat16* const slice = ring + step % 4 * 24576;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      load_left<8>(x_part[buffer][i], slice + i * 16 * 64, warp_row, k * 16);
-    }
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      load_right<8>(right_part[buffer][i], slice + 8192 + i * 16 * 64, warp_col, k * 16);
-    }
-  };
-  const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        multiply_add(right_sums[n][m], right_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
-      }
-    }
-  };
+// waits for the end of the phase with that parity
+__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n"
+      :: "r"(barrier), "r"(parity) : "memory");
+}
 
-  #pragma unroll
-  for (int s = 0; s < 3; ++s) {
-    if (s < 64) copy_slice(s);
-    commit_copies();
+__device__ __forceinline__ void arrive_at(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// arrives, and lets the phase end when so many bytes are there as well
+__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// the box of a tensor at x, y on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
+}
+
+// a box in shared memory on its way to the tensor's memory; what lies beyond the tensor is left out
+__device__ __forceinline__ void store_box(const CUtensorMap& map, unsigned from, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+      :: "l"(&map), "r"(from), "r"(x), "r"(y) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// waits until all but the last Pending boxes of this thread have been read
+template <int Pending>
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(Pending) : "memory");
+}
+
+// four matrices of 8 x 8 elements, each lane's pairs in registers, to the rows whose places the lanes give
+__device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
+__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
+  return layout | (address & 0x3ffff) >> 4;
+}
+
+// sums of 64 x 256 elements: the product of two matrices 16 deep, added to what they were or put in its place
+__device__ __forceinline__ void multiply_add(
+    float (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, add, 1, 1, 0, 0;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63]),
+        "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]),
+        "+f"(sums[68]), "+f"(sums[69]), "+f"(sums[70]), "+f"(sums[71]),
+        "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]),
+        "+f"(sums[76]), "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]),
+        "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]),
+        "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), "+f"(sums[91]),
+        "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]),
+        "+f"(sums[96]), "+f"(sums[97]), "+f"(sums[98]), "+f"(sums[99]),
+        "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]),
+        "+f"(sums[108]), "+f"(sums[109]), "+f"(sums[110]), "+f"(sums[111]),
+        "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]),
+        "+f"(sums[120]), "+f"(sums[121]), "+f"(sums[122]), "+f"(sums[123]),
+        "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)));
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+qkv(
+    const __grid_constant__ CUtensorMap x_map,
+    const __grid_constant__ CUtensorMap wq_map,
+    const __grid_constant__ CUtensorMap wk_map,
+    const __grid_constant__ CUtensorMap wv_map,
+    const __grid_constant__ CUtensorMap out0_map,
+    const __grid_constant__ CUtensorMap out1_map,
+    const __grid_constant__ CUtensorMap out2_map,
+    long long rows)
+{
+  // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned right = left + 65536;
+  const unsigned full = left + 229376;
+  const unsigned empty = full + 32;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < 4; ++stage) {
+      start_barrier(full + 8 * stage, 1);
+      start_barrier(empty + 8 * stage, 8);  // warps that read the slice
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  wait_copies<2>();
   __syncthreads();
-  load_parts(0, 0, 0);
-  const auto take_slice = [&](int step, bool last) {
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k == 3 && !last) {
-        wait_copies<2>();
-      }
-      if (k < 3) {
-        load_parts(step, k + 1, (k + 1) % 2);
-      } else if (!last) {
-        __syncthreads();
-        load_parts(step + 1, 0, 0);
-      }
-      if (k == 0 && !last) {
-        if (step + 3 < 64) copy_slice(step + 3);
-        commit_copies();
-      }
-      multiply(k % 2);
-    }
-  };
-  #pragma unroll 1
-  for (int step = 0; step < 63; ++step) take_slice(step, false);
-  take_slice(63, true);
+  const int tiles_down = static_cast<int>((rows + 127) / 128);
+  const int tiles = tiles_down * 24;
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
 
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  __syncthreads();
-  float* const right_shared = reinterpret_cast<float*>(shared);
-  {
-    #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 260 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-          right_shared[at] = right_sums[n][m][i];
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      int stage = 0;
+      unsigned parity = 1;  // of an empty ring
+      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place at = place_of(tile, tiles_down);
+        for (int step = 0; step < 64; ++step) {
+          const unsigned arrived = full + 8 * stage;
+          wait_at(empty + 8 * stage, parity);
+          expect_bytes(arrived, 49152);
+          copy_box(left + stage * 16384, x_map, arrived, step * 64, at.row0);
+          if (at.span == 0) {
+            copy_box(right + stage * 32768, wq_map, arrived, step * 64, at.col0);
+          }
+          if (at.span == 1) {
+            copy_box(right + stage * 32768, wk_map, arrived, step * 64, at.col0);
+          }
+          if (at.span == 2) {
+            copy_box(right + stage * 32768, wv_map, arrived, step * 64, at.col0);
+          }
+          if (++stage == 4) {
+            stage = 0;
+            parity ^= 1;
+          }
         }
       }
     }
-  }
-  __syncthreads();
-
-  if (span == 0) {
-    #pragma unroll 4
-    for (int v = 0; v < 16; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
-      const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
-      const long long row = row0 + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_total = load<8>(right_shared + m * 260 + n);
-        Vec<__nv_bfloat16, 8> out0_vec;
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int own = role - 1;  // which of the two groups this is
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const unsigned staging = left + 196608 + (own * 4 + warp) * 4096;  // of this warp's boxes
+    const unsigned long long left_slices = describe(0x4000004000000000ull, left + own * 8192);
+    const unsigned long long right_slices = describe(0x4000004000000000ull, right);
+    float sums[1][128];
+    int stage = 0;
+    unsigned parity = 0;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const Place at = place_of(tile, tiles_down);
+      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
+      int before = 0;
+      for (int step = 0; step < 64; ++step) {
+        wait_at(full + 8 * stage, parity);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_total.at[j];
-          out0_vec.at[j] = __float2bfloat16_rn(matmul);
+        for (int k = 0; k < 4; ++k) {
+          #pragma unroll
+          for (int i = 0; i < 1; ++i) {
+            multiply_add(
+                sums[i], left_slices + stage * 1024 + i * 512 + k * 2,
+                right_slices + stage * 2048 + k * 2, (step | k) != 0);
+          }
         }
-        store<8>(out0_ptr + row * out0_stride + col, out0_vec);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
+        if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
+        before = stage;
+        if (++stage == 4) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      if (lane == 0) arrive_at(empty + 8 * before);
+
+      if (at.span == 0) {
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) {
+          #pragma unroll
+          for (int chunk = 0; chunk < 4; ++chunk) {
+            unsigned out0_words[8][2];
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; ++n8) {
+              #pragma unroll
+              for (int r8 = 0; r8 < 2; ++r8) {
+                const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+                float out0_pair[2];
+                #pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                  const float matmul = sums[i][sum_at + j];
+                  out0_pair[j] = matmul;
+                }
+                const __nv_bfloat162 out0_both = __floats2bfloat162_rn(out0_pair[0], out0_pair[1]);
+                out0_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out0_both);
+              }
+            }
+            {
+              const unsigned buffer = staging + chunk % 2 * 2048;
+              if (lane == 0) wait_stores<1>();  // its last box has been read
+              __syncwarp();
+              #pragma unroll
+              for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+                store_matrices(
+                    buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out0_words[n8][0], out0_words[n8][1],
+                    out0_words[n8 + 1][0], out0_words[n8 + 1][1]);
+              }
+              asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+              __syncwarp();
+              if (lane == 0) store_box(out0_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
+            }
+          }
+        }
+      }
+      if (at.span == 1) {
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) {
+          #pragma unroll
+          for (int chunk = 0; chunk < 4; ++chunk) {
+            unsigned out1_words[8][2];
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; ++n8) {
+              #pragma unroll
+              for (int r8 = 0; r8 < 2; ++r8) {
+                const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+                float out1_pair[2];
+                #pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                  const float matmul_2 = sums[i][sum_at + j];
+                  out1_pair[j] = matmul_2;
+                }
+                const __nv_bfloat162 out1_both = __floats2bfloat162_rn(out1_pair[0], out1_pair[1]);
+                out1_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out1_both);
+              }
+            }
+            {
+              const unsigned buffer = staging + chunk % 2 * 2048;
+              if (lane == 0) wait_stores<1>();  // its last box has been read
+              __syncwarp();
+              #pragma unroll
+              for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+                store_matrices(
+                    buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out1_words[n8][0], out1_words[n8][1],
+                    out1_words[n8 + 1][0], out1_words[n8 + 1][1]);
+              }
+              asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+              __syncwarp();
+              if (lane == 0) store_box(out1_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
+            }
+          }
+        }
+      }
+      if (at.span == 2) {
+        #pragma unroll
+        for (int i = 0; i < 1; ++i) {
+          #pragma unroll
+          for (int chunk = 0; chunk < 4; ++chunk) {
+            unsigned out2_words[8][2];
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; ++n8) {
+              #pragma unroll
+              for (int r8 = 0; r8 < 2; ++r8) {
+                const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+                float out2_pair[2];
+                #pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                  const float matmul_3 = sums[i][sum_at + j];
+                  out2_pair[j] = matmul_3;
+                }
+                const __nv_bfloat162 out2_both = __floats2bfloat162_rn(out2_pair[0], out2_pair[1]);
+                out2_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out2_both);
+              }
+            }
+            {
+              const unsigned buffer = staging + chunk % 2 * 2048;
+              if (lane == 0) wait_stores<1>();  // its last box has been read
+              __syncwarp();
+              #pragma unroll
+              for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+                store_matrices(
+                    buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out2_words[n8][0], out2_words[n8][1],
+                    out2_words[n8 + 1][0], out2_words[n8 + 1][1]);
+              }
+              asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+              __syncwarp();
+              if (lane == 0) store_box(out2_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
+            }
+          }
+        }
       }
     }
-  }
-
-  if (span == 1) {
-    #pragma unroll 4
-    for (int v = 0; v < 16; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
-      const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
-      const long long row = row0 + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_2_total = load<8>(right_shared + m * 260 + n);
-        Vec<__nv_bfloat16, 8> out1_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul_2 = matmul_2_total.at[j];
-          out1_vec.at[j] = __float2bfloat16_rn(matmul_2);
-        }
-        store<8>(out1_ptr + row * out1_stride + col, out1_vec);
-      }
-    }
-  }
-
-  if (span == 2) {
-    #pragma unroll 4
-    for (int v = 0; v < 16; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
-      const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
-      const long long row = row0 + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_3_total = load<8>(right_shared + m * 260 + n);
-        Vec<__nv_bfloat16, 8> out2_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul_3 = matmul_3_total.at[j];
-          out2_vec.at[j] = __float2bfloat16_rn(matmul_3);
-        }
-        store<8>(out2_ptr + row * out2_stride + col, out2_vec);
-      }
-    }
+    if (lane == 0) wait_stores<0>();
   }
 }

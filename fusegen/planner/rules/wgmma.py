@@ -31,8 +31,8 @@ from fusegen.planner.model import Access, Layout, Load, Param, Reduction, RowDim
 from fusegen.planner.passes import hoist_scales
 from fusegen.planner.product_cost import product_rounding
 from fusegen.planner.rules import NoMatch
-from fusegen.planner.spans import indexed, load, within
-from fusegen.planner.wgmma import LINE, STAGED_ROWS, Fragments, Operand, WgmmaPlan, WgmmaTile
+from fusegen.planner.spans import Group, groups, indexed, load, within
+from fusegen.planner.wgmma import LINE, STAGED_ROWS, Fragments, Operand, WgmmaPlan, WgmmaSpan, WgmmaTile
 from fusegen.planner.wgmma_cost import UNKNOWN, estimate
 from fusegen.products import Split, Unsplittable, is_computed, split
 from fusegen.targets.base import Target
@@ -48,6 +48,7 @@ TILES = tuple(
 MOST_BATCHES = 1  # row dimensions beside the products' rows: tensor copies of three axes
 COLUMNS = 8  # elements of 16 bytes
 MOST_EARLY = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 of each while it sums
+MOST_PRODUCTS = 2  # whose sums a thread has registers for
 
 
 def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
@@ -61,15 +62,16 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
         parts = split(hoisted)
     except Unsplittable as reason:
         raise NoMatch(str(reason)) from None
-    check(hoisted, parts)
-    draft = Draft.of(graph, hoisted, parts, target, layout)
+    found = groups(hoisted, parts)
+    check(hoisted, parts, found)
+    draft = Draft.of(graph, hoisted, parts, found, target, layout)
     draft.check_ways()
     for tile in TILES:
         if draft.divides(tile):
             yield draft.plan(tile)
 
 
-def check(graph: Graph, parts: Split) -> None:
+def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
     """Raises NoMatch for what the template has no place for."""
     first = parts.products[0]
     if first.left.dtype not in (f16, bf16):
@@ -82,15 +84,14 @@ def check(graph: Graph, parts: Split) -> None:
             )
     if len(parts.lefts) > 1:
         raise NoMatch("the products have different left factors; wgmma's tile has one")
-    if len({p.width for p in parts.products}) > 1:
-        raise NoMatch("the products differ in width; wgmma's are as wide as each other")
-    if len(parts.products) > 2:
-        raise NoMatch(f"{len(parts.products)} products; wgmma has registers for the sums of two")
-    if graph.cols % 2:
-        raise NoMatch(f"rows of {graph.cols} columns; a thread of wgmma holds pairs of them")
-    for tensor in graph.outputs:
-        if tensor.shape[-1] != graph.shape[-1]:
-            raise NoMatch(f"{tensor.name} has one value a row; wgmma stores tiles")
+    if (together := len(found[0].products)) > MOST_PRODUCTS:
+        raise NoMatch(f"{together} products are used together; wgmma has registers for the sums of {MOST_PRODUCTS}")
+    for group in found:
+        if (cols := size_of(group.width, graph.sizes)) % 2:
+            raise NoMatch(f"rows of {cols} columns; a thread of wgmma holds pairs of them")
+        for tensor in group.outputs:
+            if tensor.shape[-1] != group.width:
+                raise NoMatch(f"{tensor.name} has one value a row; wgmma stores tiles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class Draft:
     graph: Graph
     hoisted: Graph
     parts: Split
+    groups: tuple[Group, ...]
     target: Target
     layout: Layout
     dims: tuple[RowDim, ...]
@@ -107,7 +109,9 @@ class Draft:
     factors: Mapping[str, Use]
 
     @classmethod
-    def of(cls, graph: Graph, hoisted: Graph, parts: Split, target: Target, layout: Layout) -> Draft:
+    def of(
+        cls, graph: Graph, hoisted: Graph, parts: Split, found_groups: tuple[Group, ...], target: Target, layout: Layout
+    ) -> Draft:
         dims = product_dims(hoisted, layout)
         if len(dims) - 1 > MOST_BATCHES:
             raise NoMatch(
@@ -135,29 +139,22 @@ class Draft:
             output = any(use.tensor is t for t in hoisted.outputs)
             word = name if output else names[use.tensor.node]  # in the kernel
             found[name] = access_of(hoisted, dims, layout, use, word, width)
-        return cls(graph, hoisted, parts, target, layout, dims, found, factors)
+        return cls(graph, hoisted, parts, found_groups, target, layout, dims, found, factors)
 
     def check_ways(self) -> None:
-        """Raises NoMatch where one instruction would multiply columns that lie in two ways."""
+        """Raises NoMatch where right factors lie in two ways: the instruction is told, for all of its columns."""
         rights = [self.operand(p.right.operand) for p in self.parts.products]
         ways = {right.along: right.access.tensor for right in rights}
         if len(ways) > 1:
             one, other = ways.values()
             raise NoMatch(
-                f"{one} and {other} share a tile, and one lies along the summed axis and the other across it; one "
-                "instruction of wgmma takes both\n  lay them alike, as in x @ w.T for all of them"
+                f"{one} and {other} are multiplied side by side, and one lies along the summed axis and the other "
+                "across it\n  lay them alike, as in x @ w.T for all of them"
             )
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph, hoisted = self.graph, self.hoisted
-        names = value_names(hoisted)
-        products = self.parts.products
-        needed = within(hoisted, *(t.node for t in hoisted.outputs))
-        listed = [n for n in hoisted.nodes if n in needed and is_computed(n)]
-        loads = [load(hoisted, self.access[t.name], t) for t in hoisted.inputs if t.shape and t.node in needed]
-        elements = [found for found in loads if found.access.by_column]
-        vectors = early(elements)
-        stores = [Store(self.access[t.name], names[t.node]) for t in hoisted.outputs]
+        first = self.parts.products[0]
         plan = WgmmaPlan(
             name=entry_name(graph),
             graph=graph,
@@ -166,7 +163,7 @@ class Draft:
             layout=self.layout,
             rule="wgmma",
             template="wgmma.cu.j2",
-            regime=regime(tile, len(products)),
+            regime=regime(tile, self.together),
             cols=graph.cols,
             row_dims=self.dims,
             accesses=tuple(self.access.values()),
@@ -174,28 +171,58 @@ class Draft:
             folded=False,
             shared_bytes=tile.shared_bytes,
             tile=tile,
-            depth=size_of(products[0].contracted, graph.sizes),
-            dtype=products[0].left.dtype,
-            left=self.operand(self.matrix or products[0].left.operand),
+            depth=size_of(first.contracted, graph.sizes),
+            dtype=first.left.dtype,
+            left=self.operand(self.matrix or first.left.operand),
             fragments=self.fragments(),
-            rights=tuple(self.operand(p.right.operand) for p in products),
-            values=tuple(names[p.node] for p in products),
-            vectors=vectors,
-            loads=tuple(found for found in elements if found not in vectors),
-            row_loads=tuple(found for found in loads if not found.access.by_column),
-            row_body=indexed(hoisted, [n for n in listed if hoisted.extents[n] is not Extent.ELEMENT]),
-            body=indexed(hoisted, [n for n in listed if hoisted.extents[n] is Extent.ELEMENT]),
-            boxes=tuple(store for store in stores if self.is_mapped(store.access)),
-            stores=tuple(store for store in stores if not self.is_mapped(store.access)),
+            spans=self.spans(tile),
             decisions=decisions(graph),
             rounding=product_rounding(graph),
             cost=UNKNOWN,
         )
         return replace(plan, cost=estimate(plan))
 
+    def spans(self, tile: WgmmaTile) -> tuple[WgmmaSpan, ...]:
+        """One a group, side by side."""
+        found: list[WgmmaSpan] = []
+        for group in self.groups:
+            first_tile = found[-1].first_tile + found[-1].tiles if found else 0
+            found.append(self.span(group, first_tile, tile.cols // self.together))
+        return tuple(found)
+
+    def span(self, group: Group, first_tile: int, width: int) -> WgmmaSpan:
+        graph, names = self.hoisted, value_names(self.hoisted)
+        cols = size_of(group.width, graph.sizes)
+        rights = {p.node: self.operand(p.right.operand) for p in self.parts.products}
+        needed = within(graph, *(t.node for t in group.outputs))
+        listed = [n for n in graph.nodes if n in needed and is_computed(n)]
+        loads = [load(graph, self.access[t.name], t) for t in graph.inputs if t.shape and t.node in needed]
+        elements = [found for found in loads if found.access.by_column]
+        vectors = early(elements) if len(self.groups) == 1 else ()  # before the sums, each span's would take registers
+        stores = [Store(self.access[t.name], names[t.node]) for t in group.outputs]
+        return WgmmaSpan(
+            rights=tuple(rights[node] for node in group.products),
+            values=tuple(names[node] for node in group.products),
+            cols=cols,
+            first_tile=first_tile,
+            tiles=-(-cols // width),
+            vectors=vectors,
+            loads=tuple(found for found in elements if found not in vectors),
+            row_loads=tuple(found for found in loads if not found.access.by_column),
+            row_body=indexed(graph, [n for n in listed if graph.extents[n] is not Extent.ELEMENT]),
+            body=indexed(graph, [n for n in listed if graph.extents[n] is Extent.ELEMENT]),
+            boxes=tuple(store for store in stores if self.is_mapped(store.access)),
+            stores=tuple(store for store in stores if not self.is_mapped(store.access)),
+        )
+
+    @property
+    def together(self) -> int:
+        """Products of a tile."""
+        return len(self.groups[0].products)
+
     def divides(self, tile: WgmmaTile) -> bool:
         """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole."""
-        share = tile.cols // len(self.parts.products) // tile.cluster
+        share = tile.cols // self.together // tile.cluster
         return share % LINE == 0 or all(self.operand(p.right.operand).along for p in self.parts.products)
 
     # ---- tensors
@@ -260,7 +287,7 @@ class Draft:
             return LINE, LINE
         if use.place == "left":
             return tile.rows, LINE
-        return tile.cols // len(self.parts.products) // tile.cluster, LINE
+        return tile.cols // self.together // tile.cluster, LINE
 
 
 def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
