@@ -86,8 +86,8 @@ def calls(batches: int) -> tuple[dict[str, float], dict[str, float]]:
     whole = measured({
         "kernel(...), result allocated": lambda: kernel(x, bias, residual, gamma, beta),
         "kernel(..., out=out)": lambda: kernel(x, bias, residual, gamma, beta, out=out),
-        "the first without its shortcut": lambda: kernel.call(tensors, None, None),
-        "the second without its shortcut": lambda: kernel.call(tensors, out, None),
+        "the first without its shortcut": lambda: kernel.call(*tensors),
+        "the second without its shortcut": lambda: kernel.call(*tensors, out=out),
         "prepared()": prepared,
         "torch: x + y": lambda: x + residual,
         "torch.add(x, y, out=out)": lambda: torch.add(x, residual, out=out),
@@ -132,9 +132,11 @@ def bare_launches(prepared: Any) -> dict[str, Callable[[], object]]:
     }  # fmt: skip
     if (start := nvidia.launcher()) is not None:
         config = nvidia.Config((blocks, 1, 1), (threads, 1, 1), shared)
-        at, code = ctypes.addressof(config), int(function)
-        keep = (config, arguments)
-        found["bare cuLaunchKernelEx, ctypes"] = lambda keep=keep: start(at, code, table, None)  # type: ignore[misc]
+        given = (
+            ctypes.byref(config), ctypes.byref(ctypes.c_char.from_address(int(function))),
+            ctypes.byref(arguments.table), None,
+        )  # fmt: skip
+        found["bare cuLaunchKernelEx, ctypes"] = lambda: start(*given)
     return found
 
 

@@ -481,13 +481,20 @@ def test_a_launch_hands_over_every_argument(vendor: str, monkeypatch: pytest.Mon
     )  # fmt: skip
 
 
+def address_of(argument: Any) -> int:
+    """What ctypes makes a pointer of."""
+    return ctypes.addressof(argument._obj) if argument else 0
+
+
 def start_of(fake: Heap, status: int) -> Callable[..., int]:
     """cuLaunchKernelEx, pretended: notes what it finds in memory after other threads had their turn."""
 
-    def start(config: int, function: int, table: int, extra: None) -> int:
+    def start(*arguments: Any) -> int:
         time.sleep(0)
+        config, function, table, extra = map(address_of, arguments)
         if not status:
             found = nvidia.Config.from_address(config)
+            assert not extra
             assert (list(found.grid[1:]), list(found.block[1:]), found.attributes) == ([1, 1], [1, 1], None)
             fake.launch(
                 function, found.grid[0], 1, 1, found.block[0], 1, 1, found.shared_bytes, found.stream or 0, table
@@ -531,8 +538,8 @@ def test_a_launch_as_lines_places_the_maps_of_its_arrays(monkeypatch: pytest.Mon
     _, device_of = fake_nvidia(monkeypatch, 1)
     found: list[bytes] = []
 
-    def start(config: int, function: int, table: int, extra: None) -> int:
-        places = (ctypes.c_void_p * 4).from_address(table)
+    def start(config: object, function: object, table: object, extra: None) -> int:
+        places = (ctypes.c_void_p * 4).from_address(address_of(table))
         found.append(b" ".join(ctypes.string_at(places[i] or 0, 4) for i in (0, 1, 3)))
         return 0
 

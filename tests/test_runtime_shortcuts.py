@@ -68,9 +68,9 @@ class Counted(Kernel):
 
     checked = 0
 
-    def call(self, operands: tuple[Any, ...], out: Any, stream: object) -> Any:
+    def call(self, *operands: Any, out: Any = None, stream: object = None) -> Any:
         self.checked += 1
-        return super().call(operands, out, stream)
+        return super().call(*operands, out=out, stream=stream)
 
 
 def made(spec: Chain) -> Counted:
@@ -128,6 +128,36 @@ def test_a_call_that_comes_back_takes_the_shortcut() -> None:
     assert kernel.checked == 2
 
 
+def test_calls_with_and_without_out_take_turns() -> None:
+    """Each kind has a shortcut of its own, which hands the other kind on."""
+    kernel, out = made(add), torch.empty(4, 64)
+    for turn in range(6):
+        assert torch.equal(kernel(X, Y), X + Y)
+        out.fill_(turn)
+        assert kernel(Y, X, out=out) is out
+        assert torch.equal(out, X + Y)
+    before = kernel.checked
+    kernel(X, Y)
+    kernel(Y, X, out=out)
+    assert (kernel.checked, len(kernel.shortcuts.made)) == (before, 2)
+
+
+def test_a_kernel_in_a_class_is_no_method() -> None:
+    kernel = settled(add, X, Y)
+
+    class Layer:
+        forward = kernel
+
+    assert Layer.forward is Layer().forward is kernel
+    assert torch.equal(Layer().forward(X, Y), X + Y)
+
+
+def test_a_call_without_shortcuts() -> None:
+    kernel = settled(add, X, Y)
+    assert torch.equal(kernel.call(X, Y), X + Y)
+    assert kernel.checked == 3
+
+
 def test_one_tensor_twice_is_checked() -> None:
     """Torch's guards want different tensors."""
     x, y = numbers(4, 64), numbers(4, 64, seed=1)
@@ -135,7 +165,7 @@ def test_one_tensor_twice_is_checked() -> None:
     for _ in range(3):
         assert kernel(x, x).equal(x + x)
     assert kernel.checked == 5
-    assert len(kernel.shortcuts.fresh) == 1
+    assert len(kernel.shortcuts.made) == 1
 
 
 def test_out_is_filled_and_returned() -> None:
@@ -370,7 +400,7 @@ def test_shapes_that_take_turns_each_have_one() -> None:
     for _ in range(12):
         for x, y in pairs:
             assert torch.equal(kernel(x, y), x + y)
-    assert len(kernel.shortcuts.fresh) == 3
+    assert len(kernel.shortcuts.made) == 3
     before = kernel.checked
     for x, y in pairs:
         kernel(x, y)
@@ -392,7 +422,7 @@ def test_ever_fewer_are_made_where_shapes_keep_changing(monkeypatch: pytest.Monk
     for _ in range(6):
         for x, y in pairs:
             kernel(x, y)
-    assert len(kernel.shortcuts.fresh) == shortcuts.MOST_SHORTCUTS
+    assert len(kernel.shortcuts.made) == shortcuts.MOST_SHORTCUTS
     assert count < 12
 
 
@@ -437,9 +467,9 @@ def test_the_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert (
         """
     if held != sent:
-        stream, x_at, y_at, out_at = sent
+        stream_at, x_at, y_at, out__at = sent
         if (x_at | y_at) & 15:  # not as they were
-            return None
+            return otherwise(*operands)
         slot[0] = sent
 """
         in caplog.text
@@ -463,7 +493,7 @@ def test_no_tensor_is_kept_alive() -> None:
     del x
     gc.collect()
     assert gone() is None
-    assert kernel.shortcuts.fresh
+    assert kernel.shortcuts.made
 
 
 def test_threads_share_shortcuts() -> None:

@@ -1,10 +1,14 @@
-"""One call of a kernel in three stages: what like calls share, what one call fixed, and the launch itself."""
+"""One call of a kernel in three stages: what like calls share, what one call fixed, and the launch itself.
+
+And what a kernel is called through: a function that may be another one after each call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from fusegen.planner.model import Plan, Source
 from fusegen.runtime.devices import Device, Launch, Loaded
@@ -12,6 +16,30 @@ from fusegen.runtime.libraries import Maker, stream_address
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary
+
+
+class Forwarded(partial[Any]):
+    """An object whose calls go to a function of its own: the one that it was last told to `forward` to.
+
+    Python calls an object that has a `__call__` with a tuple, a dict and a bound method that it makes for that call,
+    a partial hands its arguments on as they came: five of them and `out=` in 0.21 us instead of 0.54 (Python 3.12).
+    """
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        return super().__new__(cls, nowhere)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        """An attribute of a class is no method of it, though a partial is one from Python 3.14 on."""
+        return self
+
+    def forward(self, function: Callable[..., Any]) -> None:
+        """Let calls go there, from any thread; those under way stay where they are."""
+        # a partial's one way to another function, which typeshed leaves out
+        self.__setstate__((function, (), None, self.__dict__))  # type: ignore[attr-defined]
+
+
+def nowhere(*_: Any, **__: Any) -> NoReturn:
+    raise AssertionError("called before it was told where calls go")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
 The first call with arrays of given shapes, strides, dtypes, alignment and device checks everything and writes down a
 `Record`: which variant of the kernel, its grid, its numbers. Later calls like it look the record up, allocate the
 result and launch; only addresses and run-time scalars differ. Calls on torch tensors that come back a second time get
-a function of their own, which does no more than it must (`fusegen.runtime.shortcuts`).
+a function of their own, which does no more than it must (`fusegen.runtime.shortcuts`) and which the kernel's calls then
+go to at once.
 
 A plan assumes things of its operands' layout. Arrays that are laid out otherwise get a variant of the kernel, planned
 and compiled when it is first needed.
@@ -26,7 +27,7 @@ from fusegen.planner.model import Layout, Plan, Source
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, ArrayView, Place, contiguous_strides, library_of, place_text, view
-from fusegen.runtime.calls import Prepared, Record, Variant
+from fusegen.runtime.calls import Forwarded, Prepared, Record, Variant
 from fusegen.runtime.copied import run_copied
 from fusegen.runtime.devices import Device, Launch, Loaded, runs
 from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
@@ -46,8 +47,8 @@ MOST_RECORDS = 4096  # a caller with ever new shapes must not fill the memory; a
 Variants = Callable[[Layout], "tuple[Source, Binary | None]"]
 
 
-class Kernel:
-    """A chain, planned, compiled and ready to run on `device`.
+class Kernel(Forwarded):
+    """A chain, planned, compiled and ready to run on `device`: `kernel(x, y)` is `kernel.call(x, y)`, but faster.
 
     `variants(layout)` plans and compiles the chain for another layout. `report` is the validation's verdict, set by
     whoever validated it. Calls may come from any thread.
@@ -63,7 +64,7 @@ class Kernel:
         self.variants: dict[Layout, Variant] = {source.plan.layout: self.main}
         self.loaded: dict[tuple[Layout, Place], Loaded] = {}
         self.records: dict[Signature, Record] = {}
-        self.shortcuts = Shortcuts(source.plan.graph, WIDEST)
+        self.shortcuts = Shortcuts(source.plan.graph, WIDEST, self.call)
         self.lock = threading.RLock()
         graph = source.plan.graph
         self.operands = graph.inputs
@@ -72,6 +73,7 @@ class Kernel:
         self.has_scalars = len(self.inputs) < len(self.operands)
         self.names = tuple(t.name for t in (*self.inputs, *self.outputs))
         self.load(self.main, device)  # now, so that no first call inside a graph capture has to
+        self.forward(self.call)
 
     # ---------------------------------------------------------------- what it is
 
@@ -105,8 +107,9 @@ class Kernel:
 
     # ---------------------------------------------------------------- calling it
 
-    def __call__(self, *operands: Any, out: Any = None, stream: object = None) -> Any:
-        """Run the kernel; returns its output, or a tuple of them.
+    def call(self, *operands: Any, out: Any = None, stream: object = None) -> Any:
+        """Run the kernel; returns its output, or a tuple of them. Takes no shortcut: finds the record of like calls, or
+        checks from the ground up.
 
         Operands come in the spec's order: arrays, and numbers for run-time scalars. `out`: an array, or a tuple of
         them, to write into. `stream`: where to launch; else the current stream of the first array's library. On a GPU
@@ -115,14 +118,6 @@ class Kernel:
         Raises ArgumentError, with nothing launched, for operands that the kernel can't take, and KernelError when the
         launch is refused.
         """
-        if stream is None:
-            for shortcut in self.shortcuts.fresh if out is None else self.shortcuts.filling:
-                if (result := shortcut(operands, out)) is not None:
-                    return result
-        return self.call(operands, out, stream)
-
-    def call(self, operands: tuple[Any, ...], out: Any, stream: object) -> Any:
-        """A call that no shortcut took: by the record of its like, or checked from the ground up."""
         arrays, values = self.split(operands)
         outs = () if out is None else self.split_out(out)
         signature = None
@@ -130,7 +125,8 @@ class Kernel:
             signature, pointers = found
             record = self.records.get(signature)
             if record is not None:
-                self.shortcuts.learn(record, arrays, outs, pointers)
+                if self.shortcuts.learn(record, arrays, outs, pointers):
+                    self.forward(self.shortcuts.first)
                 if not outs:
                     made = tuple([maker(arrays, None) for maker in record.makers])
                     record.run((*pointers, *map(record.address, made)), values, record.stream())

@@ -4,23 +4,27 @@ A call that repeats an earlier one need not read every shape, stride, dtype and 
 call in Python costs. A shortcut asks torch once whether the tensors are like those of the earlier call: `TensorGuards`,
 which torch.compile calls before each of its own graphs, compares class, dtype, device, layout, sizes and strides, and
 what modes are active. What it leaves out are the addresses, which the shortcut reads itself: each must be aligned as
-it was, and those of an `out=` must be apart from the inputs'. Anything else, and any doubt, goes to the checked path.
-Addresses that are all the same as in an earlier call were looked at then, and lie where the driver reads them.
+it was, and those of an `out=` must be apart from the inputs'. Anything else, and any doubt, goes to the next shortcut,
+and from the last to the checked path. Addresses that are all the same as in an earlier call were looked at then, and
+lie where the driver reads them.
 
-    x, y = operands
-    if not like(x, y):
-        return None  # not the tensors of that call
-    out = empty(*out_like)
-    sent = current_stream(place), x.data_ptr(), y.data_ptr(), out.data_ptr()
-    ...
-    if held != sent:
-        stream, x_at, y_at, out_at = sent
-        if (x_at | y_at) & 15:
-            ...
-            return None
+    def shortcut(*operands, out=None, stream=None):
         ...
-        slot[0] = sent
-    ...
+        x, y = operands
+        ...
+        if out is not None or stream is not None or not like(x, y):
+            return otherwise(*operands, out=out, stream=stream)
+        result = empty(*result_like)
+        sent = current_stream(place), x.data_ptr(), y.data_ptr(), result.data_ptr()
+        ...
+        if held != sent:
+            stream_at, x_at, y_at, result_at = sent
+            if (x_at | y_at) & 15:
+                ...
+                return otherwise(*operands)
+            ...
+            slot[0] = sent
+        ...
 
 The logger `fusegen.shortcuts` says on DEBUG the whole text of each.
 """
@@ -30,9 +34,10 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 from fusegen.graph import Graph
@@ -44,52 +49,60 @@ from fusegen.runtime.libraries import torch_current_device, torch_current_stream
 
 log = logging.getLogger("fusegen.shortcuts")
 
-Shortcut = Callable[[tuple[Any, ...], Any], Any]
-"""Takes a call's operands and its `out`; returns the call's result, or None where it does not apply."""
-
-MOST_SHORTCUTS = 4  # tried one after the other, at a fraction of a microsecond each
+MOST_SHORTCUTS = 6  # tried one after the other, at a fraction of a microsecond each
 MOST_PATIENCE = 1024  # missed calls for one more shortcut, at most: making one costs as much as a few of them
 SUFFIXES = ("", "_at", "_end", "_bytes", "_like", "_number")  # of a tensor's name, for what belongs to it
 OWN = frozenset(
-    {"shortcut", "operands", "given", "like", "empty", "stream", "place", "current_stream", "current_device", "sent"}
-    | {"held", "slot"}
+    {"shortcut", "operands", "out", "stream", "stream_at", "otherwise", "like", "empty", "place", "current_stream"}
+    | {"current_device", "sent", "held", "slot"}
 )
 
 
 class Shortcuts:
-    """The shortcuts of one kernel, the newest first: `fresh` for calls without `out`, `filling` for those with it.
+    """The shortcuts of one kernel, the newest first. Each hands what it does not take to the next one, the last to
+    `checked`; all of them are called as the kernel is.
 
     A kind of call that comes back gets one at its first return; where they change all the time, ever fewer are made.
     """
 
-    def __init__(self, graph: Graph, widest: int) -> None:
+    def __init__(self, graph: Graph, widest: int, checked: Callable[..., Any]) -> None:
         self.graph = graph
         self.widest = widest
-        self.fresh: tuple[Shortcut, ...] = ()
-        self.filling: tuple[Shortcut, ...] = ()
+        self.checked = checked
+        self.made: tuple[FunctionType, ...] = ()
         self.missed = 0  # calls that no shortcut took since the last one was made
         self.patience = 1
+        self.lock = threading.Lock()
 
-    def learn(self, record: Record, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> None:
+    @property
+    def first(self) -> Callable[..., Any]:
+        """Where a call begins."""
+        return next(iter(self.made), self.checked)
+
+    def learn(self, record: Record, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> bool:
         """A call found a record and no shortcut: make one, if it is time. `pointers` are those of all its arrays."""
         self.missed += 1
         if self.missed < self.patience:
-            return
+            return False
         self.missed, self.patience = 0, min(2 * self.patience, MOST_PATIENCE)
         offsets = tuple(pointer % self.widest for pointer in pointers)
         made = shortcut(self.graph, record, (*arrays, *outs), bool(outs), offsets, self.widest)
-        if made is not None and outs:
-            self.filling = (made, *self.filling[: MOST_SHORTCUTS - 1])
-        elif made is not None:
-            self.fresh = (made, *self.fresh[: MOST_SHORTCUTS - 1])
+        if made is None:
+            return False
+        with self.lock:
+            self.made = (made, *self.made[: MOST_SHORTCUTS - 1])
+            for one, other in zip(self.made, (*self.made[1:], self.checked), strict=True):
+                one.__globals__["otherwise"] = other
+        return True
 
 
 def shortcut(
     graph: Graph, record: Record, tensors: Sequence[Any], filling: bool, offsets: tuple[int, ...], widest: int
-) -> Shortcut | None:
+) -> FunctionType | None:
     """The shortcut for calls like that of `tensors`, the outputs last where they are given (`filling`).
 
-    `offsets` are the tensors' addresses modulo `widest`. None where the arrays or this torch don't allow for one.
+    `offsets` are the tensors' addresses modulo `widest`. Where calls go `otherwise` is left to be said. None where the
+    arrays or this torch don't allow for a shortcut.
     """
     torch = sys.modules.get("torch")
     if torch is None or record.loaded is None or not guards_hold():
@@ -121,7 +134,7 @@ def shortcut(
         names[f"{called[tensor.name]}_like"] = shape, contiguous_strides(shape), torch_dtype(tensor.dtype)
     exec(code_of(text, graph.name), names)
     log.debug("%s: a shortcut for calls with %s\n%s", graph.name, "out=" if filling else "fresh results", text)
-    made: Shortcut = names["shortcut"]
+    made: FunctionType = names["shortcut"]
     return made
 
 
@@ -199,22 +212,24 @@ def shortcut_text(
     outs = [called[t.name] for t in graph.outputs]
     read = [*arrays, *outs] if filling else arrays
     operands = ", ".join(called[t.name] for t in graph.inputs)
+    pass_on = "    return otherwise(*operands, out=out, stream=stream)"
     lines = ["try:", f"    {operands} = operands" if len(graph.inputs) > 1 else f"    ({operands},) = operands"]
-    lines += ["except ValueError:", "    return None  # too many or too few"]
+    lines += ["except ValueError:  # too many or too few", pass_on]
     if filling and len(outs) == 1:
-        lines.append(f"{outs[0]} = given")
+        lines.append(f"{outs[0]} = out")
     elif filling:
-        lines += [f"if type(given) is not tuple or len(given) != {len(outs)}:", "    return None"]
-        lines.append(f"{', '.join(outs)} = given")
-    lines += [f"if not like({', '.join(read)}):", "    return None  # not the tensors of that call"]
+        lines += [f"if type(out) is not tuple or len(out) != {len(outs)}:", pass_on]
+        lines.append(f"{', '.join(outs)} = out")
+    another = f"out is {'' if filling else 'not '}None or stream is not None or not like({', '.join(read)})"
+    lines += [f"if {another}:  # not a call like that one", pass_on]
     if several:
-        lines += ["if current_device() != place:", "    return None  # another GPU's turn"]
+        lines += ["if current_device() != place:  # another GPU's turn", pass_on]
     lines += [f"{name} = {name}_number({name})" for name in numbers]
     if not filling:
         lines += [f"{name} = empty(*{name}_like)" for name in outs]
     pointers = "".join(f", {name}.data_ptr()" for name in (*arrays, *outs))
     lines += [f"sent = current_stream(place){pointers}"]
-    give_up = indented([*sending.leave, "return None"])
+    give_up = indented([*sending.leave, f"return otherwise(*operands{', out=out' if filling else ''})"])
     checks = [f"if {misaligned(read, offsets, widest)}:  # not as they were", *give_up]
     if filling:
         checks += [
@@ -224,16 +239,16 @@ def shortcut_text(
             *give_up,
         ]
     lines += launch_lines(sending, [f"{name}_at" for name in (*arrays, *outs)], numbers, checks)
-    lines.append("return given" if filling else f"return {', '.join(outs)}")
-    return "".join(["def shortcut(operands, given):\n", *(f"    {line}\n" for line in lines)])
+    lines.append("return out" if filling else f"return {', '.join(outs)}")
+    return "".join(["def shortcut(*operands, out=None, stream=None):\n", *(f"    {line}\n" for line in lines)])
 
 
 def launch_lines(
     sending: Sending, addresses: Sequence[str], values: Sequence[str], checks: Sequence[str]
 ) -> Sequence[str]:
-    """The launch of `sent`, whose items get the names `stream` and `addresses` where `checks` must look at them."""
-    held = [f"stream, {', '.join(addresses)} = sent", *checks]
-    spelled = {"sent": f"stream, {', '.join(addresses)},", "values": " ".join(f"{name}," for name in values)}
+    """The launch of `sent`, whose items get the names `stream_at` and `addresses` where `checks` must look at them."""
+    held = [f"stream_at, {', '.join(addresses)} = sent", *checks]
+    spelled = {"sent": f"stream_at, {', '.join(addresses)},", "values": " ".join(f"{name}," for name in values)}
     fill = [line.format(**spelled).rstrip() for line in sending.fill]
     send = [line.format(**spelled) for line in sending.send]
     if values:  # equal numbers need not be the same: 0.0 and -0.0
