@@ -4,7 +4,10 @@ Regimes, from short rows to long ones, with times on an H200 (cold L2, medians o
 
 - several rows a warp, a warp a row, a block a row, in *registers*, one block for each row and no loop over rows. What
   one block waits for, the others of its SM hide: bias_gelu_residual_ln 16384 x 4096 took 98.8 us, where a persistent
-  grid that fetched the next row by cp.async or bulk copies while it reduced this one took 101 to 105;
+  grid that fetched the next row by cp.async or bulk copies while it reduced this one took 101 to 105. add_rmsnorm
+  16384 x 4096 took 133.2 us, its loads and stores without the reduction 131.8 at best, and the driver's copy of as
+  many bytes 130.4; with L1::no_allocate it took 137 to 140, with evict_first on loads 138 to 140, on stores too 142 to
+  145, and 134 where whole rows left shared memory by bulk stores;
 - as it was read in *shared memory*, by asynchronous copies, and computed again: scale_softmax 4096 x 65536 took 263 us,
   streamed 359;
 - as much of it as fits, and the rest read again from where the last walk ended, which the L2 still has: scale_softmax
@@ -46,8 +49,9 @@ WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more
 # Elements of a thread up to which the vectors that rows share are read before the first walk, not before the one that
 # uses them: they wait in registers meanwhile, and are asked for first (behind the row's own loads NVRTC 13.0 schedules
 # them late again, and 8 x 4096 takes as long as without). add_rmsnorm 8 x 4096 took 4.64 us so and 5.10 without (an
-# empty kernel took 3.5), rmsnorm 262144 x 128 36.4 and 36.9, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but
-# with 64 elements a thread 117.0 and 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425.
+# empty kernel took 3.5; in another run it took 4.77, the loads and stores alone 4.46, an empty kernel 3.30), rmsnorm
+# 262144 x 128 36.4 and 36.9, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but with 64 elements a thread 117.0 and
+# 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425.
 MOST_AHEAD = 32
 # Shorter rows leave an SM room for several blocks, or a block alone waits for nobody: scale_softmax 4096 x 131072 took
 # 544 us with 14 of 16 vectors kept and 552 to 562 rolling, add_rmsnorm 2048 x 131072 551 and 578 to 623, log_softmax
