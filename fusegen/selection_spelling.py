@@ -40,31 +40,46 @@ class SelectionSpeller(Speller):
         tile = self.plan.tile
         return f"(({vector}) * {tile.threads_per_row} + lane) * {tile.vector}"
 
-    def vectors(self, loads: tuple[Load, ...]) -> list[Mapping[str, str]]:
-        return [
-            {
-                "type": self.vec_type(load.access),
-                "name": f"{load.access.name}_vec",
-                "call": self.from_memory(load, inside=False),
-            }
-            for load in loads
-        ]
+    def inside_turns(self) -> int:
+        """Vectors of a thread, by whole turns, that lie in the row for every thread, with all that is read for them."""
+        tile, turn = self.plan.tile, self.selection.turn
+        across = [a.vector_bytes // a.dtype.bytes for a in self.plan.accesses if a.mode == "across" and not a.output]
+        columns = turn * tile.threads_per_row * tile.vector
+        return max(0, self.plan.cols - max(across, default=0)) // columns * turn
+
+    def in_last_turns(self, test: str, vectors: int) -> str:
+        """Nothing lies behind the row where the plan's tail is none."""
+        return "false" if self.plan.tail == "none" else super().in_last_turns(test, vectors)
 
     def read_ahead(self, loads: tuple[Load, ...]) -> list[Mapping[str, str]]:
-        """The same, read a turn before they are used: what lies across blocks is shifted into place only then."""
+        """Vectors that are read a turn before they are used: what lies across blocks is shifted into place only then.
+        `inside` reads one that is known to lie in the row."""
+        within = SelectionSpeller(replace(self.plan, tail="none"))
         found: list[Mapping[str, str]] = []
         for load in loads:
             name, vector = f"{load.access.name}_vec", self.vec_type(load.access)
-            read, call, made = vector, self.from_memory, f"const {vector}& {name} = {name}_next[p];"
+            read, call, inside = vector, self.from_memory, within.from_memory
+            made = f"const {vector}& {name} = {name}_next[p];"
             if load.access.mode == "across":
-                read, call = self.span_type(load.access), self.span_from_memory
+                read, call, inside = self.span_type(load.access), self.span_from_memory, within.span_from_memory
                 made = f"const {vector} {name} = joined({name}_next[p], {self.pointer(load.access)});"
-            found.append({"type": read, "name": f"{name}_next", "call": call(load, inside=False), "made": made})
+            found.append(
+                {
+                    "type": read,
+                    "name": f"{name}_next",
+                    "call": call(load, inside=False),
+                    "inside": inside(load, inside=False),
+                    "made": made,
+                }
+            )
+        self.functions |= within.functions
         return found
 
     def statements(self, loads: tuple[Load, ...], body: tuple[Statement, ...]) -> list[str]:
+        """The key of the element at `col`."""
         lines = [
-            f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{load.access.name}_vec.at[j]')};"
+            f"const {load.ctype} {load.value} = "
+            f"{self.to_value(load.access.dtype, f'{self.pointer(load.access)}[col]')};"
             for load in loads
         ]
         return [*lines, *(f"const {s.ctype} {s.name} = {s.expr};" for s in body)]
@@ -225,13 +240,12 @@ class SelectionSpeller(Speller):
         functions = plan.target.spelling.functions
         warps = plan.threads // warp
         room = chosen.entries // warps
-        want = -(-chosen.k // warps)
-        crowd = f"crowd >= {plan.threads - plan.threads // 8}"
-        guard = f"!over && {self.guard()}" if self.guard() else "!over"
-        enough = (
-            f"(over ? {chosen.limit // warps if tile.cluster > 1 else room} : {(room + chosen.limit // warps) // 2})"
-        )
+        want = -(-chosen.k // (warps * tile.cluster))
+        inside, length = self.inside_turns(), chosen.note * tile.vector
+        step = tile.threads_per_row * tile.vector
+        beyond = bool(self.guard() or self.whole())  # may a noted vector reach beyond the row?
         return {
+            "meet": functions["meet"],
             "warp_least": functions["warp_least"],
             "warp_most": functions["warp_most"],
             "shuffle_up": functions["shuffle_up"][0],
@@ -241,17 +255,36 @@ class SelectionSpeller(Speller):
             "merged": merged_room(chosen.limit, warps, tile.cluster),
             "bin_bits": chosen.bins.bit_length() - 1,
             "want": want,
-            "want_together": -(-chosen.k // (warps * tile.cluster)),
             "ranked": chosen.k < warps and tile.cluster == 1,
-            "crowded": f"turn == 0 || {crowd}" if tile.cluster > 1 else crowd,
-            "together": ", turn == 0" if tile.cluster > 1 else "",
-            "enough": enough,
+            "enough": self.enough(room, chosen.limit // warps),
             "waits": not any(stage.reductions for stage in plan.stages[:-1]),
-            "first_col": self.col_of("p"),
             "col": self.col_of("turn + p"),
-            "next_col": self.col_of(f"turn + p + {chosen.turn}"),
-            "guard": guard,
-            "again": self.vectors(chosen.loads),
-            "body": [*self.statements(chosen.loads, chosen.body), f"found[j] = entry_of({chosen.key}, col + j);"],
-            "count_bits": tile.vector.bit_length(),
+            "first_inside": "true" if inside else "false",
+            "turns": self.parted("turn", inside, tile.per_thread),
+            "next_turns": self.parted(f"turn + {chosen.turn}", inside - chosen.turn, tile.per_thread - chosen.turn),
+            "noted_col": self.col_of(f"from + (slot + i) * {chosen.note}" if chosen.note > 1 else "from + slot + i"),
+            "element_col": "element"
+            if chosen.note == 1
+            else f"element / {tile.vector} * {step} + element % {tile.vector}",
+            "length": length,
+            "inside_row": beyond,
+            "nearest_col": f"cols[u] < {self.cols} ? cols[u] : {self.plan.cols - 1}" if beyond else "cols[u]",
+            "body": self.statements(chosen.loads, chosen.body),
         }
+
+    def enough(self, room: int, limit: int) -> str:
+        """How many candidates of a warp behind a segment make a cut: fewer where later segments bring more, and what a
+        cluster's first block has room for. Empty where there is room for all."""
+        plan = self.plan
+        last = str(limit if plan.cluster > 1 else room)
+        if self.selection.segment >= plan.tile.per_thread:
+            return last if plan.cluster > 1 else ""
+        return f"(turn + {self.selection.turn} < {plan.tile.per_thread} ? {(room + limit) // 2} : {last})"
+
+    def parted(self, turn: str, inside: int, count: int) -> list[Mapping[str, str]]:
+        """The tests for turns whose vectors all lie in the row, and for the others: `inside` of `count` vectors do."""
+        inner = {"inside": "true", "test": f"{turn} < {self.inside_turns()}"}
+        outer = {"inside": "false", "test": f"{turn} < {self.plan.tile.per_thread}"}
+        if inside >= count:
+            return [{**inner, "test": outer["test"]}] if count > 0 else []
+        return [inner, outer] if inside > 0 else [outer]

@@ -110,6 +110,10 @@ def threshold(plan: Plan) -> bool:
     return bool(plan.selection) and plan.selection.by == "threshold" and plan.cluster == 1 and plan.threads < 512
 
 
+def segmented(plan: Plan) -> bool:
+    return threshold(plan) and bool(plan.selection) and plan.selection.segment < plan.tile.per_thread
+
+
 def ragged(plan: Plan) -> bool:
     return threshold(plan) and plan.across
 
@@ -152,6 +156,7 @@ CHOSEN_RAGGED = Subject("topk", 53, ragged)
 CHOSEN_MET = Subject("scale_mask_softmax_topk", 9000, met)
 ROUTED = Subject("router_topk", 200, team)
 GREEDY = Subject("argmax", 40000, threshold)
+SEGMENTED = Subject("topk", 9001, segmented)
 HIP_CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold, "hip:mi300x")
 HIP_ROUTED = Subject("router_topk", 200, team, "hip:mi300x")
 HIP_TWO = Subject("add_rmsnorm", 500, warp, "hip:mi300x")
@@ -340,20 +345,27 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("threshold too high", "fewer than k reach it", CHOSEN, r"int want = \d+", "int want = 1"),
     mutation("threshold drops what equals it", "ties with the bound of the same turn are lost", CHOSEN,
              r"limit = below\(order\)", "limit = beyond(order)"),
-    mutation("ties with later columns", "a threshold of later turns lets go of what must stay", GREEDY,
+    mutation("ties with later columns", "a threshold of later segments lets go of what must stay", SEGMENTED,
              r"bar = beyond\(order\)", "bar = __int_as_float(0x7f800000)"),
     mutation("cut too high", "the last of the k best falls away", CHOSEN, r"return low - 1;",
              "return low + (Entry(1) << (column_bits + 20));"),
-    mutation("masked columns chosen", "-inf counts as a key", CHOSEN,
+    mutation("masked columns chosen", "-inf counts as a key", CHOSEN, r"!\(keys\[u\] <= limit\)",
+             "!(keys[u] < limit)", r"!\(peaks\[i\] <= limit\)", "!(peaks[i] < limit)",
              r"(Entry floor = )static_cast<Entry>\(masked\) << column_bits \| last_column", r"\g<1>0"),
     mutation("rank counts itself", "every candidate a place too low", CHOSEN, r"binned\[other\] > entry",
              "binned[other] >= entry"),
     mutation("notes looked into twice", "they are not forgotten", CHOSEN, r"\n( +)noted = 0;", "\n"),
-    mutation("notes beyond their room", "a warp writes over its neighbour's", CHOSEN, r"noted > \d+", "noted > 100000"),
+    mutation("notes beyond their room", "a warp writes over its neighbour's", SEGMENTED, r"noted < \d+",
+             "noted < 100000"),
+    mutation("notes over keys not yet read", "lanes go on by themselves", CHOSEN, r"meet\(\);  // the list[^\n]*", ""),
+    mutation("NaN not noted", "a vector with a NaN does not exceed the threshold", GREEDY,
+             r"!\(peaks\[i\] <= limit\)", "peaks[i] > limit"),
     mutation("candidates in one place", "lanes do not count those below them", CHOSEN,
-             r"place \+= count\(bits\[bit\] & lanes_below\) << bit;", ""),
-    mutation("candidates lost when they do not fit", "all notes are done with", CHOSEN, r"seen \+= count\(done\);",
-             "seen += 32;"),
+             r"\[held \+ count\(who & lanes_below\)\] = raw", "[held] = raw"),
+    mutation("candidates lost when they do not fit", "their vectors are done with", CHOSEN, r"if \(!left\) \{",
+             "seen += left ? 32 : 0;\n if (!left) {"),
+    mutation("candidates beyond their room", "a warp writes over its neighbour's", CHOSEN,
+             r"left = left \|\| held \+ count\(who\) > room;", ""),
     mutation("bins counted too early", "a barrier dropped behind the counts", CHOSEN,
              r"(\[\(entry - lowest\) >> by\], 1u\);\n  \}\n)  __syncthreads\(\);\n", r"\1"),
     mutation("chosen read too early", "a barrier dropped behind the ranks", CHOSEN,
@@ -362,7 +374,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("sorted the other way", "ties in one bin come last first", CHOSEN, r"\(low & run\) == 0",
              "(low & run) != 0"),
     mutation("columns beyond the row", "a ragged vector's rest is chosen from", CHOSEN_RAGGED,
-             r"keys\[j\] = -INFINITY;", ";", r"if \(col \+ j < 53\) \{\n( +const float \w+ = )", r"if (true) {\n\1"),
+             r"keys\[j\] = -INFINITY;", ";", r"place < all_noted && cols\[u\] < 53 \?", "place < all_noted ?"),
     mutation("a cluster's candidates one place on", "what lies before them was never written", CHOSEN_MET,
              r"picker\.incoming = 0;", "picker.incoming = 1;"),
     mutation("a cluster's candidates over each other", "warps do not ask where to write", CHOSEN_MET,

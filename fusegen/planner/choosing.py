@@ -1,7 +1,7 @@
 """What choosing k columns of a row takes: shared memory, comparisons, candidates, and time.
 
-The expected candidates of a row in random order: of the first tile of n columns those that reach the k-th largest of
-its groups' largest keys, k and a few more; after c columns and a cut, the share k / c of what follows.
+The expected candidates of a row in random order: those that reach the k-th largest of its g groups' largest keys,
+g ln(g / (g - k)); where the row has several segments, of each one behind c columns the share k / c.
 """
 
 from __future__ import annotations
@@ -29,36 +29,52 @@ from fusegen.planner.duration import (
 from fusegen.planner.model import Cost, Selection, Tile, Traffic
 from fusegen.targets.base import Target
 
-# Fitted to 155 candidates of 15 shapes on an H200 (cold L2, medians of 9), whose times they predict to 15 % (rms of the
-# logarithm); first choices took 5 % more than the best candidate in the mean.
+# Fitted to 138 candidates of 12 shapes on an H200 (cold L2, medians of 9), whose times they predict to 9 % (rms of the
+# logarithm); first choices took 2 % more than the best candidate in the mean, 15 % at worst. Of teams an earlier fit.
 # ---- instructions of a thread
-LARGEST = 1.4  # an element and its vector's largest key
-EXPONENTIAL = 6.5  # an element of an online softmax: difference, product, power, sum, and its part of the rescaling
-EDGE = 24.0  # a vector that is joined from two blocks, by its text; no such rows were among the fitted
-NOTE = 1.7  # a vector, by comparison, vote and count
-TURN = 47.0
-LOOK = 48.0  # into noted vectors, and
-LOOK_ELEMENT = 32.0  # an element of one of them
+LARGEST = 1.2  # an element and its vector's largest key
+EXPONENTIAL = 4.7  # an element of an online softmax: difference, product, power, sum, and its part of the rescaling
+EDGE = 12.0  # a vector that is joined from two blocks, by its text
+NOTE = 13.0  # a vector's largest key, by comparison, vote and count
+TURN = 13.0
+TIGHTEN = 250.0  # a threshold from the largest keys
+LOOK = 38.0  # at an element of a noted vector
 CUT = 120.0
-RANK = 440.0  # the candidates left at the row's end
-CANDIDATE = 43.0  # each time that one is counted, moved or compared
+CANDIDATE = 23.0  # each time that one is counted, moved or compared
 # ---- waiting of a block: cycles of an instruction, and microseconds
-ALONE_CYCLES = 4.3  # when its scheduler has no other warp; each one that it has adds a cycle
+ALONE_CYCLES = 2.6  # when its scheduler has no other warp; each one that it has adds a cycle
 FIRST_LOAD_US = 0.9
-TURN_US = 0.28  # its loads were issued a turn before
-WARP_US = 0.024  # more of it for each warp that comes to the barrier
+TURN_US = 0.51  # its loads were issued a turn before
+WARP_US = 0.035  # more of them for each warp that comes to the barriers
 PICKED_US = 0.1  # a walk over the chosen columns
-MEETING_US = 2.4  # of a cluster's blocks, three times
+MEETING_US = 2.1  # of a cluster's blocks, three times
 TEAM_US = 0.43  # all of a team's work: one chain of rounds and comparisons
 
+AGAIN_BYTES = 168  # of DRAM for a noted vector
 ENTRY = 8  # bytes of a candidate
 WORD = 4
-LEAST_ROOM = 64  # candidates of a warp beside those that a cut leaves: a lane may find 16 at a time
+UNEVEN = 1.15  # elements that pass a threshold, by those that would if a row's warps had groups alike
+NOTED = 8  # elements that one noted key should stand for: fewer take more room, and of more all must be looked at
+NOTE_WORDS = 32  # of a thread, in shared memory
+LOOKS = 4  # elements that a lane has on their way
 
 
-def groups_of(k: int, warps: int, cluster: int, warp: int, turn: int) -> int:
-    """Into how many groups a thread parts its elements of a turn: one, unless a warp would need most of its threads."""
-    return 1 if 2 * -(-k // warps) <= warp else turn
+def groups_of(k: int, threads: int, turn: int) -> int:
+    """Into how many groups a thread parts its elements: twice as many as columns are chosen, of a row's threads."""
+    return min(turn, power_from(-(-2 * k // threads)))
+
+
+def note_of(vector: int, turn: int, per_thread: int) -> int:
+    """How many vectors of a turn share one noted key."""
+    note = 1
+    while note < turn and (note * vector < NOTED or per_thread > note * NOTE_WORDS):
+        note *= 2
+    return note
+
+
+def segment_of(note: int, turn: int, per_thread: int) -> int:
+    """Vectors of a thread whose noted keys have room."""
+    return min(per_thread, max(turn, NOTE_WORDS * note // turn * turn))
 
 
 def limit_of(k: int) -> int:
@@ -66,18 +82,13 @@ def limit_of(k: int) -> int:
     return k + max(32, k // 4)
 
 
-def entries_of(k: int, warps: int) -> int:
-    """Candidates that a block has room for: what a cut leaves, and a few for each lane, so that cuts are rare."""
-    return power_from(limit_of(k) + LEAST_ROOM * warps)
+def entries_of(k: int, threads: int) -> int:
+    """Candidates that a block has room for: what a cut leaves, and two for each lane, so that cuts are rare."""
+    return power_from(limit_of(k) + 2 * threads)
 
 
 def bins_of(k: int, threads: int) -> int:
     return max(threads, min(2048, max(256, power_from(2 * k))))
-
-
-def notes_of(warp: int, turn: int) -> int:
-    """Vectors that a warp may note: those of a turn, and two for each lane, so that lanes are busy when it looks."""
-    return warp * (turn + 2)
 
 
 def merged_room(limit: int, warps: int, cluster: int) -> int:
@@ -117,21 +128,18 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
     k = selection.k
     if selection.by == "team":
         return Choice(cols, min(cols, 1.3 * k + 2), 0)
-    own = -(-cols // tile.cluster)
-    turn = min(own, tile.threads * tile.vector * selection.turn)
-    passing = min(1.0, 1.35 * k / tile.cluster / turn)  # of an element, until a cut raises the threshold
-    candidates = held = 0.0
-    cuts = seen = 0
-    while seen < own:
-        more = min(turn, own - seen)
-        candidates += passing * more
-        held += passing * more
+    groups = tile.threads_per_row * selection.groups
+    seen = min(cols, selection.segment * tile.threads_per_row * tile.vector)
+    if groups > k:
+        passing = min(seen, -UNEVEN * groups * math.log1p(-k / groups))
+    else:  # every element until the first cut, or what the lowest of as many groups as columns lets pass
+        passing = min(seen, k * (1 + math.log(max(1.0, seen / k))))
+    while seen < cols:
+        more = min(cols - seen, selection.segment * tile.threads_per_row * tile.vector)
+        passing += UNEVEN * k * more / (seen + more)
         seen += more
-        if held > (selection.entries + selection.limit) / 2:
-            cuts += 1
-            held = min(held, selection.limit)
-            passing = min(passing, min(1.0, k / seen))
-    return Choice(cols, candidates * tile.cluster, cuts)
+    over = passing / tile.cluster - selection.entries
+    return Choice(cols, passing, math.ceil(max(0.0, over) / (selection.entries - selection.limit)))
 
 
 def fits(selection: Selection, tile: Tile, target: Target, cols: int) -> bool:
@@ -142,8 +150,9 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
     tile = work.tile
     resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
-    memory_us = moved.moved / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
     choice = expected(selection, tile, graph.cols)
+    again = read_again(target, graph, work, selection, choice, resident)
+    memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
     per_us = target.fp32_tflops * 1e6 / 2
     thread = instructions(graph, work, selection, choice, target.warp)
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
@@ -151,7 +160,10 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     cycles = ALONE_CYCLES + there / target.schedulers_per_sm
     alone_us = waits(work, selection) + moved.moved / work.blocks / (SM_GBS * 1e3)
     alone_us += thread * cycles * target.sms * target.f32_lanes / per_us
-    waiting_us = max(1.0, work.blocks / target.sms / resident) * alone_us
+    waves = max(1.0, work.blocks / target.sms / resident)
+    waiting_us = (
+        (waves + math.ceil(waves)) / 2 * alone_us
+    )  # blocks of the last wave may start before those before it end
     norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
     first = sum(load.access.dtype.bytes for load in work.stages[-1].loads)
     at_once = tile.per_thread if selection.by == "team" else selection.turn
@@ -164,6 +176,16 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
         registers=registers,
         blocks_per_sm=resident,
     )
+
+
+def read_again(target: Target, graph: Graph, work: Work, selection: Selection, choice: Choice, resident: int) -> float:
+    """Bytes of noted vectors that come from DRAM again: the rows in flight push each other out of the L2 cache."""
+    if selection.by == "team":
+        return 0.0
+    rows = min(work.blocks, resident * target.sms) / work.tile.cluster
+    in_flight = rows * graph.cols * sum(load.access.dtype.bytes for load in selection.loads)
+    missing = max(0.0, 1 - target.l2_bytes / max(1.0, in_flight))
+    return missing * graph.rows * choice.candidates * selection.note * len(selection.loads) * AGAIN_BYTES
 
 
 def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice, warp: int) -> float:
@@ -186,12 +208,12 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice,
         stored = 2.0 * tile.per_thread * tile.vector  # tests of every element, and stores of a few
         return thread + stored + 60
     turns = -(-tile.per_thread // selection.turn)
-    lanes = tile.threads_per_row
-    looks = choice.candidates / lanes
-    held = min(choice.candidates, 1.5 * selection.limit) / tile.threads
-    thread += NOTE * tile.per_thread + TURN * turns + looks * (LOOK + LOOK_ELEMENT * tile.vector)
-    thread += choice.cuts * (CUT + 3 * CANDIDATE * held)
-    return thread + RANK + 4 * CANDIDATE * held
+    segments = -(-tile.per_thread // selection.segment)
+    batches = math.ceil(choice.candidates * selection.note * tile.vector / tile.threads_per_row / selection.looks)
+    held = min(choice.candidates / tile.cluster, selection.entries) / tile.threads
+    thread += NOTE * tile.per_thread / selection.note + TURN * turns + segments * TIGHTEN
+    thread += LOOK * selection.looks * batches + choice.cuts * (CUT + 3 * CANDIDATE * held)
+    return thread + 4 * CANDIDATE * held
 
 
 def waits(work: Work, selection: Selection) -> float:
@@ -201,9 +223,7 @@ def waits(work: Work, selection: Selection) -> float:
     if selection.by == "team":
         return FIRST_LOAD_US + TEAM_US + 0.03 * selection.k + picked
     turns = -(-tile.per_thread // selection.turn)
-    before = (len(work.stages) - 1) * (FIRST_LOAD_US + TURN_US * turns)
-    alone = FIRST_LOAD_US + turns * (TURN_US + WARP_US * tile.threads / 32) + before
-    alone += picked
+    alone = len(work.stages) * (FIRST_LOAD_US + TURN_US * turns) + WARP_US * tile.threads / 32 + picked
     if tile.cluster > 1:
         alone += 3 * MEETING_US + 0.25 * math.log2(tile.cluster)
     return alone

@@ -205,9 +205,10 @@ class Selection:
     """How a kernel chooses k columns of each row, and what it makes of them. See planner/rules/topk.py.
 
     `by` "team": the keys of a row lie in the registers of one warp or of a part of it; "threshold": the row streams by,
-    and what passes a growing threshold is remembered. A thread compares `turn` vectors with the threshold at a time;
-    a warp remembers `notes` vectors that hold candidates, then looks into them; the block holds `entries` candidates,
-    and cuts them down to `limit` where they grow too many, with counts of `bins` ranges of keys.
+    `turn` vectors of a thread at a time, and of every `note` of these the largest key stays, in one of `notes` words of
+    its warp. Behind every `segment` vectors of a thread the largest keys of `groups` parts of what it has seen give a
+    threshold; a lane then looks at `looks` elements of the vectors that exceed it at a time. The block holds `entries`
+    candidates, and cuts them down to `limit` where they grow too many, with counts of `bins` ranges of keys.
     """
 
     by: Literal["team", "threshold"]
@@ -219,8 +220,11 @@ class Selection:
     values: str  # and that of the keys there; empty where nothing asks for them
     picked: tuple[Stage, ...]  # walks over the k columns: their loads are gathered
     turn: int = 0
-    groups: int = 0  # parts of a thread's turn whose largest keys give the first threshold; 0: the first cut does
+    groups: int = 0  # 0: the first cut gives the threshold
+    note: int = 0
     notes: int = 0
+    segment: int = 0
+    looks: int = 0
     entries: int = 0
     limit: int = 0
     bins: int = 0

@@ -4,8 +4,8 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // selects  128 of 32000 columns a row by z, largest first; NaN before all, ties by column, -inf never
-// tile     a block of 128 threads a row; the row streams by, 4 x 4 elements a thread at a time; some
-//          755 of 32000 pass a growing threshold, cut 3 times to the best 128
+// tile     a block of 512 threads a row; the row streams by, 4 x 4 elements a thread at a time; some
+//          169 of 32000 pass the threshold
 // traffic  659.6 MB moved, 659.6 MB ideal, 4329.6 MB unfused in 4 launches
 // floor    323.5 us at 2.039 TB/s; memory-bound at 1.99 flop/B
 // rounding values to f32 when stored; f32 between
@@ -75,7 +75,7 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value and the sum of exponentials below it over the 128 threads of a row, in every one of them
+// the largest value and the sum of exponentials below it over the 512 threads of a row, in every one of them
 __device__ __forceinline__ MaxSum row_max_sum(MaxSum v, float* part_top, float* part_total) {
   #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -86,10 +86,10 @@ __device__ __forceinline__ MaxSum row_max_sum(MaxSum v, float* part_top, float* 
     part_total[threadIdx.x / 32] = v.total;
   }
   __syncthreads();
-  v.top = part_top[threadIdx.x % 4];
-  v.total = part_total[threadIdx.x % 4];
+  v.top = part_top[threadIdx.x % 16];
+  v.total = part_total[threadIdx.x % 16];
   #pragma unroll
-  for (int step = 2; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     v.merge(partner(v.top, step), partner(v.total, step));
   }
   return v;
@@ -130,12 +130,26 @@ __device__ __forceinline__ Entry entry_of(float key, int col) {
   return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
 }
 
+// a candidate as it was read: more lanes at a time make entries of candidates than find one
+__device__ __forceinline__ Entry raw_entry(float key, int col) {
+  return static_cast<Entry>(__float_as_uint(key)) << 32 | static_cast<unsigned>(col);
+}
+
+__device__ __forceinline__ Entry entry_of_raw(Entry raw) {
+  return entry_of(__uint_as_float(static_cast<unsigned>(raw >> 32)), static_cast<int>(raw & 0xffffffffu));
+}
+
 __device__ __forceinline__ float key_of(Entry entry) {
   return key_at(static_cast<unsigned>(entry >> column_bits));
 }
 
 __device__ __forceinline__ int column_of(Entry entry) {
   return static_cast<int>(last_column - (entry & last_column));
+}
+
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
 }
 
 // the least and the most in the warp
@@ -157,21 +171,21 @@ __device__ __forceinline__ unsigned sum_below(unsigned v) {
   return v;
 }
 
-constexpr int warps = 4;
-constexpr int bins = 256;
+constexpr int warps = 16;
+constexpr int bins = 512;
 constexpr int room = 128;  // candidates of a warp
 
 struct Picker {
   Entry entries[2][warps * room];
   Entry picks[128];
-  int notes[warps][192];
+  int notes[warps][256];
   unsigned bins_above[bins + 1];
   unsigned totals[warps];
   unsigned reached[warps];
   unsigned least, most;  // order among the candidates
   unsigned found, above, here;
 };
-static_assert(sizeof(Picker) <= 13376, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 52384, "the launch's shared memory");
 
 // the threshold just below `order`: what is larger has at least this order, and is not masked
 __device__ __forceinline__ float below(unsigned order) {
@@ -192,7 +206,7 @@ __device__ __forceinline__ float largest(const float (&keys)[4]) {
   return v;
 }
 
-constexpr int own_bins = bins / 128;  // of a thread, the highest first
+constexpr int own_bins = bins / 512;  // of a thread, the highest first
 
 // the candidates in bins above this thread's; `own` is how many its own bins hold. Every thread of the block calls it
 __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_bins]) {
@@ -214,7 +228,7 @@ __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_b
 
 // empties the bins and finds the range of the block's candidates, of which this thread has seen `least` to `most`
 __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned most) {
-  for (int b = threadIdx.x; b < bins; b += 128) picker.bins_above[b] = 0;
+  for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
   least = warp_least(least);
   most = warp_most(most);
   if (threadIdx.x % 32 == 0) {
@@ -227,7 +241,7 @@ __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned
 // by how many bits to shift what lies up to `span` above the lowest candidate, so that it says the bin
 __device__ __forceinline__ int shift_for(Entry span) {
   const int bits = 64 - __clzll(static_cast<long long>(span));
-  return bits > 8 ? bits - 8 : 0;
+  return bits > 9 ? bits - 9 : 0;
 }
 
 // a floor that 128 of the block's candidates exceed and few more do, 0 if there are fewer: the bin that
@@ -267,15 +281,15 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
       }
       above += own[q];
     }
-    if (threadIdx.x == 127 && above < 128) picker.found = bins;
+    if (threadIdx.x == 511 && above < 128) picker.found = bins;
     __syncthreads();
     if (picker.found == bins) return 0;
     low += static_cast<Entry>(picker.found) << shift;
     before = picker.above;
     if (before + picker.here <= 160 || shift == 0) return low - 1;
     width = shift;
-    shift = shift > 8 ? shift - 8 : 0;
-    for (int b = threadIdx.x; b < bins; b += 128) picker.bins_above[b] = 0;
+    shift = shift > 9 ? shift - 9 : 0;
+    for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
     __syncthreads();
   }
 }
@@ -284,12 +298,12 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
 __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   unsigned size = 2;
   while (size < n) size *= 2;
-  for (unsigned i = n + threadIdx.x; i < size; i += 128) list[i] = 0;
+  for (unsigned i = n + threadIdx.x; i < size; i += 512) list[i] = 0;
   __syncthreads();
   for (unsigned run = 2; run <= size; run *= 2) {
     for (unsigned step = run / 2; step > 0; step /= 2) {
       #pragma unroll 1
-      for (unsigned i = threadIdx.x; i < size / 2; i += 128) {
+      for (unsigned i = threadIdx.x; i < size / 2; i += 512) {
         const unsigned low = i / step * 2 * step + i % step, high = low + step;
         const Entry a = list[low], b = list[high];
         if ((a < b) == ((low & run) == 0)) {
@@ -302,26 +316,26 @@ __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   }
 }
 
-// an order that at least 128 of the row's elements reach: of 4 groups a thread,
+// an order that at least 128 of the row's elements reach: of 1 group a thread,
 // each with a largest key in `peaks`, as many in every warp reach what the warp says as make 128 in all
-__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[4]) {
-  unsigned orders[4];
+__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[1]) {
+  unsigned orders[1];
   unsigned low = 0xffffffffu, high = 0;
   #pragma unroll
-  for (int g = 0; g < 4; ++g) {
+  for (int g = 0; g < 1; ++g) {
     orders[g] = order_of(peaks[g]);
     low = low < orders[g] ? low : orders[g];
     high = high > orders[g] ? high : orders[g];
   }
   high = warp_most(high);
-  constexpr int want = 32;  // of each warp's groups
+  constexpr int want = 8;  // of each warp's groups
   low = warp_least(low);
   #pragma unroll 1
   for (int turn = 0; turn < 16 && high - low > 1; ++turn) {  // any bound that enough reach will do
     const unsigned middle = low + (high - low) / 2;
     int reach = 0;
     #pragma unroll
-    for (int g = 0; g < 4; ++g) reach += count(vote(orders[g] >= middle));
+    for (int g = 0; g < 1; ++g) reach += count(vote(orders[g] >= middle));
     if (reach >= want) low = middle;
     if (reach == want) break;
     if (reach < want) high = middle;
@@ -332,7 +346,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
   return warp_least(own);
 }
 
-extern "C" __global__ void __launch_bounds__(128, 6)
+extern "C" __global__ void __launch_bounds__(512, 2)
 scale_mask_softmax_topk(
     const float* __restrict__ logits_ptr,
     const unsigned char* __restrict__ mask_ptr,
@@ -345,8 +359,8 @@ scale_mask_softmax_topk(
     long long values_stride,
     long long columns_stride)
 {
-  const int lane = threadIdx.x;  // of the 128 threads that share a row
-  __shared__ float part[2][4];
+  const int lane = threadIdx.x;  // of the 512 threads that share a row
+  __shared__ float part[2][16];
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
   const long long row = blockIdx.x;
@@ -363,30 +377,38 @@ scale_mask_softmax_topk(
     picker.most = 0;
   }
   Entry floor = static_cast<Entry>(masked) << column_bits | last_column;  // no candidate that is not above it counts
-  float bar = -INFINITY;  // no key that is not above it makes a candidate of the columns to come
   unsigned held = 0;  // candidates of this warp
   int side = 0;  // which half of picker.entries has them
-  int noted = 0;  // vectors that this warp has noted
   const int warp = threadIdx.x / 32, lane_of_warp = threadIdx.x % 32;
+  Entry* own_list = picker.entries[0] + warp * room;
   const Lanes lanes_below = (Lanes(1) << lane_of_warp) - 1;
+  int* const notes = picker.notes[warp];  // the largest keys of the warp's vectors, and then which vectors to look into
+  int noted = 0;
+  float best[1];  // the largest keys of parts of the thread's elements
+  #pragma unroll
+  for (int g = 0; g < 1; ++g) best[g] = -INFINITY;
   Vec<float, 4> logits_vec_next[4];
   Vec<unsigned char, 4> mask_vec_next[4];
-  #pragma unroll
-  for (int p = 0; p < 4; ++p) {
-    const int col = ((p) * 128 + lane) * 4;
-    if (col < 32000) {
-      logits_vec_next[p] = load<4>(logits_row + col);
-      mask_vec_next[p] = load<4>(mask_row + col);
+  const auto read = [&](int turn, bool inside) {
+    #pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const int col = ((turn + p) * 512 + lane) * 4;
+      if (inside) {
+        logits_vec_next[p] = load<4>(logits_row + col);
+        mask_vec_next[p] = load<4>(mask_row + col);
+      } else if (col < 32000) {
+        logits_vec_next[p] = load<4>(logits_row + col);
+        mask_vec_next[p] = load<4>(mask_row + col);
+      }
     }
-  }
-  for (int turn = 0;; turn += 4) {
-    const bool over = turn >= 64;
+  };
+  const auto see = [&](int turn, bool inside) {
     float peaks[4];
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
       peaks[p] = -INFINITY;
-      const int col = ((turn + p) * 128 + lane) * 4;
-      if (!over && col < 32000) {
+      const int col = ((turn + p) * 512 + lane) * 4;
+      if (inside || col < 32000) {
         const Vec<float, 4>& logits_vec = logits_vec_next[p];
         const Vec<unsigned char, 4>& mask_vec = mask_vec_next[p];
         float keys[4];
@@ -401,113 +423,121 @@ scale_mask_softmax_topk(
         peaks[p] = largest(keys);
         total_part.add(keys, peaks[p]);
       }
+      best[p % 1] = larger(best[p % 1], peaks[p]);
     }
-    if (turn + 4 < 64) {  // on their way while this turn's candidates are found
+    #pragma unroll
+    for (int p = 0; p < 4; p += 2) {
       #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        const int col = ((turn + p + 4) * 128 + lane) * 4;
-        if (col < 32000) {
-          logits_vec_next[p] = load<4>(logits_row + col);
-          mask_vec_next[p] = load<4>(mask_row + col);
-        }
-      }
+      for (int q = 1; q < 2; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
+      notes[(noted + p / 2) * 32 + lane_of_warp] = __float_as_int(peaks[p]);
     }
-    bool passes = false;
+    noted += 2;
+  };
+  read(0, true);
+  #pragma unroll 1
+  for (int turn = 0; turn < 16; turn += 4) {
+    if (turn < 12) see(turn, true);
+    else see(turn, false);
+    if (turn + 4 < 12) read(turn + 4, true);
+    else if (turn + 4 < 16) read(turn + 4, false);
+  }
+
+  // what 128 elements reach is a threshold; vectors with keys above it are noted
+  float limit = -INFINITY;
+  const unsigned order = tighten(picker, best);
+  const Entry reached = (static_cast<Entry>(order) << column_bits) - 1;
+  if (reached > floor) {
+    floor = reached;
+    limit = below(order);
+  }
+  const int from = 0;
+  const int slots = noted;
+  noted = 0;
+  #pragma unroll 1
+  for (int slot = 0; slot < slots; slot += 2) {
+    float peaks[2];
     #pragma unroll
-    for (int p = 0; p < 4; ++p) passes = passes || !(peaks[p] <= bar);
-    const int crowd = __syncthreads_count(passes);
-    if (__syncthreads_or(over || noted > 64)) {
-      int seen = 0;  // notes done with
-      for (;;) {
-        bool left = false;
-        while (seen < noted && !left) {
-          const bool mine = seen + lane_of_warp < noted;
-          const int col = mine ? picker.notes[warp][seen + lane_of_warp] : 0;
-          Entry found[4] = {};
-          if (mine) {
-            const Vec<float, 4> logits_vec = load<4>(logits_row + col);
-            const Vec<unsigned char, 4> mask_vec = load<4>(mask_row + col);
-            #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              const float logits = logits_vec.at[j];
-              const bool mask = mask_vec.at[j] != 0;
-              const float mul = logits * scale;
-              const float z = mask ? mul : (-INFINITY);
-              found[j] = entry_of(z, col + j);
-            }
-          }
-          int own = 0;
-          #pragma unroll
-          for (int j = 0; j < 4; ++j) own += found[j] > floor;
-          int place = held;  // of this lane's candidates, behind those of the lanes below
-          Lanes bits[3];
-          #pragma unroll
-          for (int bit = 0; bit < 3; ++bit) {
-            bits[bit] = vote(own >> bit & 1);
-            place += count(bits[bit] & lanes_below) << bit;
-          }
-          const bool fits = place + own <= room;
-          const Lanes done = vote(fits);  // the first lanes, or all of them
-          #pragma unroll
-          for (int bit = 0; bit < 3; ++bit) held += count(bits[bit] & done) << bit;
-          #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            if (fits && found[j] > floor) picker.entries[side][warp * room + place++] = found[j];
-          }
-          seen += count(done);
-          left = count(done) < 32;
-        }
-        const bool again = __syncthreads_or(left);
-        if (!again && !__syncthreads_or(held > (over ? 128 : 84))) break;
-        // keep the best 128 and a few more, spread evenly over the warps
-        const Entry* const own_list = picker.entries[side] + warp * room;
-        const Entry higher = cut(picker, own_list, held);
-        floor = floor > higher ? floor : higher;
-        unsigned kept = 0;
-        #pragma unroll 1
-        for (unsigned i = lane_of_warp; i < held; i += 32) kept += own_list[i] > floor;
-        const unsigned upto = sum_below(kept);
-        if (lane_of_warp == 31) picker.totals[warp] = upto;
-        __syncthreads();
-        unsigned place = upto - kept, all = 0;
-        #pragma unroll
-        for (int w = 0; w < warps; ++w) {
-          place += w < warp ? picker.totals[w] : 0;
-          all += picker.totals[w];
-        }
-        #pragma unroll 1
-        for (unsigned i = lane_of_warp; i < held; i += 32) {
-          if (own_list[i] > floor) {
-            picker.entries[side ^ 1][place % warps * room + place / warps] = own_list[i];
-            ++place;
-          }
-        }
-        held = all / warps + (warp < all % warps);
-        side ^= 1;
-        const float higher_bar = beyond(static_cast<unsigned>(floor >> column_bits));
-        bar = bar > higher_bar ? bar : higher_bar;
-        __syncthreads();
-        if (!again) break;
-      }
-      noted = 0;
+    for (int i = 0; i < 2; ++i) {
+      peaks[i] = __int_as_float(notes[(slot + i) * 32 + lane_of_warp]);
     }
-    if (over) break;
-    float limit = bar;
-    if (crowd >= 112) {  // better a higher threshold than a flood of candidates
-      const unsigned order = tighten(picker, peaks);
-      const Entry reached = (static_cast<Entry>(order) << column_bits) - 1;
-      if (reached > floor) {
-        floor = reached;
-        limit = below(order);
-        bar = beyond(order);
-      }
-    }
+    meet();  // the list of notes grows over what has been read
     #pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      const Lanes who = vote(!(peaks[p] <= limit));
-      if (who >> lane_of_warp & 1) picker.notes[warp][noted + count(who & lanes_below)] = ((turn + p) * 128 + lane) * 4;
+    for (int i = 0; i < 2; ++i) {
+      const bool passes = !(peaks[i] <= limit);
+      const Lanes who = vote(passes);
+      if (passes) notes[noted + count(who & lanes_below)] = ((from + (slot + i) * 2) * 512 + lane) * 4;
       noted += count(who);
     }
+  }
+  meet();
+
+  // their elements above the floor are candidates: a lane looks at one at a time
+  const int all_noted = noted * 8;
+  int seen = 0;  // elements of noted vectors
+  bool exact = false;  // has a cut raised the floor beyond the limit?
+  for (;;) {
+    const unsigned before = held;
+    bool left = false;
+    while (seen < all_noted && !left) {
+      float keys[4];
+      int cols[4];
+      #pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const int place = seen + u * 32 + lane_of_warp;
+        const int at = place < all_noted ? place : all_noted - 1, element = at % 8;
+        cols[u] = notes[at / 8] + element / 4 * 2048 + element % 4;
+        const int col = cols[u] < 32000 ? cols[u] : 31999;
+        const float logits = logits_row[col];
+        const bool mask = mask_row[col] != 0;
+        const float mul = logits * scale;
+        const float z = mask ? mul : (-INFINITY);
+        keys[u] = place < all_noted && cols[u] < 32000 ? z : -INFINITY;
+      }
+      #pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        bool passes = !(keys[u] <= limit);
+        if (exact) passes = passes && entry_of(keys[u], cols[u]) > floor;
+        const Lanes who = vote(passes);
+        left = left || held + count(who) > room;
+        if (!left) {
+          if (passes) own_list[held + count(who & lanes_below)] = raw_entry(keys[u], cols[u]);
+          held += count(who);
+          seen += 32;
+        }
+      }
+    }
+    meet();
+    #pragma unroll 1
+    for (unsigned i = before + lane_of_warp; i < held; i += 32) own_list[i] = entry_of_raw(own_list[i]);
+    if (!__syncthreads_or(left)) break;
+    meet();
+    // keep the best 128 and a few more, spread evenly over the warps
+    const Entry higher = cut(picker, own_list, held);
+    floor = floor > higher ? floor : higher;
+    unsigned kept = 0;
+    #pragma unroll 1
+    for (unsigned i = lane_of_warp; i < held; i += 32) kept += own_list[i] > floor;
+    const unsigned upto = sum_below(kept);
+    if (lane_of_warp == 31) picker.totals[warp] = upto;
+    __syncthreads();
+    unsigned place = upto - kept, all = 0;
+    #pragma unroll
+    for (int w = 0; w < warps; ++w) {
+      place += w < warp ? picker.totals[w] : 0;
+      all += picker.totals[w];
+    }
+    #pragma unroll 1
+    for (unsigned i = lane_of_warp; i < held; i += 32) {
+      if (own_list[i] > floor) {
+        picker.entries[side ^ 1][place % warps * room + place / warps] = own_list[i];
+        ++place;
+      }
+    }
+    held = all / warps + (warp < all % warps);
+    side ^= 1;
+    own_list = picker.entries[side] + warp * room;
+    exact = true;
+    __syncthreads();
   }
   const MaxSum total_all = row_max_sum(total_part, part[0], part[1]);
   const float top = total_all.top;
@@ -557,10 +587,10 @@ scale_mask_softmax_topk(
   const unsigned all = picker.bins_above[0];
   if (sorts) {
     sort(binned, all);
-    for (unsigned i = threadIdx.x; i < 128 && i < all; i += 128) picker.picks[i] = binned[i];
+    for (unsigned i = threadIdx.x; i < 128 && i < all; i += 512) picker.picks[i] = binned[i];
   }
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < all && !sorts; i += 128) {
+  for (unsigned i = threadIdx.x; i < all && !sorts; i += 512) {
     const Entry entry = binned[i];
     const int bin = static_cast<int>((entry - lowest) >> by);
     unsigned rank = picker.bins_above[bin + 1];
@@ -570,12 +600,12 @@ scale_mask_softmax_topk(
       if (rank < 128) picker.picks[rank] = entry;
     }
   }
-  for (unsigned i = all + threadIdx.x; i < 128; i += 128) picker.picks[i] = 0;
+  for (unsigned i = all + threadIdx.x; i < 128; i += 512) picker.picks[i] = 0;
   __syncthreads();
 
   // the 128 chosen, walk 1 over them: write values, columns
   #pragma unroll
-  for (int rank = threadIdx.x; rank < 128; rank += 128) {
+  for (int rank = threadIdx.x; rank < 128; rank += 512) {
     const Entry entry = picker.picks[rank];
     const int columns = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;

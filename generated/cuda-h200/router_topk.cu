@@ -112,6 +112,11 @@ __device__ __forceinline__ int column_of(Entry entry) {
   return static_cast<int>(last_column - (entry & last_column));
 }
 
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
+}
+
 // the largest in a row's team of lanes
 __device__ __forceinline__ unsigned team_most(unsigned v) {
   #pragma unroll
@@ -120,11 +125,6 @@ __device__ __forceinline__ unsigned team_most(unsigned v) {
     v = v > other ? v : other;
   }
   return v;
-}
-
-// what the warp's threads wrote to shared memory can be read by all of them
-__device__ __forceinline__ void meet() {
-  __syncwarp();
 }
 
 // of 8 rows

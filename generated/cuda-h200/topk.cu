@@ -4,8 +4,8 @@
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 // selects  50 of 128256 columns a row by logits, largest first; NaN before all, ties by column, -inf
 //          never
-// tile     a block of 256 threads a row; the row streams by, 4 x 8 elements a thread at a time; some
-//          644 of 128256 pass a growing threshold, cut once to the best 50
+// tile     a block of 512 threads a row; the row streams by, 4 x 8 elements a thread at a time; some 61
+//          of 128256 pass the threshold
 // traffic  65.7 MB moved, 65.7 MB ideal, 65.7 MB unfused in 1 launch
 // floor    13.7 us at 4.8 TB/s; memory-bound at 0.50 flop/B
 // rounding values to bf16 when stored; f32 between
@@ -72,12 +72,26 @@ __device__ __forceinline__ Entry entry_of(float key, int col) {
   return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
 }
 
+// a candidate as it was read: more lanes at a time make entries of candidates than find one
+__device__ __forceinline__ Entry raw_entry(float key, int col) {
+  return static_cast<Entry>(__float_as_uint(key)) << 32 | static_cast<unsigned>(col);
+}
+
+__device__ __forceinline__ Entry entry_of_raw(Entry raw) {
+  return entry_of(__uint_as_float(static_cast<unsigned>(raw >> 32)), static_cast<int>(raw & 0xffffffffu));
+}
+
 __device__ __forceinline__ float key_of(Entry entry) {
   return key_at(static_cast<unsigned>(entry >> column_bits));
 }
 
 __device__ __forceinline__ int column_of(Entry entry) {
   return static_cast<int>(last_column - (entry & last_column));
+}
+
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
 }
 
 // the least and the most in the warp
@@ -99,21 +113,21 @@ __device__ __forceinline__ unsigned sum_below(unsigned v) {
   return v;
 }
 
-constexpr int warps = 8;
-constexpr int bins = 256;
+constexpr int warps = 16;
+constexpr int bins = 512;
 constexpr int room = 128;  // candidates of a warp
 
 struct Picker {
   Entry entries[2][warps * room];
   Entry picks[50];
-  int notes[warps][192];
+  int notes[warps][1024];
   unsigned bins_above[bins + 1];
   unsigned totals[warps];
   unsigned reached[warps];
   unsigned least, most;  // order among the candidates
   unsigned found, above, here;
 };
-static_assert(sizeof(Picker) <= 24048, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 100912, "the launch's shared memory");
 
 // the threshold just below `order`: what is larger has at least this order, and is not masked
 __device__ __forceinline__ float below(unsigned order) {
@@ -134,7 +148,7 @@ __device__ __forceinline__ float largest(const float (&keys)[8]) {
   return v;
 }
 
-constexpr int own_bins = bins / 256;  // of a thread, the highest first
+constexpr int own_bins = bins / 512;  // of a thread, the highest first
 
 // the candidates in bins above this thread's; `own` is how many its own bins hold. Every thread of the block calls it
 __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_bins]) {
@@ -156,7 +170,7 @@ __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_b
 
 // empties the bins and finds the range of the block's candidates, of which this thread has seen `least` to `most`
 __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned most) {
-  for (int b = threadIdx.x; b < bins; b += 256) picker.bins_above[b] = 0;
+  for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
   least = warp_least(least);
   most = warp_most(most);
   if (threadIdx.x % 32 == 0) {
@@ -169,7 +183,7 @@ __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned
 // by how many bits to shift what lies up to `span` above the lowest candidate, so that it says the bin
 __device__ __forceinline__ int shift_for(Entry span) {
   const int bits = 64 - __clzll(static_cast<long long>(span));
-  return bits > 8 ? bits - 8 : 0;
+  return bits > 9 ? bits - 9 : 0;
 }
 
 // a floor that 50 of the block's candidates exceed and few more do, 0 if there are fewer: the bin that
@@ -209,15 +223,15 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
       }
       above += own[q];
     }
-    if (threadIdx.x == 255 && above < 50) picker.found = bins;
+    if (threadIdx.x == 511 && above < 50) picker.found = bins;
     __syncthreads();
     if (picker.found == bins) return 0;
     low += static_cast<Entry>(picker.found) << shift;
     before = picker.above;
     if (before + picker.here <= 82 || shift == 0) return low - 1;
     width = shift;
-    shift = shift > 8 ? shift - 8 : 0;
-    for (int b = threadIdx.x; b < bins; b += 256) picker.bins_above[b] = 0;
+    shift = shift > 9 ? shift - 9 : 0;
+    for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
     __syncthreads();
   }
 }
@@ -226,12 +240,12 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
 __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   unsigned size = 2;
   while (size < n) size *= 2;
-  for (unsigned i = n + threadIdx.x; i < size; i += 256) list[i] = 0;
+  for (unsigned i = n + threadIdx.x; i < size; i += 512) list[i] = 0;
   __syncthreads();
   for (unsigned run = 2; run <= size; run *= 2) {
     for (unsigned step = run / 2; step > 0; step /= 2) {
       #pragma unroll 1
-      for (unsigned i = threadIdx.x; i < size / 2; i += 256) {
+      for (unsigned i = threadIdx.x; i < size / 2; i += 512) {
         const unsigned low = i / step * 2 * step + i % step, high = low + step;
         const Entry a = list[low], b = list[high];
         if ((a < b) == ((low & run) == 0)) {
@@ -256,7 +270,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
     high = high > orders[g] ? high : orders[g];
   }
   high = warp_most(high);
-  constexpr int want = 7;  // of each warp's groups
+  constexpr int want = 4;  // of each warp's groups
   low = warp_least(low);
   #pragma unroll 1
   for (int turn = 0; turn < 16 && high - low > 1; ++turn) {  // any bound that enough reach will do
@@ -274,7 +288,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
   return warp_least(own);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(512, 2)
 topk(
     const __nv_bfloat16* __restrict__ logits_ptr,
     __nv_bfloat16* __restrict__ values_ptr,
@@ -284,7 +298,7 @@ topk(
     long long values_stride,
     long long columns_stride)
 {
-  const int lane = threadIdx.x;  // of the 256 threads that share a row
+  const int lane = threadIdx.x;  // of the 512 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
   const long long row = blockIdx.x;
@@ -298,28 +312,35 @@ topk(
     picker.most = 0;
   }
   Entry floor = static_cast<Entry>(masked) << column_bits | last_column;  // no candidate that is not above it counts
-  float bar = -INFINITY;  // no key that is not above it makes a candidate of the columns to come
   unsigned held = 0;  // candidates of this warp
   int side = 0;  // which half of picker.entries has them
-  int noted = 0;  // vectors that this warp has noted
   const int warp = threadIdx.x / 32, lane_of_warp = threadIdx.x % 32;
+  Entry* own_list = picker.entries[0] + warp * room;
   const Lanes lanes_below = (Lanes(1) << lane_of_warp) - 1;
-  Vec<__nv_bfloat16, 8> logits_vec_next[4];
+  int* const notes = picker.notes[warp];  // the largest keys of the warp's vectors, and then which vectors to look into
+  int noted = 0;
+  float best[1];  // the largest keys of parts of the thread's elements
   #pragma unroll
-  for (int p = 0; p < 4; ++p) {
-    const int col = ((p) * 256 + lane) * 8;
-    if (col < 128256) {
-      logits_vec_next[p] = load<8>(logits_row + col);
+  for (int g = 0; g < 1; ++g) best[g] = -INFINITY;
+  Vec<__nv_bfloat16, 8> logits_vec_next[4];
+  const auto read = [&](int turn, bool inside) {
+    #pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const int col = ((turn + p) * 512 + lane) * 8;
+      if (inside) {
+        logits_vec_next[p] = load<8>(logits_row + col);
+      } else if (col < 128256) {
+        logits_vec_next[p] = load<8>(logits_row + col);
+      }
     }
-  }
-  for (int turn = 0;; turn += 4) {
-    const bool over = turn >= 64;
+  };
+  const auto see = [&](int turn, bool inside) {
     float peaks[4];
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
       peaks[p] = -INFINITY;
-      const int col = ((turn + p) * 256 + lane) * 8;
-      if (!over && col < 128256) {
+      const int col = ((turn + p) * 512 + lane) * 8;
+      if (inside || col < 128256) {
         const Vec<__nv_bfloat16, 8>& logits_vec = logits_vec_next[p];
         float keys[8];
         #pragma unroll
@@ -329,111 +350,118 @@ topk(
         }
         peaks[p] = largest(keys);
       }
-    }
-    if (turn + 4 < 64) {  // on their way while this turn's candidates are found
-      #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        const int col = ((turn + p + 4) * 256 + lane) * 8;
-        if (col < 128256) {
-          logits_vec_next[p] = load<8>(logits_row + col);
-        }
-      }
-    }
-    bool passes = false;
-    #pragma unroll
-    for (int p = 0; p < 4; ++p) passes = passes || !(peaks[p] <= bar);
-    const int crowd = __syncthreads_count(passes);
-    if (__syncthreads_or(over || noted > 64)) {
-      int seen = 0;  // notes done with
-      for (;;) {
-        bool left = false;
-        while (seen < noted && !left) {
-          const bool mine = seen + lane_of_warp < noted;
-          const int col = mine ? picker.notes[warp][seen + lane_of_warp] : 0;
-          Entry found[8] = {};
-          if (mine) {
-            const Vec<__nv_bfloat16, 8> logits_vec = load<8>(logits_row + col);
-            #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-              const float logits = __bfloat162float(logits_vec.at[j]);
-              found[j] = entry_of(logits, col + j);
-            }
-          }
-          int own = 0;
-          #pragma unroll
-          for (int j = 0; j < 8; ++j) own += found[j] > floor;
-          int place = held;  // of this lane's candidates, behind those of the lanes below
-          Lanes bits[4];
-          #pragma unroll
-          for (int bit = 0; bit < 4; ++bit) {
-            bits[bit] = vote(own >> bit & 1);
-            place += count(bits[bit] & lanes_below) << bit;
-          }
-          const bool fits = place + own <= room;
-          const Lanes done = vote(fits);  // the first lanes, or all of them
-          #pragma unroll
-          for (int bit = 0; bit < 4; ++bit) held += count(bits[bit] & done) << bit;
-          #pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            if (fits && found[j] > floor) picker.entries[side][warp * room + place++] = found[j];
-          }
-          seen += count(done);
-          left = count(done) < 32;
-        }
-        const bool again = __syncthreads_or(left);
-        if (!again && !__syncthreads_or(held > (over ? 128 : 69))) break;
-        // keep the best 50 and a few more, spread evenly over the warps
-        const Entry* const own_list = picker.entries[side] + warp * room;
-        const Entry higher = cut(picker, own_list, held);
-        floor = floor > higher ? floor : higher;
-        unsigned kept = 0;
-        #pragma unroll 1
-        for (unsigned i = lane_of_warp; i < held; i += 32) kept += own_list[i] > floor;
-        const unsigned upto = sum_below(kept);
-        if (lane_of_warp == 31) picker.totals[warp] = upto;
-        __syncthreads();
-        unsigned place = upto - kept, all = 0;
-        #pragma unroll
-        for (int w = 0; w < warps; ++w) {
-          place += w < warp ? picker.totals[w] : 0;
-          all += picker.totals[w];
-        }
-        #pragma unroll 1
-        for (unsigned i = lane_of_warp; i < held; i += 32) {
-          if (own_list[i] > floor) {
-            picker.entries[side ^ 1][place % warps * room + place / warps] = own_list[i];
-            ++place;
-          }
-        }
-        held = all / warps + (warp < all % warps);
-        side ^= 1;
-        const float higher_bar = beyond(static_cast<unsigned>(floor >> column_bits));
-        bar = bar > higher_bar ? bar : higher_bar;
-        __syncthreads();
-        if (!again) break;
-      }
-      noted = 0;
-    }
-    if (over) break;
-    float limit = bar;
-    if (crowd >= 224) {  // better a higher threshold than a flood of candidates
-      float peak[1] = {peaks[0]};
-      #pragma unroll
-      for (int p = 1; p < 4; ++p) peak[0] = larger(peak[0], peaks[p]);
-      const unsigned order = tighten(picker, peak);
-      const Entry reached = (static_cast<Entry>(order) << column_bits) - 1;
-      if (reached > floor) {
-        floor = reached;
-        limit = below(order);
-        bar = beyond(order);
-      }
+      best[p % 1] = larger(best[p % 1], peaks[p]);
     }
     #pragma unroll
-    for (int p = 0; p < 4; ++p) {
-      const Lanes who = vote(!(peaks[p] <= limit));
-      if (who >> lane_of_warp & 1) picker.notes[warp][noted + count(who & lanes_below)] = ((turn + p) * 256 + lane) * 8;
+    for (int p = 0; p < 4; p += 1) {
+      #pragma unroll
+      for (int q = 1; q < 1; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
+      notes[(noted + p / 1) * 32 + lane_of_warp] = __float_as_int(peaks[p]);
+    }
+    noted += 4;
+  };
+  read(0, true);
+  #pragma unroll 1
+  for (int turn = 0; turn < 32; turn += 4) {
+    if (turn < 28) see(turn, true);
+    else see(turn, false);
+    if (turn + 4 < 28) read(turn + 4, true);
+    else if (turn + 4 < 32) read(turn + 4, false);
+  }
+
+  // what 50 elements reach is a threshold; vectors with keys above it are noted
+  float limit = -INFINITY;
+  const unsigned order = tighten(picker, best);
+  const Entry reached = (static_cast<Entry>(order) << column_bits) - 1;
+  if (reached > floor) {
+    floor = reached;
+    limit = below(order);
+  }
+  const int from = 0;
+  const int slots = noted;
+  noted = 0;
+  #pragma unroll 1
+  for (int slot = 0; slot < slots; slot += 4) {
+    float peaks[4];
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      peaks[i] = __int_as_float(notes[(slot + i) * 32 + lane_of_warp]);
+    }
+    meet();  // the list of notes grows over what has been read
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool passes = !(peaks[i] <= limit);
+      const Lanes who = vote(passes);
+      if (passes) notes[noted + count(who & lanes_below)] = ((from + slot + i) * 512 + lane) * 8;
       noted += count(who);
     }
+  }
+  meet();
+
+  // their elements above the floor are candidates: a lane looks at one at a time
+  const int all_noted = noted * 8;
+  int seen = 0;  // elements of noted vectors
+  bool exact = false;  // has a cut raised the floor beyond the limit?
+  for (;;) {
+    const unsigned before = held;
+    bool left = false;
+    while (seen < all_noted && !left) {
+      float keys[4];
+      int cols[4];
+      #pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        const int place = seen + u * 32 + lane_of_warp;
+        const int at = place < all_noted ? place : all_noted - 1, element = at % 8;
+        cols[u] = notes[at / 8] + element;
+        const int col = cols[u] < 128256 ? cols[u] : 128255;
+        const float logits = __bfloat162float(logits_row[col]);
+        keys[u] = place < all_noted && cols[u] < 128256 ? logits : -INFINITY;
+      }
+      #pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        bool passes = !(keys[u] <= limit);
+        if (exact) passes = passes && entry_of(keys[u], cols[u]) > floor;
+        const Lanes who = vote(passes);
+        left = left || held + count(who) > room;
+        if (!left) {
+          if (passes) own_list[held + count(who & lanes_below)] = raw_entry(keys[u], cols[u]);
+          held += count(who);
+          seen += 32;
+        }
+      }
+    }
+    meet();
+    #pragma unroll 1
+    for (unsigned i = before + lane_of_warp; i < held; i += 32) own_list[i] = entry_of_raw(own_list[i]);
+    if (!__syncthreads_or(left)) break;
+    meet();
+    // keep the best 50 and a few more, spread evenly over the warps
+    const Entry higher = cut(picker, own_list, held);
+    floor = floor > higher ? floor : higher;
+    unsigned kept = 0;
+    #pragma unroll 1
+    for (unsigned i = lane_of_warp; i < held; i += 32) kept += own_list[i] > floor;
+    const unsigned upto = sum_below(kept);
+    if (lane_of_warp == 31) picker.totals[warp] = upto;
+    __syncthreads();
+    unsigned place = upto - kept, all = 0;
+    #pragma unroll
+    for (int w = 0; w < warps; ++w) {
+      place += w < warp ? picker.totals[w] : 0;
+      all += picker.totals[w];
+    }
+    #pragma unroll 1
+    for (unsigned i = lane_of_warp; i < held; i += 32) {
+      if (own_list[i] > floor) {
+        picker.entries[side ^ 1][place % warps * room + place / warps] = own_list[i];
+        ++place;
+      }
+    }
+    held = all / warps + (warp < all % warps);
+    side ^= 1;
+    own_list = picker.entries[side] + warp * room;
+    exact = true;
+    __syncthreads();
   }
 
   // rank the candidates: into bins by their keys, and within a bin by comparing them
@@ -475,10 +503,10 @@ topk(
   const unsigned all = picker.bins_above[0];
   if (sorts) {
     sort(binned, all);
-    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 256) picker.picks[i] = binned[i];
+    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 512) picker.picks[i] = binned[i];
   }
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < all && !sorts; i += 256) {
+  for (unsigned i = threadIdx.x; i < all && !sorts; i += 512) {
     const Entry entry = binned[i];
     const int bin = static_cast<int>((entry - lowest) >> by);
     unsigned rank = picker.bins_above[bin + 1];
@@ -488,12 +516,12 @@ topk(
       if (rank < 50) picker.picks[rank] = entry;
     }
   }
-  for (unsigned i = all + threadIdx.x; i < 50; i += 256) picker.picks[i] = 0;
+  for (unsigned i = all + threadIdx.x; i < 50; i += 512) picker.picks[i] = 0;
   __syncthreads();
 
   // the 50 chosen, walk 1 over them: write values, columns
   #pragma unroll
-  for (int rank = threadIdx.x; rank < 50; rank += 256) {
+  for (int rank = threadIdx.x; rank < 50; rank += 512) {
     const Entry entry = picker.picks[rank];
     const int columns = entry ? column_of(entry) : -1;
     const float values_ = entry ? key_of(entry) : -INFINITY;

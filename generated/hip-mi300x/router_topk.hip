@@ -106,6 +106,12 @@ __device__ __forceinline__ int column_of(Entry entry) {
   return static_cast<int>(last_column - (entry & last_column));
 }
 
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+}
+
 // the largest in a row's team of lanes
 __device__ __forceinline__ unsigned team_most(unsigned v) {
   #pragma unroll
@@ -114,12 +120,6 @@ __device__ __forceinline__ unsigned team_most(unsigned v) {
     v = v > other ? v : other;
   }
   return v;
-}
-
-// what the warp's threads wrote to shared memory can be read by all of them
-__device__ __forceinline__ void meet() {
-  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
-  __builtin_amdgcn_wave_barrier();
 }
 
 // of 4 rows

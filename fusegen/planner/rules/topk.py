@@ -4,12 +4,13 @@ Regimes, from short rows to long ones:
 
 - a *team*: a warp, or a part of it, holds a row's keys in registers. The k-th largest of the lanes' largest keys is a
   bound that k elements reach and few more do; these are ranked by comparing them;
-- a *threshold*: a block streams the row by and keeps nothing of it. What k elements seen so far reach is a threshold
-  for those to come; vectors with a key above it are noted, 4 bytes each, and read again from the caches when a warp has
-  noted enough for its lanes. Their elements are candidates; too many of them are cut to the best k, which raises the
-  threshold. The first one comes from the largest key of each thread, or of each vector, by bisection within a warp;
-- the same by a *cluster* of blocks, for few rows: the first threshold is one of the whole cluster, and its first block
-  ranks what all of them are left with.
+- a *threshold*: a block streams the row by and keeps of every few vectors the largest key alone, 4 bytes. What k of
+  those reach, by bisection within a warp over the largest keys of a thread's elements in a few groups, k elements reach
+  and few more do, whatever the row's order. The vectors that exceed it, some k of them, are read again from the caches:
+  their elements above it are candidates. Ties may make too many for their room; then they are cut to the best k. Where
+  the largest keys of a long row have no room, it goes by in segments, and each one raises the threshold;
+- the same by a *cluster* of blocks, for few rows: the threshold is one of the whole cluster, and its first block ranks
+  what all of them are left with.
 
 Candidates are compared as 64-bit numbers, the key's bits in an integer of the same order above the column's, so that
 ties have one answer whatever the order in which candidates were found; the sums of a row are those of the other rules.
@@ -25,6 +26,7 @@ from dataclasses import replace
 from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.choosing import (
+    LOOKS,
     bins_of,
     duration_of,
     entries_of,
@@ -32,8 +34,9 @@ from fusegen.planner.choosing import (
     fits,
     groups_of,
     limit_of,
-    notes_of,
+    note_of,
     picker_bytes,
+    segment_of,
 )
 from fusegen.planner.duration import Work
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
@@ -50,6 +53,9 @@ TEAM_BLOCK = 128
 BLOCKS = (128, 256, 512, 1024)
 TURNS = (2, 4, 8)
 TURN_ELEMENTS = 32  # of a thread: they wait in registers
+# Of a thread: left alone ptxas takes 75 to 90, most of them for what is rare, and few blocks are resident. With so many
+# it spills nothing of a masked softmax of f32, nor of a ragged one of bf16.
+REGISTERS = 64
 
 
 def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
@@ -119,11 +125,14 @@ def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
 
 
 def threshold_of(walks: Picking, k: int, tile: Tile, turn: int, target: Target) -> Selection | None:
-    """None where there are no registers for a block, or where a larger one could have a first threshold: that of the
-    first turn's groups, if a warp's are enough."""
-    warps = tile.threads // target.warp
-    groups = groups_of(k, warps, tile.cluster, target.warp, turn)
-    if -(-k // warps) > target.warp * groups:
+    """None where there are no registers for a block, where a larger one could have a threshold before the first cut, or
+    where a cluster's largest keys have no room: its blocks meet for one threshold alone."""
+    groups = groups_of(k, tile.threads_per_row, turn)
+    note = note_of(tile.vector, turn, tile.per_thread)
+    segment = segment_of(note, turn, tile.per_thread)
+    if tile.cluster > 1 and segment < tile.per_thread:
+        return None
+    if k > tile.threads_per_row * groups:
         if (tile.threads, turn, tile.cluster) != (BLOCKS[0], TURNS[0], 1):
             return None
         groups = 0
@@ -131,24 +140,19 @@ def threshold_of(walks: Picking, k: int, tile: Tile, turn: int, target: Target) 
         selection_of(walks, k, "threshold"),
         turn=turn,
         groups=groups,
-        notes=notes_of(target.warp, turn),
-        entries=entries_of(k, warps),
+        note=note,
+        notes=segment // note * target.warp,
+        segment=segment,
+        looks=LOOKS,
+        entries=entries_of(k, tile.threads),
         limit=limit_of(k),
         bins=bins_of(k, tile.threads),
         vote_bytes=target.vote_bytes,
     )
     if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
         return chosen
-    blocks = target.registers_per_sm // (tile.threads * wanted_registers(chosen, tile))
+    blocks = target.registers_per_sm // (tile.threads * REGISTERS)
     return replace(chosen, resident=blocks) if blocks else None
-
-
-def wanted_registers(chosen: Selection, tile: Tile) -> int:
-    """Of a thread: left alone ptxas takes 90 and more, most of them for what is rare, and few blocks are resident. With
-    so many it spills nothing of a masked softmax of f32, nor of a ragged one of bf16."""
-    elements = chosen.turn * tile.vector
-    words = chosen.turn * sum(words_of(load.access) for load in chosen.loads)
-    return 64 if words <= 16 and elements < TURN_ELEMENTS else 80
 
 
 def selection_of(walks: Picking, k: int, by: str) -> Selection:
@@ -197,7 +201,7 @@ def registers_of(chosen: Selection, tile: Tile) -> int:
     """NVRTC took 48, 80 and 148 for teams with 8, 16 and 32 elements a lane; hiprtc 80 to 130 for thresholds."""
     if chosen.by == "team":
         return max(40, 16 + 4 * tile.per_thread * tile.vector)
-    return wanted_registers(chosen, tile) if chosen.resident else 96
+    return REGISTERS if chosen.resident else 96
 
 
 def team_text(tile: Tile, target: Target) -> str:
@@ -218,5 +222,5 @@ def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
     cuts = f", cut {'once' if found.cuts == 1 else f'{found.cuts} times'} to the best {chosen.k}" if found.cuts else ""
     return (
         f"the row streams by, {chosen.turn} x {tile.vector} elements a thread at a time; some "
-        f"{round(found.candidates)} of {cols} pass a growing threshold{cuts}"
+        f"{round(found.candidates)} of {cols} pass the threshold{cuts}"
     )
