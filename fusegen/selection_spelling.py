@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fusegen.planner.choosing import merged_room
+from fusegen.planner.choosing import COMPARED, merged_room, most_ranked
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, RowPlan, Stage, Statement
 from fusegen.prelude import REDUCERS
@@ -211,6 +211,7 @@ class SelectionSpeller(Speller):
     def team_words(self) -> Mapping[str, Any]:
         plan = self.plan
         team, warp = plan.tile.threads_per_row, plan.target.warp
+        steps = team.bit_length() - 1
         functions = plan.target.spelling.functions
         by_shuffles = (
             "#pragma unroll",
@@ -220,18 +221,26 @@ class SelectionSpeller(Speller):
             "}",
             "return v;",
         )
-        vote = "vote(mine >> bit & 1)"
-        if team < warp:
-            vote = f"{vote} >> (threadIdx.x % {warp} / {team} * {team}) & ((Lanes(1) << {team}) - 1)"
+        tile, own = plan.tile, "i"
+        if tile.per_thread == 1:
+            own = f"lane * {tile.vector} + i"
+        elif tile.vector == 1:
+            own = f"i * {team} + lane"
+        else:
+            own = f"(i / {tile.vector} * {team} + lane) * {tile.vector} + i % {tile.vector}"
         return {
+            "own_col": own,
+            "by_rounds": team == warp or self.selection.k * (2 * steps + 2) < 3 * team + 2 * steps,
+            "best_partner": plan.target.spelling.shuffle_xor.format("best", "other"),
+            "from_last_lane": plan.target.spelling.shuffle.format("upto", team - 1, team),
+            "shuffle_up": functions["shuffle_up"][0],
+            "compared": COMPARED,
             "team_most": functions["warp_most"] if team == warp else by_shuffles,
             "meet": functions["meet"],
-            "most_ranked": max(32, 2 * self.selection.k),
+            "most_ranked": most_ranked(self.selection.k),
             "entry_partner": plan.target.spelling.shuffle_xor.format("best_entry", "step"),
             "team_guard": self.team_guard(),
             "team_body": self.team_body(),
-            "team_vote": vote,
-            "count_bits": (plan.tile.per_thread * plan.tile.vector).bit_length(),
         }
 
     def threshold_words(self) -> Mapping[str, Any]:

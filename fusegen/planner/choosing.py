@@ -56,6 +56,7 @@ WORD = 4
 UNEVEN = 1.15  # elements that pass a threshold, by those that would if a row's warps had groups alike
 NOTED = 8  # elements that one noted key should stand for: fewer take more room, and of more all must be looked at
 NOTE_WORDS = 32  # of a thread, in shared memory
+COMPARED = 4  # candidates of a team that each one is compared with at a time
 LOOKS = 4  # elements that a lane has on their way
 
 
@@ -75,6 +76,11 @@ def note_of(vector: int, turn: int, per_thread: int) -> int:
 def segment_of(note: int, turn: int, per_thread: int) -> int:
     """Vectors of a thread whose noted keys have room."""
     return min(per_thread, max(turn, NOTE_WORDS * note // turn * turn))
+
+
+def most_ranked(k: int) -> int:
+    """Candidates that a team ranks by comparing them: more than that are ties."""
+    return max(64, 2 * k)
 
 
 def limit_of(k: int) -> int:
@@ -104,7 +110,9 @@ def power_from(n: int) -> int:
 def picker_bytes(selection: Selection, tile: Tile, warp: int, cols: int) -> int:
     """Of the struct Picker in templates/parts/picking.j2."""
     if selection.by == "team":
-        return ENTRY * tile.rows_per_block * (cols + selection.k)
+        keys = tile.per_thread * tile.threads_per_row * tile.vector
+        entries = most_ranked(selection.k) + COMPARED + selection.k
+        return -(-tile.rows_per_block * (WORD * keys + ENTRY * entries) // 16) * 16
     warps = tile.threads // warp
     words = warps * (selection.notes + 2) + selection.bins + 1 + 5
     entries = 2 * selection.entries + selection.k

@@ -127,12 +127,23 @@ __device__ __forceinline__ unsigned team_most(unsigned v) {
   return v;
 }
 
+// the sum of v over this lane of the team and those below it
+__device__ __forceinline__ unsigned team_sum_below(unsigned v) {
+  #pragma unroll
+  for (int step = 1; step < 16; step *= 2) {
+    const unsigned other = __shfl_up_sync(0xffffffffu, v, step);
+    if (threadIdx.x % 16 >= step) v += other;
+  }
+  return v;
+}
+
 // of 8 rows
-struct Picker {
-  Entry candidates[8][256];
+struct alignas(16) Picker {
+  float keys[8][256];
+  Entry candidates[8][68];
   Entry picks[8][8];
 };
-static_assert(sizeof(Picker) == 16896, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 13056, "the launch's shared memory");
 
 extern "C" __global__ void __launch_bounds__(128)
 router_topk(
@@ -199,6 +210,7 @@ router_topk(
   const float scale = eq_2 ? 0.0f : div;
 
   // choose: what reaches the lanes' largest keys, the 8 best of them, is ranked by comparison
+  const int at = threadIdx.x / 16;
   float keys[2][8];
   float peak = -INFINITY;
   #pragma unroll
@@ -212,42 +224,36 @@ router_topk(
         keys[v][j] = scores;
       }
       peak = larger(peak, keys[v][j]);
+      picker.keys[at][col + j] = keys[v][j];  // where a lane finds a key by its number
     }
   }
   unsigned best = order_of(peak), order = best;
+  unsigned ahead = 0;
   #pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    order = team_most(best);
-    if (best == order) best = masked;
-  }
+  for (int other = 1; other < 16; ++other) ahead += __shfl_xor_sync(0xffffffffu, best, other) > best;
+  order = ~team_most(ahead < 8 ? ~best : 0);
   const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
-  unsigned mine = 0;
+  unsigned passing = 0;  // a bit for each of the lane's keys
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
-    for (int j = 0; j < 8; ++j) mine += !(keys[v][j] < bar);
+    for (int j = 0; j < 8; ++j) {
+      passing |= static_cast<unsigned>(!(keys[v][j] < bar)) << (v * 8 + j);
+    }
   }
-  unsigned place = 0, all = 0;
-  #pragma unroll
-  for (int bit = 0; bit < 5; ++bit) {  // the candidates of the lanes below, and of all
-    const Lanes who = vote(mine >> bit & 1) >> (threadIdx.x % 32 / 16 * 16) & ((Lanes(1) << 16) - 1);
-    place += count(who & ((Lanes(1) << lane) - 1)) << bit;
-    all += count(who) << bit;
-  }
-  const int at = threadIdx.x / 16;
-  if (vote(all > 32)) {  // ties: find the best one after another
+  const unsigned upto = team_sum_below(static_cast<unsigned>(count(passing)));
+  const unsigned all = __shfl_sync(0xffffffffu, upto, 15, 16);
+  if (vote(all > 64)) {  // ties: find the best one after another
     Entry last = ~Entry(0);
     #pragma unroll 1
     for (int r = 0; r < 8; ++r) {
       Entry best_entry = 0;
-      #pragma unroll
-      for (int v = 0; v < 2; ++v) {
-        const int col = (v * 16 + lane) * 8;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const Entry entry = entry_of(keys[v][j], col + j);
-          if (!(keys[v][j] <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
-        }
+      #pragma unroll 1
+      for (int i = 0; i < 16; ++i) {
+        const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
+        const float key = picker.keys[at][own_col];
+        const Entry entry = entry_of(key, own_col);
+        if (!(key <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
       }
       #pragma unroll
       for (int step = 8; step > 0; step /= 2) {
@@ -258,29 +264,24 @@ router_topk(
       last = best_entry;
     }
   } else {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int col = (v * 16 + lane) * 8;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (!(keys[v][j] < bar)) {  // as it is: more lanes at a time make entries of candidates than find one
-          const Entry key = __float_as_uint(keys[v][j]);
-          picker.candidates[at][place++] = key << 32 | static_cast<unsigned>(col + j);
-        }
-      }
+    #pragma unroll 1
+    for (unsigned place = upto - count(passing); passing; ++place) {
+      const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));
+      const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
+      passing &= passing - 1;
+      picker.candidates[at][place] = entry_of(picker.keys[at][own_col], own_col);
     }
+    if (lane < 4) picker.candidates[at][all + lane] = 0;  // so many are compared at a time
     meet();
-    for (unsigned i = lane; i < all; i += 16) {
-      const Entry raw = picker.candidates[at][i];
-      const float key = __uint_as_float(static_cast<unsigned>(raw >> 32));
-      picker.candidates[at][i] = entry_of(key, static_cast<int>(raw & 0xffffffffu));
-    }
-    meet();
+    #pragma unroll 1
     for (unsigned i = lane; i < all; i += 16) {
       const Entry entry = picker.candidates[at][i];
       unsigned rank = 0;
       #pragma unroll 1
-      for (unsigned other = 0; other < all; ++other) rank += picker.candidates[at][other] > entry;
+      for (unsigned other = 0; other < all; other += 4) {
+        #pragma unroll
+        for (int q = 0; q < 4; ++q) rank += picker.candidates[at][other + q] > entry;
+      }
       if (rank < 8) picker.picks[at][rank] = entry;
     }
     for (unsigned i = all + lane; i < 8; i += 16) picker.picks[at][i] = 0;

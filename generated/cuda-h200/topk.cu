@@ -273,7 +273,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
   constexpr int want = 4;  // of each warp's groups
   low = warp_least(low);
   #pragma unroll 1
-  for (int turn = 0; turn < 16 && high - low > 1; ++turn) {  // any bound that enough reach will do
+  for (int turn = 0; turn < 12 && high - low > 1; ++turn) {  // any bound that enough reach will do
     const unsigned middle = low + (high - low) / 2;
     int reach = 0;
     #pragma unroll

@@ -3,7 +3,7 @@
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  8 of 256 columns a row by scores, largest first; NaN before all, ties by column, -inf never
-// tile     32 threads a row, 4 rows a block; scores in registers, the best 8 by rank
+// tile     16 threads a row, 8 rows a block; scores in registers, the best 8 by rank
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
 // floor    14.2 us at 5.3 TB/s; memory-bound at 3.76 flop/B
 // rounding weights to f32 when stored; f32 between
@@ -45,19 +45,19 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the largest value over the 32 threads of a row, in every one of them
+// the largest value over the 16 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 32 threads of a row, in every one of them
+// the sum over the 16 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -115,19 +115,30 @@ __device__ __forceinline__ void meet() {
 // the largest in a row's team of lanes
 __device__ __forceinline__ unsigned team_most(unsigned v) {
   #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
+  for (int step = 8; step > 0; step /= 2) {
     const unsigned other = __shfl_xor(v, step);
     v = v > other ? v : other;
   }
   return v;
 }
 
-// of 4 rows
-struct Picker {
-  Entry candidates[4][256];
-  Entry picks[4][8];
+// the sum of v over this lane of the team and those below it
+__device__ __forceinline__ unsigned team_sum_below(unsigned v) {
+  #pragma unroll
+  for (int step = 1; step < 16; step *= 2) {
+    const unsigned other = __shfl_up(v, step);
+    if (threadIdx.x % 16 >= step) v += other;
+  }
+  return v;
+}
+
+// of 8 rows
+struct alignas(16) Picker {
+  float keys[8][256];
+  Entry candidates[8][68];
+  Entry picks[8][8];
 };
-static_assert(sizeof(Picker) == 8448, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 13056, "the launch's shared memory");
 
 extern "C" __global__ void __launch_bounds__(128)
 router_topk(
@@ -139,27 +150,36 @@ router_topk(
     long long weights_stride,
     long long experts_stride)
 {
-  const int lane = threadIdx.x % 32;  // of the 32 threads that share a row
+  const int lane = threadIdx.x % 16;  // of the 16 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + 3) / 4) return;  // the grid's last line is longer than what is left
-  const long long row = tile * 4 + threadIdx.x / 32;
+  if (tile >= (rows + 7) / 8) return;  // the grid's last line is longer than what is left
+  const long long row = tile * 8 + threadIdx.x / 16;
   const bool live = row < rows;
   const __bf16* const scores_row = scores_ptr + row * scores_stride;
   float* const weights_row = weights_ptr + row * weights_stride;
   int* const experts_row = experts_ptr + row * experts_stride;
-  const int col = lane * 8;
-  Vec<__bf16, 8> scores_vec;
+  Vec<__bf16, 8> scores_vec[2];
 
   // walk 1 of 3: read scores; keep scores; top = max(scores)
   float top_part = -INFINITY;
-  if (live) {
-    scores_vec = load<8>(scores_row + col);
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float scores = static_cast<float>(scores_vec.at[j]);
-      top_part = larger(top_part, scores);
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 16 + lane) * 8;
+    if (live) {
+      scores_vec[v] = load<8>(scores_row + col);
+    }
+  }
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 16 + lane) * 8;
+    if (live) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float scores = static_cast<float>(scores_vec[v].at[j]);
+        top_part = larger(top_part, scores);
+      }
     }
   }
   const float top = row_max(top_part);
@@ -168,13 +188,17 @@ router_topk(
 
   // walk 2 of 3: total = sum(e)
   float total_part = 0.0f;
-  if (live) {
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float scores = static_cast<float>(scores_vec.at[j]);
-      const float sub = scores - pivot;
-      const float e = exponential(sub);
-      total_part += e;
+  #pragma unroll
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 16 + lane) * 8;
+    if (live) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float scores = static_cast<float>(scores_vec[v].at[j]);
+        const float sub = scores - pivot;
+        const float e = exponential(sub);
+        total_part += e;
+      }
     }
   }
   const float total = row_sum(total_part);
@@ -183,56 +207,53 @@ router_topk(
   const float scale = eq_2 ? 0.0f : div;
 
   // choose: what reaches the lanes' largest keys, the 8 best of them, is ranked by comparison
-  float keys[1][8];
+  const int at = threadIdx.x / 16;
+  float keys[2][8];
   float peak = -INFINITY;
   #pragma unroll
-  for (int v = 0; v < 1; ++v) {
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 16 + lane) * 8;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       keys[v][j] = -INFINITY;
       if (live) {
-        const float scores = static_cast<float>(scores_vec.at[j]);
+        const float scores = static_cast<float>(scores_vec[v].at[j]);
         keys[v][j] = scores;
       }
       peak = larger(peak, keys[v][j]);
+      picker.keys[at][col + j] = keys[v][j];  // where a lane finds a key by its number
     }
   }
   unsigned best = order_of(peak), order = best;
+  unsigned ahead = 0;
   #pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    order = team_most(best);
-    if (best == order) best = masked;
-  }
+  for (int other = 1; other < 16; ++other) ahead += __shfl_xor(best, other) > best;
+  order = ~team_most(ahead < 8 ? ~best : 0);
   const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
-  unsigned mine = 0;
+  unsigned passing = 0;  // a bit for each of the lane's keys
   #pragma unroll
-  for (int v = 0; v < 1; ++v) {
+  for (int v = 0; v < 2; ++v) {
     #pragma unroll
-    for (int j = 0; j < 8; ++j) mine += !(keys[v][j] < bar);
+    for (int j = 0; j < 8; ++j) {
+      passing |= static_cast<unsigned>(!(keys[v][j] < bar)) << (v * 8 + j);
+    }
   }
-  unsigned place = 0, all = 0;
-  #pragma unroll
-  for (int bit = 0; bit < 4; ++bit) {  // the candidates of the lanes below, and of all
-    const Lanes who = vote(mine >> bit & 1) >> (threadIdx.x % 64 / 32 * 32) & ((Lanes(1) << 32) - 1);
-    place += count(who & ((Lanes(1) << lane) - 1)) << bit;
-    all += count(who) << bit;
-  }
-  const int at = threadIdx.x / 32;
-  if (vote(all > 32)) {  // ties: find the best one after another
+  const unsigned upto = team_sum_below(static_cast<unsigned>(count(passing)));
+  const unsigned all = __shfl(upto, 15, 16);
+  if (vote(all > 64)) {  // ties: find the best one after another
     Entry last = ~Entry(0);
     #pragma unroll 1
     for (int r = 0; r < 8; ++r) {
       Entry best_entry = 0;
-      #pragma unroll
-      for (int v = 0; v < 1; ++v) {
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const Entry entry = entry_of(keys[v][j], col + j);
-          if (!(keys[v][j] <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
-        }
+      #pragma unroll 1
+      for (int i = 0; i < 16; ++i) {
+        const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
+        const float key = picker.keys[at][own_col];
+        const Entry entry = entry_of(key, own_col);
+        if (!(key <= -INFINITY) && entry < last && entry > best_entry) best_entry = entry;
       }
       #pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
+      for (int step = 8; step > 0; step /= 2) {
         const Entry other = __shfl_xor(best_entry, step);
         best_entry = best_entry > other ? best_entry : other;
       }
@@ -240,38 +261,34 @@ router_topk(
       last = best_entry;
     }
   } else {
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (!(keys[v][j] < bar)) {  // as it is: more lanes at a time make entries of candidates than find one
-          const Entry key = __float_as_uint(keys[v][j]);
-          picker.candidates[at][place++] = key << 32 | static_cast<unsigned>(col + j);
-        }
-      }
+    #pragma unroll 1
+    for (unsigned place = upto - count(passing); passing; ++place) {
+      const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));
+      const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
+      passing &= passing - 1;
+      picker.candidates[at][place] = entry_of(picker.keys[at][own_col], own_col);
     }
+    if (lane < 4) picker.candidates[at][all + lane] = 0;  // so many are compared at a time
     meet();
-    for (unsigned i = lane; i < all; i += 32) {
-      const Entry raw = picker.candidates[at][i];
-      const float key = __uint_as_float(static_cast<unsigned>(raw >> 32));
-      picker.candidates[at][i] = entry_of(key, static_cast<int>(raw & 0xffffffffu));
-    }
-    meet();
-    for (unsigned i = lane; i < all; i += 32) {
+    #pragma unroll 1
+    for (unsigned i = lane; i < all; i += 16) {
       const Entry entry = picker.candidates[at][i];
       unsigned rank = 0;
       #pragma unroll 1
-      for (unsigned other = 0; other < all; ++other) rank += picker.candidates[at][other] > entry;
+      for (unsigned other = 0; other < all; other += 4) {
+        #pragma unroll
+        for (int q = 0; q < 4; ++q) rank += picker.candidates[at][other + q] > entry;
+      }
       if (rank < 8) picker.picks[at][rank] = entry;
     }
-    for (unsigned i = all + lane; i < 8; i += 32) picker.picks[at][i] = 0;
+    for (unsigned i = all + lane; i < 8; i += 16) picker.picks[at][i] = 0;
   }
   meet();
 
   // the 8 chosen, walk 1 of 2 over them: sum = sum(likely); write experts
   float sum_part = 0.0f;
   #pragma unroll
-  for (int rank = lane; live && rank < 8; rank += 32) {
+  for (int rank = lane; live && rank < 8; rank += 16) {
     const Entry entry = picker.picks[at][rank];
     const int experts = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;
@@ -287,7 +304,7 @@ router_topk(
 
   // the 8 chosen, walk 2 of 2 over them: write weights
   #pragma unroll
-  for (int rank = lane; live && rank < 8; rank += 32) {
+  for (int rank = lane; live && rank < 8; rank += 16) {
     const Entry entry = picker.picks[at][rank];
     const int experts = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;

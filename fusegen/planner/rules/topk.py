@@ -2,8 +2,8 @@
 
 Regimes, from short rows to long ones:
 
-- a *team*: a warp, or a part of it, holds a row's keys in registers. The k-th largest of the lanes' largest keys is a
-  bound that k elements reach and few more do; these are ranked by comparing them;
+- a *team*: a warp, or a part of it, holds a row's keys. The k-th largest of the lanes' largest keys is a bound that k
+  elements reach and few more do; these are ranked by comparing them;
 - a *threshold*: a block streams the row by and keeps of every few vectors the largest key alone, 4 bytes. What k of
   those reach, by bisection within a warp over the largest keys of a thread's elements in a few groups, k elements reach
   and few more do, whatever the row's order. The vectors that exceed it, some k of them, are read again from the caches:
@@ -47,7 +47,7 @@ from fusegen.targets.base import Target
 from fusegen.types import f32
 
 WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
-TEAM_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 77 us with 16 a lane, 159 with 32
+TEAM_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32
 TEAM_PICKS = 32
 TEAM_BLOCK = 128
 BLOCKS = (128, 256, 512, 1024)
@@ -198,9 +198,9 @@ def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> Ro
 
 
 def registers_of(chosen: Selection, tile: Tile) -> int:
-    """NVRTC took 48, 80 and 148 for teams with 8, 16 and 32 elements a lane; hiprtc 80 to 130 for thresholds."""
+    """NVRTC took 31, 39 and 56 for teams with 8, 16 and 32 elements a lane; hiprtc 80 to 130 for thresholds."""
     if chosen.by == "team":
-        return max(40, 16 + 4 * tile.per_thread * tile.vector)
+        return 24 + tile.per_thread * tile.vector
     return REGISTERS if chosen.resident else 96
 
 
