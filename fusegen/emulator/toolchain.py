@@ -62,6 +62,7 @@ _CHECK = ("-O1", "-DSIMT_CHECK", "-fexpensive-optimizations", "-fno-tree-sra", "
           "-fsanitize=thread,alignment,bounds-strict,integer-divide-by-zero,shift-exponent")  # fmt: skip
 # The runtime is found beside the kernel. All symbols are resolved at load: the watchdog must not strike in the loader.
 _LINK = ("-shared", "-Wl,-rpath,$ORIGIN", "-Wl,-z,now,-z,defs", "-lm")
+_NO_LIBSTDCXX = ("-nodefaultlibs", "-lgcc", "-lc")  # no kernel calls it, and looking it up is a third of a link's time
 _RUNTIME_FLAGS = (
     "-std=c++17",
     "-O2",
@@ -205,6 +206,11 @@ def _headers() -> str:
     return _digest(*(path.read_bytes() for path in sorted(_DIALECT.rglob("*.h"))))
 
 
+@functools.cache
+def _runtime_text() -> str:
+    return _digest(*(path.read_bytes() for suffix in ("cpp", "h") for path in sorted(_RUNTIME.glob(f"*.{suffix}"))))
+
+
 def _digest(*parts: bytes) -> str:
     total = hashlib.sha256()
     for part in parts:
@@ -217,15 +223,13 @@ def build_runtime(found: Compiler, *, check: bool, cache: Path | None, extra: Se
 
     Its sources are compiled as one: each by itself, they take three times as long, most of it to read the same headers.
     """
-    sources = sorted(_RUNTIME.glob("*.cpp"))
     flags = [*_RUNTIME_FLAGS, *(["-DSIMT_CHECK"] if check else []), *extra]
-    texts = [path.read_bytes() for path in (*sources, *sorted(_RUNTIME.glob("*.h")))]
     build = "check" if check else "fast"
-    key = LibraryKey("emulator runtime", build, _digest(*texts), found.version, " ".join(flags), "", _headers())
+    key = LibraryKey("emulator runtime", build, _runtime_text(), found.version, " ".join(flags), "", _headers())
     path = workplace() / f"simt_{build}_{key.digest[:24]}.so"
 
     def make(library: Path) -> str | None:
-        whole = library.with_name("runtime.cpp")
+        whole, sources = library.with_name("runtime.cpp"), sorted(_RUNTIME.glob("*.cpp"))
         whole.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
         return _run([*found.command, *flags, "-shared", f"-Wl,-soname,{path.name}", str(whole), "-lpthread"], library)
 
@@ -246,8 +250,9 @@ def build_kernel(
     found = compiler_for(check=check)
     beside = runtime or build_runtime(found, check=check, cache=cache)
     flags = [*_COMMON, *_machine_flags(), *(_CHECK if check else _FAST), f"-DSIMT_WARP={warp}", *extra]
+    link = [*_LINK, *(_NO_LIBSTDCXX if found.family == "gcc" else ())]
     build = f"warp {warp}, {'checking' if check else 'fast'}"
-    key = LibraryKey(entry, build, _digest(text.encode()), found.version, " ".join([*flags, *_LINK]), _processor(),
+    key = LibraryKey(entry, build, _digest(text.encode()), found.version, " ".join([*flags, *link]), _processor(),
                      _digest(_headers().encode(), beside.name.encode()))  # fmt: skip
     path = workplace() / f"kernel_{key.digest[:24]}.so"
 
@@ -259,7 +264,7 @@ def build_kernel(
                            "-x", "c++", "-c", str(source)]  # fmt: skip
         if (log := _run(compile_command, compiled)) is not None:
             return log
-        return _run([*found.command, str(compiled), str(beside), *_LINK], library)
+        return _run([*found.command, str(compiled), str(beside), *link], library)
 
     return path, _provide(path, key, cache, make)
 
@@ -267,14 +272,13 @@ def build_kernel(
 def _provide(path: Path, key: LibraryKey, cache: Path | None, make: Callable[[Path], str | None]) -> str | None:
     """Have a library at `path`: this process's own, the cache's, or one made now. Gives the log of a failure."""
     store = Store("emulator", cache)
-    data = store.load(key, lambda facts, library: library)
-    if data is not None:
-        if not path.exists():
-            place(path, data)
-        return None
     try:
-        if path.exists():  # and evicted from the cache since
-            store.store(key, {}, path.read_bytes())
+        if path.exists():
+            if not store.holds(key):  # evicted since
+                store.store(key, {}, path.read_bytes())
+            return None
+        if (data := store.load(key, lambda facts, library: library)) is not None:
+            place(path, data)
             return None
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)

@@ -84,19 +84,28 @@ class Store:
                 raise Damaged("it belongs to another key")
             found = read(header["facts"], payload)
         except FileNotFoundError:
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug("miss: %s for %s: %s", key.entry, key.arch, self.why_absent(key))
+            self.note_absent(key)
         except OSError as error:
             log.debug("miss: %s for %s: %s can't be read: %s", key.entry, key.arch, path.name, error)
         except Damaged as error:
             log.debug("miss: %s for %s: %s is damaged: %s", key.entry, key.arch, path.name, error)
         else:
             log.debug("hit: %s for %s: %s", key.entry, key.arch, path.name)
-            if time.time() - used > TOUCHED_S:
-                with contextlib.suppress(OSError):  # others' files may be ours to read and not to touch
-                    os.utime(path)
+            touch(path, used)
             return found
         return None
+
+    def holds(self, key: Key) -> bool:
+        """Whether there is a file for `key`, which counts as used now; it is not read, so it may be damaged."""
+        path = self.path(key)
+        try:
+            used = path.stat().st_mtime
+        except OSError:
+            self.note_absent(key)
+            return False
+        log.debug("hit: %s for %s: %s, which this process has loaded", key.entry, key.arch, path.name)
+        touch(path, used)
+        return True
 
     def store(self, key: Key, facts: Mapping[str, Any], payload: bytes) -> None:
         """Keep an entry, in place of what is there; `facts` are JSON values."""
@@ -124,6 +133,10 @@ class Store:
                 self.root, f"{error.strerror}: {in_the_way}" if in_the_way else error.strerror, FOLDER_VARIABLE,
             )  # fmt: skip
 
+    def note_absent(self, key: Key) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("miss: %s for %s: %s", key.entry, key.arch, self.why_absent(key))
+
     def why_absent(self, key: Key) -> str:
         """What is different from the newest entry of the same kernel and architecture."""
         try:
@@ -140,6 +153,13 @@ class Store:
 
 
 # ---------------------------------------------------------------- the file
+
+
+def touch(path: Path, used: float) -> None:
+    """Note that a file last used at `used` is used now."""
+    if time.time() - used > TOUCHED_S:
+        with contextlib.suppress(OSError):  # others' files may be ours to read and not to touch
+            os.utime(path)
 
 
 def read_file(path: Path) -> tuple[bytes, float]:
