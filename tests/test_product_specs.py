@@ -62,8 +62,11 @@ def test_every_spec_passes_at_other_sizes(name: str, sizes: str, gpu: Target) ->
 @needs_compiler
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_every_spec_passes_in_every_type(name: str) -> None:
-    for dtype in storage_types(PRODUCTS[name]):
-        spec = at(PRODUCTS[name], ODD).with_dtype(DTYPES[dtype])
+    own = {tensor.dtype for tensor in PRODUCTS[name].graph.inputs}
+    others = [DTYPES[dtype] for dtype in storage_types(PRODUCTS[name]) if DTYPES[dtype] not in own]
+    assert others, "its own was validated in full above"
+    for dtype in others:
+        spec = at(PRODUCTS[name], ODD).with_dtype(dtype)
         validate(fusegen.compile(spec, H200, on="emulator", validate=False), quick=True).raise_for_error()
 
 

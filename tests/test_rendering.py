@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.compiling import compile_source, ptx
+from fusegen.compiling import ptx
 from fusegen.errors import MissingError
 from fusegen.graph import Graph
 from fusegen.planner import candidates, plan
 from fusegen.planner.model import Layout, Plan, RowPlan
 from fusegen.rendering import render
+from fusegen.runtime.cache import compiled
 from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, TARGETS, Target
 from fusegen.types import DTYPES, DType, bf16, f16, f32
@@ -30,12 +31,8 @@ def str_or_name(value: object) -> str:
 
 
 def compiles(made: Plan) -> None:
-    source = render(made)
     try:
-        binary = compile_source(
-            source.text, made.name, made.target, filename=source.filename, threads=made.threads,
-            dynamic_shared=made.shared_bytes, origin=made.regime,
-        )  # fmt: skip
+        binary = compiled(render(made), origin=made.regime)  # from the cache, where another test has compiled it
     except MissingError as missing:
         pytest.skip(str(missing).splitlines()[0])
     assert binary.resources.static_shared_bytes == made.static_shared_bytes
@@ -102,9 +99,10 @@ def test_every_staging_compiles(staging: str, cols: int, target: Target) -> None
         compiles(next(p for p in made if isinstance(p, RowPlan) and p.staging == staging))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16, 20))
 def test_random_chains_compile(seed: int) -> None:
-    """What a host compiler accepts in the emulator, NVRTC or hiprtc may refuse: both must see random text too."""
+    """What a host compiler accepts in the emulator, NVRTC or hiprtc may refuse: both must see random text too. (They do
+    in test_fuzz.py, which goes through other seeds; here also without the emulator.)"""
     graph = random_chain(seed).graph
     for target, cols in ((H200, 20), (H200, 1000), (MI300X, 333)):
         compiles(plan(graph.at(N=cols), target))
@@ -142,7 +140,7 @@ def test_blocks_of_rows_that_start_anywhere_are_written_whole(spec: Chain, dtype
     graph = spec.with_dtype(dtype).graph
     found = candidates(graph.at(**sizes_at(graph, 2047)), H200).plans
     rows = [p for p in found if isinstance(p, RowPlan) and p.across and p.tile.vector == 16 // dtype.bytes]
-    for made in rows[:3]:
+    for made in rows[: 3 if dtype is f16 else 1]:
         source = render(made)
         try:
             text = ptx(source.text, H200, filename=source.filename)
