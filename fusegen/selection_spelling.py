@@ -201,6 +201,7 @@ class SelectionSpeller(Speller):
             **context,
             "resident": resident,
             "s": chosen,
+            "early_sums": any(r.kind == "softmax" for stage in plan.stages[:-1] for r in stage.reductions),
             "inside": self.inside(),
             "choose": choose,
             "rolled": ROLLED,

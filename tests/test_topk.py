@@ -191,6 +191,16 @@ def test_a_row_alone_has_the_same_bits(cols: int, which: str) -> None:
             np.testing.assert_array_equal(whole[at : at + 1], alone)
 
 
+@pytest.mark.parametrize("which", ["team", "threshold"])
+def test_a_key_may_need_a_softmax_of_its_row(which: str) -> None:
+    @chain(M=4, V=301, K=8)
+    def nested(x: f32[M, V]) -> tuple[f32[M, K], i32[M, K]]:
+        """Chosen by scores to which their probabilities are added."""
+        return F.topk(F.softmax(x + F.softmax(x)), K)
+
+    validate(kernel(by(plans_of(nested, "cuda:h200"), which)), quick=True).raise_for_error()
+
+
 def test_padded_rows_and_broadcast_masks() -> None:
     found = sampled.at(V=777, K=9)
     made = kernel(by(plans_of(sampled, "cuda:h200", V=777, K=9), "threshold"))
