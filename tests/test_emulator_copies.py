@@ -35,6 +35,12 @@ __device__ __forceinline__ void copy(void* to, const void* from, int filled = By
 __device__ __forceinline__ void copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_address(to)), "l"(from));
 }
+__device__ __forceinline__ void copy_once(void* to, const void* from, int filled) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+               :: "r"(shared_address(to)), "l"(from), "r"(filled), "l"(policy) : "memory");
+}
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Left>
 __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" :: "n"(Left) : "memory"); }
@@ -92,6 +98,10 @@ RIGHT = [
     Program("no source is read when nothing is taken from it",
             f"{TILE}if (i < 32) copy<16>(tile + 4 * i, x + 4 * i + n, 0);\nwait_all();\n__syncthreads();\n"
             "y[i] = tile[i];", lambda x: np.zeros(128), COPY),
+    Program("a copy that hints at the caches",
+            f"{TILE}if (i < 32) copy_once(tile + 4 * i, x + 4 * i, i == 5 ? 0 : i == 7 ? 8 : 16);\nwait_all();\n"
+            "__syncthreads();\ny[i] = tile[i];",
+            lambda x: np.where(np.isin(np.arange(128), [20, 21, 22, 23, 30, 31]), 0, x), COPY),
     Program("a pipeline of two stages", pipeline("wait<1>();", "__syncthreads();"), reversed_by_32, COPY, size=256),
     Program("dynamic shared memory, several blocks",
             "extern __shared__ __align__(16) float tile[];\nconst int i = threadIdx.x, at = 128 * blockIdx.x;\n"

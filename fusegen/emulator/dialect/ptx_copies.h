@@ -39,6 +39,9 @@ SIMT_INLINE void ptx_ld_global_L1_no_allocate_L2_cache_hint_v4_u32(u32& x, u32& 
   z = bits.z;
   w = bits.w;
 }
+SIMT_INLINE void ptx_cp_async_cg_shared_global_L2_cache_hint(u64 to, u64 from, u32 bytes, u32 filled, u64) {
+  copy_async(to, ptx_global(from), bytes, filled);
+}
 
 SIMT_INLINE void ptx_st_global_v4_u32(u64 to, u32 x, u32 y, u32 z, u32 w) {
   *reinterpret_cast<uint4*>(to) = uint4{x, y, z, w};
