@@ -167,6 +167,28 @@ class WgmmaSpeller(Dialect):
         """16-byte units from one instruction's depth to the next: along lines, or from 16 lines to the next."""
         return ATOM_DEPTH * 2 // 16 if operand.along else ATOM_DEPTH * 128 // 16
 
+    def ways(self) -> list[Mapping[str, Any]]:
+        """How right factors lie: along the depth, across it, or those of some spans one way and of others the other.
+
+        Each way has an instruction and a main loop of its own.
+        """
+        plan = self.plan
+        found: dict[bool, list[int]] = {}
+        for number, span in enumerate(plan.spans):
+            found.setdefault(span.rights[0].along, []).append(number)
+        several = len(found) > 1
+        return [
+            {
+                "test": " || ".join(map(self.of_span, spans)) if several else "",
+                "name": "_across" if several and not along else "",
+                "transposed": ", ".join(
+                    str(int(not a)) for a in (*([] if plan.fragments else [plan.left.along]), along)
+                ),
+                **self.factor(plan.spans[spans[0]].rights[0], self.tile.right_bytes),
+            }
+            for along, spans in found.items()
+        ]
+
     def box_functions(self) -> Mapping[str, list[Mapping[str, Any]]]:
         """The functions that move boxes, each for as many axes as some tensor has."""
         found: dict[str, list[Mapping[str, Any]]] = {"copy_box": [], "copy_box_to_all": [], "store_box": []}
@@ -374,14 +396,11 @@ class WgmmaSpeller(Dialect):
             "releasing": f"lane < {tile.cluster}" if tile.cluster > 1 else "lane == 0",
             "release": "arrive_in(empty + 8 * before, lane)" if tile.cluster > 1 else "arrive_at(empty + 8 * before)",
             "left": self.factor(plan.left, tile.left_bytes),
-            "right": self.factor(plan.rights[0], tile.right_bytes),
+            "ways": self.ways(),
             "vector_pairs": plan.width // 8,
             "chunks": plan.width // LINE,
             "batch": bool(re.search(r"\bbatch\b", everything)),
             "segment": SEGMENT,
-            "transposed": ", ".join(
-                str(int(not o.along)) for o in ((plan.left,) if fragments is None else ()) + plan.rights[:1]
-            ),
             "type": {f16: "f16", bf16: "bf16"}[plan.dtype],
             "atom_rows": ATOM_ROWS,
             "staging": STAGED * BUFFERS,

@@ -119,7 +119,15 @@ def batched_sides(x: bf16[B, M, K], w: bf16[B, K, N], v: bf16[K, L]) -> tuple[bf
     return x @ w, x @ v
 
 
-SIDES = (sides, paired, normed_sides, batched_sides)
+@chain(M=140, N=264, L=72, K=136)
+def askew_sides(
+    x: bf16[M, K], w: bf16[N, K], v: bf16[K, L], u: bf16[L, K]
+) -> tuple[bf16[M, N], bf16[M, L], bf16[M, L]]:  # fmt: skip
+    """Right factors that lie along the depth, beside one that lies across it."""
+    return x @ w.T, x @ v, x @ u.T
+
+
+SIDES = (askew_sides, sides, paired, normed_sides, batched_sides)
 CHAINS = (*SIDES, bias_gelu, transposed, gated, mixed, batched, narrow, normed, normed_gated, activated)
 
 
@@ -233,6 +241,12 @@ def askew(x: bf16[M, K], w_gate: bf16[K, N], w_up: bf16[N, K]) -> bf16[M, N]:
     return F.silu(x @ w_gate) * (x @ w_up.T)
 
 
+@chain(M=64, N=64, K=64)
+def normed_askew(x: bf16[M, K], w: bf16[K, N], v: bf16[N, K]) -> tuple[bf16[M, N], bf16[M, N]]:
+    h = F.rmsnorm(x)
+    return h @ w, h @ v.T
+
+
 @chain(M=64, K=64)
 def gram(x: f16[M, K]) -> f32[M, M]:
     return x @ x.T
@@ -249,6 +263,7 @@ REFUSED = [
     (uneven, {}, "the outputs need 2 and 1 products each"),
     (sides, {"L": 33}, "rows of 33 columns; a thread of wgmma holds pairs"),
     (askew, {}, "w_gate and w_up are multiplied side by side, and one lies along the summed axis and the other"),
+    (normed_askew, {}, "w and v are multiplied side by side, and one lies along the summed axis and the other"),
     (gram, {}, "x is used in two ways"),
     (transposed, {"N": 65}, "rows of 65 columns; a thread of wgmma holds pairs"),
     (bias_gelu, {"K": 68}, "x has lines of 68 elements; tensor copies need multiples of 16 bytes"),
@@ -466,7 +481,9 @@ def test_unbroken_ones_are_not(schedule: str, cluster: int) -> None:
 
 @pytest.mark.parametrize("schedule", ["turns", "halves"])
 @pytest.mark.parametrize(
-    "spec", [bias_gelu, gated, mixed, normed, normed_gated, sides, normed_sides], ids=lambda spec: spec.graph.name
+    "spec",
+    [bias_gelu, gated, mixed, normed, normed_gated, sides, normed_sides, askew_sides],
+    ids=lambda spec: spec.graph.name,
 )
 def test_nothing_spills(spec: Chain, schedule: str) -> None:
     large = spec.at(**{str(d): 1024 for d in spec.graph.sizes})

@@ -142,15 +142,18 @@ class Draft:
         return cls(graph, hoisted, parts, found_groups, target, layout, dims, found, factors)
 
     def check_ways(self) -> None:
-        """Raises NoMatch where right factors lie in two ways: the instruction is told, for all of its columns."""
-        rights = [self.operand(p.right.operand) for p in self.parts.products]
-        ways = {right.along: right.access.tensor for right in rights}
-        if len(ways) > 1:
-            one, other = ways.values()
-            raise NoMatch(
-                f"{one} and {other} are multiplied side by side, and one lies along the summed axis and the other "
-                "across it\n  lay them alike, as in x @ w.T for all of them"
-            )
+        """Raises NoMatch where right factors of one tile lie in two ways: an instruction is told, for all its columns.
+        Tiles of another span have a main loop of their own, but for left factors that are prepared."""
+        rights = {p.node: self.operand(p.right.operand) for p in self.parts.products}
+        together = [group.products for group in self.groups] if self.matrix is None else [tuple(rights)]
+        for products in together:
+            ways = {rights[node].along: rights[node].access.tensor for node in products}
+            if len(ways) > 1:
+                one, other = ways.values()
+                raise NoMatch(
+                    f"{one} and {other} are multiplied side by side, and one lies along the summed axis and the other "
+                    "across it\n  lay them alike, as in x @ w.T for all of them"
+                )
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph, hoisted = self.graph, self.hoisted
