@@ -14,8 +14,6 @@ Run from the repository root, in an environment with fusegen and torch.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,29 +23,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.table import free_torch, gpu_text, rounded  # noqa: E402
-from fusegen.spec import Chain, load_chains  # noqa: E402
-from fusegen.types import DTYPES  # noqa: E402
+from benchmarks import table  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "data" / "h200_gemm.json"
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(table.Row):
     """One chain at one size; `ratio` to the bare products, or `us`, is what it should reach."""
 
-    chain: str
-    sizes: Mapping[str, int]
     dtype: str = "bf16"
     ratio: float | None = None
     us: float | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.chain} {' '.join(f'{name}={size}' for name, size in self.sizes.items())} {self.dtype}"
-
-    def at(self, chain: Chain) -> Chain:
-        return chain.with_dtype(DTYPES[self.dtype]).at(**self.sizes)
 
 
 def mnk(m: int, n: int, k: int) -> Mapping[str, int]:
@@ -81,47 +68,21 @@ ROWS = (
 
 def measure(rows: list[Row], wanted: argparse.Namespace) -> int:
     """Measure `rows` and put each into the file at once."""
-    import fusegen
     from fusegen.errors import FusegenError
-    from fusegen.pipeline import choose_target
-    from fusegen.runtime import devices
-    from fusegen.timing import Stopwatch
 
-    target = choose_target(wanted.target)
     try:
-        watch = Stopwatch(devices.find(target, "gpu"))
+        bench = table.Workbench(wanted.target, wanted.repeats)
     except FusegenError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    chains = {chain.name: chain for chain in load_chains(ROOT / "specs")}
-    data = read(wanted.file)
+    data = table.read(wanted.file)
     for row in rows:
-        facts: dict[str, Any] = {"row": row.name, "date": datetime.date.today().isoformat(), "gpu": gpu_text()}
-        try:
-            kernel = fusegen.compile(row.at(chains[row.chain]), target, on=f"gpu:{watch.device.ordinal}")
-            report = fusegen.bench(
-                kernel, peers=True if wanted.torch else "library", alone=not wanted.quick, counters=False,
-                repeats=wanted.repeats, watch=watch,
-            )  # fmt: skip
-            facts |= report.to_json()
-        except FusegenError as error:
-            facts["error"] = str(error).splitlines()[0]
-        data[row.name] = facts
-        write(wanted.file, data)
-        print("  ".join(cells(row, facts)), flush=True)
-        free_torch()
+        data[row.name], _ = bench.facts(
+            row, peers=True if wanted.torch else "library", alone=not wanted.quick, counters=False
+        )
+        table.write(wanted.file, data, ROWS, "gemm.py")
+        print("  ".join(cells(row, data[row.name])), flush=True)
     return 1 if any("error" in data[row.name] for row in rows) else 0
-
-
-def read(file: Path) -> dict[str, Any]:
-    """The measured rows by name; none where there is no file yet."""
-    return {facts["row"]: facts for facts in json.loads(file.read_text())["rows"]} if file.is_file() else {}
-
-
-def write(file: Path, data: Mapping[str, Any]) -> None:
-    order = {row.name: number for number, row in enumerate(ROWS)}
-    rows = sorted(data.values(), key=lambda facts: order.get(facts["row"], len(order)))
-    file.write_text(json.dumps({"command": "python benchmarks/gemm.py", "rows": rounded(rows)}, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------- telling
@@ -152,7 +113,7 @@ def time_of(entries: list[Mapping[str, Any]], word: str) -> float | None:
     return next((e["us"] for e in entries if word in e["name"] and not e["refused"]), None)
 
 
-def table(rows: list[Row], data: Mapping[str, Any]) -> Iterator[str]:
+def lines(rows: list[Row], data: Mapping[str, Any]) -> Iterator[str]:
     found = [list(TITLES), *(cells(row, data[row.name]) for row in rows if row.name in data)]
     widths = [max(len(line[i]) for line in found if len(line) == len(TITLES)) for i in range(len(TITLES))]
     for line in found:
@@ -171,7 +132,7 @@ def main() -> int:
     wanted = parser.parse_args()
     rows = [row for row in ROWS if wanted.only in row.name]
     status = 0 if wanted.show else measure(rows, wanted)
-    print("\n".join(table(rows, read(wanted.file))))
+    print("\n".join(lines(rows, table.read(wanted.file))))
     return status
 
 

@@ -19,16 +19,20 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fusegen.spec import Chain, load_chains  # noqa: E402
 from fusegen.types import DTYPES  # noqa: E402
+
+if TYPE_CHECKING:
+    from fusegen.benchmark import Bench
+    from fusegen.errors import FusegenError
 
 DATA = ROOT / "benchmarks" / "data" / "h200_table.json"
 PEERS = ROOT / "benchmarks" / "peers.py"
@@ -85,39 +89,51 @@ ROWS = (
 
 def measure(rows: list[Row], file: Path, wanted: argparse.Namespace) -> int:
     """Measure `rows` and put each into `file` at once."""
-    import fusegen
     from fusegen.errors import FusegenError
     from fusegen.peers import load_peers
-    from fusegen.pipeline import choose_target
-    from fusegen.runtime import devices
-    from fusegen.timing import Stopwatch
 
-    target = choose_target(wanted.target)
     try:
-        watch = Stopwatch(devices.find(target, "gpu"))
+        bench = Workbench(wanted.target, wanted.repeats)
     except FusegenError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    chains = {chain.name: chain for chain in load_chains(ROOT / "specs")}
     peers = load_peers(PEERS)
     data = read(file)
     for row in rows:
         print(f"\n{row.name}", flush=True)
-        data[row.name] = {"row": row.name, "date": datetime.date.today().isoformat(), "gpu": gpu_text()}
-        try:
-            kernel = fusegen.compile(row.at(chains[row.chain]), target, on=f"gpu:{watch.device.ordinal}")
-            report = fusegen.bench(
-                kernel, peers=peers.get(row.chain, {}), counters=wanted.counters, repeats=wanted.repeats, watch=watch
-            )
-        except FusegenError as error:
-            data[row.name]["error"] = str(error).splitlines()[0]
-            print(error, file=sys.stderr)
-        else:
-            data[row.name] |= report.to_json()
-            print(report, flush=True)
-        write(file, data)
-        free_torch()
+        data[row.name], said = bench.facts(row, peers=peers.get(row.chain, {}), counters=wanted.counters)
+        print(said, file=sys.stderr if isinstance(said, FusegenError) else sys.stdout, flush=True)
+        write(file, data, ROWS, "table.py")
     return 1 if any("error" in data[row.name] for row in rows) else 0
+
+
+class Workbench:
+    """The GPU here, where rows are measured. Raises FusegenError where there is none that `target` fits."""
+
+    def __init__(self, target: str | None, repeats: int) -> None:
+        from fusegen.pipeline import choose_target
+        from fusegen.runtime import devices
+        from fusegen.timing import Stopwatch
+
+        self.target = choose_target(target)
+        self.watch = Stopwatch(devices.find(self.target, "gpu"))
+        self.repeats = repeats
+        self.chains = {chain.name: chain for chain in load_chains(ROOT / "specs")}
+
+    def facts(self, row: Row, **how: Any) -> tuple[dict[str, Any], Bench | FusegenError]:
+        """What the data keep of one row, and the report they are from, or why there is none."""
+        import fusegen
+        from fusegen.errors import FusegenError
+
+        facts = {"row": row.name, "date": datetime.date.today().isoformat(), "gpu": gpu_text()}
+        try:
+            kernel = fusegen.compile(row.at(self.chains[row.chain]), self.target, on=f"gpu:{self.watch.device.ordinal}")
+            report = fusegen.bench(kernel, repeats=self.repeats, watch=self.watch, **how)
+        except FusegenError as error:
+            return {**facts, "error": str(error).splitlines()[0]}, error
+        finally:
+            free_torch()
+        return {**facts, **report.to_json()}, report
 
 
 def free_torch() -> None:
@@ -141,11 +157,11 @@ def read(file: Path) -> dict[str, Any]:
     return {facts["row"]: facts for facts in json.loads(file.read_text())["rows"]} if file.is_file() else {}
 
 
-def write(file: Path, data: Mapping[str, Any]) -> None:
-    """In the order of ROWS, so that a row measured again changes its own lines alone."""
-    order = {row.name: number for number, row in enumerate(ROWS)}
-    rows = sorted(data.values(), key=lambda facts: order.get(facts["row"], len(order)))
-    document = {"command": "python benchmarks/table.py", "rows": rounded(rows)}
+def write(file: Path, data: Mapping[str, Any], rows: Sequence[Row], script: str) -> None:
+    """In the order of `rows`, so that a row measured again changes its own lines alone."""
+    order = {row.name: number for number, row in enumerate(rows)}
+    found = sorted(data.values(), key=lambda facts: order.get(facts["row"], len(order)))
+    document = {"command": f"python benchmarks/{script}", "rows": rounded(found)}
     file.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -91,7 +91,7 @@ def test_rows_are_kept_in_order_and_read_again(table: ModuleType, tmp_path: Path
     file = tmp_path / "table.json"
     assert table.read(file) == {}
     data = measured(table)
-    table.write(file, data)
+    table.write(file, data, table.ROWS, "table.py")
     assert table.read(file) == table.rounded(data)
     order = [row["row"] for row in json.loads(file.read_text())["rows"]]
     assert order == [table.ROWS[0].name, table.ROWS[1].name, table.ROWS[16].name]
