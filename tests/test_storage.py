@@ -21,7 +21,18 @@ import pytest
 
 from fusegen import storage
 from fusegen.errors import RequestError
-from fusegen.storage import DEFAULT_BOUND, Key, Store, bounds, cache_bound, clear, entries, make_room, survey
+from fusegen.storage import (
+    DEFAULT_BOUND,
+    Key,
+    Store,
+    bounds,
+    cache_bound,
+    cache_root,
+    clear,
+    entries,
+    make_room,
+    survey,
+)
 
 KEY = Key("softmax", "sm_90a", "0" * 64)
 MINUTE = 60
@@ -243,10 +254,14 @@ def proof(root: Path, folder: Path) -> str:
     """A command that compiles two kernels and runs them in the emulator, with its cache in $HERE."""
     script = folder.parent / f"{folder.name}.py"
     script.write_text(
-        "import logging, os, fusegen\n"
+        "import logging, os, pathlib, fusegen\n"
+        "from fusegen.emulator import toolchain\n"
         "from fusegen.spec import load_chains\n"
         "if 'SHOW_LOG' in os.environ:\n"
         "    logging.basicConfig(level=logging.DEBUG)\n"
+        "check = toolchain.can_check()\n"  # the emulator's runtime takes seconds to build: as the user's cache has it
+        "toolchain.build_runtime(toolchain.compiler_for(check=check), check=check, "
+        f"cache=pathlib.Path({str(cache_root() / 'emulator')!r}))\n"
         "for length in (64, 96):\n"
         "    (chain,) = load_chains('specs/rmsnorm.py')\n"
         "    print(fusegen.compile(chain.at(N=length), 'hip:mi300x', on='emulator').report.ok)\n"
@@ -366,7 +381,8 @@ def hammer(folder: str, number: int) -> dict[str, int]:
 
 def test_fifty_processes(tmp_path: Path) -> None:
     """No process fails, nobody reads half a file, and the cache ends within its bound."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # imported once, and not by every process
     with ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
         counts = list(pool.map(hammer, [str(tmp_path)] * PROCESSES, range(PROCESSES)))
     total = {name: sum(each[name] for each in counts) for name in counts[0]}
