@@ -29,7 +29,7 @@ demo: setup ## a fused kernel from spec to checked result, for both vendors
 	$(IN)/python scripts/demo.py
 
 test: setup ## all tests; those that need a GPU are skipped where there is none
-	$(IN)/python -m pytest -n auto
+	$(IN)/python -m pytest -n auto --dist worksteal
 
 check: setup ## lint, format, types, and that generated/ is what fusegen emits
 	$(IN)/ruff check
