@@ -14,23 +14,11 @@ import numpy.typing as npt
 import pytest
 
 from fusegen.compiling import compile_source
-from fusegen.emulator import Buffer, EmulatorUnavailable, KernelFault, build, toolchain
+from fusegen.emulator import Buffer, KernelFault, build
 from fusegen.errors import MissingError
 from fusegen.targets import H200, Target
 
 Array = npt.NDArray[Any]
-
-
-def can_build(check: bool) -> bool:
-    try:
-        return bool(toolchain.compiler_for(check=check))
-    except EmulatorUnavailable:
-        return False
-
-
-needs_compiler = pytest.mark.skipif(not can_build(False), reason=f"no C++ compiler: {toolchain.INSTALL_HINT}")
-needs_check = pytest.mark.skipif(not can_build(True), reason="the checking build needs g++ (apt install g++)")
-BUILDS = [pytest.param(False, id="fast"), pytest.param(True, id="check", marks=needs_check)]
 
 
 @dataclass(frozen=True)

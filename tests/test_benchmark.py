@@ -22,7 +22,6 @@ from fusegen import ops as F
 from fusegen.benchmark import Bench, bench
 from fusegen.cli import app
 from fusegen.counters import READ, WRITTEN, count_bytes, read_csv
-from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import MissingError, RequestError
 from fusegen.graph import Graph
 from fusegen.peers import gist, load_peers
@@ -30,6 +29,7 @@ from fusegen.runtime import Kernel, devices
 from fusegen.runtime.devices import present, target_of
 from fusegen.spec import load_chains
 from tests.pretend import LAUNCH_US, RATE, PretendGpu
+from tests.tools import needs_compiler
 
 M, N = dims("M N")
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,17 +45,6 @@ print('"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value
 print('"0","77","bias_relu","dram__bytes_read.sum","byte","66,560"')
 print('"0","77","bias_relu","dram__bytes_write.sum","byte","60000"')
 """
-
-
-def have_compiler() -> bool:
-    try:
-        compiler()
-    except EmulatorUnavailable:
-        return False
-    return True
-
-
-needs_compiler = pytest.mark.skipif(not have_compiler(), reason="needs a C++ compiler; see `fusegen doctor`")
 
 
 @chain(M=64, N=512)

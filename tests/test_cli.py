@@ -18,12 +18,13 @@ from typer.testing import CliRunner, Result
 import fusegen
 from fusegen import golden
 from fusegen.cli import app, asking, showing
-from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.emulator import EmulatorUnavailable
 from fusegen.errors import CompileError, MissingError, RequestError
 from fusegen.planner.model import Plan, Source
 from fusegen.rendering import render
 from fusegen.spec import load_chains
 from fusegen.targets import H200, MI300X
+from tests.tools import needs_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "fusegen")
@@ -47,15 +48,6 @@ def normed(x: f16[M, N]) -> f16[M, N]:
 '''
 
 
-def have_compiler() -> bool:
-    try:
-        compiler()
-    except EmulatorUnavailable:
-        return False
-    return True
-
-
-emulated = pytest.mark.skipif(not have_compiler(), reason="the emulator needs a C++ compiler; see `fusegen doctor`")
 Run = Callable[..., Result]
 
 
@@ -340,7 +332,7 @@ def need_compiled(result: Result) -> Result:
     return result
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize("gpu", ["cuda:h200", "hip:gfx90a"])
 def test_compile_reports_and_validates(run: Run, gpu: str) -> None:
     text = need_compiled(run("compile", "chains.py:normed", "--target", gpu)).stdout
@@ -365,7 +357,7 @@ def test_compile_a_folder_without_validation(run: Run) -> None:
     assert [kernel["validation"]["ok"] for kernel in facts["kernels"]] == [None, None]
 
 
-@emulated
+@needs_compiler
 def test_validate(run: Run) -> None:
     words = ("validate", "chains.py", "--target", "hip:mi300x", "--on", "emulator", "--quick", "--set", "N=37")
     text = run(*words)
@@ -377,13 +369,13 @@ def test_validate(run: Run) -> None:
     assert facts["kernels"][0]["sizes"] == {"M": 8, "N": 37}
 
 
-@emulated
+@needs_compiler
 def test_auto_says_what_it_ran_on(run: Run) -> None:
     (kernel,) = document(run("validate", "chains.py:normed", "--target", "hip:mi300x", "--quick", "--json"))["kernels"]
     assert kernel["on"]
 
 
-@emulated
+@needs_compiler
 def test_validate_at_each_length_where_the_plan_changes(run: Run, tmp_path: Path) -> None:
     words = ("--target", "cuda", "--on", "emulator", "--quick", "--lengths")
     kernels = document(run("validate", "chains.py:scaled", *words, "--set", "N=3", "--json"))["kernels"]
@@ -394,7 +386,7 @@ def test_validate_at_each_length_where_the_plan_changes(run: Run, tmp_path: Path
     assert message == "scaled: its row length is always 64; make it a Dim to vary it\n"
 
 
-@emulated
+@needs_compiler
 def test_a_wrong_kernel_is_exit_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that subtracts where it should add, found by its own validation."""
 
@@ -451,7 +443,7 @@ def test_a_missing_gpu_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert "--on emulator" in message
 
 
-@emulated
+@needs_compiler
 def test_launch_runs_a_kernel_for_a_profiler(run: Run) -> None:
     result = run("launch", "chains.py:scaled", "--target", "cuda", "--on", "emulator", "--launches", "2")
     assert result.stdout == "scaled: 2 launches on emulator\n", result.output

@@ -20,7 +20,7 @@ from fusegen.spec import load_chains
 from fusegen.targets import H200
 from fusegen.tuning import Bench
 from tests.measurements import LATER, ROW
-from tests.test_tuning import needs_tools
+from tests.tools import needs_both
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = '''
@@ -78,7 +78,7 @@ def no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "Bench", bench)
 
 
-@needs_tools
+@needs_both
 def test_tune_shows_the_winner_beside_the_untuned_choice(run: Run, spec: str, no_gpu_needed: None) -> None:
     text = run("tune", spec, "--target", "cuda:h200", "--deadline", "300").stdout
     lines = text.splitlines()
@@ -98,7 +98,7 @@ def test_tune_shows_the_winner_beside_the_untuned_choice(run: Run, spec: str, no
     assert facts["lookup"][0].startswith(f"your database: {ROW.configuration}, measured")
 
 
-@needs_tools
+@needs_both
 def test_tune_many_and_as_json(run: Run, spec: str, no_gpu_needed: None) -> None:
     words = ("--target", "cuda:h200", "--deadline", "300", "--most", "2", "--no-save")
     text = run("tune", spec, str(ROOT / "specs" / "copy.py"), "--set", "n=4096", *words).stdout
@@ -110,7 +110,7 @@ def test_tune_many_and_as_json(run: Run, spec: str, no_gpu_needed: None) -> None
     assert Database().rows() == [], "--no-save"
 
 
-@needs_tools
+@needs_both
 def test_one_chain_that_can_not_be_tuned_does_not_stop_the_others(run: Run, spec: str, no_gpu_needed: None) -> None:
     words = ("--target", "cuda:h200", "--deadline", "300", "--most", "1", "--set", "M=0", "--json")
     found = run("tune", spec, str(ROOT / "specs" / "copy.py"), "--set", "n=4096", *words, code=2)

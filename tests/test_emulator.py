@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
@@ -38,22 +37,14 @@ from fusegen.emulator import (
 )
 from fusegen.emulator.rewrite import rewrite_shared
 from fusegen.storage import entries
+from tests.tools import needs_check, needs_compiler
 
-COMPILER: Compiler | None = None
-CAN_CHECK = False
-with contextlib.suppress(EmulatorUnavailable):
-    COMPILER = compiler()
-    CAN_CHECK = bool(toolchain.compiler_for(check=True))
-pytestmark = pytest.mark.skipif(COMPILER is None, reason=f"no C++ compiler: {toolchain.INSTALL_HINT}")
-
-NEEDS_GCC = "the checking build needs g++ (apt install g++)"
-needs_check = pytest.mark.skipif(not CAN_CHECK, reason=NEEDS_GCC)
+pytestmark = needs_compiler
 BUILDS = [
-    pytest.param(warp, check, id=f"{'check' if check else 'fast'}-{warp}",
-                 marks=pytest.mark.skipif(check and not CAN_CHECK, reason=NEEDS_GCC))
+    pytest.param(warp, check, id=f"{'check' if check else 'fast'}-{warp}", marks=[needs_check] if check else [])
     for warp in (32, 64)
     for check in (False, True)
-]  # fmt: skip
+]
 
 
 Array = npt.NDArray[np.generic]
@@ -449,8 +440,7 @@ def fresh_workplace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def runtime_at_hand() -> None:
     """This process has the runtime already: what is tested is about kernels, or about a cache that lacks it."""
-    assert COMPILER is not None
-    toolchain.build_runtime(COMPILER, check=False, cache=None)
+    toolchain.build_runtime(compiler(), check=False, cache=None)
 
 
 @pytest.fixture(scope="module")
@@ -667,8 +657,7 @@ def test_number_of_workers_does_not_change_the_result() -> None:
 
 def test_ucontext_fallback_runs(tmp_path: Path) -> None:
     """What machines other than x86-64 and aarch64 use: the same blocks, switched by the C library."""
-    assert COMPILER is not None
-    library = toolchain.build_runtime(COMPILER, check=False, cache=tmp_path, extra=["-DSIMT_UCONTEXT"])
+    library = toolchain.build_runtime(compiler(), check=False, cache=tmp_path, extra=["-DSIMT_UCONTEXT"])
     case = next(case for case in CLEAN if case.name == "block reduction")
     source = spelled(
         f'{case.before}extern "C" __global__ void kernel(const float* x, float* y, int* count) {{\n{case.body}\n}}\n',
@@ -683,9 +672,9 @@ def test_ucontext_fallback_runs(tmp_path: Path) -> None:
 
 
 def test_compilers_and_what_they_can_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert COMPILER is not None
-    assert COMPILER.version
-    assert COMPILER.family in ("gcc", "clang")
+    found = compiler()
+    assert found.version
+    assert found.family in ("gcc", "clang")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -10,19 +10,17 @@ import pytest
 
 from fusegen.emulator import Buffer, LaunchError, build
 from tests.programs import (
-    BUILDS,
     LAST_BLOCK,
     MBARRIER,
     Array,
     Program,
     compile_cuda,
-    needs_check,
-    needs_compiler,
     numbers,
     require_fault,
     require_right,
     run,
 )
+from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
 

@@ -8,18 +8,8 @@ import numpy as np
 import pytest
 
 from fusegen.emulator import KernelFault
-from tests.programs import (
-    BUILDS,
-    Array,
-    Program,
-    compile_cuda,
-    needs_check,
-    needs_compiler,
-    numbers,
-    require_fault,
-    require_right,
-    run,
-)
+from tests.programs import Array, Program, compile_cuda, numbers, require_fault, require_right, run
+from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
 

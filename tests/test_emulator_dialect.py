@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 from collections.abc import Callable
@@ -14,14 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fusegen.emulator import Buffer, EmulatedKernel, EmulatorUnavailable, build, compiler, toolchain
+from fusegen.emulator import Buffer, EmulatedKernel, build, toolchain
 from tests.programs import aligned
+from tests.tools import needs_compiler
 
-CAN_CHECK = HAS_COMPILER = False
-with contextlib.suppress(EmulatorUnavailable):
-    HAS_COMPILER = bool(compiler())
-    CAN_CHECK = bool(toolchain.compiler_for(check=True))
-pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason=f"no C++ compiler: {toolchain.INSTALL_HINT}")
+pytestmark = needs_compiler
 
 Array = npt.NDArray[Any]
 FULL = {32: "0xffffffffu", 64: "0xffffffffffffffffull"}
@@ -41,7 +37,7 @@ def run(
     names = [chr(ord("a") + place) for place in range(len(arrays))]
     parameters = ", ".join(f"{c_types[array.dtype.name]}* {name}" for name, array in zip(names, arrays, strict=True))
     source = f'{before}extern "C" __global__ void kernel({parameters}) {{\n  const int i = threadIdx.x;\n{body}\n}}\n'
-    check = CAN_CHECK if check is None else check
+    check = toolchain.can_check() if check is None else check
     kernel = build(source, "kernel", warp=warp, check=check, filename="dialect.cu")
     buffers = [
         Buffer(n, array.ctypes.data, array.ctypes.data, array.nbytes) for n, array in zip(names, arrays, strict=True)
@@ -231,7 +227,7 @@ def test_special_values() -> None:
 def test_rounded_intrinsics_are_no_part_of_a_fused_multiply_add() -> None:
     x = np.array([1 + 2.0**-12], np.float32)
     out = np.zeros(3, np.float32)
-    for check in (False, CAN_CHECK):
+    for check in (False, toolchain.can_check()):
         run("""  float rounded = __fmul_rn(a[0], a[0]);
           if (i == 0) {
             b[0] = __fadd_rn(a[0] * a[0], -rounded);

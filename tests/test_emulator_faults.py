@@ -16,19 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fusegen.emulator import KINDS, Buffer, EmulatedKernel, EmulatorUnavailable, KernelFault, build, toolchain
+from fusegen.emulator import KINDS, Buffer, EmulatedKernel, KernelFault, build
+from tests.tools import BUILDS, needs_check, needs_compiler
 
-
-def can_build(check: bool) -> bool:
-    try:
-        return bool(toolchain.compiler_for(check=check))
-    except EmulatorUnavailable:
-        return False
-
-
-pytestmark = pytest.mark.skipif(not can_build(check=False), reason=f"no C++ compiler: {toolchain.INSTALL_HINT}")
-needs_check = pytest.mark.skipif(not can_build(check=True), reason="the checking build needs g++ (apt install g++)")
-BUILDS = [pytest.param(False, id="fast"), pytest.param(True, id="check", marks=needs_check)]
+pytestmark = needs_compiler
 
 THREADS = 128
 SIZE = 512  # floats in each buffer

@@ -9,19 +9,8 @@ import pytest
 from fusegen.emulator import Buffer, KernelFault, build
 from fusegen.tensor_map import TensorMap
 from fusegen.types import bf16, f32
-from tests.programs import (
-    BUILDS,
-    MBARRIER,
-    TENSOR_MAP,
-    Array,
-    Program,
-    aligned,
-    compile_cuda,
-    needs_check,
-    needs_compiler,
-    require_fault,
-    require_right,
-)
+from tests.programs import MBARRIER, TENSOR_MAP, Array, Program, aligned, compile_cuda, require_fault, require_right
+from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
 

@@ -12,7 +12,8 @@ from fusegen.emulator import EmulatorBuildError, KernelFault, build
 from fusegen.emulator.rewrite import rewrite_vectors
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.targets.hip import MI250X
-from tests.programs import BUILDS, Array, aligned, compile_for, launch, needs_check, needs_compiler
+from tests.programs import Array, aligned, compile_for, launch
+from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
 

@@ -11,7 +11,8 @@ import pytest
 
 from fusegen.emulator import Buffer, EmulatorBuildError, build
 from fusegen.emulator.ptx import rewrite_asm
-from tests.programs import BUILDS, Program, aligned, compile_cuda, needs_compiler, require_right
+from tests.programs import Program, aligned, compile_cuda, require_right
+from tests.tools import BUILDS, needs_compiler
 
 pytestmark = needs_compiler
 

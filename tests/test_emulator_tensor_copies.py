@@ -13,17 +13,8 @@ from fusegen.emulator import EmulatorBuildError, KernelFault, LaunchError, build
 from fusegen.errors import RequestError
 from fusegen.tensor_map import TensorMap
 from fusegen.types import f16, f32
-from tests.programs import (
-    BUILDS,
-    MBARRIER,
-    TENSOR_MAP,
-    Array,
-    aligned,
-    compile_cuda,
-    launch,
-    needs_check,
-    needs_compiler,
-)
+from tests.programs import MBARRIER, TENSOR_MAP, Array, aligned, compile_cuda, launch
+from tests.tools import BUILDS, needs_check, needs_compiler
 
 TENSOR = (
     TENSOR_MAP

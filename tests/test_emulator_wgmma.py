@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fusegen.emulator import EmulatorBuildError, KernelFault, build
-from tests.programs import BUILDS, Array, aligned, compile_cuda, launch, needs_check, needs_compiler
+from tests.programs import Array, aligned, compile_cuda, launch
+from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
 

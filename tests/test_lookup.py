@@ -36,6 +36,7 @@ from fusegen.targets import H200, target
 from fusegen.types import DTYPES
 from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
 from tests.specs import storage_types
+from tests.tools import needs_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 SPECS = {spec.name: spec for spec in load_chains(ROOT / "specs")}
@@ -234,16 +235,7 @@ def test_the_gate_still_applies(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert built.source.plan.configuration == NAMES[0], "then the cost model's own"
 
 
-def emulated() -> bool:
-    from fusegen.emulator import EmulatorUnavailable, compiler
-
-    try:
-        return bool(compiler())
-    except EmulatorUnavailable:
-        return False
-
-
-@pytest.mark.skipif(not emulated(), reason="the emulator needs a C++ compiler; see `fusegen doctor`")
+@needs_compiler
 @pytest.mark.parametrize("name", NAMES)
 def test_whichever_is_measured_best_computes_the_same(
     place: Path, monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +15,8 @@ import pytest
 
 from fusegen import chain, dims, f16, f32, pipeline
 from fusegen import ops as F
-from fusegen.compiling import compiler_version
-from fusegen.emulator import EmulatorUnavailable, compiler, toolchain
-from fusegen.errors import KernelError, MissingError, RequestError
+from fusegen.emulator import toolchain
+from fusegen.errors import KernelError, RequestError
 from fusegen.planner.model import Plan, Source
 from fusegen.rendering import render
 from fusegen.runtime.cache import Entry, KernelCache, key_of
@@ -26,6 +24,7 @@ from fusegen.runtime.devices import Loaded
 from fusegen.targets import H200
 from fusegen.validation import validate
 from tests.pretend import PretendGpu
+from tests.tools import needs_both
 
 M, N = dims("M N")
 
@@ -42,11 +41,7 @@ def soft(x: f16[M, N]) -> f16[M, N]:
     return F.softmax(x)
 
 
-READY = False
-CAN_CHECK = toolchain.can_check()
-with contextlib.suppress(EmulatorUnavailable, MissingError):
-    READY = bool(compiler()) and bool(compiler_version("cuda"))
-pytestmark = pytest.mark.skipif(not READY, reason="needs NVRTC and a C++ compiler; see `fusegen doctor`")
+pytestmark = needs_both
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +110,7 @@ def test_the_fast_build_does_not_stand_for_the_checking_one(
 ) -> None:
     for check in (False, True):
         monkeypatch.setattr("fusegen.emulator.toolchain.can_check", lambda check=check: check)
-        if check and not CAN_CHECK:
+        if check and not toolchain.can_check():
             pytest.skip("the checking build needs g++")
         kernel = made()
         assert kernel.report.on == f"emulator ({'checking' if check else 'fast build'}), warp 32"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import fusegen
-from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import NoPlan
 from fusegen.products import split
 from fusegen.spec import Chain
@@ -14,22 +13,12 @@ from fusegen.types import DTYPES
 from fusegen.validation import validate
 from tests.product_chains import random_product, spec_text
 from tests.specs import PRODUCTS, storage_types
+from tests.tools import needs_compiler
 
 ODD = {"M": 37, "N": 75, "K": 83, "B": 2, "S": 19, "D": 83, "Q": 75, "G": 21}  # no multiple of anything
 EVEN = {"M": 64, "N": 96, "K": 64, "B": 2, "S": 16, "D": 64, "Q": 96, "G": 32}
 ONE = dict.fromkeys(ODD, 1) | {"M": 3}
 SIZES = {"odd": ODD, "even": EVEN, "one": ONE}
-
-
-def have_compiler() -> bool:
-    try:
-        compiler()
-    except EmulatorUnavailable:
-        return False
-    return True
-
-
-needs_compiler = pytest.mark.skipif(not have_compiler(), reason="needs a C++ compiler; see `fusegen doctor`")
 
 
 def at(spec: Chain, sizes: dict[str, int]) -> Chain:

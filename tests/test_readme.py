@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from fusegen import golden
 from fusegen.cli import app
-from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import MissingError
 from fusegen.spec import load_chains
 from fusegen.targets import target
+from tests.tools import needs_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -56,15 +56,7 @@ def test_quotes_are_what_they_quote(request: pytest.FixtureRequest) -> None:
     assert fresh == text, "README.md quotes what is no longer so; `pytest --update-golden` writes it anew"
 
 
-def have_compiler() -> bool:
-    try:
-        compiler()
-    except EmulatorUnavailable:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not have_compiler(), reason="the emulator needs a C++ compiler; see `fusegen doctor`")
+@needs_compiler
 @pytest.mark.parametrize("number", range(3))
 def test_python_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = blocks("python")[number]

@@ -22,9 +22,8 @@ import pytest
 
 from fusegen import bf16, chain, dims, f32, tuning
 from fusegen import ops as F
-from fusegen.compiling import Binary, compiler_version
+from fusegen.compiling import Binary
 from fusegen.database import Database, choose, graph_digest
-from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import MissingError, RequestError
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan, Source
@@ -37,6 +36,7 @@ from fusegen.tuning import Bench, Effort, Tuner, Unfit, wire
 from fusegen.tuning.child import Time
 from fusegen.tuning.search import PATIENCE
 from fusegen.validation import validate
+from tests.tools import needs_both
 from tests.tuning_child import COPY_RATE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,14 +55,6 @@ def doubled(x: f32[M, N]) -> f32[M, N]:
     return x + x
 
 
-def ready() -> bool:
-    try:
-        return bool(compiler()) and bool(compiler_version("cuda"))
-    except (EmulatorUnavailable, MissingError):
-        return False
-
-
-needs_tools = pytest.mark.skipif(not ready(), reason="needs NVRTC and a C++ compiler; see `fusegen doctor`")
 PLANS = candidates(normed.graph, H200).plans
 NAMES = [plan.configuration for plan in PLANS]
 
@@ -83,7 +75,7 @@ class Scripted(Bench):
 # ---------------------------------------------------------------- the search, its times from a script
 
 
-@needs_tools
+@needs_both
 def test_the_fastest_right_candidate_wins_and_the_rest_is_recorded(tmp_path: Path) -> None:
     """One of each fate. The times are scripted; validation is real."""
     script = {
@@ -118,7 +110,7 @@ def test_the_fastest_right_candidate_wins_and_the_rest_is_recorded(tmp_path: Pat
     assert [p.configuration for p in choice.plans[-4:]] == [NAMES[1], NAMES[3], NAMES[4], NAMES[5]], "tried last"
 
 
-@needs_tools
+@needs_both
 def test_what_hung_is_not_tried_again_unless_asked(tmp_path: Path) -> None:
     database = Database(tmp_path / "tuned.db")
     with Scripted({NAMES[1]: "crash"}) as bench:
@@ -134,7 +126,7 @@ def test_what_hung_is_not_tried_again_unless_asked(tmp_path: Path) -> None:
     assert {row.status for row in database.rows()} == {"ok"}
 
 
-@needs_tools
+@needs_both
 def test_a_crash_is_recorded_before_anything_else_can_go_wrong(tmp_path: Path) -> None:
     """The tuner itself is ended right after: what crashed is known to the next one."""
     database = Database(tmp_path / "tuned.db")
@@ -149,7 +141,7 @@ def test_a_crash_is_recorded_before_anything_else_can_go_wrong(tmp_path: Path) -
     assert bench.process is None, "the child is gone too"
 
 
-@needs_tools
+@needs_both
 def test_a_wrong_kernel_never_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest one computes something else; so does the cost model's own choice."""
     wrong = {NAMES[0], NAMES[2]}
@@ -171,7 +163,7 @@ def test_a_wrong_kernel_never_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [row.configuration for row in database.rows() if row.may_win] == [NAMES[1]]
 
 
-@needs_tools
+@needs_both
 def test_poor_estimates_and_spent_budgets_end_the_search() -> None:
     """Candidates whose estimate is more than twice that of the fastest are left out, unless a poor one proved fast."""
     graph = load_chains(ROOT / "specs" / "log_softmax.py")[0].at(T=64).graph
@@ -196,7 +188,7 @@ def test_poor_estimates_and_spent_budgets_end_the_search() -> None:
         assert len(Tuner(bench, None, Effort(budget_s=600)).tune(graph).trials) > near
 
 
-@needs_tools
+@needs_both
 def test_where_nothing_works_there_is_no_winner(tmp_path: Path) -> None:
     database = Database(tmp_path / "tuned.db")
     with Scripted({name: "refused" for name in NAMES}) as bench:
@@ -210,7 +202,7 @@ def test_where_nothing_works_there_is_no_winner(tmp_path: Path) -> None:
     json.dumps(report.facts(), allow_nan=False)
 
 
-@needs_tools
+@needs_both
 def test_what_can_not_be_kept_is_still_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
     with Scripted({}) as bench:
@@ -219,7 +211,7 @@ def test_what_can_not_be_kept_is_still_reported(tmp_path: Path, caplog: pytest.L
     assert "is not kept" in caplog.text
 
 
-@needs_tools
+@needs_both
 def test_progress_ends_where_it_said() -> None:
     seen: list[tuple[int, int]] = []
     with Scripted({}) as bench:
@@ -311,7 +303,7 @@ def test_long_chains_travel_too() -> None:
     assert len(wire.unpacked(wire.packed(graph)).nodes) == len(graph.nodes)
 
 
-@needs_tools
+@needs_both
 def test_what_travelled_is_still_right() -> None:
     from fusegen.runtime import Kernel
 

@@ -13,7 +13,6 @@ import pytest
 import fusegen
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.graph import Graph
 from fusegen.planner.cost import count_bytes, unfused_kernels
 from fusegen.planner.passes import simplify
@@ -25,6 +24,7 @@ from tests.chains import random_chain
 from tests.specs import ROWS
 from tests.test_products import ALL as PRODUCTS
 from tests.test_products import bias_gelu, norm_swiglu
+from tests.tools import needs_compiler
 
 SPECS = tuple(ROWS.values())
 B, M, N, K = dims("B M N K")
@@ -199,15 +199,7 @@ def test_a_take_alone_reads_what_it_takes() -> None:
     assert [p.reads for p in unfused(biased.graph) if p.operator == "take"] == [("add", "score"), ("add", "bias")]
 
 
-def have_compiler() -> bool:
-    try:
-        compiler()
-    except EmulatorUnavailable:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not have_compiler(), reason="the emulator needs a C++ compiler; see `fusegen doctor`")
+@needs_compiler
 @pytest.mark.parametrize("found", [*SPECS, *OWN], ids=lambda c: c.name)
 def test_pieces_run_as_kernels(found: Chain) -> None:
     graph = small(found).with_dtype(f32)  # so that nothing is rounded between them

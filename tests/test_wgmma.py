@@ -28,7 +28,7 @@ from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, Arguments
 from fusegen.targets import H200, TARGETS, Target
 from fusegen.targets.cuda import ARCHES
 from fusegen.validation import validate
-from tests.programs import needs_check
+from tests.tools import needs_check
 
 B, M, N, K, L = dims("B M N K L")
 
