@@ -38,6 +38,10 @@ PAIRS: Mapping[DType, str] = {
     bf16: "__floats2bfloat162_rn({0}, {1})",
 }
 PAIR_TYPES: Mapping[DType, str] = {f16: "__half2", bf16: "__nv_bfloat162"}
+ELEMENTS: Mapping[DType, str] = {  # element j of the pair in `word`; of bf16, the upper one is a float but for a mask
+    f16: "__half2float(reinterpret_cast<const __half*>(&word)[j])",
+    bf16: "__uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u)",
+}
 BRINGING = 40  # registers of a thread that brings slices
 SUMMING = 232  # and of one that sums: 40 + 2 x 232 are three times the 168 that each starts with
 
@@ -232,40 +236,57 @@ class WgmmaSpeller(Dialect):
     # ---- fragments of the left factor
 
     def fragments(self) -> Mapping[str, Any] | None:
-        """What a thread does with element j of a pair before it is multiplied."""
+        """What a thread does with a pair, `word`, before it is multiplied: with element j, and with both."""
         found, plan = self.plan.fragments, self.plan
         if found is None:
             return None
-        lines = [f"const float {found.load.value} = {self.to_value(plan.dtype, 'pair.at[j]')};"]
-        for each in found.vectors:
-            text = self.to_value(each.access.dtype, f"{each.access.name}_pair.at[j]")
-            lines.append(f"const {each.ctype} {each.value} = {text};")
-        lines += [self.statement(s) for s in found.body]
-        inside = f"depth + j < {plan.depth}" if plan.depth % LINE else ""
+        lines = [self.statement(s) for s in found.body]
+        inside = f"depth < {plan.depth}" if plan.depth % LINE else ""
         for r in found.statistics:
             lines.append(f"{f'if ({inside}) ' if inside else ''}{r.part}[i][quarter % 2] += {r.value};")
-        if found.changes:
+        if found.changes and not found.scale:
             lines.append(f"made[j] = {f'{inside} ? {found.value} : 0.0f' if inside else found.value};")
-        vectors = []
+        place = "k * 4 + quarter / 2 * 2"  # of what this lane needs of a slice
+        elements = {found.load: ELEMENTS[plan.dtype]}
         for each in found.vectors:
+            elements[each] = self.to_value(each.access.dtype, f"{each.access.name}_slice.at[{place} + j]")
+        text = " ".join(lines)
+        values = [
+            f"const {each.ctype} {each.value} = {element};"
+            for each, element in elements.items()
+            if re.search(rf"\b{each.value}\b", text)
+        ]
+        both = PAIRS[plan.dtype].format("made[0]", "made[1]")
+        if found.scale:
+            whole = f"*reinterpret_cast<const {PAIR_TYPES[plan.dtype]}*>(&{{}})".format
+            both = f"__hmul2({whole('word')}, {whole(f'{found.scale.access.name}_slice.at[{place}]')})"
+        return {
+            "lines": [*values, *lines],
+            "changes": found.changes,
+            "made": found.changes and not found.scale,
+            "both": both,
+            "pair_type": PAIR_TYPES[plan.dtype],
+            "parts": [r.part for r in found.statistics],
+            "depth": bool(inside and inside in text),
+            "odd": plan.slices % 2,
+        }
+
+    def slices(self) -> list[Mapping[str, str]]:
+        """How slices of the vectors [K] come to shared memory by pairs, and where they lie there: the 8 pairs that a
+        lane multiplies by together, since instructions that load count among those that wgmma waits for."""
+        plan, at = self.plan, self.plan.vectors_at
+        found: list[Mapping[str, str]] = []
+        for each in plan.fragments.vectors if plan.fragments else ():
             access = each.access
             name = "load" if access.mode == "vector" else "load_each"
             self.functions.add(name)
-            batch = "".join(f" + batch * {stride_name(access, plan.row_dims, place)}" for place in access.strided)
-            call = f"{name}<2>({access.name}_ptr{batch} + depth)"
+            call = f"{name}<2>({access.name}_ptr + depth)"
             if plan.depth % LINE:
                 call = f"depth < {plan.depth} ? {call} : {self.pair(access)}{{}}"
-            vectors.append({"type": self.pair(access), "name": f"{access.name}_pair", "call": call})
-        return {
-            "lines": lines,
-            "vectors": vectors,
-            "changes": found.changes,
-            "type": f"Vec<{self.ctype(plan.dtype)}, 2>",
-            "pair": PAIRS[plan.dtype].format("made[0]", "made[1]"),
-            "pair_type": PAIR_TYPES[plan.dtype],
-            "parts": [r.part for r in found.statistics],
-            "depth": any(re.search(r"\bdepth\b", text) for text in (*lines, *(v["call"] for v in vectors))),
-        }
+            lane = f"Vec<{self.ctype(access.dtype)}, {LINE // 4}>"
+            found.append({"type": self.pair(access), "lane": lane, "name": access.name, "call": call, "at": str(at)})
+            at += self.tile.stages * LINE * access.dtype.bytes
+        return found
 
     # ---- the epilogue
 
@@ -362,11 +383,10 @@ class WgmmaSpeller(Dialect):
         plan, tile = self.plan, self.tile
         vectors = [self.read(load, self.inside_col(span)) for span in plan.spans for load in span.vectors]
         left_copy, spans = self.left_copy(), [self.span(number) for number in range(len(plan.spans))]
-        fragments = self.fragments()
+        fragments, slices = self.fragments(), self.slices()
         text = " ".join(self.expressions())
         self.call_those_in(text)
-        ahead = [v["call"] for v in (*vectors, *(fragments["vectors"] if fragments else ()))]
-        everything = " ".join([*(span["text"] for span in spans), *ahead])
+        everything = " ".join([*(span["text"] for span in spans), *(v["call"] for v in vectors)])
         return {
             **self.frame(plan, text),
             "includes": self.includes(),
@@ -407,11 +427,12 @@ class WgmmaSpeller(Dialect):
             "spare": BUFFERS - 1,
             "vectors": vectors,
             "fragments": fragments,
+            "slices": slices,
+            "bringers": 2 if slices else 1,
             "own_rows": f" + own * {tile.parts * SEGMENT}" if tile.schedule == "halves" else "",
             "first_row": f"own * {tile.group_rows} + " if tile.schedule == "halves" else "",
             "chunk_sums": LINE // 2,
-            "half_steps": STEPS // 2,
-            "half_line": LINE // 2,
+            "pairs": LINE // 2,
             "ring_bytes": 8 * tile.stages,
             "columns": LINE // 8,
             "line": LINE,

@@ -127,6 +127,19 @@ def askew_sides(
     return x @ w.T, x @ v, x @ u.T
 
 
+@chain(B=2, M=130, N=72, K=72)
+def biased(x: f16[B, M, K], gain: f32[K], bias: f16[K], w: f16[B, K, N]) -> f16[B, M, N]:
+    """Vectors of two types."""
+    return (x * gain + bias) @ w
+
+
+@chain(M=130, N=72, K=136)
+def squared(x: bf16[M, K], gain: bf16[K], w: bf16[K, N]) -> bf16[M, N]:
+    """The scale of what has been scaled."""
+    h = x * gain
+    return h @ w * F.rsqrt(F.sum(F.square(h)))
+
+
 SIDES = (askew_sides, sides, paired, normed_sides, batched_sides)
 CHAINS = (*SIDES, bias_gelu, transposed, gated, mixed, batched, narrow, normed, normed_gated, activated)
 
@@ -171,7 +184,7 @@ def test_tiles_fit_and_are_told_apart(spec: Chain) -> None:
     assert len({p.configuration for p in found}) == len(found) >= 4
     for plan in found:
         assert plan.shared_bytes <= H200.shared_bytes
-        assert plan.shared_bytes == plan.tile.shared_bytes
+        assert plan.shared_bytes == plan.vectors_at + (4 * plan.fragments.slice_bytes if plan.fragments else 0)
         assert plan.tile.barriers_at % 1024 == 0
         assert plan.threads == 384
 
@@ -216,6 +229,11 @@ def topped(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
     return x @ w + F.max(x)
 
 
+@chain(M=64, N=64, K=64)
+def crowded(x: bf16[M, K], a: f32[K], b: f32[K], c: f32[K], w: bf16[K, N]) -> bf16[M, N]:
+    return (x * a + b * c) @ w
+
+
 @chain(M=64, K=64)
 def residual(x: bf16[M, K], gain: bf16[K], w: bf16[K, K]) -> bf16[M, K]:
     return (x * gain) @ w + x
@@ -257,6 +275,7 @@ REFUSED = [
     (added, {}, "is computed from x, y; wgmma prepares one matrix of its own type"),
     (shifted, {}, "left factor needs .*, one value a row, before it is multiplied"),
     (topped, {}, "max at .*: wgmma takes sums along the rows alone"),
+    (crowded, {}, "slices of the vectors .* take 3072 bytes of shared memory; wgmma leaves them 3008"),
     (residual, {}, "x is used in two ways"),
     (tf32, {}, "is of f32; wgmma takes f16 and bf16"),
     (three, {}, "3 products are used together; wgmma has registers for the sums of 2"),
@@ -353,17 +372,42 @@ def test_two_products_share_a_tile(schedule: str, cluster: int) -> None:
 
 
 @needs_check
-@pytest.mark.parametrize("schedule", ["turns", "halves"])
-@pytest.mark.parametrize("spec", [normed, normed_gated, activated], ids=lambda spec: spec.graph.name)
-def test_left_factors_are_prepared_in_registers(spec: Chain, schedule: str) -> None:
-    plan = plan_of(spec, schedule)
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("spec", [normed, normed_gated, activated, rooted], ids=lambda spec: spec.graph.name)
+def test_left_factors_are_prepared_in_registers(spec: Chain, cluster: int) -> None:
+    plan = plan_of(spec, "halves", cluster)
     assert plan.fragments
     assert validate(kernel_of(plan), quick=True).ok
 
 
 @needs_check
 def test_prepared_factors_in_any_layout() -> None:
-    assert validate(kernel_of(plan_of(normed)), cases=("layout",)).ok
+    assert validate(kernel_of(plan_of(normed, "halves")), cases=("layout",)).ok
+
+
+@needs_check
+@pytest.mark.parametrize(("spec", "depth"), [(normed, 520), (biased, 520), (biased, 72)])
+def test_slices_of_vectors_come_around_the_ring(spec: Chain, depth: int) -> None:
+    """Several tiles for a block, and more slices than the ring has places or fewer."""
+    graph = spec.at(M=390, N=264, K=depth).graph
+    plan = next(p for p in plans(graph, target=replace(H200, sms=2)) if p.cluster == 1)
+    assert plan.fragments
+    assert validate(kernel_of(plan), rows=(390,), cases=("rows",)).ok
+
+
+def test_pairs_are_scaled_at_once_where_that_rounds_alike() -> None:
+    """By a vector of the matrix's own type, whose product f32 holds exactly; a statistic may still need the product."""
+    found = {spec.graph.name: plan_of(spec, "halves").fragments for spec in (normed, biased, activated, squared)}
+    assert {name: bool(each and each.scale) for name, each in found.items()} == {
+        "normed": True, "biased": False, "activated": False, "squared": True,
+    }  # fmt: skip
+    assert [s.name for s in found["squared"].body] == ["h", "square"]
+    assert [s.name for s in found["normed"].body] == ["square"]
+
+
+@needs_check
+def test_statistics_of_what_is_scaled() -> None:
+    assert validate(kernel_of(plan_of(squared, "halves")), quick=True).ok
 
 
 @needs_check
@@ -445,13 +489,18 @@ def test_broken_kernels_are_caught(schedule: str, cluster: int, old: str, new: s
 
 
 BROKEN_FRAGMENTS = [  # at a depth of 72, whose last slice is mostly zeros, or of more slices than the ring has places
-    (72, "prepared[half][k][i], fragments", "prepared[0][k][i], fragments"),
+    (72, "unsigned& word = prepared[which]", "unsigned& word = prepared[0]"),
     (72, "^ lane % 8) * 16", ") * 16"),
     (72, "sum_part[i][r8], 2);", "sum_part[i][r8], 1);"),
-    (72, "depth + j < 72 ? mul : 0.0f", "gain == 0.0f ? 1.0f / gain : mul"),
-    (72, "if (depth + j < 72) ", ""),
+    (72, "depth < 72 ? mul : 0.0f", "gain == 0.0f ? 1.0f / gain : mul"),
+    (72, "if (depth < 72) ", ""),
     (72, "sum_part[i][quarter % 2]", "sum_part[i][quarter / 2]"),
+    (72, "lane % 4 * 8 + lane / 4", "lane"),
+    (72, "depth < 72 ? load<2>(gain_ptr + depth) : Vec<__nv_bfloat16, 2>{}", "load<2>(gain_ptr + depth)"),
     (520, "__syncwarp();  // all lanes have read", "// all lanes have read"),
+    (520, "start_barrier(full + 8 * stage, 2)", "start_barrier(full + 8 * stage, 1)"),
+    (520, "__syncwarp();  // all pairs are there", ""),
+    (520, "wait_at(empty + 8 * stage, parity);\n          gain_slices", "gain_slices"),
 ]
 
 
@@ -462,7 +511,7 @@ def test_broken_fragments_are_caught(depth: int, old: str, new: str) -> None:
         assert old in text
         return text.replace(old, new)
 
-    kernel = kernel_of(plan_of(rooted.at(K=depth)), edit)
+    kernel = kernel_of(plan_of(rooted.at(K=depth), "halves"), edit)
     kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
     assert not validate(kernel, rows=(130,), cases=("rows",)).ok
 
@@ -470,7 +519,7 @@ def test_broken_fragments_are_caught(depth: int, old: str, new: str) -> None:
 @needs_check
 @pytest.mark.parametrize("depth", [72, 520])
 def test_an_unbroken_one_is_not(depth: int) -> None:
-    assert validate(kernel_of(plan_of(rooted.at(K=depth))), rows=(130,), cases=("rows",)).ok
+    assert validate(kernel_of(plan_of(rooted.at(K=depth), "halves")), rows=(130,), cases=("rows",)).ok
 
 
 @needs_check
@@ -479,11 +528,14 @@ def test_unbroken_ones_are_not(schedule: str, cluster: int) -> None:
     assert validate(kernel_of(deep(schedule, cluster)), rows=(520,), cases=("rows",)).ok
 
 
-@pytest.mark.parametrize("schedule", ["turns", "halves"])
+PREPARED = (normed, normed_sides, normed_gated, activated, rooted, biased, squared)
+
+
 @pytest.mark.parametrize(
-    "spec",
-    [bias_gelu, gated, mixed, normed, normed_gated, sides, normed_sides, askew_sides],
-    ids=lambda spec: spec.graph.name,
+    ("spec", "schedule"),
+    [(spec, schedule) for spec in (bias_gelu, gated, mixed, sides, askew_sides) for schedule in ("turns", "halves")]
+    + [(spec, "halves") for spec in PREPARED],
+    ids=lambda value: value if isinstance(value, str) else value.graph.name,
 )
 def test_nothing_spills(spec: Chain, schedule: str) -> None:
     large = spec.at(**{str(d): 1024 for d in spec.graph.sizes})

@@ -126,11 +126,15 @@ class Fragments:
     """The left factor's elements, computed in registers from a matrix [.., M, K] and vectors [K].
 
     `load` is the matrix, `value` is rounded and multiplied. `statistics` are sums along a row, which a thread takes of
-    what passes it; their results are row values of what comes behind the products.
+    what passes it; their results are row values of what comes behind the products. Slices of the vectors come to shared
+    memory with those of the factors. Where the value is an element times that of a vector of its own type, `scale`,
+    `body` leaves it out: f32 holds such a product exactly, so the instruction that multiplies two at a time and rounds
+    each once gives the same.
     """
 
     load: Load
     vectors: tuple[Load, ...]
+    scale: Load | None
     body: tuple[Statement, ...]
     value: str
     statistics: tuple[Reduction, ...]
@@ -139,6 +143,11 @@ class Fragments:
     def changes(self) -> bool:
         """False where the matrix itself is multiplied, and only statistics are taken of it."""
         return self.value != self.load.value
+
+    @property
+    def slice_bytes(self) -> int:
+        """Of all vectors."""
+        return LINE * sum(found.access.dtype.bytes for found in self.vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +211,11 @@ class WgmmaPlan(Plan):
     @property
     def static_shared_bytes(self) -> int:
         return 0
+
+    @property
+    def vectors_at(self) -> int:
+        """Where slices of the vectors that the left factor is computed from lie in shared memory."""
+        return self.tile.shared_bytes
 
     @property
     def slices(self) -> int:

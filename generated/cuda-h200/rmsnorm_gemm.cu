@@ -182,7 +182,7 @@ rmsnorm_gemm(
   const unsigned empty = full + 32;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < 4; ++stage) {
-      start_barrier(full + 8 * stage, 1);
+      start_barrier(full + 8 * stage, 2);
       start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -212,12 +212,33 @@ rmsnorm_gemm(
         }
       }
     }
+    if (threadIdx.x / 32 == 1) {  // a warp brings slices of the vectors along the depth, a pair a lane
+      const int lane = threadIdx.x % 32;
+      Vec<__nv_bfloat16, 2>* const gain_slices = reinterpret_cast<Vec<__nv_bfloat16, 2>*>(shared + 229440);
+      int stage = 0;
+      unsigned parity = 1;
+      for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        for (int step = 0; step < 64; ++step) {
+          const int depth = step * 64 + lane * 2;
+          const Vec<__nv_bfloat16, 2> gain_pair = load<2>(gain_ptr + depth);
+          wait_at(empty + 8 * stage, parity);
+          gain_slices[stage * 32 + lane % 4 * 8 + lane / 4] = gain_pair;
+          __syncwarp();  // all pairs are there
+          if (lane == 0) arrive_at(full + 8 * stage);
+          if (++stage == 4) {
+            stage = 0;
+            parity ^= 1;
+          }
+        }
+      }
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int own = role - 1;  // which of the two groups this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + 196608 + (own * 4 + warp) * 4096;  // of this warp's boxes
     const unsigned fragments = left + own * 8192 + (warp * 16 + lane % 16) * 128;  // the row whose place this lane gives
+    const Vec<__nv_bfloat16, 16>* const gain_slices = reinterpret_cast<const Vec<__nv_bfloat16, 16>*>(shared + 229440) + lane % 4;
     const unsigned long long right_slices = describe(0x4000004000000000ull, right);
     float sums[1][128];
     int stage = 0;
@@ -227,61 +248,56 @@ rmsnorm_gemm(
       const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
       float total_part[1][2] = {};
       int before = 0;
-      for (int step = 0; step < 64; ++step) {
-        wait_at(full + 8 * stage, parity);
-        unsigned prepared[2][2][1][4];  // of two halves: what is being multiplied must stay
+      for (int two = 0; two < 64; two += 2) {
+        unsigned prepared[2][4][1][4];  // of two slices: what is being multiplied must stay
         #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int which = 0; which < 2; ++which) {
+          const int step = two + which;
+          wait_at(full + 8 * stage, parity);
+          const Vec<__nv_bfloat16, 16> gain_slice = gain_slices[stage * 4];
           #pragma unroll
-          for (int k = 0; k < 2; ++k) {
+          for (int k = 0; k < 4; ++k) {
             #pragma unroll
             for (int i = 0; i < 1; ++i) {
               load_fragment(
-                  prepared[half][k][i], fragments + stage * 16384 + i * 8192 +
-                  ((half * 4 + k * 2 + lane / 16) ^ lane % 8) * 16);
+                  prepared[which][k][i],
+                  fragments + stage * 16384 + i * 8192 + ((k * 2 + lane / 16) ^ lane % 8) * 16);
             }
             #pragma unroll
             for (int quarter = 0; quarter < 4; ++quarter) {  // rows lane / 4 and 8 more, then 8 columns on
-              const int depth = step * 64 + half * 32 + k * 16 + quarter / 2 * 8 + lane % 4 * 2;
-              const Vec<__nv_bfloat16, 2> gain_pair = load<2>(gain_ptr + depth);
               #pragma unroll
               for (int i = 0; i < 1; ++i) {
-                const Vec<__nv_bfloat16, 2> pair = *reinterpret_cast<const Vec<__nv_bfloat16, 2>*>(&prepared[half][k][i][quarter]);
-                float made[2];
+                unsigned& word = prepared[which][k][i][quarter];
                 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                  const float x = __bfloat162float(pair.at[j]);
-                  const float gain = __bfloat162float(gain_pair.at[j]);
-                  const float mul = x * gain;
+                  const float x = __uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u);
                   const float square = x * x;
                   total_part[i][quarter % 2] += square;
-                  made[j] = mul;
                 }
-                const __nv_bfloat162 both = __floats2bfloat162_rn(made[0], made[1]);
-                prepared[half][k][i][quarter] = *reinterpret_cast<const unsigned*>(&both);
+                const __nv_bfloat162 both = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&word), *reinterpret_cast<const __nv_bfloat162*>(&gain_slice.at[k * 4 + quarter / 2 * 2]));
+                word = *reinterpret_cast<const unsigned*>(&both);
               }
             }
           }
+          __syncwarp();  // all lanes have read the slice before one gives its place back
           asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
           #pragma unroll
-          for (int k = 0; k < 2; ++k) {
+          for (int k = 0; k < 4; ++k) {
             #pragma unroll
             for (int i = 0; i < 1; ++i) {
               multiply_add(
-                  sums[i], prepared[half][k][i],
-                  right_slices + stage * 2048 + (half * 2 + k) * 2,
-                  (step | half | k) != 0);
+                  sums[i], prepared[which][k][i], right_slices + stage * 2048 + k * 2,
+                  (step | k) != 0);
             }
           }
           asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the half before has been read
-          if (half == 0 && step > 0 && lane == 0) arrive_at(empty + 8 * before);
-        }
-        __syncwarp();  // all lanes have read their fragments before one gives the place back
-        before = stage;
-        if (++stage == 4) {
-          stage = 0;
-          parity ^= 1;
+          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been multiplied
+          if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
+          before = stage;
+          if (++stage == 4) {
+            stage = 0;
+            parity ^= 1;
+          }
         }
       }
       #pragma unroll

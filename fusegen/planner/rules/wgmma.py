@@ -16,6 +16,19 @@ product (medians of 41, L2 cold, one run). In shares of its time, at 4096^3, 163
 Halves make something of a tile's sums while nobody multiplies. Turns hide that; they move half as much again through
 shared memory, which shows only where the power limit does not hold the clock down. SwiGLU at 4096 x 14336 x 4096 took
 0.958 by turns and 1.007 in halves. At 4096^3, 5 slices of the ring took 1.051 and 4 took 1.078, where 6 took 1.036.
+
+A left factor that is computed goes to the tensor cores from registers. A group that prepares its fragments of a slice
+has until the other group is done with its own, and each instruction more than fits costs. RMSNorm with its gain before
+4096 x 6144 x 4096, in shares of cuBLAS's bare product (medians of 30 or 24, L2 cold, four runs):
+
+    fragments of half a slice at a time, by f32, the gain from global memory            1.21
+    of a slice at a time, the gain in pairs, which round once as f32 does                1.05
+    the gain's slice in shared memory with the others, a load for each pair              1.07
+    8 pairs together, and bf16 taken out of a pair by a shift and a mask                 1.02
+    without the gain                                                                     1.00
+    of a quarter of a slice at a time, prepared between the other quarters' products     1.13
+    by turns                                                                             1.31
+    three more warps that rewrite the slices in shared memory                            1.24
 """
 
 from __future__ import annotations
@@ -23,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fusegen.graph import Extent, Graph, Kind, Tensor
+from fusegen.graph import Extent, Graph, Kind, Node, Tensor
 from fusegen.naming import entry_name, value_names
 from fusegen.planner.cost import decisions
 from fusegen.planner.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
@@ -67,7 +80,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     draft = Draft.of(graph, hoisted, parts, found, target, layout)
     draft.check_ways()
     for tile in TILES:
-        if draft.divides(tile):
+        if draft.suits(tile):
             yield draft.plan(tile)
 
 
@@ -157,7 +170,13 @@ class Draft:
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph, hoisted = self.graph, self.hoisted
-        first = self.parts.products[0]
+        first, fragments = self.parts.products[0], self.fragments()
+        shared = tile.shared_bytes + (tile.stages * fragments.slice_bytes if fragments else 0)
+        if shared > self.target.shared_bytes:
+            raise NoMatch(
+                f"slices of the vectors that the left factor is computed from take {shared - tile.shared_bytes} bytes "
+                f"of shared memory; wgmma leaves them {self.target.shared_bytes - tile.shared_bytes}"
+            )
         plan = WgmmaPlan(
             name=entry_name(graph),
             graph=graph,
@@ -172,12 +191,12 @@ class Draft:
             accesses=tuple(self.access.values()),
             params=self.params(tile),
             folded=False,
-            shared_bytes=tile.shared_bytes,
+            shared_bytes=shared,
             tile=tile,
             depth=size_of(first.contracted, graph.sizes),
             dtype=first.left.dtype,
             left=self.operand(self.matrix or first.left.operand),
-            fragments=self.fragments(),
+            fragments=fragments,
             spans=self.spans(tile),
             decisions=decisions(graph),
             rounding=product_rounding(graph),
@@ -223,8 +242,11 @@ class Draft:
         """Products of a tile."""
         return len(self.groups[0].products)
 
-    def divides(self, tile: WgmmaTile) -> bool:
-        """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole."""
+    def suits(self, tile: WgmmaTile) -> bool:
+        """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. And
+        does someone multiply while a group prepares its left factor?"""
+        if self.matrix is not None and tile.schedule == "turns":
+            return False
         share = tile.cols // self.together // tile.cluster
         return share % LINE == 0 or all(self.operand(p.right.operand).along for p in self.parts.products)
 
@@ -240,12 +262,16 @@ class Draft:
         if matrix is None:
             return None
         names, left = value_names(graph), self.parts.lefts[0].node
-        needed = within(graph, left, *(s.node.inputs[0] for s in self.parts.statistics))
+        summed = [s.node.inputs[0] for s in self.parts.statistics]
+        needed = within(graph, left, *summed)
         inputs = [t for t in graph.inputs if t.shape and t.node in needed and t is not matrix]
+        scale = next((t for t in inputs if scales(left, matrix, t)), None)
+        computed = within(graph, *summed) if scale else needed
         return Fragments(
             load=load(graph, self.access[matrix.name], matrix),
             vectors=tuple(load(graph, self.access[t.name], t) for t in inputs),
-            body=indexed(graph, [n for n in graph.nodes if n in needed and is_computed(n)]),
+            scale=load(graph, self.access[scale.name], scale) if scale else None,
+            body=indexed(graph, [n for n in graph.nodes if n in computed and is_computed(n)]),
             value=names[left],
             statistics=tuple(
                 Reduction("sum", names[s.node.inputs[0]], (names[s.node],)) for s in self.parts.statistics
@@ -323,6 +349,11 @@ def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
     if matrices[0].node in behind:
         raise NoMatch(f"{matrices[0].name} is used in two ways; wgmma walks each tensor in one")
     return matrices[0]
+
+
+def scales(left: Node, matrix: Tensor, vector: Tensor) -> bool:
+    """Is the factor the matrix times the vector, element by element, both of one type?"""
+    return left.op.name == "mul" and set(left.inputs) == {matrix.node, vector.node} and vector.dtype is matrix.dtype
 
 
 def early(loads: list[Load]) -> tuple[Load, ...]:
