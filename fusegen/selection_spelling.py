@@ -59,7 +59,7 @@ class SelectionSpeller(Speller):
         for load in loads:
             name, vector = f"{load.access.name}_vec", self.vec_type(load.access)
             read, call, inside = vector, self.from_memory, within.from_memory
-            made = f"const {vector}& {name} = {name}_next[p];"
+            made = f"const {vector} {name} = {name}_next[p];"
             if load.access.mode == "across":
                 read, call, inside = self.span_type(load.access), self.span_from_memory, within.span_from_memory
                 made = f"const {vector} {name} = joined({name}_next[p], {self.pointer(load.access)});"
@@ -251,7 +251,7 @@ class SelectionSpeller(Speller):
         warps = plan.threads // warp
         room = chosen.entries // warps
         want = -(-chosen.k // (warps * tile.cluster))
-        inside, length = self.inside_turns(), chosen.note * tile.vector
+        length = chosen.note * tile.vector
         step = tile.threads_per_row * tile.vector
         beyond = bool(self.guard() or self.whole())  # may a noted vector reach beyond the row?
         return {
@@ -269,9 +269,8 @@ class SelectionSpeller(Speller):
             "enough": self.enough(room, chosen.limit // warps),
             "waits": not any(stage.reductions for stage in plan.stages[:-1]),
             "col": self.col_of("turn + p"),
-            "first_inside": "true" if inside else "false",
-            "turns": self.parted("turn", inside, tile.per_thread),
-            "next_turns": self.parted(f"turn + {chosen.turn}", inside - chosen.turn, tile.per_thread - chosen.turn),
+            "next_col": self.col_of(f"turn + p + {chosen.turn}"),
+            "inside_turns": self.inside_turns(),
             "noted_col": self.col_of(f"from + (slot + i) * {chosen.note}" if chosen.note > 1 else "from + slot + i"),
             "element_col": "element"
             if chosen.note == 1
@@ -290,11 +289,3 @@ class SelectionSpeller(Speller):
         if self.selection.segment >= plan.tile.per_thread:
             return last if plan.cluster > 1 else ""
         return f"(turn + {self.selection.turn} < {plan.tile.per_thread} ? {(room + limit) // 2} : {last})"
-
-    def parted(self, turn: str, inside: int, count: int) -> list[Mapping[str, str]]:
-        """The tests for turns whose vectors all lie in the row, and for the others: `inside` of `count` vectors do."""
-        inner = {"inside": "true", "test": f"{turn} < {self.inside_turns()}"}
-        outer = {"inside": "false", "test": f"{turn} < {self.plan.tile.per_thread}"}
-        if inside >= count:
-            return [{**inner, "test": outer["test"]}] if count > 0 else []
-        return [inner, outer] if inside > 0 else [outer]

@@ -344,7 +344,7 @@ MUTATIONS: tuple[Mutation, ...] = (
              "if (key != key) return 0x00800000u;"),
     mutation("threshold too high", "fewer than k reach it", CHOSEN, r"int want = \d+", "int want = 1"),
     mutation("threshold drops what equals it", "ties with the bound of the same turn are lost", CHOSEN,
-             r"limit = below\(order\)", "limit = beyond(order)"),
+             r"limit = below\(order\)", "limit = key_at(order)"),
     mutation("ties with later columns", "a threshold of later segments lets go of what must stay", SEGMENTED,
              r"bar = beyond\(order\)", "bar = __int_as_float(0x7f800000)"),
     mutation("cut too high", "the last of the k best falls away", CHOSEN, r"return low - 1;",

@@ -193,11 +193,6 @@ __device__ __forceinline__ float below(unsigned order) {
   return key_at(before < masked ? masked : before > infinite ? infinite : before);
 }
 
-// the threshold at `order`: what is larger has a larger order
-__device__ __forceinline__ float beyond(unsigned order) {
-  return key_at(order > infinite ? infinite : order - (order == 0x7fffffffu));
-}
-
 // the largest of a vector's keys; NaN is
 __device__ __forceinline__ float largest(const float (&keys)[4]) {
   float v = keys[0];
@@ -402,15 +397,20 @@ scale_mask_softmax_topk(
       }
     }
   };
-  const auto see = [&](int turn, bool inside) {
+  const auto see = [&](int turn, bool inside, bool ahead) {
     float peaks[4];
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
       peaks[p] = -INFINITY;
       const int col = ((turn + p) * 512 + lane) * 4;
       if (inside || col < 32000) {
-        const Vec<float, 4>& logits_vec = logits_vec_next[p];
-        const Vec<unsigned char, 4>& mask_vec = mask_vec_next[p];
+        const Vec<float, 4> logits_vec = logits_vec_next[p];
+        const Vec<unsigned char, 4> mask_vec = mask_vec_next[p];
+        if (ahead) {  // the vector of the next turn is on its way while this one's elements are computed
+          const int col = ((turn + p + 4) * 512 + lane) * 4;
+          logits_vec_next[p] = load<4>(logits_row + col);
+          mask_vec_next[p] = load<4>(mask_row + col);
+        }
         float keys[4];
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -436,10 +436,12 @@ scale_mask_softmax_topk(
   read(0, true);
   #pragma unroll 1
   for (int turn = 0; turn < 16; turn += 4) {
-    if (turn < 12) see(turn, true);
-    else see(turn, false);
-    if (turn + 4 < 12) read(turn + 4, true);
-    else if (turn + 4 < 16) read(turn + 4, false);
+    if (turn < 12) {
+      see(turn, true, turn < 8);
+    } else {
+      see(turn, false, false);
+    }
+    if (turn >= 8 && turn < 12) read(turn + 4, false);
   }
 
   // what 128 elements reach is a threshold; vectors with keys above it are noted

@@ -140,11 +140,6 @@ __device__ __forceinline__ float below(unsigned order) {
   return key_at(before < masked ? masked : before > infinite ? infinite : before);
 }
 
-// the threshold at `order`: what is larger has a larger order
-__device__ __forceinline__ float beyond(unsigned order) {
-  return key_at(order > infinite ? infinite : order - (order == 0x7fffffffu));
-}
-
 // the largest of a vector's keys; NaN is
 __device__ __forceinline__ float largest(const float (&keys)[8]) {
   float v = keys[0];
@@ -341,14 +336,18 @@ topk(
       }
     }
   };
-  const auto see = [&](int turn, bool inside) {
+  const auto see = [&](int turn, bool inside, bool ahead) {
     float peaks[4];
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
       peaks[p] = -INFINITY;
       const int col = ((turn + p) * 256 + lane) * 8;
       if (inside || col < 128256) {
-        const Vec<__bf16, 8>& logits_vec = logits_vec_next[p];
+        const Vec<__bf16, 8> logits_vec = logits_vec_next[p];
+        if (ahead) {  // the vector of the next turn is on its way while this one's elements are computed
+          const int col = ((turn + p + 4) * 256 + lane) * 8;
+          logits_vec_next[p] = load<8>(logits_row + col);
+        }
         float keys[8];
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -370,10 +369,12 @@ topk(
   read(0, true);
   #pragma unroll 1
   for (int turn = 0; turn < 64; turn += 4) {
-    if (turn < 60) see(turn, true);
-    else see(turn, false);
-    if (turn + 4 < 60) read(turn + 4, true);
-    else if (turn + 4 < 64) read(turn + 4, false);
+    if (turn < 60) {
+      see(turn, true, turn < 56);
+    } else {
+      see(turn, false, false);
+    }
+    if (turn >= 56 && turn < 60) read(turn + 4, false);
   }
 
   // what 50 elements reach is a threshold; vectors with keys above it are noted

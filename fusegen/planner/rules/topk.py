@@ -56,6 +56,9 @@ TURN_ELEMENTS = 32  # of a thread: they wait in registers
 # Of a thread: left alone ptxas takes 75 to 90, most of them for what is rare, and few blocks are resident. With so many
 # it spills nothing of a masked softmax of f32, nor of a ragged one of bf16.
 REGISTERS = 64
+MORE_REGISTERS = (
+    80  # where a turn's vectors are on their way while a segment's candidates are found, or groups are many
+)
 
 
 def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
@@ -151,8 +154,12 @@ def threshold_of(walks: Picking, k: int, tile: Tile, turn: int, target: Target) 
     )
     if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
         return chosen
-    blocks = target.registers_per_sm // (tile.threads * REGISTERS)
+    blocks = target.registers_per_sm // (tile.threads * wanted_registers(chosen, tile))
     return replace(chosen, resident=blocks) if blocks else None
+
+
+def wanted_registers(chosen: Selection, tile: Tile) -> int:
+    return MORE_REGISTERS if chosen.segment < tile.per_thread or chosen.groups > 4 else REGISTERS
 
 
 def selection_of(walks: Picking, k: int, by: str) -> Selection:
@@ -201,7 +208,7 @@ def registers_of(chosen: Selection, tile: Tile) -> int:
     """NVRTC took 31, 39 and 56 for teams with 8, 16 and 32 elements a lane; hiprtc 80 to 130 for thresholds."""
     if chosen.by == "team":
         return 24 + tile.per_thread * tile.vector
-    return REGISTERS if chosen.resident else 96
+    return wanted_registers(chosen, tile) if chosen.resident else 96
 
 
 def team_text(tile: Tile, target: Target) -> str:
