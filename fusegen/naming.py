@@ -47,7 +47,7 @@ PRODUCT_FRAME = frozenset(
     slice step depth left right place k m s last to from band count within gathered load_chunk copy_chunk
     load_left load_right load_left_half load_left_across load_right_across load_left_half_across load_fragment
     multiply_add copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2
-    right_ptr right_2_ptr
+    right_ptr right_2_ptr copy_once in_shared
     left_slices right_slices full empty turn turn_parity role own parity stage arrived number at batch before sums
     staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of start_barrier wait_at arrive_at arrive_in
     expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter

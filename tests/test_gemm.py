@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fusegen import Chain
-from fusegen.compiling import compile_source
+from fusegen.compiling import compile_source, disassemble
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, MissingError, NoPlan
 from fusegen.pipeline import gate
@@ -173,6 +173,23 @@ def test_few_rows_stream_and_many_tile() -> None:
         assert many.tile.rows * many.tile.cols >= 128 * 128
 
 
+@pytest.mark.parametrize(("spec", "rows", "once"), [
+    (gemms.bias_gelu, 8, True), (gemms.bias_gelu, 64, True), (gemms.bias_gelu, 65, False),
+    (gemms.batched, 8, True), (gemms.qkv, 8, True),
+])  # fmt: skip
+def test_right_factors_pass_by_once_where_rows_are_few(spec: Chain, rows: int, once: bool) -> None:
+    for p in gemm_plans(spec.at(M=rows, **({"B": 2} if spec is gemms.qkv else {})).graph, CUDA):
+        assert {f.once for f in p.factors if f.side == "cols"} == {once}
+        assert not any(f.once for f in p.left), "each block reads the left operand"
+        assert ("copy_once(" in render(p).text) == once
+
+
+def test_what_several_products_share_does_not_pass_by_once() -> None:
+    """Batches that can't be walked as rows of one product take the same weights, one after another."""
+    for p in gemm_plans(gemms.qkv.at(M=8).graph, CUDA, Layout(split=True)):
+        assert not any(f.once for f in p.factors)
+
+
 @pytest.mark.parametrize(("spec", "said"), gemms.REFUSED, ids=lambda value: getattr(value, "name", ""))
 def test_what_it_cannot_hold_is_a_sentence(spec: Chain, said: str) -> None:
     found = candidates(spec.graph, H200)
@@ -189,6 +206,22 @@ def test_what_it_cannot_hold_is_a_sentence(spec: Chain, said: str) -> None:
 def test_the_text_depends_on_nothing_else() -> None:
     one, other = (render(plan_for(gemms.qkv, CUDA)).text for _ in range(2))
     assert one == other
+
+
+@pytest.mark.parametrize("chosen", ["gemm 32x64x64 1x2 4", "gemm 64x32x64 1x1 4 teams=4 cluster=4 group=1"])
+def test_no_address_shares_the_registers_of_a_policy(chosen: str) -> None:
+    """A copy to [register + uniform register] has its policy in what lies behind the latter. ptxas mixes such copies
+    with others that then find no policy: on an H200 the second candidate met an illegal instruction."""
+    plans = gemm_plans(gemms.bias_gelu.at(M=64, N=4096, K=4096).graph, CUDA)
+    (found,) = (p for p in plans if p.configuration == chosen)
+    text, threads, room = render(found).text, found.threads, found.shared_bytes
+    try:
+        made = compile_source(text, found.name, found.target, filename="gemm", threads=threads, dynamic_shared=room)
+        copies = re.findall(r"LDGSTS\S* \[(.*?)\]", disassemble(made))
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    assert copies
+    assert not [address for address in copies if "UR" in address]
 
 
 @pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200", "hip:gfx90a", "hip:mi300x"])

@@ -100,8 +100,6 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         inner = tile.depth // plan.atom.depth
         if fetches:
             self.functions.update(("load", "load_chunk"))
-        if plan.copies:
-            self.functions.add("copy_chunk")
         text = " ".join(expressions(plan))
         self.call_those_in(text)
         counts = {

@@ -50,11 +50,15 @@ class FactorSpeller(GemmWords):
             place = f"{name}_to" + (f" + v * {jump * chunks * CHUNK}" if passes > 1 else "")
         advance = str(self.tile.depth * self.tile.shares)
         thread = self.thread if "%" not in self.thread else "lane"
+        if f.copied:
+            self.functions.add("copy_once" if f.once else "copy_chunk")
         return {
             "name": name,
             "own": own,
             "copied": f.copied,
             "prepared": not f.copied or (f is self.plan.left[0] and self.plan.prologue is not None),
+            "once": f.once,
+            "bytes": f"({place}) * {f.access.dtype.bytes}",
             "width": f.width,
             "passes": passes,
             "jump": jump,

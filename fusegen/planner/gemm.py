@@ -96,7 +96,8 @@ class Factor:
     """One tensor of a product: how its tile is read, and how it lies in shared memory.
 
     `along`: neighbours in memory differ in depth, else in the side. `tile_along`: the same of the tile. `width`:
-    elements that one copy or load moves. `copied`: asynchronously, past the registers.
+    elements that one copy or load moves. `copied`: asynchronously, past the registers. `once`: read once, which the L2
+    cache is told.
     """
 
     access: Access
@@ -108,6 +109,7 @@ class Factor:
     pointer: str
     stride: str  # the kernel's argument: of the axis whose neighbours are not next to each other
     batch: tuple[tuple[str, str], ...] = ()  # (index, stride argument) of each further dimension that it moves along
+    once: bool = False
 
     @property
     def name(self) -> str:

@@ -117,6 +117,16 @@ SPELLING = Spelling(
             "  }",
             "}",
         ),
+        "copy_once": (
+            "unsigned long long policy;",
+            'asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));',
+            'asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"',
+            '    :: "r"(to), "l"(from), "r"(count * 2), "l"(policy) : "memory");',
+        ),
+        # ptxas (of NVRTC 13.0 and 13.5) may put a uniform part of the address into half of the pair of registers that
+        # holds the policy, and other copies then find no policy there: an illegal instruction. threadIdx.y is 0, and as
+        # good as unknown: what went through it is in no uniform register.
+        "in_shared": ("return static_cast<unsigned>(__cvta_generic_to_shared(p)) ^ threadIdx.y;",),
         # PTX ISA, "Matrix fragments for mma.m16n8k16" and ldmatrix: from sm_80 on
         "matrix": (
             'asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"',

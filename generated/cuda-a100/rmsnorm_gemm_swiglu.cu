@@ -92,6 +92,20 @@ __device__ __forceinline__ void copy_chunk(T* to, const T* from, int count) {
   }
 }
 
+// the address of p, which is in shared memory
+__device__ __forceinline__ unsigned in_shared(const void* p) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(p)) ^ threadIdx.y;
+}
+
+// 8 elements that are read once: when the L2 cache needs room, it lets go of them first
+template <typename T>
+__device__ __forceinline__ void copy_once(unsigned to, const T* from, int count) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+      :: "r"(to), "l"(from), "r"(count * 2), "l"(policy) : "memory");
+}
+
 // the copies since the last call become one group
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -190,6 +204,7 @@ rmsnorm_gemm_swiglu(
   float total_part[2] = {};
   const auto copy_slice = [&](int step) {
     __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    const unsigned at = in_shared(slice);
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       __nv_bfloat16* const to = slice + place<8>(x_m + v * 4, x_k);
@@ -198,14 +213,12 @@ rmsnorm_gemm_swiglu(
     x_from += 128;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      __nv_bfloat16* const to = slice + 512 + place<8>(w_gate_n + v * 4, w_gate_k);
-      copy_chunk<8>(to, w_gate_from + v * 4 * w_gate_pitch, 8);
+      copy_once(at + (512 + place<8>(w_gate_n + v * 4, w_gate_k)) * 2, w_gate_from + v * 4 * w_gate_pitch, 8);
     }
     w_gate_from += 128;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      __nv_bfloat16* const to = slice + 1536 + place<8>(w_up_n + v * 4, w_up_k);
-      copy_chunk<8>(to, w_up_from + v * 4 * w_up_pitch, 8);
+      copy_once(at + (1536 + place<8>(w_up_n + v * 4, w_up_k)) * 2, w_up_from + v * 4 * w_up_pitch, 8);
     }
     w_up_from += 128;
   };

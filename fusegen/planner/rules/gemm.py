@@ -286,7 +286,8 @@ def right_factors(drawn: Draft) -> Mapping[Node, Factor]:
         access = drawn.accesses[product.right.operand.name, "right"]
         use = Use(product.right.operand, "right", product.right.transposed)
         copied = drawn.target.async_copies and access.mode == "vector"
-        found[product.node] = factor(drawn, access, "cols", access.line == use.depth, copied)
+        made = factor(drawn, access, "cols", access.line == use.depth, copied)
+        found[product.node] = replace(made, once=copied and read_once(drawn, access))
     ways = {f.along: f for f in found.values()}
     if len(ways) > 1 and len(drawn.groups) > 1:
         one, other = (f.access.tensor for f in ways.values())
@@ -295,6 +296,12 @@ def right_factors(drawn: Draft) -> Mapping[Node, Factor]:
             "it\n  lay them alike, as in x @ w.T for all of them"
         )
     return found
+
+
+def read_once(drawn: Draft, access: Access) -> bool:
+    """Do all rows that a right factor is multiplied with pass by together?"""
+    batches = range(len(drawn.dims) - 1)
+    return access.vector == CHUNK and drawn.rows <= MOST_STREAMED and all(i in access.strided for i in batches)
 
 
 def factor(drawn: Draft, access: Access, side: str, along: bool, copied: bool) -> Factor:
