@@ -1,9 +1,11 @@
 """How long a plan of products should take: what candidates are ranked by.
 
 Two limits that overlap: bytes, at the rate that a copy reaches; and tiles, wave after wave, at the rate at which warps
-multiply what they load. The constants are fitted to some 700 candidates of 14 shapes measured on an H200 (cold L2,
-medians of 10, bf16, 4.25 TB/s of copy rate): 1 to 16384 rows of 4096 x 4096, gated and normed chains among them. On
-other GPUs they stand for want of measurements; what is taken from a target are its facts.
+multiply what they load. Streams have a third, how soon what they ask for is there. The constants are fitted to some 700
+candidates of 14 shapes measured on an H200 (cold L2, medians of 10, bf16, 4.25 TB/s of copy rate), 1 to 16384 rows of
+4096 x 4096, gated and normed chains among them; those of streams to 142 candidates of 8 shapes of 1 to 64 rows, which
+they meet within 4 % (rms). On other GPUs they stand for want of measurements;
+what is taken from a target are its facts.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from fusegen.targets.base import Target
 # A launch that finds the L2 full of what others wrote pushes out as much as it reads: 8 x 4096 x 4096 took 16.2 us for
 # 33.7 MB, of which a copy's rate makes 8.
 PUSHED_OUT = 0.9
+PUSHED_OUT_ONCE = 0.45  # where the L2 is told that the right factors are read once: 64 rows took 19.6 us, not 23.0
 SEGMENT = {16: 1.6, 32: 1.25, 64: 1.07}  # time of a right factor that is read so many bytes at a time; from 128 on 1
 # ---- multiplying
 MATRIX_SHARE = 0.37  # of the data sheet's rate, what warps of 64 x 64 reach: 345 TFLOP/s on an H200, all told
@@ -29,13 +32,23 @@ FRAGMENT = 22.0  # loading fragments of w elements takes FRAGMENT / w of the tim
 ENOUGH = 5.6  # warps of an SM: with fewer, what each waits for is not hidden
 PREPARED = 60.0  # preparing the left operand's slices for c columns takes PREPARED / c of the time of multiplying them
 TILE_US = 2.5  # before a tile's first product and behind its last, where no other block hides it
-# ---- streams
-WARP_GBS = 9.0  # what one warp takes from memory through its own ring
-WARP_PREPARED_GBS = 5.0  # the same where it prepares the left operand
 FIRST_US = 1.2  # from the first load to the first product
-ADD_US = 0.6  # adding up the teams' sums
+ADD_US = 0.6  # adding up the sums of a cluster's blocks
 CLUSTER_US = 2.2  # more for each doubling of a cluster
 OVERLAP = 4.0  # the norm's exponent
+# ---- streams
+STREAM_US = 6.7  # launch, the first loads' way through a cold GPU, the last sums' way out; an empty kernel took 3.3
+STREAMED = 1.04  # time of the bytes against a copy's: 8 x 4096 x 4096 took 14.8 us, and reading w alone 14.5,
+STREAMED_OUT = 0.3  # and as PUSHED_OUT where the L2 is not told: 17.1 us
+TOGETHER = 1024  # bytes of a row of the right factor that a block's teams read side by side,
+APART = 0.012  # and what each halving of them adds to the time of the bytes
+SHARED_GBS = 90.0  # at which one SM gets both factors, where other blocks have brought the left one to the L2
+LATENCY_US = 0.92  # from a load to its data, with all SMs loading
+BLOCK_US = 3.3  # a block's time before its first slice and behind its last
+SLICE_US = 0.12  # a team's time for a slice, and more
+PIECE_US = 0.016  # for every 16 x 8 sums of 64 products
+PREPARED_US = 0.34  # and for every 8 x 64 elements of the left operand that it prepares
+STREAM_OVERLAP = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,7 @@ class Work:
     along: bool  # the right factors' neighbours in memory differ in depth
     prepared: bool  # has the left operand a prologue?
     statistics: int
+    once: bool  # is the L2 told that the right factors are read once?
 
 
 def gemm_registers(tile: GemmTile, atom: Atom, products: int) -> int:
@@ -70,23 +84,26 @@ def estimate(graph: Graph, target: Target, work: Work) -> Cost:
     resident = max(1, resident_blocks(target, tile.warps * tile.teams * target.warp, registers, room))
     blocks = -(-max(1, graph.rows) // tile.rows) * work.across * tile.cluster
     segment = 2 * (tile.depth if work.along else tile.cols)
-    pushed = PUSHED_OUT * min(moved.ideal, target.l2_bytes)  # fitted with each byte counted once
-    memory_us = (moved.ideal + pushed) / (target.dram_gbs * COPY_SHARE * 1e3) * SEGMENT.get(segment, 1.0)
-    working_us = streams_us if tile.teams > 1 else multiply_us
-    tiles_us = working_us(target, work, blocks, resident)
-    tiles_us += FIRST_US + (ADD_US if tile.shares > 1 else 0.0)
+    share = SEGMENT.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
+    own_us = streams_us if tile.teams > 1 else tiles_us
     least = floors(target, moved)
     return Cost(
         traffic=moved,
         floor_us=max(least.values()),
-        time_us=LAUNCH_US / 2
-        + CLUSTER_US * math.log2(tile.cluster)
-        + (memory_us**OVERLAP + tiles_us**OVERLAP) ** (1 / OVERLAP),
+        time_us=CLUSTER_US * math.log2(tile.cluster) + own_us(target, work, blocks, resident, moved.ideal, share),
         bound="memory" if least["memory"] >= least["products"] else "compute",
         in_flight_bytes=resident * room,
         registers=registers,
         blocks_per_sm=resident,
     )
+
+
+def tiles_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int, share: float) -> float:
+    """A launch of tiles; `nbytes` counted once, each of which takes `share` us."""
+    pushed = (PUSHED_OUT_ONCE if work.once else PUSHED_OUT) * min(nbytes, target.l2_bytes)
+    memory = (nbytes + pushed) * share
+    products = multiply_us(target, work, blocks, resident) + FIRST_US + (ADD_US if work.tile.shares > 1 else 0.0)
+    return LAUNCH_US / 2 + float((memory**OVERLAP + products**OVERLAP) ** (1 / OVERLAP))
 
 
 def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float:
@@ -109,10 +126,19 @@ def wave_share(work: Work, blocks: int) -> float:
     return max(1.0, ENOUGH / max(1, blocks * work.tile.warps))
 
 
-def streams_us(target: Target, work: Work, blocks: int, resident: int) -> float:
-    """What the warps of the busiest SM take, each from its own ring."""
+def streams_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int, share: float) -> float:
+    """A launch of streams: the bytes; those that one SM gets; what is on its way at a time; a team's slices in turn."""
     tile = work.tile
-    gbs = WARP_PREPARED_GBS if work.prepared else WARP_GBS
-    bytes_each = 2.0 * (tile.rows + tile.cols * work.products) * work.depth / tile.shares
-    rounds = max(1.0, blocks / (target.sms * resident))
-    return bytes_each * rounds / (gbs * 1e3) / min(1.0, 2 * (tile.stages - 1) / tile.stages / 1.3)
+    pushed = 0.0 if work.once else STREAMED_OUT * min(nbytes, target.l2_bytes)
+    halvings = max(0.0, math.log2(TOGETHER / (2 * tile.depth * tile.teams)))
+    memory = (STREAMED * nbytes + pushed) * share * (1 + APART * halvings)
+    slices = -(-work.depth // (tile.depth * tile.shares))  # of a team
+    on_sm = min(resident, max(1.0, blocks / target.sms))
+    turns = slices * blocks / target.sms / (on_sm * (tile.stages - 1))
+    brought = 2.0 * (tile.rows + tile.cols * work.products) * work.depth / tile.cluster * max(1.0, blocks / target.sms)
+    pieces = tile.depth / 64 * tile.rows / 8 * (tile.cols / 16 * work.products)
+    prepared = PREPARED_US * tile.depth / 64 * tile.rows / 8 if work.prepared else 0.0
+    team = BLOCK_US + slices * (SLICE_US + PIECE_US * pieces + prepared)
+    rounds = -(-blocks // (target.sms * resident))
+    limits = memory, brought / (SHARED_GBS * 1e3), turns * LATENCY_US, rounds * team
+    return STREAM_US + float(sum(limit**STREAM_OVERLAP for limit in limits) ** (1 / STREAM_OVERLAP))

@@ -2,7 +2,7 @@
 // silu(h @ w_gate.T) * (h @ w_up.T) with h = rmsnorm(x) * gain.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     8 x 16 tiles, K shared by 2 teams; slices of 64 in a ring of 3 a team
+// tile     8 x 16 tiles, K shared by 8 teams; slices of 64 in a ring of 4 a team
 // traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 236.8 MB unfused in 5 launches
 // floor    115.3 us at 2.039 TB/s; memory-bound at 7.99 flop/B
 // rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
@@ -117,14 +117,14 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// N neighbouring sums in shared memory, added up over the 2 teams, always in this order
+// N neighbouring sums in shared memory, added up over the 8 teams, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* own) {
   Vec<float, N> total = {};
   {
     const float* const from = own;
     #pragma unroll
-    for (int team = 0; team < 2; ++team) {
+    for (int team = 0; team < 8; ++team) {
       const Vec<float, N> part = load<N>(from + team * 328);
       #pragma unroll
       for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -167,7 +167,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(64)
+extern "C" __global__ void __launch_bounds__(256)
 rmsnorm_gemm_swiglu(
     const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ gain_ptr,
@@ -182,7 +182,7 @@ rmsnorm_gemm_swiglu(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 32;
-  const int team = threadIdx.x / 32;  // of the 2 that share the depth
+  const int team = threadIdx.x / 32;  // of the 8 that share the depth
   const int share = team;
   const int warp_row = 0;  // the warp's part of the tile
   const int warp_col = 0;
@@ -192,8 +192,8 @@ rmsnorm_gemm_swiglu(
   const int rows_here = rows - row0 < 8 ? static_cast<int>(rows - row0) : 8;
   const int col0 = across * 16;
 
-  // the ring of 3 slices, and what the thread brings of each
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + team * 7680;
+  // the ring of 4 slices, and what the thread brings of each
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + team * 10240;
   const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + share * 64 + x_k;
   const int w_gate_n = lane / 8, w_gate_k = lane % 8 * 8;
@@ -203,31 +203,31 @@ rmsnorm_gemm_swiglu(
   Vec<__nv_bfloat16, 8> gain_held;
   float total_part[2] = {};
   const auto copy_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    __nv_bfloat16* const slice = ring + step % 4 * 2560;
     const unsigned at = in_shared(slice);
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       __nv_bfloat16* const to = slice + place<8>(x_m + v * 4, x_k);
       copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
     }
-    x_from += 128;
+    x_from += 512;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       copy_once(at + (512 + place<8>(w_gate_n + v * 4, w_gate_k)) * 2, w_gate_from + v * 4 * w_gate_pitch, 8);
     }
-    w_gate_from += 128;
+    w_gate_from += 512;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       copy_once(at + (1536 + place<8>(w_up_n + v * 4, w_up_k)) * 2, w_up_from + v * 4 * w_up_pitch, 8);
     }
-    w_up_from += 128;
+    w_up_from += 512;
   };
   const auto fetch_slice = [&](int step) {
-    const int depth = (step * 2 + share) * 64;
+    const int depth = (step * 8 + share) * 64;
     gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
   };
   const auto prepare_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    __nv_bfloat16* const slice = ring + step % 4 * 2560;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       __nv_bfloat16* const at = slice + place<8>(x_m + v * 4, x_k);
@@ -245,14 +245,14 @@ rmsnorm_gemm_swiglu(
     }
   };
 
-  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][1][4];
   unsigned w_gate_part[2][1][4];
   unsigned w_up_part[2][1][4];
   float matmul_sums[1][1][4] = {};
   float matmul_2_sums[1][1][4] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
-    const __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    const __nv_bfloat16* const slice = ring + step % 4 * 2560;
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       load_left_half<8>(x_part[buffer][i], slice + i * 8 * 64, warp_row, k * 16);
@@ -279,11 +279,11 @@ rmsnorm_gemm_swiglu(
 
   fetch_slice(0);
   #pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    if (s < 32) copy_slice(s);
+  for (int s = 0; s < 3; ++s) {
+    if (s < 8) copy_slice(s);
     commit_copies();
   }
-  wait_copies<1>();
+  wait_copies<2>();
   prepare_slice(0);
   __syncwarp();
   load_parts(0, 0, 0);
@@ -291,7 +291,7 @@ rmsnorm_gemm_swiglu(
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k == 2 && !last) {
-        wait_copies<1>();
+        wait_copies<2>();
         prepare_slice(step + 1);
       }
       if (k < 3) {
@@ -302,15 +302,15 @@ rmsnorm_gemm_swiglu(
       }
       if (k == 0 && !last) {
         fetch_slice(step + 1);
-        if (step + 2 < 32) copy_slice(step + 2);
+        if (step + 3 < 8) copy_slice(step + 3);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 31; ++step) take_slice(step, false);
-  take_slice(31, true);
+  for (int step = 0; step < 7; ++step) take_slice(step, false);
+  take_slice(7, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
@@ -341,8 +341,8 @@ rmsnorm_gemm_swiglu(
 
   #pragma unroll
   for (int v = 0; v < 1; ++v) {
-    const int m = static_cast<int>((v * 64 + threadIdx.x) / 2);
-    const int n = static_cast<int>((v * 64 + threadIdx.x) % 2) * 8;
+    const int m = static_cast<int>((v * 256 + threadIdx.x) / 2);
+    const int n = static_cast<int>((v * 256 + threadIdx.x) % 2) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (m < 8 && row < rows) {

@@ -2,7 +2,7 @@
 // silu(h @ w_gate.T) * (h @ w_up.T) with h = rmsnorm(x) * gain.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     16 x 16 tiles, K shared by 2 teams; slices of 64 in a ring of 2 a team
+// tile     16 x 16 tiles, K shared by 4 teams; slices of 64 in a ring of 2 a team
 // traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 236.8 MB unfused in 5 launches
 // floor    44.4 us at 5.3 TB/s; memory-bound at 7.99 flop/B
 // rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
@@ -69,14 +69,14 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
-// N neighbouring sums in shared memory, added up over the 2 teams, always in this order
+// N neighbouring sums in shared memory, added up over the 4 teams, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* own) {
   Vec<float, N> total = {};
   {
     const float* const from = own;
     #pragma unroll
-    for (int team = 0; team < 2; ++team) {
+    for (int team = 0; team < 4; ++team) {
       const Vec<float, N> part = load<N>(from + team * 656);
       #pragma unroll
       for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
@@ -111,7 +111,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, 
   sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[1], left.part[1], sums, 0, 0, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
 rmsnorm_gemm_swiglu(
     const __bf16* __restrict__ x_ptr,
     const __bf16* __restrict__ gain_ptr,
@@ -126,7 +126,7 @@ rmsnorm_gemm_swiglu(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int team = threadIdx.x / 64;  // of the 2 that share the depth
+  const int team = threadIdx.x / 64;  // of the 4 that share the depth
   const int share = team;
   const int warp_row = 0;  // the warp's part of the tile
   const int warp_col = 0;
@@ -153,22 +153,22 @@ rmsnorm_gemm_swiglu(
   Vec<__bf16, 8> gain_held;
   float total_part[2] = {};
   const auto fetch_slice = [&](int step) {
-    const int depth = (step * 2 + share) * 64;
+    const int depth = (step * 4 + share) * 64;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, x_m + v * 8 < rows_here ? 8 : 0);
     }
-    x_from += 128;
+    x_from += 256;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       w_gate_held[v] = load_chunk<8>(w_gate_from + v * 8 * w_gate_pitch, 8);
     }
-    w_gate_from += 128;
+    w_gate_from += 256;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       w_up_held[v] = load_chunk<8>(w_up_from + v * 8 * w_up_pitch, 8);
     }
-    w_up_from += 128;
+    w_up_from += 256;
     gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
   };
   const auto prepare_slice = [&](int step) {
@@ -197,7 +197,7 @@ rmsnorm_gemm_swiglu(
     }
   };
 
-  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][1];
   Fragment w_gate_part[2][1];
   Fragment w_up_part[2][1];
@@ -252,8 +252,8 @@ rmsnorm_gemm_swiglu(
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 31; ++step) take_slice(step, false);
-  take_slice(31, true);
+  for (int step = 0; step < 15; ++step) take_slice(step, false);
+  take_slice(15, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
@@ -284,8 +284,8 @@ rmsnorm_gemm_swiglu(
 
   #pragma unroll
   for (int v = 0; v < 1; ++v) {
-    const int m = static_cast<int>((v * 128 + threadIdx.x) / 2);
-    const int n = static_cast<int>((v * 128 + threadIdx.x) % 2) * 8;
+    const int m = static_cast<int>((v * 256 + threadIdx.x) / 2);
+    const int n = static_cast<int>((v * 256 + threadIdx.x) % 2) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (m < 16 && row < rows) {

@@ -347,7 +347,8 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
     accesses = tuple(drawn.accesses.values())
     along = all(f.along for f in right.values())
     statistics = len(drawn.parts.statistics)
-    work = Work(tile, atom, drawn.products, first, drawn.depth, along, prologue is not None, statistics)
+    once = all(f.once for f in right.values())
+    work = Work(tile, atom, drawn.products, first, drawn.depth, along, prologue is not None, statistics, once)
     return GemmPlan(
         name=entry_name(graph),
         graph=graph,
