@@ -490,6 +490,8 @@ class WgmmaSpeller(Dialect):
         used = {a.dtype for a in self.plan.accesses if a.tensor not in self.factors} | {
             s.access.dtype for span in self.plan.spans for s in span.boxes
         }
+        if self.plan.fragments:
+            used.add(self.plan.dtype)
         return self.headers_of(used)
 
     @property

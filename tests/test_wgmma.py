@@ -381,6 +381,15 @@ def test_left_factors_are_prepared_in_registers(spec: Chain, cluster: int) -> No
 
 
 @needs_check
+def test_prepared_factors_whose_type_nothing_else_has() -> None:
+    @chain(M=40, N=72, K=64)
+    def widened(x: f16[M, K], w: f16[K, N]) -> f32[M, N]:
+        return F.relu(x) @ w
+
+    assert validate(kernel_of(plan_of(widened)), rows=(40,), cases=("rows",)).ok
+
+
+@needs_check
 def test_prepared_factors_in_any_layout() -> None:
     assert validate(kernel_of(plan_of(normed, "halves")), cases=("layout",)).ok
 
