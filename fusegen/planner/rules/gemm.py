@@ -20,12 +20,12 @@ cuBLAS's bare product in the same run (medians of 11, L2 cold; the first four an
     where copies bring nothing, and only fill with zeros               0.62
     without barriers                                                   0.62
 
-Copies cost what their instructions take of the load-store unit, not what they wait for: rings of 3 and of 8 slices of 32
-take as long. A slice's 256 ldmatrix keep the unit busy for 4 cycles each, its 96 cp.async, it seems, for 8: 1792 cycles,
-where the tensor cores need 1536, 6 for each mma.sync. An A100's need 2048 for them (data sheet). Slower here were: copies
-spread among the products (0.50 to 0.60), fragments loaded just before their use to keep registers free (0.55 to 0.58),
-mbarriers in place of the block's barrier (0.58), an unrolled ring (0.59), copies by way of the L1 cache (0.55), and two
-blocks an SM, 128 x 128 each, which hide the epilogue and copy a third more (0.58).
+Copies cost what their instructions take of the load-store unit, not what they wait for: rings of 4 and of 8 slices of
+32 take as long. A slice's 256 ldmatrix keep the unit busy for 4 cycles each, its 96 cp.async, it seems, for 8: 1792
+cycles, where the tensor cores need 1536, 6 for each mma.sync. An A100's need 2048 for them (data sheet). Slower here
+were: copies spread among the products (0.50 to 0.60), fragments loaded just before their use to keep registers free
+(0.55 to 0.58), mbarriers in place of the block's barrier (0.58), an unrolled ring (0.59), copies by way of the L1 cache
+(0.55), and two blocks an SM, 128 x 128 each, which hide the epilogue and copy a third more (0.58).
 """
 
 from __future__ import annotations
