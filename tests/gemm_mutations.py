@@ -37,7 +37,7 @@ def subject(spec: Chain, fits: Fits, target: str = "cuda:h200", **sizes: int) ->
 TILED = subject(gemms.bias_gelu, tiled, M=160, N=320, K=264)
 TURNED = subject(gemms.turned, tiled, M=96, N=200, K=136)
 STREAMED = subject(gemms.bias_gelu, streamed, M=8, N=96, K=1032)
-CLUSTERED = subject(gemms.bias_gelu, clustered, M=8, N=96, K=2056)
+CLUSTERED = subject(gemms.bias_gelu, clustered, M=8, N=96, K=1032)
 RESIDUAL = subject(gemms.residual, tiled, M=96, N=200, K=136)
 GATED = subject(gemms.norm_swiglu, tiled, M=96, N=200, K=136)
 NORMED = subject(gemms.norm, streamed, M=8, N=96, K=1032)

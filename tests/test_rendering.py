@@ -91,12 +91,11 @@ def test_variants_compile(layout: Layout, target: Target) -> None:
 
 
 @pytest.mark.parametrize("staging", ["registers", "shared", "stream"])
-@pytest.mark.parametrize("cols", [4096, 5001])
-def test_every_staging_compiles(staging: str, cols: int, target: Target) -> None:
-    for name in ("bias_gelu_residual_ln", "log_softmax"):
-        graph = next(c for c in SPECS if c.name == name).graph
-        made = candidates(graph.at(**{str(graph.shape[-1]): cols}), target).plans
-        compiles(next(p for p in made if isinstance(p, RowPlan) and p.staging == staging))
+@pytest.mark.parametrize(("name", "cols"), [("bias_gelu_residual_ln", 4096), ("log_softmax", 5001)])
+def test_every_staging_compiles(staging: str, name: str, cols: int, target: Target) -> None:
+    graph = ROWS[name].graph
+    made = candidates(graph.at(**{str(graph.shape[-1]): cols}), target).plans
+    compiles(next(p for p in made if isinstance(p, RowPlan) and p.staging == staging))
 
 
 @pytest.mark.parametrize("seed", range(16, 20))
@@ -162,7 +161,7 @@ def test_no_function_stands_in_front_of_a_kernel_that_calls_it_nowhere(gpu: str,
     for spec in SPECS:
         graph = spec.graph.at(**sizes_at(spec.graph, cols))
         plans = candidates(graph, TARGETS[gpu]).plans
-        for made in (*plans[:8], *plans[8::9]):
+        for made in (*plans[:3], *plans[3::14]):
             text = render(made).text
             for name in re.findall(r"__forceinline__ [^(]*?(\w+)\(", text):
                 assert len(re.findall(rf"\b{name}\b *[<(]", text)) > 1, f"{made.regime}: {name} is never called"
