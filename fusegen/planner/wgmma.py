@@ -4,7 +4,8 @@ A block has three groups of four warps. One brings slices of the factors into a 
 two multiply them and make something of the sums. They share a tile, an upper and a lower half of its rows (`halves`),
 or they take `turns`: while one multiplies, the other one makes something of its own tile's sums. As many blocks as the
 GPU has room for walk over all tiles. Products that are used together share tiles; those with columns of their own are
-*spans* of one row of tiles.
+*spans* of one row of tiles. Halves take turns with slices where the left factor is computed: while one multiplies, the
+other one prepares its fragments.
 
     rows M    the last of `row_dims`, a run-time argument; another one before it counts products of their own
     cols N    of the products of one span, a constant
@@ -94,7 +95,7 @@ class WgmmaTile:
     @property
     def barriers(self) -> int:
         """mbarriers: one for each full and each empty stage, and two that tell whose turn it is."""
-        return 2 * self.stages + (2 if self.schedule == "turns" else 0)
+        return 2 * self.stages + 2
 
     @property
     def shared_bytes(self) -> int:
@@ -211,6 +212,11 @@ class WgmmaPlan(Plan):
     @property
     def static_shared_bytes(self) -> int:
         return 0
+
+    @property
+    def takes_turns(self) -> bool:
+        """Do the groups multiply by turns, a tile or a slice at a time?"""
+        return self.tile.schedule == "turns" or self.fragments is not None
 
     @property
     def vectors_at(self) -> int:

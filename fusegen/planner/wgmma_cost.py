@@ -5,10 +5,13 @@ The constants are fitted to one H200 and 3 shapes (see rules/wgmma.py), where th
 
 from __future__ import annotations
 
-from fusegen.graph import Extent, Kind
+from collections.abc import Iterable
+
+from fusegen.graph import Extent, Kind, Node
 from fusegen.planner.model import Cost, Traffic
 from fusegen.planner.product_cost import floors, product_traffic
 from fusegen.planner.wgmma import WgmmaPlan
+from fusegen.products import Split, split
 from fusegen.types import size_of
 
 # Of the data sheet's DRAM rate, what tiles that are mostly empty reach: SwiGLU at 8 x 14336 x 4096 took 80 us in halves
@@ -18,11 +21,10 @@ RATE = 0.83  # of the data sheet's matrix rate, inside a round: 776 TFLOP/s at 4
 TURNS = 1.02  # 128 x 128 tiles against 128 x 256: more goes through shared memory
 HOT_US = 400.0  # launches this long are held down by the power limit
 HOT_HALVES = 1.04  # and there larger tiles in halves take more of it
-# A left factor by way of registers: its fragments are prepared while the other group multiplies, and what takes longer
-# than that adds to it. Of the bare product at 4096 x 6144 x 4096 in one run: RMSNorm without a gain 1.00, with one in
-# pairs 1.02, with one of f32 1.15, a bias 1.08; GELU behind a bias, which no constant here stands for, 1.87.
+# A left factor by way of registers: 4096 x 6144 x 4096 took, of the bare product's time, 1.00 behind an RMSNorm without
+# a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a bias, 1.75 behind a bias and GELU.
 SCALED = 1.02
-COMPUTED = 1.15
+PREPARED = 0.06  # for each issue slot of an element
 CLUSTERS = 1.005
 START_US = 6.0  # launch, first slices from DRAM, last boxes stored
 GHZ = 1.7  # of an SM among products
@@ -34,13 +36,15 @@ REGISTERS = 168  # of a thread as launched; two groups then take more from the t
 def estimate(plan: WgmmaPlan) -> Cost:
     """What the planner ranks by."""
     graph, target, tile = plan.graph, plan.target, plan.tile
+    parts = split(plan.hoisted)
     moved = product_traffic(graph, target, plan.band, tile.group)
     dims = [size_of(graph.shape[axis], graph.sizes) for dim in plan.row_dims for axis in dim.axes]
     extents = (dims[0], graph.rows // max(1, dims[0])) if plan.batched else (graph.rows,)
     rounds = -(-plan.tiles(*extents) * tile.cluster // target.sms)
     per_sm = target.matrix_tflops * 1e6 * RATE / target.sms  # operations per us
-    products = 2 * tile.rows * tile.cols * plan.depth / per_sm * preparing(plan)
-    epilogue = tile.rows * plan.width * slots(plan) / (target.f32_lanes * GHZ * 1e3)
+    products = 2 * tile.rows * tile.cols * plan.depth / per_sm * preparing(plan, parts)
+    issued = 4 + slots(plan, parts.epilogue) / len(plan.spans)  # an element passes its own span's alone
+    epilogue = tile.rows * plan.width * issued / (target.f32_lanes * GHZ * 1e3)
     turns = tile.schedule == "turns"
     time = rounds * products * TURNS + epilogue if turns else rounds * (products + epilogue)
     if time > HOT_US and not turns:
@@ -59,16 +63,15 @@ def estimate(plan: WgmmaPlan) -> Cost:
     )
 
 
-def preparing(plan: WgmmaPlan) -> float:
-    """What a left factor that goes through registers makes of the products' time."""
-    if plan.fragments is None:
+def preparing(plan: WgmmaPlan, parts: Split) -> float:
+    """What the products' time is multiplied by where the left factor goes through registers."""
+    if plan.fragments is None or not plan.fragments.changes:
         return 1.0
-    return SCALED if plan.fragments.scale or not plan.fragments.changes else COMPUTED
+    return SCALED if plan.fragments.scale else 1.0 + PREPARED * slots(plan, parts.lefts[0].body)
 
 
-def slots(plan: WgmmaPlan) -> float:
-    """Issue slots of the epilogue for one element, which passes what is made of its own span alone."""
-    graph = plan.hoisted
-    nodes = [n for n in graph.nodes if n.op.kind is Kind.MAP and graph.extents[n] is Extent.ELEMENT]
-    special = sum(SPECIAL / 4 for n in nodes if n.op.flops >= 4)
-    return 4 + (sum(n.op.issued for n in nodes) + special) / len(plan.spans)
+def slots(plan: WgmmaPlan, nodes: Iterable[Node]) -> float:
+    """Issue slots that `nodes` take for one element."""
+    listed = [n for n in nodes if n.op.kind is Kind.MAP and plan.hoisted.extents[n] is Extent.ELEMENT]
+    special = sum(SPECIAL / 4 for n in listed if n.op.flops >= 4)
+    return sum(n.op.issued for n in listed) + special

@@ -180,11 +180,14 @@ rmsnorm_gemm(
   const unsigned right = left + 65536;
   const unsigned full = left + 229376;
   const unsigned empty = full + 32;
+  const unsigned turn = empty + 32;  // a barrier for each of the two groups that multiply
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < 4; ++stage) {
       start_barrier(full + 8 * stage, 2);
       start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
+    start_barrier(turn, 4);
+    start_barrier(turn + 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -214,7 +217,7 @@ rmsnorm_gemm(
     }
     if (threadIdx.x / 32 == 1) {  // a warp brings slices of the vectors along the depth, a pair a lane
       const int lane = threadIdx.x % 32;
-      Vec<__nv_bfloat16, 2>* const gain_slices = reinterpret_cast<Vec<__nv_bfloat16, 2>*>(shared + 229440);
+      Vec<__nv_bfloat16, 2>* const gain_slices = reinterpret_cast<Vec<__nv_bfloat16, 2>*>(shared + 229456);
       int stage = 0;
       unsigned parity = 1;
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -238,11 +241,12 @@ rmsnorm_gemm(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + 196608 + (own * 4 + warp) * 4096;  // of this warp's boxes
     const unsigned fragments = left + own * 8192 + (warp * 16 + lane % 16) * 128;  // the row whose place this lane gives
-    const Vec<__nv_bfloat16, 16>* const gain_slices = reinterpret_cast<const Vec<__nv_bfloat16, 16>*>(shared + 229440) + lane % 4;
+    const Vec<__nv_bfloat16, 16>* const gain_slices = reinterpret_cast<const Vec<__nv_bfloat16, 16>*>(shared + 229456) + lane % 4;
     const unsigned long long right_slices = describe(0x4000004000000000ull, right);
     float sums[1][128];
     int stage = 0;
     unsigned parity = 0;
+    unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place at = place_of(tile, tiles_down);
       const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
@@ -280,6 +284,8 @@ rmsnorm_gemm(
             }
           }
           __syncwarp();  // all lanes have read the slice before one gives its place back
+          wait_at(turn + 8 * own, turn_parity);  // the other group's products are under way
+          turn_parity ^= 1;
           asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
           #pragma unroll
           for (int k = 0; k < 4; ++k) {
@@ -291,6 +297,7 @@ rmsnorm_gemm(
             }
           }
           asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+          if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
           asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been multiplied
           if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
           before = stage;

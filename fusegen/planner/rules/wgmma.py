@@ -17,18 +17,20 @@ Halves make something of a tile's sums while nobody multiplies. Turns hide that;
 shared memory, which shows only where the power limit does not hold the clock down. SwiGLU at 4096 x 14336 x 4096 took
 0.958 by turns and 1.007 in halves. At 4096^3, 5 slices of the ring took 1.051 and 4 took 1.078, where 6 took 1.036.
 
-A left factor that is computed goes to the tensor cores from registers. A group that prepares its fragments of a slice
-has until the other group is done with its own, and each instruction more than fits costs. RMSNorm with its gain before
-4096 x 6144 x 4096, in shares of cuBLAS's bare product (medians of 30 or 24, L2 cold, four runs):
+A left factor that is computed goes to the tensor cores from registers: a group prepares its fragments of a slice while
+the other one multiplies, and what does not fit in that time costs. RMSNorm and its gain before 4096 x 6144 x 4096, in
+shares of cuBLAS's bare product (six runs, medians of 15 to 30, L2 cold):
 
-    fragments of half a slice at a time, by f32, the gain from global memory            1.21
-    of a slice at a time, the gain in pairs, which round once as f32 does                1.05
-    the gain's slice in shared memory with the others, a load for each pair              1.07
-    8 pairs together, and bf16 taken out of a pair by a shift and a mask                 1.02
-    without the gain                                                                     1.00
-    of a quarter of a slice at a time, prepared between the other quarters' products     1.13
-    by turns                                                                             1.31
-    three more warps that rewrite the slices in shared memory                            1.24
+    half a slice at a time, by f32, the gain from global memory                   1.21
+    a slice at a time, pairs scaled at once, which rounds as f32 does             1.05
+    the gain's slices in shared memory too, read a pair at a time                 1.07
+    read 8 pairs at a time, bf16 taken out of a pair by a shift and a mask        1.02, of 16384 rows 1.04
+    and the groups multiply by turns, a slice each                                1.02, of 16384 rows 1.02
+    the last two with a gain of f32                                               1.15, 1.07
+    without a gain                                                                1.00
+    a quarter of a slice at a time, prepared between the products of others       1.13
+    tiles by turns: nobody multiplies while a group prepares                      1.31
+    three more warps that rewrite slices in shared memory                         1.24
 """
 
 from __future__ import annotations
@@ -244,7 +246,7 @@ class Draft:
 
     def suits(self, tile: WgmmaTile) -> bool:
         """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. And
-        does someone multiply while a group prepares its left factor?"""
+        does another group multiply while one prepares its left factor?"""
         if self.matrix is not None and tile.schedule == "turns":
             return False
         share = tile.cols // self.together // tile.cluster
