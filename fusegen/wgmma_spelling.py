@@ -243,7 +243,7 @@ class WgmmaSpeller(Dialect):
         lines = [self.statement(s) for s in found.body]
         inside = f"depth < {plan.depth}" if plan.depth % LINE else ""
         for r in found.statistics:
-            lines.append(f"{f'if ({inside}) ' if inside else ''}{r.part}[i][quarter % 2] += {r.value};")
+            lines.append(f"{f'if ({inside}) ' if inside else ''}{r.part}[quarter % 2] += {r.value};")
         if found.changes and not found.scale:
             lines.append(f"made[j] = {f'{inside} ? {found.value} : 0.0f' if inside else found.value};")
         place = "k * 4 + quarter / 2 * 2"  # of what this lane needs of a slice
@@ -256,16 +256,18 @@ class WgmmaSpeller(Dialect):
             for each, element in elements.items()
             if re.search(rf"\b{each.value}\b", text)
         ]
+        pair, type_ = [], PAIR_TYPES[plan.dtype]
         both = PAIRS[plan.dtype].format("made[0]", "made[1]")
         if found.scale:
-            whole = f"*reinterpret_cast<const {PAIR_TYPES[plan.dtype]}*>(&{{}})".format
-            both = f"__hmul2({whole('word')}, {whole(f'{found.scale.access.name}_slice.at[{place}]')})"
+            name = found.scale.access.name
+            pair.append(f"const auto& {name}_pair = reinterpret_cast<const {type_}&>({name}_slice.at[{place}]);")
+            both = f"__hmul2(reinterpret_cast<const {type_}&>(word), {name}_pair)"
+        if found.changes:
+            pair += [f"const {type_} both = {both};", "word = reinterpret_cast<const unsigned&>(both);"]
         return {
             "lines": [*values, *lines],
-            "changes": found.changes,
+            "pair": pair,
             "made": found.changes and not found.scale,
-            "both": both,
-            "pair_type": PAIR_TYPES[plan.dtype],
             "parts": [r.part for r in found.statistics],
             "depth": bool(inside and inside in text),
             "odd": plan.slices % 2,
@@ -300,7 +302,7 @@ class WgmmaSpeller(Dialect):
 
     def row_lines(self, span: WgmmaSpan) -> list[str]:
         found = self.plan.fragments
-        lines = [f"const float {r.results[0]} = {r.part}[i][r8];" for r in (found.statistics if found else ())]
+        lines = [f"const float {r.results[0]} = {r.part}[r8];" for r in (found.statistics if found else ())]
         for load in span.row_loads:
             zero = {"float": "0.0f", "int": "0", "bool": "false"}[load.ctype]
             text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
@@ -420,7 +422,6 @@ class WgmmaSpeller(Dialect):
             "vector_pairs": plan.width // 8,
             "chunks": plan.width // LINE,
             "batch": bool(re.search(r"\bbatch\b", everything)),
-            "segment": SEGMENT,
             "type": {f16: "f16", bf16: "bf16"}[plan.dtype],
             "atom_rows": ATOM_ROWS,
             "staging": STAGED * BUFFERS,

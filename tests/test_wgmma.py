@@ -500,10 +500,10 @@ def test_broken_kernels_are_caught(schedule: str, cluster: int, old: str, new: s
 BROKEN_FRAGMENTS = [  # at a depth of 72, whose last slice is mostly zeros, or of more slices than the ring has places
     (72, "unsigned& word = prepared[which]", "unsigned& word = prepared[0]"),
     (72, "^ lane % 8) * 16", ") * 16"),
-    (72, "sum_part[i][r8], 2);", "sum_part[i][r8], 1);"),
+    (72, "sum_part[r8], 2);", "sum_part[r8], 1);"),
     (72, "depth < 72 ? mul : 0.0f", "gain == 0.0f ? 1.0f / gain : mul"),
     (72, "if (depth < 72) ", ""),
-    (72, "sum_part[i][quarter % 2]", "sum_part[i][quarter / 2]"),
+    (72, "sum_part[quarter % 2]", "sum_part[quarter / 2]"),
     (72, "lane % 4 * 8 + lane / 4", "lane"),
     (72, "depth < 72 ? load<2>(gain_ptr + depth) : Vec<__nv_bfloat16, 2>{}", "load<2>(gain_ptr + depth)"),
     (520, "__syncwarp();  // all lanes have read", "// all lanes have read"),

@@ -217,7 +217,7 @@ rmsnorm_gemm(
     }
     if (threadIdx.x / 32 == 1) {  // a warp brings slices of the vectors along the depth, a pair a lane
       const int lane = threadIdx.x % 32;
-      Vec<__nv_bfloat16, 2>* const gain_slices = reinterpret_cast<Vec<__nv_bfloat16, 2>*>(shared + 229456);
+      auto* const gain_slices = reinterpret_cast<Vec<__nv_bfloat16, 2>*>(shared + 229456);
       int stage = 0;
       unsigned parity = 1;
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -241,7 +241,7 @@ rmsnorm_gemm(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + 196608 + (own * 4 + warp) * 4096;  // of this warp's boxes
     const unsigned fragments = left + own * 8192 + (warp * 16 + lane % 16) * 128;  // the row whose place this lane gives
-    const Vec<__nv_bfloat16, 16>* const gain_slices = reinterpret_cast<const Vec<__nv_bfloat16, 16>*>(shared + 229456) + lane % 4;
+    const auto* const gain_slices = reinterpret_cast<const Vec<__nv_bfloat16, 16>*>(shared + 229456) + lane % 4;
     const unsigned long long right_slices = describe(0x4000004000000000ull, right);
     float sums[1][128];
     int stage = 0;
@@ -250,10 +250,10 @@ rmsnorm_gemm(
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place at = place_of(tile, tiles_down);
       const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
-      float total_part[1][2] = {};
+      float total_part[2] = {};
       int before = 0;
       for (int two = 0; two < 64; two += 2) {
-        unsigned prepared[2][4][1][4];  // of two slices: what is being multiplied must stay
+        unsigned prepared[2][4][4];  // of two slices: what is being multiplied must stay
         #pragma unroll
         for (int which = 0; which < 2; ++which) {
           const int step = two + which;
@@ -261,26 +261,19 @@ rmsnorm_gemm(
           const Vec<__nv_bfloat16, 16> gain_slice = gain_slices[stage * 4];
           #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            #pragma unroll
-            for (int i = 0; i < 1; ++i) {
-              load_fragment(
-                  prepared[which][k][i],
-                  fragments + stage * 16384 + i * 8192 + ((k * 2 + lane / 16) ^ lane % 8) * 16);
-            }
+            load_fragment(prepared[which][k], fragments + stage * 16384 + ((k * 2 + lane / 16) ^ lane % 8) * 16);
             #pragma unroll
             for (int quarter = 0; quarter < 4; ++quarter) {  // rows lane / 4 and 8 more, then 8 columns on
+              unsigned& word = prepared[which][k][quarter];
               #pragma unroll
-              for (int i = 0; i < 1; ++i) {
-                unsigned& word = prepared[which][k][i][quarter];
-                #pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                  const float x = __uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u);
-                  const float square = x * x;
-                  total_part[i][quarter % 2] += square;
-                }
-                const __nv_bfloat162 both = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&word), *reinterpret_cast<const __nv_bfloat162*>(&gain_slice.at[k * 4 + quarter / 2 * 2]));
-                word = *reinterpret_cast<const unsigned*>(&both);
+              for (int j = 0; j < 2; ++j) {
+                const float x = __uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u);
+                const float square = x * x;
+                total_part[quarter % 2] += square;
               }
+              const auto& gain_pair = reinterpret_cast<const __nv_bfloat162&>(gain_slice.at[k * 4 + quarter / 2 * 2]);
+              const __nv_bfloat162 both = __hmul2(reinterpret_cast<const __nv_bfloat162&>(word), gain_pair);
+              word = reinterpret_cast<const unsigned&>(both);
             }
           }
           __syncwarp();  // all lanes have read the slice before one gives its place back
@@ -289,12 +282,7 @@ rmsnorm_gemm(
           asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
           #pragma unroll
           for (int k = 0; k < 4; ++k) {
-            #pragma unroll
-            for (int i = 0; i < 1; ++i) {
-              multiply_add(
-                  sums[i], prepared[which][k][i], right_slices + stage * 2048 + k * 2,
-                  (step | k) != 0);
-            }
+            multiply_add(sums[0], prepared[which][k], right_slices + stage * 2048 + k * 2, (step | k) != 0);
           }
           asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
           if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
@@ -308,12 +296,9 @@ rmsnorm_gemm(
         }
       }
       #pragma unroll
-      for (int i = 0; i < 1; ++i) {
-        #pragma unroll
-        for (int r8 = 0; r8 < 2; ++r8) {
-          total_part[i][r8] += __shfl_xor_sync(0xffffffffu, total_part[i][r8], 1);  // 4 lanes share a row
-          total_part[i][r8] += __shfl_xor_sync(0xffffffffu, total_part[i][r8], 2);
-        }
+      for (int r8 = 0; r8 < 2; ++r8) {
+        total_part[r8] += __shfl_xor_sync(0xffffffffu, total_part[r8], 1);  // 4 lanes share a row
+        total_part[r8] += __shfl_xor_sync(0xffffffffu, total_part[r8], 2);
       }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       if (lane == 0) arrive_at(empty + 8 * before);
@@ -323,7 +308,7 @@ rmsnorm_gemm(
         float rrms_of[2];
         #pragma unroll
         for (int r8 = 0; r8 < 2; ++r8) {
-          const float total = total_part[i][r8];
+          const float total = total_part[r8];
           const float mean = total / 4096.0f;
           const float add = mean + 1e-06f;
           const float rrms = rsqrtf(add);
