@@ -205,10 +205,10 @@ def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> Ro
 
 
 def registers_of(chosen: Selection, tile: Tile) -> int:
-    """NVRTC took 31, 39 and 56 for teams with 8, 16 and 32 elements a lane; hiprtc 80 to 130 for thresholds."""
+    """NVRTC took 31, 39 and 56 for teams with 8, 16 and 32 elements a lane; hiprtc 61 to 85 for thresholds."""
     if chosen.by == "team":
         return 24 + tile.per_thread * tile.vector
-    return wanted_registers(chosen, tile) if chosen.resident else 96
+    return wanted_registers(chosen, tile) if chosen.resident else 80
 
 
 def team_text(tile: Tile, target: Target) -> str:
