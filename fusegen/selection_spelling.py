@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fusegen.dialect import CONSTANTS
 from fusegen.planner.choosing import COMPARED, merged_room, most_ranked
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, RowPlan, Stage, Statement
@@ -194,8 +195,8 @@ class SelectionSpeller(Speller):
             "picks": "picker.picks[at]" if self.by_team else "picker.picks",
         }
         context = super().context()
-        if not any(name == "INFINITY" for name, _ in context["constants"]):
-            context["constants"] = [("INFINITY", "0x7f800000"), *context["constants"]]
+        named = {"INFINITY", *(name for name, _ in context["constants"]), *(["NAN"] if "NAN" in str(last) else [])}
+        context["constants"] = [(name, bits) for name, bits in CONSTANTS if name in named]
         resident = f", {chosen.resident}" if chosen.resident else ""
         return {
             **context,

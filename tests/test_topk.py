@@ -76,6 +76,13 @@ def likeliest(x: f16[M, V]) -> tuple[f32[M, K], i32[M, K]]:
     return F.topk(F.softmax(x), K)
 
 
+@chain(M=4, V=1000, K=8)
+def unguarded(x: f32[M, V]) -> tuple[f32[M, K], i32[M, K]]:
+    """A softmax by hand: of a row of -inf it makes NaN."""
+    e = F.exp(x - F.max(x))
+    return F.topk(e / F.sum(e), K)
+
+
 CHAINS = (plain, greedy, sampled, routed, normed)
 TARGETS = ("cuda:sm_80", "cuda:h200", "hip:mi300x", "hip:gfx90a")
 
@@ -196,6 +203,11 @@ def test_a_key_may_need_a_softmax_of_its_row(which: str) -> None:
         return F.topk(F.softmax(x + F.softmax(x)), K)
 
     validate(kernel(by(plans_of(nested, "cuda:h200"), which)), quick=True).raise_for_error()
+
+
+@pytest.mark.parametrize("which", ["threshold"])
+def test_a_softmax_by_hand(which: str) -> None:
+    validate(kernel(by(plans_of(unguarded, "cuda:h200"), which)), quick=True).raise_for_error()
 
 
 def test_padded_rows_and_broadcast_masks() -> None:
