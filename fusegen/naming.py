@@ -39,7 +39,9 @@ SELECTION_FRAME = frozenset(
     add_up measure shift_for by cut tighten bar held side noted lane_of_warp lanes_below turn over peaks keys p
     passes crowd limit floor order reached who seen found own bits fits done left mine least again own_list higher
     kept upto place all higher_bar first start most lowest above binned entry rank bin other end peak best bit raw
-    r picks best_entry last a sort sorts many size run step high low part""".split()  # noqa: SIM905
+    r picks best_entry last a sort sorts many size run step high low part
+    far block marks exponentials highest enough few warp_sum row_warps picker_of meet_all reached_by most_of
+    sum_of""".split()  # noqa: SIM905
 )
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(

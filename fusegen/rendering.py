@@ -50,6 +50,7 @@ def render(plan: Plan) -> Source:
 def context(plan: Plan) -> dict[str, Any]:
     """What the plan's template sees: each kind of plan has a speller of its own."""
     from fusegen.gemm_spelling import GemmSpeller
+    from fusegen.held_spelling import HeldSpeller
     from fusegen.rolling import RollingSpeller
     from fusegen.selection_spelling import SelectionSpeller
     from fusegen.spelling import Speller
@@ -60,7 +61,7 @@ def context(plan: Plan) -> dict[str, Any]:
     if isinstance(plan, GemmPlan):
         return GemmSpeller(plan).context()
     if isinstance(plan, RowPlan) and plan.selection:
-        return SelectionSpeller(plan).context()
+        return (HeldSpeller if plan.selection.hold else SelectionSpeller)(plan).context()
     if isinstance(plan, RowPlan):
         return (RollingSpeller if plan.rolling else Speller)(plan).context()
     raise TypeError(f"{plan.name}: nothing spells a {type(plan).__name__}")

@@ -178,7 +178,7 @@ class SelectionSpeller(Speller):
     def context(self) -> dict[str, Any]:
         plan, chosen = self.plan, self.selection
         last = {} if self.by_team else self.last_walk()
-        words = self.team_words() if self.by_team else self.threshold_words()
+        words = self.words()
         lane, team = ("lane", plan.tile.threads_per_row) if self.by_team else ("threadIdx.x", plan.threads)
         picked = [(stage, self.picked_walk(i, stage)) for i, stage in enumerate(chosen.picked, 1)]
         target = plan.target
@@ -209,6 +209,10 @@ class SelectionSpeller(Speller):
             "last_walk": last,
             "picked_walks": picked,
         }
+
+    def words(self) -> Mapping[str, Any]:
+        """Of the walk that chooses."""
+        return self.team_words() if self.by_team else self.threshold_words()
 
     def team_words(self) -> Mapping[str, Any]:
         plan = self.plan

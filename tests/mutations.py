@@ -119,7 +119,19 @@ def ragged(plan: Plan) -> bool:
 
 
 def met(plan: Plan) -> bool:
-    return bool(plan.selection) and plan.cluster == 2 and plan.threads < 512
+    return bool(plan.selection) and plan.selection.by == "threshold" and plan.cluster == 2 and plan.threads < 512
+
+
+def held(plan: Plan) -> bool:
+    return bool(plan.selection) and plan.selection.by == "hold" and plan.cluster == 1 and plan.threads < 512
+
+
+def held_across(plan: Plan) -> bool:
+    return held(plan) and plan.across
+
+
+def held_met(plan: Plan) -> bool:
+    return bool(plan.selection) and plan.selection.by == "hold" and plan.cluster == 4 and plan.threads == 128
 
 
 def team(plan: Plan) -> bool:
@@ -154,10 +166,14 @@ HIP_MAX = Subject("largest", 1000, one_walk, "hip:mi300x")
 CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold)
 CHOSEN_RAGGED = Subject("topk", 53, ragged)
 CHOSEN_MET = Subject("scale_mask_softmax_topk", 9000, met)
+HELD = Subject("scale_mask_softmax_topk", 6000, held)
+HELD_RAGGED = Subject("topk", 2053, held_across)
+HELD_MET = Subject("scale_mask_softmax_topk", 9000, held_met)
 ROUTED = Subject("router_topk", 200, team)
 GREEDY = Subject("argmax", 40000, threshold)
 SEGMENTED = Subject("topk", 9001, segmented)
 HIP_CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold, "hip:mi300x")
+HIP_HELD = Subject("scale_mask_softmax_topk", 6000, held, "hip:mi300x")
 HIP_ROUTED = Subject("router_topk", 200, team, "hip:mi300x")
 HIP_TWO = Subject("add_rmsnorm", 500, warp, "hip:mi300x")
 
@@ -395,6 +411,46 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"__syncwarp\(\);", ""),
     mutation("team: nothing where too few are left", "picks as they were", ROUTED,
              r"for \(unsigned i = all \+ lane;[^\n]*\n", "\n"),
+    mutation("held: fewer than k reach the bar", "one warp is enough", HELD, r"above < \d+ \? own", "above < 1 ? own"),
+    mutation("held: a thread reaches itself alone", "a warp says its largest", HELD, r"above < \d+ \? order",
+             "above < 1 ? order"),
+    mutation("held: ties with the bar lost", "only what exceeds it is a candidate", HELD,
+             r"!\(keys\[v\]\[j\] < bar\)", "keys[v][j] > bar"),
+    mutation("held: masked columns chosen", "the bar may be -inf", HELD, r"least > masked \? least : masked \+ 1",
+             "least"),
+    mutation("held: the last of a thread's candidates", "one is enough", HELD, r"while \(marks\) \{", "if (marks) {"),
+    mutation("held: candidates beyond their room", "as many as there are", HELD, r"if \(place < room\) ", ""),
+    mutation("held: too many taken for enough", "what had no room is lost", HELD,
+             r"fits && all <= \d+ && ", ""),
+    mutation("held: halved the wrong way", "too few are never found to be", HELD, r"else few = floor;", ""),
+    mutation("held: counted on", "candidates of the last try are not forgotten", HELD,
+             r"picker\.found\[side \^ 1\] = 0;", ";"),
+    mutation("held: candidates counted too early", "a barrier dropped behind them", HELD,
+             r"__syncthreads\(\);\n(    if \(threadIdx\.x < \d+\) picker_of)", r"\1"),
+    mutation("held: the bar read too early", "the barrier behind it is dropped", HELD,
+             r"__syncthreads\(\);\n(\s+// what reaches it)", r"\1"),
+    mutation("held: bins counted too early", "a barrier dropped behind the counts", HELD,
+             r"(\[\(entry - floor\) >> by\], 1u\);\n  \}\n)  __syncthreads\(\);\n", r"\1"),
+    mutation("held: rank counts itself", "every candidate a place too low", HELD, r"binned\[other\] > entry",
+             "binned[other] >= entry"),
+    mutation("held: the peak before", "a turn's exponentials are not rescaled", HELD,
+             r"exponentials \*= exponential\(peak - below\);", ""),
+    mutation("held: a warp's sum by its own peak", "lanes' sums are added as they are", HELD,
+             r"warp_sum\(exponentials \* exponential\([^;]*;", "warp_sum(exponentials);"),
+    mutation("held: columns beyond the row", "a ragged vector's rest is chosen from", HELD_RAGGED,
+             r"if \([^\n]*col \+ j < 2053\) \{\n( +const float \w+ = )", r"if (true) {\n\1"),
+    mutation("held: another block's key", "marks are looked up in a neighbour's column", HELD_RAGGED,
+             r"(picker\.keys\[element\]\[threadIdx\.x)", r"\1 ^ 1"),
+    mutation("held: a cluster's first block in place of each", "blocks hear of nobody else", HELD_MET,
+             r"picker_of\(picker, lane_of_warp\)", "picker_of(picker, 0)"),
+    mutation("held: warps in each other's place", "blocks of a cluster take the same", HELD_MET,
+             r"block \* warps \+ warp", "warp", everywhere=True),
+    mutation("held: a cluster does not meet", "it is not waited for", HELD_MET, r"  __cluster_barrier_wait\(\);\n\}",
+             "}"),
+    mutation("held: written to before it runs", "a block does not wait for the others to be there", HELD_MET,
+             r"__cluster_barrier_wait\(\);  // so does every block[^\n]*\n", "", ),
+    mutation("HIP: held exponentials of half a wave", "lanes 32 and up are not added", HIP_HELD,
+             r"int step = 32(; step > 0; step /= 2\) v \+=)", r"int step = 16\1"),
     mutation("HIP: the most of half a wave", "lanes 32 and up are not asked", HIP_CHOSEN,
              r"(warp_most\(unsigned v\) \{\n  for \(int step = )32", r"\g<1>16"),
     mutation("HIP: votes of 32 lanes", "the upper half's candidates are lost", HIP_CHOSEN, r"return __ballot\(says\);",

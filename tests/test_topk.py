@@ -17,7 +17,8 @@ from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import NoPlan
 from fusegen.planner import candidates
 from fusegen.planner.choosing import expected
-from fusegen.planner.model import Layout, RowPlan, Source
+from fusegen.planner.holding import hold_of, reaching
+from fusegen.planner.model import Layout, RowPlan, Source, Tile
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.selection import top_columns
@@ -169,11 +170,14 @@ def row(order: str, cols: int) -> npt.NDArray[np.float32]:
 
 @pytest.mark.parametrize(
     ("cols", "which", "cluster"),
-    [(300, "team", 1), (9000, "threshold", 1), (9000, "threshold", 2), (9001, "threshold", 4)],
-)
+    [
+        (300, "team", 1), (9000, "threshold", 1), (9000, "threshold", 2), (9001, "threshold", 4),
+        (600, "hold", 1), (9000, "hold", 2), (9001, "hold", 4),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("order", ORDERS)
 def test_whatever_the_order(order: str, cols: int, which: str, cluster: int) -> None:
-    k = 8 if which == "team" else 50
+    k = 8 if cols < 1000 else 50
     made = kernel(by(plans_of(plain, "cuda:h200", V=cols, K=k), which, cluster))
     x = np.stack([row(order, cols), row("few", cols)[::-1]])
     values, columns = made(x)
@@ -183,7 +187,9 @@ def test_whatever_the_order(order: str, cols: int, which: str, cluster: int) -> 
     np.testing.assert_array_equal(values, expected_values)
 
 
-@pytest.mark.parametrize(("cols", "which"), [(4096, "threshold"), (5001, "threshold"), (251, "team")])
+@pytest.mark.parametrize(("cols", "which"), [
+    (4096, "threshold"), (5001, "threshold"), (251, "team"), (4096, "hold"), (5001, "hold"),
+])  # fmt: skip
 def test_a_row_alone_has_the_same_bits(cols: int, which: str) -> None:
     """What is chosen, and the row's sum behind it, depend neither on the batch nor on where the row starts."""
     plans = plans_of(likeliest, "cuda:h200", V=cols, K=17)
@@ -205,7 +211,7 @@ def test_a_key_may_need_a_softmax_of_its_row(which: str) -> None:
     validate(kernel(by(plans_of(nested, "cuda:h200"), which)), quick=True).raise_for_error()
 
 
-@pytest.mark.parametrize("which", ["threshold"])
+@pytest.mark.parametrize("which", ["threshold", "hold"])
 def test_a_softmax_by_hand(which: str) -> None:
     validate(kernel(by(plans_of(unguarded, "cuda:h200"), which)), quick=True).raise_for_error()
 
@@ -227,8 +233,53 @@ def test_what_cannot_be_chosen_from_says_why() -> None:
     assert "keeps every column" in refusals["topk"]
     refused = {r.rule for r in candidates(plain.graph, target("cuda:h200")).refusals}
     assert refused >= {"elementwise", "rowwise"}
+    refusals = {r.rule: r.reason for r in candidates(normed.graph, target("cuda:h200")).refusals}
+    assert "needs a reduction of the row first; held walks over a row once" in refusals["held"]
     with pytest.raises(NoPlan, match="32 bits"):
         candidates(plain.at(V=2**31).graph, target("cuda:h200")).need()
+
+
+def test_a_row_that_is_held_keeps_nothing_else() -> None:
+    @chain(M=4, V=1000, K=8)
+    def written(x: f32[M, V], y: f32[M, V]) -> tuple[i32[M, K], f32[M, V]]:
+        """The key is an output too."""
+        h = x + y
+        return F.topk(h, K)[1], h
+
+    @chain(M=4, V=1000, K=8)
+    def noisy(x: f32[M, V], noise: f32[M, V]) -> tuple[f32[M, K], i32[M, K]]:
+        """Chosen by one value, weighed by the softmax of another."""
+        _, columns = F.topk(x + noise, K)
+        return F.take(F.softmax(x), columns), columns
+
+    for refused, reason in ((written, "h is written whole"), (noisy, "a softmax is one of x")):
+        refusals = {r.rule: r.reason for r in candidates(refused.graph, target("cuda:h200")).refusals}
+        assert reason in refusals["held"]
+
+
+@pytest.mark.parametrize(("cols", "k", "warps"), [(32000, 16, 64), (32000, 128, 32), (8192, 50, 8), (50257, 256, 64)])
+def test_as_many_reach_the_bar_as_expected(cols: int, k: int, warps: int) -> None:
+    """The bar of planner/holding.py, in numpy: of rows in random order, to 10 % in the mean."""
+    tile = Tile(128, warps * 32, 1, 1, -(-cols // (warps * 32)), cluster=warps // 4)
+    hold = hold_of(k, tile, target("cuda:h200"))
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(60):
+        keys = np.full(tile.cols, -np.inf)
+        keys[:cols] = rng.standard_normal(cols)
+        peaks = keys.reshape(-1, warps, 32).max(axis=0)
+        said = np.sort(peaks, axis=1)[:, -hold.want]
+        bar = np.sort(said)[-hold.need]
+        found.append(int((keys >= bar).sum()))
+    assert min(found) >= k
+    assert np.mean(found) == pytest.approx(reaching(hold, tile, cols), rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_few_long_rows_are_held(rows: int) -> None:
+    plan = next(plans_of(likeliest, "cuda:h200", M=rows, V=50257, K=256))
+    assert plan.rule == "held"
+    assert plan.cluster > 1
 
 
 @pytest.mark.parametrize("name", TARGETS)

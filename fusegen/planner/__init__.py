@@ -10,6 +10,7 @@ from fusegen.planner.passes import simplify
 from fusegen.planner.rules import NoMatch
 from fusegen.planner.rules.elementwise import elementwise
 from fusegen.planner.rules.gemm import gemm
+from fusegen.planner.rules.held import held
 from fusegen.planner.rules.rowwise import rowwise
 from fusegen.planner.rules.topk import topk
 from fusegen.planner.rules.wgmma import wgmma
@@ -17,7 +18,7 @@ from fusegen.targets.base import Target
 
 Rule = Callable[[Graph, Target, Layout], Iterator[Plan]]
 RULES: Mapping[str, Rule] = {
-    "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "gemm": gemm, "wgmma": wgmma,
+    "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "held": held, "gemm": gemm, "wgmma": wgmma,
 }  # fmt: skip
 CONTIGUOUS = Layout()
 

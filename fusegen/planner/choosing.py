@@ -26,6 +26,7 @@ from fusegen.planner.duration import (
     resident_blocks,
     width_share,
 )
+from fusegen.planner.holding import reaching
 from fusegen.planner.model import Cost, Selection, Tile, Traffic
 from fusegen.targets.base import Target
 
@@ -135,6 +136,8 @@ class Choice:
 def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
     """Of one row."""
     k = selection.k
+    if selection.hold:
+        return Choice(cols, reaching(selection.hold, tile, cols), 0)
     if selection.by == "team":
         return Choice(cols, min(cols, 1.3 * k + 2), 0)
     groups = tile.threads_per_row * selection.groups

@@ -201,6 +201,24 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """How the warps of a block or a cluster choose from a row that their registers hold. See planner/holding.py.
+
+    Of `warps` that share the row, `need` have `want` threads each with a key that reaches the bar. What reaches it is a
+    candidate: a block has `room` for its own, and `limit` of them in all are ranked, with counts of `bins` ranges of
+    keys. A thread adds up the exponentials of `turn` vectors at a time, while others are on their way.
+    """
+
+    warps: int
+    want: int
+    need: int
+    turn: int
+    room: int
+    limit: int
+    bins: int
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """How a kernel chooses k columns of each row, and what it makes of them. See planner/rules/topk.py.
 
@@ -208,10 +226,11 @@ class Selection:
     `turn` vectors of a thread at a time, and of every `note` of these the largest key stays, in one of `notes` words of
     its warp. Behind every `segment` vectors of a thread the largest keys of `groups` parts of what it has seen give a
     threshold; a lane then looks at `looks` elements of the vectors that exceed it at a time. The block holds `entries`
-    candidates, and cuts them down to `limit` where they grow too many, with counts of `bins` ranges of keys.
+    candidates, and cuts them down to `limit` where they grow too many, with counts of `bins` ranges of keys. "hold": a
+    block's or a cluster's registers hold the row, and `hold` says the rest.
     """
 
-    by: Literal["team", "threshold"]
+    by: Literal["team", "threshold", "hold"]
     k: int
     key: str  # the element value that decides
     loads: tuple[Load, ...]  # what the key is made from,
@@ -230,6 +249,7 @@ class Selection:
     bins: int = 0
     resident: int = 0  # blocks that an SM is to hold, and for which the compiler keeps registers; 0: it is not told
     vote_bytes: int = 0  # static shared memory of the block's votes
+    hold: Hold | None = None
 
 
 Staging = Literal[
@@ -546,7 +566,7 @@ class Source:
 
 
 __all__ = [
-    "Access", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Param", "Plan", "Reduction",
-    "Refusal", "RowDim", "RowPlan", "Selection", "Source", "Stage", "Staging", "Statement", "Store", "Summed",
-    "TensorTraffic", "Tile", "Traffic",
+    "Access", "Candidates", "Cost", "Decision", "Hold", "Keep", "Keeps", "Layout", "Load", "Mode", "Param", "Plan",
+    "Reduction", "Refusal", "RowDim", "RowPlan", "Selection", "Source", "Stage", "Staging", "Statement", "Store",
+    "Summed", "TensorTraffic", "Tile", "Traffic",
 ]  # fmt: skip

@@ -5,7 +5,8 @@ A rule never ranks; `fusegen.planner.cost` does.
 
 from __future__ import annotations
 
-from fusegen.graph import Graph
+from fusegen.graph import Graph, Node
+from fusegen.types import f32
 
 MOST_COLS = 2**31 - 2**20  # a thread counts columns in 32 bits, up to a tile beyond the row
 
@@ -22,6 +23,16 @@ def need_no_selection(graph: Graph) -> None:
         raise NoMatch(
             f"{node.operator} at {node.where} chooses columns (k={node.shape[-1]}); this rule keeps whole rows"
         )
+
+
+def need_selection(graph: Graph, rule: str) -> Node:
+    """The node that chooses columns. Raises NoMatch for a chain without one, or one that does not order by f32."""
+    node = graph.selection
+    if node is None:
+        raise NoMatch(f"the chain keeps every column; {rule} is for chains that choose some, as F.topk does")
+    if node.inputs[0].dtype is not f32:
+        raise NoMatch(f"{node.operator} at {node.where} orders by {node.inputs[0].dtype} values; {rule} orders by f32")
+    return node
 
 
 class NoMatch(Exception):

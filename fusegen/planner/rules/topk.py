@@ -42,9 +42,8 @@ from fusegen.planner.duration import Work
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
 from fusegen.planner.picking import Picking, picking
 from fusegen.planner.pieces import vector_widths, words_of
-from fusegen.planner.rules import NoMatch, need_countable
+from fusegen.planner.rules import need_countable, need_selection
 from fusegen.targets.base import Target
-from fusegen.types import f32
 
 WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
 TEAM_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32
@@ -63,11 +62,7 @@ MORE_REGISTERS = (
 
 def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Every legal team, block and cluster."""
-    node = graph.selection
-    if node is None:
-        raise NoMatch("the chain keeps every column; topk is for chains that choose some, as F.topk does")
-    if node.inputs[0].dtype is not f32:
-        raise NoMatch(f"{node.operator} at {node.where} orders by {node.inputs[0].dtype} values; topk orders by f32")
+    need_selection(graph, "topk")
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
