@@ -33,20 +33,20 @@ MOST_ELEMENTS = 64  # of a thread: as many as bits that mark its candidates
 MOST_WARPS = 64
 TURN_ELEMENTS = 12
 
-# Fitted to 140 candidates of 19 shapes on an H200 (cold L2, medians of 11), whose times they predict to 13 % (rms of
+# Fitted to 140 candidates of 19 shapes on an H200 (cold L2, medians of 11), whose times they predict to 14 % (rms of
 # the logarithm); first choices took 1.8 % more than the best candidate in the mean, 7.5 % at worst.
 # ---- instructions of a thread
-ELEMENT = 3.4  # largest key, mark, and a place in shared memory
-EXPONENTIAL = 3.5  # an element of the sum
-JOINED = 16.0  # a vector from the pieces that it lies across
-THREAD = 360.0  # what warps say, the bar, and ranks
-CANDIDATE = 250.0  # to its place in the first block
+ELEMENT = 3.3  # largest key, mark, and a place in shared memory
+EXPONENTIAL = 3.4  # an element of the sum
+JOINED = 20.0  # a vector from the pieces that it lies across
+THREAD = 300.0  # what warps say, the bar, and ranks
+CANDIDATE = 325.0  # to its place in the first block
 # ---- waiting of a block: cycles of an instruction, and microseconds
-ALONE_CYCLES = 4.5  # when its scheduler has no other warp; each one that it has adds a cycle
-FIRST_LOAD_US = 0.48
-WARP_US = 0.03  # a warp of the row, whose order is compared with the others'
-RANK_US = 0.265  # a candidate of each thread, in the first block
-MEETING_US = 0.21  # of a cluster's blocks, for each doubling
+ALONE_CYCLES = 4.9  # when its scheduler has no other warp; each one that it has adds a cycle
+FIRST_LOAD_US = 1.0
+WARP_US = 0.023  # a warp of the row, whose order is compared with the others'
+RANK_US = 0.2  # a candidate of each thread, in the first block
+MEETING_US = 0.24  # of a cluster's blocks, for each doubling
 LAUNCH_US = 3.5
 OVERLAP = 1.5  # the norm's exponent: blocks of one row wait for each other, and rarely anything else is left to do
 
