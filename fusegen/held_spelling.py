@@ -100,6 +100,8 @@ class HeldSpeller(SelectionSpeller):
             "bin_bits": self.hold.bins.bit_length() - 1,
             "bins": self.hold.bins,
             "sums": self.sums,
+            "aim": (self.selection.k + self.hold.room) // 2,
             "elements": plan.tile.per_thread * plan.tile.vector,
+            "binned": "binned",
             "readers": plan.threads // plan.cluster,
         }

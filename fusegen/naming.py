@@ -40,8 +40,8 @@ SELECTION_FRAME = frozenset(
     passes crowd limit floor order reached who seen found own bits fits done left mine least again own_list higher
     kept upto place all higher_bar first start most lowest above binned entry rank bin other end peak best bit raw
     r picks best_entry last a sort sorts many size run step high low part
-    far block marks exponentials highest enough few warp_sum row_warps picker_of meet_all reached_by most_of
-    sum_of""".split()  # noqa: SIM905
+    far block bottom marks exponentials highest enough few between wanted reach warp_sum row_warps picker_of meet_all
+    reached_by most_of sum_of""".split()  # noqa: SIM905
 )
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(

@@ -267,6 +267,7 @@ class SelectionSpeller(Speller):
             "from_first_lane": functions["from_first_lane"][0],
             "warps": warps,
             "room": room,
+            "binned": "merged[1]" if tile.cluster > 1 else "entries[side ^ 1]",
             "merged": merged_room(chosen.limit, warps, tile.cluster),
             "bin_bits": chosen.bins.bit_length() - 1,
             "want": want,

@@ -191,6 +191,28 @@ __device__ __forceinline__ int shift_for(Entry span) {
   return bits > 8 ? bits - 8 : 0;
 }
 
+// n entries, the largest first (Batcher's bitonic sort); there is room for a power of two of them
+__device__ __forceinline__ void sort(Entry* list, unsigned n) {
+  unsigned size = 2;
+  while (size < n) size *= 2;
+  for (unsigned i = n + threadIdx.x; i < size; i += 256) list[i] = 0;
+  __syncthreads();
+  for (unsigned run = 2; run <= size; run *= 2) {
+    for (unsigned step = run / 2; step > 0; step /= 2) {
+      #pragma unroll 1
+      for (unsigned i = threadIdx.x; i < size / 2; i += 256) {
+        const unsigned low = i / step * 2 * step + i % step, high = low + step;
+        const Entry a = list[low], b = list[high];
+        if ((a < b) == ((low & run) == 0)) {
+          list[low] = b;
+          list[high] = a;
+        }
+      }
+      __syncthreads();
+    }
+  }
+}
+
 extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(256, 3)
 next_tokens(
     const float* __restrict__ logits_ptr,
@@ -285,10 +307,11 @@ next_tokens(
   __syncthreads();
 
   // what reaches it goes to the row's first block
-  const Entry lowest = static_cast<Entry>(picker.bar) << column_bits;
-  Entry floor = lowest;
+  const Entry bottom = static_cast<Entry>(picker.bar) << column_bits;
+  Entry floor = bottom;
   const Entry highest = static_cast<Entry>(most_of(picker)) << column_bits | last_column;
-  Entry enough = lowest, few = highest + 1;  // floors that 50 reach, or fewer
+  Entry enough = bottom, few = highest + 1;  // floors that 50 reach, or fewer
+  unsigned reach = 0;  // the number of those that reach `enough`
   Picker& first = picker_of(picker, 0);
   int side = 0;
   for (;; side ^= 1) {
@@ -321,11 +344,16 @@ next_tokens(
       all += picker.counts[side][b];
       fits = fits && picker.counts[side][b] <= room;
     }
-    if (fits && all <= 256 && (all >= 50 || floor == lowest)) break;
-    // ties, or a row in order: halve what is between too many and too few
-    if (all >= 50) enough = floor;
-    else few = floor;
-    floor = enough + (few - enough) / 2;
+    if (fits && all <= 256 && (all >= 50 || floor == bottom)) break;
+    // ties, or a row in order: what lies between too many and too few is parted in proportion and halved in turns
+    if (all >= 50) {
+      enough = floor;
+      reach = all;
+    } else {
+      few = floor;
+    }
+    const Entry between = few - enough, wanted = reach > 89 ? 89 : reach;
+    floor = enough + (side == 0 ? between - between * wanted / reach : between / 2);
   }
   if (block != 0) return;
   const float top = key_at(most_of(picker));
@@ -338,38 +366,47 @@ next_tokens(
 
   // rank the candidates: into bins by their keys, and within a bin by comparing them
   const unsigned from = threadIdx.x / 64;  // the block whose candidates this thread counts
-  const int by = shift_for(highest - floor);
+  const Entry lowest = floor;
+  const int by = shift_for(highest - lowest);
   #pragma unroll 1
   for (unsigned i = threadIdx.x % 64; i < picker.counts[side][from]; i += 64) {
     const Entry entry = picker.entries[from][i];
-    atomicAdd(&picker.bins_above[(entry - floor) >> by], 1u);
+    atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u);
   }
   __syncthreads();
   unsigned own[own_bins];
   unsigned above = add_up(picker, own);
+  bool many = false;  // ties: too many candidates in one bin to compare each with all
   #pragma unroll
   for (int q = 0; q < own_bins; ++q) {
+    many = many || (own[q] > 64 && above < 50);
     picker.bins_above[bins - 1 - threadIdx.x * own_bins - q] = above;
     above += own[q];
   }
-  __syncthreads();
+  if (threadIdx.x == 0) picker.bins_above[bins] = 0;
+  const bool sorts = __syncthreads_or(many);
+  Entry* const binned = picker.binned;
   #pragma unroll 1
   for (unsigned i = threadIdx.x % 64; i < picker.counts[side][from]; i += 64) {
     const Entry entry = picker.entries[from][i];
-    picker.binned[atomicAdd(&picker.bins_above[(entry - floor) >> by], 1u)] = entry;
+    binned[atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u)] = entry;
   }
   __syncthreads();
   const unsigned all = picker.bins_above[0];
+  if (sorts) {
+    sort(binned, all);
+    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 256) picker.picks[i] = binned[i];
+  }
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < all; i += 256) {
-    const Entry entry = picker.binned[i];
-    const int bin = static_cast<int>((entry - floor) >> by);
+  for (unsigned i = threadIdx.x; i < all && !sorts; i += 256) {
+    const Entry entry = binned[i];
+    const int bin = static_cast<int>((entry - lowest) >> by);
     unsigned rank = picker.bins_above[bin + 1];
-    #pragma unroll 1
-    for (unsigned other = rank, end = picker.bins_above[bin]; other < end && rank < 50; ++other) {
-      rank += picker.binned[other] > entry;
+    if (rank < 50) {
+      #pragma unroll 1
+      for (unsigned other = rank, end = picker.bins_above[bin]; other < end; ++other) rank += binned[other] > entry;
+      if (rank < 50) picker.picks[rank] = entry;
     }
-    if (rank < 50) picker.picks[rank] = entry;
   }
   for (unsigned i = all + threadIdx.x; i < 50; i += 256) picker.picks[i] = 0;
   __syncthreads();

@@ -100,7 +100,9 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
     told = (
         target.registers_per_thread <= 255
     )  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
-    chosen = replace(selection_of(walks, k, "hold"), hold=hold, resident=resident if told else 0)
+    chosen = replace(
+        selection_of(walks, k, "hold"), hold=hold, resident=resident if told else 0, vote_bytes=target.vote_bytes
+    )
     [stage] = plan.stages
     summed = any(r.kind != "softmax" for r in stage.reductions) or any(s.reductions for s in chosen.picked)
     work = Work(
