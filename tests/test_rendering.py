@@ -161,7 +161,7 @@ def test_no_function_stands_in_front_of_a_kernel_that_calls_it_nowhere(gpu: str,
     for spec in SPECS:
         graph = spec.graph.at(**sizes_at(spec.graph, cols))
         plans = candidates(graph, TARGETS[gpu]).plans
-        for made in (*plans[:3], *plans[3::14]):
+        for made in (*plans[:3], *plans[8::18]):
             text = render(made).text
             for name in re.findall(r"__forceinline__ [^(]*?(\w+)\(", text):
                 assert len(re.findall(rf"\b{name}\b *[<(]", text)) > 1, f"{made.regime}: {name} is never called"
