@@ -212,6 +212,8 @@ def accesses(plan: Plan) -> list[str]:
     lines = []
     for access in plan.accesses:
         text = modes[access.mode].format(bytes=access.vector_bytes)
+        if access.output and access.mode == "across":
+            text = "by aligned blocks of 16 B, since rows start anywhere"
         if not access.by_column:
             text = "one value a row"
         reason = why_narrow(plan, access)

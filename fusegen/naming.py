@@ -30,6 +30,8 @@ FRAME = frozenset(
     row_max_sum row_welford partner exponential power_of_2 reciprocal element values at np math ml_dtypes bfloat16 erf
     n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once copy_async commit_copies wait_copies
     Span phase load_span load_across load_first store_across load_pieces load_kept copy_part copy_across joined
+    head_of load_block load_kept_block load_shifted store_block store_row head edge
+    in_rest rest_col
     memcpy top_columns take""".split()  # noqa: SIM905
 )
 # what kernels call things that choose columns
@@ -64,11 +66,11 @@ FILE_SCOPE = frozenset(
     rint rnorm round rsqrt scalbln scalbn signbit sin sincos sinh sinpi sqrt tan tanh tgamma trunc y0 y1 yn j0 j1 jn
     clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
 )
-TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride", "_kept", "_span", "_ends")
+TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride", "_kept", "_span", "_ends", "_staged", "_last", "_edge")
 FACTOR_SUFFIXES = (
     "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
 )  # fmt: skip
-VALUE_SUFFIXES = ("_rest", "_kept", "_part", "_part_values", "_all")
+VALUE_SUFFIXES = ("_rest", "_last", "_kept", "_part", "_part_values", "_all")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
 

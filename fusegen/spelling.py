@@ -5,20 +5,22 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from fusegen.blocks import Blocks
 from fusegen.dialect import UNROLL
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
 from fusegen.planner.pieces import PIECE_BYTES, stride_name
-from fusegen.prelude import REDUCERS
+from fusegen.prelude import REDUCERS, Reducer
 from fusegen.types import bf16, f16
-from fusegen.vectors import Vectors
+from fusegen.vectors import bracketed
 
 
-class Speller(Vectors):
+class Speller(Blocks):
     """The words of one plan in one dialect; `context()` is what the templates see."""
 
     parts = "part"  # the array of a reduction's partial results
@@ -26,8 +28,7 @@ class Speller(Vectors):
     def __init__(self, plan: RowPlan) -> None:
         super().__init__(plan)
         self.declared: set[str] = set()
-
-    # ---- names and small texts
+        self.taken: set[str] = set()  # tensors of which a thread has the value that no vector holds
 
     # ---- the frame
 
@@ -53,10 +54,6 @@ class Speller(Vectors):
         tile = self.plan.tile
         block = "tile" if self.plan.folded else "static_cast<long long>(blockIdx.x)"
         return f"{block} * {tile.cols} + threadIdx.x" + (f" * {tile.vector}" if tile.vector > 1 else "")
-
-    def team(self) -> str:
-        per_row = self.plan.tile.threads_per_row
-        return "threadIdx.x" if per_row == 1 else f"threadIdx.x / {per_row}"
 
     def lane(self) -> str:
         """The thread's place among those of its row; empty where the kernel has no use for a name."""
@@ -187,6 +184,8 @@ class Speller(Vectors):
         return f"int v = {count - 1}; v >= 0; --v" if stage.backward else f"int v = 0; v < {count}; ++v"
 
     def walk(self, number: int, stage: Stage) -> Mapping[str, Any]:
+        if stage.blocks_of:
+            return self.block_walk(number, stage)
         whole = self.plan.staging in ("registers", "none")
         loads_first = whole and self.loops()
         inside = bool(stage.until) and not loads_first  # the walk's own test stands before the load
@@ -226,9 +225,10 @@ class Speller(Vectors):
             reads.append({"declare": declare, "target": target, "call": call, "keep": keep})
         body = self.body(stage, loads_first)
         made = {
-            "title": textwrap.wrap(
-                f"walk {number} of {len(self.plan.stages)}: {stage.title}", WIDTH, subsequent_indent="  "
-            ),
+            "title": self.title(number, stage),
+            "col": self.col(),
+            "guard": self.guard(),
+            "whole": self.whole(),
             "parts": [self.part(r) for r in stage.reductions],
             "loads_first": loads_first and bool(reads),
             "copies": [self.copy_call(load) for load in copies],
@@ -240,17 +240,20 @@ class Speller(Vectors):
             "reads": reads,
             "shifts": shifts,
             "loop": self.loops(),
+            "scope": self.loops(),
             "unroll": UNROLL if whole else f"{UNROLL} 4",
             "outputs": [
                 {
                     "type": self.vec_type(s.access),
                     "name": f"{s.access.name}_vec",
-                    "call": self.store_call(s.access),
-                    "across": s.access.mode == "across",
+                    "call": self.staged_call(s.access) if s.staged else self.store_call(s.access),
+                    "across": s.access.mode == "across" and not s.staged,
                     "rest": self.to_storage(s.access.dtype, s.rest),
                 }
                 for s in stage.stores
             ],
+            "staged": [self.store_row_call(s.access) for s in stage.stores if s.staged],
+            "singles": self.rest_singles(stage),
             "body": body,
             "uses_col": bool(self.guard() or self.whole() or stage.stores or stage.until or (reads and not loads_first))
             or any("col + j" in line for line in body),
@@ -262,6 +265,111 @@ class Speller(Vectors):
             "refill": [],
         }
         return {**made, "spans": [made]}
+
+    def title(self, number: int, stage: Stage) -> list[str]:
+        text = f"walk {number} of {len(self.plan.stages)}: {stage.title}"
+        return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+
+    def block_walk(self, number: int, stage: Stage) -> Mapping[str, Any]:
+        """A walk by an output's aligned blocks, and over the few values before the first and behind the last."""
+        inside = bool(stage.until)
+        reads = []
+        for load in stage.loads:
+            text = self.kept_at_blocks(load) if load.when == "kept" else self.from_blocks(load)
+            reads.append({
+                "declare": f"const {self.vec_type(load.access)} ", "target": f"{load.access.name}_vec",
+                "call": self.within(load, bracketed(text), inside), "keep": "",
+            })  # fmt: skip
+        body = self.body(stage, loads_first=False)
+        start = self.col()
+        made = {
+            "title": self.title(number, stage),
+            "col": f"head + {start}",
+            "guard": self.block_guard(),
+            "whole": "",
+            "parts": [],
+            "loads_first": False,
+            "copies": [],
+            "pending": -1,
+            "head": self.loop_head(stage),
+            "reads": reads,
+            "shifts": [],
+            "loop": self.loops(),
+            "scope": True,
+            "unroll": UNROLL if self.unrolled() else f"{UNROLL} 4",
+            "outputs": [
+                {
+                    "type": self.vec_type(s.access),
+                    "name": f"{s.access.name}_vec",
+                    "call": self.store_at_blocks(s.access, stage.blocks_of),
+                    "across": False,
+                    "rest": self.to_storage(s.access.dtype, s.rest),
+                }
+                for s in stage.stores
+            ],
+            "staged": [],
+            "singles": self.edge_singles(stage),
+            "body": body,
+            "uses_col": True,
+            "vector_reductions": [],
+            "rest": [],
+            "first_results": False,
+            "results": [],
+            "before": [],
+            "refill": [],
+        }
+        return {**made, "spans": [made]}
+
+    def edge_singles(self, stage: Stage) -> Mapping[str, Any]:
+        """What such a walk leaves over, a value a thread where a row has so many threads."""
+        tile = self.plan.tile
+        enough = 2 * (tile.vector - 1) <= tile.threads_per_row
+        tests = ["live"] if self.live() else []
+        if tile.col_tiles > 1:
+            tests.append(f"{self.tile()} % {tile.col_tiles} == 0")
+        place = "lane" if enough else "i"
+        test = " && ".join([*tests, f"{place} < edge"])
+        lane, step = ("lane", f"i += {tile.threads_per_row}") if tile.threads_per_row > 1 else ("0", "++i")
+        col = f"const int col = {place} < head ? {place} : {self.cols} - edge + {place};"
+        reads = [self.single_read(load, "", "col", "_edge") for load in stage.loads]
+        return {
+            "ahead": [],
+            "turn": f"if ({test})" if enough else f"for (int i = {lane}; {test}; {step})",
+            "lines": [col, *reads, *self.single(stage, "_edge")],
+            "pad": "",
+        }
+
+    def rest_singles(self, stage: Stage) -> Mapping[str, Any] | None:
+        """The values behind a row's last vector, in any other walk: one a thread, read ahead of the walk."""
+        if not self.plan.tile.apart:
+            return None
+        reads = [load for load in stage.reads if load.access.tensor not in self.taken]
+        self.taken.update(load.access.tensor for load in reads)
+        ahead = [self.single_read(load, "in_rest", "rest_col", "_last") for load in reads]
+        ahead += [f"{keep.ctype} {keep.value}_last{{}};" for keep in stage.keeps]
+        lines = self.single(stage, "_last")
+        named = ["const int col = rest_col;"] if any(re.search(r"\bcol\b", line) for line in lines) else []
+        staged = [store.access for store in stage.stores if store.staged]
+        pads = [f"{access.name}_staged[rest_col] = {self.zero(access)};" for access in staged]
+        pad = f"else if (lane < {self.plan.tile.vector})" if pads else ""
+        return {"ahead": ahead, "turn": "if (in_rest)", "lines": [*named, *lines], "pad": pad, "pads": pads}
+
+    def single(self, stage: Stage, suffix: str) -> list[str]:
+        """A walk's statements for one value, that no vector holds."""
+        lines = [
+            f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{load.access.name}{suffix}')};"
+            for load in stage.loads
+            if load.when != "ahead"
+        ]
+        lines += [f"const {k.ctype} {k.value} = {k.value}{suffix};" for k in stage.takes]
+        lines += [f"const {s.ctype} {s.name} = {'col' if s.expr == 'col + j' else s.expr};" for s in stage.body]
+        lines += [f"{k.value}{suffix} = {k.value};" for k in stage.keeps]
+        for r in stage.reductions:
+            lines.append(f"{r.part}.merge({r.value}, 1.0f);" if r.kind == "softmax" else self.update(r))
+        for store in stage.stores:
+            row = f"{store.access.name}_staged" if store.staged else self.pointer(store.access)
+            lines.append(f"{row}[col] = {self.to_storage(store.access.dtype, store.value)};")
+        return lines
 
     def body(self, stage: Stage, loads_first: bool) -> list[str]:
         """The statements for one element, in order."""
@@ -347,11 +455,21 @@ class Speller(Vectors):
             "shared_parameters": "".join(f", float* {p}" for p in parts) if self.plan.slots else "",
             "threads": self.plan.tile.threads_per_row,
             "clustered": self.plan.tile.cluster > 1,
+            "settled": self.settled(reducer),
             "fields": [
                 {"part": p, "value": f"v.{f}" if reducer.ctype != "float" else "v"}
                 for p, f in zip(parts, reducer.fields, strict=True)
             ],
         }
+
+    def settled(self, reducer: Reducer) -> list[str]:
+        """The statements that give all threads of a row the same bits. Which of two parts is the other's makes no
+        difference to a sum, but to what is rounded between; and by blocks any thread may have any column."""
+        tile = self.plan.tile
+        if reducer.ctype == "float" or tile.team == 1 or not any(stage.blocks_of for stage in self.plan.stages):
+            return []
+        lanes = min(tile.team, self.plan.target.warp)
+        return [f"v.{field} = {self.spelling.shuffle.format(f'v.{field}', 0, lanes)};" for field in reducer.fields]
 
     # ---- all of it
 
@@ -397,6 +515,7 @@ class Speller(Vectors):
             "first_lane": self.first_lane(),
             "start": self.start(),
             "kept_shared": [{"type": t, "name": n, "offset": o} for n, t, o, _ in keeps] if plan.in_shared else [],
+            "staged_shared": self.staged_rows(),
             "kept_registers": [] if plan.in_shared else [
                 {"type": t, "name": n, "dims": self.register_dims(vector)} for n, t, _, vector in keeps
             ],
@@ -404,6 +523,10 @@ class Speller(Vectors):
             "loops": self.loops(),
             "guard": self.guard(),
             "cols": self.cols,
+            "blocks_begin": self.head(),
+            "in_rest": self.rest_test(),
+            "vector_cols": "" if plan.flat else self.vector_cols,
+            "begins_first": any(not stage.blocks_of for stage in self.plan.stages),
             "whole": self.whole(),
             "rest": self.rest(),
             "first_element": self.first_element(),

@@ -5,6 +5,8 @@ the pieces that hold its values and shifts them into place, and writes the block
 lane before it has of that block. Which thread has which columns does not depend on where a row starts, and so neither
 do the order of its sums nor the alignment of what all rows share. (Columns counted from the first block on would move
 without a shift, but a row's last bits would then depend on its place in the tensor.)
+
+Most rows are written otherwise, see fusegen.blocks.
 """
 
 from __future__ import annotations
@@ -40,6 +42,11 @@ class Vectors(Dialect):
         """Where the tensor's row starts."""
         return f"{access.name}_row" if access.strided and not self.plan.flat else f"{access.name}_ptr"
 
+    @property
+    def vector_cols(self) -> int:
+        """The columns that vectors hold."""
+        return self.plan.cols - self.plan.tile.apart
+
     def live(self) -> bool:
         return not self.plan.flat and self.plan.tile.rows_per_block > 1
 
@@ -47,7 +54,8 @@ class Vectors(Dialect):
         """When a vector is worth a look."""
         parts = ["live"] if self.live() else []
         if self.plan.tail != "none":
-            parts.append(self.in_later_turns(f"col < {self.cols}", -(-self.plan.cols // self.plan.tile.vector)))
+            test = f"col < {self.cols if self.plan.flat else self.vector_cols}"
+            parts.append(self.in_later_turns(test, -(-self.vector_cols // self.plan.tile.vector)))
         return " && ".join(parts)
 
     def whole(self) -> str:
@@ -134,7 +142,7 @@ class Vectors(Dialect):
         turns = max(0, vectors) // self.plan.tile.threads_per_row
         if self.plan.tile.col_tiles > 1 or not self.unrolled() or not turns:
             return test
-        return f"v >= {turns} && {test}"
+        return f"v >= {turns}" if test == "true" else f"v >= {turns} && {test}"
 
     def kept_block(self, access: Access) -> str:
         """Where the block lies that a copied vector begins in: a warp has its own side by side, and one more behind."""
@@ -200,17 +208,17 @@ class Vectors(Dialect):
         call += f"{access.name}_ends"
         after = f"col + {access.vector}"
         if not load.until:
-            return f"{call}, {after} >= {self.cols});"
-        return f"if (col {load.until}) {{\n  {call},\n    {after} >= {self.cols} || !({after} {load.until}));\n}}"
+            return f"{call}, {after} >= {self.vector_cols});"
+        last = f"{after} >= {self.vector_cols} || !({after} {load.until})"
+        return f"if (col {load.until}) {{\n  {call},\n    {last});\n}}"
 
     def store_call(self, access: Access) -> str:
         row, value = self.pointer(access), f"{access.name}_vec"
         width = access.vector
         if access.mode == "across":
             self.functions.update(("phase", "store", "store_across"))
-            return (
-                f"store_across<{width}>({row}, col, {f'live ? {self.cols} : 0' if self.live() else self.cols}, {value})"
-            )
+            cols = self.vector_cols
+            return f"store_across<{width}>({row}, col, {f'live ? {cols} : 0' if self.live() else cols}, {value})"
         if self.plan.tail == "element" and width > 1:
             self.functions.add("store_each_within")
             if access.mode != "element":

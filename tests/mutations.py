@@ -86,6 +86,15 @@ def across(plan: Plan) -> bool:
     return plan.across and plan.tile.vector > 2 and plan.warps_per_row > 1
 
 
+def handed(plan: Plan) -> bool:
+    stores = [store for stage in plan.stages for store in stage.stores if not stage.blocks_of]
+    return plan.warps_per_row > 1 and any(s.access.mode == "across" and not s.staged for s in stores)
+
+
+def apart(plan: Plan) -> bool:
+    return plan.staging == "registers" and plan.tile.apart > 0 and plan.warps_per_row > 1
+
+
 def copied_across(plan: Plan) -> bool:
     return plan.across and plan.copies and plan.tile.cluster == 1
 
@@ -155,6 +164,8 @@ CAUSAL = Subject("scale_causal_softmax", 40, sub_warp)
 RMS = Subject("rmsnorm", 1000, registers, dtype="f32")
 RMS_WARP = Subject("rmsnorm", 250, warp)
 RMS_ACROSS = Subject("rmsnorm", 1003, across)
+HANDED = Subject("rmsnorm", 1003, handed)
+RMS_APART = Subject("rmsnorm", 1027, apart)
 COPIED_ACROSS = Subject("log_softmax", 2057, copied_across)
 TWO = Subject("add_rmsnorm", 1000, shared)
 FLAT = Subject("swiglu_elementwise", 77, whatever)
@@ -218,16 +229,32 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"col \+ N <= cols", "col + N <= cols + 1", everywhere=True),
     mutation("last element left out", "the scalar end stops one short", FLAT,
              r"(store_each_within.*?col \+ j < )cols", r"\1cols - 1"),
-    mutation("written past the row", "the row's end is not looked for where values go one by one", RMS_ACROSS,
+    mutation("written past the row", "the row's end is not looked for where values go one by one", HANDED,
              r"if \(at < cols\) row\[at\]", "if (at <= cols) row[at]"),
-    mutation("block past the row", "a block is written whole that the row ends in", RMS_ACROSS,
+    mutation("block past the row", "a block is written whole that the row ends in", HANDED,
              r"!ends_last && from \+ N <= cols", "!ends_last && from < cols"),
     mutation("wrong phase", "pieces are shifted as if the row began an element later", RMS_ACROSS,
              r"phase<piece>\(row\) \* sizeof", "phase<piece>(row + 1) * sizeof"),
-    mutation("neighbour of a neighbour", "a block begins with the values of the lane two before", RMS_ACROSS,
+    mutation("neighbour of a neighbour", "a block begins with the values of the lane two before", HANDED,
              r"\(lane \+ 31\) % 32", "(lane + 30) % 32"),
-    mutation("last lane unfinished", "nobody writes what the last lane's values leave over", RMS_ACROSS,
+    mutation("last lane unfinished", "nobody writes what the last lane's values leave over", HANDED,
              r"ends_last && j < before \? 32 \* N : 0", "0"),
+    mutation("row not waited for", "blocks are written of what other threads have yet to stage", RMS_ACROSS,
+             r"__syncthreads\(\);  // the row is complete", ""),
+    mutation("staged block past the row", "a block is written whole that the row ends in", RMS_ACROSS,
+             r"if \(col \+ N <= cols\) store", "if (col < cols) store"),
+    mutation("row's ends not written", "what no block holds is lost", RMS_ACROSS,
+             r"i < edge; i", "i < head; i"),
+    mutation("blocks begin elsewhere", "the first whole block is looked for a value too late", RMS_ACROSS,
+             r"= \(N - phase<N", "= (N + 1 - phase<N"),
+    mutation("value apart not summed", "the value behind the last vector is left out of the sum", RMS_APART,
+             r"(if \(in_rest\) \{.*?)total_part \+= square;", r"\1"),
+    mutation("value apart of the next column", "what is behind the last vector is read a column late", RMS_APART,
+             r"rest_col = (\d+) \+ lane", r"rest_col = \1 + 1 + lane"),
+    mutation("block of the vector", "a walk by blocks takes the one that a thread's vector begins in", COPIED_ACROSS,
+             r"kept\[behind / N\]", "kept[0]"),
+    mutation("ends of a walk by blocks", "what no block holds is not computed", COPIED_ACROSS,
+             r"if \(lane < edge\)", "if (lane < head)"),
     mutation("pieces behind the tensor", "the last row's pieces are read whole", RMS_ACROSS,
              r"if \(!ends \|\|", "if (true ||"),
     mutation("copies behind the tensor", "the last row's blocks are copied whole", COPIED_ACROSS,
@@ -350,7 +377,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("row value of row 0 not written", "the first row's result is lost", MAX,
              r"if \((live && )?lane == 0\)", r"if (\1lane == 0 && row > 0)"),
     mutation("columns of a tile twice", "two tiles of a row overlap", TILES,
-             r"(= |\()lane \* (\d+)", r"\1(lane / 2) * \2"),
+             r"(= |\(|\+ )lane \* (\d+)", r"\1(lane / 2) * \2"),
     mutation("relu drops NaN", "fmaxf turns NaN into 0", TILES,
              r"larger\((\w+), 0\.0f\)", r"fmaxf(\1, 0.0f)"),
     # ---- k columns of a row

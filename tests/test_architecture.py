@@ -38,6 +38,7 @@ LAYERS = (
     "prelude",
     "dialect",
     "vectors",
+    "blocks",
     "spelling",
     "rolling selection_spelling",
     "held_spelling",

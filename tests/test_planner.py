@@ -96,7 +96,8 @@ def check(made: Plan) -> None:
         if access.mode == "vector" and not made.flat and access.strided:
             assert made.cols % access.vector == 0
     if not made.flat:
-        covered = tile.cols * tile.col_tiles
+        covered = tile.cols * tile.col_tiles + tile.apart
+        assert tile.apart <= tile.threads_per_row, "one a thread"
         assert covered >= made.cols, "the tile covers the row"
         if made.tail == "none":
             assert covered == made.cols

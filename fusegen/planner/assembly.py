@@ -13,7 +13,7 @@ from fusegen.naming import entry_name
 from fusegen.planner.cost import decisions, traffic
 from fusegen.planner.duration import Work, estimate
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Stage, Staging, Statement, Tile
-from fusegen.planner.pieces import accesses, params, row_dims
+from fusegen.planner.pieces import PIECE_BYTES, VECTOR_BYTES, WORD_BYTES, accesses, params, row_dims, staged_elements
 from fusegen.planner.schedule import Schedule
 from fusegen.targets.base import Target
 
@@ -65,8 +65,9 @@ def assemble(
     in_shared = staging == "shared" or rolling
     kept = kept_elements(target, walks.stages[0], tile) if in_shared else 0
     stages = tuple(placed(stage, number, tile, staging, kept) for number, stage in enumerate(walks.stages))
-    shared = walks.kept_bytes * kept
     copies = in_shared and target.async_copies and can_copy(stages[0])
+    room = target.shared_bytes - 4 * slots * parts * (2 if rolling else 1)
+    stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_shared, copies)
     moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
     work = Work(
         tile=tile,
@@ -119,6 +120,51 @@ def can_copy(stage: Stage) -> bool:
     return bool(kept) and whole and not stage.keeps
 
 
+def written_whole(
+    draft: Draft, stages: tuple[Stage, ...], tile: Tile, shared: int, room: int, in_shared: bool, copies: bool
+) -> tuple[tuple[Stage, ...], int]:
+    """The walks, writing whole aligned blocks of rows that start anywhere; and the bytes of shared memory that takes,
+    with the `shared` ones of what is kept, at most `room`.
+
+    A walk that may take any columns goes by the blocks of what it writes. One that may not stages its results in shared
+    memory, where there is room for them. Where neither will do, lanes hand each other what their blocks lack.
+    """
+    found = []
+    for stage in stages:
+        ragged = [store for store in stage.stores if store.access.mode == "across"]
+        if not ragged or draft.graph.picks:
+            found.append(stage)
+            continue
+        if takes_any_columns(stage, tile, in_shared, copies):
+            found.append(replace(stage, blocks_of=ragged[0].access.name))
+            continue
+        stores = []
+        for store in stage.stores:
+            size = staged_elements(tile) * tile.rows_per_block * store.access.dtype.bytes
+            at = -(-shared // VECTOR_BYTES) * VECTOR_BYTES
+            wide = tile.vector * store.access.dtype.bytes >= PIECE_BYTES  # it is read by pieces
+            if store in ragged and wide and tile.cluster == 1 and at + size <= room:
+                stores.append(replace(store, staged=True, offset_bytes=at))
+                shared = at + size
+            else:
+                stores.append(store)
+        found.append(replace(stage, stores=tuple(stores)))
+    return tuple(found), shared
+
+
+def takes_any_columns(stage: Stage, tile: Tile, in_shared: bool, copies: bool) -> bool:
+    """May a thread take other columns in this walk than in those before: is nothing summed, and nothing taken from
+    registers or, as it was computed, from a thread's own places in shared memory?
+
+    What was read and not copied lies in shared memory as vectors of the row, side by side in a block, but not in a
+    cluster of them.
+    """
+    kept = any(load.when != "now" for load in stage.loads)
+    bound = stage.reductions or stage.keeps or stage.takes or (kept and not in_shared)
+    words = all(a.vector * a.dtype.bytes % WORD_BYTES == 0 for a in (load.access for load in stage.loads))
+    return not bound and (not kept or copies or (tile.cluster == 1 and words))
+
+
 def kept_elements(target: Target, stage: Stage, tile: Tile) -> int:
     """Elements that one block's shared memory has room for, with the vectors that `tile` keeps.
 
@@ -132,9 +178,10 @@ def kept_elements(target: Target, stage: Stage, tile: Tile) -> int:
 
 def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
     """What must be tested where a row ends: nothing, whole vectors, or single elements."""
-    if draft.flat or not draft.divides:
+    if draft.flat or not (draft.divides or tile.apart):
         return "element"
-    return "none" if tile.per_thread * tile.threads_per_row * tile.col_tiles == draft.vectors else "vector"
+    vectors = (draft.graph.cols - tile.apart) // draft.vector
+    return "none" if tile.per_thread * tile.threads_per_row * tile.col_tiles == vectors else "vector"
 
 
 def placed(stage: Stage, number: int, tile: Tile, staging: Staging, kept: int) -> Stage:

@@ -136,11 +136,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The value `value`, written to a tensor; `rest` beyond the stage's limit."""
+    """The value `value`, written to a tensor; `rest` beyond the stage's limit.
+
+    `staged`: by way of shared memory, `offset_bytes` from its start, where the row is complete before its aligned
+    blocks are written.
+    """
 
     access: Access
     value: str
     rest: str = ""
+    staged: bool = False
+    offset_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,7 @@ class Stage:
     until: str = ""  # `<= last`: columns beyond are all alike, and their vectors are not computed one by one
     rest_body: tuple[Statement, ...] = ()  # what they are, once a row, before the walk
     backward: bool = False  # from the row's end: what the last walk read last is the likeliest to be in a cache
+    blocks_of: str = ""  # an output whose aligned blocks are the walk's vectors; else the row's first column begins one
 
     @property
     def reads(self) -> tuple[Load, ...]:
@@ -270,7 +277,8 @@ class Tile:
     `threads_per_row` vectors apart. `rows_per_block` rows are in flight in a block. `col_tiles` blocks share a row
     (only without reductions), or `cluster` blocks, which reach into each other's shared memory. Of what is kept in
     shared memory, a thread's first `kept` vectors have room there; the others are read again, or held in registers as
-    they were read by a "rolling" plan.
+    they were read by a "rolling" plan. The last `apart` values of a row belong to no vector: its first threads take one
+    each.
     """
 
     threads: int
@@ -281,6 +289,7 @@ class Tile:
     col_tiles: int = 1
     cluster: int = 1
     kept: int = 0
+    apart: int = 0
 
     @property
     def cols(self) -> int:

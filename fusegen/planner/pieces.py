@@ -11,7 +11,7 @@ from fusegen.errors import SpecError
 from fusegen.graph import Graph, Node, Tensor
 from fusegen.naming import value_names
 from fusegen.planner.limits import limits
-from fusegen.planner.model import Access, Layout, Mode, Param, RowDim
+from fusegen.planner.model import Access, Layout, Mode, Param, RowDim, Tile
 from fusegen.types import b8, f32, i32, size_of
 
 CTYPE = {f32: "float", i32: "int", b8: "bool"}
@@ -117,6 +117,11 @@ def access_mode(
     if graph.cols % vector == 0 or not strided:
         return "vector"
     return "across" if vector * tensor.dtype.bytes % WORD_BYTES == 0 else "element"
+
+
+def staged_elements(tile: Tile) -> int:
+    """Room for a row in shared memory: whole vectors, and one for what no vector holds."""
+    return tile.cols + (tile.vector if tile.apart else 0)
 
 
 def words_of(access: Access) -> float:

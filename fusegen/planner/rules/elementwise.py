@@ -6,7 +6,8 @@ take tiles of rows and columns, so that a row vector's address follows from the 
 A thread takes one vector where vectors may be had, which leaves the most threads in flight: on an H200, 256M f32
 copied in 503 us with one, 506 with two and 516 with four; swiglu_elementwise at 8192 x 14336 took 201, 251 and 347 us.
 What moves by single elements takes eight a thread, a block apart: bias_relu 65536 x 4096 in f16 took 285 us so, and 763
-with eight neighbours a thread (254 by vectors). Rows that no vector divides move by vectors across aligned blocks.
+with eight neighbours a thread (254 by vectors). Rows that no vector divides go by the aligned blocks of what they
+write: bias_relu 65536 x 4097 in bf16 took 266 us so, 375 by vectors shifted into place, 292 by single elements.
 """
 
 from __future__ import annotations

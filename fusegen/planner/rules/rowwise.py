@@ -53,6 +53,10 @@ WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more
 # 262144 x 128 36.4 and 36.9, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but with 64 elements a thread 117.0 and
 # 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425.
 MOST_AHEAD = 32
+# Where rows lie across blocks, whose pieces wait in registers too, elements of all those vectors together: at
+# 16384 x 4097 the LayerNorm chain took 127 us with 64 of them read ahead and 111 without, and in f32 with 32 of them
+# 222 and 206; but add_rmsnorm 32768 x 2047 with 16 of them 133 and 136.
+MOST_AHEAD_ACROSS = 16
 # Shorter rows leave an SM room for several blocks, or a block alone waits for nobody: scale_softmax 4096 x 131072 took
 # 544 us with 14 of 16 vectors kept and 552 to 562 rolling, add_rmsnorm 2048 x 131072 551 and 578 to 623, log_softmax
 # 1024 x 131072 206 and 227 to 237.
@@ -108,13 +112,27 @@ def teams(draft: Draft) -> Iterator[int]:
 
 def tile_of(draft: Draft, per_row: int) -> Tile:
     threads = per_row if per_row > draft.target.warp else max(SMALL_BLOCK, draft.target.warp)
+    apart = apart_of(draft, per_row)
     return Tile(
         threads=threads,
         threads_per_row=per_row,
         rows_per_block=threads // per_row,
         vector=draft.vector,
-        per_thread=-(-draft.vectors // per_row),
+        per_thread=-(-(draft.graph.cols - apart) // (draft.vector * per_row)),
+        apart=apart,
     )
+
+
+def apart_of(draft: Draft, per_row: int) -> int:
+    """The values behind a row's last whole vector, where to take them singly saves every thread a turn; else 0.
+
+    bias_gelu_residual_ln at 16384 x 4097 took 115.6 us with a fifth turn for one value, 111.1 with that value apart,
+    and in f32 217.5 and 198.8; rmsnorm at 65536 x 1027 78.3 and 73.2. Where it saves no turn it costs more than a
+    vector that is partly filled: masked_softmax at 16 x 12 x 1000 x 1023 took 254 us so and 235.
+    """
+    whole = draft.graph.cols // draft.vector
+    saves = whole and whole % per_row == 0 and draft.vector <= per_row
+    return draft.graph.cols % draft.vector if saves else 0
 
 
 def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
@@ -123,11 +141,14 @@ def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
         return
     cluster = 2
     while cluster <= draft.target.max_cluster and draft.vectors > tile.threads * cluster // 2:
+        per_row = tile.threads * cluster
+        apart = apart_of(draft, per_row)
         yield replace(
             tile,
-            threads_per_row=tile.threads * cluster,
-            per_thread=-(-draft.vectors // (tile.threads * cluster)),
+            threads_per_row=per_row,
+            per_thread=-(-(draft.graph.cols - apart) // (draft.vector * per_row)),
             cluster=cluster,
+            apart=apart,
         )
         cluster *= 2
 
@@ -136,8 +157,11 @@ def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
     if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
         return
-    if tile.per_thread * tile.vector <= MOST_AHEAD:
-        walks = read_ahead(walks)
+    held = tile.per_thread * tile.vector
+    if held <= MOST_AHEAD:
+        early = read_ahead(walks)
+        if draft.divides or held * sum(load.when == "ahead" for load in early.stages[0].loads) <= MOST_AHEAD_ACROSS:
+            walks = early
     made = candidate(draft, walks, tile, "registers" if walks.kept_bytes else "none")
     if made.cost.registers <= limit:
         yield made
@@ -227,7 +251,7 @@ def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> Ro
     again = {"shared": tile.again, "rolling": 0.0}.get(staging, 1.0)
     shared_bytes = walks.kept_bytes * tile.kept_cols if staging in ("shared", "rolling") else 0
     hits = rereads_hit(draft.graph, draft.target, tile, again, shared_bytes)
-    share = f"{tile.per_thread} x {tile.vector} elements a thread"
+    share = f"{tile.per_thread} x {tile.vector} elements a thread{f' and {tile.apart} singly' if tile.apart else ''}"
     regime = f"{team_text(tile, draft.target)}, {share}; {keeping_text(walks, tile, staging, hits)}"
     return assemble(draft, walks, tile, rule="rowwise", regime=regime, staging=staging, again_from_l2=hits)
 
