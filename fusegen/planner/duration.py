@@ -7,8 +7,10 @@ instructions and its reductions, and an SM holds only so many at a time. They ov
 The constants are fitted to 651 candidates of 28 chains and shapes, of the 731 measured on an H200 that are in
 benchmarks/data/h200_candidates.json (the others could not be told apart; cold L2, medians of 15, 4.23 TB/s of copy
 rate). There the first choice took 2.5 % more than the best candidate in the mean and 17 % at worst, and times of
-candidates worth choosing are predicted to 14 % (rms of the logarithm). On other GPUs they stand for want of
-measurements; what is taken from a target are its facts.
+candidates worth choosing are predicted to 14 % (rms of the logarithm). What rows cost that start anywhere is fitted to
+216 others of 19 such chains and shapes (medians of 9 to 15, 4.22 to 4.25 TB/s), where the first choice took 2 % more
+than the best one measured in the mean and 9 % at worst. On other GPUs they stand for want of measurements; what is
+taken from a target are its facts.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from dataclasses import dataclass
 from fusegen.graph import Graph
 from fusegen.naming import value_names
 from fusegen.planner.cost import shares_read
-from fusegen.planner.model import Access, Cost, Stage, Staging, Tile, Traffic
-from fusegen.planner.pieces import VECTOR_BYTES
+from fusegen.planner.model import Access, Cost, Load, Stage, Staging, Tile, Traffic
+from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, words_of
 from fusegen.targets.base import Target
 from fusegen.types import b8
 
@@ -42,6 +44,7 @@ SECTOR = 18  # bytes that the threads of a row should find next to each other
 # threads a row and 256 B side by side, 36.7 by half of them, 39.2 by a quarter, 41.3 by an eighth.
 WHOLE = 256
 APART_BYTES = 6
+APART_ACROSS = 32  # where rows start anywhere, a run lies across one more sector
 FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
 # The same of a row that is partly kept, which the fit counted as bytes of DRAM: with 7 of 8 vectors kept a softmax at
 # 4096 x 131072 took 568 us, by clusters that keep all 560.
@@ -51,6 +54,10 @@ FROM_L2_PARTLY = 1.0
 COPIED = 1.01
 ROLLED = 1.06  # computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
 BRANCHED = 1.3  # and where each load has a branch of its own, they wait for one another
+# Rows that start anywhere, copied to shared memory by blocks of which an SM holds two at most, and so hides less of
+# what each waits for: log_softmax took 453 us at 4096 x 50257 with 1024 threads and 379 with 512, at 4096 x 32001 269
+# and 232.
+CROWDED = 1.2
 # ---- instructions
 ISSUE = 0.9
 MOVE = 1.0  # a conversion and its share of an access, for one element of an operand
@@ -58,11 +65,17 @@ ONLINE = {"softmax": 0, "welford": 36}  # beside the op's own
 SHARED_ACCESS = 1.35
 SINGLE = 7.0  # an element that is moved alone: address, test and predicated access
 ROW_END = 10.0  # an element of a vector that the row ends in, for all lanes of its warp
-# Vectors across blocks, by the instructions of their text: pieces are selected, shifted and joined; a stored vector is
-# handed to the next lane as well, and the first of the lanes that share a row goes value by value.
+# Vectors across blocks, by the instructions of their text: pieces are selected, shifted and joined. A stored vector
+# goes to shared memory and is joined from there; or it is handed to the next lane as well, and the first of the lanes
+# that share a row goes value by value. In a walk by blocks nothing of that is done, but for what every row shares.
 JOINED = 12.0  # a vector
+STAGED = 20.0
 PARTED = 25.0
 FIRST_LANE = 20.0  # one a warp
+BY_BLOCKS = 5.0
+PLACED = 40.0  # copied to shared memory, to where a row's block lies
+EDGE = 30.0  # of a row, whose ends fill no block: a turn of the threads that share it
+LYING = 15.0  # of a thread, to find out how each tensor's row lies
 THREAD = 30.0
 DIVISION = 60.0  # of a row's number by a dimension
 STEP = 2.0  # of a reduction across lanes
@@ -118,18 +131,27 @@ def estimated_registers(work: Work) -> int:
     A row in registers takes what its first walk loads or what it keeps, whichever is more, since the former dies as
     the latter is born; what is kept as it was read is kept as f32 all the same. NVRTC 13 used 40, 60 and 107 for the
     LayerNorm chain with 2, 4 and 8 vectors of 8 halves, where this says 40, 64 and 112. Loops that are not unrolled
-    whole hold half of UNROLL vectors at a time. Pieces take more room than the vector that they make: in rows of 4097
-    the same chain used 59 registers with 3 vectors of 8 halves, and 79 with 5 of 4 floats; this says 54 and 79.
+    whole hold half of UNROLL vectors at a time. Pieces take more room than the vector that they make, and stay until
+    the last of them is joined, while what is kept as it was read has its place already: in rows of 4097 the same chain
+    used 48 and 80 registers with 2 and 4 vectors of 8 halves, add_rmsnorm in rows of 2047 40 and 64; this says 48 and
+    80, 40 and 64.
     """
     in_registers = work.staging in ("registers", "none")
     vectors = work.tile.per_thread if in_registers else min(UNROLL, work.tile.per_thread)
-    loaded = [
-        sum(4 if r.access.dtype is b8 else r.access.dtype.bytes for r in stage.reads if r.when != "ahead")
-        for stage in work.stages
-    ]
+    loaded = [sum(held_bytes(load, work.ragged) for load in stage.reads) for stage in work.stages]
     words = max(loaded[0] / 4, math.ceil(work.kept_bytes / 4)) if in_registers else max(0.5, max(loaded) / 8)
     held = math.ceil(work.held * work.tile.vector * work.kept_bytes / 4)
-    return max(32, math.ceil(16 + vectors * work.tile.vector * words * (1.05 if work.ragged else 1.0))) + held
+    return max(32, math.ceil(16 + vectors * work.tile.vector * words)) + held
+
+
+def held_bytes(load: Load, ragged: bool) -> float:
+    """Bytes of registers that one element of a walk's operand waits in."""
+    access = load.access
+    size = 4 if access.dtype is b8 else access.dtype.bytes
+    if not ragged:
+        return 0 if load.when == "ahead" else size
+    pieces = WORD_BYTES * words_of(access) / access.vector if access.mode == "across" else size
+    return pieces + (size if load.when == "keep" else 0)
 
 
 def resident_blocks(target: Target, threads: int, registers: int, shared_bytes: int) -> int:
@@ -160,6 +182,8 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         memory_us *= COPIED if work.copies else ROLLED
     if work.ragged and tile.vector > 1 and not work.whole:
         memory_us *= BRANCHED
+    if work.ragged and work.copies and 2 * tile.threads >= target.threads_per_sm:
+        memory_us *= CROWDED
     thread = instructions(graph, work)
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
@@ -207,19 +231,37 @@ def instructions(graph: Graph, work: Work) -> float:
         element += SINGLE * len(work.accesses)
     elif work.ragged:
         element += SINGLE * sum(access.mode == "element" for access in work.accesses)
-        joined = sum(load.access.mode == "across" for stage in work.stages for load in stage.loads)
-        parted = sum(store.access.mode == "across" for stage in work.stages for store in stage.stores)
-        firsts = 32 / min(32, tile.team)
-        element += (JOINED * joined + (PARTED + FIRST_LANE * firsts) * parted) / tile.vector
-        element += ROW_END * min(1.0, 2 / (tile.per_thread * max(1.0, tile.team / 32)))
+        element += sum(shifting(stage, tile) for stage in work.stages) / tile.vector
+        if work.copies:
+            element += PLACED * sum(load.when == "keep" for stage in work.stages for load in stage.loads) / tile.vector
+        if not tile.apart and not all(stage.blocks_of for stage in work.stages):
+            element += ROW_END * min(1.0, 2 / (tile.per_thread * max(1.0, tile.team / 32)))
     reductions = sum(len(stage.reductions) for stage in work.stages)
     steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
     dims = max(1, *(len(a.strided) for a in work.accesses))
     thread = THREAD + reductions * (STEP * steps + 20) + DIVISION * (dims - 1)
+    thread += LYING * sum(access.mode == "across" for access in work.accesses)
+    warps = max(1.0, tile.team / 32)  # of a row, in one of which single values stand in for all lanes
+    if work.ragged and any(store.staged or stage.blocks_of for stage in work.stages for store in stage.stores):
+        thread += EDGE * math.ceil(2 * (tile.vector - 1) / tile.threads_per_row) / warps
+    if tile.apart:
+        thread += (element + EDGE) / warps
     taken = tile.per_thread * tile.vector
     if work.ragged and tile.vector > 1:  # turns that lie behind the row's end are passed over
         taken = min(taken, math.ceil(graph.cols / (tile.threads_per_row * tile.col_tiles)))
     return thread + element * taken
+
+
+def shifting(stage: Stage, tile: Tile) -> float:
+    """Instructions for each vector of a row that starts anywhere, beside those of other vectors."""
+    across = [load.access for load in stage.loads if load.access.mode == "across"]
+    if stage.blocks_of:
+        shared = [load for load in stage.loads if load.access.mode == "vector"]
+        return BY_BLOCKS * len(across) + JOINED * len(shared)
+    stores = [store for store in stage.stores if store.access.mode == "across"]
+    staged = sum(store.staged for store in stores)
+    firsts = 32 / min(32, tile.team)
+    return JOINED * len(across) + STAGED * staged + (PARTED + FIRST_LANE * firsts) * (len(stores) - staged)
 
 
 def side_steps(access: Access) -> float:
@@ -236,5 +278,6 @@ def width_share(work: Work) -> float:
     bytes_all = sum(a.dtype.bytes for a in moving)
     shares = [(a.dtype.bytes, BY_WIDTH[a.vector_bytes] * side_steps(a)) for a in moving]
     side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
-    next_to = (1 + APART_BYTES / WHOLE) / (1 + APART_BYTES / side_by_side)
+    more = APART_ACROSS if work.ragged and work.tile.vector > 1 else APART_BYTES
+    next_to = (1 + more / WHOLE) / (1 + more / side_by_side)
     return sum(size * share for size, share in shares) / max(1, bytes_all) * min(1.0, side_by_side / SECTOR, next_to)
