@@ -51,11 +51,11 @@ PRODUCT_FRAME = frozenset(
     slice step depth left right place k m s last to from band count within gathered load_chunk copy_chunk
     load_left load_right load_left_half load_left_across load_right_across load_left_half_across load_fragment
     multiply_add copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2
-    right_ptr right_2_ptr copy_once in_shared
+    right_ptr right_2_ptr copy_once own_address
     left_slices right_slices full empty turn turn_parity role own parity stage arrived number at batch before sums
     staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of start_barrier wait_at arrive_at arrive_in
     expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter
-    both made pair multiply_add_across right_slices_across
+    both made pair ring_at turned multiply_add_across right_slices_across
     """.split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
@@ -69,6 +69,7 @@ FILE_SCOPE = frozenset(
 TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride", "_kept", "_span", "_ends", "_staged", "_last", "_edge")
 FACTOR_SUFFIXES = (
     "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
+    "_lane",
 )  # fmt: skip
 VALUE_SUFFIXES = ("_rest", "_last", "_kept", "_part", "_part_values", "_all")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")

@@ -98,6 +98,8 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         ] + [{"type": v["type"], "name": v["held"], "dims": ""} for v in vectors]
         fetches, prepares = bool(held), any(f["prepared"] for f in factors)
         inner = tile.depth // plan.atom.depth
+        slice_at = f"step % {tile.stages} * {2 * self.slice_elements}"
+        copied_to = f"ring_at + {slice_at}"
         if fetches:
             self.functions.update(("load", "load_chunk"))
         text = " ".join(expressions(plan))
@@ -125,6 +127,8 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "tile_place": self.tile_place(),
             "ring_offset": f" + team * {self.slice_elements * tile.stages}" if tile.teams > 1 else "",
             "slice_elements": self.slice_elements,
+            "slice_at": slice_at,
+            "copied_to": f"own_address({copied_to})" if "copy_once" in self.functions else copied_to,
             "factors": factors,
             "held": held,
             "row_held": self.row_held(factors[0]),

@@ -48,17 +48,22 @@ class FactorSpeller(GemmWords):
         place = self.place(own, at_side, at_depth)
         if affine:
             place = f"{name}_to" + (f" + v * {jump * chunks * CHUNK}" if passes > 1 else "")
+        to, hidden = f"({place}) * 2" if affine or own.offset else f"{place} * 2", []
+        if f.copied and affine and self.plan.prologue is None:
+            # in bytes, and known to nobody: the compiler would make it anew for each copy, from the thread's number
+            place = f"{name}_to" + (f" + v * {jump * chunks * CHUNK * 2}" if passes > 1 else "")
+            to, hidden = place, [f'asm volatile("" : "+r"({name}_to));']
         advance = str(self.tile.depth * self.tile.shares)
         thread = self.thread if "%" not in self.thread else "lane"
+        copy = "copy_once" if f.once else "copy_chunk"
         if f.copied:
-            self.functions.add("copy_once" if f.once else "copy_chunk")
+            self.functions.add(copy)
         return {
             "name": name,
             "own": own,
             "copied": f.copied,
             "prepared": not f.copied or (f is self.plan.left[0] and self.plan.prologue is not None),
-            "once": f.once,
-            "bytes": f"({place}) * {f.access.dtype.bytes}",
+            "function": copy if f.once else f"{copy}<{f.width}>",
             "width": f.width,
             "passes": passes,
             "jump": jump,
@@ -67,9 +72,11 @@ class FactorSpeller(GemmWords):
             "declares": [
                 f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {CHUNK};",
                 f"const {self.ctype(f.access.dtype)}* {name}_from = {pointer}{batch} + {start};",
-                *([f"const int {name}_to = {self.place(own, side, depth)};"] if affine else []),
+                *([f"const int {name}_to = {self.place(own, side, depth)};"] if affine and not hidden else []),
+                *([f"unsigned {name}_to = ({self.place(own, side, depth)}) * 2;", *hidden] if hidden else []),
             ],
             "place": place,
+            "to": to,
             "from": f"{name}_from" + (f" + v * {jump} * {stride}" if passes > 1 else ""),
             "count": self.count(own, at_side, at_depth),
             "advance": advance if f.along else f"{advance} * {stride}",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusegen.dialect import UNROLL
-from fusegen.gemm_spelling.words import GemmWords
+from fusegen.gemm_spelling.words import GemmWords, Own
 from fusegen.planner.gemm import CHUNK, MMA, Span
 from fusegen.planner.model import Access, Load, Store
 from fusegen.types import DType, bf16, f16
@@ -23,16 +23,17 @@ BUILTINS: Mapping[tuple[str, DType], str] = {
     ("mfma_16", f16): "__builtin_amdgcn_mfma_f32_16x16x16f16",
     ("mfma_16", bf16): "__builtin_amdgcn_mfma_f32_16x16x16bf16_1k",
 }
-# What a fragment function loads, and the place in a tile that lane `lane` gives the address of. The instruction's rows
-# are the right operand's, 16 of them; of its columns, the left operand's rows, it has 8, so a fragment serves two.
+# What a fragment function loads, and where in a tile the first one lies that lane `lane` gives the address of. The
+# instruction's rows are the right operand's, 16 of them; of its columns, the left operand's rows, it has 8, so a
+# fragment serves two.
 ALONG, ACROSS = "a tile whose rows run along the depth", "a tile whose rows run along the side: transposed on the way"
 FRAGMENTS: Mapping[str, tuple[str, str]] = {
-    "load_right": (f"16 x 16 elements of {ALONG}", "side + lane % 16, k + lane / 16 * 8"),
-    "load_right_across": (f"16 x 16 elements of {ACROSS}", "k + lane % 8 + lane / 16 * 8, side + lane / 8 % 2 * 8"),
-    "load_left": (f"twice 8 x 16 elements of {ALONG}", "side + lane % 8 + lane / 16 * 8, k + lane / 8 % 2 * 8"),
-    "load_left_across": (f"twice 8 x 16 elements of {ACROSS}", "k + lane % 16, side + lane / 16 * 8"),
-    "load_left_half": (f"8 x 16 elements of {ALONG}", "side + lane % 8, k + lane / 8 % 2 * 8"),
-    "load_left_half_across": (f"8 x 16 elements of {ACROSS}", "k + lane % 16, side"),
+    "load_right": (f"16 x 16 elements of {ALONG}", "{side} + lane % 16, lane / 16 * 8"),
+    "load_right_across": (f"16 x 16 elements of {ACROSS}", "lane % 8 + lane / 16 * 8, {side} + lane / 8 % 2 * 8"),
+    "load_left": (f"twice 8 x 16 elements of {ALONG}", "{side} + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8"),
+    "load_left_across": (f"twice 8 x 16 elements of {ACROSS}", "lane % 16, {side} + lane / 16 * 8"),
+    "load_left_half": (f"8 x 16 elements of {ALONG}", "{side} + lane % 8, lane / 8 % 2 * 8"),
+    "load_left_half_across": (f"8 x 16 elements of {ACROSS}", "lane % 16, {side}"),
 }
 # Where sum i of a lane lies in the atom's rows and columns.
 SUM_ROW = {"mma": "lane % 4 * 2 + i % 2", "mfma_32": "lane % 32", "mfma_16": "lane % 16"}
@@ -59,33 +60,57 @@ class SumSpeller(GemmWords):
             kind = "_".join(
                 filter(None, ["load", "left" if rows else "right", "half" if half else "", "" if along else "across"])
             )
-            # steps of whole groups of 8 rows of a tile leave its turns alone, and are added behind them
+            chunks = (tile.depth if along else own.extent) // CHUNK
+            side = f"warp_{'row' if rows else 'col'}"
             offset = f" + {own.offset}" if own.offset else ""
-            warp, steps = f"warp_{'row' if rows else 'col'}", f"i * {unit}"
-            if along:
-                at, side, k = f"slice{offset} + {steps} * {tile.depth}", warp, f"k * {plan.atom.depth}"
-            else:
-                at, side, k = f"slice{offset} + k * {plan.atom.depth * own.extent}", f"{warp} + {steps}", "0"
             found.append(
                 {
                     "name": own.name,
                     "type": "unsigned" if plan.atom == MMA else "Fragment",
                     "count": extent // unit,
-                    "load": kind if plan.atom == MMA else "load_fragment",
-                    "chunks": (tile.depth if along else own.extent) // CHUNK,
-                    "at": f"{at}, {side}, {k}",
+                    **(
+                        self.matrix(own, kind, side, chunks, unit)
+                        if plan.atom == MMA
+                        else {
+                            "load": f"load_fragment<{chunks}>",
+                            "lane": "",
+                            "at": f"slice{offset} + i * {unit} * {tile.depth}, {side}, k * {plan.atom.depth}",
+                        }
+                    ),
                 }
             )
         return found
+
+    def matrix(self, own: Own, kind: str, side: str, chunks: int, unit: int) -> Mapping[str, str]:
+        """The address that a lane gives for fragment i of step k, in bytes.
+
+        Steps along a line turn bits of it that whole lines leave alone, so that no sum has to be made again: a line is
+        a power of two of bytes, and so is what a warp has of it, and slices begin at multiples of either.
+        """
+        along_line, to_line = self.plan.atom.depth * 2, own.extent * 2
+        if own.factor.tile_along:
+            turned, added = f"k * {along_line}", f"i * {unit * self.tile.depth * 2}"
+        else:
+            turned, added = f"i * {unit * 2}", f"k * {self.plan.atom.depth * to_line}"
+        offset = f" + {own.offset * 2}" if own.offset else ""
+        place = FRAGMENTS[kind][1].format(side=side)
+        return {
+            "load": kind,
+            "lane": f"const unsigned {own.name}_lane = ring_at{offset} + place<{chunks}>({place}) * 2;",
+            "at": f"(({own.name}_lane + slice) ^ ({turned})) + {added}",
+        }
 
     def fragment_functions(self, fragments: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The functions of the prelude that load fragments, one for each way that a tile lies."""
         used = dict.fromkeys(f["load"] for f in fragments if self.plan.atom == MMA)
         return [
-            {"name": name, "what": FRAGMENTS[name][0], "at": FRAGMENTS[name][1],
-             "body": self.spelling.functions.get(matrix_function(name), ())}
+            {
+                "name": name,
+                "what": FRAGMENTS[name][0],
+                "body": self.spelling.functions.get(matrix_function(name), ()),
+            }
             for name in used
-        ]  # fmt: skip
+        ]
 
     def sums(self) -> list[Mapping[str, Any]]:
         plan = self.plan
@@ -137,6 +162,7 @@ class SumSpeller(GemmWords):
             left_text = f"{left}_part[buffer][m / 2][m % 2 * 2], {left}_part[buffer][m / 2][m % 2 * 2 + 1]"
         return {
             "part": "mma" if mma else "mfma",
+            "alignment": 1024 if mma else 128,  # bits of addresses in lines of up to 512 bytes are turned
             "type": TYPES[atom.kind][plan.dtype],
             "builtin": BUILTINS.get((atom.kind, plan.dtype), ""),
             "fragment_dims": "[4]" if mma else "",

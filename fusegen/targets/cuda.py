@@ -104,16 +104,15 @@ SPELLING = Spelling(
         "from_first_lane": ("__shfl_sync(0xffffffffu, start, 0)",),
         "meet": ("__syncwarp();",),
         "copy_chunk": (
-            "const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));",
             "if constexpr (Width == 8) {",
             '  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"',
-            '      :: "r"(address), "l"(from), "r"(count * 2) : "memory");',
+            '      :: "r"(to), "l"(from), "r"(count * 2) : "memory");',
             "} else {",
             "  #pragma unroll",
             "  for (int j = 0; j < 8; j += Width) {",
             "    const int left = count < j ? 0 : count - j < Width ? count - j : Width;",
             '    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"',
-            '        :: "r"(address + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");',
+            '        :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");',
             "  }",
             "}",
         ),
@@ -126,7 +125,7 @@ SPELLING = Spelling(
         # ptxas (of NVRTC 13.0 and 13.5) may put a uniform part of the address into half of the pair of registers that
         # holds the policy, and other copies then find no policy there: an illegal instruction. threadIdx.y is 0, and as
         # good as unknown: what went through it is in no uniform register.
-        "in_shared": ("return static_cast<unsigned>(__cvta_generic_to_shared(p)) ^ threadIdx.y;",),
+        "own_address": ("return address ^ threadIdx.y;",),
         # PTX ISA, "Matrix fragments for mma.m16n8k16" and ldmatrix: from sm_80 on
         "matrix": (
             'asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"',

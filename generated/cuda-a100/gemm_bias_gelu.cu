@@ -53,17 +53,16 @@ __device__ __forceinline__ int place(int row, int k) {
 
 // 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
 template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(T* to, const T* from, int count) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
   if constexpr (Width == 8) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(address), "l"(from), "r"(count * 2) : "memory");
+        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
   } else {
     #pragma unroll
     for (int j = 0; j < 8; j += Width) {
       const int left = count < j ? 0 : count - j < Width ? count - j : Width;
       asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(address + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
     }
   }
 }
@@ -80,21 +79,13 @@ __device__ __forceinline__ void wait_copies() {
 }
 
 // twice 8 x 16 elements of a tile whose rows run along the depth
-template <int Chunks, typename T>
-__device__ __forceinline__ void load_left(unsigned (&to)[4], const T* tile, int side, int k) {
-  const int lane = threadIdx.x % 32;
-  const T* const from = tile + place<Chunks>(side + lane % 8 + lane / 16 * 8, k + lane / 8 % 2 * 8);
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
+__device__ __forceinline__ void load_left(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 
 // 16 x 16 elements of a tile whose rows run along the depth
-template <int Chunks, typename T>
-__device__ __forceinline__ void load_right(unsigned (&to)[4], const T* tile, int side, int k) {
-  const int lane = threadIdx.x % 32;
-  const T* const from = tile + place<Chunks>(side + lane % 16, k + lane / 16 * 8);
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
+__device__ __forceinline__ void load_right(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
@@ -119,7 +110,7 @@ gemm_bias_gelu(
     long long w_pitch,
     long long out_stride)
 {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warp_row = warp / 4 * 64;  // the warp's part of the tile
@@ -138,21 +129,24 @@ gemm_bias_gelu(
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
   const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  const int x_to = place<8>(x_m, x_k);
+  unsigned x_to = (place<8>(x_m, x_k)) * 2;
+  asm volatile("" : "+r"(x_to));
   const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 8;
   const __nv_bfloat16* w_from = w_ptr + (col0 + w_n) * w_pitch + w_k;
-  const int w_to = 8192 + place<8>(w_n, w_k);
+  unsigned w_to = (8192 + place<8>(w_n, w_k)) * 2;
+  asm volatile("" : "+r"(w_to));
+  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % 3 * 24576;
+    const unsigned slice = ring_at + step % 3 * 49152;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      __nv_bfloat16* const to = slice + x_to + v * 2048;
+      const unsigned to = slice + x_to + v * 4096;
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
     x_from += 64;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      __nv_bfloat16* const to = slice + w_to + v * 2048;
+      const unsigned to = slice + w_to + v * 4096;
       copy_chunk<8>(to, w_from + v * 32 * w_pitch, 8);
     }
     w_from += 64;
@@ -162,22 +156,25 @@ gemm_bias_gelu(
   unsigned x_part[2][4][4];
   unsigned w_part[2][4][4];
   float matmul_sums[4][8][4] = {};
+  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned w_lane = ring_at + 16384 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const __nv_bfloat16* const slice = ring + step % 3 * 24576;
+    const unsigned slice = step % 3 * 49152;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left<8>(x_part[buffer][i], slice + i * 16 * 64, warp_row, k * 16);
+      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right<8>(w_part[buffer][i], slice + 8192 + i * 16 * 64, warp_col, k * 16);
+      load_right(w_part[buffer][i], ((w_lane + slice) ^ (k * 32)) + i * 2048);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int m = 0; m < 8; ++m) {
       #pragma unroll
-      for (int m = 0; m < 8; ++m) {
+      for (int turned = 0; turned < 4; ++turned) {  // to and fro: what was multiplied last is at hand
+        const int n = m % 2 ? 3 - turned : turned;
         multiply_add(matmul_sums[n][m], w_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
     }

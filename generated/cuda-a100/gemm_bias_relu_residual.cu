@@ -46,17 +46,16 @@ __device__ __forceinline__ int place(int row, int k) {
 
 // 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
 template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(T* to, const T* from, int count) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
   if constexpr (Width == 8) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(address), "l"(from), "r"(count * 2) : "memory");
+        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
   } else {
     #pragma unroll
     for (int j = 0; j < 8; j += Width) {
       const int left = count < j ? 0 : count - j < Width ? count - j : Width;
       asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(address + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
     }
   }
 }
@@ -73,21 +72,13 @@ __device__ __forceinline__ void wait_copies() {
 }
 
 // twice 8 x 16 elements of a tile whose rows run along the depth
-template <int Chunks, typename T>
-__device__ __forceinline__ void load_left(unsigned (&to)[4], const T* tile, int side, int k) {
-  const int lane = threadIdx.x % 32;
-  const T* const from = tile + place<Chunks>(side + lane % 8 + lane / 16 * 8, k + lane / 8 % 2 * 8);
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
+__device__ __forceinline__ void load_left(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 
 // 16 x 16 elements of a tile whose rows run along the side: transposed on the way
-template <int Chunks, typename T>
-__device__ __forceinline__ void load_right_across(unsigned (&to)[4], const T* tile, int side, int k) {
-  const int lane = threadIdx.x % 32;
-  const T* const from = tile + place<Chunks>(k + lane % 8 + lane / 16 * 8, side + lane / 8 % 2 * 8);
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
+__device__ __forceinline__ void load_right_across(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
@@ -114,7 +105,7 @@ gemm_bias_relu_residual(
     long long residual_stride,
     long long out_stride)
 {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int warp_row = warp / 2 * 64;  // the warp's part of the tile
@@ -133,21 +124,24 @@ gemm_bias_relu_residual(
   __half* const ring = reinterpret_cast<__half*>(shared);
   const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
   const __half* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  const int x_to = place<4>(x_m, x_k);
+  unsigned x_to = (place<4>(x_m, x_k)) * 2;
+  asm volatile("" : "+r"(x_to));
   const int w_k = threadIdx.x / 16, w_n = threadIdx.x % 16 * 8;
   const __half* w_from = w_ptr + (w_k) * w_pitch + col0 + w_n;
-  const int w_to = 4096 + place<16>(w_k, w_n);
+  unsigned w_to = (4096 + place<16>(w_k, w_n)) * 2;
+  asm volatile("" : "+r"(w_to));
+  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    __half* const slice = ring + step % 4 * 8192;
+    const unsigned slice = ring_at + step % 4 * 16384;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      __half* const to = slice + x_to + v * 1024;
+      const unsigned to = slice + x_to + v * 2048;
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
     x_from += 32;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      __half* const to = slice + w_to + v * 1024;
+      const unsigned to = slice + w_to + v * 2048;
       copy_chunk<8>(to, w_from + v * 8 * w_pitch, 8);
     }
     w_from += 32 * w_pitch;
@@ -157,22 +151,25 @@ gemm_bias_relu_residual(
   unsigned x_part[2][4][4];
   unsigned w_part[2][4][4];
   float matmul_sums[4][8][4] = {};
+  const unsigned x_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned w_lane = ring_at + 8192 + place<16>(lane % 8 + lane / 16 * 8, warp_col + lane / 8 % 2 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const __half* const slice = ring + step % 4 * 8192;
+    const unsigned slice = step % 4 * 16384;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left<4>(x_part[buffer][i], slice + i * 16 * 32, warp_row, k * 16);
+      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 1024);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right_across<16>(w_part[buffer][i], slice + 4096 + k * 2048, warp_col + i * 16, 0);
+      load_right_across(w_part[buffer][i], ((w_lane + slice) ^ (i * 32)) + k * 4096);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int m = 0; m < 8; ++m) {
       #pragma unroll
-      for (int m = 0; m < 8; ++m) {
+      for (int turned = 0; turned < 4; ++turned) {  // to and fro: what was multiplied last is at hand
+        const int n = m % 2 ? 3 - turned : turned;
         multiply_add(matmul_sums[n][m], w_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
     }

@@ -77,24 +77,23 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
 
 // 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
 template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(T* to, const T* from, int count) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
   if constexpr (Width == 8) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(address), "l"(from), "r"(count * 2) : "memory");
+        :: "r"(to), "l"(from), "r"(count * 2) : "memory");
   } else {
     #pragma unroll
     for (int j = 0; j < 8; j += Width) {
       const int left = count < j ? 0 : count - j < Width ? count - j : Width;
       asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(address + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
+          :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");
     }
   }
 }
 
-// the address of p, which is in shared memory
-__device__ __forceinline__ unsigned in_shared(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p)) ^ threadIdx.y;
+// the same address, that threads have in registers of their own
+__device__ __forceinline__ unsigned own_address(unsigned address) {
+  return address ^ threadIdx.y;
 }
 
 // 8 elements that are read once: when the L2 cache needs room, it lets go of them first
@@ -139,21 +138,13 @@ __device__ __forceinline__ float partner(float v, int step) {
 }
 
 // 8 x 16 elements of a tile whose rows run along the depth
-template <int Chunks, typename T>
-__device__ __forceinline__ void load_left_half(unsigned (&to)[4], const T* tile, int side, int k) {
-  const int lane = threadIdx.x % 32;
-  const T* const from = tile + place<Chunks>(side + lane % 8, k + lane / 8 % 2 * 8);
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
+__device__ __forceinline__ void load_left_half(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
       : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
 }
 
 // 16 x 16 elements of a tile whose rows run along the depth
-template <int Chunks, typename T>
-__device__ __forceinline__ void load_right(unsigned (&to)[4], const T* tile, int side, int k) {
-  const int lane = threadIdx.x % 32;
-  const T* const from = tile + place<Chunks>(side + lane % 16, k + lane / 16 * 8);
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(from));
+__device__ __forceinline__ void load_right(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
@@ -180,7 +171,7 @@ rmsnorm_gemm_swiglu(
     long long w_up_pitch,
     long long out_stride)
 {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int team = threadIdx.x / 32;  // of the 8 that share the depth
   const int share = team;
@@ -202,23 +193,25 @@ rmsnorm_gemm_swiglu(
   const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + share * 64 + w_up_k;
   Vec<__nv_bfloat16, 8> gain_held;
   float total_part[2] = {};
+  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % 3 * 4608;
-    const unsigned at = in_shared(slice);
+    const unsigned slice = own_address(ring_at + step % 3 * 9216);
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      __nv_bfloat16* const to = slice + place<8>(x_m + v * 4, x_k);
+      const unsigned to = slice + place<8>(x_m + v * 4, x_k) * 2;
       copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
     }
     x_from += 512;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      copy_once(at + (512 + place<8>(w_gate_n + v * 4, w_gate_k)) * 2, w_gate_from + v * 4 * w_gate_pitch, 8);
+      const unsigned to = slice + (512 + place<8>(w_gate_n + v * 4, w_gate_k)) * 2;
+      copy_once(to, w_gate_from + v * 4 * w_gate_pitch, 8);
     }
     w_gate_from += 512;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      copy_once(at + (2560 + place<8>(w_up_n + v * 4, w_up_k)) * 2, w_up_from + v * 4 * w_up_pitch, 8);
+      const unsigned to = slice + (2560 + place<8>(w_up_n + v * 4, w_up_k)) * 2;
+      copy_once(to, w_up_from + v * 4 * w_up_pitch, 8);
     }
     w_up_from += 512;
   };
@@ -251,26 +244,30 @@ rmsnorm_gemm_swiglu(
   unsigned w_up_part[2][2][4];
   float matmul_sums[2][1][4] = {};
   float matmul_2_sums[2][1][4] = {};
+  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8, lane / 8 % 2 * 8) * 2;
+  const unsigned w_gate_lane = ring_at + 1024 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned w_up_lane = ring_at + 5120 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const __nv_bfloat16* const slice = ring + step % 3 * 4608;
+    const unsigned slice = step % 3 * 9216;
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
-      load_left_half<8>(x_part[buffer][i], slice + i * 8 * 64, warp_row, k * 16);
+      load_left_half(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 1024);
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_right<8>(w_gate_part[buffer][i], slice + 512 + i * 16 * 64, warp_col, k * 16);
+      load_right(w_gate_part[buffer][i], ((w_gate_lane + slice) ^ (k * 32)) + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_right<8>(w_up_part[buffer][i], slice + 2560 + i * 16 * 64, warp_col, k * 16);
+      load_right(w_up_part[buffer][i], ((w_up_lane + slice) ^ (k * 32)) + i * 2048);
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int m = 0; m < 1; ++m) {
       #pragma unroll
-      for (int m = 0; m < 1; ++m) {
+      for (int turned = 0; turned < 2; ++turned) {  // to and fro: what was multiplied last is at hand
+        const int n = m % 2 ? 1 - turned : turned;
         multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
         multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
       }

@@ -10,20 +10,18 @@ Two regimes, which differ in nothing but the tile:
   blocks where there are too few columns for all SMs, are added in a fixed order.
 
 What bounds tiles, measured on an H200 with `128x256x64 2x4 4`: bf16, x @ w.T, bias and GELU at 4096^3, in shares of
-cuBLAS's bare product in the same run (medians of 11, L2 cold; the first four and the last ones give wrong results):
+cuBLAS's bare product in the same run (medians of 11, L2 cold; without a part, results are wrong):
 
-    without epilogue, copies, fragments, barriers: mma.sync alone      0.75
+    mma.sync alone: no epilogue, no copies, no fragments, no barriers  0.75
     with the epilogue                                                  0.70
     and fragments                                                      0.68
     and half of the copies                                             0.65
-    and all copies: the kernel as it is                                0.60
+    and all copies                                                     0.60
     where copies bring nothing, and only fill with zeros               0.62
-    without barriers                                                   0.62
+    all copies, addresses in shared memory kept, products to and fro   0.62
 
-Copies cost what their instructions take of the load-store unit, not what they wait for: rings of 4 and of 8 slices of
-32 take as long. A slice's 256 ldmatrix keep the unit busy for 4 cycles each, its 96 cp.async, it seems, for 8: 1792
-cycles, where the tensor cores need 1536, 6 for each mma.sync. An A100's need 2048 for them (data sheet). Slower here
-were: copies spread among the products (0.50 to 0.60), fragments loaded just before their use to keep registers free
+So copies cost what they take to issue, not what they wait for: rings of 4 and of 8 slices of 32 take as long. Slower
+were copies spread among the products (0.50 to 0.60), fragments loaded just before their use to keep registers free
 (0.55 to 0.58), mbarriers in place of the block's barrier (0.58), an unrolled ring (0.59), copies by way of the L1 cache
 (0.55), and two blocks an SM, 128 x 128 each, which hide the epilogue and copy a third more (0.58).
 """
