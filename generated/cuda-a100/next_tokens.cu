@@ -40,13 +40,14 @@ struct Span {
   unsigned words[(sizeof(Vec<T, N>) + piece) / 4];
 };
 
-// the pieces from p on, which is aligned to them
+// the pieces from p on, which is aligned to them; `last`: the last one is among them
 template <int N, typename T>
-__device__ __forceinline__ Span<T, N> load_pieces(const T* p) {
+__device__ __forceinline__ Span<T, N> load_pieces(const T* p, bool last = true) {
   constexpr int each = Span<T, N>::piece / 4, words = sizeof(Span<T, N>) / 4;
-  Span<T, N> span;
+  Span<T, N> span{};
   #pragma unroll
   for (int i = 0; i < words; i += each) {
+    if (i + each == words && !last) break;
     const Vec<unsigned, each> some = load<each>(reinterpret_cast<const unsigned*>(p) + i);
     #pragma unroll
     for (int k = 0; k < each; ++k) span.words[i + k] = some.at[k];
@@ -59,7 +60,7 @@ __device__ __forceinline__ Span<T, N> load_pieces(const T* p) {
 template <int N, typename T>
 __device__ __forceinline__ Span<T, N> load_span(const T* row, int col, int cols, bool ends) {
   constexpr int each = 4 / sizeof(T), words = sizeof(Span<T, N>) / 4;
-  const int from = col - phase<Span<T, N>::piece>(row);
+  const int from = col - phase<Span<T, N>::piece>(row + col);
   if (!ends || from + words * each <= cols) return load_pieces<N>(row + from);
   Span<T, N> span;
   #pragma unroll
