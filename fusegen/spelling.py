@@ -401,6 +401,8 @@ class Speller(Blocks):
             function = "larger" if r.kind == "max" else "smaller"
             self.functions.add(function)
             return f"{r.part} = {function}({r.part}, {r.value});"
+        if r.kind == "welford" and r.guarded:
+            self.functions.add("infinite_mean")
         return f"{r.part}_values[j] = {r.value};" if r.kind == "softmax" else f"{r.part}.add({r.value});"
 
     def update_rest(self, r: Reduction) -> str:

@@ -174,7 +174,7 @@ class Reduction:
     value: str
     results: tuple[str, ...]
     slot: int = 0  # first row of the shared array that carries it across warps
-    guarded: bool = True  # softmax: a row of -inf gives 0, not NaN
+    guarded: bool = True  # softmax: a row of -inf gives 0, not NaN; welford: an infinite sum stays one
     rest: str = ""  # the element value beyond the stage's limit
 
     @property

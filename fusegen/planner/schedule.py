@@ -21,6 +21,8 @@ from fusegen.planner.limits import common_limit, limits, rests
 from fusegen.planner.model import Access, Keep, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
 from fusegen.planner.pieces import CTYPE, c_literal
 
+KEEPS_NAN = frozenset({"add", "sub", "mul", "div", "neg", "abs", "square", "sqrt", "rsqrt", "minimum", "maximum"})
+
 
 @dataclass(frozen=True, slots=True)
 class Online:
@@ -50,7 +52,7 @@ class Schedule:
 
 def online_pairs(graph: Graph) -> tuple[Online, ...]:
     """The pairs of reductions that have a one-walk form."""
-    return tuple(pair for node in graph.reductions if (pair := match_softmax(node) or match_welford(node)))
+    return tuple(pair for node in graph.reductions if (pair := match_softmax(node) or match_welford(node, graph)))
 
 
 def match_softmax(node: Node) -> Online | None:
@@ -70,8 +72,8 @@ def match_softmax(node: Node) -> Online | None:
     return Online("softmax", top, node, value, guarded)
 
 
-def match_welford(node: Node) -> Online | None:
-    """sum((h - m)^2) with m = sum(h) / N."""
+def match_welford(node: Node, graph: Graph) -> Online | None:
+    """sum((h - m)^2) with m = sum(h) / N; guarded where an infinite sum shows."""
     if node.op.name != "sum":
         return None
     square = node.inputs[0]
@@ -88,7 +90,21 @@ def match_welford(node: Node) -> Online | None:
     total = mean.inputs[0]
     if total.op.name != "sum" or total.inputs[0] is not value:
         return None
-    return Online("welford", total, node, value)
+    return Online("welford", total, node, value, not hidden(total, node, graph))
+
+
+def hidden(total: Node, deviations: Node, graph: Graph) -> bool:
+    """Is what is made of a sum seen only together with the deviations, which are NaN where the sum is infinite?"""
+    lost = {deviations}  # NaN where the deviations are
+    for node in graph.nodes:
+        if node.op.name in KEEPS_NAN and not lost.isdisjoint(node.inputs):
+            lost.add(node)
+    outputs, seen = {t.node for t in graph.outputs}, [total]
+    for node in seen:
+        if node in outputs:
+            return False
+        seen += [user for user in graph.users[node] if user not in lost and user not in seen]
+    return True
 
 
 class Scheduler:
