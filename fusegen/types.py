@@ -58,6 +58,10 @@ class DType:
     tiny: float = 0.0
     largest: float = 0.0
 
+    def __reduce__(self) -> str:
+        """Copies and pickles are the type itself, by its name in this module: types are compared by identity."""
+        return self.name
+
     @property
     def numpy(self) -> np.dtype[np.generic]:
         return numpy_dtype(self.numpy_name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from fusegen.errors import RequestError, SpecError
 from fusegen.graph import Extent, Graph, Kind
 from fusegen.spec import load_chains
 from fusegen.trace import Value
+from fusegen.types import DTYPES, DType
 
 M, N, K = dims("M N K")
 ANY: Any = None
@@ -445,3 +448,8 @@ def test_annotations_may_be_strings(tmp_path: Path) -> None:
     )
     (tmp_path / "future.py").write_text(text)
     assert len(load_chains(tmp_path / "future.py")[0].graph.outputs) == 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_a_type_is_itself_in_copies_and_pickles(dtype: DType) -> None:
+    assert copy.deepcopy(dtype) is pickle.loads(pickle.dumps(dtype)) is dtype

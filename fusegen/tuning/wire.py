@@ -1,7 +1,7 @@
 """How a candidate gets into another process: pickled, with what is one of a kind taken by name on the other side.
 
-Storage types and ops are compared by identity, and a graph of thousands of nodes is deeper than pickle goes. So a type
-or an op travels as its name, and a graph as a table of its nodes, arguments first. Messages are framed by their length.
+Ops are compared by identity, and a graph of thousands of nodes is deeper than pickle goes. So an op travels as its
+name, and a graph as a table of its nodes, arguments first. Messages are framed by their length.
 
 Only a parent reads from pipes that it made to its own children, and they from it; nothing from a file or a network is
 ever unpickled. What children answer is JSON: a child that went wrong can say nothing that runs here.
@@ -20,15 +20,12 @@ from fusegen.graph import Graph, Node, Op, Tensor
 from fusegen.targets import TARGETS, Target
 from fusegen.targets import target as target_named
 from fusegen.trace import OPS
-from fusegen.types import DTYPES, DType
 
 LENGTH = 8  # bytes that say how long a message is
 
 
 class Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, DType) and DTYPES.get(value.name) is value:
-            return dtype_named, (value.name,)
         if isinstance(value, Op) and OPS.get(value.name) is value:
             return op_named, (value.name,)
         if isinstance(value, Target) and TARGETS.get(value.name) is value:
@@ -38,10 +35,6 @@ class Pickler(pickle.Pickler):
         if isinstance(value, Where):
             return Where, (value.file, value.line)
         return NotImplemented
-
-
-def dtype_named(name: str) -> DType:
-    return DTYPES[name]
 
 
 def op_named(name: str) -> Op:
