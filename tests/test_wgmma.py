@@ -329,8 +329,8 @@ def test_every_tile_is_right(spec: Chain, schedule: str, cluster: int) -> None:
 @pytest.mark.parametrize("spec", SIDES, ids=lambda spec: spec.graph.name)
 def test_products_of_several_widths_lie_side_by_side(spec: Chain, schedule: str, cluster: int) -> None:
     found = [p for p in plans(spec.graph) if (p.tile.schedule, p.tile.cluster) == (schedule, cluster)]
-    if not found:
-        assert (spec, schedule, cluster) == (paired, "turns", 2)  # 32 columns of a factor whose lines are 64
+    if not found:  # 32 columns of a factor whose lines are 64, or nobody to multiply while a group prepares
+        assert (spec, schedule, cluster) == (paired, "turns", 2) or (spec, schedule) == (normed_sides, "turns")
         return
     plan = found[0]
     assert len(plan.spans) == len(plan.graph.outputs)
@@ -386,7 +386,7 @@ def test_prepared_factors_whose_type_nothing_else_has() -> None:
     def widened(x: f16[M, K], w: f16[K, N]) -> f32[M, N]:
         return F.relu(x) @ w
 
-    assert validate(kernel_of(plan_of(widened)), rows=(40,), cases=("rows",)).ok
+    assert validate(kernel_of(plan_of(widened, "halves")), rows=(40,), cases=("rows",)).ok
 
 
 @needs_check
