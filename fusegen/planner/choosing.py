@@ -58,6 +58,9 @@ WORD = 4
 UNEVEN = 1.15  # elements that pass a threshold, by those that would if a row's warps had groups alike
 NOTED = 8  # elements that one noted key should stand for: fewer take more room, and of more all must be looked at
 NOTE_WORDS = 32  # of a thread, in shared memory
+# where an SM has 64 KiB: two waves to each of its SIMDs then have room
+FEW_NOTE_WORDS = 8
+LITTLE_SHARED = 64 << 10
 COMPARED = 4  # candidates of a team that each one is compared with at a time
 LOOKS = 4  # elements that a lane has on their way
 
@@ -67,17 +70,22 @@ def groups_of(k: int, threads: int, turn: int) -> int:
     return min(turn, power_from(-(-4 * k // threads)))
 
 
-def note_of(vector: int, turn: int, per_thread: int) -> int:
+def note_words(target: Target) -> int:
+    """Noted keys of a thread at a time."""
+    return NOTE_WORDS if target.shared_per_sm > LITTLE_SHARED else FEW_NOTE_WORDS
+
+
+def note_of(vector: int, turn: int, per_thread: int, words: int) -> int:
     """How many vectors of a turn share one noted key."""
     note = 1
-    while note < turn and (note * vector < NOTED or per_thread > note * NOTE_WORDS):
+    while note < turn and (note * vector < NOTED or per_thread > note * words):
         note *= 2
     return note
 
 
-def segment_of(note: int, turn: int, per_thread: int) -> int:
+def segment_of(note: int, turn: int, per_thread: int, words: int) -> int:
     """Vectors of a thread whose noted keys have room."""
-    return min(per_thread, max(turn, NOTE_WORDS * note // turn * turn))
+    return min(per_thread, max(turn, words * note // turn * turn))
 
 
 def most_ranked(k: int) -> int:

@@ -4,7 +4,7 @@
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  1 of 128256 columns a row by logits, largest first; NaN before all, ties by column, -inf
 //          never
-// tile     a block of 256 threads a row; the row streams by, 4 x 8 elements a thread at a time; some 1
+// tile     a block of 512 threads a row; the row streams by, 4 x 8 elements a thread at a time; some 1
 //          of 128256 pass the threshold
 // traffic  65.7 MB moved, 65.7 MB ideal, 65.7 MB unfused in 1 launch
 // floor    12.4 us at 5.3 TB/s; memory-bound at 0.50 flop/B
@@ -113,21 +113,21 @@ __device__ __forceinline__ unsigned sum_below(unsigned v) {
   return v;
 }
 
-constexpr int warps = 4;
-constexpr int bins = 256;
+constexpr int warps = 8;
+constexpr int bins = 512;
 constexpr int room = 256;  // candidates of a warp
 
 struct Picker {
   Entry entries[2][warps * room];
   Entry picks[1];
-  int notes[warps][2048];
+  int notes[warps][512];
   unsigned bins_above[bins + 1];
   unsigned totals[warps];
   unsigned reached[warps];
   unsigned least, most;  // order among the candidates
   unsigned found, above, here;
 };
-static_assert(sizeof(Picker) <= 50240, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 51296, "the launch's shared memory");
 
 // the threshold just below `order`: what is larger has at least this order, and is not masked
 __device__ __forceinline__ float below(unsigned order) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ float largest(const float (&keys)[8]) {
   return v;
 }
 
-constexpr int own_bins = bins / 256;  // of a thread, the highest first
+constexpr int own_bins = bins / 512;  // of a thread, the highest first
 
 // the candidates in bins above this thread's; `own` is how many its own bins hold. Every thread of the block calls it
 __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_bins]) {
@@ -165,7 +165,7 @@ __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_b
 
 // empties the bins and finds the range of the block's candidates, of which this thread has seen `least` to `most`
 __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned most) {
-  for (int b = threadIdx.x; b < bins; b += 256) picker.bins_above[b] = 0;
+  for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
   least = warp_least(least);
   most = warp_most(most);
   if (threadIdx.x % 64 == 0) {
@@ -178,7 +178,7 @@ __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned
 // by how many bits to shift what lies up to `span` above the lowest candidate, so that it says the bin
 __device__ __forceinline__ int shift_for(Entry span) {
   const int bits = 64 - __clzll(static_cast<long long>(span));
-  return bits > 8 ? bits - 8 : 0;
+  return bits > 9 ? bits - 9 : 0;
 }
 
 // a floor that 1 of the block's candidates exceed and few more do, 0 if there are fewer: the bin that
@@ -218,15 +218,15 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
       }
       above += own[q];
     }
-    if (threadIdx.x == 255 && above < 1) picker.found = bins;
+    if (threadIdx.x == 511 && above < 1) picker.found = bins;
     __syncthreads();
     if (picker.found == bins) return 0;
     low += static_cast<Entry>(picker.found) << shift;
     before = picker.above;
     if (before + picker.here <= 33 || shift == 0) return low - 1;
     width = shift;
-    shift = shift > 8 ? shift - 8 : 0;
-    for (int b = threadIdx.x; b < bins; b += 256) picker.bins_above[b] = 0;
+    shift = shift > 9 ? shift - 9 : 0;
+    for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
     __syncthreads();
   }
 }
@@ -235,12 +235,12 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
 __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   unsigned size = 2;
   while (size < n) size *= 2;
-  for (unsigned i = n + threadIdx.x; i < size; i += 256) list[i] = 0;
+  for (unsigned i = n + threadIdx.x; i < size; i += 512) list[i] = 0;
   __syncthreads();
   for (unsigned run = 2; run <= size; run *= 2) {
     for (unsigned step = run / 2; step > 0; step /= 2) {
       #pragma unroll 1
-      for (unsigned i = threadIdx.x; i < size / 2; i += 256) {
+      for (unsigned i = threadIdx.x; i < size / 2; i += 512) {
         const unsigned low = i / step * 2 * step + i % step, high = low + step;
         const Entry a = list[low], b = list[high];
         if ((a < b) == ((low & run) == 0)) {
@@ -278,7 +278,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
   return warp_most(rank >= 0 ? own : 0);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(512)
 argmax(
     const __bf16* __restrict__ logits_ptr,
     int* __restrict__ out_ptr,
@@ -286,7 +286,7 @@ argmax(
     long long logits_stride,
     long long out_stride)
 {
-  const int lane = threadIdx.x;  // of the 256 threads that share a row
+  const int lane = threadIdx.x;  // of the 512 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
@@ -315,7 +315,7 @@ argmax(
   const auto read = [&](int turn, bool inside) {
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      const int col = ((turn + p) * 256 + lane) * 8;
+      const int col = ((turn + p) * 512 + lane) * 8;
       if (inside) {
         logits_vec_next[p] = load<8>(logits_row + col);
       } else if (col < 128256) {
@@ -328,11 +328,11 @@ argmax(
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
       peaks[p] = -INFINITY;
-      const int col = ((turn + p) * 256 + lane) * 8;
+      const int col = ((turn + p) * 512 + lane) * 8;
       if (inside || col < 128256) {
         const Vec<__bf16, 8> logits_vec = logits_vec_next[p];
         if (ahead) {  // the vector of the next turn is on its way while this one's elements are computed
-          const int col = ((turn + p + 4) * 256 + lane) * 8;
+          const int col = ((turn + p + 4) * 512 + lane) * 8;
           logits_vec_next[p] = load<8>(logits_row + col);
         }
         float keys[8];
@@ -346,22 +346,22 @@ argmax(
       best[p % 1] = larger(best[p % 1], peaks[p]);
     }
     #pragma unroll
-    for (int p = 0; p < 4; p += 2) {
+    for (int p = 0; p < 4; p += 4) {
       #pragma unroll
-      for (int q = 1; q < 2; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
-      notes[(noted + p / 2) * 64 + lane_of_warp] = __float_as_int(peaks[p]);
+      for (int q = 1; q < 4; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
+      notes[(noted + p / 4) * 64 + lane_of_warp] = __float_as_int(peaks[p]);
     }
-    noted += 2;
+    noted += 1;
   };
   read(0, true);
   #pragma unroll 1
-  for (int turn = 0; turn < 64; turn += 4) {
-    if (turn < 60) {
-      see(turn, true, turn < 56);
+  for (int turn = 0; turn < 32; turn += 4) {
+    if (turn < 28) {
+      see(turn, true, turn < 24);
     } else {
       see(turn, false, false);
     }
-    if (turn >= 56 && turn < 60) read(turn + 4, false);
+    if (turn >= 24 && turn < 28) read(turn + 4, false);
   }
 
   // what 1 elements reach is a threshold; vectors with keys above it are noted
@@ -376,25 +376,25 @@ argmax(
   const int slots = noted;
   noted = 0;
   #pragma unroll 1
-  for (int slot = 0; slot < slots; slot += 2) {
-    float peaks[2];
+  for (int slot = 0; slot < slots; slot += 1) {
+    float peaks[1];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 1; ++i) {
       peaks[i] = __int_as_float(notes[(slot + i) * 64 + lane_of_warp]);
     }
     meet();  // the list of notes grows over what has been read
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 1; ++i) {
       const bool passes = !(peaks[i] <= limit);
       const Lanes who = vote(passes);
-      if (passes) notes[noted + count(who & lanes_below)] = ((from + (slot + i) * 2) * 256 + lane) * 8;
+      if (passes) notes[noted + count(who & lanes_below)] = ((from + (slot + i) * 4) * 512 + lane) * 8;
       noted += count(who);
     }
   }
   meet();
 
   // their elements above the floor are candidates: a lane looks at one at a time
-  const int all_noted = noted * 16;
+  const int all_noted = noted * 32;
   int seen = 0;  // elements of noted vectors
   bool exact = false;  // has a cut raised the floor beyond the limit?
   for (;;) {
@@ -406,8 +406,8 @@ argmax(
       #pragma unroll
       for (int u = 0; u < 4; ++u) {
         const int place = seen + u * 64 + lane_of_warp;
-        const int at = place < all_noted ? place : all_noted - 1, element = at % 16;
-        cols[u] = notes[at / 16] + element / 8 * 2048 + element % 8;
+        const int at = place < all_noted ? place : all_noted - 1, element = at % 32;
+        cols[u] = notes[at / 32] + element / 8 * 4096 + element % 8;
         const int col = cols[u] < 128256 ? cols[u] : 128255;
         const float logits = static_cast<float>(logits_row[col]);
         keys[u] = place < all_noted && cols[u] < 128256 ? logits : -INFINITY;
@@ -498,10 +498,10 @@ argmax(
   const unsigned all = picker.bins_above[0];
   if (sorts) {
     sort(binned, all);
-    for (unsigned i = threadIdx.x; i < 1 && i < all; i += 256) picker.picks[i] = binned[i];
+    for (unsigned i = threadIdx.x; i < 1 && i < all; i += 512) picker.picks[i] = binned[i];
   }
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < all && !sorts; i += 256) {
+  for (unsigned i = threadIdx.x; i < all && !sorts; i += 512) {
     const Entry entry = binned[i];
     const int bin = static_cast<int>((entry - lowest) >> by);
     unsigned rank = picker.bins_above[bin + 1];
@@ -511,12 +511,12 @@ argmax(
       if (rank < 1) picker.picks[rank] = entry;
     }
   }
-  for (unsigned i = all + threadIdx.x; i < 1; i += 256) picker.picks[i] = 0;
+  for (unsigned i = all + threadIdx.x; i < 1; i += 512) picker.picks[i] = 0;
   __syncthreads();
 
   // the 1 chosen, walk 1 over them: write out
   #pragma unroll
-  for (int rank = threadIdx.x; rank < 1; rank += 256) {
+  for (int rank = threadIdx.x; rank < 1; rank += 512) {
     const Entry entry = picker.picks[rank];
     const int top_columns_ = entry ? column_of(entry) : -1;
     out_row[rank] = top_columns_;

@@ -256,14 +256,14 @@ constexpr int room = 256;  // candidates of a warp
 struct Picker {
   Entry entries[2][warps * room];
   Entry picks[50];
-  int notes[warps][896];
+  int notes[warps][448];
   unsigned bins_above[bins + 1];
   unsigned totals[warps];
   unsigned reached[warps];
   unsigned least, most;  // order among the candidates
   unsigned found, above, here;
 };
-static_assert(sizeof(Picker) <= 63984, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 49648, "the launch's shared memory");
 
 // the threshold just below `order`: what is larger has at least this order, and is not masked
 __device__ __forceinline__ float below(unsigned order) {
@@ -501,12 +501,12 @@ next_tokens(
       best[p % 1] = larger(best[p % 1], peaks[p]);
     }
     #pragma unroll
-    for (int p = 0; p < 4; p += 2) {
+    for (int p = 0; p < 4; p += 4) {
       #pragma unroll
-      for (int q = 1; q < 2; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
-      notes[(noted + p / 2) * 64 + lane_of_warp] = __float_as_int(peaks[p]);
+      for (int q = 1; q < 4; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
+      notes[(noted + p / 4) * 64 + lane_of_warp] = __float_as_int(peaks[p]);
     }
-    noted += 2;
+    noted += 1;
   };
   read(0, true);
   #pragma unroll 1
@@ -531,25 +531,25 @@ next_tokens(
   const int slots = noted;
   noted = 0;
   #pragma unroll 1
-  for (int slot = 0; slot < slots; slot += 2) {
-    float peaks[2];
+  for (int slot = 0; slot < slots; slot += 1) {
+    float peaks[1];
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 1; ++i) {
       peaks[i] = __int_as_float(notes[(slot + i) * 64 + lane_of_warp]);
     }
     meet();  // the list of notes grows over what has been read
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 1; ++i) {
       const bool passes = !(peaks[i] <= limit);
       const Lanes who = vote(passes);
-      if (passes) notes[noted + count(who & lanes_below)] = ((from + (slot + i) * 2) * 512 + lane) * 4;
+      if (passes) notes[noted + count(who & lanes_below)] = ((from + (slot + i) * 4) * 512 + lane) * 4;
       noted += count(who);
     }
   }
   meet();
 
   // their elements above the floor are candidates: a lane looks at one at a time
-  const int all_noted = noted * 8;
+  const int all_noted = noted * 16;
   int seen = 0;  // elements of noted vectors
   bool exact = false;  // has a cut raised the floor beyond the limit?
   for (;;) {
@@ -561,8 +561,8 @@ next_tokens(
       #pragma unroll
       for (int u = 0; u < 4; ++u) {
         const int place = seen + u * 64 + lane_of_warp;
-        const int at = place < all_noted ? place : all_noted - 1, element = at % 8;
-        cols[u] = notes[at / 8] + element / 4 * 2048 + element % 4;
+        const int at = place < all_noted ? place : all_noted - 1, element = at % 16;
+        cols[u] = notes[at / 16] + element / 4 * 2048 + element % 4;
         const int col = cols[u] < 50257 ? cols[u] : 50256;
         const float logits = logits_row[col];
         const float mul = logits * scale;

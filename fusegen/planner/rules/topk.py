@@ -35,6 +35,7 @@ from fusegen.planner.choosing import (
     groups_of,
     limit_of,
     note_of,
+    note_words,
     picker_bytes,
     segment_of,
 )
@@ -126,8 +127,9 @@ def threshold_of(walks: Picking, k: int, tile: Tile, turn: int, target: Target) 
     """None where there are no registers for a block, where a larger one could have a threshold before the first cut, or
     where a cluster's largest keys have no room: its blocks meet for one threshold alone."""
     groups = groups_of(k, tile.threads_per_row, turn)
-    note = note_of(tile.vector, turn, tile.per_thread)
-    segment = segment_of(note, turn, tile.per_thread)
+    words = note_words(target)
+    note = note_of(tile.vector, turn, tile.per_thread, words)
+    segment = segment_of(note, turn, tile.per_thread, words)
     if tile.cluster > 1 and segment < tile.per_thread:
         return None
     if k > tile.threads_per_row * groups:
