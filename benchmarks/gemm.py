@@ -110,6 +110,17 @@ def cells(row: Row, facts: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def table_of(data: Mapping[str, Any]) -> str:
+    """Markdown: README's columns of the measured rows."""
+    lines = ["| chain | M x N x K | fusegen, us | bare cuBLAS | ratio | cuBLASLt epilogue |", "|" + "---|" * 6]
+    for row in ROWS:
+        found = cells(row, data[row.name]) if row.name in data else []
+        if len(found) == len(TITLES):
+            chain, sizes, kind, us, _, _, bare, ratio, _, epilogue, _ = found
+            lines.append(f"| {chain} | {sizes} {kind} | {us} | {bare} | {ratio.rstrip('x')} | {epilogue} |")
+    return "\n".join(lines) + "\n"
+
+
 def time_of(entries: list[Mapping[str, Any]], word: str) -> float | None:
     return next((e["us"] for e in entries if word in e["name"] and not e["refused"]), None)
 

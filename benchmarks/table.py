@@ -3,7 +3,8 @@
     python benchmarks/table.py                  # measure what benchmarks/data/h200_table.json does not have yet
     python benchmarks/table.py --again          # measure everything
     python benchmarks/table.py --only softmax   # rows that match; others stay as they are
-    python benchmarks/table.py --readme         # README's table from the data; needs no GPU
+    python benchmarks/table.py --print          # the table from the data; needs no GPU
+    python benchmarks/readme.py                 # and into README
 
 Every row is what `fusegen bench` gives: our kernel, the same chain unfused, torch eager, torch.compile, hand-written
 peers, the bytes that DRAM moved. The file is written after every row, so that what a stopped run measured stays.
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 DATA = ROOT / "benchmarks" / "data" / "h200_table.json"
 PEERS = ROOT / "benchmarks" / "peers.py"
-README = ROOT / "README.md"
-MARKED = re.compile(r"(<!-- table: benchmarks/data/h200_table.json -->\n)(.*?)(<!-- end of table -->\n)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -248,14 +247,8 @@ def between(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def inserted(text: str, data: Mapping[str, Any]) -> str:
-    """README's text with the table in its place."""
-    return MARKED.sub(lambda m: m[1] + table(data) + m[3], text)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readme", action="store_true", help="write README's table from the data and leave")
     parser.add_argument("--print", action="store_true", help="print the table from the data and leave")
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name matches")
     parser.add_argument("--again", action="store_true", help="also rows that are in the data already")
@@ -264,15 +257,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--no-counters", dest="counters", action="store_false", help="don't run ncu")
     wanted = parser.parse_args()
-    if wanted.print or wanted.readme:
-        data = read(wanted.out)
-        if wanted.print:
-            print(table(data), end="")
-        elif not MARKED.search(README.read_text()):
-            print(f"{README} has no place for the table: put {MARKED.pattern}", file=sys.stderr)
-            return 2
-        else:
-            README.write_text(inserted(README.read_text(), data))
+    if wanted.print:
+        print(table(read(wanted.out)), end="")
         return 0
     known = [] if wanted.again else [name for name, facts in read(wanted.out).items() if "error" not in facts]
     rows = [row for row in ROWS if re.search(wanted.only, row.name) and row.name not in known]

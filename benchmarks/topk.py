@@ -18,7 +18,7 @@ import argparse
 import datetime
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -227,6 +227,28 @@ def text(line: Line) -> tuple[str, ...]:
         line.bound, number(line.predicted_us), number(line.measured_us), number(line.share, 2), number(line.torch_us),
         {None: "", True: "yes", False: "NO"}[line.right], line.configuration,
     )  # fmt: skip
+
+
+NAMES = {
+    "likeliest": "softmax, top-k, f32",
+    "likeliest_bf16": "softmax, top-k, bf16",
+    "unmasked": "mask, softmax, top-k, f32",
+    "routed": "softmax, top-k, renormalise, f32",
+    "routed_bf16": "softmax, top-k, renormalise, bf16",
+    "greedy": "argmax, bf16",
+}
+
+
+def table_of(data: Mapping[str, Any]) -> str:
+    """Markdown: README's columns of the first table."""
+    lines = ["| chain | rows x V, k | fusegen | of copy rate | torch |", "|---|---|---|---|---|"]
+    for row in data["beside torch"]:
+        if row["right"]:
+            rows, cols, *k = row["sizes"].values()
+            us = [f"{us:.0f} us" if us >= 20 else f"{us:.1f} us" for us in (row["measured_us"], row["torch_us"])]
+            shape = f"{rows} x {cols}, {k[0] if k else 1}"
+            lines.append(f"| {NAMES[row['chain']]} | {shape} | {us[0]} | {row['share']:.0%} | {us[1]} |")
+    return "\n".join(lines) + "\n"
 
 
 WIDTHS = (15, 7, 8, 5, 8, 7, 7, 8, 5, 8, 10, 9, 5, 8, 6, 0)

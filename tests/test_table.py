@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import gemm, readme, topk
 from fusegen.peers import load_peers
 from fusegen.planner import plan
 from fusegen.spec import load_chains
@@ -78,13 +79,14 @@ def test_the_table_of_measured_rows(table: ModuleType) -> None:
     assert "(4000 GB/s)" in lines[-1]
 
 
-def test_the_table_goes_between_its_marks(table: ModuleType) -> None:
+def test_the_table_goes_between_its_marks(table: ModuleType, tmp_path: Path) -> None:
+    table.write(tmp_path / "h200_table.json", measured(table), table.ROWS, "table.py")
     text = "a\n<!-- table: benchmarks/data/h200_table.json -->\nold\n<!-- end of table -->\nb\n"
-    made = table.inserted(text, measured(table))
+    made = readme.inserted(text, tmp_path)
     assert made.startswith("a\n<!-- table: benchmarks/data/h200_table.json -->\n| chain |")
     assert made.endswith("<!-- end of table -->\nb\n")
     assert "old" not in made
-    assert table.inserted(made, measured(table)) == made
+    assert readme.inserted(made, tmp_path) == made
 
 
 def test_rows_are_kept_in_order_and_read_again(table: ModuleType, tmp_path: Path) -> None:
@@ -97,10 +99,26 @@ def test_rows_are_kept_in_order_and_read_again(table: ModuleType, tmp_path: Path
     assert order == [table.ROWS[0].name, table.ROWS[1].name, table.ROWS[16].name]
 
 
-def test_readme_has_the_table_of_its_data(table: ModuleType, request: pytest.FixtureRequest) -> None:
-    text = table.README.read_text()
-    fresh = table.inserted(text, table.read(table.DATA))
+def test_readme_has_the_tables_of_the_data(request: pytest.FixtureRequest) -> None:
+    text = readme.README.read_text()
+    assert {name for _, name, _, _ in readme.MARKED.findall(text)} == set(readme.TABLES)
+    fresh = readme.inserted(text)
     if request.config.getoption("--update-golden"):
-        table.README.write_text(fresh)
+        readme.README.write_text(fresh)
         return
-    assert fresh == text, "README's table is not what the data says; `python benchmarks/table.py --readme` writes it"
+    assert fresh == text, "README's tables are not what the data say; `python benchmarks/readme.py` writes them"
+
+
+def test_the_tables_of_products_and_selections(table: ModuleType) -> None:
+    """Each measured row once, and the rows that were refused or wrong not at all."""
+    products = table.read(readme.DATA / "h200_gemm.json")
+    refused = {**products, gemm.ROWS[0].name: {"error": "no memory"}}
+    assert len(gemm.table_of(products).splitlines()) == 2 + len(products)
+    assert len(gemm.table_of(refused).splitlines()) == 1 + len(products)
+    assert (
+        gemm.table_of({}).splitlines()[0]
+        == "| chain | M x N x K | fusegen, us | bare cuBLAS | ratio | cuBLASLt epilogue |"
+    )
+    row = {"chain": "greedy", "sizes": {"B": 8, "V": 100}, "measured_us": 9.96, "share": 0.5, "torch_us": 20.4}
+    chosen = {"beside torch": [{**row, "right": True}, {**row, "right": False}]}
+    assert topk.table_of(chosen).splitlines()[2:] == ["| argmax, bf16 | 8 x 100, 1 | 10.0 us | 50% | 20 us |"]
