@@ -127,6 +127,19 @@ def test_values_are_kept_by_staged_plans_and_recomputed_by_streamed_ones() -> No
     assert streamed.stages[0].reductions[0].kind == "welford"
 
 
+def test_what_a_later_walk_keeps_is_copied_only_where_copies_take_it() -> None:
+    """Two masks are 2 bytes, and cp.async takes 4, 8 or 16."""
+
+    def spec(x: bf16[M, N], mask: b8[M, N]) -> bf16[M, N]:
+        centered = x - F.mean(x)
+        kept = F.where(mask, centered, 0.0)
+        return x * F.rsqrt(F.sum(F.square(kept))) + kept
+
+    plans = candidates(chain(M=3, N=513)(spec).graph, TARGETS["cuda:a100"]).plans
+    kept = {(p.tile.vector, p.copies) for p in plans if (p.staging, p.keeps) == ("shared", "inputs")}
+    assert kept == {(1, False), (2, False), (4, True), (8, True)}
+
+
 @pytest.mark.parametrize("shown", ["nothing", "total", "mean", "centered", "unless"])
 def test_an_infinite_sum_stays_one_where_it_shows(shown: str) -> None:
     """Welford's mean is NaN once it has been infinite; behind the deviations, which are NaN too, none sees it."""

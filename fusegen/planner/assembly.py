@@ -5,6 +5,7 @@ A rule drafts what all candidates of one vector width share, then picks tiles an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -63,9 +64,9 @@ def assemble(
     slots = walks.slots if parts > 1 else 0
     rolling = staging == "rolling"
     in_shared = staging == "shared" or rolling
-    kept = kept_elements(target, walks.stages[0], tile) if in_shared else 0
+    kept = kept_elements(target, walks.stages, tile) if in_shared else 0
     stages = tuple(placed(stage, number, tile, staging, kept) for number, stage in enumerate(walks.stages))
-    copies = in_shared and target.async_copies and can_copy(stages[0])
+    copies = in_shared and target.async_copies and can_copy(stages)
     room = target.shared_bytes - 4 * slots * parts * (2 if rolling else 1)
     stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_shared, copies)
     moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
@@ -113,11 +114,13 @@ def assemble(
     )
 
 
-def can_copy(stage: Stage) -> bool:
-    """Does the walk keep nothing but whole vectors of 4, 8 or 16 bytes, as cp.async takes them?"""
-    kept = [load.access for load in stage.loads if load.when == "keep"]
+def can_copy(stages: Sequence[Stage]) -> bool:
+    """Does the first walk keep what it reads, and do all walks keep nothing but whole vectors of 4, 8 or 16 bytes, as
+    cp.async takes them?"""
+    first, *_ = stages
+    kept = [load.access for stage in stages for load in stage.loads if load.when == "keep"]
     whole = all(a.mode != "element" and a.vector * a.dtype.bytes in (4, 8, 16) for a in kept)
-    return bool(kept) and whole and not stage.keeps
+    return any(load.when == "keep" for load in first.loads) and whole and not first.keeps
 
 
 def written_whole(
@@ -165,13 +168,13 @@ def takes_any_columns(stage: Stage, tile: Tile, in_shared: bool, copies: bool) -
     return not bound and (not kept or copies or (tile.cluster == 1 and words))
 
 
-def kept_elements(target: Target, stage: Stage, tile: Tile) -> int:
+def kept_elements(target: Target, stages: Sequence[Stage], tile: Tile) -> int:
     """Elements that one block's shared memory has room for, with the vectors that `tile` keeps.
 
     Vectors across blocks are copied as the blocks that they lie in: for each warp's vectors there is one more of those.
     """
-    across = any(load.when == "keep" and load.access.mode == "across" for load in stage.loads)
-    if across and target.async_copies and can_copy(stage):
+    across = any(load.when == "keep" and load.access.mode == "across" for load in stages[0].loads)
+    if across and target.async_copies and can_copy(stages):
         return tile.kept_cols // target.warp * (target.warp + 1)
     return tile.kept_cols
 

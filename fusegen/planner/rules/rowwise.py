@@ -211,7 +211,7 @@ def can_roll(draft: Draft, walks: Schedule) -> bool:
         draft.target.async_copies
         and draft.divides
         and len(draft.dims) == 1
-        and can_copy(first)
+        and can_copy(walks.stages)
         and all(a.mode == "vector" and a.vector * a.dtype.bytes % VECTOR_BYTES == 0 for a in stores)
         and not any(stage.until for stage in walks.stages)
         and not any(load.until or len(load.access.strided) != 1 for load in keeps)
@@ -244,7 +244,7 @@ def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int, turns: int 
     target = draft.target
     static = 4 * walks.slots * (target.warp + tile.cluster) * turns
     room = min(target.shared_bytes, target.shared_per_sm // blocks - target.shared_reserved) - static
-    return room // (walks.kept_bytes * kept_elements(target, walks.stages[0], replace(tile, kept=1)))
+    return room // (walks.kept_bytes * kept_elements(target, walks.stages, replace(tile, kept=1)))
 
 
 def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> RowPlan:
