@@ -360,6 +360,8 @@ def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
     except SyntaxError as error:
         raise SpecError(f"not Python: {error.msg}", Where(str(file), error.lineno or 0)) from error
     except (Exception, SystemExit) as error:  # a spec that calls sys.exit() is wrong; fusegen goes on
+        if isinstance(error, ValueError) and "null bytes" in str(error):  # a SyntaxError from Python 3.11.4 on
+            raise SpecError(f"not Python: {error}", Where(str(file), 0)) from error
         said = f"{type(error).__name__} while the spec ran: {error}{next_step(error)}"
         raise SpecError(said, where_in(file, error)) from error
     finally:

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -78,22 +78,25 @@ def going_out() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        discard_output()
+        discard(sys.stdout)
         raise OutputError(f"the output can't be written: {error.strerror or error}") from error
 
 
-def discard_output() -> None:
-    """Nothing more can be written: let the interpreter not try again when it ends."""
+def discard(stream: TextIO) -> None:
+    """Nothing more can be written to it: let the interpreter not try again when it ends, and end with 120."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, stream.fileno())
         os.close(null)
 
 
 def complain(text: str) -> None:
     """Write to stderr; where that fails too, the exit code is all there is."""
-    with contextlib.suppress(OSError):
+    try:
         sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr)
 
 
 class Group(TyperGroup):
