@@ -312,7 +312,21 @@ def right_factors(drawn: Draft) -> Mapping[Node, Factor]:
             f"{one} and {other} are multiplied side by side, and one lies along the summed axis and the other across "
             "it\n  lay them alike, as in x @ w.T for all of them"
         )
-    return found
+    return alike(drawn, found) if len(drawn.groups) > 1 else found
+
+
+def alike(drawn: Draft, found: Mapping[Node, Factor]) -> Mapping[Node, Factor]:
+    """Right factors of several spans, which the same instructions bring: as few elements at a time as any of them
+    allows, and along each batch axis that one of them moves along."""
+    factors = found.values()
+    width, copied, once = min(f.width for f in factors), all(f.copied for f in factors), all(f.once for f in factors)
+    indices = [dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)]
+    return {
+        node: replace(
+            f, width=width, copied=copied, once=once, batch=tuple((i, dict(f.batch).get(i, "0")) for i in indices)
+        )
+        for node, f in found.items()
+    }
 
 
 def read_once(drawn: Draft, access: Access) -> bool:
