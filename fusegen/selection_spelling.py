@@ -83,7 +83,7 @@ class SelectionSpeller(Speller):
             f"{self.to_value(load.access.dtype, f'{self.pointer(load.access)}[col]')};"
             for load in loads
         ]
-        return [*lines, *(f"const {s.ctype} {s.name} = {s.expr};" for s in body)]
+        return [*lines, *(f"const {s.ctype} {s.name} = {'col' if s.expr == 'col + j' else s.expr};" for s in body)]
 
     def last_walk(self) -> Mapping[str, Any]:
         """The walk that chooses by a threshold: the key's own maximum serves a softmax of the key too."""

@@ -216,6 +216,16 @@ def test_a_softmax_by_hand(which: str) -> None:
     validate(kernel(by(plans_of(unguarded, "cuda:h200"), which)), quick=True).raise_for_error()
 
 
+@pytest.mark.parametrize("which", ["team", "threshold", "hold"])
+def test_a_key_may_depend_on_its_column(which: str) -> None:
+    @chain(M=4, V=301, K=8)
+    def causal(x: f32[M, V]) -> tuple[f32[M, K], i32[M, K]]:
+        """Candidates are looked at again one by one, wherever they lie."""
+        return F.topk(F.softmax(F.where(F.col_index(x) < 200, x, -float("inf"))), K)
+
+    validate(kernel(by(plans_of(causal, "cuda:h200"), which)), quick=True).raise_for_error()
+
+
 def test_padded_rows_and_broadcast_masks() -> None:
     found = sampled.at(V=777, K=9)
     made = kernel(by(plans_of(sampled, "cuda:h200", V=777, K=9), "threshold"))
