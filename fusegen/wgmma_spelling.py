@@ -397,8 +397,6 @@ class WgmmaSpeller(Dialect):
                 "functions": self.functions,
             },
             "index": "int",
-            "inside_vector": "",
-            "inside_element": "",
             "row_reduces": [],
             "partner": "",
             "group": GROUP,

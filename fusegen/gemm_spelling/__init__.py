@@ -114,8 +114,6 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "includes": self.includes(),
             "uses": {"vec": True, "functions": self.functions},
             "index": "int",
-            "inside_vector": "",
-            "inside_element": "",
             "row_reduces": [],
             "partner": self.spelling.shuffle_xor.format("v", "step"),
             "atom": self.atom(),

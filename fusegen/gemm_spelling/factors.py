@@ -66,7 +66,6 @@ class FactorSpeller(GemmWords):
             "function": copy if f.once else f"{copy}<{f.width}>",
             "width": f.width,
             "passes": passes,
-            "jump": jump,
             "at_side": at_side,
             "at_depth": at_depth,
             "declares": [
