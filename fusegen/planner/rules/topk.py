@@ -226,5 +226,5 @@ def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
     cuts = f", cut {'once' if found.cuts == 1 else f'{found.cuts} times'} to the best {chosen.k}" if found.cuts else ""
     return (
         f"the row streams by, {chosen.turn} x {tile.vector} elements a thread at a time; some "
-        f"{round(found.candidates)} of {cols} pass the threshold{cuts}"
+        f"{round(found.candidates)} of {cols} pass the threshold, whose vectors are read again{cuts}"
     )
