@@ -6,17 +6,20 @@ sentences. It decides nothing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fusegen.database import Choice
 from fusegen.graph import Graph
 from fusegen.naming import value_names
 from fusegen.planner.cost import operators
+from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan
-from fusegen.planner.product_cost import hoisted_scales, text_of
+from fusegen.planner.product_cost import hoisted_scales, text_of, wave_text
 from fusegen.planner.schedule import schedule
+from fusegen.planner.wgmma import WgmmaPlan
 from fusegen.products import Factor, split
-from fusegen.types import shape_text
+from fusegen.types import shape_text, size_of
 
 FEW = 3  # alternatives worth naming
 
@@ -99,7 +102,17 @@ def products(plan: Plan) -> list[str]:
     if parts.epilogue:
         steps = ", ".join(dict.fromkeys(names[n] for n in parts.epilogue))
         lines.append(f"behind them, on sums that are still in registers: {steps}")
-    return lines
+    return lines + waves(plan)
+
+
+def waves(plan: Plan) -> list[str]:
+    """How evenly a launch of the default sizes' tiles fills the GPU."""
+    if not isinstance(plan, (GemmPlan, WgmmaPlan)):
+        return []
+    graph = plan.graph
+    extents = [math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes) for dim in plan.row_dims]
+    tiles = plan.tiles(*extents) * plan.tile.cluster if isinstance(plan, WgmmaPlan) else plan.blocks(*extents)
+    return [wave_text(tiles, plan.target.sms * plan.cost.blocks_per_sm)]
 
 
 def side_text(factor: Factor, graph: Graph) -> str:

@@ -12,10 +12,13 @@ from fusegen import ops as F
 from fusegen.benchmark import Judge
 from fusegen.database.keys import graph_digest
 from fusegen.explaining import products
+from fusegen.planner import plan
 from fusegen.planner.cost import decisions
+from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Layout
 from fusegen.planner.passes import simplify
 from fusegen.planner.product_cost import filled, floors, product_rounding, product_traffic, wave_text
+from fusegen.planner.wgmma import WgmmaPlan
 from fusegen.profiling import checklist
 from fusegen.targets import H200, MI300X, Target
 from fusegen.timing import Timing
@@ -187,3 +190,11 @@ def test_a_profile_of_products_looks_at_the_matrix_units(gpu: Target, counter: s
     (one,) = [c for c in found.counters if c.name.startswith(counter)]
     assert one.expect.startswith("50%" if gpu is H200 else "38%")
     assert not any("sectors_per_request" in c.name or "VMEM" in c.name for c in found.counters)
+
+
+@pytest.mark.parametrize("target", [H200, MI300X])
+def test_waves_are_explained(target: Target) -> None:
+    made = plan(bias_gelu.at(M=4096, N=4096, K=4096).graph, target)
+    assert isinstance(made, (GemmPlan, WgmmaPlan))
+    tiles = 4096 * 4096 // (made.tile.rows * made.tile.cols)
+    assert products(made)[-1] == wave_text(tiles, target.sms * made.cost.blocks_per_sm)
