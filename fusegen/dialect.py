@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusegen.planner.heading import header_lines
-from fusegen.planner.model import Param, Plan
+from fusegen.planner.model import Param, Plan, Statement
 from fusegen.planner.pieces import CTYPE
 from fusegen.prelude import WORD_FUNCTIONS
 from fusegen.targets.base import Spelling
@@ -59,6 +59,9 @@ class Dialect:
             assert param.dtype is not None
             return f"{CTYPE[param.dtype]} {param.name}"
         return f"long long {param.name}"
+
+    def statement(self, s: Statement) -> str:
+        return f"const {s.ctype} {s.name} = {s.expr};"
 
     def headers_of(self, used: Iterable[DType]) -> list[str]:
         """The headers that these types need."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusegen.dialect import Dialect, choice
-from fusegen.planner.model import Access, Load, Statement
+from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.wgmma import (
     ATOM_DEPTH,
@@ -55,9 +55,6 @@ class WgmmaSpeller(Dialect):
         self.tile = plan.tile
 
     # ---- small texts
-
-    def statement(self, s: Statement) -> str:
-        return f"const {s.ctype} {s.name} = {s.expr};"
 
     def pair(self, access: Access) -> str:
         return f"Vec<{self.ctype(access.dtype)}, 2>"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fusegen.dialect import Dialect
 from fusegen.planner.gemm import Factor, GemmPlan, sums_floats, tile_elements
-from fusegen.planner.model import Access, Statement
+from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
 from fusegen.types import DType
 
@@ -70,9 +70,6 @@ class GemmWords(Dialect):
         """Between those who bring a slice and those who use it."""
         own = self.tile.teams > 1 and self.plan.team == self.plan.target.warp
         return self.spelling.warp_barrier if own else self.spelling.barrier
-
-    def statement(self, s: Statement) -> str:
-        return f"const {s.ctype} {s.name} = {s.expr};"
 
     def vec(self, dtype: DType, count: int) -> str:
         return f"Vec<{self.ctype(dtype)}, {count}>"

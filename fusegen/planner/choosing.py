@@ -26,7 +26,7 @@ from fusegen.planner.duration import (
     resident_blocks,
     width_share,
 )
-from fusegen.planner.holding import reaching
+from fusegen.planner.holding import ENTRY, WORD, power_from, reaching
 from fusegen.planner.model import Cost, Selection, Tile, Traffic
 from fusegen.targets.base import Target
 
@@ -53,8 +53,6 @@ CLUSTERED = 1.042  # waves of clusters take longer: blocks wait for room togethe
 TEAM_US = 1.5  # all of a team's work: one chain of rounds and comparisons
 
 AGAIN_BYTES = 174  # of DRAM for a noted vector
-ENTRY = 8  # bytes of a candidate
-WORD = 4
 UNEVEN = 1.15  # elements that pass a threshold, by those that would if a row's warps had groups alike
 NOTED = 8  # elements that one noted key should stand for: fewer take more room, and of more all must be looked at
 NOTE_WORDS = 32  # of a thread, in shared memory
@@ -110,11 +108,6 @@ def bins_of(k: int, threads: int) -> int:
 def merged_room(limit: int, warps: int, cluster: int) -> int:
     """Candidates of a whole cluster, as a power of two: they may have to be sorted."""
     return power_from(cluster * (limit + warps))
-
-
-def power_from(n: int) -> int:
-    """The least power of two that is n or more."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def picker_bytes(selection: Selection, tile: Tile, warp: int, cols: int) -> int:

@@ -20,14 +20,7 @@ from dataclasses import replace
 from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.duration import Work
-from fusegen.planner.holding import (
-    MOST_ELEMENTS,
-    MOST_WARPS,
-    duration_of,
-    hold_of,
-    reaching,
-    shared_bytes,
-)
+from fusegen.planner.holding import MOST_ELEMENTS, MOST_WARPS, duration_of, hold_of, reaching, shared_bytes
 from fusegen.planner.model import Layout, Plan, RowPlan, Tile
 from fusegen.planner.picking import Picking, picking
 from fusegen.planner.pieces import vector_widths, words_of
@@ -40,6 +33,7 @@ from fusegen.targets.base import Target
 BESIDE = 28
 OPERAND = 8
 MOST_REGISTERS = 128
+STATIC_BYTES = 1024  # at most, of votes and of sums beside the choice
 
 
 def held(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
@@ -90,16 +84,14 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
     shared = shared_bytes(hold, tile, k)
     if 4 * hold.want > 3 * target.warp or not resident or registers > min(MOST_REGISTERS, target.registers_per_thread):
         return
-    if shared + 1024 > target.shared_bytes:
+    if shared + STATIC_BYTES > target.shared_bytes:
         return
     found = f"some {round(reaching(hold, tile, graph.cols))} of {graph.cols} reach the bar of {hold.need} warps"
     plan = assemble(
         draft, walks.walks, tile, rule="held", regime=f"{team_text(tile, target)}, which hold it; {found}",
         staging="registers",
     )  # fmt: skip
-    told = (
-        target.registers_per_thread <= 255
-    )  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
+    told = target.registers_per_thread <= 255  # of gfx90a's and gfx942's 512 the compiler needs no such word
     chosen = replace(
         selection_of(walks, k, "hold"), hold=hold, resident=resident if told else 0, vote_bytes=target.vote_bytes
     )
