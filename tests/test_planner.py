@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusegen import b8, bf16, chain, dims, f16, f32, i32
+from fusegen import Chain, b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import NoPlan
 from fusegen.graph import Extent, Graph
@@ -23,8 +23,9 @@ from fusegen.targets import A100, H200, MI300X, TARGETS, Target
 from tests.chains import random_chain
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS
+from tests.tools import needs_check
 
-B, H, S, M, N = dims("B H S M N")
+B, H, S, M, N, K = dims("B H S M N K")
 LENGTHS = (1, 2, 7, 8, 31, 32, 33, 255, 1000, 1024, 4096, 4097, 12288, 50257, 65536, 131072, 1048576)
 
 
@@ -216,6 +217,37 @@ def test_mask_and_scalar_shapes_keep_their_strides() -> None:
 def test_layout_split_keeps_every_axis() -> None:
     made = plan(SPECS["masked_softmax"].graph, H200, Layout(split=True))
     assert [d.axes for d in made.row_dims] == [(0,), (1,), (2,)]
+
+
+@chain(B=2, S=3, N=8)
+def numbered(x: f16[B, 4, 4, S, S, N], y: f32[B, 4, 1, S, 1, N]) -> f16[B, 4, 4, S, S, N]:
+    """Leading axes of numbers, and of a dim that stands there twice; values with the names that axes would take."""
+    axis1_at = x + y
+    return axis1_at * 2.0
+
+
+@chain(M=3, N=8, K=8)
+def numbered_products(x: f16[4, M, K], w: f16[4, K, N]) -> f16[4, M, N]:
+    """Products of their own along an axis that has no name."""
+    return x @ w
+
+
+@pytest.mark.parametrize("numbers", [numbered, numbered_products], ids=lambda one: one.name)
+def test_leading_axes_without_a_name_of_their_own_have_one_in_the_kernel(numbers: Chain) -> None:
+    found = plan(numbers.graph, H200, Layout(split=True))
+    names = [param.name for param in found.params] + [dim.index for dim in found.row_dims]
+    assert all(name.isidentifier() for name in names)
+    assert len({*names, "axis1_at"}) == len(names) + 1
+
+
+@needs_check
+@pytest.mark.parametrize("numbers", [numbered, numbered_products], ids=lambda one: one.name)
+def test_leading_axes_without_a_name_of_their_own_are_walked(numbers: Chain) -> None:
+    from fusegen.pipeline import compile
+    from fusegen.validation import validate
+
+    kernel = compile(numbers, H200, on="emulator")
+    validate(kernel, cases=("normal", "layout")).raise_for_error()
 
 
 def test_layout_unaligned_moves_single_elements() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fusegen.graph import Graph, Node, Tensor, once_per_graph
 from fusegen.naming import value_names
 from fusegen.planner.model import Access, Layout, Param, RowDim, Statement
-from fusegen.planner.pieces import CTYPE, VECTOR_BYTES, c_literal, stride_name
+from fusegen.planner.pieces import CTYPE, VECTOR_BYTES, c_literal, named_dims, stride_name
 from fusegen.products import Split, split
 from fusegen.types import size_of
 
@@ -101,10 +101,7 @@ def product_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
             groups[-1].append(axis)
         else:
             groups.append([axis])
-    if len(groups) == 1:
-        return (RowDim("rows", "row", tuple(groups[0])),)
-    names = ["_".join(str(graph.shape[a]) for a in group) for group in groups]
-    return tuple(RowDim(f"{n}_size", f"{n}_at", tuple(g)) for n, g in zip(names, groups, strict=True))
+    return named_dims(graph, groups)
 
 
 def line_of(use: Use, layout: Layout) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -50,10 +50,28 @@ def row_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
             groups[-1].append(axis)
         else:
             groups.append([axis])
+    return named_dims(graph, groups)
+
+
+def named_dims(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[RowDim, ...]:
+    """Groups of leading axes, as the kernel calls their sizes and indices: `B_H_size` and `B_H_at`. An axis whose size
+    is a number, or a dim that stands there twice, goes by its place."""
     if len(groups) == 1:
         return (RowDim("rows", "row", tuple(groups[0])),)
-    names = ["_".join(str(graph.shape[a]) for a in g) for g in groups]
-    return tuple(RowDim(f"{n}_size", f"{n}_at", tuple(g)) for n, g in zip(names, groups, strict=True))
+    leading = graph.shape[:-1]
+    named = {*value_names(graph).values(), *(t.name for t in graph.outputs)}
+    found: list[RowDim] = []
+    for group in groups:
+        sizes = [(axis, str(leading[axis])) for axis in group]
+        word = "_".join(
+            name if name.isidentifier() and name.isascii() and leading.count(leading[axis]) == 1 else f"axis{axis}"
+            for axis, name in sizes
+        )
+        taken = named | {dim.extent for dim in found}
+        while any(f"{word}_size" == name or f"{word}_at" == name or name.endswith(f"_stride_{word}") for name in taken):
+            word += "_"
+        found.append(RowDim(f"{word}_size", f"{word}_at", tuple(group)))
+    return tuple(found)
 
 
 def vector_widths(graph: Graph, layout: Layout) -> tuple[int, ...]:
