@@ -223,7 +223,11 @@ def accesses(plan: Plan) -> list[str]:
         "element": "element by element",
     }
     lines = []
+    unread = {t.name for t in plan.lowered.inputs if t.node not in plan.lowered.users}
     for access in plan.accesses:
+        if access.tensor in unread:
+            lines.append(f"{access.name}: not read; no result depends on it")
+            continue
         text = modes[access.mode].format(bytes=access.vector_bytes)
         if access.output and access.mode == "across":
             text = "by aligned blocks of 16 B, since rows start anywhere"
@@ -250,7 +254,7 @@ def why_narrow(plan: Plan, access: Access) -> str:
 
 def rounding(plan: Plan) -> list[str]:
     if not plan.rounding:
-        return ["none: every operand and output is f32, as is everything between"]
+        return ["none: what is computed is f32, and no output is stored as less"]
     return [*plan.rounding, "everything between is f32"]
 
 

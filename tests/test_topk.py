@@ -15,6 +15,7 @@ from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import NoPlan
+from fusegen.explaining import accesses
 from fusegen.planner import candidates
 from fusegen.planner.choosing import expected
 from fusegen.planner.holding import hold_of, reaching
@@ -224,6 +225,21 @@ def test_a_key_may_depend_on_its_column(which: str) -> None:
         return F.topk(F.softmax(F.where(F.col_index(x) < 200, x, -float("inf"))), K)
 
     validate(kernel(by(plans_of(causal, "cuda:h200"), which)), quick=True).raise_for_error()
+
+
+def test_what_the_order_does_not_depend_on_is_not_read() -> None:
+    @chain(M=4, V=301)
+    def shifted(x: f32[M, V], shift: f16[M, 1], weights: b8[M, V]) -> i32[M, 1]:
+        """Adding the same to a whole row moves no column."""
+        return F.argmax(x * 0.5 + shift + F.sum(F.cast(weights, f32)))
+
+    for which in ("team", "threshold", "hold"):
+        plan = by(plans_of(shifted, "cuda:h200"), which)
+        assert {t.tensor: t.moved > 0 for t in plan.cost.traffic.tensors} == {
+            "x": True, "shift": False, "weights": False, "out": True,
+        }  # fmt: skip
+        assert "weights: not read; no result depends on it" in accesses(plan)
+        validate(kernel(plan), quick=True).raise_for_error()
 
 
 def test_padded_rows_and_broadcast_masks() -> None:

@@ -63,6 +63,9 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool, again: f
     for tensor in arrays(graph):
         output = any(tensor is t for t in graph.outputs)
         whole = bytes_of(graph, tensor)
+        if not output and tensor.node not in graph.users:  # a selection goes by its key alone
+            tensors.append(TensorTraffic(tensor.name, output, 0, 0, 0, 0))
+            continue
         size = round(whole * shares.get(tensor.name, 1.0))
         if not output:
             size = round(size * share_taken(graph, tensor.node, graph.users[tensor.node]))
