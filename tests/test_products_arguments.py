@@ -12,6 +12,7 @@ from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, view
 from fusegen.runtime.kernel import layout_text
 from fusegen.sources import spelled
+from tests import gemms
 from tests.products import Sketch, sketch
 from tests.test_products import bias_gelu, gram, norm_swiglu, qkv, square, turned
 
@@ -126,6 +127,14 @@ def test_what_is_also_walked_by_rows_lies_by_rows(spec: Chain) -> None:
     rows = 24
     with pytest.raises(ArgumentError, match="x has a stride of 24 elements along its last axis"):
         settled(spec, x=np.zeros((16, rows), BF16).T)
+
+
+@pytest.mark.parametrize("name", ["cuda:h200", "cuda:a100", "hip:mi300x"])
+def test_rows_that_are_reduced_as_they_pass_lie_by_rows(name: str) -> None:
+    """A plan that reads the left factor once, for the products and for its rows' statistics."""
+    for made in gemms.gemm_plans(gemms.norm.graph, name)[:3]:
+        assert [access.tensor for access in made.accesses].count("x") == 1
+        assert arguments.turnable(made) == {"w"}
 
 
 def test_sizes_that_are_constants_of_the_text_are_checked() -> None:

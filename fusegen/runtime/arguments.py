@@ -21,6 +21,7 @@ import numpy as np
 from fusegen.errors import ArgumentError
 from fusegen.graph import Graph, Tensor
 from fusegen.planner.model import Access, Layout, Param, Plan
+from fusegen.products import split
 from fusegen.runtime.arrays import ArrayView, Place, place_text
 from fusegen.runtime.devices import Mapped
 from fusegen.runtime.libraries import advice
@@ -155,11 +156,15 @@ def in_line(view: ArrayView, axis: int) -> bool:
 
 
 def turnable(plan: Plan) -> frozenset[str]:
-    """The tensors that are factors as they lie in memory, and nothing else: either of their axes may be the line."""
+    """The tensors that are factors as they lie in memory, and nothing else: either of their axes may be the line. Rows
+    that are reduced on their way are read as rows."""
+    if not plan.graph.products:
+        return frozenset()
     uses: dict[str, set[bool]] = {}
     for access in plan.accesses:
         uses.setdefault(access.tensor, set()).add(bool(access.axes or access.pitch))
-    return frozenset(tensor for tensor, found in uses.items() if found == {True})
+    reduced = {tensor.name for statistic in split(plan.lowered).statistics for tensor in statistic.inputs}
+    return frozenset(tensor for tensor, found in uses.items() if found == {True}) - reduced
 
 
 def check_matrix(name: str, view: ArrayView) -> None:
