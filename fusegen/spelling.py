@@ -466,11 +466,14 @@ class Speller(Blocks):
 
     def settled(self, reducer: Reducer) -> list[str]:
         """The statements that give all threads of a row the same bits. Which of two parts is the other's makes no
-        difference to a sum, but to what is rounded between; and by blocks any thread may have any column."""
-        tile = self.plan.tile
-        if reducer.ctype == "float" or tile.team == 1 or not any(stage.blocks_of for stage in self.plan.stages):
+        difference to a sum, but to what is rounded between; and by blocks any thread may have any column, or keys that
+        are made of it are compared."""
+        plan = self.plan
+        compared = plan.selection is not None and any(stage.reductions for stage in plan.stages[:-1])
+        by_blocks = any(stage.blocks_of for stage in plan.stages)
+        if reducer.ctype == "float" or plan.tile.team == 1 or not (compared or by_blocks):
             return []
-        lanes = min(tile.team, self.plan.target.warp)
+        lanes = min(plan.tile.team, plan.target.warp)
         return [f"v.{field} = {self.spelling.shuffle.format(f'v.{field}', 0, lanes)};" for field in reducer.fields]
 
     # ---- all of it

@@ -212,6 +212,21 @@ def test_a_key_may_need_a_softmax_of_its_row(which: str) -> None:
     validate(kernel(by(plans_of(nested, "cuda:h200"), which)), quick=True).raise_for_error()
 
 
+@pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize("which", ["team", "threshold"])
+def test_equal_keys_have_equal_bits_in_every_thread(which: str, name: str) -> None:
+    """Keys that are made of a sum which each thread merges in an order of its own."""
+    cols, k = {"team": (120, 30), "threshold": (2000, 200)}[which]
+
+    @chain(M=12, V=cols, K=k)
+    def twice(x: f32[M, V]) -> i32[M, K]:
+        return F.topk(F.softmax(F.softmax(x)), K)[1]
+
+    x = np.round(np.random.default_rng(1).standard_normal((12, cols)).astype(np.float32), 1)
+    plan = next(p for p in plans_of(twice, name) if p.selection and p.selection.by == which and p.tile.team > 16)
+    np.testing.assert_array_equal(kernel(plan)(x), np.argsort(-x, axis=-1, kind="stable")[:, :k])
+
+
 @pytest.mark.parametrize("which", ["threshold", "hold"])
 def test_a_softmax_by_hand(which: str) -> None:
     validate(kernel(by(plans_of(unguarded, "cuda:h200"), which)), quick=True).raise_for_error()
