@@ -109,7 +109,10 @@ def axis_of(graph: Graph, axis: int, names: Any, size: Size | None) -> str:
 def literal_text(node: Node, graph: Graph, names: Any) -> str:
     """A number as Python text, bracketed where it could bind wrongly."""
     if node.op.name == "size":
-        return axis_of(graph, -1, names, node.size) if not isinstance(node.size, int) else str(node.size)
+        assert node.size is not None
+        chosen = graph.selection is not None and node.size != graph.shape[-1]  # k, which is a constant everywhere
+        known = chosen or isinstance(node.size, int)
+        return str(size_of(node.size, graph.sizes)) if known else axis_of(graph, -1, names, node.size)
     return number_text(node.literal)
 
 

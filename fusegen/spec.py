@@ -268,7 +268,8 @@ def check_graph(graph: Graph) -> None:
     for node in graph.nodes:
         if graph.products:
             continue
-        if node.size is not None and node.size != shape[-1] and not isinstance(node.size, int):
+        kept = graph.selection.shape[-1] if graph.selection else None
+        if isinstance(node.size, Dim) and node.size not in (shape[-1], kept):
             raise SpecError(
                 f"size({node.size}): only the last axis ({shape[-1]}) is a constant of the kernel; "
                 f"pass {node.size} as a run-time scalar (f32)",
@@ -296,7 +297,7 @@ def check_selection(graph: Graph, shape: Shape) -> None:
     k, cols = first.shape[-1], first.inputs[0].shape[-1]
     if isinstance(k, Dim) and k.name not in graph.sizes:
         raise SpecError(f"{first.operator}: k is {k}, which the signature does not name; write its number", first.where)
-    if k in shape[:-1]:
+    if isinstance(k, Dim) and k in shape[:-1]:
         raise SpecError(
             f"{first.operator}: k is {k}, which counts rows and varies by call; k is a constant of the kernel",
             first.where,

@@ -418,6 +418,27 @@ def test_k_is_a_constant_that_rows_have_room_for() -> None:
 
     with pytest.raises(SpecError, match="k is K=17"):
         spec.at(K=17)
+
+
+def test_k_may_be_the_number_of_rows_as_well() -> None:
+    @chain(N=16)
+    def spec(x: f32[4, N]) -> f32[4, 4]:
+        return F.topk(x, 4)[0]
+
+    assert (spec.graph.rows, spec.graph.cols, spec.graph.picks) == (4, 16, 4)
+
+
+def test_what_is_chosen_has_a_mean() -> None:
+    @chain(M=2, N=16, K=4)
+    def spec(x: f32[M, N]) -> tuple[f32[M, K], f32[M, 1]]:
+        best, _ = F.topk(x, K)
+        return F.layernorm(best), F.mean(best)
+
+    x = np.arange(32.0).reshape(2, 16)
+    normed, mean = reference(spec.graph)(x)
+    assert mean.tolist() == [[13.5], [29.5]]
+    np.testing.assert_allclose(normed.var(-1), 1, rtol=1e-4)
+    assert spec.at(K=2).graph.picks == 2
     with pytest.raises(SpecError, match="k is K=4, but the rows of spec have 3"):
         spec.at(N=3)
     with pytest.raises(SpecError, match="at most 1024"):
