@@ -24,7 +24,8 @@ from fusegen.runtime import Kernel, devices
 from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, Target
 from fusegen.types import DTYPES
-from fusegen.validation import Case, Report, interesting_lengths, validate, validate_chain
+from fusegen.validation import Bounded, Case, Report, interesting_lengths, validate, validate_chain
+from fusegen.validation.compare import compare, largest_errors
 from fusegen.validation.inputs import make_operands, sizes_for, take
 from fusegen.validation.memory import POISON, Arrangement, place, read_output, reserve, strides_for
 from fusegen.validation.patterns import PATTERNS
@@ -164,6 +165,21 @@ def test_operands_depend_on_the_seed_alone() -> None:
     assert few.values[0].shape == (2, 2, 2, 33)
     assert np.array_equal(few.values[0][:, 0], one.values[0][:, 2])
     assert few.values[1].shape == (2, 1, 1, 33)
+
+
+def test_products_promise_nothing_of_numbers_that_their_type_rounds_coarsely() -> None:
+    """Half of the elements are subnormal, 6 % off; of those that are not, one is 0.4 % off."""
+
+    @chain(M=1, N=4)
+    def out(x: f32[M, N]) -> f16[M, N]:
+        return x
+
+    value = np.array([[3.3e-7, 6.5e-5, 1e-7, 7e-5]])
+    got = np.array([[3.6e-7, 6.526e-5, 1.2e-7, 7e-5]], np.float16)
+    law = Bounded(value, np.full(value.shape, 1e-6))
+    largest, relative = largest_errors([compare(out.graph.outputs[0], got, law, value)])
+    assert largest < 1e-6
+    assert relative == pytest.approx(0.004, rel=0.1)
 
 
 # ---------------------------------------------------------------- layouts, guards, poison

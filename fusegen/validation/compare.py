@@ -125,13 +125,17 @@ def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> F
 @np.errstate(all="ignore")
 def largest_errors(outputs: Sequence[Compared]) -> tuple[float, float]:
     """The largest error of elements up to 16, from where on a bf16 alone may be off by 0.06, and the largest relative
-    error of elements of at least a hundredth of the output's root mean square."""
+    error of elements of at least a hundredth of the output's root mean square, and of the smallest number that its type
+    holds to full precision. An element that has no bound says nothing."""
     largest = relative = 0.0
     for out in outputs:
-        size = np.abs(out.expected)
+        size, known = np.abs(out.expected), np.isfinite(out.allowed)
         typical = float(np.sqrt(np.square(size).mean())) if size.size else 0.0
-        largest = max(largest, float(np.max(out.error, initial=0.0, where=size < 16)))
-        relative = max(relative, float(np.max(out.error / size, initial=0.0, where=size >= max(typical / 100, 1e-30))))
+        dtype = out.tensor.dtype
+        normal = dtype.tiny / (2 * dtype.epsilon) if dtype.epsilon else 0.0
+        least = max(typical / 100, normal, 1e-30)
+        largest = max(largest, float(np.max(out.error, initial=0.0, where=known & (size < 16))))
+        relative = max(relative, float(np.max(out.error / size, initial=0.0, where=known & (size >= least))))
     return largest, relative
 
 
