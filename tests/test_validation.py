@@ -167,6 +167,16 @@ def test_operands_depend_on_the_seed_alone() -> None:
     assert few.values[1].shape == (2, 1, 1, 33)
 
 
+def test_a_dim_that_stands_twice_counts_twice() -> None:
+    @chain(M=4, N=8)
+    def squares(x: f16[M, M, N]) -> f16[M, M, N]:
+        return F.softmax(x)
+
+    plan = candidates(squares.graph, H200).plans[0]
+    found = [sizes_for(plan, rows)["M"] for rows in (0, 1, 2, 16, 17)]
+    assert found == [0, 1, 2, 4, 5]
+
+
 def test_products_promise_nothing_of_numbers_that_their_type_rounds_coarsely() -> None:
     """Half of the elements are subnormal, 6 % off; of those that are not, one is 0.4 % off."""
 

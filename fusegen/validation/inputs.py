@@ -53,7 +53,7 @@ def free_dims(plan: Plan, flat: bool) -> tuple[str, ...]:
 
 
 def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | None = None) -> dict[str, int]:
-    """Sizes with at least `rows` rows (elements, in a flat walk), exactly so unless sizes are fixed.
+    """Sizes with at least `rows` rows (elements, in a flat walk), exactly so unless sizes are fixed or said twice.
 
     `outer`: sizes of the first free axes, where there are more than one; else they are 1. `flat` says whether the row
     length may change, as it may where the plan is flat.
@@ -68,8 +68,14 @@ def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | Non
         sizes[name] = size if rows >= size else 1
     axes = graph.shape if flat else graph.shape[:-1]
     others = prod(size_of(size, sizes) for size in axes)
-    sizes[free[-1]] = -(-rows // others) if rows else 0
+    sizes[free[-1]] = root(-(-rows // others), axes.count(Dim(free[-1])))
     return sizes
+
+
+def root(count: int, axes: int) -> int:
+    """The least size that gives `count` or more along that many axes of it."""
+    size = round(count ** (1 / axes))
+    return size if size**axes >= count else size + 1
 
 
 def rows_of(graph: Graph, sizes: Mapping[str, int]) -> int:
