@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,8 @@ from fusegen.planner.model import Plan, Summed
 from fusegen.targets import MI300X, TARGETS
 from fusegen.validation.bounds import analyse
 from fusegen.validation.inputs import main_tensors, make_operands, right_factors, sizes_for, take
-from fusegen.validation.patterns import PATTERNS, SETTINGS, UNIT_SETTING
+from fusegen.validation.patterns import PATTERNS, SETTINGS, UNIT_SETTING, patterns_for
+from fusegen.validation.products import distance_to_tf32
 from tests.products import Sketch, sketch
 from tests.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
 
@@ -101,12 +103,52 @@ def test_a_computed_factor_is_rounded_to_its_type() -> None:
     assert (np.abs(coarse.astype(np.float64) @ w - law.value) > law.error).mean() > 0.5
 
 
-def test_tf32_may_cut_thirteen_bits() -> None:
-    plan = sketch(with_tf32.at(M=20, N=12, K=64).graph)
-    operands = make_operands(plan, plan.graph.sizes, np.random.default_rng(4))
+def cut(x: np.ndarray) -> np.ndarray:
+    """The lower 13 bits of each f32 left out, as a tensor core does."""
+    return np.asarray((x.view(np.uint32) & 0xFFFFE000).view(np.float32))
+
+
+def rounded_away(x: np.ndarray) -> np.ndarray:
+    """To the nearest tf32, as cvt.rna.tf32 does."""
+    return cut((x.view(np.uint32) + 0x1000).view(np.float32))
+
+
+def rounded_to_even(x: np.ndarray) -> np.ndarray:
+    """To the nearest tf32, as cvt.rn.tf32 does."""
+    bits = x.view(np.uint32)
+    return cut((bits + 0xFFF + (bits >> 13 & 1)).view(np.float32))
+
+
+@pytest.mark.parametrize("nearest", [rounded_away, rounded_to_even])
+def test_f32_factors_become_the_nearest_tf32(nearest: Callable[[np.ndarray], np.ndarray]) -> None:
+    plan = sketch(with_tf32.at(M=64, N=16, K=64).graph)
+    operands = make_operands(plan, plan.graph.sizes, np.random.default_rng(4), patterns_for(plan.graph))
+    values = [np.where(np.isfinite(v) & (np.abs(v) < 1e30), v, np.float32(1.0 + 2.0**-11)) for v in operands.values]
+    assert any((v.view(np.uint32) & 0x1FFF == 0x1000).any() for v in values), "ties are among them"
+    (law,) = analyse(plan, values)
+    x, w = (nearest(v).astype(np.float64) for v in values)
+    assert (np.abs(x @ w - law.value) <= law.error).all()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("depth", [1, 8, 64, 4096])
+def test_a_factor_that_is_cut_off_shows(depth: int, side: str) -> None:
+    plan = sketch(with_tf32.at(M=64, N=16, K=depth).graph)
+    operands = make_operands(plan, plan.graph.sizes, np.random.default_rng(4), patterns_for(plan.graph))
     (law,) = analyse(plan, operands.values)
-    x, w = ((np.asarray(v, np.float32).view(np.uint32) & 0xFFFFE000).view(np.float32) for v in operands.values)
-    assert (np.abs(x.astype(np.float64) @ w.astype(np.float64) - law.value) <= law.error).all()
+    x, w = operands.values
+    factors = (cut(x), rounded_away(w)) if side == "left" else (rounded_away(x), cut(w))
+    with np.errstate(all="ignore"):
+        product = factors[0].astype(np.float64) @ factors[1].astype(np.float64)
+        assert (np.abs(product - law.value) > law.error).any()
+
+
+def test_the_nearest_tf32_of_what_is_large_or_not_a_number() -> None:
+    x = np.array([3.4028235e38, -3.4028235e38, 3.401e38, np.inf, np.nan, 2.0**-149, 0.0, 1.0, 1 + 2.0**-11])
+    found = distance_to_tf32(x)
+    assert np.isinf(found[:2]).all(), "beyond the largest tf32, as when a half is beyond the largest f16"
+    assert found[2] < 3.5e38 * 2.0**-11
+    assert list(found[3:]) == [0, 0, 2.0**-149, 0, 0, 2.0**-11]
 
 
 def test_infinities_and_nans_are_certain_and_overflow_is_not() -> None:

@@ -173,7 +173,7 @@ def product_rounding(graph: Graph) -> tuple[str, ...]:
         moved = ", ".join(dict.fromkeys(names[n] for n in hoisted_scales(graph, lowered) if n in names))
         lines = [f"{line}, and only then scaled by {moved}" for line in dict.fromkeys(lines)] if moved else lines
     if any(n.op.name == "matmul_tf32" and lowered.factor_types[n].name == "f32" for n in lowered.products):
-        lines.append("factors to tf32, 11 significant bits")
+        lines.append("factors to the nearest tf32, 11 significant bits")
     casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
     return (
         *dict.fromkeys(lines),

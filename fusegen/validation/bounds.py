@@ -31,7 +31,7 @@ from fusegen.types import Dim, f32, i32, size_of
 from fusegen.validation.accumulation import Accumulation, How, Multiplication, accumulation_error, accumulations
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
-from fusegen.validation.products import cut, flushed, product_error, rounded
+from fusegen.validation.products import as_tf32, flushed, product_error, rounded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -104,7 +104,7 @@ def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded
     for factor, arg in zip(node.inputs, args, strict=True):
         error = np.broadcast_to(arg.error, arg.value.shape)
         if how.dtype is f32:
-            error = cut(arg.value, error)
+            error = as_tf32(arg.value, error)
         elif not plain(factor):
             error = rounded(arg.value, error, how.dtype)
         if how.flushes:

@@ -15,6 +15,7 @@ from fusegen.planner.model import Plan
 from fusegen.planner.pieces import moves_along
 from fusegen.types import Dim, b8, f32, size_of
 from fusegen.validation.patterns import (
+    BELOW_TF32,
     INTEGERS,
     PATTERNS,
     SETTINGS,
@@ -23,6 +24,7 @@ from fusegen.validation.patterns import (
     Pattern,
     Room,
     Setting,
+    by_tf32,
     safe_magnitude,
 )  # fmt: skip
 
@@ -153,13 +155,16 @@ def rows_of_patterns(
 
 def weights(graph: Graph, tensor: Tensor, shape: tuple[int, ...], room: Room, setting: Setting) -> Array:
     """A right factor. By turns, its columns [K] are as the setting has them, each number twice (what alternates on the
-    left cancels), and all ones (what is left of a left row is its sum)."""
+    left cancels), and all ones (what is left of a left row is its sum); of f32, half of the latter such that cutting
+    them off adds up."""
     made = np.clip(setting.vector(room), -room.dtype.largest, room.dtype.largest).reshape(shape)
     columns = made if not transposed(graph, tensor, right=True) else np.swapaxes(made, -1, -2)  # [.., K, N]
     if setting is USUAL:
         depth = columns.shape[-2]
         columns[..., 1::2, 1::4] = columns[..., 0 : depth - 1 : 2, 1::4][..., : depth // 2, :]
         columns[..., :, 3::4] = 1.0
+        if by_tf32(graph):
+            columns[..., :, 7::8] = BELOW_TF32
     if setting is UNIT_SETTING:
         columns /= np.sqrt(columns.shape[-2])
     return made.astype(tensor.dtype.numpy)

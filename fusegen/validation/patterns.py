@@ -42,6 +42,7 @@ class Room:
 
 
 Make = Callable[[Room], Array]
+BELOW_TF32 = 1 + 2.0**-10 - 2.0**-23  # the f32 before a tf32: as near to that as cutting 13 bits off is far away
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Pattern:
     reason: str
     make: Make
     alone: bool = False
-    needs: str = ""  # "reduction" of the row or a selection from it, or "selection": pointless without one
+    needs: str = ""  # "reduction" of the row or a selection from it, "selection", or "tf32": pointless without one
 
 
 def spiked(value: float) -> Make:
@@ -198,6 +199,8 @@ PATTERNS: tuple[Pattern, ...] = (
             needs="selection"),
     Pattern("descending", "the best come first: a threshold that starts there holds", descending, needs="selection"),
     Pattern("best last", "what was kept so far is all replaced at the row's end", best_last, needs="selection"),
+    Pattern("below a tf32", "factors that round up by an ulp of f32: to cut them off instead adds up",
+            lambda room: np.full(room.shape, BELOW_TF32), needs="tf32"),
     Pattern("tiny", "at and below the storage type's smallest normal", tiny),
 )  # fmt: skip
 """In order of what they find: a launch with room for few rows takes the first ones."""
@@ -206,8 +209,13 @@ PATTERNS: tuple[Pattern, ...] = (
 def patterns_for(graph: Graph) -> tuple[Pattern, ...]:
     """The patterns that can tell something about this graph."""
     has = {"", *(["reduction"] if graph.reductions or graph.products or graph.selection else []),
-           *(["selection"] if graph.selection else [])}  # fmt: skip
+           *(["selection"] if graph.selection else []), *(["tf32"] if by_tf32(graph) else [])}  # fmt: skip
     return tuple(p for p in PATTERNS if p.needs in has)
+
+
+def by_tf32(graph: Graph) -> bool:
+    """Has the chain products of f32 factors?"""
+    return f32 in graph.factor_types.values()
 
 
 def safe_magnitude(graph: Graph, dtype: DType, cols: int) -> float:

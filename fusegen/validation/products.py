@@ -1,7 +1,10 @@
 """Rounding errors of matrix products on tensor cores, summed in f32.
 
-*Factors.* One that a prologue computed is rounded to its storage type: half an ulp of that. tf32 drops 13 bits of an
-f32. Some matrix units flush subnormal factors (`Target.flushes_factors`).
+*Factors.* One that a prologue computed is rounded to its storage type: half an ulp of that. One of f32 becomes the
+nearest tf32, which has its exponents and 11 significant bits; ties go either way (PTX ISA, "cvt": .rna.tf32 away from
+zero, .rn.tf32 to even). How far that is from an operand is known. A tensor core takes no notice of the 13 bits behind
+those 11 ("mma", operands of type .tf32): a kernel that does not round cuts them off, and ends up to twice as far away.
+Some matrix units flush subnormal factors (`Target.flushes_factors`).
 
 *The sum.* Products of two f16 or bf16 numbers are exact in f32. A tensor core adds several to the sum at once: it
 aligns them all to the largest, cutting off what lies below, and normalizes the result; how many at once, and with how
@@ -30,7 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 STEP = 16  # products that one instruction adds, or two instructions one after another
 ULPS = 24.0 * 2.0**-23  # of a step
-TF32 = 2.0**-10  # of a number, cut off
+TF32 = DType("tf32", "float", 4, "float32", 2.0**-11, 2.0**-136, (2 - 2.0**-10) * 2.0**127)
 FLUSHED = 2.0**-126  # products and sums below may become 0
 
 
@@ -41,9 +44,17 @@ def rounded(value: Array, error: Array, dtype: DType) -> Array:
     return np.where((size <= dtype.largest) | ~np.isfinite(value), error + half_ulp, np.inf)
 
 
-def cut(value: Array, error: Array) -> Array:
-    """The error of an f32 factor as tf32."""
-    return np.asarray(error + TF32 * (np.abs(value) + error))
+def as_tf32(value: Array, error: Array) -> Array:
+    """The error of an f32 factor once it is the nearest tf32: of one that is known, how far off that is."""
+    return np.where(error == 0, distance_to_tf32(value), rounded(value, error, TF32))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def distance_to_tf32(value: Array) -> Array:
+    """From each finite number to the nearest tf32, which is an infinity beyond the largest; 0 for all others."""
+    bits = value.astype(np.float32).view(np.uint32)
+    nearest = (bits + np.uint32(0x1000) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(value), np.abs(nearest - value), 0.0)
 
 
 def flushed(value: Array, error: Array, dtype: DType) -> Array:
