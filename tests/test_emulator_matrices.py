@@ -257,6 +257,38 @@ def test_ldmatrix_is_judged_like_any_read(source: str, kind: str, says: str) -> 
         assert "BUG" in (caught.value.source_line or ""), caught.value
 
 
+WORDS = """
+extern "C" __global__ void kernel(const unsigned* a, unsigned* out) {
+  __shared__ __align__(16) unsigned tile[32];
+  tile[threadIdx.x] = a[threadIdx.x];
+  __syncwarp();
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(tile)) + 4 * (threadIdx.x ^ 1);
+  unsigned r;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address) : "memory"); // BUG
+  out[threadIdx.x] = r;
+}
+"""
+BROKEN_WORDS = [
+    ("no barrier", WORDS.replace("  __syncwarp();", ""), "race"),
+    ("a word between two", WORDS.replace("^ 1)", "^ 1) + 2"), "misaligned"),
+    ("a word beyond the tile", WORDS.replace("^ 1)", "^ 1) + 4"), "out-of-bounds"),
+    ("a generic address cut short", WORDS.replace("__cvta_generic_to_shared(tile)", "5"), "out-of-bounds"),
+]
+
+
+@needs_check
+@pytest.mark.parametrize(
+    ("source", "kind"), [each[1:] for each in BROKEN_WORDS], ids=[each[0] for each in BROKEN_WORDS]
+)
+def test_a_word_of_shared_memory_is_judged_like_any_read(source: str, kind: str) -> None:
+    compile_for(A100, source, threads=32)
+    for seed in SEEDS:
+        with pytest.raises(KernelFault) as caught:
+            launch(source, [aligned(np.zeros(32, np.uint32))] * 2, check=True, seed=seed, threads=32)
+        assert caught.value.kind == kind
+        assert "BUG" in str(caught.value)
+
+
 @needs_check
 @pytest.mark.parametrize(("source", "kind", "says"), [each[1:] for each in STORED], ids=[each[0] for each in STORED])
 def test_stmatrix_is_judged_like_any_write(source: str, kind: str, says: str) -> None:

@@ -66,6 +66,13 @@ y[threadIdx.x] = __int_as_float(each[threadIdx.x % 4]);""", lambda x: x[:128]),
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
       :: "l"(y + threadIdx.x), "r"(bits.w), "r"(bits.z), "r"(bits.y), "r"(bits.x));
 }""", lambda x: x[:128].reshape(-1, 4)[:, ::-1].reshape(-1)),
+    Program("a load from shared memory", """__shared__ float words[128];
+words[threadIdx.x] = x[threadIdx.x];
+__syncthreads();
+const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(words + 127)) - 4 * threadIdx.x;
+unsigned bits;
+asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits) : "r"(address) : "memory");
+y[threadIdx.x] = __uint_as_float(bits);""", lambda x: x[127::-1]),
     Program("an empty statement is a fence for the compiler", 'asm volatile("" ::: "memory");\ny[threadIdx.x] = 1.0f;',
             lambda x: np.ones(128)),
 ]  # fmt: skip
@@ -191,6 +198,24 @@ def test_tanh_has_the_error_that_is_documented() -> None:
     assert error.max() <= 2.0**-11
     assert error.max() >= 2.0**-12
     assert np.isnan(apply('asm("tanh.approx.f32 %0, %1;" : "=f"(d) : "f"(a));', np.array([np.nan], np.float32)))[0]
+
+
+@pytest.mark.parametrize("form", ["rna", "rn"])
+def test_the_nearest_tf32(form: str) -> None:
+    ties = np.arange(0x3F800000, 0x3F820000, 0x1000, dtype=np.uint32).view(np.float32)
+    x = np.concatenate([floats(), ties, -ties])
+    finite = x[np.isfinite(x)].astype(np.float64)
+    convert = f'unsigned bits; asm("cvt.{form}.tf32.f32 %0, %1;" : "=r"(bits) : "f"(a)); d = __uint_as_float(bits);'
+    got = apply(convert, x)
+    digit = np.exp2(np.floor(np.log2(np.maximum(np.abs(finite), 2.0**-126))) - 10)
+    whole = np.abs(finite) / digit
+    nearest = np.floor(whole + 0.5) if form == "rna" else np.round(whole)
+    with np.errstate(over="ignore"):
+        want = np.copysign(nearest * digit, finite).astype(np.float32)
+    assert same(got[np.isfinite(x)], want)
+    assert same(got[np.isinf(x)], x[np.isinf(x)])
+    assert np.isnan(got[np.isnan(x)]).all()
+    assert not (got.view(np.uint32) & 0x1FFF).any()
 
 
 @pytest.mark.parametrize("name", ["max", "min"])

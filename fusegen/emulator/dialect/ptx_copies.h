@@ -47,6 +47,8 @@ SIMT_INLINE void ptx_st_global_v4_u32(u64 to, u32 x, u32 y, u32 z, u32 w) {
   *reinterpret_cast<uint4*>(to) = uint4{x, y, z, w};
 }
 
+SIMT_INLINE void ptx_ld_shared_u32(u32& d, u64 from) { d = *static_cast<const u32*>(from_shared(from)); }
+
 SIMT_INLINE void ptx_cp_async_commit_group() { commit_copies(); }
 SIMT_INLINE void ptx_cp_async_wait_group(u32 allowed) { wait_copies(allowed); }
 SIMT_INLINE void ptx_cp_async_wait_all() { wait_all_copies(); }

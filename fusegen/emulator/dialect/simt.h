@@ -141,6 +141,7 @@ void wgmma_wait(u32 allowed);
 // --- memory
 char* place_shared(SharedVariable& variable);  // where it lies in this block; gives it a place if it has none
 u64 shared_window(const void* address);        // the address in PTX's shared state space
+const void* from_shared(u64 address);          // and back
 void fence();      // __threadfence: what this thread wrote becomes visible through a later atomic
 void fence_proxy();  // fence.proxy.async: what this thread knows of may be read by asynchronous instructions
 void yield_now();  // lets other threads of the block run, so that one thread may spin on another

@@ -111,6 +111,8 @@ char* from_shared_window(u64 address, const void* site) {
   return blocks[rank].window + offset;
 }
 
+const void* from_shared(u64 address) { return from_shared_window(address, __builtin_return_address(0)); }
+
 #ifndef SIMT_CHECK
 void name_shared(const void* place, PlaceName& name) {
   name[0] = 0;
