@@ -222,7 +222,7 @@ def bench(
     graph = kernel.plan.graph
     rate = watch.copy_rate()
     library = library_rate(graph, kernel.device, watch)
-    judge = Judge(kernel, rate, library or kernel.target.matrix_tflops * 1e6)
+    judge = Judge(kernel, rate, library or kernel.plan.matrix_tflops * 1e6)
     sets = rotation(kernel.device, graph)
     launches = [kernel.prepare(*s.inputs, out=s.out, stream=0) for s in sets]
     found = [judge.entry("fusegen", "fusegen", watch.time(launches, repeats), 1)]
@@ -280,10 +280,10 @@ class Judge:
             )
             return Entry(name, kind, timing, None, launches, reason)
         flops = self.kernel.plan.cost.traffic.product_flops / timing.median / 1e6
-        if flops > self.kernel.target.matrix_tflops:
+        if flops > self.kernel.plan.matrix_tflops:
             reason = (
                 f"{timing.median:.1f} us would be {flops:.0f} TFLOP/s, and the data sheet has "
-                f"{self.kernel.target.matrix_tflops:.0f}: not all of the work done"
+                f"{self.kernel.plan.matrix_tflops:.0f}: not all of the work done"
             )
             return Entry(name, kind, timing, None, launches, reason)
         return Entry(name, kind, timing, self.floor_us / timing.median, launches, rate=moved)

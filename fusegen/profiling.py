@@ -112,7 +112,7 @@ def throughput_text(plan: Plan) -> str:
 
 
 def matrix_text(plan: Plan) -> str:
-    share = plan.cost.traffic.product_flops / plan.cost.time_us / (plan.target.matrix_tflops * 1e6)
+    share = plan.cost.traffic.product_flops / plan.cost.time_us / (plan.matrix_tflops * 1e6)
     return f"{share:.0%} by the planner's estimate; whole tiles and edges that are computed and thrown away count too"
 
 

@@ -18,7 +18,8 @@ from tests.tools import BUILDS, needs_check, needs_compiler
 pytestmark = needs_compiler
 
 SEEDS = (0, 1, 2)
-NUMBERS = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32)}
+NUMBERS = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32),
+           "f32": np.dtype(np.float32)}  # fmt: skip
 
 
 def distinct(rows: int, columns: int, dtype: np.dtype, seed: int) -> Array:
@@ -435,18 +436,28 @@ class Mfma:
         return self.builtin
 
     @property
+    def values(self) -> int:
+        """Of A and of B in a lane."""
+        return 1 if self.number == "f32" else 4
+
+    @property
+    def k(self) -> int:
+        return 64 // self.size * self.values
+
+    @property
     def source(self) -> str:
-        k, results = 256 // self.size, self.size * self.size // 64
-        kind = "_Float16" if self.number == "f16" else "short"
+        results = self.size * self.size // 64
+        kind = {"f16": "_Float16", "bf16": "short", "f32": "float"}[self.number]
+        many = self.values > 1
         return f"""
-typedef {kind} Four __attribute__((ext_vector_type(4)));
+typedef {kind} Values{" __attribute__((ext_vector_type(4)))" * many};
 using Sums = float __attribute__((ext_vector_type({results})));
 extern "C" __global__ void kernel(const {kind}* a, const {kind}* b, const float* c, float* d) {{
   const int lane = threadIdx.x, place = lane % {self.size}, group = lane / {self.size};
-  Four x, y;
-  for (int i = 0; i < 4; ++i) {{
-    x[i] = a[place * {k} + 4 * group + i];
-    y[i] = b[(4 * group + i) * {self.size} + place];
+  Values x, y;
+  for (int i = 0; i < {self.values}; ++i) {{
+    x{"[i]" * many} = a[place * {self.k} + {self.values} * group + i];
+    y{"[i]" * many} = b[({self.values} * group + i) * {self.size} + place];
   }}
   const auto at = [&](int i) {{ return (i / 4 * {256 // self.size} + 4 * group + i % 4) * {self.size} + place; }};
   Sums sums;
@@ -462,11 +473,13 @@ MFMAS = [
     Mfma("f32_16x16x16f16", 16, "f16"),
     Mfma("f32_32x32x8bf16_1k", 32, "bf16"),
     Mfma("f32_16x16x16bf16_1k", 16, "bf16"),
+    Mfma("f32_32x32x2f32", 32, "f32"),
+    Mfma("f32_16x16x4f32", 16, "f32"),
 ]
 
 
 def run_mfma(mfma: Mfma, source: str, *, check: bool, seed: int = 0, warp: int = 64) -> tuple[Array, Array]:
-    size, k = mfma.size, 256 // mfma.size
+    size, k = mfma.size, mfma.k
     a, b = distinct(size, k, NUMBERS[mfma.number], 1), distinct(k, size, NUMBERS[mfma.number], 2)
     c, d = distinct(size, size, np.dtype(np.float32), 3), aligned(np.full((size, size), np.nan, np.float32))
     launch(source, [a, b, c, d], check=check, seed=seed, threads=64, warp=warp)

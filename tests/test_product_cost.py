@@ -96,10 +96,10 @@ def test_products_that_are_returned_need_no_kernel_behind_them() -> None:
 
 
 def test_the_floor_is_the_products_or_the_bytes() -> None:
-    large = floors(H200, product_traffic(gemm_bias_gelu.graph, H200, TILE, GROUP))
+    large = floors(H200, product_traffic(gemm_bias_gelu.graph, H200, TILE, GROUP), f16)
     assert max(large, key=large.__getitem__) == "products"
     assert large["products"] == pytest.approx(555.6, abs=0.1), "at 989.4 TFLOP/s"
-    small = floors(MI300X, product_traffic(gemm_bias_gelu.at(M=8).graph, H200, TILE, GROUP))
+    small = floors(MI300X, product_traffic(gemm_bias_gelu.at(M=8).graph, H200, TILE, GROUP), f16)
     assert max(small, key=small.__getitem__) == "memory"
     assert all(us > 0 for us in (*large.values(), *small.values()))
 
@@ -126,7 +126,7 @@ ROUNDED = {
 def test_rounding_is_listed_where_it_happens(name: str) -> None:
     spec, lines = ROUNDED[name]
     assert isinstance(spec, Chain)
-    assert product_rounding(simplify(spec.graph)) == lines
+    assert product_rounding(simplify(spec.graph), H200) == lines
 
 
 def test_a_prologue_without_a_name_is_called_by_its_op() -> None:
@@ -134,7 +134,7 @@ def test_a_prologue_without_a_name_is_called_by_its_op() -> None:
     def activated(x: bf16[M, K], w: bf16[K, N]) -> f32[M, N]:
         return F.relu(x) @ w
 
-    assert product_rounding(activated.graph)[0] == "relu to bf16 before it is multiplied"
+    assert product_rounding(activated.graph, H200)[0] == "relu to bf16 before it is multiplied"
 
 
 def test_the_heading_has_products_apart_and_what_is_needed() -> None:

@@ -11,6 +11,7 @@ from fusegen.planner.passes import hoist_scales, simplify
 from fusegen.planner.product_cost import floors, product_rounding, product_traffic
 from fusegen.reference import reference
 from fusegen.targets import H200
+from fusegen.types import bf16
 from fusegen.torch_source import torch_source
 from fusegen.unfusing import run_pieces, unfused
 from fusegen.validation.bounds import analyse
@@ -43,8 +44,8 @@ def test_every_account_can_be_given(seed: int) -> None:
         assert np.isfinite(law.error).mean() > 0.99, spec_text(seed)
     traffic = product_traffic(graph, H200, 128, 8)
     assert traffic.ideal <= traffic.per_element_unfused <= traffic.unfused + traffic.ideal
-    assert all(us >= 0 for us in floors(H200, traffic).values())
-    assert product_rounding(graph)
+    assert all(us >= 0 for us in floors(H200, traffic, bf16).values())
+    assert product_rounding(graph, H200)
     assert products(plan)
     assert f"def {graph.name}(" in torch_source(graph)
     assert str(plan)

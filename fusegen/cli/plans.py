@@ -245,7 +245,7 @@ def numbers(plan: Plan) -> list[tuple[str, str]]:
     cost, traffic, target = plan.cost, plan.cost.traffic, plan.target
     special = f", {traffic.special / 1e6:,.1f} M of them calls such as exp" if traffic.special else ""
     products = f", {traffic.product_flops / 1e6:,.1f} M of products" if traffic.product_flops else ""
-    at = f" at {target.matrix_tflops:g} TFLOP/s" if traffic.product_flops else ""
+    at = f" at {plan.matrix_tflops:g} TFLOP/s" if traffic.product_flops else ""
     return [
         ("launches", f"1 fused, {traffic.launches_unfused} unfused"),
         ("flops", f"{traffic.flops / 1e6:,.1f} M{products}{special}; "

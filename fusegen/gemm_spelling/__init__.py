@@ -11,7 +11,10 @@ from typing import Any
 from fusegen.dialect import choice
 from fusegen.gemm_spelling.factors import FactorSpeller
 from fusegen.gemm_spelling.sums import SumSpeller
-from fusegen.planner.gemm import CHUNK, GemmPlan
+from fusegen.planner.gemm import GemmPlan
+from fusegen.types import f32
+
+COPIES = ("copy_chunk", "copy_once")
 
 
 class GemmSpeller(FactorSpeller, SumSpeller):
@@ -89,7 +92,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         sums, statistics, fragments = self.sums(), self.statistics(factors[0]), self.fragments()
         held = [
             {
-                "type": self.vec(f["own"].factor.access.dtype, CHUNK),
+                "type": self.vec(f["own"].factor.access.dtype, plan.chunk),
                 "name": f"{f['name']}_held",
                 "dims": f"[{f['passes']}]",
             }
@@ -98,8 +101,10 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         ] + [{"type": v["type"], "name": v["held"], "dims": ""} for v in vectors]
         fetches, prepares = bool(held), any(f["prepared"] for f in factors)
         inner = tile.depth // plan.atom.depth
-        slice_at = f"step % {tile.stages} * {2 * self.slice_elements}"
+        slice_at = f"step % {tile.stages} * {self.size * self.slice_elements}"
         copied_to = f"ring_at + {slice_at}"
+        if plan.dtype is f32 and not all(f.tile_along for f in plan.factors):
+            self.functions.add(self.place_across)
         if fetches:
             self.functions.update(("load", "load_chunk"))
         text = " ".join(expressions(plan))
@@ -118,6 +123,8 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "partner": self.spelling.shuffle_xor.format("v", "step"),
             "atom": self.atom(),
             "element": self.element,
+            "chunk": plan.chunk,
+            "copy_bodies": {name: self.spelling.functions.get(f"{name}_{self.size}", ()) for name in COPIES},
             "thread": self.thread,
             "share": self.share(),
             "warp_row": f"warp / {tile.warps_across} * {tile.warp_rows}" if tile.warps_down > 1 else "0",

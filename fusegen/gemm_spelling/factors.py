@@ -7,10 +7,10 @@ from typing import Any
 
 from fusegen.dialect import UNROLL
 from fusegen.gemm_spelling.words import GemmWords, Own
-from fusegen.planner.gemm import CHUNK
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
 
+TURNS = 8  # rows, after which chunks are turned as before
 ZEROS: Mapping[str, str] = {"float": "0.0f", "int": "0", "bool": "false"}
 
 
@@ -28,9 +28,9 @@ class FactorSpeller(GemmWords):
 
     def factor(self, own: Own) -> Mapping[str, Any]:
         """One factor's share of a slice: how the thread finds it, and what it asks for."""
-        f, name, team = own.factor, own.name, self.plan.team
-        chunks = (self.tile.depth if f.along else own.extent) // CHUNK  # side by side in memory
-        passes = own.extent * self.tile.depth // CHUNK // team
+        f, name, team, chunk = own.factor, own.name, self.plan.team, self.plan.chunk
+        chunks = (self.tile.depth if f.along else own.extent) // chunk  # side by side in memory
+        passes = own.extent * self.tile.depth // chunk // team
         jump = team // chunks  # of the other axis, from one pass to the next
         side, depth = own.side, own.depth
         stride = f"{name}_stride" if f.side == "cols" and self.several else f.stride
@@ -44,14 +44,14 @@ class FactorSpeller(GemmWords):
             start = f"({self.share_offset()}{depth}) * {stride} + {origin} + {side}"
         pass_text = f" + v * {jump}" if passes > 1 else ""
         at_side, at_depth = (f"{side}{pass_text}", depth) if f.along else (side, f"{depth}{pass_text}")
-        affine = jump % CHUNK == 0 and f.tile_along == f.along  # turns come again after 8 rows
+        affine = jump % TURNS == 0 and f.tile_along == f.along  # turns come again after 8 rows
         place = self.place(own, at_side, at_depth)
         if affine:
-            place = f"{name}_to" + (f" + v * {jump * chunks * CHUNK}" if passes > 1 else "")
-        to, hidden = f"({place}) * 2" if affine or own.offset else f"{place} * 2", []
+            place = f"{name}_to" + (f" + v * {jump * chunks * chunk}" if passes > 1 else "")
+        to, hidden = f"({place}) * {self.size}" if affine or own.offset else f"{place} * {self.size}", []
         if f.copied and affine and self.plan.prologue is None:
             # in bytes, and known to nobody: the compiler would make it anew for each copy, from the thread's number
-            place = f"{name}_to" + (f" + v * {jump * chunks * CHUNK * 2}" if passes > 1 else "")
+            place = f"{name}_to" + (f" + v * {jump * chunks * chunk * self.size}" if passes > 1 else "")
             to, hidden = place, [f'asm volatile("" : "+r"({name}_to));']
         advance = str(self.tile.depth * self.tile.shares)
         thread = self.thread if "%" not in self.thread else "lane"
@@ -69,10 +69,10 @@ class FactorSpeller(GemmWords):
             "at_side": at_side,
             "at_depth": at_depth,
             "declares": [
-                f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {CHUNK};",
+                f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {chunk};",
                 f"const {self.ctype(f.access.dtype)}* {name}_from = {pointer}{batch} + {start};",
                 *([f"const int {name}_to = {self.place(own, side, depth)};"] if affine and not hidden else []),
-                *([f"unsigned {name}_to = ({self.place(own, side, depth)}) * 2;", *hidden] if hidden else []),
+                *([f"unsigned {name}_to = ({self.place(own, side, depth)}) * {self.size};", *hidden] if hidden else []),
             ],
             "place": place,
             "to": to,
@@ -89,9 +89,10 @@ class FactorSpeller(GemmWords):
     def place(self, own: Own, side: str, depth: str) -> str:
         """Elements from the start of a slice to one of the factor's."""
         offset = f"{own.offset} + " if own.offset else ""
+        chunk = self.plan.chunk
         if own.factor.tile_along:
-            return f"{offset}place<{self.tile.depth // CHUNK}>({side}, {depth})"
-        return f"{offset}place<{own.extent // CHUNK}>({depth}, {side})"
+            return f"{offset}place<{self.tile.depth // chunk}>({side}, {depth})"
+        return f"{offset}{self.place_across}<{own.extent // chunk}>({depth}, {side})"
 
     def count(self, own: Own, side: str, depth: str) -> str:
         """How many elements of a chunk there are."""
@@ -103,18 +104,18 @@ class FactorSpeller(GemmWords):
                 partial = f"rows_here - {side}"
         elif self.cols_ragged():
             cols = self.cols_text()
-            if f.along or all(s.cols % CHUNK == 0 for s in self.plan.spans):
+            if f.along or all(s.cols % self.plan.chunk == 0 for s in self.plan.spans):
                 tests.append(f"col0 + {side} < {cols}")
             else:
                 partial = f"{cols} - (col0 + {side})"
         if not self.plan.even:
-            if not f.along or self.plan.depth % CHUNK == 0:
+            if not f.along or self.plan.depth % self.plan.chunk == 0:
                 tests.append(f"depth + {depth} < {self.plan.depth}")
             else:
                 partial = f"{self.plan.depth} - (depth + {depth})"
         if partial:
             self.functions.add("within")
-        text = f"within({partial})" if partial else str(CHUNK)
+        text = f"within({partial})" if partial else str(self.plan.chunk)
         return f"{' && '.join(tests)} ? {text} : 0" if tests else text
 
     def depth_text(self) -> str:
@@ -127,33 +128,33 @@ class FactorSpeller(GemmWords):
     def prepare(self, found: Mapping[str, Any]) -> list[str]:
         """What the thread does with its chunk v before others may see it."""
         own: Own = found["own"]
-        f, held = own.factor, f"{own.name}_held[v]"
+        f, held, chunk = own.factor, f"{own.name}_held[v]", self.plan.chunk
         if f.side == "rows" and self.plan.prologue is not None:
             return self.prologue(found) if f is self.plan.left[0] else []
         if f.tile_along == f.along:
             self.functions.add("store")
-            return [f"store<{CHUNK}>(slice + {found['place']}, {held});"]
+            return [f"store<{chunk}>(slice + {found['place']}, {held});"]
         # the tile lies the other way round, so that neighbours in depth can be read together
         side, depth = found["at_side"], found["at_depth"]
         one = self.place(own, side if f.along else f"{side} + j", f"{depth} + j" if f.along else depth)
-        return [UNROLL, f"for (int j = 0; j < {CHUNK}; ++j) slice[{one}] = {held}.at[j];"]
+        return [UNROLL, f"for (int j = 0; j < {chunk}; ++j) slice[{one}] = {held}.at[j];"]
 
     def prologue(self, found: Mapping[str, Any]) -> list[str]:
-        prologue, own = self.plan.prologue, found["own"]
+        prologue, own, chunk = self.plan.prologue, found["own"], self.plan.chunk
         assert prologue is not None
         lines, name = [], own.name
-        vec = self.vec(self.plan.dtype, CHUNK)
+        vec = self.vec(self.plan.dtype, chunk)
         if own.factor.copied:
             lines.append(f"{self.element}* const at = slice + {found['place']};")
             self.functions.add("load")
-            lines.append(f"{vec} {name}_vec = load<{CHUNK}>(at);")
+            lines.append(f"{vec} {name}_vec = load<{chunk}>(at);")
         elif prologue.changes:
             lines.append(f"{vec} {name}_vec;")
         lines += [f"const {r.ctype} {r.value} = {r.access.name}_held[v];" for r in prologue.row_loads]
         lines += [self.statement(s) for s in prologue.row_body]
         if not self.plan.even:
             lines.append(f"const int left = {self.plan.depth} - (depth + {own.depth});")
-        lines += [UNROLL, f"for (int j = 0; j < {CHUNK}; ++j) {{"]
+        lines += [UNROLL, f"for (int j = 0; j < {chunk}; ++j) {{"]
         for load in prologue.loads:
             vector = f"{load.access.name}_{'vec' if own.factor.copied else 'held[v]'}"
             lines.append(f"  const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
@@ -171,9 +172,9 @@ class FactorSpeller(GemmWords):
         if prologue.changes or not own.factor.copied:
             self.functions.add("store")
         if prologue.changes:
-            lines.append(f"store<{CHUNK}>({'at' if own.factor.copied else 'slice + ' + found['place']}, {name}_vec);")
+            lines.append(f"store<{chunk}>({'at' if own.factor.copied else 'slice + ' + found['place']}, {name}_vec);")
         elif not own.factor.copied:
-            lines.append(f"store<{CHUNK}>(slice + {found['place']}, {name}_held[v]);")
+            lines.append(f"store<{chunk}>(slice + {found['place']}, {name}_held[v]);")
         return lines
 
     def row_held(self, found: Mapping[str, Any]) -> list[str]:
@@ -204,14 +205,14 @@ class FactorSpeller(GemmWords):
         found: list[Mapping[str, Any]] = []
         for load in prologue.vectors:
             access = load.access
-            count = str(CHUNK)
+            count = str(self.plan.chunk)
             if not self.plan.even:
                 self.functions.add("within")
                 count = f"within({self.plan.depth} - (depth + {own.depth}))"
             found.append(
                 {
                     "held": f"{access.name}_held",
-                    "type": self.vec(access.dtype, CHUNK),
+                    "type": self.vec(access.dtype, self.plan.chunk),
                     "width": access.vector if access.mode == "vector" else 1,
                     "from": f"{self.pointers[access.tensor]}{self.batch_text(access)} + depth + {own.depth}",
                     "count": count,

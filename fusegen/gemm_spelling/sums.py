@@ -7,33 +7,47 @@ from typing import Any
 
 from fusegen.dialect import UNROLL
 from fusegen.gemm_spelling.words import GemmWords, Own
-from fusegen.planner.gemm import CHUNK, MMA, Span
+from fusegen.planner.gemm import Span
 from fusegen.planner.model import Access, Load, Store
-from fusegen.types import DType, bf16, f16
+from fusegen.types import DType, bf16, f16, f32
 
 # The instruction's word for the factors' type, and what AMD's builtin takes.
 TYPES: Mapping[str, Mapping[DType, str]] = {
-    "mma": {f16: "f16", bf16: "bf16"},
-    "mfma_32": {f16: "_Float16", bf16: "short"},
-    "mfma_16": {f16: "_Float16", bf16: "short"},
+    "mma": {f16: "f16", bf16: "bf16", f32: "tf32"},
+    "mfma_32": {f16: "_Float16", bf16: "short", f32: "float"},
+    "mfma_16": {f16: "_Float16", bf16: "short", f32: "float"},
 }
 BUILTINS: Mapping[tuple[str, DType], str] = {
     ("mfma_32", f16): "__builtin_amdgcn_mfma_f32_32x32x8f16",
     ("mfma_32", bf16): "__builtin_amdgcn_mfma_f32_32x32x8bf16_1k",
+    ("mfma_32", f32): "__builtin_amdgcn_mfma_f32_32x32x2f32",
     ("mfma_16", f16): "__builtin_amdgcn_mfma_f32_16x16x16f16",
     ("mfma_16", bf16): "__builtin_amdgcn_mfma_f32_16x16x16bf16_1k",
+    ("mfma_16", f32): "__builtin_amdgcn_mfma_f32_16x16x4f32",
 }
-# What a fragment function loads, and where in a tile the first one lies that lane `lane` gives the address of. The
-# instruction's rows are the right operand's, 16 of them; of its columns, the left operand's rows, it has 8, so a
-# fragment serves two.
+# What a fragment function loads, of `deep` elements along the depth, and where in a tile the first one lies that lane
+# `lane` gives the address of. The instruction's rows are the right operand's, 16 of them; of its columns, the left
+# operand's rows, it has 8, so a fragment serves two. What ldmatrix gives a lane are 4 bytes of a chunk: two halves, or
+# one f32, which it can't transpose.
 ALONG, ACROSS = "a tile whose rows run along the depth", "a tile whose rows run along the side: transposed on the way"
 FRAGMENTS: Mapping[str, tuple[str, str]] = {
-    "load_right": (f"16 x 16 elements of {ALONG}", "{side} + lane % 16, lane / 16 * 8"),
-    "load_right_across": (f"16 x 16 elements of {ACROSS}", "lane % 8 + lane / 16 * 8, {side} + lane / 8 % 2 * 8"),
-    "load_left": (f"twice 8 x 16 elements of {ALONG}", "{side} + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8"),
-    "load_left_across": (f"twice 8 x 16 elements of {ACROSS}", "lane % 16, {side} + lane / 16 * 8"),
-    "load_left_half": (f"8 x 16 elements of {ALONG}", "{side} + lane % 8, lane / 8 % 2 * 8"),
-    "load_left_half_across": (f"8 x 16 elements of {ACROSS}", "lane % 16, {side}"),
+    "load_right": (f"16 x {{deep}} elements of {ALONG}", "{side} + lane % 16, lane / 16 * {chunk}"),
+    "load_right_across": (f"16 x {{deep}} elements of {ACROSS}", "lane % 8 + lane / 16 * 8, {side} + lane / 8 % 2 * 8"),
+    "load_left": (
+        f"twice 8 x {{deep}} elements of {ALONG}",
+        "{side} + lane % 8 + lane / 16 * 8, lane / 8 % 2 * {chunk}",
+    ),
+    "load_left_across": (f"twice 8 x {{deep}} elements of {ACROSS}", "lane % 16, {side} + lane / 16 * 8"),
+    "load_left_half": (f"8 x {{deep}} elements of {ALONG}", "{side} + lane % 8, lane / 8 % 2 * {chunk}"),
+    "load_left_half_across": (f"8 x {{deep}} elements of {ACROSS}", "lane % 16, {side}"),
+}
+# Of f32 that is to be transposed, where a lane's own first element lies, and where the others do: 8 further along the
+# side, which turns a bit of the address, and 4 lines further in depth.
+WORD_PLACE = "lane % 4, {side} + lane / 4"
+WORDS: Mapping[str, tuple[int, str]] = {
+    "load_right_across": (4, "(address ^ i % 2 * 32) + i / 2 * 4 * Line"),
+    "load_left_across": (4, "(address ^ i / 2 * 32) + i % 2 * 4 * Line"),
+    "load_left_half_across": (2, "address + i * 4 * Line"),
 }
 # Where sum i of a lane lies in the atom's rows and columns.
 SUM_ROW = {"mma": "lane % 4 * 2 + i % 2", "mfma_32": "lane % 32", "mfma_16": "lane % 16"}
@@ -49,28 +63,29 @@ class SumSpeller(GemmWords):
 
     def fragments(self) -> list[Mapping[str, Any]]:
         plan, tile = self.plan, self.tile
+        mma = plan.atom.kind == "mma"
         found: list[Mapping[str, Any]] = []
         for own in [self.owns[0], *self.owns[len(plan.left) :]]:
             rows = own.factor.side == "rows"
             extent = tile.warp_rows if rows else tile.warp_cols
             unit = plan.atom.rows if rows else plan.atom.cols
-            half = plan.atom == MMA and extent == 8
-            unit = 16 if plan.atom == MMA and not half else unit
+            half = mma and extent == 8
+            unit = 16 if mma and not half else unit
             along = own.factor.tile_along
             kind = "_".join(
                 filter(None, ["load", "left" if rows else "right", "half" if half else "", "" if along else "across"])
             )
-            chunks = (tile.depth if along else own.extent) // CHUNK
+            chunks = (tile.depth if along else own.extent) // plan.chunk
             side = f"warp_{'row' if rows else 'col'}"
             offset = f" + {own.offset}" if own.offset else ""
             found.append(
                 {
                     "name": own.name,
-                    "type": "unsigned" if plan.atom == MMA else "Fragment",
+                    "type": "unsigned" if mma else "Fragment",
                     "count": extent // unit,
                     **(
                         self.matrix(own, kind, side, chunks, unit)
-                        if plan.atom == MMA
+                        if mma
                         else {
                             "load": f"load_fragment<{chunks}>",
                             "lane": "",
@@ -87,30 +102,49 @@ class SumSpeller(GemmWords):
         Steps along a line turn bits of it that whole lines leave alone, so that no sum has to be made again: a line is
         a power of two of bytes, and so is what a warp has of it, and slices begin at multiples of either.
         """
-        along_line, to_line = self.plan.atom.depth * 2, own.extent * 2
-        if own.factor.tile_along:
-            turned, added = f"k * {along_line}", f"i * {unit * self.tile.depth * 2}"
+        plan, size, along = self.plan, self.size, own.factor.tile_along
+        along_line, to_line = plan.atom.depth * size, own.extent * size
+        if along:
+            turned, added = f"k * {along_line}", f"i * {unit * self.tile.depth * size}"
         else:
-            turned, added = f"i * {unit * 2}", f"k * {self.plan.atom.depth * to_line}"
-        offset = f" + {own.offset * 2}" if own.offset else ""
-        place = FRAGMENTS[kind][1].format(side=side)
+            turned, added = f"i * {unit * size}", f"k * {plan.atom.depth * to_line}"
+        offset = f" + {own.offset * size}" if own.offset else ""
+        words = plan.dtype is f32 and not along
+        place = (WORD_PLACE if words else FRAGMENTS[kind][1]).format(side=side, chunk=plan.chunk)
+        named = "place" if along else self.place_across
         return {
-            "load": kind,
-            "lane": f"const unsigned {own.name}_lane = ring_at{offset} + place<{chunks}>({place}) * 2;",
+            "function": kind,
+            "load": f"{kind}<{to_line}>" if words else kind,
+            "lane": f"const unsigned {own.name}_lane = ring_at{offset} + {named}<{chunks}>({place}) * {size};",
             "at": f"(({own.name}_lane + slice) ^ ({turned})) + {added}",
         }
 
     def fragment_functions(self, fragments: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The functions of the prelude that load fragments, one for each way that a tile lies."""
-        used = dict.fromkeys(f["load"] for f in fragments if self.plan.atom == MMA)
+        if self.plan.atom.kind != "mma":
+            return []
+        words = self.plan.dtype is f32
         return [
             {
                 "name": name,
-                "what": FRAGMENTS[name][0],
-                "body": self.spelling.functions.get(matrix_function(name), ()),
+                "what": FRAGMENTS[name][0].format(deep=self.plan.atom.depth),
+                "template": "template <int Line>  // bytes" if words and name in WORDS else "",
+                "body": self.fragment_body(name),
             }
-            for name in used
+            for name in dict.fromkeys(f["function"] for f in fragments)
         ]
+
+    def fragment_body(self, name: str) -> Iterable[str]:
+        if self.plan.dtype is not f32:
+            return self.spelling.functions[matrix_function(name)]
+        self.functions.add("to_tf32")
+        if name in WORDS:
+            self.functions.add("load_word")
+            count, place = WORDS[name]
+            return [UNROLL, f"for (int i = 0; i < {count}; ++i) to[i] = to_tf32(load_word({place}));"]
+        count = 2 if "half" in name else 4
+        rounded = [UNROLL, f"for (int i = 0; i < {count}; ++i) to[i] = to_tf32(to[i]);"]
+        return [*self.spelling.functions[matrix_function(name)], *rounded]
 
     def sums(self) -> list[Mapping[str, Any]]:
         plan = self.plan
@@ -141,7 +175,7 @@ class SumSpeller(GemmWords):
                 "shared_at": f" + {start + place * self.tile.rows}",
                 "part": r.part,
                 "passes": found["passes"],
-                "lanes": self.tile.depth // CHUNK,
+                "lanes": self.tile.depth // plan.chunk,
                 "first": f"{own.depth} == 0",
                 "at": f"{team}{found['at_side']}",
             }
@@ -150,7 +184,7 @@ class SumSpeller(GemmWords):
 
     def atom(self) -> Mapping[str, Any]:
         plan, tile, atom = self.plan, self.tile, self.plan.atom
-        mma = atom == MMA
+        mma = atom.kind == "mma"
         left = self.owns[0].name
         down = tile.warp_rows // atom.rows
         warp_row = "warp_row" if tile.bands == 1 else f"warp_row % {tile.band_rows}"
@@ -165,6 +199,7 @@ class SumSpeller(GemmWords):
             "alignment": 1024 if mma else 128,  # bits of addresses in lines of up to 512 bytes are turned
             "type": TYPES[atom.kind][plan.dtype],
             "builtin": BUILTINS.get((atom.kind, plan.dtype), ""),
+            "parts": 4 if plan.dtype is f32 else 2,  # instructions that one fragment is for
             "fragment_dims": "[4]" if mma else "",
             "body": self.spelling.functions.get(f"mma_{plan.dtype.name}", ()),
             "sums_type": "float" if mma else "Sums",

@@ -8,7 +8,7 @@ from fusegen.dialect import Dialect
 from fusegen.planner.gemm import Factor, GemmPlan, sums_floats, tile_elements
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
-from fusegen.types import DType
+from fusegen.types import DType, f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,16 @@ class GemmWords(Dialect):
     @property
     def element(self) -> str:
         return self.ctype(self.plan.dtype)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element of a factor's tile."""
+        return self.plan.dtype.bytes
+
+    @property
+    def place_across(self) -> str:
+        """The function that says where an element lies in a tile whose rows run along the side."""
+        return "place_across" if self.plan.dtype is f32 else "place"
 
     @property
     def thread(self) -> str:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from fusegen.graph import Graph
 from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store, Summed
+from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.types import DType
 
 
@@ -31,16 +32,19 @@ class Atom:
     The tile's columns are the instruction's rows, so that few rows waste little: a decode step has 8.
     """
 
-    kind: Literal["mma", "mfma_32", "mfma_16"]
+    kind: Literal["mma", "mfma_32", "mfma_16"]  # the word for where its sums lie
     rows: int  # of the product
     cols: int
-    depth: int  # that one fragment holds: of one instruction, or of two
+    depth: int  # that one fragment holds: of one instruction, or of several
     sums: int  # f32 values of one thread
 
 
 MMA = Atom("mma", rows=8, cols=16, depth=16, sums=4)  # mma.sync.m16n8k16: PTX ISA, "Matrix fragments"
+MMA_TF32 = Atom("mma", rows=8, cols=16, depth=8, sums=4)  # mma.sync.m16n8k8: as many bytes, as many registers
 MFMA_32 = Atom("mfma_32", rows=32, cols=32, depth=16, sums=16)  # two v_mfma_f32_32x32x8: CDNA 3 ISA, "Matrix core"
 MFMA_16 = Atom("mfma_16", rows=16, cols=16, depth=32, sums=4)  # two v_mfma_f32_16x16x16
+MFMA_32_F32 = Atom("mfma_32", rows=32, cols=32, depth=8, sums=16)  # four v_mfma_f32_32x32x2_f32
+MFMA_16_F32 = Atom("mfma_16", rows=16, cols=16, depth=16, sums=4)  # four v_mfma_f32_16x16x4_f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,11 @@ class GemmTile:
 
 
 SUMS_PADDING = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
-CHUNK = 8  # elements that move together: 16 bytes of f16 or bf16
+
+
+def chunk_of(dtype: DType) -> int:
+    """Elements of a factor that move together: 16 bytes."""
+    return VECTOR_BYTES // dtype.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +244,11 @@ class GemmPlan(Plan):
         return -(-self.depth // (self.tile.depth * self.tile.shares))
 
     @property
+    def chunk(self) -> int:
+        """Elements of a factor that move together."""
+        return chunk_of(self.dtype)
+
+    @property
     def even(self) -> bool:
         """Are all slices whole?"""
         return self.depth % (self.tile.depth * self.tile.shares) == 0
@@ -269,9 +282,9 @@ def tile_elements(tile: GemmTile, products: int) -> int:
     return (tile.rows + tile.cols * products) * tile.depth
 
 
-def shared_bytes(tile: GemmTile, products: int, statistics: int) -> int:
+def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int) -> int:
     """Dynamic shared memory of a block: the rings, and afterwards the sums in their place."""
-    ring = 2 * tile_elements(tile, products) * tile.stages * tile.teams
+    ring = dtype.bytes * tile_elements(tile, products) * tile.stages * tile.teams
     return max(ring, 4 * tile.teams * sums_floats(tile, products, statistics))
 
 

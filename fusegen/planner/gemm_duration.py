@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from fusegen.graph import Graph
 from fusegen.planner.duration import COPY_SHARE, LAUNCH_US, resident_blocks
-from fusegen.planner.gemm import MMA, Atom, GemmTile, shared_bytes
+from fusegen.planner.gemm import Atom, GemmTile, shared_bytes
 from fusegen.planner.model import Cost
 from fusegen.planner.product_cost import floors, product_traffic
 from fusegen.targets.base import Target
+from fusegen.types import DType
 
 # ---- bytes
 # A launch that finds the L2 full of what others wrote pushes out as much as it reads: 8 x 4096 x 4096 took 16.2 us for
@@ -46,7 +47,7 @@ SHARED_GBS = 90.0  # at which one SM gets both factors, where other blocks have 
 LATENCY_US = 0.92  # from a load to its data, with all SMs loading
 BLOCK_US = 3.3  # a block's time before its first slice and behind its last
 SLICE_US = 0.12  # a team's time for a slice, and more
-PIECE_US = 0.016  # for every 16 x 8 sums of 64 products
+PIECE_US = 0.016  # for every 16 x 8 sums of 64 products, of 32 as tf32
 PREPARED_US = 0.34  # and for every 8 x 64 elements of the left operand that it prepares
 STREAM_OVERLAP = 5.0
 
@@ -57,6 +58,7 @@ class Work:
 
     tile: GemmTile
     atom: Atom
+    dtype: DType  # of the factors
     products: int
     across: int  # tiles side by side
     depth: int
@@ -66,12 +68,12 @@ class Work:
     once: bool  # is the L2 told that the right factors are read once?
 
 
-def gemm_registers(tile: GemmTile, atom: Atom, products: int) -> int:
+def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> int:
     """Registers of one thread: its sums, two turns of fragments, addresses, and what a deep slice, whose loop is
     unrolled whole, loads ahead."""
-    lanes = 32 if atom == MMA else 64
+    lanes = 32 if atom.kind == "mma" else 64
     sums = products * tile.warp_rows * tile.warp_cols // lanes
-    fragments = (tile.warp_rows + products * tile.warp_cols) * atom.depth * 2 // (2 * lanes)
+    fragments = (tile.warp_rows + products * tile.warp_cols) * atom.depth * dtype.bytes // (2 * lanes)
     return 56 + sums + fragments * max(1, tile.depth // (4 * atom.depth))
 
 
@@ -79,14 +81,14 @@ def estimate(graph: Graph, target: Target, work: Work) -> Cost:
     """The time of one launch at the graph's sizes, and what bounds it."""
     tile = work.tile
     moved = product_traffic(graph, target, tile.rows, tile.group)
-    room = shared_bytes(tile, work.products, work.statistics)
-    registers = min(target.registers_per_thread, gemm_registers(tile, work.atom, work.products))
+    room = shared_bytes(tile, work.dtype, work.products, work.statistics)
+    registers = min(target.registers_per_thread, gemm_registers(tile, work.atom, work.dtype, work.products))
     resident = max(1, resident_blocks(target, tile.warps * tile.teams * target.warp, registers, room))
     blocks = -(-max(1, graph.rows) // tile.rows) * work.across * tile.cluster
-    segment = 2 * (tile.depth if work.along else tile.cols)
+    segment = work.dtype.bytes * (tile.depth if work.along else tile.cols)
     share = SEGMENT.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
     own_us = streams_us if tile.teams > 1 else tiles_us
-    least = floors(target, moved)
+    least = floors(target, moved, work.dtype)
     return Cost(
         traffic=moved,
         floor_us=max(least.values()),
@@ -109,7 +111,7 @@ def tiles_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int
 def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float:
     """Tiles, wave after wave; the last wave has as many on an SM as it needs."""
     tile = work.tile
-    rate = MATRIX_SHARE * target.matrix_tflops * 1e6 / target.sms  # flop per us of one SM
+    rate = MATRIX_SHARE * target.product_tflops(work.dtype) * 1e6 / target.sms  # flop per us of one SM
     fragments = FRAGMENT * (1 / tile.warp_rows + 1 / (tile.warp_cols * work.products)) * 32 / 22
     share = (1 + FRAGMENT * (2 / 64) * 32 / 22) / (1 + fragments)
     flops = 2.0 * tile.rows * tile.cols * work.products * work.depth / tile.cluster
@@ -129,16 +131,18 @@ def wave_share(work: Work, blocks: int) -> float:
 def streams_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int, share: float) -> float:
     """A launch of streams: the bytes; those that one SM gets; what is on its way at a time; a team's slices in turn."""
     tile = work.tile
+    line = work.dtype.bytes * tile.depth
     pushed = 0.0 if work.once else STREAMED_OUT * min(nbytes, target.l2_bytes)
-    halvings = max(0.0, math.log2(TOGETHER / (2 * tile.depth * tile.teams)))
+    halvings = max(0.0, math.log2(TOGETHER / (line * tile.teams)))
     memory = (STREAMED * nbytes + pushed) * share * (1 + APART * halvings)
     slices = -(-work.depth // (tile.depth * tile.shares))  # of a team
     on_sm = min(resident, max(1.0, blocks / target.sms))
     turns = slices * blocks / target.sms / (on_sm * (tile.stages - 1))
-    brought = 2.0 * (tile.rows + tile.cols * work.products) * work.depth / tile.cluster * max(1.0, blocks / target.sms)
-    pieces = tile.depth / 64 * tile.rows / 8 * (tile.cols / 16 * work.products)
+    brought = (tile.rows + tile.cols * work.products) * work.depth * work.dtype.bytes / tile.cluster
+    pieces = line / 128 * tile.rows / 8 * (tile.cols / 16 * work.products)
     prepared = PREPARED_US * tile.depth / 64 * tile.rows / 8 if work.prepared else 0.0
     team = BLOCK_US + slices * (SLICE_US + PIECE_US * pieces + prepared)
     rounds = -(-blocks // (target.sms * resident))
-    limits = memory, brought / (SHARED_GBS * 1e3), turns * LATENCY_US, rounds * team
+    shared = brought * max(1.0, blocks / target.sms) / (SHARED_GBS * 1e3)
+    limits = memory, shared, turns * LATENCY_US, rounds * team
     return STREAM_US + float(sum(limit**STREAM_OVERLAP for limit in limits) ** (1 / STREAM_OVERLAP))

@@ -23,7 +23,7 @@ def header_lines(plan: Plan) -> list[str]:
     facts = f"facts of {target.model}: warp {target.warp}, {target.sms} SMs, {rate}"
     apart, at = "", rate
     if moved.product_flops:
-        matrix = f"{target.matrix_tflops:.0f} TFLOP/s for products"
+        matrix = f"{plan.matrix_tflops:.0f} TFLOP/s for products"
         facts += f", {matrix}"
         apart = f"{megabytes(moved.per_element_unfused)} with products apart, "
         at = matrix if cost.bound == "compute" else rate

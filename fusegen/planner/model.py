@@ -20,7 +20,7 @@ from fusegen.graph import Graph
 from fusegen.planner.heading import header_lines
 from fusegen.planner.traffic import Cost, TensorTraffic, Traffic
 from fusegen.targets.base import Target
-from fusegen.types import DType, Shape
+from fusegen.types import DType, Shape, f16
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +373,11 @@ class Plan(ABC):
     def summed(self) -> Summed:
         """How matrix products are summed, for those who bound their errors."""
         return Summed()
+
+    @property
+    def matrix_tflops(self) -> float:
+        """What matrix units do with factors of the chain's type, halves if it has none, by the data sheet."""
+        return self.target.product_tflops(next(iter(self.graph.factor_types.values()), f16))
 
     @property
     @abstractmethod

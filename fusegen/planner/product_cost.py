@@ -23,7 +23,7 @@ from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import arrays, bytes_of
 from fusegen.products import Factor, split
 from fusegen.targets.base import Target
-from fusegen.types import Shape, size_of
+from fusegen.types import DType, Shape, f32, size_of
 
 
 def product_traffic(graph: Graph, target: Target, tile_rows: int, group: int) -> Traffic:
@@ -135,11 +135,12 @@ def graph_above(graph: Graph, node: Node) -> set[Node]:
 # ---------------------------------------------------------------- floors and waves
 
 
-def floors(target: Target, traffic: Traffic) -> Mapping[str, float]:
-    """µs that no kernel for the chain can undercut: of its bytes, its products, and its other operations."""
+def floors(target: Target, traffic: Traffic, factors: DType) -> Mapping[str, float]:
+    """µs that no kernel for the chain can undercut: of its bytes, its products, of factors of that type, and its other
+    operations."""
     return {
         "memory": traffic.ideal / (target.dram_gbs * 1e3),
-        "products": traffic.product_flops / (target.matrix_tflops * 1e6),
+        "products": traffic.product_flops / (target.product_tflops(factors) * 1e6),
         "vector": (traffic.flops - traffic.product_flops) / (target.fp32_tflops * 1e6),
     }
 
@@ -160,7 +161,7 @@ def wave_text(tiles: int, places: int) -> str:
 # ---------------------------------------------------------------- rounding
 
 
-def product_rounding(graph: Graph) -> tuple[str, ...]:
+def product_rounding(graph: Graph, target: Target) -> tuple[str, ...]:
     """Where values of a chain with products are rounded; between those places everything is f32."""
     lowered = hoist_scales(graph)
     names = value_names(lowered)
@@ -172,7 +173,7 @@ def product_rounding(graph: Graph) -> tuple[str, ...]:
     if lowered is not graph and lines:
         moved = ", ".join(dict.fromkeys(names[n] for n in hoisted_scales(graph, lowered) if n in names))
         lines = [f"{line}, and only then scaled by {moved}" for line in dict.fromkeys(lines)] if moved else lines
-    if any(n.op.name == "matmul_tf32" and lowered.factor_types[n].name == "f32" for n in lowered.products):
+    if f32 in lowered.factor_types.values() and not target.multiplies_f32:
         lines.append("factors to the nearest tf32, 11 significant bits")
     casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
     return (

@@ -41,7 +41,7 @@ def estimate(plan: WgmmaPlan) -> Cost:
     dims = [size_of(graph.shape[axis], graph.sizes) for dim in plan.row_dims for axis in dim.axes]
     extents = (dims[0], graph.rows // max(1, dims[0])) if plan.batched else (graph.rows,)
     rounds = -(-plan.tiles(*extents) * tile.cluster // target.sms)
-    per_sm = target.matrix_tflops * 1e6 * RATE / target.sms  # operations per us
+    per_sm = target.product_tflops(plan.dtype) * 1e6 * RATE / target.sms  # operations per us
     products = 2 * tile.rows * tile.cols * plan.depth / per_sm * preparing(plan, parts)
     issued = 4 + slots(plan, parts.epilogue) / len(plan.spans)  # an element passes its own span's alone
     epilogue = tile.rows * plan.width * issued / (target.f32_lanes * GHZ * 1e3)
@@ -51,7 +51,7 @@ def estimate(plan: WgmmaPlan) -> Cost:
         time *= HOT_HALVES
     if tile.cluster > 1:
         time *= CLUSTERS
-    limits = floors(target, moved)
+    limits = floors(target, moved, plan.dtype)
     return Cost(
         traffic=moved,
         floor_us=max(limits["memory"], limits["products"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fusegen.types import DType
+from fusegen.types import DType, f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,19 @@ class Target:
     dram_gbs: float  # data sheet
     fp32_tflops: float  # data sheet, vector unit
     matrix_tflops: float  # data sheet, matrix unit: dense products of f16 or bf16, summed in f32
+    f32_tflops: float  # likewise, of f32, as tf32 or as it is
     f32_lanes: int  # f32 results of one SM in one cycle
     spelling: Spelling = field(repr=False, hash=False)  # tables have no hash; vendor and model tell targets apart
     max_cluster: int = 1  # blocks that may reach into each other's shared memory
     wgmma: bool = False  # matrix instructions of whole warpgroups, and the tensor copies that feed them
+    multiplies_f32: bool = False  # matrix instructions take f32 factors as they are, not as tf32
     flushes_factors: bool = False  # matrix instructions take subnormal factors for 0
     vote_bytes: int = 0  # static shared memory that __syncthreads_or and its like take
     async_copies: bool = False  # 16 bytes from global to shared memory without a register in between (cp.async)
+
+    def product_tflops(self, factors: DType) -> float:
+        """By the data sheet, of dense products of such factors."""
+        return self.f32_tflops if factors is f32 else self.matrix_tflops
 
     def max_blocks(self, threads: int) -> int:
         """Blocks of `threads` threads along the grid's first dimension."""

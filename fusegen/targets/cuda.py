@@ -17,13 +17,44 @@ from fusegen.targets.base import Spelling, Target
 from fusegen.types import b8, bf16, f16, f32, i32
 
 
-def mma(dtype: str) -> tuple[str, ...]:
-    """sums += right^T left^T on 16-bit operands."""
+def mma(dtype: str, depth: int = 16) -> tuple[str, ...]:
+    """sums += right^T left^T, of so many elements that fill the same registers."""
     return (
-        f'asm("mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 "',
+        f'asm("mma.sync.aligned.m16n8k{depth}.row.col.f32.{dtype}.{dtype}.f32 "',
         '    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"',
         '    : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])',
         '    : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));',
+    )
+
+
+def to_tf32(rounding: str) -> tuple[str, ...]:
+    return ("unsigned y;", f'asm("cvt.{rounding}.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));', "return y;")
+
+
+def copy_chunk(size: int) -> tuple[str, ...]:
+    """16 bytes of elements of `size` bytes."""
+    return (
+        f"if constexpr (Width == {16 // size}) {{",
+        '  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"',
+        f'      :: "r"(to), "l"(from), "r"(count * {size}) : "memory");',
+        "} else {",
+        "  #pragma unroll",
+        f"  for (int j = 0; j < {16 // size}; j += Width) {{",
+        "    const int left = count < j ? 0 : count - j < Width ? count - j : Width;",
+        '    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"',
+        f'        :: "r"(to + j * {size}), "l"(from + j), "n"(Width * {size}), "r"(left * {size}) : "memory");',
+        "  }",
+        "}",
+    )
+
+
+def copy_once(size: int) -> tuple[str, ...]:
+    """The same, whole, with a word to the L2 cache."""
+    return (
+        "unsigned long long policy;",
+        'asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));',
+        'asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"',
+        f'    :: "r"(to), "l"(from), "r"(count * {size}), "l"(policy) : "memory");',
     )
 
 
@@ -103,25 +134,8 @@ SPELLING = Spelling(
         "shuffle_up": ("__shfl_up_sync(0xffffffffu, v, step)",),
         "from_first_lane": ("__shfl_sync(0xffffffffu, start, 0)",),
         "meet": ("__syncwarp();",),
-        "copy_chunk": (
-            "if constexpr (Width == 8) {",
-            '  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"',
-            '      :: "r"(to), "l"(from), "r"(count * 2) : "memory");',
-            "} else {",
-            "  #pragma unroll",
-            "  for (int j = 0; j < 8; j += Width) {",
-            "    const int left = count < j ? 0 : count - j < Width ? count - j : Width;",
-            '    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"',
-            '        :: "r"(to + j * 2), "l"(from + j), "n"(Width * 2), "r"(left * 2) : "memory");',
-            "  }",
-            "}",
-        ),
-        "copy_once": (
-            "unsigned long long policy;",
-            'asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));',
-            'asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"',
-            '    :: "r"(to), "l"(from), "r"(count * 2), "l"(policy) : "memory");',
-        ),
+        **{f"copy_chunk_{size}": copy_chunk(size) for size in (2, 4)},
+        **{f"copy_once_{size}": copy_once(size) for size in (2, 4)},
         # ptxas (of NVRTC 13.0 and 13.5) may put a uniform part of the address into half of the pair of registers that
         # holds the policy, and other copies then find no policy there: an illegal instruction. threadIdx.y is 0, and as
         # good as unknown: what went through it is in no uniform register.
@@ -145,9 +159,15 @@ SPELLING = Spelling(
         ),
         "mma_f16": mma("f16"),
         "mma_bf16": mma("bf16"),
+        "mma_f32": mma("tf32", depth=8),
+        # three instructions, as PTX ISA, "cvt", has no more for sm_80; from sm_90 on it is one
+        "to_tf32": to_tf32("rna"),
+        "load_word": ('unsigned y;', 'asm volatile("ld.shared.u32 %0, [%1];" : "=r"(y) : "r"(address) : "memory");', "return y;"),
         "wait_copies": ('asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");',),
     },
 )
+
+HOPPER = replace(SPELLING, functions={**SPELLING.functions, "to_tf32": to_tf32("rn")})
 
 A100 = Target(
     vendor="cuda",
@@ -174,6 +194,7 @@ A100 = Target(
     dram_gbs=2039.0,  # A100 data sheet, 80 GB SXM
     fp32_tflops=19.5,  # A100 data sheet
     matrix_tflops=312.0,  # A100 data sheet
+    f32_tflops=156.0,  # A100 data sheet, as tf32
     f32_lanes=64,
     spelling=SPELLING,
     async_copies=True,  # PTX ISA, cp.async: from sm_80 on
@@ -193,11 +214,13 @@ L40S = replace(
     dram_gbs=864.0,  # L40S data sheet
     fp32_tflops=91.6,  # L40S data sheet
     matrix_tflops=362.05,  # L40S data sheet, without sparsity
+    f32_tflops=183.0,  # L40S data sheet, likewise
     f32_lanes=128,
 )
 
 H100 = replace(
     A100,
+    spelling=HOPPER,
     max_cluster=16,  # past 8 a kernel must say that it is not portable
     wgmma=True,
     model="h100",
@@ -209,6 +232,7 @@ H100 = replace(
     dram_gbs=3350.0,  # H100 data sheet, SXM
     fp32_tflops=67.0,  # H100 data sheet, SXM
     matrix_tflops=989.4,  # H100 data sheet, SXM: 1979 with sparsity
+    f32_tflops=494.7,  # H100 data sheet, SXM: 989 with sparsity
     f32_lanes=128,
 )
 
@@ -219,6 +243,7 @@ H200 = replace(
     dram_gbs=4800.0,  # H200 data sheet
     fp32_tflops=67.0,  # H200 data sheet, SXM
     matrix_tflops=989.4,  # H200 data sheet, SXM: 1979 with sparsity
+    f32_tflops=494.7,  # H200 data sheet, SXM: 989 with sparsity
 )
 
 B200 = replace(
@@ -231,6 +256,7 @@ B200 = replace(
     dram_gbs=8000.0,  # HGX B200 data sheet, one GPU
     fp32_tflops=75.0,  # HGX B200 data sheet: 600 for eight
     matrix_tflops=2250.0,  # HGX B200 data sheet: 36 PFLOPS with sparsity for eight
+    f32_tflops=1125.0,  # HGX B200 data sheet: 18 PFLOPS with sparsity for eight
 )
 
 MODELS: tuple[Target, ...] = (A100, L40S, H100, H200, B200)

@@ -103,16 +103,19 @@ MI250X = Target(
     dram_gbs=1638.4,  # MI250X data sheet: 3276.8 for two dies
     fp32_tflops=23.95,  # MI250X data sheet: 47.9 for two dies
     matrix_tflops=191.5,  # MI250X data sheet: 383 for two dies
+    f32_tflops=47.85,  # MI250X data sheet, of f32 as it is: 95.7 for two dies
     f32_lanes=64,
     vote_bytes=256,  # ROCm's device library: one word for each of 64 waves
     spelling=SPELLING,
+    multiplies_f32=True,
     flushes_factors=True,  # gfx90a's f16 and bf16 MFMA; PyTorch's notes on numerical accuracy say so, gfx942 does not
 )
 
 # MI250 and MI210: the same die with 104 of its compute units.
-# MI250 data sheet: 45.3 and 362.1 for two dies
-MI250 = replace(MI250X, model="mi250", sms=104, fp32_tflops=22.65, matrix_tflops=181.05)
-MI210 = replace(MI250X, model="mi210", sms=104, fp32_tflops=22.6, matrix_tflops=181.0)  # MI210 data sheet
+# MI250 data sheet: 45.3, 362.1 and 90.5 for two dies
+MI250 = replace(MI250X, model="mi250", sms=104, fp32_tflops=22.65, matrix_tflops=181.05, f32_tflops=45.25)
+# MI210 data sheet
+MI210 = replace(MI250X, model="mi210", sms=104, fp32_tflops=22.6, matrix_tflops=181.0, f32_tflops=45.3)
 
 MI300X = replace(
     MI250X,
@@ -124,6 +127,7 @@ MI300X = replace(
     fp32_tflops=163.4,  # MI300X data sheet
     f32_lanes=128,  # two a lane and cycle, which the data sheet counts
     matrix_tflops=1307.4,  # MI300X data sheet
+    f32_tflops=163.4,  # MI300X data sheet, of f32 as it is; as xf32, which is tf32, 653.7
     flushes_factors=False,
 )
 
@@ -134,6 +138,7 @@ MI300A = replace(
     l2_bytes=6 * 4 * 1024**2,  # six dies
     fp32_tflops=122.6,  # MI300A data sheet
     matrix_tflops=980.6,  # MI300A data sheet
+    f32_tflops=122.6,  # MI300A data sheet, of f32 as it is
 )
 
 MI325X = replace(MI300X, model="mi325x", dram_gbs=6000.0)  # MI325X data sheet

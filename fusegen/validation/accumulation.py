@@ -33,7 +33,7 @@ import numpy as np
 from fusegen.graph import Node
 from fusegen.naming import value_names
 from fusegen.planner.model import Plan, ReductionKind, RowPlan, Summed
-from fusegen.types import DType, size_of
+from fusegen.types import DType, f32, size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HALF_ULP = 2.0**-24
@@ -57,9 +57,11 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class Multiplication:
-    """How one matrix product is made: its factors' type, whether subnormal ones count as 0, and how it is summed."""
+    """How one matrix product is made: its factors' type, whether they become tf32, whether subnormal ones count as 0,
+    and how it is summed."""
 
     dtype: DType
+    tf32: bool
     flushes: bool
     summed: Summed
 
@@ -72,7 +74,8 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
     found: dict[Node, How] = {}
     if not isinstance(plan, RowPlan):
         for node, dtype in plan.lowered.factor_types.items():
-            found[node] = Multiplication(dtype, plan.target.flushes_factors, plan.summed)
+            tf32 = dtype is f32 and not plan.target.multiplies_f32
+            found[node] = Multiplication(dtype, tf32, plan.target.flushes_factors, plan.summed)
         for node in plan.lowered.reductions:  # however the rule takes its row sums, no deeper than this
             length = size_of(node.inputs[0].shape[-1], plan.graph.sizes)
             found[node] = Accumulation("sum", first=True, serial=length, levels=LEVELS, vector=1)

@@ -103,7 +103,7 @@ def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded
     errors = []
     for factor, arg in zip(node.inputs, args, strict=True):
         error = np.broadcast_to(arg.error, arg.value.shape)
-        if how.dtype is f32:
+        if how.tf32:
             error = as_tf32(arg.value, error)
         elif not plain(factor):
             error = rounded(arg.value, error, how.dtype)

@@ -4,7 +4,7 @@
 nearest tf32, which has its exponents and 11 significant bits; ties go either way (PTX ISA, "cvt": .rna.tf32 away from
 zero, .rn.tf32 to even). How far that is from an operand is known. A tensor core takes no notice of the 13 bits behind
 those 11 ("mma", operands of type .tf32): a kernel that does not round cuts them off, and ends up to twice as far away.
-Some matrix units flush subnormal factors (`Target.flushes_factors`).
+Matrix units that take f32 as it is (`Target.multiplies_f32`) lose nothing of it. Some flush subnormal factors (`Target.flushes_factors`).
 
 *The sum.* Products of two f16 or bf16 numbers are exact in f32. A tensor core adds several to the sum at once: it
 aligns them all to the largest, cutting off what lies below, and normalizes the result; how many at once, and with how
@@ -17,6 +17,7 @@ step and a, b the step's rows and columns,
     error <= 24 * 2^-23 * sum over steps of (|p| + norm(a) norm(b))          (Cauchy-Schwarz, and 3 to spare)
 
 which follows the sums as they are: far less than K 2^-23 |A| |B| where terms cancel on the way, as they mostly do.
+Those that multiply f32 as it is round each product and each sum, by half an ulp: 17 of 48 halves for 16 products.
 Several sums of interleaved slices (`Plan.summed`) are added up at the end, each addition rounding once.
 """
 

@@ -7,6 +7,7 @@ namespace simt {
 
 typedef _Float16 F16x4 __attribute__((vector_size(8)));
 typedef short I16x4 __attribute__((vector_size(8)));
+typedef float F32;
 typedef float F32x4 __attribute__((vector_size(16)));
 typedef float F32x16 __attribute__((vector_size(64)));
 
@@ -23,4 +24,6 @@ SIMT_MFMA(__builtin_amdgcn_mfma_f32_32x32x8f16, simt::Number::f16, 32, F16x4, F3
 SIMT_MFMA(__builtin_amdgcn_mfma_f32_16x16x16f16, simt::Number::f16, 16, F16x4, F32x4)
 SIMT_MFMA(__builtin_amdgcn_mfma_f32_32x32x8bf16_1k, simt::Number::bf16, 32, I16x4, F32x16)
 SIMT_MFMA(__builtin_amdgcn_mfma_f32_16x16x16bf16_1k, simt::Number::bf16, 16, I16x4, F32x4)
+SIMT_MFMA(__builtin_amdgcn_mfma_f32_32x32x2f32, simt::Number::f32, 32, F32, F32x16)
+SIMT_MFMA(__builtin_amdgcn_mfma_f32_16x16x4f32, simt::Number::f32, 16, F32, F32x4)
 #endif

@@ -117,7 +117,7 @@ using Combine = void (*)(void** slots, u64 lanes);
 void warp_collect(u64 mask, void* slot, Combine combine, int line);
 
 // --- matrix instructions: all lanes of the warp, each with its fragments. `d` holds the addend, then the result.
-enum class Number : u32 { f16, bf16, tf32 };
+enum class Number : u32 { f16, bf16, tf32, f32 };
 void mma(Number number, u32 k, const u32* a, const u32* b, float* d, int line);  // m16n8k`k` of a warp of 32
 void mfma(Number number, u32 size, const void* a, const void* b, float* d, int modifiers, int line);  // of 64 lanes
 void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int line);  // ldmatrix: 8x8 of 16 bits

@@ -1,6 +1,6 @@
 // mma.sync, MFMA, ldmatrix and stmatrix: instructions that need every lane of the warp.
 //
-// The numbers. A product of two inputs is exact in double (at most 22 significant bits); the products and the addend
+// The numbers. A product of two inputs is exact in double (at most 22 significant bits, 48 of f32); the products and the addend
 // are summed in double and rounded to float once. The machines sum in an order of their own, in groups, and drop bits
 // below the largest term (measured by Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores",
 // 2021); PTX promises "at least single precision" for each step. So a machine's result lies within (k + 1) * 2^-23 of
@@ -9,7 +9,7 @@
 //
 // The layouts. mma and ldmatrix: PTX ISA, 9.7.14.5 "Matrix multiply-accumulate operation using mma instruction", the
 // figures of m16n8k4, k8 and k16, and "ldmatrix". MFMA: "AMD Instinct MI300 Instruction Set Architecture" and "MI200",
-// chapter 7; checked against AMD's matrix instruction calculator (element A[0][4] of 16x16x16f16 is v0{16}.[15:0]) and
+// chapter 7; f32 has one value a lane where halves have four. Checked against AMD's matrix instruction calculator (element A[0][4] of 16x16x16f16 is v0{16}.[15:0]) and
 // against the layouts of IREE's dialect for AMD GPUs (32x32x8: C in 4 groups of 2 x 4 rows, lanes along the columns).
 #include "matrices.h"
 
@@ -108,14 +108,20 @@ void mma(Number number, u32 k, const u32* a, const u32* b, float* d, int line) {
   warp_collect(0xffffffffu, &lane, multiply_lanes, line);
 }
 
-// --- MFMA: size x size results, four values of A and of B a lane
+// --- MFMA: size x size results, four values of A and of B a lane, one of f32
 
 struct MfmaLane {
   Number number;
   u32 size;
-  const u16* a;
-  const u16* b;
+  const void* a;
+  const void* b;
   float* d;
+
+  u32 values() const { return number == Number::f32 ? 1 : 4; }
+  float value(const void* of, u32 i) const {
+    if (number == Number::f32) return *static_cast<const float*>(of);
+    return value_of(number, static_cast<const u16*>(of)[i]);
+  }
 };
 
 // Row of element i in this lane; its column is the lane's number modulo the size.
@@ -127,7 +133,7 @@ static u32 mfma_row(u32 size, u32 lane, u32 i) {
 static void multiply_wave(void** slots, u64 lanes) {
   require_whole_warp(lanes, "a matrix instruction");
   const MfmaLane& first = *static_cast<MfmaLane*>(slots[0]);
-  const u32 size = first.size, k = 256 / size, results = size * size / 64;
+  const u32 size = first.size, values = first.values(), k = 64 / size * values, results = size * size / 64;
   float a[32 * 8], b[32 * 8];
   double d[32 * 32];
   for (u32 lane = 0; lane < 64; ++lane) {
@@ -137,10 +143,10 @@ static void multiply_wave(void** slots, u64 lanes) {
                "lane %u executes another matrix instruction than lane 0", lane);
     }
     const u32 place = lane % size;
-    for (u32 i = 0; i < 4; ++i) {
-      const u32 depth = lane / size * 4 + i;
-      a[place * k + depth] = value_of(first.number, mine.a[i]);
-      b[depth * size + place] = value_of(first.number, mine.b[i]);
+    for (u32 i = 0; i < values; ++i) {
+      const u32 depth = lane / size * values + i;
+      a[place * k + depth] = mine.value(mine.a, i);
+      b[depth * size + place] = mine.value(mine.b, i);
     }
     for (u32 i = 0; i < results; ++i) {
       d[mfma_row(size, lane, i) * size + place] = mine.d[i];
@@ -160,7 +166,7 @@ void mfma(Number number, u32 size, const void* a, const void* b, float* d, int m
   if (modifiers != 0) {
     fail(Fault::trap, line, "the emulator has no model of a matrix instruction with cbsz, abid or blgp; give zeros");
   }
-  MfmaLane lane{number, size, static_cast<const u16*>(a), static_cast<const u16*>(b), d};
+  MfmaLane lane{number, size, a, b, d};
   warp_collect(~u64{0}, &lane, multiply_wave, line);
 }
 

@@ -35,7 +35,20 @@ from fusegen.graph import Graph, Node
 from fusegen.naming import entry_name, value_names
 from fusegen.planner.cost import decisions
 from fusegen.planner.factors import Use, access_of, product_dims, product_params, uses, widest
-from fusegen.planner.gemm import CHUNK, MFMA_16, MFMA_32, MMA, Atom, Factor, GemmPlan, GemmTile, shared_bytes
+from fusegen.planner.gemm import (
+    MFMA_16,
+    MFMA_16_F32,
+    MFMA_32,
+    MFMA_32_F32,
+    MMA,
+    MMA_TF32,
+    Atom,
+    Factor,
+    GemmPlan,
+    GemmTile,
+    chunk_of,
+    shared_bytes,
+)
 from fusegen.planner.gemm_duration import Work, estimate, gemm_registers
 from fusegen.planner.model import Access, Layout, RowDim
 from fusegen.planner.passes import hoist_scales
@@ -46,9 +59,10 @@ from fusegen.planner.spans import Group, groups, prologue_of, span_of
 from fusegen.products import Factor as Side
 from fusegen.products import Split, Unsplittable, split
 from fusegen.targets.base import Target
-from fusegen.types import DType, bf16, f16, size_of
+from fusegen.types import DType, f32, size_of
 
-# rows x cols x depth, stages, warps down x across: of one product in a span, and of two
+# rows x cols x depth, stages, warps down x across: of one product in a span, and of two. Depths are in elements of two
+# bytes; f32 has half as many.
 TILES: Mapping[int, tuple[GemmTile, ...]] = {
     1: (
         GemmTile(128, 256, 64, 4, 2, 4),
@@ -117,6 +131,14 @@ class Draft:
         return len(self.groups[0].products)
 
     @property
+    def chunk(self) -> int:
+        return chunk_of(self.dtype)
+
+    def deep(self, tile: GemmTile) -> GemmTile:
+        """The tile, whose depth is in elements of two bytes, with as many bytes of the factors'."""
+        return replace(tile, depth=tile.depth * 2 // self.dtype.bytes)
+
+    @property
     def rows(self) -> int:
         """Of one product, at the default sizes."""
         rows = 1
@@ -150,8 +172,6 @@ def draft(graph: Graph, target: Target, layout: Layout) -> Draft:
                 f"the right factor of the product at {product.node.where} is computed element by element; gemm does "
                 "that to left factors only\n  write it as b.T @ a.T, or compute it beforehand"
             )
-    if first.left.dtype not in (f16, bf16):
-        raise NoMatch(f"factors of {first.left.dtype}; gemm multiplies f16 and bf16")
     for group in (found := groups(hoisted, parts)):
         need_countable(size_of(group.width, graph.sizes))
     depth = size_of(first.contracted, graph.sizes)
@@ -176,7 +196,7 @@ def named_accesses(
         name = use.tensor.name if output else names[use.tensor.node]
         if use.tensor.name in often and use.place != "tile":
             name = f"{name}_{use.place}"
-        most = CHUNK * use.tensor.dtype.bytes
+        most = chunk_of(parts.products[0].left.dtype) * use.tensor.dtype.bytes
         access = access_of(graph, dims, layout, use, name, widest(graph, layout, use, most))
         made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
     return made
@@ -194,20 +214,27 @@ def passes_by(use: Use, parts: Split) -> bool:
 
 def tiles(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
     """Tiles worth trying at this many rows, each with the instruction that fills it."""
-    asynchronous = drawn.target.async_copies
-    shared = TILES if asynchronous else WAVES
-    for tile in shared.get(drawn.products, ()):
+    shared = TILES if drawn.target.async_copies else WAVES
+    for tile in map(drawn.deep, shared.get(drawn.products, ())):
         if tile.rows <= 32 or tile.rows < 2 * drawn.rows:
             for cluster in CLUSTERS:
                 shared_depth = replace(tile, cluster=cluster)
                 if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, shared_depth)):
-                    yield shared_depth, MMA if asynchronous else MFMA_32
+                    yield shared_depth, atom_of(drawn)
     if drawn.rows <= MOST_STREAMED or drawn.products not in shared:
         yield from streams(drawn)
 
 
+def atom_of(drawn: Draft, streams: bool = False) -> Atom:
+    if drawn.target.async_copies:
+        return MMA_TF32 if drawn.dtype is f32 else MMA
+    if streams:
+        return MFMA_16_F32 if drawn.dtype is f32 else MFMA_16
+    return MFMA_32_F32 if drawn.dtype is f32 else MFMA_32
+
+
 def streams(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
-    atom = MMA if drawn.target.async_copies else MFMA_16
+    atom = atom_of(drawn, streams=True)
     rows = atom.rows
     while rows < min(drawn.rows, MOST_STREAMED):
         rows *= 2
@@ -218,7 +245,7 @@ def streams(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
             for teams in STREAM_TEAMS:
                 for stages in STREAM_STAGES if drawn.target.async_copies else REGISTER_STAGES:
                     for cluster in CLUSTERS:
-                        tile = GemmTile(rows, cols, depth, stages, 1, 1, teams, cluster, group=1)
+                        tile = drawn.deep(GemmTile(rows, cols, depth, stages, 1, 1, teams, cluster, group=1))
                         if cluster <= drawn.target.max_cluster and worthwhile(drawn, tile):
                             yield tile, atom
 
@@ -226,9 +253,9 @@ def streams(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
 def worthwhile(drawn: Draft, tile: GemmTile) -> bool:
     """Has every team a few slices, and an SM enough on its way?"""
     slices = drawn.depth // (tile.depth * tile.shares)
-    room = shared_bytes(tile, drawn.products, len(drawn.parts.statistics))
+    room = shared_bytes(tile, drawn.dtype, drawn.products, len(drawn.parts.statistics))
     blocks = max(1, drawn.target.shared_per_sm // (room + drawn.target.shared_reserved))
-    small = (tile.cols, tile.depth, tile.teams, tile.cluster) == (32, 64, 2, 1)
+    small = (tile.cols, tile.depth * drawn.dtype.bytes, tile.teams, tile.cluster) == (32, 128, 2, 1)
     few = small and tile.stages <= min(STREAM_STAGES)
     return few or (
         slices >= 2
@@ -252,21 +279,21 @@ def fits(drawn: Draft, tile: GemmTile, atom: Atom) -> bool:
     target = drawn.target
     team = tile.warps * target.warp
     statistics = len(drawn.parts.statistics)
-    if shared_bytes(tile, drawn.products, statistics) > target.shared_bytes:
+    if shared_bytes(tile, drawn.dtype, drawn.products, statistics) > target.shared_bytes:
         return False
     if team * tile.teams > target.threads_per_block:
         return False
-    if gemm_registers(tile, atom, drawn.products) > min(target.registers_per_thread, 255):
+    if gemm_registers(tile, atom, drawn.dtype, drawn.products) > min(target.registers_per_thread, 255):
         return False
     if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.depth % (2 * atom.depth):
         return False
-    return all(chunks_fit(f, tile, team) for f in (*left_factors(drawn), *right_factors(drawn).values()))
+    return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*left_factors(drawn), *right_factors(drawn).values()))
 
 
-def chunks_fit(factor: Factor, tile: GemmTile, team: int) -> bool:
+def chunks_fit(factor: Factor, tile: GemmTile, team: int, chunk: int) -> bool:
     extent = tile.rows if factor.side == "rows" else tile.cols
-    beside = (tile.depth if factor.along else extent) // CHUNK
-    return team % beside == 0 and extent * tile.depth // CHUNK % team == 0
+    beside = (tile.depth if factor.along else extent) // chunk
+    return team % beside == 0 and extent * tile.depth // chunk % team == 0
 
 
 # ---------------------------------------------------------------- factors
@@ -332,7 +359,7 @@ def alike(drawn: Draft, found: Mapping[Node, Factor]) -> Mapping[Node, Factor]:
 def read_once(drawn: Draft, access: Access) -> bool:
     """Do all rows that a right factor is multiplied with pass by together?"""
     batches = range(len(drawn.dims) - 1)
-    return access.vector == CHUNK and drawn.rows <= MOST_STREAMED and all(i in access.strided for i in batches)
+    return access.vector == drawn.chunk and drawn.rows <= MOST_STREAMED and all(i in access.strided for i in batches)
 
 
 def factor(drawn: Draft, access: Access, side: str, along: bool, copied: bool) -> Factor:
@@ -369,7 +396,7 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
     first = 0
     for group in drawn.groups:
         cols = size_of(group.width, graph.sizes)
-        vector = next(v for v in (8, 4, 2, 1) if cols % v == 0 and tile.cols % v == 0)
+        vector = next(v for v in (8, 4, 2, 1) if v <= drawn.chunk and cols % v == 0 and tile.cols % v == 0)
         spans.append(span_of(hoisted, group, right, by_tensor, first, tile.cols, vector))
         first += spans[-1].tiles
     if drawn.left.operand is not None and not left[0].along and drawn.parts.statistics:
@@ -379,7 +406,7 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
     along = all(f.along for f in right.values())
     statistics = len(drawn.parts.statistics)
     once = all(f.once for f in right.values())
-    work = Work(tile, atom, drawn.products, first, drawn.depth, along, prologue is not None, statistics, once)
+    work = Work(tile, atom, drawn.dtype, drawn.products, first, drawn.depth, along, prologue is not None, statistics, once)
     return GemmPlan(
         name=entry_name(graph),
         graph=graph,
@@ -394,10 +421,10 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
         accesses=accesses,
         params=product_params(hoisted, drawn.dims, accesses),
         folded=False,
-        shared_bytes=shared_bytes(tile, drawn.products, statistics),
+        shared_bytes=shared_bytes(tile, drawn.dtype, drawn.products, statistics),
         cost=estimate(graph, target, work),
         decisions=decisions(graph),
-        rounding=product_rounding(graph),
+        rounding=product_rounding(graph, target),
         tile=tile,
         atom=atom,
         depth=drawn.depth,

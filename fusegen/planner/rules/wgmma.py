@@ -201,7 +201,7 @@ class Draft:
             fragments=fragments,
             spans=self.spans(tile),
             decisions=decisions(graph),
-            rounding=product_rounding(graph),
+            rounding=product_rounding(graph, self.target),
             cost=UNKNOWN,
         )
         return replace(plan, cost=estimate(plan))
