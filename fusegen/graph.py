@@ -324,7 +324,7 @@ class Graph:
         kinds = [factor_kind(a, storage) for a in product.inputs]
         if kinds[0] is kinds[1]:
             return kinds[0]
-        fixed = [kind for kind, a in zip(kinds, product.inputs, strict=True) if plain(a) or a.op.name in CASTS]
+        fixed = [kind for kind, a in zip(kinds, product.inputs, strict=True) if has_type(a)]
         return fixed[0] if len(fixed) == 1 else f32
 
     @cached_property
@@ -415,7 +415,7 @@ class Graph:
 def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
     """The type of one factor: of an operand its own, of a cast what it casts to, of another value that of what it is
     made from in its whole shape: scales and gains of another type do not change it."""
-    if node.op.name in CASTS or plain(node):
+    if has_type(node):
         return CASTS.get(node.op.name) or storage[node]
     kinds = {factor_kind(a, storage) for a in node.inputs if a.shape == node.shape and a.dtype is f32}
     return kinds.pop() if len(kinds) == 1 else storage[node]
@@ -424,6 +424,11 @@ def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
 def plain(node: Node) -> bool:
     """Is a factor an operand, as it lies in memory or transposed?"""
     return node.op.kind in (Kind.INPUT, Kind.VIEW)
+
+
+def has_type(node: Node) -> bool:
+    """Has a factor a type of its own? One that is computed can become any."""
+    return plain(node) or node.op.name in CASTS
 
 
 R = TypeVar("R")

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusegen.errors import SpecError
-from fusegen.graph import Extent, Graph, Kind, Node, Tensor, factor_kind, once_per_graph, plain
+from fusegen.graph import Extent, Graph, Kind, Node, Tensor, factor_kind, has_type, once_per_graph, plain
 from fusegen.types import DType, Size, f32, shape_text
 
 
@@ -103,9 +103,10 @@ def check_products(graph: Graph) -> None:
     for node, dtype in graph.factor_types.items():
         left, right = (factor_kind(a, graph.storage) for a in node.inputs)
         text = " @ ".join(f"{t}{shape_text(a.shape)}" for t, a in zip((left, right), node.inputs, strict=True))
-        if dtype is f32 and left is not right:
+        if dtype is f32 and left is not right and sum(map(has_type, node.inputs)) != 1:
+            kinds = [kind for kind in (right, left) if kind is not f32]  # a value is f32 without a cast
             raise SpecError(
-                f"matmul: {text}: the factors have different types\n  convert one of them, as in F.cast(x, {right})",
+                f"matmul: {text}: the factors have different types\n  convert one of them, as in F.cast(x, {kinds[0]})",
                 node.where,
             )
         if dtype is f32 and node.op.name != "matmul_tf32":

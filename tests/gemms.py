@@ -84,8 +84,44 @@ def positions(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
     return F.causal(x @ w, 5)
 
 
+# ---- f32 as tf32
+
+
+@chain(M=64, N=96, K=264)
+def tf32(x: f32[M, K], w: f32[N, K], bias: f32[N]) -> f32[M, N]:
+    return F.gelu(F.matmul(x, w.T, precision="tf32") + bias)
+
+
+@chain(M=64, N=96, K=264)
+def tf32_across(x: f32[M, K], w: f32[K, N], r: bf16[M, N]) -> tuple[f32[M, N], f16[M, N]]:
+    y = F.matmul(x, w, precision="tf32")
+    return y, y + r
+
+
+@chain(M=64, N=96, K=264)
+def tf32_turned(x: f32[K, M], w: f32[K, N]) -> f32[M, N]:
+    return F.matmul(x.T, w, precision="tf32")
+
+
+@chain(M=64, N=96, K=264)
+def tf32_norm_swiglu(x: f32[M, K], gain: f32[K], w_gate: f32[K, N], w_up: f32[K, N]) -> f32[M, N]:
+    h = F.rmsnorm(x, gain)
+    return F.silu(F.matmul(h, w_gate, precision="tf32")) * F.matmul(h, w_up, precision="tf32")
+
+
+@chain(B=2, M=60, N=96, L=40, K=72)
+def tf32_qkv(x: f32[B, M, K], wq: f32[B, N, K], wk: f32[L, K]) -> tuple[f32[B, M, N], f16[B, M, L]]:
+    return F.matmul(x, wq.mT, precision="tf32"), F.matmul(x, wk.T, precision="tf32")
+
+
+@chain(M=64, N=96, K=264)
+def tf32_cast(x: bf16[M, K], g: f16[K], s: f32[M, 1], w: f32[K, N]) -> bf16[M, N]:
+    return F.matmul(x * g - s, w, precision="tf32")
+
+
+TF32: tuple[Chain, ...] = (tf32, tf32_across, tf32_turned, tf32_norm_swiglu, tf32_qkv, tf32_cast)
 ALL: tuple[Chain, ...] = (
-    bias_gelu, residual, norm_swiglu, norm, qkv, turned, batched, prepared, cast, gram, square, positions,
+    bias_gelu, residual, norm_swiglu, norm, qkv, turned, batched, prepared, cast, gram, square, positions, *TF32,
 )  # fmt: skip
 
 
@@ -100,11 +136,6 @@ def two_lefts(x: f16[M, K], y: f16[M, K], w: f16[K, N]) -> f16[M, N]:
 @chain(M=8, N=8, K=8)
 def computed_right(x: f16[M, K], w: f16[K, N]) -> f16[M, N]:
     return x @ F.relu(w)
-
-
-@chain(M=8, N=8, K=8)
-def tf32(x: f32[M, K], w: f32[K, N]) -> f32[M, N]:
-    return F.matmul(x, w, precision="tf32")
 
 
 @chain(M=8, N=8, K=8)
@@ -135,7 +166,6 @@ def crossed(x: bf16[M, K], w: bf16[K, N], v: bf16[L, K]) -> tuple[bf16[M, N], bf
 REFUSED: tuple[tuple[Chain, str], ...] = (
     (two_lefts, "2 left factors"),
     (computed_right, "the right factor of the product at .* is computed"),
-    (tf32, "factors of f32; gemm multiplies f16 and bf16"),
     (layernorm_before, "the left factor needs sum at .* of its own row before it is multiplied"),
     (by_maximum, "max at .*: gemm takes sums along the rows"),
     (uneven, "2 and 1 products each"),

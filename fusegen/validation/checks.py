@@ -33,7 +33,16 @@ from fusegen.validation.columns import compare_columns
 from fusegen.validation.compare import Compared, Figures, compare, figures, largest_errors
 from fusegen.validation.inputs import NORMAL, USUAL, Operands, free_dims, main_tensors, make_operands, sizes_for, take
 from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, Placed, place, read_output, reserve, untouched
-from fusegen.validation.patterns import GENTLE, GENTLE_SETTING, PATTERNS, SETTINGS, UNIT_SETTING, Setting, patterns_for
+from fusegen.validation.patterns import (
+    GENTLE,
+    GENTLE_SETTING,
+    PATTERNS,
+    SETTINGS,
+    UNIT_SETTING,
+    Setting,
+    by_tf32,
+    patterns_for,
+)
 from fusegen.validation.report import Case, Report
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -203,13 +212,14 @@ class Checks:
         compared, doubt = self.judge(operands, outputs)
         found = figures(compared)
         self.note_figures(UNIT_SETTING.name, UNIT_SETTING.reason, text, found, problem or doubt)
-        if all(plain(factor) for product in self.plan.lowered.products for factor in product.inputs):
+        lowered, tf32 = self.plan.lowered, by_tf32(self.graph) and not self.plan.target.multiplies_f32
+        if not tf32 and all(plain(factor) for product in lowered.products for factor in product.inputs):
             largest, relative = largest_errors(compared)
             name, reason = "abs < 5e-2, rel < 5e-3", "products of operands promise so much of each element"
             far = largest >= PRODUCT_ABS or relative >= PRODUCT_REL
             said = f"the largest error is {largest:.1e}, the largest relative one {relative:.1e}"
         else:
-            name, reason = "rel L2 < 1e-2", "products of computed factors, which are rounded first, promise so much"
+            name, reason = "rel L2 < 1e-2", "products of factors that are rounded first promise so much"
             far, said = found.relative_l2 >= PRODUCT_L2, f"relative L2 is {found.relative_l2:.1e}"
         numbers = (found.elements, found.bounded, found.relative_l2, found.max_abs, found.max_rel)
         self.found.append(Case(name, reason, text, *numbers, problem=said if far else ""))
@@ -378,7 +388,8 @@ class Checks:
         numbers = (f.elements, f.bounded, f.relative_l2, f.max_abs, f.max_rel, f.share, f.worst)
         self.found.append(Case(name, reason, sizes, *numbers, problem))
         tensors = [t for t in (*self.graph.inputs, *self.graph.outputs) if t.dtype.kind == "float"]
-        if normal and self.graph.reductions and all(t.dtype is f32 for t in tensors):
+        rows = self.graph.reductions and not self.graph.products
+        if normal and rows and all(t.dtype is f32 for t in tensors):
             far = "" if f.relative_l2 <= ROW_L2 else f"relative L2 is {f.relative_l2:.1e}, above {ROW_L2:.0e}"
             reason = f"f32 row chains promise a relative L2 of at most {ROW_L2:.0e} on normal rows"
             self.found.append(Case(f"rel L2 <= {ROW_L2:.0e}", reason, sizes, *numbers[:-2], problem=far))
