@@ -12,7 +12,7 @@ from fusegen.planner.model import Param, Plan, Statement
 from fusegen.planner.pieces import CTYPE
 from fusegen.prelude import WORD_FUNCTIONS
 from fusegen.targets.base import Spelling
-from fusegen.types import DType, b8, bf16, f16, f32, i32
+from fusegen.types import DType, b8, bf16, f16, i32
 
 UNROLL = "#pragma unroll"
 CONSTANTS = (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
@@ -64,11 +64,9 @@ class Dialect:
         return f"const {s.ctype} {s.name} = {s.expr};"
 
     def headers_of(self, used: Iterable[DType]) -> list[str]:
-        """The headers that these types need."""
-        wanted = set(used)
-        return [
-            self.spelling.headers[d] for d in (f16, bf16, f32, i32, b8) if d in wanted & self.spelling.headers.keys()
-        ]
+        """The headers that these types need, and those that values are rounded to."""
+        wanted = {*used, *(d for d in (f16, bf16) if f"round_{d}" in self.functions)}
+        return [header for dtype, header in self.spelling.headers.items() if dtype in wanted]
 
     def call_those_in(self, text: str) -> None:
         """Note the functions of the prelude that `text` calls by name."""

@@ -16,7 +16,6 @@ from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
 from fusegen.planner.pieces import PIECE_BYTES, stride_name
 from fusegen.prelude import REDUCERS, Reducer
-from fusegen.types import bf16, f16
 from fusegen.vectors import bracketed
 
 
@@ -539,6 +538,4 @@ class Speller(Blocks):
         }  # fmt: skip
 
     def includes(self) -> list[str]:
-        used = {a.dtype for a in self.plan.accesses}
-        used |= {d for d in (f16, bf16) if any(f"round_{d.name}(" in e for e in self.expressions())}
-        return self.headers_of(used)
+        return self.headers_of(a.dtype for a in self.plan.accesses)

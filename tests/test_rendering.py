@@ -1,5 +1,8 @@
 """Emitted text: deterministic, readable by rule, accepted by both vendors' compilers."""
 
+# mypy: disable-error-code="valid-type"
+# (annotations of a chain are values such as f16[M, N])
+
 from __future__ import annotations
 
 import re
@@ -9,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fusegen import chain, dims
+from fusegen import ops as F
 from fusegen.compiling import ptx
 from fusegen.errors import MissingError
 from fusegen.graph import Graph
@@ -154,6 +159,26 @@ def trace_named(module: dict[str, object], name: str) -> Graph:
     chain = module[name]
     assert isinstance(chain, Chain)
     return chain.graph
+
+
+M, N, K = dims("M N K")
+
+
+@chain(M=64, N=64)
+def rounded_row(x: bf16[M, N]) -> bf16[M, N]:
+    return F.softmax(F.cast(x * 3.0, f16))
+
+
+@chain(M=64, N=64, K=64)
+def rounded_product(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
+    return F.cast(x @ w, f16) + 1.0
+
+
+@pytest.mark.parametrize("spec", [rounded_row, rounded_product], ids=str_or_name)
+def test_a_type_that_only_a_cast_names_has_its_header(spec: Chain) -> None:
+    by_rule = {made.rule: made for made in reversed(candidates(spec.graph, H200).plans)}
+    for made in by_rule.values():
+        compiles(made)
 
 
 @pytest.mark.parametrize("cols", [37, 1000, 4096, 5001, 131072])
