@@ -171,7 +171,7 @@ def test_show(run: Run) -> None:
     Database().record([ROW, slower, replace(ROW, chain="copy  f32[n]", graph="0" * 64, sizes="n=64")])
     text = run("db", "show").stdout
     assert text.splitlines()[-1].startswith("2 rows of ")
-    assert "normed  M=64 N=4096  cuda:h200" in text
+    assert "normed  M=64 N=4096  bf16   cuda:h200" in text
     assert [row["chain"].split()[0] for row in rows_of(run)] == ["copy", "normed"]
     assert len(rows_of(run, "--all")) == 3
     assert [row["share"] for row in rows_of(run, "normed", "--all")] == [0.5, 0.4]

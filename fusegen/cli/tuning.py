@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -157,16 +158,22 @@ def show_rows(rows: Sequence[Measurement], where: str) -> None:
     for row in rows:
         cells.append(
             (
-                row.chain.partition(" ")[0], row.sizes, row.target, row.configuration,
+                row.chain.partition(" ")[0], row.sizes, types_text(row), row.target, row.configuration,
                 microseconds(row.time_us) if row.ok else row.status, f"{row.share:.2f}" if row.ok else "-",
                 "yes" if row.validated else "no", row.compiler, row.fusegen, row.at[:10], row.reason,
             )
         )  # fmt: skip
     columns = (
-        "chain!", "sizes!", "target!", "configuration!", "time>", "share>", "validated", "compiler!", "fusegen!", "on!",
-        "reason",
+        "chain!", "sizes!", "types!", "target!", "configuration!", "time>", "share>", "validated", "compiler!",
+        "fusegen!", "on!", "reason",
     )  # fmt: skip
     say(table(*columns, rows=cells), f"{len(rows)} rows of {where}")
+
+
+def types_text(row: Measurement) -> str:
+    """The types of its operands that are arrays, each once."""
+    operands = row.chain.partition("->")[0]
+    return ", ".join(dict.fromkeys(re.findall(r"\b[a-z]+\d+(?=\[)", operands)))
 
 
 def write_rows(rows: Sequence[Measurement], file: str) -> None:
