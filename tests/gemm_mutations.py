@@ -45,6 +45,9 @@ SPANS = subject(gemms.qkv, tiled, B=2, M=60, N=96, L=40, K=72)
 BATCHED = subject(gemms.batched, tiled, B=3, M=70, N=96, K=72)
 WAVES = subject(gemms.bias_gelu, tiled, "hip:gfx90a", M=96, N=200, K=136)
 BANDS = subject(gemms.bias_gelu, banded, "hip:gfx90a", M=160, N=200, K=136)
+ROUNDED = subject(gemms.tf32, tiled, M=96, N=200, K=136)
+ROUNDED_ACROSS = subject(gemms.tf32_turned, tiled, M=96, N=200, K=136)
+F32_WAVES = subject(gemms.tf32, tiled, "hip:gfx90a", M=96, N=200, K=136)
 SMALL_WAVES = subject(gemms.norm, streamed_waves, "hip:mi300x", M=8, N=96, K=1032)
 
 
@@ -144,7 +147,26 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("rounded toward zero", "the output is cut off", TILED, r"__float2bfloat16_rn\(gelu\)",
              "__float2bfloat16_rn(__int_as_float(__float_as_int(gelu) & 0xffff0000))"),
     mutation("tiles of rows overlap", "half of the rows are computed twice", TILED, r"\* (\d+)LL;", r"* (\1LL / 2);"),
+    # ---- f32 as tf32
+    mutation("tf32: left factors cut off", "the tensor core takes no notice of the lower bits", ROUNDED,
+             r"(load_left\(.*?)to_tf32\(to\[i\]\)", r"\1to[i]"),
+    mutation("tf32: right factors cut off", "the tensor core takes no notice of the lower bits", ROUNDED,
+             r"(load_right\(.*?)to_tf32\(to\[i\]\)", r"\1to[i]"),
+    mutation("tf32: NaN lost", "rounding by an addition makes a zero of a NaN whose bits are all set", ROUNDED,
+             r'asm\("cvt\.rn\.tf32[^\n]*', "y = bits + 0x1000u;"),
+    mutation("tf32: fragments of halves", "a step takes 16 of what is summed, and the instruction 8", ROUNDED,
+             r"\^ \(k \* 32\)", "^ (k * 64 % 128)", everywhere=True),
+    mutation("tf32: bytes of halves", "half of each ragged chunk is zeros", ROUNDED, r"count \* 4\)", "count * 2)",
+             everywhere=True),
+    mutation("tf32: transposed rows exchanged", "8 columns trade places with those 4 deeper", ROUNDED_ACROSS,
+             r"\(address \^ i % 2 \* 32\) \+ i / 2 \* 4", "(address ^ i / 2 * 32) + i % 2 * 4"),
+    mutation("tf32: transposed lines too far", "every second line is taken twice", ROUNDED_ACROSS,
+             r"i % 2 \* 4 \* Line", "i % 2 * 2 * Line"),
+    mutation("tf32: a transposed chunk turned otherwise", "single elements are looked for where they are not",
+             ROUNDED_ACROSS, r"row % 4 \* 2;", "row % 4 * 2 ^ (threadIdx.x / 32 == 1);"),
     # ---- waves of 64
+    mutation("HIP: a quarter of the depth", "the last instruction is left out", F32_WAVES,
+             r"sums = __builtin[^;]*part\[3\][^;]*;", ""),
     mutation("HIP: no barrier between slices", "waves read what others have not brought yet", WAVES,
              r"\} else if \(!last\) \{\n +__syncthreads\(\);", "} else if (!last) {"),
     mutation("HIP: a sum's column by 32 lanes", "the wave's halves trade columns", WAVES,

@@ -80,7 +80,17 @@ ODD = (
 @pytest.mark.parametrize("name", [CUDA, AMD])
 @pytest.mark.parametrize("sizes", ODD, ids=lambda sizes: "x".join(map(str, sizes.values())))
 @pytest.mark.parametrize(
-    "spec", [gemms.bias_gelu, gemms.residual, gemms.turned, gemms.norm_swiglu], ids=lambda s: s.name
+    "spec",
+    [
+        gemms.bias_gelu,
+        gemms.residual,
+        gemms.turned,
+        gemms.norm_swiglu,
+        gemms.tf32,
+        gemms.tf32_across,
+        gemms.tf32_turned,
+    ],
+    ids=lambda s: s.name,
 )
 def test_any_size(spec: Chain, sizes: dict[str, int], name: str) -> None:
     report = validate(kernel(spec, name, any_plan, **sizes), quick=True)
@@ -100,7 +110,11 @@ KINDS = (
 
 @needs_emulator
 @pytest.mark.parametrize(("name", "fits", "sizes"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
-@pytest.mark.parametrize("spec", [gemms.bias_gelu, gemms.norm_swiglu, gemms.norm], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec",
+    [gemms.bias_gelu, gemms.norm_swiglu, gemms.norm, gemms.tf32, gemms.tf32_norm_swiglu],
+    ids=lambda spec: spec.name,
+)
 def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str, int]) -> None:
     report = validate(kernel(spec, name, fits, **sizes), quick=True)
     assert report.ok, str(report)[:2000]
@@ -115,9 +129,34 @@ def test_either_type(dtype: str, name: str) -> None:
 
 
 @needs_emulator
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_halves_are_multiplied_as_they_are_where_tf32_is_asked_for(dtype: str) -> None:
+    made = kernel(gemms.tf32_qkv.with_dtype(DTYPES[dtype]), CUDA)
+    assert "nearest tf32" not in str(made.plan)
+    assert validate(made, quick=True).ok
+
+
+def test_what_becomes_of_f32_factors_is_said() -> None:
+    said = {name: plan_for(gemms.tf32, name).rounding for name in (CUDA, "cuda:a100", AMD)}
+    assert said[CUDA] == said["cuda:a100"] == (
+        "factors to the nearest tf32, 11 significant bits", "out to f32 when stored",
+    )  # fmt: skip
+    assert said[AMD] == ("out to f32 when stored",), "MFMA multiplies f32 as it is"
+
+
+@pytest.mark.parametrize(("name", "how"), [("cuda:a100", "rna"), ("cuda:h200", "rn"), ("cuda:sm_90", "rn")])
+def test_f32_becomes_tf32_by_one_instruction_where_there_is_one(name: str, how: str) -> None:
+    text = render(plan_for(gemms.tf32, name)).text
+    assert f"cvt.{how}.tf32.f32" in text
+    assert "cvt." not in render(plan_for(gemms.bias_gelu, name)).text
+
+
+@needs_emulator
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [CUDA, AMD])
-@pytest.mark.parametrize("spec", [gemms.residual, gemms.batched], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [gemms.residual, gemms.batched, gemms.tf32, gemms.tf32_turned], ids=lambda spec: spec.name
+)
 def test_a_full_validation(spec: Chain, name: str) -> None:
     report = validate(kernel(spec, name), quick=False)
     assert report.ok, str(report)[:2000]
@@ -129,7 +168,7 @@ def test_a_full_validation(spec: Chain, name: str) -> None:
 @pytest.mark.parametrize("rows", [1, 8, 33, 64, 300, 4096])
 @pytest.mark.parametrize("name", ["cuda:h200", "cuda:a100", "cuda:l40s", "hip:gfx90a", "hip:mi300x"])
 def test_every_candidate_fits_its_target(name: str, rows: int) -> None:
-    for spec in (gemms.bias_gelu, gemms.norm_swiglu, gemms.qkv):
+    for spec in (gemms.bias_gelu, gemms.norm_swiglu, gemms.qkv, gemms.tf32, gemms.tf32_norm_swiglu):
         plans = gemm_plans(spec.at(M=rows, N=1000, K=4096).graph, name)
         assert plans
         assert len({p.configuration for p in plans}) == len(plans)
@@ -175,7 +214,7 @@ def test_few_rows_stream_and_many_tile() -> None:
 
 @pytest.mark.parametrize(("spec", "rows", "once"), [
     (gemms.bias_gelu, 8, True), (gemms.bias_gelu, 64, True), (gemms.bias_gelu, 65, False),
-    (gemms.batched, 8, True), (gemms.qkv, 8, True),
+    (gemms.batched, 8, True), (gemms.qkv, 8, True), (gemms.tf32, 8, True), (gemms.tf32, 65, False),
 ])  # fmt: skip
 def test_right_factors_pass_by_once_where_rows_are_few(spec: Chain, rows: int, once: bool) -> None:
     for p in gemm_plans(spec.at(M=rows, **({"B": 2} if spec is gemms.qkv else {})).graph, CUDA):
@@ -251,7 +290,9 @@ def test_no_address_shares_the_registers_of_a_policy(chosen: str) -> None:
 
 @pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200", "hip:gfx90a", "hip:mi300x"])
 @pytest.mark.parametrize("rows", [8, 64, 4096])
-@pytest.mark.parametrize("spec", [gemms.bias_gelu, gemms.norm_swiglu, gemms.qkv], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [gemms.bias_gelu, gemms.norm_swiglu, gemms.qkv, gemms.tf32, gemms.tf32_norm_swiglu], ids=lambda s: s.name
+)
 def test_the_first_candidates_compile_without_spills(spec: Chain, rows: int, name: str) -> None:
     for p in gemm_plans(spec.at(M=rows, N=4096, K=4096).graph, name)[:2]:
         try:

@@ -171,13 +171,21 @@ def test_measurements_are_kept_apart_by_what_is_summed_over() -> None:
 
 def test_shares_are_of_the_products_floor_and_no_rate_beats_the_data_sheet() -> None:
     traffic = product_traffic(gemm_bias_gelu.graph, H200, TILE, GROUP)
-    plan = SimpleNamespace(cost=SimpleNamespace(traffic=traffic))
+    plan = SimpleNamespace(cost=SimpleNamespace(traffic=traffic), matrix_tflops=H200.matrix_tflops)
     judge = Judge(SimpleNamespace(plan=plan, target=H200), rate=4.2e6, matrix_rate=750e6)
     assert judge.floor_us == pytest.approx(traffic.product_flops / 750e6)
     entry = judge.entry("fusegen", "fusegen", Timing((800.0,)))
     assert entry.share == pytest.approx(judge.floor_us / 800)
     assert entry.rate == pytest.approx(traffic.ideal / 800)
     assert "TFLOP/s, and the data sheet has 989" in judge.entry("fusegen", "fusegen", Timing((400.0,))).refused
+
+
+def test_f32_has_a_rate_of_its_own() -> None:
+    tf32 = plan(with_tf32.at(M=4096, N=4096, K=4096).graph, H200)
+    assert tf32.matrix_tflops == H200.f32_tflops == H200.matrix_tflops / 2
+    assert plan(bias_gelu.graph, H200).matrix_tflops == H200.matrix_tflops
+    assert tf32.cost.floor_us == pytest.approx(2 * 4096**3 / (H200.f32_tflops * 1e6))
+    assert "495 TFLOP/s for products" in str(tf32)
 
 
 @pytest.mark.parametrize(("gpu", "counter"), [(H200, "sm__pipe_tensor_cycles"), (MI300X, "MfmaUtil")], ids=str)

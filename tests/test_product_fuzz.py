@@ -11,8 +11,8 @@ from fusegen.planner.passes import hoist_scales, simplify
 from fusegen.planner.product_cost import floors, product_rounding, product_traffic
 from fusegen.reference import reference
 from fusegen.targets import H200
-from fusegen.types import bf16
 from fusegen.torch_source import torch_source
+from fusegen.types import bf16
 from fusegen.unfusing import run_pieces, unfused
 from fusegen.validation.bounds import analyse
 from fusegen.validation.inputs import make_operands, sizes_for

@@ -164,6 +164,18 @@ def test_infinities_and_nans_are_certain_and_overflow_is_not() -> None:
     assert np.isfinite(error[3]).all()
 
 
+def test_an_infinity_times_what_may_be_zero_is_not_certain() -> None:
+    plan = sketch(with_tf32.at(M=2, N=3, K=4).graph)
+    x, w = np.ones((2, 4), np.float32), np.ones((4, 3), np.float32)
+    x[1, 2] = np.inf
+    w[2] = 2.0**-149, -(2.0**-126), 0.0
+    (law,) = analyse(plan, [x, w])
+    assert list(law.value[1, :2]) == [np.inf, -np.inf]
+    assert np.isnan(law.value[1, 2])
+    assert [np.isinf(e) for e in law.error[1]] == [True, False, False], "the least f32 is 0 as tf32"
+    assert np.isfinite(law.error[0]).all()
+
+
 def test_nothing_but_zeros_is_exactly_zero() -> None:
     plan = sketch(matmul.at(M=4, N=3, K=8).graph)
     (law,) = analyse(plan, [np.zeros((4, 8), bf16.numpy), np.ones((8, 3), bf16.numpy)])

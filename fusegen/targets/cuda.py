@@ -28,7 +28,11 @@ def mma(dtype: str, depth: int = 16) -> tuple[str, ...]:
 
 
 def to_tf32(rounding: str) -> tuple[str, ...]:
-    return ("unsigned y;", f'asm("cvt.{rounding}.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));', "return y;")
+    return (
+        "unsigned y;",
+        f'asm("cvt.{rounding}.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));',
+        "return y;",
+    )
 
 
 def copy_chunk(size: int) -> tuple[str, ...]:
@@ -162,7 +166,11 @@ SPELLING = Spelling(
         "mma_f32": mma("tf32", depth=8),
         # three instructions, as PTX ISA, "cvt", has no more for sm_80; from sm_90 on it is one
         "to_tf32": to_tf32("rna"),
-        "load_word": ('unsigned y;', 'asm volatile("ld.shared.u32 %0, [%1];" : "=r"(y) : "r"(address) : "memory");', "return y;"),
+        "load_word": (
+            "unsigned y;",
+            'asm volatile("ld.shared.u32 %0, [%1];" : "=r"(y) : "r"(address) : "memory");',
+            "return y;",
+        ),
         "wait_copies": ('asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");',),
     },
 )

@@ -42,6 +42,7 @@ class Room:
 
 
 Make = Callable[[Room], Array]
+NAN = np.uint64(2**63 - 1).view(np.float64)  # all bits set, as NVIDIA's arithmetic gives it: an addition carries out
 BELOW_TF32 = 1 + 2.0**-10 - 2.0**-23  # the f32 before a tf32: as near to that as cutting 13 bits off is far away
 
 
@@ -56,7 +57,7 @@ class Pattern:
     needs: str = ""  # "reduction" of the row or a selection from it, "selection", or "tf32": pointless without one
 
 
-def spiked(value: float) -> Make:
+def spiked(value: float | np.float64) -> Make:
     """Normal rows with one element of `value`."""
 
     def make(room: Room) -> Array:
@@ -163,7 +164,7 @@ def best_last(room: Room) -> Array:
 PATTERNS: tuple[Pattern, ...] = (
     Pattern("normal", "unit scale, what users have", Room.normal),
     Pattern("nan", "one NaN element: its row is NaN where the reference says so, and no other row is",
-            spiked(np.nan), alone=True),
+            spiked(NAN), alone=True),
     Pattern("-inf row", "nothing is left of the row: softmax gives zeros, not NaN",
             lambda room: np.full(room.shape, -np.inf), alone=True),
     Pattern("mean >> spread", "the row's mean dwarfs its spread: a variance by E[x^2] - E[x]^2 cancels",

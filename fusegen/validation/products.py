@@ -4,7 +4,8 @@
 nearest tf32, which has its exponents and 11 significant bits; ties go either way (PTX ISA, "cvt": .rna.tf32 away from
 zero, .rn.tf32 to even). How far that is from an operand is known. A tensor core takes no notice of the 13 bits behind
 those 11 ("mma", operands of type .tf32): a kernel that does not round cuts them off, and ends up to twice as far away.
-Matrix units that take f32 as it is (`Target.multiplies_f32`) lose nothing of it. Some flush subnormal factors (`Target.flushes_factors`).
+Matrix units that take f32 as it is (`Target.multiplies_f32`) lose nothing of it. Some flush subnormal factors
+(`Target.flushes_factors`).
 
 *The sum.* Products of two f16 or bf16 numbers are exact in f32. A tensor core adds several to the sum at once: it
 aligns them all to the largest, cutting off what lies below, and normalizes the result; how many at once, and with how
@@ -76,8 +77,22 @@ def product_error(a: Array, a_error: Array, b: Array, b_error: Array, value: Arr
     error = np.where(np.isnan(error) | (size + error > f32.largest), np.inf, error)
     zero = (size == 0) & (error <= whole_a.shape[-1] * FLUSHED)  # nothing but zeros: exactly that
     error = np.where(zero, 0.0, error)
+    lost = meet(np.isinf(a), vanishing(b, b_error)) | meet(vanishing(a, a_error), np.isinf(b))
+    error = np.where(lost, np.inf, error)  # NaN, if the one is multiplied as 0
     # an infinity or a NaN among the factors decides, unless the factors themselves are not known
     return np.where(np.isfinite(value) | np.isinf(error), error, 0.0)
+
+
+def vanishing(value: Array, error: Array) -> Array:
+    """Numbers that may be multiplied as 0."""
+    return np.asarray((value != 0) & (error >= np.abs(value)))
+
+
+def meet(a: Array, b: Array) -> Array:
+    """Where in a product of these shapes marked factors meet."""
+    if not a.any() or not b.any():
+        return np.asarray(False)
+    return np.asarray(a.astype(np.float32) @ b.astype(np.float32) > 0)
 
 
 def summing_error(a: Array, b: Array, how: Summed) -> Array:

@@ -406,7 +406,8 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
     along = all(f.along for f in right.values())
     statistics = len(drawn.parts.statistics)
     once = all(f.once for f in right.values())
-    work = Work(tile, atom, drawn.dtype, drawn.products, first, drawn.depth, along, prologue is not None, statistics, once)
+    dtype, prepared = drawn.dtype, prologue is not None
+    work = Work(tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once)
     return GemmPlan(
         name=entry_name(graph),
         graph=graph,
