@@ -28,7 +28,7 @@ LAYERS = (
     "planner.model planner.heading",
     "planner.pieces planner.passes planner.limits planner.factors",
     "planner.schedule planner.gemm planner.wgmma",
-    "planner.cost planner.product_cost",
+    "planner.cost planner.product_cost planner.row_order",
     "planner.duration planner.wgmma_cost",
     "planner.assembly planner.holding planner.picking",
     "planner.choosing planner.gemm_duration",

@@ -15,6 +15,7 @@ from fusegen.planner.cost import decisions, traffic
 from fusegen.planner.duration import Work, estimate
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Stage, Staging, Statement, Tile
 from fusegen.planner.pieces import PIECE_BYTES, VECTOR_BYTES, WORD_BYTES, accesses, params, row_dims, staged_elements
+from fusegen.planner.row_order import order_decisions, ordered
 from fusegen.planner.schedule import Schedule
 from fusegen.targets.base import Target
 
@@ -50,7 +51,7 @@ class Draft:
 
 def row_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draft:
     """A draft over rows, each tensor read as its shape and layout allow."""
-    dims = row_dims(graph, layout)
+    dims = ordered(graph, target, row_dims(graph, layout))
     return Draft(graph, target, layout, dims, accesses(graph, dims, layout, vector), vector)
 
 
@@ -101,7 +102,7 @@ def assemble(
         params=params(graph, draft.dims, draft.accesses, draft.flat),
         launch_body=walks.launch_body,
         row_loads=walks.row_loads,
-        row_body=index_rows(walks.row_body, draft.dims),
+        row_body=index_rows(walks.row_body, draft),
         row_stores=walks.row_stores,
         stages=stages,
         folded=target.max_blocks(tile.threads) < MANY_BLOCKS,
@@ -109,7 +110,7 @@ def assemble(
         slots=slots,
         shared_bytes=shared,
         cost=estimate(target, work, moved, graph),
-        decisions=decisions(graph),
+        decisions=(*order_decisions(graph, target, draft.dims), *decisions(graph)),
         rounding=rounding_of(draft),
     )
 
@@ -201,9 +202,11 @@ def placed(stage: Stage, number: int, tile: Tile, staging: Staging, kept: int) -
     )
 
 
-def index_rows(body: tuple[Statement, ...], dims: tuple[RowDim, ...]) -> tuple[Statement, ...]:
-    """The row index, as the innermost row dimension counts it."""
-    return tuple(s if s.expr else replace(s, expr=f"static_cast<int>({dims[-1].index})") for s in body)
+def index_rows(body: tuple[Statement, ...], draft: Draft) -> tuple[Statement, ...]:
+    """The row index, as the dimension of the shape's last axis but one counts it."""
+    last = len(draft.graph.shape) - 2
+    index = next((dim.index for dim in draft.dims if last in dim.axes), "")
+    return tuple(s if s.expr else replace(s, expr=f"static_cast<int>({index})") for s in body)
 
 
 def rounding_of(draft: Draft) -> tuple[str, ...]:
