@@ -1,10 +1,14 @@
-"""Measures the database that comes with fusegen, anew, on this GPU: one command, less than a minute on an H200.
+"""Measures the database that comes with fusegen, anew, on this GPU: one command, two minutes on an H200.
 
-    python benchmarks/tune_shipped.py [--out fusegen/data/tuned.jsonl] [--report FILE] [--only NAME ...]
+    python benchmarks/tune_shipped.py                            # all; to fusegen/data/tuned.jsonl
+    python benchmarks/tune_shipped.py --only 'qkv|swiglu.*M=8 '  # cases whose text matches; others' rows stay
+    python benchmarks/tune_shipped.py --kind products            # or rows, or selections
+    python benchmarks/tune_shipped.py --list                     # the cases; needs no GPU
 
-Every row of CASES is tuned, and its validated candidates are written: the winner, those close to it, and the cost
-model's own choice. The file is written after each chain, whole, so an interrupted run leaves the rows it got to. Other
-GPUs' rows stay; this one's earlier rows go when the run was complete. `--report` writes every candidate's time as JSON.
+Every case is tuned: row chains of specs/, and the selections and products of README's tables. Its validated candidates
+are written: the winner, those close to it, and the cost model's own choice. The file is written after each chain,
+whole, so an interrupted run leaves the rows it got to. Other GPUs' rows stay; this one's earlier rows go when the run
+was complete. `--report` writes every candidate's time as JSON.
 Run from the repository root with PYTHONPATH set to it, on a GPU that nobody else uses.
 
 Exit code 1: a chain could not be tuned; the others were.
@@ -14,33 +18,43 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import fusegen
-from fusegen.cli import tuning as words
-from fusegen.cli.showing import finite
-from fusegen.database import Measurement, Unsound, read_lines, write_lines
-from fusegen.errors import FusegenError
-from fusegen.golden import write_whole
-from fusegen.pipeline import choose_target
-from fusegen.spec import Chain, load_chains
-from fusegen.tuning import Bench, Effort, Report, Tuner, measurable
-from fusegen.types import DTYPES
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fusegen  # noqa: E402
+from benchmarks import gemm, topk  # noqa: E402
+from fusegen.cli import tuning as words  # noqa: E402
+from fusegen.cli.showing import finite  # noqa: E402
+from fusegen.database import Measurement, Unsound, read_lines, write_lines  # noqa: E402
+from fusegen.errors import FusegenError  # noqa: E402
+from fusegen.golden import write_whole  # noqa: E402
+from fusegen.pipeline import choose_target  # noqa: E402
+from fusegen.spec import Chain, load_chains  # noqa: E402
+from fusegen.tuning import Bench, Effort, Report, Tuner, measurable  # noqa: E402
+from fusegen.types import DTYPES  # noqa: E402
 
 SHIPPED = Path(fusegen.__file__).parent / "data" / "tuned.jsonl"
 
 
+KINDS = ("rows", "selections", "products")
+MOST = {"rows": 32, "selections": 6, "products": 6}  # candidates of a case: of the latter two the estimates' first few
+
+
 @dataclass(frozen=True)
 class Case:
-    """A spec of specs/, its sizes, and another storage type than the spec's own where one is named."""
+    """A chain, its sizes, and another storage type than its own where one is named."""
 
     chain: str
-    sizes: dict[str, int]
+    sizes: Mapping[str, int]
     dtype: str = ""
+    kind: str = "rows"
 
     def __str__(self) -> str:
         return " ".join([self.chain, *(f"{k}={v}" for k, v in self.sizes.items()), self.dtype]).rstrip()
@@ -83,14 +97,21 @@ CASES = (
     Case("rmsnorm", {"M": 262144, "N": 128}, "bf16"),
     Case("rmsnorm", {"M": 16384, "N": 4096}, "bf16"),
     Case("rmsnorm", {"M": 16384, "N": 8192}, "bf16"),
+    *(Case(chain.name, sizes, kind="selections") for chain, sizes in topk.SHAPES),
+    *(Case(row.chain, row.sizes, row.dtype, kind="products") for row in gemm.ROWS),
 )
 
 
-def chain_of(case: Case, chains: Sequence[Chain]) -> Chain:
-    """Raises FusegenError where there is no such spec, or where it has no such dim."""
-    found = next((chain for chain in chains if chain.name == case.chain), None)
+def load(specs: str) -> Mapping[str, Chain]:
+    """The chains of `specs`, and those that README's table of selections is about, by name."""
+    return {chain.name: chain for chain in (*load_chains(specs), *(chain for chain, _ in topk.SHAPES))}
+
+
+def chain_of(case: Case, chains: Mapping[str, Chain]) -> Chain:
+    """Raises FusegenError where there is no such chain, or where it has no such dim."""
+    found = chains.get(case.chain)
     if found is None:
-        raise FusegenError(f"{case}: there is no such chain in specs/")
+        raise FusegenError(f"{case}: there is no such chain in specs/ or in benchmarks/topk.py")
     sized = found.at(**case.sizes)
     return sized.with_dtype(DTYPES[case.dtype]) if case.dtype else sized
 
@@ -114,27 +135,33 @@ def main() -> int:
     parser.add_argument("--report", type=Path)
     parser.add_argument("--specs", default="specs")
     parser.add_argument("--budget", type=float, default=8.0, help="seconds for the first timings of a chain")
-    parser.add_argument("--only", nargs="*", default=[], help="chains to measure; the others' rows stay")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cases whose text matches; the others' rows stay")
+    parser.add_argument("--kind", nargs="*", choices=KINDS, default=KINDS, help="cases of these kinds")
+    parser.add_argument("--list", action="store_true", help="the cases, and leave")
+    wanted = parser.parse_args()
+    cases = [case for case in CASES if case.kind in wanted.kind and re.search(wanted.only, str(case))]
+    if wanted.list:
+        print("\n".join(map(str, cases)))
+        return 0
     try:
-        return measure(parser.parse_args())
+        return measure(cases, wanted)
     except FusegenError as error:
         say(str(error))
         return error.exit_code
 
 
-def measure(wanted: argparse.Namespace) -> int:
-    """Tune every case, write as it goes, show the table. Raises MissingError without a GPU."""
+def measure(cases: Sequence[Case], wanted: argparse.Namespace) -> int:
+    """Tune the cases, write as it goes, show the table. Raises MissingError without a GPU."""
     target = measurable(choose_target(None))
-    chains = load_chains(wanted.specs)
-    cases = [case for case in CASES if not wanted.only or case.chain in wanted.only]
+    chains = load(wanted.specs)
     before = read(wanted.out)
     new: list[Measurement] = []
     reports: list[Report] = []
     failed = 0
     start = time.monotonic()
     with Bench(target) as bench:
-        tuner = Tuner(bench, None, Effort(wanted.budget), retry=True)
         for number, case in enumerate(cases, 1):
+            tuner = Tuner(bench, None, Effort(wanted.budget, MOST[case.kind]), retry=True)
             try:
                 report = tuner.tune(chain_of(case, chains))
             except FusegenError as error:
@@ -149,7 +176,7 @@ def measure(wanted: argparse.Namespace) -> int:
             write_whole(wanted.out, write_lines([*new, *(row for row in before if row.problem not in anew)]))
             if wanted.report:
                 write_whole(wanted.report, json.dumps(finite([each.facts() for each in reports]), indent=1) + "\n")
-    if not failed and not wanted.only:
+    if not failed and len(cases) == len(CASES):
         write_whole(wanted.out, write_lines([*new, *(row for row in before if row.target != target.name)]))
     words.show_reports(reports)
     return 1 if failed else 0
