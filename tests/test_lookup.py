@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fusegen
+from benchmarks import topk
 from fusegen import database
 from fusegen.compiling import compiler_version
 from fusegen.database import (
@@ -151,6 +152,51 @@ def test_a_winner_that_is_no_candidate_is_passed_over(place: Path) -> None:
     assert choice.steps[0] == f"your database: {gone.configuration} measured best, and is no candidate any more"
 
 
+def test_what_won_at_other_sizes_is_doubted_where_the_estimate_is_against_it(place: Path) -> None:
+    """At its own sizes a measurement is worth more than any estimate; 127 rows may be another matter than 64."""
+    first = FOUND.plans[0].cost.time_us
+    slow = next(plan for plan in FOUND.plans if plan.cost.time_us > lookup.DOUBTED * first)
+    near = next(plan for plan in FOUND.plans[1:] if plan.cost.time_us < lookup.DOUBTED * first)
+    row = replace(ROW, configuration=slow.configuration)
+    assert choice_with(place, row).plan is slow
+    place.unlink()
+    elsewhere = replace(row, sizes="M=127 N=4096")
+    choice = choice_with(place, elsewhere)
+    assert choice.hit is None
+    assert f"{slow.configuration} measured best at M=127 N=4096; here it should take" in choice.steps[0]
+    assert choice_with(place, elsewhere, replace(elsewhere, configuration=near.configuration)).plan is near
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("gemm_bias_gelu", {"M": 4096, "N": 4096, "K": 4096}),
+        ("qkv", {"M": 8, "D": 4096, "Q": 4096, "G": 1024}),
+        ("next_tokens", {"B": 64, "V": 50257, "K": 50}),
+    ],
+)
+def test_products_and_selections_are_looked_up_as_well(
+    name: str, sizes: dict[str, int], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all that is a constant of their kernels: another depth or another k is another problem."""
+    graph = SPECS[name].at(**sizes).graph
+    found = candidates(graph, H200)
+    wanted = found.plans[1].configuration
+    problem = problem_of(found)
+    assert problem is not None
+    row = replace(
+        ROW, graph=problem.graph, cols=problem.cols, rows=problem.rows, layout=problem.layout, configuration=wanted,
+        sizes=graph.sizes_text(), chain=f"{name}  {graph.signature}",
+    )  # fmt: skip
+    ship(monkeypatch, row)
+    choice = choose(found, database=Database(place))
+    assert choice.plan.configuration == wanted
+    assert choice.hit is not None
+    assert choice.hit.shipped
+    other = {**sizes, {"gemm_bias_gelu": "K", "qkv": "D", "next_tokens": "K"}[name]: 48}
+    assert choose(candidates(SPECS[name].at(**other).graph, H200), database=Database(place)).hit is None
+
+
 def test_what_failed_here_is_taken_from_nobody(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ship(monkeypatch, ROW)
     first = replace(FAILED, configuration=NAMES[0], rows=1 << 20)
@@ -252,7 +298,7 @@ def test_whichever_is_measured_best_computes_the_same(
 
 
 def test_what_is_shipped_is_sound_and_current() -> None:
-    """Every row reads, the file is as it is written, and each winner still is a candidate of a spec.
+    """Every row reads, the file is as it is written, and each winner still is a candidate of a chain that is known.
 
     `python benchmarks/tune_shipped.py` on the GPU measures it anew.
     """
@@ -262,7 +308,7 @@ def test_what_is_shipped_is_sound_and_current() -> None:
     assert write_lines(rows) == text
     assert all(row.may_win for row in rows)
     known = [spec.with_dtype(DTYPES[kind]) for spec in SPECS.values() for kind in storage_types(spec)]
-    known += SPECS.values()
+    known += [*SPECS.values(), *(chain for chain, _ in topk.SHAPES)]
     for row in rows:
         sizes = {name: int(size) for name, size in (pair.split("=") for pair in row.sizes.split())}
         graphs = [spec.at(**sizes).graph for spec in known if spec.name == row.chain.split()[0]]
