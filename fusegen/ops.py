@@ -145,7 +145,7 @@ OPS["transpose"] = Op("transpose", Kind.VIEW, 1, "np.swapaxes({0}, -1, -2)", "",
                       flops=0, takes="any", slopes=("1",), ulps=0)  # fmt: skip
 OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32", symbol="@")
 OPS["matmul_tf32"] = Op("matmul_tf32", Kind.PRODUCT, 2, "{0} @ {1}", "",
-                        "matrix product of f32 factors, each the nearest tf32, summed in f32")  # fmt: skip
+                        "matrix product of f32 factors that may become the nearest tf32, summed in f32")  # fmt: skip
 
 
 # ---------------------------------------------------------------- what a spec calls: elementwise
@@ -441,7 +441,7 @@ def _taken(x: Value, columns: Value, missing: Number) -> Value:
 
 def matmul(x: Value | Transposed, w: Value | Transposed, precision: str | None = None) -> Value:
     """x @ w over the last two axes, leading ones broadcast, summed in f32. f16 and bf16 factors are taken as they are;
-    f32 factors need precision="tf32", which takes the nearest number of 11 significant bits for each."""
+    f32 factors need precision="tf32": each may become the nearest number of 11 significant bits."""
     if precision not in (None, "tf32"):
         raise SpecError(f"matmul: precision={precision!r}; it is None, or 'tf32' for f32 factors", caller())
     return product("matmul_tf32" if precision else "matmul", x, w)

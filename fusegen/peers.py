@@ -24,7 +24,7 @@ import numpy as np
 from fusegen.errors import RequestError
 from fusegen.graph import Graph
 from fusegen.operands import Operands
-from fusegen.product_peers import matrix_rate, product_ways
+from fusegen.product_peers import matrix_rate, product_ways, same_precision
 from fusegen.runtime.arrays import CPU, ArrayView
 from fusegen.runtime.devices import Device
 from fusegen.timing import REPEATS, Stopwatch, Timing
@@ -78,7 +78,7 @@ def torch_peers(
         yield "torch", "torch", "this torch was built without support for the GPU here"
         return
     tensors = [[tensor_over(torch, v) for v in one.inputs] for one in sets]
-    with default_stream(torch, device), torch.no_grad():
+    with default_stream(torch, device), same_precision(torch, graph), torch.no_grad():
         for name, runs in product_ways(torch, graph, tensors):
             yield name, "library", attempt(watch, lambda runs=runs: runs, repeats)  # type: ignore[misc]
         for name, make in ways(torch, torch_chain(graph), tensors[0]).items() if own else ():
@@ -98,7 +98,7 @@ def library_rate(graph: Graph, device: Device, watch: Stopwatch) -> float | None
         return None
     if not torch.cuda.is_available():
         return None
-    with default_stream(torch, device), torch.no_grad():
+    with default_stream(torch, device), same_precision(torch, graph), torch.no_grad():
         return matrix_rate(torch, watch, graph.factor_types[graph.products[0]], f"cuda:{device.ordinal}")
 
 

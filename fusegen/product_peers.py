@@ -7,6 +7,7 @@ in the library's own epilogue (cuBLASLt, hipBLASLt), where it has that one.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from fusegen.operands import shape_of
 from fusegen.products import Factor, Split, Unsplittable, split
 from fusegen.timing import Stopwatch
 from fusegen.torch_source import DTYPES
-from fusegen.types import DType
+from fusegen.types import DType, f32
 
 Run = Callable[[], object]
 RATE_SIZE = 8192  # of the square matrices whose product says what the matrix units reach
@@ -36,6 +37,18 @@ def product_ways(torch: Any, graph: Graph, tensors: Sequence[Sequence[Any]]) -> 
         bias, gelu = found
         what = "GELU" if gelu else "ReLU"
         yield f"{library}Lt, bias and {what}", [epilogue(torch, parts, one, bias, gelu) for one in sets]
+
+
+@contextlib.contextmanager
+def same_precision(torch: Any, graph: Graph) -> Iterator[None]:
+    """Torch multiplies f32 by way of tf32 where the chain asks for it; afterwards as before."""
+    before = torch.get_float32_matmul_precision()
+    if f32 in graph.factor_types.values():
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def bare(torch: Any, graph: Graph, parts: Split, operands: dict[str, Any]) -> Run:

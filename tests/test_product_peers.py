@@ -9,9 +9,9 @@ import pytest
 
 from fusegen import Chain, chain, dims, f16, f32
 from fusegen import ops as F
-from fusegen.product_peers import product_ways
+from fusegen.product_peers import product_ways, same_precision
 from fusegen.products import split
-from tests.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned
+from tests.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
 from tests.test_torch_source import tensor
 from tests.test_unfusing import values_for
 
@@ -86,6 +86,18 @@ def test_what_the_epilogue_does_not_have_is_not_offered() -> None:
     for spec in (norm_swiglu, qkv, turned):
         assert [name for name in ways(spec) if "Lt" in name] == []
     assert ways(no_product) == {}
+
+
+def test_f32_goes_by_way_of_tf32_where_the_chain_asks_for_it() -> None:
+    before = torch.get_float32_matmul_precision()
+    with same_precision(torch, with_tf32.graph):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.get_float32_matmul_precision() == before
+    with same_precision(torch, bias_gelu.graph):
+        assert torch.get_float32_matmul_precision() == before
+    with pytest.raises(ZeroDivisionError), same_precision(torch, with_tf32.graph):
+        raise ZeroDivisionError
+    assert torch.get_float32_matmul_precision() == before
 
 
 def test_a_computed_left_factor_is_noise_of_its_type() -> None:

@@ -27,7 +27,8 @@ def at(spec: Chain, sizes: dict[str, int]) -> Chain:
 
 def test_the_specs_are_those_that_users_know() -> None:
     assert set(PRODUCTS) == {
-        "gemm_bias_gelu", "gemm_bias_relu_residual", "gemm_swiglu", "qkv", "rmsnorm_gemm", "rmsnorm_gemm_swiglu",
+        "gemm_bias_gelu", "gemm_bias_relu_residual", "gemm_swiglu", "gemm_tf32", "qkv", "rmsnorm_gemm",
+        "rmsnorm_gemm_swiglu",
     }  # fmt: skip
     for spec in PRODUCTS.values():
         assert split(spec.graph).products

@@ -1,0 +1,262 @@
+// gemm_tf32  f32[M, K], f32[N, K], f32[N] -> f32[M, N]  at M=4096 K=4096 N=4096
+// gelu(x @ w.T + bias), of each factor 11 significant bits at least, summed in f32.
+//
+// target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 156 TFLOP/s for products
+// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 3
+// traffic  402.7 MB moved, 201.3 MB ideal, 335.6 MB with products apart, 469.8 MB unfused in 3 launches
+// floor    881.0 us at 156 TFLOP/s for products; compute-bound at 341.32 flop/B
+// rounding factors to the nearest tf32, 11 significant bits; out to f32 when stored; f32 between
+// needs    K=4096, N=4096; rows of all operands next to each other; x, w, bias, out: address and
+//          strides in multiples of 16 B; bias [N] shared by every row
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+// the vector to p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// 2^x, within 2 ulp; below 2^-126 it is 0
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x, within 1 ulp; above 2^126 it is 0
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// where element (row, k) lies in a tile with rows of Chunks x 4 elements: a chunk's number is turned by the row's, so that
+// 8 rows of one column of chunks lie in different banks
+template <int Chunks>
+__device__ __forceinline__ int place(int row, int k) {
+  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  return (row * Chunks + (k / 4 ^ turn)) * 4 + k % 4;
+}
+
+// 4 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
+template <int Width, typename T>
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
+  if constexpr (Width == 4) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+        :: "r"(to), "l"(from), "r"(count * 4) : "memory");
+  } else {
+    #pragma unroll
+    for (int j = 0; j < 4; j += Width) {
+      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+          :: "r"(to + j * 4), "l"(from + j), "n"(Width * 4), "r"(left * 4) : "memory");
+    }
+  }
+}
+
+// the copies since the last call become one group
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// waits for the thread's own groups, all but the last Pending
+template <int Pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+}
+
+// the tf32 next to an f32: the tensor cores would cut 13 bits off
+__device__ __forceinline__ unsigned to_tf32(unsigned bits) {
+  unsigned y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));
+  return y;
+}
+
+// twice 8 x 8 elements of a tile whose rows run along the depth
+__device__ __forceinline__ void load_left(unsigned (&to)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+  #pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = to_tf32(to[i]);
+}
+
+// 16 x 8 elements of a tile whose rows run along the depth
+__device__ __forceinline__ void load_right(unsigned (&to)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+  #pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = to_tf32(to[i]);
+}
+
+// sums += right^T left^T, 16 columns by 8 rows
+__device__ __forceinline__ void multiply_add(
+    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+gemm_tf32(
+    const float* __restrict__ x_ptr,
+    const float* __restrict__ w_ptr,
+    const float* __restrict__ bias_ptr,
+    float* __restrict__ out_ptr,
+    long long rows,
+    long long x_stride,
+    long long w_pitch,
+    long long out_stride)
+{
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
+  const int warp_col = warp % 4 * 64;
+  const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
+  const unsigned tile = blockIdx.x;
+  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+  const unsigned first = tile / 128 * 8;
+  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
+  const long long row0 = (first + tile % 128 % height) * 128LL;
+  const int across = tile % 128 / height;
+  const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
+  const int col0 = across * 256;
+
+  // the ring of 3 slices, and what the thread brings of each
+  float* const ring = reinterpret_cast<float*>(shared);
+  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 4;
+  const float* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
+  unsigned x_to = (place<8>(x_m, x_k)) * 4;
+  asm volatile("" : "+r"(x_to));
+  const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 4;
+  const float* w_from = w_ptr + (col0 + w_n) * w_pitch + w_k;
+  unsigned w_to = (4096 + place<8>(w_n, w_k)) * 4;
+  asm volatile("" : "+r"(w_to));
+  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
+  const auto copy_slice = [&](int step) {
+    const unsigned slice = ring_at + step % 3 * 49152;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + x_to + v * 4096;
+      copy_chunk<4>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 4 : 0);
+    }
+    x_from += 32;
+    #pragma unroll
+    for (int v = 0; v < 8; ++v) {
+      const unsigned to = slice + w_to + v * 4096;
+      copy_chunk<4>(to, w_from + v * 32 * w_pitch, 4);
+    }
+    w_from += 32;
+  };
+
+  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  unsigned x_part[2][4][4];
+  unsigned w_part[2][4][4];
+  float matmul_tf32_sums[4][8][4] = {};
+  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 4) * 4;
+  const unsigned w_lane = ring_at + 16384 + place<8>(warp_col + lane % 16, lane / 16 * 4) * 4;
+  const auto load_parts = [&](int step, int k, int buffer) {
+    const unsigned slice = step % 3 * 49152;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 2048);
+    }
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      load_right(w_part[buffer][i], ((w_lane + slice) ^ (k * 32)) + i * 2048);
+    }
+  };
+  const auto multiply = [&](int buffer) {
+    #pragma unroll
+    for (int m = 0; m < 8; ++m) {
+      #pragma unroll
+      for (int turned = 0; turned < 4; ++turned) {  // to and fro: what was multiplied last is at hand
+        const int n = m % 2 ? 3 - turned : turned;
+        multiply_add(matmul_tf32_sums[n][m], w_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
+      }
+    }
+  };
+
+  #pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    if (s < 128) copy_slice(s);
+    commit_copies();
+  }
+  wait_copies<1>();
+  __syncthreads();
+  load_parts(0, 0, 0);
+  const auto take_slice = [&](int step, bool last) {
+    #pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k == 3 && !last) {
+        wait_copies<1>();
+      }
+      if (k < 3) {
+        load_parts(step, k + 1, (k + 1) % 2);
+      } else if (!last) {
+        __syncthreads();
+        load_parts(step + 1, 0, 0);
+      }
+      if (k == 0 && !last) {
+        if (step + 2 < 128) copy_slice(step + 2);
+        commit_copies();
+      }
+      multiply(k % 2);
+    }
+  };
+  #pragma unroll 1
+  for (int step = 0; step < 127; ++step) take_slice(step, false);
+  take_slice(127, true);
+
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const matmul_tf32_shared = reinterpret_cast<float*>(shared);
+  {
+    #pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 8; ++m) {
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 260 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
+          matmul_tf32_shared[at] = matmul_tf32_sums[n][m][i];
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  #pragma unroll 4
+  for (int v = 0; v < 32; ++v) {
+    const int m = static_cast<int>((v * 256 + threadIdx.x) / 64);
+    const int n = static_cast<int>((v * 256 + threadIdx.x) % 64) * 4;
+    const long long row = row0 + m;
+    const int col = col0 + n;
+    if (row < rows) {
+      const Vec<float, 4> matmul_tf32_total = load<4>(matmul_tf32_shared + m * 260 + n);
+      const Vec<float, 4> bias_vec = load<4>(bias_ptr + col);
+      Vec<float, 4> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float matmul_tf32 = matmul_tf32_total.at[j];
+        const float bias = bias_vec.at[j];
+        const float add = matmul_tf32 + bias;
+        const float gelu = add * reciprocal(1.0f + power_of_2(add * (-2.30220819f - 0.102943240f * add * add)));
+        out_vec.at[j] = gelu;
+      }
+      store<4>(out_ptr + row * out_stride + col, out_vec);
+    }
+  }
+}
