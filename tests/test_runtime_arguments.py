@@ -253,6 +253,8 @@ def test_measure_gives_each_dim_one_size() -> None:
     [
         (bias_add, {"x": made(f16, 4, 64), "bias": made(f16, 65)},
          ["bias on axis 0 has 65", "64 already, from x on axis 1"]),
+        (bias_add, {"x": made(f16, 4, 37), "bias": made(f16, 64)},
+         ["for N=64, and x on axis 1 has 37", "bias_add.at(N=37)"]),
         (bias_add, {"x": made(f16, 4, 37), "bias": made(f16, 37)},
          ["for N=64, and x on axis 1 has 37", "bias_add.at(N=37)"]),
         (bias_add, {"x": made(f16, 64), "bias": made(f16, 64)}, ["x has 1 axis, shape (64,)", "f16[M, N]"]),

@@ -68,23 +68,31 @@ def compiled_sizes(plan: Plan) -> Mapping[str, int]:
 def measure(plan: Plan, views: Views) -> Sizes:
     """Give every dim one size. `views` holds every input, and the outputs that the caller passed."""
     graph = plan.graph
+    compiled = compiled_sizes(plan)
     found: dict[str, tuple[int, str]] = {}  # dim -> size, and where it was first seen
     for tensor in (*graph.inputs, *graph.outputs):
         if tensor.name in views:
-            measure_tensor(graph, tensor, views[tensor.name], found)
-    for name, size in compiled_sizes(plan).items():
+            measure_tensor(graph, tensor, views[tensor.name], found, compiled)
+    for name, size in compiled.items():
         actual, place = found.get(name, (size, ""))
         if actual != size:
-            raise ArgumentError(
-                f"the kernel is compiled for {name}={size}, and {place} has {actual}\n"
-                f"  compile {graph.name}.at({name}={actual}) for such arrays"
-            )
+            raise other_size(graph, name, size, actual, place)
     by_name = {name: found[name][0] if name in found else size for name, size in graph.sizes.items()}
     return Sizes(by_name, tuple(size_of(size, by_name) for size in graph.shape))
 
 
-def measure_tensor(graph: Graph, tensor: Tensor, view: ArrayView, found: dict[str, tuple[int, str]]) -> None:
-    """Note the sizes of one tensor in `found`; a size that differs from what was found before is an error."""
+def other_size(graph: Graph, name: str, size: int, actual: int, place: str) -> ArgumentError:
+    return ArgumentError(
+        f"the kernel is compiled for {name}={size}, and {place} has {actual}\n"
+        f"  compile {graph.name}.at({name}={actual}) for such arrays"
+    )
+
+
+def measure_tensor(
+    graph: Graph, tensor: Tensor, view: ArrayView, found: dict[str, tuple[int, str]], compiled: Mapping[str, int]
+) -> None:
+    """Note the sizes of one tensor in `found`; a size that differs from what was found before is an error, of whichever
+    of the two the kernel isn't compiled for."""
     if len(view.shape) != len(tensor.shape):
         axes = "1 axis" if len(view.shape) == 1 else f"{len(view.shape)} axes"
         raise ArgumentError(
@@ -99,6 +107,8 @@ def measure_tensor(graph: Graph, tensor: Tensor, view: ArrayView, found: dict[st
             continue
         first, place = found.setdefault(size.name, (actual, here))
         if first != actual:
+            if compiled.get(size.name) == actual:
+                raise other_size(graph, size.name, actual, first, place)
             raise ArgumentError(
                 f"{here} has {actual}, and {size} is {first} already, from {place}\n"
                 f"  {tensor.name} has shape {view.shape} and is declared {tensor.type}"
