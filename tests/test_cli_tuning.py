@@ -209,8 +209,8 @@ def test_what_is_shipped_can_be_shown_and_exported(run: Run) -> None:
 WRONG: list[tuple[tuple[str, ...], str]] = [
     (("merge", "nowhere.db"), "there is no database at nowhere.db"),
     (("merge", "other.py"), "other.py is damaged"),
-    (("import", "nowhere.jsonl"), "nowhere.jsonl can't be read"),
-    (("import", "other.py"), "nothing was taken from it"),
+    (("import", "nowhere.jsonl"), "nowhere.jsonl can't be read: No such file or directory\n"),
+    (("import", "other.py"), "other.py: line 2 is no JSON: Expecting value\n  nothing was taken from it"),
     (("import", "bad.jsonl"), "bad.jsonl: line 2: "),
     (("show", "-d", "other.py"), "other.py is damaged"),
     (("export", "other.py/file"), "can't be written"),

@@ -192,7 +192,9 @@ def read_file(file: Path) -> list[Measurement]:
     """The rows in a file of JSON lines. Raises RequestError for a file that is none, naming its first wrong line."""
     try:
         found = list(read_lines(file.read_text("utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RequestError(f"{file} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise RequestError(f"{file} can't be read as lines of JSON: {error}") from error
     for row in found:
         if isinstance(row, Unsound):

@@ -191,8 +191,14 @@ def read_yours(database: Database, graph: str) -> list[Measurement]:
     try:
         return database.rows(graph)
     except FusegenError as error:
-        log.warning("%s\n  the shipped measurements and the cost model's estimates serve instead", error)
+        warn(str(error))
         return []
+
+
+@cache
+def warn(said: str) -> None:
+    """Once for each file and process: every plan asks."""
+    log.warning("%s\n  the shipped measurements and the cost model's estimates serve instead", said)
 
 
 def own_compiler(target: Target) -> str:

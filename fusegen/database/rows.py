@@ -229,5 +229,7 @@ def read_lines(lines: str) -> Iterator[Measurement | Unsound]:
             if not isinstance(values, dict):
                 raise Unsound("it is no table")
             yield Measurement.of(values)
-        except (ValueError, RecursionError) as error:  # JSON's own errors, and Unsound
+        except json.JSONDecodeError as error:
+            yield Unsound(f"line {number} is no JSON: {error.msg}")
+        except (ValueError, RecursionError) as error:
             yield Unsound(f"line {number}: {error}")
