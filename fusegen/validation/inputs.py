@@ -76,8 +76,10 @@ def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | Non
 
 def root(count: int, axes: int) -> int:
     """The least size that gives `count` or more along that many axes of it."""
-    size = round(count ** (1 / axes))
-    return size if size**axes >= count else size + 1
+    size = round(pow(count, 1 / axes))
+    while size**axes < count:
+        size += 1
+    return size
 
 
 def rows_of(graph: Graph, sizes: Mapping[str, int]) -> int:
