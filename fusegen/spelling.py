@@ -223,6 +223,19 @@ class Speller(Blocks):
                 keep = ""
             reads.append({"declare": declare, "target": target, "call": call, "keep": keep})
         body = self.body(stage, loads_first)
+        outputs: list[Mapping[str, Any]] = [
+            {
+                "type": self.vec_type(s.access),
+                "name": f"{s.access.name}_vec",
+                "call": self.staged_call(s.access) if s.staged else self.store_call(s.access),
+                "across": s.access.mode == "across" and not s.staged,
+                "rest": self.to_storage(s.access.dtype, s.rest),
+            }
+            for s in stage.stores
+        ]
+        texts = [self.guard(), *body, *(shift["text"] + shift["keep"] for shift in shifts)]
+        texts += [read["target"] + read["call"] + read["keep"] for read in reads if not loads_first]
+        texts += [output["call"] for output in outputs]
         made = {
             "title": self.title(number, stage),
             "col": self.col(),
@@ -241,21 +254,11 @@ class Speller(Blocks):
             "loop": self.loops(),
             "scope": self.loops(),
             "unroll": UNROLL if whole else f"{UNROLL} 4",
-            "outputs": [
-                {
-                    "type": self.vec_type(s.access),
-                    "name": f"{s.access.name}_vec",
-                    "call": self.staged_call(s.access) if s.staged else self.store_call(s.access),
-                    "across": s.access.mode == "across" and not s.staged,
-                    "rest": self.to_storage(s.access.dtype, s.rest),
-                }
-                for s in stage.stores
-            ],
+            "outputs": outputs,
             "staged": [self.store_row_call(s.access) for s in stage.stores if s.staged],
             "singles": self.rest_singles(stage),
             "body": body,
-            "uses_col": bool(self.guard() or self.whole() or stage.stores or stage.until or (reads and not loads_first))
-            or any("col + j" in line for line in body),
+            "uses_col": bool(self.whole() or stage.until) or any(re.search(r"\bcol\b", text) for text in texts),
             "vector_reductions": [r.part for r in stage.reductions if r.kind == "softmax"],
             "rest": [self.update_rest(r) for r in stage.reductions if stage.until],
             "first_results": stage is next(s for s in self.plan.stages if s.reductions) if stage.reductions else False,

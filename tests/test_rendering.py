@@ -1,6 +1,6 @@
 """Emitted text: deterministic, readable by rule, accepted by both vendors' compilers."""
 
-# mypy: disable-error-code="valid-type"
+# mypy: disable-error-code="valid-type, arg-type, operator"
 # (annotations of a chain are values such as f16[M, N])
 
 from __future__ import annotations
@@ -64,6 +64,14 @@ def test_text_does_not_depend_on_hash_seeds() -> None:
     assert len(seen) == 1
 
 
+def unused(text: str) -> str:
+    """The first number that a line names and that no line of its block uses."""
+    for found in re.finditer(r"^( *)const (?:int|unsigned|float|bool) (\w+) = .*\n((?:(?:\1.*|#.*)?\n)*)", text, re.M):
+        if not re.search(rf"\b{found[2]}\b", found[3]):
+            return found[2]
+    return ""
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda c: c.name)
 def test_text_reads_like_code(spec: Chain, target: Target) -> None:
     for cols in (37, 4096, 5001, 131072):
@@ -77,6 +85,8 @@ def test_text_reads_like_code(spec: Chain, target: Target) -> None:
             assert text.count("{") == text.count("}")
             assert max(map(len, text.splitlines())) <= 140
             assert "None" not in text
+            assert not re.search(r"^( *)#pragma unroll.*\n(?!\1\S)", text, re.M), "what is unrolled stands below"
+            assert not (found := unused(text)), f"{made.regime}: {found} is never used"
             for tensor in (*graph.inputs, *graph.outputs):
                 assert re.search(rf"\b{tensor.name}\w*\b", text)
 

@@ -61,7 +61,8 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         lines = [f"const int span = {self.by_span([str(i) for i in range(len(spans))], 'across')};"]
         first = self.by_span([str(s.first_tile) for s in spans])
         lines.append(f"const int col0 = (across - ({first})) * {self.tile.cols};")
-        lines.append(f"const int cols = {self.by_span([str(s.cols) for s in spans])};")
+        if self.cols_ragged():
+            lines.append(f"const int cols = {self.by_span([str(s.cols) for s in spans])};")
         for place, own in enumerate(self.owns[len(self.plan.left) :]):
             rights = [s.products[place].right for s in spans]
             lines.append(f"const {self.element}* const {own.name}_ptr = {self.by_span([r.pointer for r in rights])};")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -69,21 +69,21 @@ def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | Non
     for name, size in zip(free[:-1], outer, strict=False):
         sizes[name] = size if rows >= size else 1
     axes = graph.shape if flat else graph.shape[:-1]
-    others = prod(size_of(size, sizes) for size in axes)
+    others = math.prod(size_of(size, sizes) for size in axes)
     sizes[free[-1]] = root(-(-rows // others), axes.count(Dim(free[-1])))
     return sizes
 
 
 def root(count: int, axes: int) -> int:
     """The least size that gives `count` or more along that many axes of it."""
-    size = round(pow(count, 1 / axes))
+    size = round(math.pow(count, 1 / axes))
     while size**axes < count:
         size += 1
     return size
 
 
 def rows_of(graph: Graph, sizes: Mapping[str, int]) -> int:
-    return prod(size_of(size, sizes) for size in graph.shape[:-1])
+    return math.prod(size_of(size, sizes) for size in graph.shape[:-1])
 
 
 def make_operands(
@@ -100,7 +100,7 @@ def make_operands(
         shape = tuple(size_of(size, sizes) for size in tensor.shape)
         cols = shape[-1] if shape else 1
         safe = safe_magnitude(graph, tensor.dtype, cols)
-        room = Room(rng, prod(shape[:-1]), cols, tensor.dtype, safe, graph.picks)
+        room = Room(rng, math.prod(shape[:-1]), cols, tensor.dtype, safe, graph.picks)
         if tensor in mains:
             place = mains.index(tensor)
             values.append(rows_of_patterns(graph, tensor, shape, room, row_patterns, place, len(mains)))
@@ -150,7 +150,7 @@ def rows_of_patterns(
     if not transposed(graph, tensor):
         return mixed(room, patterns, place, operands).reshape(shape).astype(tensor.dtype.numpy)
     *outer, cols, rows = shape
-    room = replace(room, rows=prod(outer) * rows, cols=cols)
+    room = replace(room, rows=math.prod(outer) * rows, cols=cols)
     made = mixed(room, patterns, place, operands).reshape(*outer, rows, cols)
     return np.ascontiguousarray(np.swapaxes(made, -1, -2)).astype(tensor.dtype.numpy)
 

@@ -114,7 +114,6 @@ additive_mask_softmax(
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 16 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -135,7 +134,6 @@ additive_mask_softmax(
   float total_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 16 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {

@@ -115,7 +115,6 @@ masked_softmax(
   }
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 32 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -136,7 +135,6 @@ masked_softmax(
   float total_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 32 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {

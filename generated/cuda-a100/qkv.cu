@@ -118,7 +118,6 @@ qkv(
   const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
   const int span = across < 32 ? 0 : across < 40 ? 1 : 2;
   const int col0 = (across - (span == 0 ? 0 : span == 1 ? 32 : 40)) * 128;
-  const int cols = span == 0 ? 4096 : span == 1 ? 1024 : 1024;
   const __nv_bfloat16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
   const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
 

@@ -204,7 +204,7 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
     }
     unsigned own[own_bins];
     unsigned above = before + add_up(picker, own);
-      #pragma unroll
+    #pragma unroll
     for (int q = 0; q < own_bins; ++q) {
       if (above < 1 && above + own[q] >= 1) {
         picker.found = bins - 1 - threadIdx.x * own_bins - q;

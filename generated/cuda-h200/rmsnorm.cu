@@ -104,7 +104,6 @@ rmsnorm(
   for (int v = 0; v < 4; ++v) {
     wait_copies<3>();
     commit_copies();  // of nothing: so that as many are pending at every turn
-    const int col = (v * 128 + lane) * 8;
     const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * 128 + lane];
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

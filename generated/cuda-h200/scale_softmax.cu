@@ -147,7 +147,6 @@ scale_softmax(
   for (int v = 0; v < 4; ++v) {
     wait_copies<3>();
     commit_copies();  // of nothing: so that as many are pending at every turn
-    const int col = (v * 128 + lane) * 8;
     const Vec<__half, 8> scores_vec = scores_kept[v * 128 + lane];
     float total_part_values[8];
     #pragma unroll

@@ -110,7 +110,6 @@ additive_mask_softmax(
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 16 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -131,7 +130,6 @@ additive_mask_softmax(
   float total_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 16 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {

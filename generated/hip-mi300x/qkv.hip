@@ -107,7 +107,6 @@ qkv(
   const int rows_here = rows - row0 < 64 ? static_cast<int>(rows - row0) : 64;
   const int span = across < 64 ? 0 : across < 80 ? 1 : 2;
   const int col0 = (across - (span == 0 ? 0 : span == 1 ? 64 : 80)) * 64;
-  const int cols = span == 0 ? 4096 : span == 1 ? 1024 : 1024;
   const __bf16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
   const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
 

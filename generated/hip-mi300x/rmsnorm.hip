@@ -70,7 +70,6 @@ rmsnorm(
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {

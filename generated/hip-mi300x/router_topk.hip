@@ -173,7 +173,6 @@ router_topk(
   }
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 16 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -190,7 +189,6 @@ router_topk(
   float total_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 16 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {

@@ -99,7 +99,6 @@ scale_softmax(
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -118,7 +117,6 @@ scale_softmax(
   float total_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
