@@ -26,9 +26,10 @@ CPP = frozenset(
 FRAME = frozenset(
     """row rows lane team tile tiles col v j base live start shift part partial shared warp threadIdx
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
-    load_each load_within load_each_within store_each store_within store_each_within row_sum row_max row_min
+    load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
     row_max_sum row_welford partner exponential power_of_2 reciprocal element values at np math ml_dtypes bfloat16 erf
-    n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once copy_async commit_copies wait_copies
+    n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once load_where load_once_where words
+    copy_async commit_copies wait_copies
     Span phase load_span load_across load_first store_across load_pieces load_kept copy_part copy_across joined
     head_of load_block load_kept_block load_shifted store_block store_row head edge
     in_rest rest_col

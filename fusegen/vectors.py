@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from fusegen.dialect import Dialect
 from fusegen.planner.model import Access, Load, RowPlan
-from fusegen.planner.pieces import stride_name
+from fusegen.planner.pieces import WORD_BYTES, stride_name
 
 PIECES = ("load", "phase", "load_pieces")  # functions that every read of such pieces calls
 
@@ -122,7 +122,14 @@ class Vectors(Dialect):
         return f"col {load.until} ? {text} : {ctype or self.vec_type(load.access)}{{}}"
 
     def from_memory(self, load: Load, inside: bool) -> str:
-        return self.within(load, self.load_call(load.access), inside)
+        access = load.access
+        narrow = access.dtype.bytes < WORD_BYTES and access.vector * access.dtype.bytes % WORD_BYTES == 0
+        plain = narrow and access.mode == "vector" and self.plan.tail != "element"
+        if inside or not load.until or not plain:
+            return self.within(load, self.load_call(access), inside)
+        name = "load_once" if access.once else "load"
+        self.functions.update((name, f"{name}_where"))
+        return f"{name}_where<{access.vector}>(col {load.until}, {self.pointer(access)} + col)"
 
     def span_type(self, access: Access) -> str:
         self.uses_vec = True
@@ -177,11 +184,8 @@ class Vectors(Dialect):
         if self.plan.tail == "element" and not self.plan.flat and access.mode == "vector":
             self.functions.update(("load_first", "load"))
             return f"load_first<{width}, {self.plan.cols % width}>({row} + col, {self.whole()})"
-        if self.plan.tail == "element" and width > 1:
+        if self.plan.tail == "element" and width > 1 and not self.plan.flat:
             self.functions.add("load_each_within")
-            if access.mode != "element":
-                self.functions.update(("load_within", "load"))
-                return f"load_within<{width}>({row}, col, {self.cols})"
             return f"load_each_within<{width}>({row}, col, {self.cols})"
         name = "load_each" if access.mode == "element" else "load"
         self.functions.add(name)
@@ -219,7 +223,7 @@ class Vectors(Dialect):
             self.functions.update(("phase", "store", "store_across"))
             cols = self.vector_cols
             return f"store_across<{width}>({row}, col, {f'live ? {cols} : 0' if self.live() else cols}, {value})"
-        if self.plan.tail == "element" and width > 1:
+        if self.plan.tail == "element" and width > 1 and not self.plan.flat:
             self.functions.add("store_each_within")
             if access.mode != "element":
                 self.functions.update(("store_within", "store"))

@@ -226,7 +226,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("element guard off by one", "one element past the array is written", FLAT,
              r"(store_each_within.*?col \+ j <) cols", r"\1= cols"),
     mutation("vector guard off by one", "the vector at the end reaches one element past it", FLAT,
-             r"col \+ N <= cols", "col + N <= cols + 1", everywhere=True),
+             r"\(col \+ 8 <= n\)", "(col + 8 <= n + 1)"),
     mutation("last element left out", "the scalar end stops one short", FLAT,
              r"(store_each_within.*?col \+ j < )cols", r"\1cols - 1"),
     mutation("written past the row", "the row's end is not looked for where values go one by one", HANDED,

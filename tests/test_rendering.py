@@ -48,6 +48,23 @@ def test_same_plan_same_text(target: Target) -> None:
         assert render(plan(spec.graph, target)).text == render(plan(spec.graph, target)).text
 
 
+def test_every_load_of_a_whole_vector_is_issued_before_the_first_use() -> None:
+    """A load with a branch of its own would wait for the one before it, where halves are taken apart on arrival."""
+    flat = render(plan(ALL["swiglu_elementwise"].graph, H200)).text
+    whole, end = flat[flat.index("// walk 1") :].split("} else if (col < n) {")
+    assert re.findall(r"(\w+)_vec = load<8>\(", whole) == ["gate", "up"]
+    assert "load_each_within<8>(gate_ptr, col, n)" in end
+    assert "within" not in whole
+    causal = ALL["scale_causal_softmax"].graph
+    held = next(p for p in candidates(causal, H200).plans if isinstance(p, RowPlan) and p.staging == "registers")
+    assert re.search(r"scores_vec\[v\] = load_once_where<8>\(col <= last, scores_row \+ col\);", render(held).text)
+    wide = next(
+        p for p in candidates(ALL["scale_causal_softmax"].with_dtype(f32).graph, H200).plans
+        if isinstance(p, RowPlan) and p.staging == "registers"
+    )  # fmt: skip
+    assert "col <= last ? load_once<4>(scores_row + col)" in render(wide).text, "words are not taken apart"
+
+
 def test_text_does_not_depend_on_hash_seeds() -> None:
     code = (
         "import hashlib\nfrom fusegen.planner import plan\nfrom fusegen.rendering import render\n"

@@ -31,13 +31,6 @@ __device__ __forceinline__ Vec<T, N> load_each_within(const T* row, long long co
   return v;
 }
 
-// values col ... col + N - 1 of a row: a vector where the row fills it, one by one at the row's ends
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load_within(const T* row, long long col, long long cols) {
-  if (col + N <= cols) return load<N>(row + col);
-  return load_each_within<N>(row, col, cols);
-}
-
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
@@ -50,16 +43,6 @@ __device__ __forceinline__ void store_each_within(T* row, long long col, long lo
   #pragma unroll
   for (int j = 0; j < N; ++j) {
     if (col + j < cols) row[col + j] = v.at[j];
-  }
-}
-
-// values col ... col + N - 1 of a row: a vector where the row fills it, one by one at the row's ends
-template <int N, typename T>
-__device__ __forceinline__ void store_within(T* row, long long col, long long cols, const Vec<T, N>& v) {
-  if (col + N <= cols) {
-    store<N>(row + col, v);
-  } else {
-    store_each_within<N>(row, col, cols, v);
   }
 }
 
@@ -92,26 +75,33 @@ swiglu_elementwise(
   const long long col = static_cast<long long>(blockIdx.x) * 1024 + threadIdx.x * 8;
 
   // walk 1 of 1: read gate, up; write out
-  if (col < n) {
-    const Vec<__nv_bfloat16, 8> gate_vec = load_within<8>(gate_ptr, col, n);
-    const Vec<__nv_bfloat16, 8> up_vec = load_within<8>(up_ptr, col, n);
+  if (col + 8 <= n) {
+    const Vec<__nv_bfloat16, 8> gate_vec = load<8>(gate_ptr + col);
+    const Vec<__nv_bfloat16, 8> up_vec = load<8>(up_ptr + col);
     Vec<__nv_bfloat16, 8> out_vec;
-    const auto element = [&](int j) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
       const float gate = __bfloat162float(gate_vec.at[j]);
       const float up = __bfloat162float(up_vec.at[j]);
       const float silu = gate * reciprocal(1.0f + exponential(-gate));
       const float mul = silu * up;
       out_vec.at[j] = __float2bfloat16_rn(mul);
-    };
-    if (col + 8 <= n) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) element(j);
-    } else {  // the row ends inside of this vector
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if (col + j < n) element(j);
+    }
+    store<8>(out_ptr + col, out_vec);
+  } else if (col < n) {  // the array ends inside of this vector
+    const Vec<__nv_bfloat16, 8> gate_vec = load_each_within<8>(gate_ptr, col, n);
+    const Vec<__nv_bfloat16, 8> up_vec = load_each_within<8>(up_ptr, col, n);
+    Vec<__nv_bfloat16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (col + j < n) {
+        const float gate = __bfloat162float(gate_vec.at[j]);
+        const float up = __bfloat162float(up_vec.at[j]);
+        const float silu = gate * reciprocal(1.0f + exponential(-gate));
+        const float mul = silu * up;
+        out_vec.at[j] = __float2bfloat16_rn(mul);
       }
     }
-    store_within<8>(out_ptr, col, n, out_vec);
+    store_each_within<8>(out_ptr, col, n, out_vec);
   }
 }

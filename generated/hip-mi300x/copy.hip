@@ -29,13 +29,6 @@ __device__ __forceinline__ Vec<T, N> load_each_within(const T* row, long long co
   return v;
 }
 
-// values col ... col + N - 1 of a row: a vector where the row fills it, one by one at the row's ends
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load_within(const T* row, long long col, long long cols) {
-  if (col + N <= cols) return load<N>(row + col);
-  return load_each_within<N>(row, col, cols);
-}
-
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
@@ -51,16 +44,6 @@ __device__ __forceinline__ void store_each_within(T* row, long long col, long lo
   }
 }
 
-// values col ... col + N - 1 of a row: a vector where the row fills it, one by one at the row's ends
-template <int N, typename T>
-__device__ __forceinline__ void store_within(T* row, long long col, long long cols, const Vec<T, N>& v) {
-  if (col + N <= cols) {
-    store<N>(row + col, v);
-  } else {
-    store_each_within<N>(row, col, cols, v);
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(128)
 copy(
     const float* __restrict__ x_ptr,
@@ -71,22 +54,25 @@ copy(
   const long long col = tile * 512 + threadIdx.x * 4;
 
   // walk 1 of 1: read x; write out
-  if (col < n) {
-    const Vec<float, 4> x_vec = load_within<4>(x_ptr, col, n);
+  if (col + 4 <= n) {
+    const Vec<float, 4> x_vec = load<4>(x_ptr + col);
     Vec<float, 4> out_vec;
-    const auto element = [&](int j) {
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
       const float x = x_vec.at[j];
       out_vec.at[j] = x;
-    };
-    if (col + 4 <= n) {
-      #pragma unroll
-      for (int j = 0; j < 4; ++j) element(j);
-    } else {  // the row ends inside of this vector
-      #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (col + j < n) element(j);
+    }
+    store<4>(out_ptr + col, out_vec);
+  } else if (col < n) {  // the array ends inside of this vector
+    const Vec<float, 4> x_vec = load_each_within<4>(x_ptr, col, n);
+    Vec<float, 4> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (col + j < n) {
+        const float x = x_vec.at[j];
+        out_vec.at[j] = x;
       }
     }
-    store_within<4>(out_ptr, col, n, out_vec);
+    store_each_within<4>(out_ptr, col, n, out_vec);
   }
 }

@@ -33,6 +33,20 @@ __device__ __forceinline__ Vec<T, N> load_once(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(&bits);
 }
 
+// the vector at p where it is wanted, else zeros. It waits as words: what is narrower is taken apart where it arrives, and
+// would have to be there before the next load is issued
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load_once_where(bool wanted, const T* p) {
+  Vec<unsigned, sizeof(Vec<T, N>) / 4> words{};
+  if (wanted) {
+    const Vec<T, N> found = load_once<N>(p);
+    memcpy(&words, &found, sizeof(words));
+  }
+  Vec<T, N> v;
+  memcpy(&v, &words, sizeof(v));
+  return v;
+}
+
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
   return a > b || a != a ? a : b;
@@ -103,7 +117,7 @@ scale_causal_softmax(
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
     if (live) {
-      scores_vec[v] = col <= last ? load_once<8>(scores_row + col) : Vec<_Float16, 8>{};
+      scores_vec[v] = load_once_where<8>(col <= last, scores_row + col);
     }
   }
   #pragma unroll
