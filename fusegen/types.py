@@ -95,6 +95,9 @@ f32 = DType("f32", "float", 4, "float32", 2.0**-24, 2.0**-149, 3.402823466385288
 i32 = DType("i32", "int", 4, "int32", largest=2.0**31 - 1)
 b8 = DType("b8", "bool", 1, "bool", largest=1.0)
 
+tf32 = DType("tf32", "float", 4, "float32", 2.0**-11, 2.0**-136, (2 - 2.0**-10) * 2.0**127)
+"""What f32 becomes on its way to tensor cores: no array holds it, and it is none of DTYPES."""
+
 DTYPES: Mapping[str, DType] = {d.name: d for d in (f16, bf16, f32, i32, b8)}
 
 

@@ -12,7 +12,7 @@ import pytest
 from fusegen.emulator import EmulatorBuildError, KernelFault, LaunchError, build
 from fusegen.errors import RequestError
 from fusegen.tensor_map import TensorMap
-from fusegen.types import f16, f32
+from fusegen.types import f16, f32, tf32
 from tests.programs import MBARRIER, TENSOR_MAP, Array, aligned, compile_cuda, launch
 from tests.tools import BUILDS, needs_check, needs_compiler
 
@@ -111,6 +111,26 @@ def test_a_box_is_loaded(swizzle: int, rows: int, x: int, y: int, check: bool) -
     source = load(given.box_bytes, x, y)
     for seed in (0, 1):
         assert np.array_equal(run_load(array, given, source, check=check, seed=seed), want)
+
+
+@needs_compiler
+@pytest.mark.parametrize("check", BUILDS)
+def test_f32_is_rounded_to_tf32_on_its_way(check: bool) -> None:
+    """Ties to even, subnormals kept, infinity beyond the largest: read from an H200, 16384 random f32 among them."""
+    rng = np.random.default_rng(5)
+    bits = rng.integers(0, 2**32, (64, 32), dtype=np.uint32)
+    bits[0] = 0x3F800000 + 0x1000 * np.arange(32)  # every other one a tie
+    bits[1, :4] = 1, 0x1FFF, 0x7F7FFFFF, 0xFF800000
+    array = aligned(np.where((bits & 0x7F800000) == 0x7F800000, 0x3F801000, bits).astype(np.uint32).view(np.float32))
+    given = replace(tensor_map(array, (64, 32), 128), dtype=tf32)
+    values = array.astype(np.float64)
+    digit = np.exp2(np.floor(np.log2(np.maximum(np.abs(values), 2.0**-126))) - 10)
+    with np.errstate(over="ignore"):
+        rounded = (np.round(values / digit) * digit).astype(np.float32)
+    want = swizzled(rounded, 128).ravel().view(np.uint8)
+    for seed in (0, 1):
+        got = run_load(array, given, load(given.box_bytes, 0, 0), check=check, seed=seed)
+        assert np.array_equal(got, want)
 
 
 @needs_compiler

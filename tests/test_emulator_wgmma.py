@@ -15,27 +15,28 @@ from tests.tools import BUILDS, needs_check, needs_compiler
 
 pytestmark = needs_compiler
 
-NUMBERS = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+NUMBERS = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "tf32": np.dtype(np.float32)}
 SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: the field of a descriptor
 
 
 def shared_image(matrix: Array, swizzle: int, transposed: bool) -> tuple[Array, int, int]:
-    """A matrix (rows, depth) of 16-bit numbers as it lies in shared memory, with its leading and stride byte offsets.
+    """A matrix (rows, depth) as it lies in shared memory, with its leading and stride byte offsets.
 
     Said as people draw it: atoms of 8 lines, each `swizzle` bytes long, whose pieces of 16 bytes are permuted by the
     line's number. Lines run along the depth, or along the rows where `transposed`.
     """
     lines = matrix.T if transposed else matrix
     count, length = lines.shape
-    span = (swizzle or 16) // 2  # numbers of a line of an atom
+    size = matrix.itemsize
+    span, each = (swizzle or 16) // size, 16 // size  # numbers of a line of an atom, and of a piece
     bars = lines.reshape(count // 8, 8, length // span, span)
-    pieces = bars.transpose(2, 0, 1, 3).reshape(length // span, count // 8, 8, span // 8, 8)
+    pieces = bars.transpose(2, 0, 1, 3).reshape(length // span, count // 8, 8, span // each, each)
     image = np.empty_like(pieces)
     shift = {128: 0, 64: 1, 32: 2}.get(swizzle, 3)  # how many lines share 128 bytes, as a power of two
     for line in range(8):
-        for piece in range(span // 8):
-            image[:, :, line, piece ^ line >> shift & (span // 8 - 1)] = pieces[:, :, line, piece]
-    beside, below = count * span * 2, 8 * span * 2  # the next column of atoms, the next atom
+        for piece in range(span // each):
+            image[:, :, line, piece ^ line >> shift & (span // each - 1)] = pieces[:, :, line, piece]
+    beside, below = count * span * size, 8 * span * size  # the next column of atoms, the next atom
     if transposed and not swizzle:
         return image.ravel(), below, beside
     return image.ravel(), beside, below
@@ -58,9 +59,15 @@ class Wgmma:
         return f"{self.number} n{self.n} {self.swizzle} {a} {'columns' if self.trans_b else 'rows'}"
 
     @property
+    def k(self) -> int:
+        """Of one instruction."""
+        return 8 if self.number == "tf32" else 16
+
+    @property
     def depth(self) -> int:
-        """A line's length where the depth is contiguous, 32 otherwise."""
-        return (self.swizzle or 16) // 2 if self.swizzle and not (self.trans_a and self.trans_b) else 32
+        """A line's length where the depth is contiguous, two instructions' otherwise."""
+        own = self.swizzle and not (self.trans_a and self.trans_b)
+        return self.swizzle * self.k // 32 if own else 2 * self.k
 
     def matrices(self) -> tuple[Array, Array]:
         rng = np.random.default_rng(self.n)
@@ -70,7 +77,7 @@ class Wgmma:
         )  # type: ignore[return-value]
 
     def advance(self, transposed: bool, lines: int, stride: int) -> int:
-        """Bytes from one step of 16 along the depth to the next."""
+        """Bytes from one step along the depth to the next."""
         if transposed:
             return 2 * stride if self.swizzle else 2 * 8 * 16
         return 32 if self.swizzle else 2 * lines * 16
@@ -91,12 +98,15 @@ class Wgmma:
         else:
             left, left_in, parameter, rest = f"%{half}", '"l"(a)', "unsigned long long a", half + 1
             immediates = f"{int(self.trans_a)}, {int(self.trans_b)}"
-        name = f"wgmma.mma_async.sync.aligned.m64n{self.n}k16.f32.{self.number}.{self.number}"
+        wide = self.number == "tf32"
+        word = "unsigned" if wide else "unsigned short"
+        immediates = "" if wide else f", {immediates}"
+        name = f"wgmma.mma_async.sync.aligned.m64n{self.n}k{self.k}.f32.{self.number}.{self.number}"
         advance_a, advance_b = self.advance(self.trans_a, 64, stride_a), self.advance(self.trans_b, self.n, stride_b)
         call = (
             "unsigned fragments[4];\n    for (int i = 0; i < 4; ++i) fragments[i] = *reinterpret_cast<const unsigned*>("
-            f"left + (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8) * {self.depth} + step * 16 + "
-            "threadIdx.x % 4 * 2 + i / 2 * 8);\n    multiply(d, fragments, "
+            f"left + (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8) * {self.depth} + step * {self.k} + "
+            f"threadIdx.x % 4 * {1 if wide else 2} + i / 2 * {self.k // 2});\n    multiply(d, fragments, "
             if self.registers
             else f"multiply(d, describe(place + step * {advance_a}, {leading_a}, {stride_a}), "
         )
@@ -107,7 +117,7 @@ __device__ __forceinline__ unsigned long long describe(unsigned place, int leadi
 }}
 __device__ __forceinline__ void multiply(float (&d)[{half}], {parameter}, unsigned long long b, int adds) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{rest + 1}, 0;\\n" // WGMMA
-               "{name} {{{sums}}}, {left}, %{rest}, p, {self.scale_a}, {self.scale_b}, {immediates};\\n}}"
+               "{name} {{{sums}}}, {left}, %{rest}, p, {self.scale_a}, {self.scale_b}{immediates};\\n}}"
                : {outputs} : {left_in}, "l"(b), "r"(adds));
 }}
 __device__ __forceinline__ void fence() {{ asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }}
@@ -115,7 +125,7 @@ __device__ __forceinline__ void commit() {{ asm volatile("wgmma.commit_group.syn
 template <int Left>
 __device__ __forceinline__ void wait() {{ asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(Left) : "memory"); }}
 
-extern "C" __global__ void __launch_bounds__(128) kernel(const uint4* image, const unsigned short* left, float* out) {{
+extern "C" __global__ void __launch_bounds__(128) kernel(const uint4* image, const {word}* left, float* out) {{
   extern __shared__ __align__(1024) unsigned char tile[];
   uint4* const pieces = reinterpret_cast<uint4*>(tile);
   for (int i = threadIdx.x; i < {total // 16}; i += 128) pieces[i] = image[i];
@@ -125,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(128) kernel(const uint4* image, con
   float d[{half}];
   for (int i = 0; i < {half}; ++i) d[i] = 1000.0f;
   fence(); // FENCE
-  for (int step = 0; step < {self.steps or self.depth // 16}; ++step) {{
+  for (int step = 0; step < {self.steps or self.depth // self.k}; ++step) {{
     {call}describe(place + {offset_b} + step * {advance_b}, {leading_b}, {stride_b}), 1);
   }}
   commit(); // COMMIT
@@ -145,9 +155,9 @@ extern "C" __global__ void __launch_bounds__(128) kernel(const uint4* image, con
             images.insert(0, shared_image(a, self.swizzle, self.trans_a)[0])
         image = aligned(np.concatenate(images).view(np.uint8))
         out = aligned(np.full((64, self.n), np.nan, np.float32))
-        left = aligned(np.ascontiguousarray(a).view(np.uint16))
+        left = aligned(np.ascontiguousarray(a).view(np.uint32 if self.number == "tf32" else np.uint16))
         launch(source, [image, left, out], check=check, seed=seed, shared_bytes=image.nbytes)
-        used = 16 * (self.steps or self.depth // 16)
+        used = self.k * (self.steps or self.depth // self.k)
         exact = a[:, :used].astype(np.float64) @ b[:, :used].astype(np.float64).T
         return out, (1000 + self.scale_a * self.scale_b * exact).astype(np.float32)
 
@@ -161,9 +171,24 @@ LAYOUTS = [
     Wgmma("bf16", 256, trans_b=True),
     Wgmma("bf16", 32, registers=True),
     Wgmma("f16", 64, registers=True, trans_b=True),
+    *(Wgmma("tf32", 64, swizzle) for swizzle in SWIZZLES),
+    Wgmma("tf32", 256),
+    Wgmma("tf32", 32, registers=True),
     Wgmma("f16", 8, scale_a=-1),
     Wgmma("f16", 8, scale_b=-1),
 ]
+
+
+def test_tf32_takes_no_notice_of_the_low_bits() -> None:
+    class Noisy(Wgmma):
+        def matrices(self) -> tuple[Array, Array]:
+            a, b = super().matrices()
+            return tuple((each.view(np.uint32) | np.uint32(0x1FFF)).view(np.float32) for each in (a, b))  # type: ignore
+
+    clean, noisy = Wgmma("tf32", 64), Noisy("tf32", 64)
+    got, _ = noisy.run(noisy.source(), check=False, seed=0)
+    _, want = clean.run(clean.source(), check=False, seed=0)
+    assert np.array_equal(got, want)
 
 
 @pytest.mark.parametrize("check", BUILDS)
@@ -366,7 +391,7 @@ def test_accumulators_may_be_used_again_behind_another_fence(check: bool) -> Non
             PLAIN.run(source.replace("  fence(); // AGAIN\n", ""), check=True, seed=0)
 
 
-@pytest.mark.parametrize("name", ["m64n64k16.f16.f16.f16", "m64n64k8.f32.tf32.tf32", "m64n64k32.f32.e4m3.e4m3"])
+@pytest.mark.parametrize("name", ["m64n64k16.f16.f16.f16", "m64n64k32.s32.s8.s8", "m64n64k32.f32.e4m3.e4m3"])
 def test_other_numbers_are_refused_by_name(name: str) -> None:
     statement = f'asm("wgmma.mma_async.sync.aligned.{name} %0;" : "+f"(*y));'
     source = f'extern "C" __global__ void kernel(float* y) {{\n  {statement}\n}}'

@@ -19,6 +19,7 @@ from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable, Ind
 from fusegen.emulator.ptx import rewrite_asm
 from fusegen.emulator.rewrite import cluster_dims, require_grid_constants, rewrite_shared, rewrite_vectors
 from fusegen.tensor_map import TensorMap
+from fusegen.types import tf32
 
 # In the order of `enum class Fault` in dialect/simt.h.
 KINDS = (
@@ -118,7 +119,8 @@ class _TensorMap(ctypes.Structure):
         ("rank", ctypes.c_uint32),
         ("element_bytes", ctypes.c_uint32),
         ("swizzle", ctypes.c_uint32),
-        ("unused", ctypes.c_uint64),
+        ("to_tf32", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
     )
 
     @classmethod
@@ -130,6 +132,7 @@ class _TensorMap(ctypes.Structure):
         rank, shape, strides, box, _ = given.driver_arguments()
         made.shape[:rank], made.strides[: rank - 1], made.box[:rank] = shape, strides, box
         made.rank, made.element_bytes, made.swizzle = rank, given.dtype.bytes, given.swizzle
+        made.to_tf32 = given.dtype is tf32
         return made
 
 

@@ -29,13 +29,12 @@ from typing import Any
 import numpy as np
 
 from fusegen.planner.model import Summed
-from fusegen.types import DType, f32
+from fusegen.types import DType, f32, tf32
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 STEP = 16  # products that one instruction adds, or two instructions one after another
 ULPS = 24.0 * 2.0**-23  # of a step
-TF32 = DType("tf32", "float", 4, "float32", 2.0**-11, 2.0**-136, (2 - 2.0**-10) * 2.0**127)
 FLUSHED = 2.0**-126  # products and sums below may become 0
 
 
@@ -48,7 +47,7 @@ def rounded(value: Array, error: Array, dtype: DType) -> Array:
 
 def as_tf32(value: Array, error: Array) -> Array:
     """The error of an f32 factor once it is the nearest tf32: of one that is known, how far off that is."""
-    return np.where(error == 0, distance_to_tf32(value), rounded(value, error, TF32))
+    return np.where(error == 0, distance_to_tf32(value), rounded(value, error, tf32))
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -71,17 +71,8 @@ SIMT_INLINE float ptx_smaller(float a, float b) { return a < b || (a == b && __b
 SIMT_PTX_CHOICE(ptx_max_f32, ptx_max_NaN_f32, ptx_larger)
 SIMT_PTX_CHOICE(ptx_min_f32, ptx_min_NaN_f32, ptx_smaller)
 
-// To the nearest tf32, whose 13 lower bits are 0: ties away from zero (.rna), or to even (.rn, from sm_90 on). What is
-// not finite loses those bits, too, as in the code for sm_80.
-template <bool ToEven>
-SIMT_INLINE void ptx_nearest_tf32(u32& d, float a) {
-  const u32 bits = __builtin_bit_cast(u32, a);
-  constexpr u32 tie = 1u << 12, kept = ~(2 * tie - 1);
-  const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
-  d = (finite ? bits + (ToEven ? tie - 1 + (bits >> 13 & 1) : tie) : bits) & kept;
-}
-SIMT_INLINE void ptx_cvt_rna_tf32_f32(u32& d, float a) { ptx_nearest_tf32<false>(d, a); }
-SIMT_INLINE void ptx_cvt_rn_tf32_f32(u32& d, float a) { ptx_nearest_tf32<true>(d, a); }
+SIMT_INLINE void ptx_cvt_rna_tf32_f32(u32& d, float a) { d = nearest_tf32(__builtin_bit_cast(u32, a), false); }
+SIMT_INLINE void ptx_cvt_rn_tf32_f32(u32& d, float a) { d = nearest_tf32(__builtin_bit_cast(u32, a), true); }
 
 // --- moves between registers
 template <class T>

@@ -6,18 +6,21 @@
 
 namespace simt {
 
-#define SIMT_PTX_WGMMA(name, number)                                                                              \
+// `transposed`: 1 where imm-trans-a and imm-trans-b say how matrices of 16 bits lie in shared memory, else 0.
+#define SIMT_PTX_WGMMA(name, number, transposed)                                                                  \
   template <u32 N, class... Operands>                                                                             \
   SIMT_INLINE void name(int line, Operands&&... operands) {                                                       \
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma has 8 to 256 columns, a multiple of 8");               \
-    static_assert(sizeof...(Operands) == N / 2 + 7 || sizeof...(Operands) == N / 2 + 9,                           \
+    static_assert(sizeof...(Operands) == N / 2 + 5 + 2 * transposed ||                                            \
+                      sizeof...(Operands) == N / 2 + 8 + transposed,                                              \
                   "wgmma wants its accumulators, A as a descriptor or four registers, a descriptor of B, and p, " \
-                  "imm-scale-a, imm-scale-b, imm-trans-a (not with registers), imm-trans-b");                     \
+                  "imm-scale-a, imm-scale-b; of 16 bits imm-trans-a (not with registers), imm-trans-b");          \
     const WgmmaOperand all[] = {WgmmaOperand(operands)...};                                                       \
     wgmma(number, N, all, sizeof...(Operands), line);                                                             \
   }
-SIMT_PTX_WGMMA(ptx_wgmma_mma_async_sync_aligned_m64nNk16_f32_f16_f16, Number::f16)
-SIMT_PTX_WGMMA(ptx_wgmma_mma_async_sync_aligned_m64nNk16_f32_bf16_bf16, Number::bf16)
+SIMT_PTX_WGMMA(ptx_wgmma_mma_async_sync_aligned_m64nNk16_f32_f16_f16, Number::f16, 1)
+SIMT_PTX_WGMMA(ptx_wgmma_mma_async_sync_aligned_m64nNk16_f32_bf16_bf16, Number::bf16, 1)
+SIMT_PTX_WGMMA(ptx_wgmma_mma_async_sync_aligned_m64nNk8_f32_tf32_tf32, Number::tf32, 0)
 
 SIMT_INLINE void ptx_wgmma_fence_sync_aligned() { wgmma_fence(); }
 SIMT_INLINE void ptx_wgmma_commit_group_sync_aligned() { wgmma_commit(); }

@@ -118,6 +118,15 @@ void warp_collect(u64 mask, void* slot, Combine combine, int line);
 
 // --- matrix instructions: all lanes of the warp, each with its fragments. `d` holds the addend, then the result.
 enum class Number : u32 { f16, bf16, tf32, f32 };
+
+// The bits of the nearest tf32, whose lower 13 are 0: ties away from zero, or to even. What is not finite loses those
+// bits, too, as in the code for sm_80.
+inline u32 nearest_tf32(u32 bits, bool to_even) {
+  constexpr u32 tie = 1u << 12, kept = ~(2 * tie - 1);
+  const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+  return (finite ? bits + (to_even ? tie - 1 + (bits >> 13 & 1) : tie) : bits) & kept;
+}
+
 void mma(Number number, u32 k, const u32* a, const u32* b, float* d, int line);  // m16n8k`k` of a warp of 32
 void mfma(Number number, u32 size, const void* a, const void* b, float* d, int modifiers, int line);  // of 64 lanes
 void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int line);  // ldmatrix: 8x8 of 16 bits

@@ -14,13 +14,25 @@ static void require_multiples_of_16(u64 to, u64 from, u32 bytes, const void* sit
   }
 }
 
+static void round_to_tf32(char* floats, u64 bytes) {
+  for (u64 i = 0; i < bytes; i += sizeof(u32)) {
+    u32 bits;
+    std::memcpy(&bits, floats + i, sizeof bits);
+    bits = nearest_tf32(bits, true);
+    std::memcpy(floats + i, &bits, sizeof bits);
+  }
+}
+
 static void transfer(const Copy& copy) {
   if (!copy.tile) {
     std::memcpy(copy.to, copy.from, copy.bytes);
   } else if (copy.to) {
     std::memset(copy.to, 0, copy.bytes);  // where the box is outside the tensor
-    copy.tile->for_each_piece(copy.to,
-                              [](char* global, char* shared, u64 bytes) { std::memcpy(shared, global, bytes); });
+    const bool to_tf32 = copy.tile->map.to_tf32;
+    copy.tile->for_each_piece(copy.to, [=](char* global, char* shared, u64 bytes) {
+      std::memcpy(shared, global, bytes);
+      if (to_tf32) round_to_tf32(shared, bytes);
+    });
   } else {
     copy.tile->for_each_piece(const_cast<char*>(copy.from),
                               [](char* global, char* shared, u64 bytes) { std::memcpy(global, shared, bytes); });

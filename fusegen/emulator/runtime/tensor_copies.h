@@ -15,7 +15,8 @@ struct TensorMap {
   u32 rank;
   u32 element_bytes;
   u32 swizzle;  // bytes
-  u64 unused;
+  u32 to_tf32;  // f32 becomes the nearest tf32, ties to even, when it is loaded
+  u32 unused;
 };
 static_assert(sizeof(TensorMap) == 128, "a CUtensorMap has 128 bytes");
 constexpr u64 tensor_map_magic = 0x70616D2D726F736Eull;

@@ -1,4 +1,4 @@
-// wgmma.mma_async: 64 x n += 64 x 16 times 16 x n by the 128 threads of a warpgroup, some time before they wait for it.
+// wgmma.mma_async: 64 x n += 64 x 16 times 16 x n (of tf32, 8 deep) by the 128 threads of a warpgroup, some time before they wait for it.
 //
 // When it reads and writes is open until then. So it does at once in the plain schedule; in an adversarial one the
 // accumulators are NaN until the wait, and the shared memory is read then. All threads of the warpgroup meet where they
@@ -53,7 +53,7 @@ static MatrixLayout layout_of(u64 descriptor, const void* site) {
 }
 
 template <class Visit>
-static void for_each_chunk(const SharedMatrix& matrix, const void* site, Visit visit) {
+static void for_each_chunk(const SharedMatrix& matrix, u32 elements, const void* site, Visit visit) {
   const MatrixLayout layout = layout_of(matrix.descriptor, site);
   const u64 rank = block_of(*current_fiber()).rank;
   auto visit_at = [&](u64 offset, u32 row, u32 depth) {
@@ -77,7 +77,7 @@ static void for_each_chunk(const SharedMatrix& matrix, const void* site, Visit v
   for (u32 row = 0; row < matrix.rows; ++row) {
     for (u32 chunk = 0; chunk < 2; ++chunk) {
       const u64 along = chunk * (layout.permute ? 16 : layout.leading);
-      visit_at(along + row % 8 * layout.span + row / 8 * layout.stride, row, chunk * 8);
+      visit_at(along + row % 8 * layout.span + row / 8 * layout.stride, row, chunk * elements);
     }
   }
 }
@@ -92,7 +92,15 @@ static void for_each_matrix(const Wgmma& operation, Visit visit) {
 
 // As floats, by rows for A and by depths for B.
 static void read_matrix(const Wgmma& operation, const SharedMatrix& matrix, float* to, u32 per_row, u32 per_depth) {
-  for_each_chunk(matrix, operation.site, [&](const char* place, u32 row, u32 depth) {
+  for_each_chunk(matrix, operation.chunk(), operation.site, [&](const char* place, u32 row, u32 depth) {
+    if (operation.number == Number::tf32) {
+      u32 values[4];
+      std::memcpy(values, place, sizeof values);
+      for (u32 i = 0; i < 4; ++i) {
+        to[row * per_row + (depth + i) * per_depth] = tf32_value(values[i]);
+      }
+      return;
+    }
     u16 values[8];
     std::memcpy(values, place, sizeof values);
     for (u32 i = 0; i < 8; ++i) {
@@ -104,6 +112,14 @@ static void read_matrix(const Wgmma& operation, const SharedMatrix& matrix, floa
 }
 
 static void read_fragments(const Wgmma& operation, float* a) {
+  if (operation.number == Number::tf32) {
+    for (u32 i = 0; i < 4 * warpgroup_threads; ++i) {
+      const u32 thread = i / 4, part = i % 4, lane = thread % 32;
+      const u32 row = thread / 32 * 16 + lane / 4 + part % 2 * 8, depth = lane % 4 + part / 2 * 4;
+      a[row * 8 + depth] = tf32_value(operation.fragments[i]);
+    }
+    return;
+  }
   for (u32 i = 0; i < 8 * warpgroup_threads; ++i) {
     const u32 thread = i / 8, part = i % 8 / 2, half = i % 2, lane = thread % 32;
     const u32 row = thread / 32 * 16 + lane / 4 + part % 2 * 8, depth = lane % 4 * 2 + half + part / 2 * 8;
@@ -121,18 +137,18 @@ static u32 place_of(u32 thread, u32 i, u32 n) {
 }
 
 static void land(Wgmma& operation) {
-  const u32 n = operation.n, each = n / 2;
+  const u32 n = operation.n, each = n / 2, depth = operation.depth();
   MatrixSpace& space = worker->matrices;
   {
     Critical critical;
-    space.a.resize(64 * 16);
-    space.b.resize(16 * n);
+    space.a.resize(64 * depth);
+    space.b.resize(depth * n);
     space.sums.assign(64 * n, 0.0);
   }
   if (operation.a_in_registers) {
     read_fragments(operation, space.a.data());
   } else {
-    read_matrix(operation, operation.a, space.a.data(), 16, 1);
+    read_matrix(operation, operation.a, space.a.data(), depth, 1);
   }
   read_matrix(operation, operation.b, space.b.data(), 1, n);
   for (float& value : space.a) {
@@ -142,7 +158,7 @@ static void land(Wgmma& operation) {
     const float addend = operation.addends.empty() ? *operation.sums[i] : operation.addends[i];
     space.sums[place_of(i / each, i % each, n)] = addend;
   }
-  multiply_add(space.sums.data(), space.a.data(), space.b.data(), 64, n, 16);
+  multiply_add(space.sums.data(), space.a.data(), space.b.data(), 64, n, depth);
   for (u32 i = 0; i < warpgroup_threads * each; ++i) {
     *operation.sums[i] = rounded(space.sums[place_of(i / each, i % each, n)]);
   }
@@ -155,7 +171,9 @@ static Warpgroup& warpgroup_of(const Fiber& fiber) {
   return block_of(fiber).warpgroups[fiber.linear / warpgroup_threads];
 }
 
-static bool takes_descriptor(const WgmmaIssue& issue) { return issue.count == issue.n / 2 + 7; }
+static bool takes_descriptor(const WgmmaIssue& issue) {
+  return issue.count == issue.n / 2 + (issue.number == Number::tf32 ? 5 : 7);
+}
 
 static void require_agreement(const Warpgroup& group) {
   const Block& block = block_of(*current_fiber());
@@ -191,13 +209,14 @@ static Wgmma operation_of(const Warpgroup& group) {
   operation.site = first.site;
   operation.a_in_registers = !takes_descriptor(first);
   const WgmmaOperand* rest = first.operands + each;
+  const bool told = first.number != Number::tf32;  // how matrices lie
   if (operation.a_in_registers) {
     rest += 4;
   } else {
-    operation.a = {rest->bits, 64, rest[5].bits != 0};
+    operation.a = {rest->bits, 64, told && rest[5].bits != 0};
     ++rest;
   }
-  operation.b = {rest[0].bits, first.n, rest[operation.a_in_registers ? 4 : 5].bits != 0};
+  operation.b = {rest[0].bits, first.n, told && rest[operation.a_in_registers ? 4 : 5].bits != 0};
   operation.adds = rest[1].bits != 0;
   for (u32 i = 2; i < 4; ++i) {
     const int scale = static_cast<int>(rest[i].bits);
@@ -242,7 +261,7 @@ static bool continues_another(const Warpgroup& group, const Wgmma& operation) {
 
 static void begin_reads(const Warpgroup& group, const Wgmma& operation) {
   for_each_matrix(operation, [&](const SharedMatrix& matrix) {
-    for_each_chunk(matrix, operation.site, [&](const char* place, u32, u32) {
+    for_each_chunk(matrix, operation.chunk(), operation.site, [&](const char* place, u32, u32) {
       for (u32 warp = 0; warp < 4; ++warp) {  // a warp as a whole: one of its lanes stands for it
         ActingAs lane(block_of(*current_fiber()).fibers[group.first_thread + warp * 32]);
         checker_begin_read(place, operation.site);
@@ -328,7 +347,7 @@ static void finish(Warpgroup& group, Wgmma& operation) {
     land(operation);
   }
   for_each_matrix(operation, [&](const SharedMatrix& matrix) {
-    for_each_chunk(matrix, operation.site, [&](const char* place, u32, u32) {
+    for_each_chunk(matrix, operation.chunk(), operation.site, [&](const char* place, u32, u32) {
       checker_end_read(place, &group, operation.site, operation.phase);
     });
   });

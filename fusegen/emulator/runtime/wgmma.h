@@ -20,7 +20,7 @@ struct WgmmaOrder {
   const char* high = nullptr;
 };
 
-// 64 x 16 of A, or 16 x n of B, in shared memory.
+// 64 x 16 of A, or 16 x n of B, in shared memory; of tf32 8 deep.
 struct SharedMatrix {
   u64 descriptor;
   u32 rows;         // of A, or columns of B
@@ -31,6 +31,10 @@ struct Wgmma {
   Number number;
   u32 n;
   u32 group;
+
+  u32 chunk() const { return number == Number::tf32 ? 4 : 8; }  // elements of 16 bytes
+  u32 depth() const { return 2 * chunk(); }
+
   bool a_in_registers;
   SharedMatrix a;
   SharedMatrix b;
