@@ -26,7 +26,7 @@ from fusegen.planner.wgmma import (
     WgmmaPlan,
     WgmmaSpan,
 )
-from fusegen.types import DType, bf16, f16
+from fusegen.types import DType, bf16, f16, f32
 
 # The bits of a matrix descriptor beside its address (PTX ISA, "Matrix descriptor format"): swizzle by 128 bytes; 1024
 # bytes from 8 lines to the next 8; 8192 bytes from 64 rows or columns to the next 64, where these are the lines.
@@ -136,7 +136,7 @@ class WgmmaSpeller(Dialect):
         if lines > 1:
             start += f" + i * {SEGMENT}"
             side += f" + i * {LINE}"
-        depth = f"step * {LINE}"
+        depth = f"step * {self.plan.line}"
         coordinates = [depth, side] if operand.along else [side, depth]
         if operand.batch:
             coordinates.append("at.batch")
@@ -182,12 +182,11 @@ class WgmmaSpeller(Dialect):
             {
                 "test": " || ".join(map(self.of_span, spans)) if several else "",
                 "name": "_across" if several and not along else "",
-                "transposed": ", ".join(
-                    str(int(not a)) for a in (*([] if plan.fragments else [plan.left.along]), along)
-                ),
+                "transposed": "".join(f", {int(not a)}" for a in lies) if plan.dtype is not f32 else "",
                 **self.factor(plan.spans[spans[0]].rights[0], self.tile.right_bytes),
             }
             for along, spans in found.items()
+            for lies in [(along,) if plan.fragments else (plan.left.along, along)]
         ]
 
     def box_functions(self) -> Mapping[str, list[Mapping[str, Any]]]:
@@ -417,7 +416,8 @@ class WgmmaSpeller(Dialect):
             "vector_pairs": plan.width // 8,
             "chunks": plan.width // LINE,
             "batch": bool(re.search(r"\bbatch\b", everything)),
-            "type": {f16: "f16", bf16: "bf16"}[plan.dtype],
+            "type": {f16: "f16", bf16: "bf16", f32: "tf32"}[plan.dtype],
+            "atom_depth": 2 * ATOM_DEPTH // plan.dtype.bytes,
             "atom_rows": ATOM_ROWS,
             "staging": STAGED * BUFFERS,
             "spare": BUFFERS - 1,

@@ -27,6 +27,7 @@ from fusegen.runtime.devices import Mapped, find
 from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, Arguments
 from fusegen.targets import H200, TARGETS, Target
 from fusegen.targets.cuda import ARCHES
+from fusegen.types import tf32
 from fusegen.validation import validate
 from tests.tools import needs_check
 
@@ -140,8 +141,25 @@ def squared(x: bf16[M, K], gain: bf16[K], w: bf16[K, N]) -> bf16[M, N]:
     return h @ w * F.rsqrt(F.sum(F.square(h)))
 
 
+@chain(M=300, N=264, K=100)
+def by_tf32(x: f32[M, K], w: f32[N, K], bias: f32[N]) -> tuple[f32[M, N], bf16[M, N]]:
+    y = F.matmul(x, w.T, precision="tf32") + bias
+    return y, F.relu(y)
+
+
+@chain(B=2, M=130, N=136, L=72, K=36)
+def tf32_sides(x: f32[B, M, K], w: f32[B, N, K], v: f32[L, K]) -> tuple[f32[B, M, N], f16[B, M, L]]:
+    return F.matmul(x, w.mT, precision="tf32"), F.matmul(x, v.T, precision="tf32")
+
+
+@chain(M=200, N=136, K=68)
+def tf32_gated(x: f32[M, K], w_gate: f32[N, K], w_up: f32[N, K]) -> f32[M, N]:
+    return F.silu(F.matmul(x, w_gate.T, precision="tf32")) * F.matmul(x, w_up.T, precision="tf32")
+
+
+TF32 = (by_tf32, tf32_sides, tf32_gated)
 SIDES = (askew_sides, sides, paired, normed_sides, batched_sides)
-CHAINS = (*SIDES, bias_gelu, transposed, gated, mixed, batched, narrow, normed, normed_gated, activated)
+CHAINS = (*SIDES, *TF32, bias_gelu, transposed, gated, mixed, batched, narrow, normed, normed_gated, activated)
 
 
 def plans(graph: Graph, layout: Layout = CONTIGUOUS, target: Target = H200) -> list[WgmmaPlan]:
@@ -240,8 +258,13 @@ def residual(x: bf16[M, K], gain: bf16[K], w: bf16[K, K]) -> bf16[M, K]:
 
 
 @chain(M=64, N=64, K=64)
-def tf32(x: f32[M, K], w: f32[K, N]) -> f32[M, N]:
+def tf32_across(x: f32[M, K], w: f32[K, N]) -> f32[M, N]:
     return F.matmul(x, w, precision="tf32")
+
+
+@chain(M=64, N=64, K=64)
+def tf32_normed(x: f32[M, K], w: f32[N, K]) -> f32[M, N]:
+    return F.matmul(F.rmsnorm(x), w.T, precision="tf32")
 
 
 @chain(M=64, N=64, K=64)
@@ -277,7 +300,9 @@ REFUSED = [
     (topped, {}, "max at .*: wgmma takes sums along the rows alone"),
     (crowded, {}, "slices of the vectors .* take 3072 bytes of shared memory; wgmma leaves them 2992"),
     (residual, {}, "x is used in two ways"),
-    (tf32, {}, "is of f32; wgmma takes f16 and bf16"),
+    (tf32_across, {}, "w is of f32 and lies across the summed axis; wgmma takes f32 along it only"),
+    (tf32_normed, {}, "the left factor is computed from x of f32; wgmma prepares halves"),
+    (by_tf32, {"K": 98}, "x has lines of 98 elements; tensor copies need multiples of 16 bytes"),
     (three, {}, "3 products are used together; wgmma has registers for the sums of 2"),
     (uneven, {}, "the outputs need 2 and 1 products each"),
     (sides, {"L": 33}, "rows of 33 columns; a thread of wgmma holds pairs"),
@@ -302,6 +327,12 @@ def test_unaligned_factors_are_the_general_rules() -> None:
     assert plans(bias_gelu.graph, Layout(unaligned=frozenset({"bias", "out"})))
 
 
+def test_f32_turned_across_the_depth_is_the_general_rules() -> None:
+    with pytest.raises(NoMatch, match="x is of f32 and lies across the summed axis"):
+        plans(by_tf32.graph, Layout(turned=frozenset({"x"})))
+    assert plans(tf32_across.graph, Layout(turned=frozenset({"w"})))
+
+
 def test_factors_turned_one_by_one_are_the_general_rules() -> None:
     with pytest.raises(NoMatch, match="w_gate and w_up are multiplied side by side"):
         plans(gated.graph, Layout(turned=frozenset({"w_up"})))
@@ -314,7 +345,7 @@ def test_factors_turned_one_by_one_are_the_general_rules() -> None:
 @needs_check
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("schedule", ["turns", "halves"])
-@pytest.mark.parametrize("spec", [bias_gelu, transposed, mixed, batched], ids=lambda spec: spec.graph.name)
+@pytest.mark.parametrize("spec", [bias_gelu, transposed, mixed, batched, *TF32], ids=lambda spec: spec.graph.name)
 def test_every_tile_is_right(spec: Chain, schedule: str, cluster: int) -> None:
     plan = next(
         (p for p in plans(spec.graph) if (p.tile.schedule, p.tile.cluster) == (schedule, cluster)),
@@ -543,7 +574,7 @@ PREPARED = (normed, normed_sides, normed_gated, activated, rooted, biased, squar
 
 @pytest.mark.parametrize(
     ("spec", "schedule"),
-    [(spec, schedule) for spec in (bias_gelu, gated, mixed, sides, askew_sides) for schedule in ("turns", "halves")]
+    [(s, schedule) for s in (bias_gelu, gated, mixed, sides, askew_sides, by_tf32) for schedule in ("turns", "halves")]
     + [(spec, "halves") for spec in PREPARED],
     ids=lambda value: value if isinstance(value, str) else value.graph.name,
 )
@@ -583,6 +614,20 @@ def test_maps_have_the_strides_of_the_call() -> None:
     assert (found["w_map"].shape, found["w_map"].strides, found["w_map"].box) == ((136, 264), (544,), (64, 64))
     assert (found["out_map"].shape, found["out_map"].strides, found["out_map"].box) == ((300, 264), (528,), (16, 64))
     assert [found[name].pointer for name in ("x_map", "w_map", "out_map")] == [0, 1, 3]
+
+
+def test_maps_of_f32_factors_round_to_tf32() -> None:
+    found = maps_of(plan_of(by_tf32))
+    assert {name: each.dtype for name, each in found.items()} == {"x_map": tf32, "w_map": tf32, "relu_map": bf16}
+    assert (found["x_map"].shape, found["x_map"].strides, found["x_map"].box) == ((300, 100), (400,), (128, 32))
+
+
+@needs_check
+def test_f32_that_is_not_rounded_is_caught() -> None:
+    plan = plan_of(by_tf32)
+    cut = replace(plan, params=tuple(replace(p, dtype=f32) if p.dtype is tf32 else p for p in plan.params))
+    found = validate(kernel_of(cut), quick=True)
+    assert {case.name for case in found.cases if not case.ok} >= {"normal", "below a tf32"}
 
 
 def test_maps_of_batches_have_three_axes() -> None:

@@ -97,7 +97,7 @@ class Param:
     "stride": stride of `tensor` along `row_dims[dim]`, or along its own `axes`, in elements (64-bit); "map": how
     `tensor` lies in memory, for tensor copies of a `box`, whose axes walk the tensor's own axes `walks` (counted from
     the right; the last one's elements are next to each other), in shared memory permuted within lines of `swizzle`
-    bytes.
+    bytes, f32 rounded to tf32 on the way if that is its `dtype`.
     """
 
     kind: Literal["pointer", "value", "extent", "stride", "map"]

@@ -10,6 +10,8 @@ other one prepares its fragments.
     rows M    the last of `row_dims`, a run-time argument; another one before it counts products of their own
     cols N    of the products of one span, a constant
     depth K   what is summed over, a constant
+
+f32 is rounded to tf32 by the tensor copies, to nearest (CUDA driver API, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from fusegen.graph import Graph
 from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store
 from fusegen.types import DType
 
-LINE = 64  # elements of a line of shared memory: 128 bytes of f16 or bf16, the widest swizzle
+LINE_BYTES = 128  # of a line of shared memory, the widest swizzle
+LINE = 64  # halves of one
 GROUP = 128  # threads of a warpgroup
 GROUPS = 3
 ATOM_ROWS = 64  # of the sums that one instruction adds to
@@ -224,9 +227,14 @@ class WgmmaPlan(Plan):
         return self.tile.shared_bytes
 
     @property
+    def line(self) -> int:
+        """Elements of the factors in a line of shared memory, and in a slice of what is summed."""
+        return LINE_BYTES // self.dtype.bytes
+
+    @property
     def slices(self) -> int:
         """Of what is summed, the last one filled up with zeros."""
-        return -(-self.depth // LINE)
+        return -(-self.depth // self.line)
 
     @property
     def rights(self) -> tuple[Operand, ...]:

@@ -12,7 +12,7 @@ from fusegen.planner.model import Cost, Traffic
 from fusegen.planner.product_cost import floors, product_traffic
 from fusegen.planner.wgmma import WgmmaPlan
 from fusegen.products import Split, split
-from fusegen.types import size_of
+from fusegen.types import f32, size_of
 
 # Of the data sheet's DRAM rate, what tiles that are mostly empty reach: SwiGLU at 8 x 14336 x 4096 took 80 us in halves
 # and 104 by turns, and its bytes are those of a copy of 56 us.
@@ -26,6 +26,12 @@ HOT_HALVES = 1.04  # and there larger tiles in halves take more of it
 SCALED = 1.02
 PREPARED = 0.06  # for each issue slot of an element
 CLUSTERS = 1.005
+# f32 is twice as many bytes for as many products, and half as many of them a second: what brings less is faster. 4096^3
+# took 395 us by turns, 368 in clusters and 333 in halves, whatever else; 8192^3 3132, 3269 and 3763, in clusters 3293,
+# and by 16 rows of tiles besides 3083. cuBLAS took 333 and 2662.
+TURNS_F32 = 1.12
+CLUSTERS_F32 = 0.99
+GROUPS_F32 = 0.995
 START_US = 6.0  # launch, first slices from DRAM, last boxes stored
 GHZ = 1.7  # of an SM among products
 SPECIAL = 8  # issue slots that one exponential or division keeps its unit for
@@ -46,11 +52,15 @@ def estimate(plan: WgmmaPlan) -> Cost:
     issued = 4 + slots(plan, parts.epilogue) / len(plan.spans)  # an element passes its own span's alone
     epilogue = tile.rows * plan.width * issued / (target.f32_lanes * GHZ * 1e3)
     turns = tile.schedule == "turns"
-    time = rounds * products * TURNS + epilogue if turns else rounds * (products + epilogue)
+    f32_factors = plan.dtype is f32
+    slower = TURNS_F32 if f32_factors else TURNS
+    time = rounds * products * slower + epilogue if turns else rounds * (products + epilogue)
     if time > HOT_US and not turns:
         time *= HOT_HALVES
     if tile.cluster > 1:
-        time *= CLUSTERS
+        time *= CLUSTERS_F32 if f32_factors else CLUSTERS
+    if f32_factors and tile.group > 8:
+        time *= GROUPS_F32
     limits = floors(target, moved, plan.dtype)
     return Cost(
         traffic=moved,

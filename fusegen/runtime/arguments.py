@@ -373,8 +373,9 @@ def mapped(plan: Plan, param: Param, view: ArrayView) -> Mapped:
         own = [len(view.shape) + axis for axis in axes]
         shape.append(math.prod(view.shape[axis] for axis in own))
         strides.append((merged_stride(view, own) or 0) * view.dtype.bytes or GRAIN)
+    dtype = param.dtype or view.dtype
     return Mapped(
-        param.name, order.index(param.tensor), view.dtype, tuple(shape), tuple(strides[:-1]), param.box, param.swizzle
+        param.name, order.index(param.tensor), dtype, tuple(shape), tuple(strides[:-1]), param.box, param.swizzle
     )
 
 

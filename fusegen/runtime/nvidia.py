@@ -21,7 +21,7 @@ from fusegen.errors import KernelError, MissingError
 from fusegen.planner.model import Plan
 from fusegen.runtime.devices import Bytes, Gpu, Launch, Mapped, Sending, sent_by_call
 from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, Arguments, GpuDevice, GpuKernel
-from fusegen.types import DType, bf16, f16, f32
+from fusegen.types import DType, bf16, f16, f32, tf32
 
 NO_CONTEXT = frozenset({3, 201, 400, 709})  # not initialized; invalid context, invalid handle, context destroyed
 OUT_OF_MEMORY = 2
@@ -116,7 +116,7 @@ LEGACY_STREAM = 1  # CU_GET_PROC_ADDRESS_LEGACY_STREAM: 0 is the default stream 
 
 # of cuda.h: CUtensorMapDataType, CUtensorMapSwizzle by bytes, and CU_TENSOR_MAP_L2_PROMOTION_L2_256B: what a tensor
 # copy misses comes to the L2 cache in lines of 256 bytes
-MAP_TYPES: Mapping[DType, int] = {f16: 6, f32: 7, bf16: 9}
+MAP_TYPES: Mapping[DType, int] = {f16: 6, f32: 7, bf16: 9, tf32: 11}  # the last one rounds what it brings
 MAP_SWIZZLES: Mapping[int, int] = {0: 0, 32: 1, 64: 2, 128: 3}
 MAP_PROMOTION = 3
 MOST_MAPS = 4096  # that are remembered

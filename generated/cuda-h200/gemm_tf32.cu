@@ -2,12 +2,14 @@
 // gelu(x @ w.T + bias), of each factor 11 significant bits at least, summed in f32.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 495 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4
-// traffic  402.7 MB moved, 201.3 MB ideal, 335.6 MB with products apart, 469.8 MB unfused in 3 launches
-// floor    277.8 us at 495 TFLOP/s for products; compute-bound at 341.32 flop/B
+// tile     two warpgroups share tiles of 128x256, a third brings 4 slices of 32 ahead, clusters of 2
+//          that share the right factor; blocks stay for all tiles, 16 rows of them at a time
+// traffic  201.3 MB moved, 201.3 MB ideal, 335.6 MB with products apart, 469.8 MB unfused in 3 launches
+// floor    277.8 us at 495 TFLOP/s for products; compute-bound at 682.61 flop/B
 // rounding factors to the nearest tf32, 11 significant bits; out to f32 when stored; f32 between
-// needs    K=4096, N=4096; rows of all operands next to each other; x, w, bias, out: address and
-//          strides in multiples of 16 B; bias [N] shared by every row
+// needs    K=4096, N=4096; rows of all operands next to each other; x, w: address and strides in
+//          multiples of 16 B; bias, out: address and strides in multiples of 8 B; bias [N] shared by
+//          every row
 
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
@@ -41,222 +43,260 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-// where element (row, k) lies in a tile with rows of Chunks x 4 elements: a chunk's number is turned by the row's, so that
-// 8 rows of one column of chunks lie in different banks
-template <int Chunks>
-__device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
-  return (row * Chunks + (k / 4 ^ turn)) * 4 + k % 4;
+// how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
+
+// where a tile lies: its first row and column
+struct Place {
+  int row0, col0;
+};
+
+// 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+__device__ __forceinline__ Place place_of(int tile, int tiles_down) {
+  Place at;
+  const int first = tile / 256 * 16;
+  const int height = tiles_down - first < 16 ? tiles_down - first : 16;
+  at.row0 = (first + tile % 256 % height) * 256;
+  at.col0 = tile % 256 / height * 256;
+  at.row0 += __clusterRelativeBlockRank() * 128;
+  return at;
 }
 
-// 4 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
-template <int Width, typename T>
-__device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count) {
-  if constexpr (Width == 4) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-        :: "r"(to), "l"(from), "r"(count * 4) : "memory");
-  } else {
-    #pragma unroll
-    for (int j = 0; j < 4; j += Width) {
-      const int left = count < j ? 0 : count - j < Width ? count - j : Width;
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-          :: "r"(to + j * 4), "l"(from + j), "n"(Width * 4), "r"(left * 4) : "memory");
-    }
-  }
+__device__ __forceinline__ void start_barrier(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-// the copies since the last call become one group
-__device__ __forceinline__ void commit_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
+// waits for the end of the phase with that parity
+__device__ __forceinline__ void wait_at(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n"
+      :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// waits for the thread's own groups, all but the last Pending
-template <int Pending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+// the same place in another block of the cluster
+__device__ __forceinline__ void arrive_in(unsigned barrier, unsigned rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n"
+      :: "r"(barrier), "r"(rank) : "memory");
 }
 
-// the tf32 next to an f32: the tensor cores would cut 13 bits off
-__device__ __forceinline__ unsigned to_tf32(unsigned bits) {
-  unsigned y;
-  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));
-  return y;
+// arrives, and lets the phase end when so many bytes are there as well
+__device__ __forceinline__ void expect_bytes(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
 
-// twice 8 x 8 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_left(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-  #pragma unroll
-  for (int i = 0; i < 4; ++i) to[i] = to_tf32(to[i]);
+// the box of a tensor at x, y on its way to shared memory; beyond the tensor it is zeros
+__device__ __forceinline__ void copy_box(unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
 
-// 16 x 8 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_right(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-  #pragma unroll
-  for (int i = 0; i < 4; ++i) to[i] = to_tf32(to[i]);
+// the same, to this place in the shared memory of every block of the cluster
+__device__ __forceinline__ void copy_box_to_all(
+    unsigned to, const CUtensorMap& map, unsigned barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4}], [%2], %5;"
+      :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y),
+         "h"(static_cast<unsigned short>(3)) : "memory");
 }
 
-// sums += right^T left^T, 16 columns by 8 rows
+// what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
+__device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
+  return layout | (address & 0x3ffff) >> 4;
+}
+
+// sums of 64 x 256 elements: the product of two matrices 8 deep, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[4], const unsigned (&right)[4], unsigned left_0, unsigned left_1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
+    float (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 "
+      "{"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, add, 1, 1;\n"
+      "}\n"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+        "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+        "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+        "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+        "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+        "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+        "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+        "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+        "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+        "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63]),
+        "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]),
+        "+f"(sums[68]), "+f"(sums[69]), "+f"(sums[70]), "+f"(sums[71]),
+        "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]),
+        "+f"(sums[76]), "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]),
+        "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]),
+        "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), "+f"(sums[91]),
+        "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]),
+        "+f"(sums[96]), "+f"(sums[97]), "+f"(sums[98]), "+f"(sums[99]),
+        "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]),
+        "+f"(sums[108]), "+f"(sums[109]), "+f"(sums[110]), "+f"(sums[111]),
+        "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]),
+        "+f"(sums[120]), "+f"(sums[121]), "+f"(sums[122]), "+f"(sums[123]),
+        "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 gemm_tf32(
-    const float* __restrict__ x_ptr,
-    const float* __restrict__ w_ptr,
+    const __grid_constant__ CUtensorMap x_map,
+    const __grid_constant__ CUtensorMap w_map,
     const float* __restrict__ bias_ptr,
     float* __restrict__ out_ptr,
     long long rows,
-    long long x_stride,
-    long long w_pitch,
     long long out_stride)
 {
+  // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 4 * 64;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
-  const unsigned tile = blockIdx.x;
-  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 128 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 128 % height) * 128LL;
-  const int across = tile % 128 / height;
-  const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int col0 = across * 256;
-
-  // the ring of 4 slices, and what the thread brings of each
-  float* const ring = reinterpret_cast<float*>(shared);
-  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 4;
-  const float* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  unsigned x_to = (place<8>(x_m, x_k)) * 4;
-  asm volatile("" : "+r"(x_to));
-  const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 4;
-  const float* w_from = w_ptr + (col0 + w_n) * w_pitch + w_k;
-  unsigned w_to = (4096 + place<8>(w_n, w_k)) * 4;
-  asm volatile("" : "+r"(w_to));
-  const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % 4 * 49152;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * 4096;
-      copy_chunk<4>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 4 : 0);
+  const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const unsigned right = left + 65536;
+  const unsigned full = left + 229376;
+  const unsigned empty = full + 32;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < 4; ++stage) {
+      start_barrier(full + 8 * stage, 1);
+      start_barrier(empty + 8 * stage, 16);  // warps that read the slice
     }
-    x_from += 32;
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      const unsigned to = slice + w_to + v * 4096;
-      copy_chunk<4>(to, w_from + v * 32 * w_pitch, 4);
-    }
-    w_from += 32;
-  };
-
-  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
-  unsigned x_part[2][4][4];
-  unsigned w_part[2][4][4];
-  float matmul_tf32_sums[4][8][4] = {};
-  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 4) * 4;
-  const unsigned w_lane = ring_at + 16384 + place<8>(warp_col + lane % 16, lane / 16 * 4) * 4;
-  const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 4 * 49152;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 2048);
-    }
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      load_right(w_part[buffer][i], ((w_lane + slice) ^ (k * 32)) + i * 2048);
-    }
-  };
-  const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int m = 0; m < 8; ++m) {
-      #pragma unroll
-      for (int turned = 0; turned < 4; ++turned) {  // to and fro: what was multiplied last is at hand
-        const int n = m % 2 ? 3 - turned : turned;
-        multiply_add(matmul_tf32_sums[n][m], w_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
-      }
-    }
-  };
-
-  #pragma unroll
-  for (int s = 0; s < 3; ++s) {
-    if (s < 128) copy_slice(s);
-    commit_copies();
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  wait_copies<2>();
-  __syncthreads();
-  load_parts(0, 0, 0);
-  const auto take_slice = [&](int step, bool last) {
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k == 3 && !last) {
-        wait_copies<2>();
-      }
-      if (k < 3) {
-        load_parts(step, k + 1, (k + 1) % 2);
-      } else if (!last) {
-        __syncthreads();
-        load_parts(step + 1, 0, 0);
-      }
-      if (k == 0 && !last) {
-        if (step + 3 < 128) copy_slice(step + 3);
-        commit_copies();
-      }
-      multiply(k % 2);
-    }
-  };
-  #pragma unroll 1
-  for (int step = 0; step < 127; ++step) take_slice(step, false);
-  take_slice(127, true);
+  const int rank = __clusterRelativeBlockRank();
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+  const int tiles_down = static_cast<int>((rows + 255) / 256);
+  const int tiles = tiles_down * 16;
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
 
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  __syncthreads();
-  float* const matmul_tf32_shared = reinterpret_cast<float*>(shared);
-  {
-    #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      int stage = 0;
+      unsigned parity = 1;  // of an empty ring
+      for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
+        const Place at = place_of(tile, tiles_down);
+        for (int step = 0; step < 128; ++step) {
+          const unsigned arrived = full + 8 * stage;
+          wait_at(empty + 8 * stage, parity);
+          expect_bytes(arrived, 49152);
+          copy_box(left + stage * 16384, x_map, arrived, step * 32, at.row0);
+          copy_box_to_all(right + rank * 16384 + stage * 32768, w_map, arrived, step * 32, at.col0 + rank * 128);
+          if (++stage == 4) {
+            stage = 0;
+            parity ^= 1;
+          }
+        }
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int own = role - 1;  // which of the two groups this is
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const unsigned long long left_slices = describe(0x4000004000000000ull, left + own * 8192);
+    const unsigned long long right_slices = describe(0x4000004000000000ull, right);
+    float sums[1][128];
+    int stage = 0;
+    unsigned parity = 0;
+    for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
+      const Place at = place_of(tile, tiles_down);
+      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
+      Vec<float, 2> bias_vec[32];  // of the columns that this thread will hold
       #pragma unroll
-      for (int m = 0; m < 8; ++m) {
+      for (int n = 0; n < 32; ++n) {
+        const int col = at.col0 + n * 8 + lane % 4 * 2;
+        bias_vec[n] = load<2>(bias_ptr + col);
+      }
+      int before = 0;
+      for (int step = 0; step < 128; ++step) {
+        wait_at(full + 8 * stage, parity);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 260 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-          matmul_tf32_shared[at] = matmul_tf32_sums[n][m][i];
+        for (int k = 0; k < 4; ++k) {
+          #pragma unroll
+          for (int i = 0; i < 1; ++i) {
+            multiply_add(
+                sums[i], left_slices + stage * 1024 + i * 512 + k * 2,
+                right_slices + stage * 2048 + k * 2, (step | k) != 0);
+          }
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
+        if (step > 0 && lane < 2) arrive_in(empty + 8 * before, lane);
+        before = stage;
+        if (++stage == 4) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      if (lane < 2) arrive_in(empty + 8 * before, lane);
+
+      #pragma unroll
+      for (int i = 0; i < 1; ++i) {
+        #pragma unroll
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; ++n8) {
+            const int n = chunk * 8 + n8;
+            #pragma unroll
+            for (int r8 = 0; r8 < 2; ++r8) {
+              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+              const long long row = row0 + i * 64 + r8 * 8 + lane / 4;
+              const int col = at.col0 + chunk * 64 + n8 * 8 + lane % 4 * 2;
+              Vec<float, 2> out_vec;
+              #pragma unroll
+              for (int j = 0; j < 2; ++j) {
+                const float matmul_tf32 = sums[i][sum_at + j];
+                const float bias = bias_vec[n].at[j];
+                const float add = matmul_tf32 + bias;
+                const float gelu = add * reciprocal(1.0f + power_of_2(add * (-2.30220819f - 0.102943240f * add * add)));
+                out_vec.at[j] = gelu;
+              }
+              if (row < rows) {
+                store<2>(out_ptr + row * out_stride + col, out_vec);
+              }
+            }
+          }
         }
       }
     }
   }
-  __syncthreads();
-
-  #pragma unroll 4
-  for (int v = 0; v < 32; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 64);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 64) * 4;
-    const long long row = row0 + m;
-    const int col = col0 + n;
-    if (row < rows) {
-      const Vec<float, 4> matmul_tf32_total = load<4>(matmul_tf32_shared + m * 260 + n);
-      const Vec<float, 4> bias_vec = load<4>(bias_ptr + col);
-      Vec<float, 4> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float matmul_tf32 = matmul_tf32_total.at[j];
-        const float bias = bias_vec.at[j];
-        const float add = matmul_tf32 + bias;
-        const float gelu = add * reciprocal(1.0f + power_of_2(add * (-2.30220819f - 0.102943240f * add * add)));
-        out_vec.at[j] = gelu;
-      }
-      store<4>(out_ptr + row * out_stride + col, out_vec);
-    }
-  }
+  __cluster_barrier_arrive();  // until here the other blocks may write to this one's shared memory
+  __cluster_barrier_wait();
 }

@@ -44,14 +44,15 @@ from fusegen.planner.cost import decisions
 from fusegen.planner.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
 from fusegen.planner.model import Access, Layout, Load, Param, Reduction, RowDim, Store
 from fusegen.planner.passes import hoist_scales
+from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.product_cost import product_rounding
 from fusegen.planner.rules import NoMatch
 from fusegen.planner.spans import Group, groups, indexed, load, within
-from fusegen.planner.wgmma import LINE, STAGED_ROWS, Fragments, Operand, WgmmaPlan, WgmmaSpan, WgmmaTile
+from fusegen.planner.wgmma import LINE, LINE_BYTES, STAGED_ROWS, Fragments, Operand, WgmmaPlan, WgmmaSpan, WgmmaTile
 from fusegen.planner.wgmma_cost import UNKNOWN, estimate
 from fusegen.products import Split, Unsplittable, is_computed, split
 from fusegen.targets.base import Target
-from fusegen.types import bf16, f16, size_of
+from fusegen.types import DType, bf16, f16, f32, size_of, tf32
 
 # 6 slices of 32 KiB, or 4 of 48, and what waits to be stored fill the 227 KiB of a block.
 TILES = tuple(
@@ -81,6 +82,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     check(hoisted, parts, found)
     draft = Draft.of(graph, hoisted, parts, found, target, layout)
     draft.check_ways()
+    draft.check_f32()
     for tile in TILES:
         if draft.suits(tile):
             yield draft.plan(tile)
@@ -88,9 +90,6 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
 
 def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
     """Raises NoMatch for what the template has no place for."""
-    first = parts.products[0]
-    if first.left.dtype not in (f16, bf16):
-        raise NoMatch(f"the product at {first.node.where} is of {first.left.dtype}; wgmma takes f16 and bf16 here")
     for product in parts.products:
         if product.right.operand is None:
             raise NoMatch(
@@ -147,7 +146,7 @@ class Draft:
             width = widest(hoisted, layout, use)
             if use.place != "tile" or prepared:
                 factors[name] = Use(use.tensor, "left") if prepared else use
-                if width < COLUMNS:
+                if width < VECTOR_BYTES // use.tensor.dtype.bytes:
                     raise NoMatch(f"{name} {unaligned(hoisted, layout, use)}; tensor copies need multiples of 16 bytes")
             elif not boxed(hoisted, use, width):
                 width = min(width, 2)
@@ -170,6 +169,17 @@ class Draft:
                     "across it\n  lay them alike, as in x @ w.T for all of them"
                 )
 
+    def check_f32(self) -> None:
+        """Raises NoMatch for factors of f32 that lie across the depth or are computed: in shared memory the instruction
+        takes lines of tf32 along the depth only (PTX ISA, "wgmma.mma_async": imm-trans is for f16 and bf16)."""
+        if self.dtype is not f32:
+            return
+        if self.matrix is not None:
+            raise NoMatch(f"the left factor is computed from {self.matrix.name} of f32; wgmma prepares halves")
+        for name, use in self.factors.items():
+            if line_of(use, self.layout) != use.depth:
+                raise NoMatch(f"{name} is of f32 and lies across the summed axis; wgmma takes f32 along it only")
+
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph, hoisted = self.graph, self.hoisted
         first, fragments = self.parts.products[0], self.fragments()
@@ -187,7 +197,7 @@ class Draft:
             layout=self.layout,
             rule="wgmma",
             template="wgmma.cu.j2",
-            regime=regime(tile, self.together),
+            regime=regime(tile, self.together, LINE_BYTES // self.dtype.bytes),
             cols=graph.cols,
             row_dims=self.dims,
             accesses=tuple(self.access.values()),
@@ -196,7 +206,7 @@ class Draft:
             shared_bytes=shared,
             tile=tile,
             depth=size_of(first.contracted, graph.sizes),
-            dtype=first.left.dtype,
+            dtype=self.dtype,
             left=self.operand(self.matrix or first.left.operand),
             fragments=fragments,
             spans=self.spans(tile),
@@ -238,6 +248,11 @@ class Draft:
             boxes=tuple(store for store in stores if self.is_mapped(store.access)),
             stores=tuple(store for store in stores if not self.is_mapped(store.access)),
         )
+
+    @property
+    def dtype(self) -> DType:
+        """Of the factors."""
+        return self.parts.products[0].left.dtype
 
     @property
     def together(self) -> int:
@@ -307,18 +322,22 @@ class Draft:
         matrix = ((access.pitch,),) if access.pitch is not None else ()
         walks = (*rows, *matrix, (access.line,))
         box = (*[1] * (len(walks) - 2), *self.box(access, tile))
-        return replace(pointer, kind="map", name=f"{access.name}_map", walks=walks, box=box, swizzle=2 * LINE)
+        dtype = tf32 if access.tensor in self.factors and access.dtype is f32 else access.dtype
+        return replace(
+            pointer, kind="map", name=f"{access.name}_map", dtype=dtype, walks=walks, box=box, swizzle=LINE_BYTES
+        )
 
     def box(self, access: Access, tile: WgmmaTile) -> tuple[int, int]:
-        """What one copy moves: lines of 64 elements, of all rows or columns of a tile where these are the lines."""
+        """What one copy moves: lines of 128 bytes, of all rows or columns of a tile where these are the lines."""
         if access.output:
             return STAGED_ROWS, LINE
         use = self.factors[access.tensor]
         if line_of(use, self.layout) != use.depth:
             return LINE, LINE
+        line = LINE_BYTES // self.dtype.bytes
         if use.place == "left":
-            return tile.rows, LINE
-        return tile.cols // self.together // tile.cluster, LINE
+            return tile.rows, line
+        return tile.cols // self.together // tile.cluster, line
 
 
 def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
@@ -379,9 +398,9 @@ def unaligned(graph: Graph, layout: Layout, use: Use) -> str:
     return f"has lines of {size_of(line, graph.sizes)} elements"
 
 
-def regime(tile: WgmmaTile, products: int) -> str:
+def regime(tile: WgmmaTile, products: int, line: int) -> str:
     each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
     who = "two warpgroups take turns with tiles of" if tile.schedule == "turns" else "two warpgroups share tiles of"
     cluster = f", clusters of {tile.cluster} that share the right factor" if tile.cluster > 1 else ""
     order = f"blocks stay for all tiles, {tile.group} rows of them at a time"
-    return f"{who} {each}, a third brings {tile.stages} slices of {LINE} ahead{cluster}; {order}"
+    return f"{who} {each}, a third brings {tile.stages} slices of {line} ahead{cluster}; {order}"
