@@ -1,6 +1,7 @@
 """Random specs with matrix products, as text that a user could have written.
 
-python -m tests.product_chains SEED    prints the spec of that seed
+python -m tests.product_chains SEED         prints the spec of that seed
+python -m tests.product_chains SEED f32     the same with factors of f32, as tf32
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ class Draft:
         return name
 
 
-def spec_text(seed: int) -> str:
-    """The source of one random spec, called `fuzz`, over dims B, M, N, L, K."""
+def spec_text(seed: int, kind: str = "") -> str:
+    """The source of one random spec, called `fuzz`, over dims B, M, N, L, K, with factors of `kind` (else of halves)."""
     rng = random.Random(seed)
-    draft = Draft(rng, rng.choice(("f16", "bf16")), rng.choice(("", "", "B, ")))
+    half = rng.choice(("f16", "bf16"))
+    draft = Draft(rng, kind or half, rng.choice(("", "", "B, ")))
     left = left_factor(draft)
     results = [(output(draft, left, "N"), "N")]
     if rng.random() < 0.25:
@@ -86,6 +88,8 @@ def product(draft: Draft, left: str, width: str) -> str:
         right = f"{draft.operand('w', f'{kind}[{batch}{width}, K]')}.mT"
     else:
         right = draft.operand("w", f"{kind}[{batch}K, {width}]")
+    if kind == "f32":
+        return draft.line(f'F.matmul({left}, {right}, precision="tf32")')
     return draft.line(f"{left} @ {right}")
 
 
@@ -117,13 +121,13 @@ def output(draft: Draft, left: str, width: str) -> str:
     return value
 
 
-def random_product(seed: int) -> Chain:
-    """The chain of `spec_text(seed)`."""
+def random_product(seed: int, kind: str = "") -> Chain:
+    """The chain of `spec_text(seed, kind)`."""
     module: dict[str, Any] = {"__name__": f"product_fuzz_{seed}"}
-    exec(compile(spec_text(seed), f"<product fuzz {seed}>", "exec"), module)
+    exec(compile(spec_text(seed, kind), f"<product fuzz {seed}>", "exec"), module)
     found: Chain = module["fuzz"]
     return found
 
 
 if __name__ == "__main__":
-    print(spec_text(int(sys.argv[1])))
+    print(spec_text(int(sys.argv[1]), *sys.argv[2:]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fusegen import Chain
 from fusegen.compiling import compile_source, disassemble
@@ -94,6 +96,18 @@ ODD = (
 )
 def test_any_size(spec: Chain, sizes: dict[str, int], name: str) -> None:
     report = validate(kernel(spec, name, any_plan, **sizes), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+@settings(max_examples=8, derandomize=True)
+@given(
+    spec=st.sampled_from([gemms.tf32, gemms.tf32_across, gemms.tf32_turned]),
+    name=st.sampled_from(["cuda:a100", CUDA, AMD]),
+    sizes=st.fixed_dictionaries({"M": st.integers(1, 70), "N": st.integers(1, 140), "K": st.integers(1, 140)}),
+)
+def test_f32_of_any_size_in_every_layout(spec: Chain, name: str, sizes: dict[str, int]) -> None:
+    report = validate(kernel(spec, name, **sizes), cases=("normal", "below a tf32", "layout"))
     assert report.ok, str(report)[:2000]
 
 

@@ -12,7 +12,6 @@ from fusegen.planner.product_cost import floors, product_rounding, product_traff
 from fusegen.reference import reference
 from fusegen.targets import H200
 from fusegen.torch_source import torch_source
-from fusegen.types import bf16
 from fusegen.unfusing import run_pieces, unfused
 from fusegen.validation.bounds import analyse
 from fusegen.validation.inputs import make_operands, sizes_for
@@ -35,16 +34,18 @@ def test_hoisted_and_unfused_mean_the_same(seed: int) -> None:
         np.testing.assert_allclose(pieces[tensor.name], law, rtol=1e-9, atol=1e-9, err_msg=spec_text(seed))
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_every_account_can_be_given(seed: int) -> None:
-    graph = simplify(random_product(seed).graph)
+@pytest.mark.parametrize(
+    ("seed", "kind"), [*((seed, "") for seed in range(80)), *((seed, "f32") for seed in range(20))]
+)
+def test_every_account_can_be_given(seed: int, kind: str) -> None:
+    graph = simplify(random_product(seed, kind).graph)
     plan = sketch(graph)
     operands = make_operands(plan, sizes_for(plan, 7), np.random.default_rng(seed))
     for law in analyse(plan, operands.values):
-        assert np.isfinite(law.error).mean() > 0.99, spec_text(seed)
+        assert np.isfinite(law.error).mean() > 0.99, spec_text(seed, kind)
     traffic = product_traffic(graph, H200, 128, 8)
     assert traffic.ideal <= traffic.per_element_unfused <= traffic.unfused + traffic.ideal
-    assert all(us >= 0 for us in floors(H200, traffic, bf16).values())
+    assert all(us >= 0 for us in floors(H200, traffic, next(iter(graph.factor_types.values()))).values())
     assert product_rounding(graph, H200)
     assert products(plan)
     assert f"def {graph.name}(" in torch_source(graph)

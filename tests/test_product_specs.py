@@ -61,14 +61,15 @@ def test_every_spec_passes_in_every_type(name: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("kind", ["", "f32"], ids=["halves", "f32"])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_products_pass(seed: int) -> None:
+def test_random_products_pass(seed: int, kind: str) -> None:
     chosen = (H200, MI300X, A100)[seed % 3]
     try:
-        kernel = fusegen.compile(random_product(seed), chosen, on="emulator", validate=False)
+        kernel = fusegen.compile(random_product(seed, kind), chosen, on="emulator", validate=False)
     except NoPlan as error:
         if not any(text in str(error) for text in ("the outputs need", "lay them alike")):
             raise
         pytest.skip("outputs of several widths are one kernel where they take as many products, of factors laid alike")
     report = validate(kernel, quick=True)
-    assert report.ok, f"{spec_text(seed)}\n{report}"
+    assert report.ok, f"{spec_text(seed, kind)}\n{report}"
