@@ -320,7 +320,7 @@ def test_a_plan_out_of_order_is_caught() -> None:
 
 def test_the_emulators_findings_pass_through() -> None:
     source = render(plan(add.graph, H200))
-    broken = replace(source, text=source.text.replace("(out_ptr,", "(out_ptr + 4096,"))
+    broken = replace(source, text=source.text.replace("(out_ptr + col,", "(out_ptr + col + 4096,"))
     assert broken.text != source.text
     kernel = Kernel(broken, None, EmulatorDevice(H200), lambda layout: (broken, None))
     with pytest.raises(KernelFault, match="out-of-bounds"):
