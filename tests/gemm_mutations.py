@@ -41,6 +41,8 @@ CLUSTERED = subject(gemms.bias_gelu, clustered, M=8, N=96, K=1032)
 RESIDUAL = subject(gemms.residual, tiled, M=96, N=200, K=136)
 GATED = subject(gemms.norm_swiglu, tiled, M=96, N=200, K=136)
 NORMED = subject(gemms.norm, streamed, M=8, N=96, K=1032)
+DEEP_RESIDUAL = subject(gemms.residual, tiled, M=160, N=320, K=264)
+TILED_NORMED = subject(gemms.norm, tiled, M=160, N=320, K=264)
 SPANS = subject(gemms.qkv, tiled, B=2, M=60, N=96, L=40, K=72)
 BATCHED = subject(gemms.batched, tiled, B=3, M=70, N=96, K=72)
 WAVES = subject(gemms.bias_gelu, tiled, "hip:gfx90a", M=96, N=200, K=136)
@@ -101,12 +103,22 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("turned the wrong way", "a tile's chunks are looked for where they are not", TILED,
              r"(k / 8 \^ )turn", r"\1(turn ^ (threadIdx.x / 32 == 1))"),
     # ---- sums
-    mutation("a sum's row off by one", "neighbours' sums", TILED, r"lane % 4 \* 2 \+ i % 2",
+    mutation("a sum's row off by one", "neighbours' sums", RESIDUAL, r"lane % 4 \* 2 \+ i % 2",
              "lane % 4 * 2 + 1 - i % 2"),
-    mutation("no barrier before the sums", "sums overwrite slices that others still read", TILED,
+    mutation("a register's row off by one", "neighbours' sums", TILED, r"(matmul_sums.* \+ )v % 2\]",
+             r"\g<1>1 - v % 2]"),
+    mutation("columns not dealt", "each lane has every 16th column, and takes them for neighbours", TILED,
+             r"w_col = [^;]*;", "w_col = w_n;"),
+    mutation("columns of later copies not dealt", "half of a lane's columns are others'", TILED,
+             r"\(v \* \d+ / [^)]*\) \* w_pitch", "v * 8 * w_pitch"),
+    mutation("no barrier before the sums", "sums overwrite slices that others still read", DEEP_RESIDUAL,
              r"(neighbouring columns of a row\n +)__syncthreads\(\);", r"\1"),
     mutation("no barrier behind the sums", "sums are read before they are written", RESIDUAL,
              r"(= matmul_sums\[n\]\[m\]\[i\];[\s}]*\n +)__syncthreads\(\);", r"\1"),
+    mutation("no barrier behind the statistics", "they are read before they are written", TILED_NORMED,
+             r"(= total_part\[v\];\s+\}\n +)__syncthreads\(\);", r"\1"),
+    mutation("no barrier before the statistics", "they overwrite slices that others still read", TILED_NORMED,
+             r"(operand meet in shared memory\n +)__syncthreads\(\);", r"\1"),
     mutation("one team's sums left out", "the last share is missing", STREAMED, r"team < (\d+); \+\+team",
              r"team < \1 - 1; ++team"),
     mutation("one block's sums left out", "the cluster's last share is missing", CLUSTERED,

@@ -7,6 +7,7 @@ from typing import Any
 
 from fusegen.dialect import UNROLL
 from fusegen.gemm_spelling.words import GemmWords, Own
+from fusegen.planner.gemm import LANE_COLS
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
 
@@ -28,22 +29,28 @@ class FactorSpeller(GemmWords):
 
     def factor(self, own: Own) -> Mapping[str, Any]:
         """One factor's share of a slice: how the thread finds it, and what it asks for."""
-        f, name, team, chunk = own.factor, own.name, self.plan.team, self.plan.chunk
+        plan, f, name = self.plan, own.factor, own.name
+        team, chunk = plan.team, plan.chunk
         chunks = (self.tile.depth if f.along else own.extent) // chunk  # side by side in memory
         passes = own.extent * self.tile.depth // chunk // team
         jump = team // chunks  # of the other axis, from one pass to the next
         side, depth = own.side, own.depth
         stride = f"{name}_stride" if f.side == "cols" and self.several else f.stride
         pointer = f"{name}_ptr" if f.side == "cols" and self.several else f.pointer
+        thread = self.thread if "%" not in self.thread else "lane"
+        dealt = f.side == "cols" and plan.run > 0
+        brought = f"{name}_col" if dealt else side
+        far = self.dealt_passes(jump) if dealt else f"v * {jump}"
         outer, inner = (side, depth) if f.along else (depth, side)
         origin = "row0" if f.side == "rows" else "col0"
         batch = "".join(f" + {index} * {text}" for index, text in self.batch_strides(own))
         if f.along:
-            start = f"({origin} + {side}) * {stride} + {self.share_offset()}{depth}"
+            start = f"({origin} + {brought}) * {stride} + {self.share_offset()}{depth}"
         else:
             start = f"({self.share_offset()}{depth}) * {stride} + {origin} + {side}"
         pass_text = f" + v * {jump}" if passes > 1 else ""
         at_side, at_depth = (f"{side}{pass_text}", depth) if f.along else (side, f"{depth}{pass_text}")
+        at_brought = f"{brought} + {far}" if f.along and passes > 1 else brought if f.along else side
         affine = jump % TURNS == 0 and f.tile_along == f.along  # turns come again after 8 rows
         place = self.place(own, at_side, at_depth)
         if affine:
@@ -53,8 +60,10 @@ class FactorSpeller(GemmWords):
             # in bytes, and known to nobody: the compiler would make it anew for each copy, from the thread's number
             place = f"{name}_to" + (f" + v * {jump * chunks * chunk * self.size}" if passes > 1 else "")
             to, hidden = place, [f'asm volatile("" : "+r"({name}_to));']
+        lines = [f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {chunk};"]
+        if dealt:
+            lines.append(f"const int {brought} = {self.dealt(side)};  // that lies in this row of the tile")
         advance = str(self.tile.depth * self.tile.shares)
-        thread = self.thread if "%" not in self.thread else "lane"
         copy = "copy_once" if f.once else "copy_chunk"
         if f.copied:
             self.functions.add(copy)
@@ -69,17 +78,31 @@ class FactorSpeller(GemmWords):
             "at_side": at_side,
             "at_depth": at_depth,
             "declares": [
-                f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {chunk};",
+                *lines,
                 f"const {self.ctype(f.access.dtype)}* {name}_from = {pointer}{batch} + {start};",
                 *([f"const int {name}_to = {self.place(own, side, depth)};"] if affine and not hidden else []),
                 *([f"unsigned {name}_to = ({self.place(own, side, depth)}) * {self.size};", *hidden] if hidden else []),
             ],
             "place": place,
             "to": to,
-            "from": f"{name}_from" + (f" + v * {jump} * {stride}" if passes > 1 else ""),
-            "count": self.count(own, at_side, at_depth),
+            "from": f"{name}_from" + (f" + {far} * {stride}" if passes > 1 else ""),
+            "count": self.count(own, at_brought, at_depth),
             "advance": advance if f.along else f"{advance} * {stride}",
         }
+
+    def dealt(self, row: str) -> str:
+        """The column that lies in a row of a right factor's tile: neighbours are dealt out to one lane's rows of all
+        fragments. A sum of columns that differ in other bits is the column of the sum."""
+        cols, run = self.tile.warp_cols, self.plan.run
+        return f"{row} / {cols} * {cols} + {row} % {LANE_COLS} * {run} + {row} % {cols} / {LANE_COLS}"
+
+    def dealt_passes(self, jump: int) -> str:
+        """The same of row v * `jump`."""
+        cols, row = self.tile.warp_cols, f"v * {jump}"
+        if jump % cols == 0:
+            return row
+        near = f"{row} / {cols} * {cols} + {row} % {cols} / {LANE_COLS}"
+        return f"({near})" if jump % LANE_COLS == 0 else f"({self.dealt(row)})"
 
     def batch_strides(self, own: Own) -> list[tuple[str, str]]:
         if own.factor.side == "cols" and self.several:

@@ -91,6 +91,8 @@ class GemmTile:
         return self.cols // self.warps_across
 
 
+LANE_COLS = 8  # of an mma's columns, that lie in lanes of their own
+LEAST_RUN = 4  # columns: 8 lanes then store whole sectors of 32 bytes and more
 SUMS_PADDING = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
 
 
@@ -264,6 +266,11 @@ class GemmPlan(Plan):
         return (*self.left, *(p.right for p in self.spans[0].products))
 
     @property
+    def run(self) -> int:
+        """As `run_of`."""
+        return run_of(self.tile, self.atom, all(p.right.along for span in self.spans for p in span.products))
+
+    @property
     def sums_stride(self) -> int:
         """Floats from one row of sums to the next in shared memory."""
         return self.tile.cols + SUMS_PADDING
@@ -282,10 +289,22 @@ def tile_elements(tile: GemmTile, products: int) -> int:
     return (tile.rows + tile.cols * products) * tile.depth
 
 
-def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int) -> int:
-    """Dynamic shared memory of a block: the rings, and afterwards the sums in their place."""
+def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
+    """Neighbouring columns that one thread sums, for the epilogue to take them from its registers; 0 where the sums go
+    through shared memory to get there.
+
+    A lane has two of the 16 columns of each fragment. Which columns these are is up to the copies: where the right
+    factors lie along the depth (`along`), a column is a row of the tile in shared memory, and rows lie in any order.
+    Fewer than LEAST_RUN columns are too few to be stored at once, and sums that several teams share must meet.
+    """
+    run = tile.warp_cols // LANE_COLS
+    return run if atom.kind == "mma" and along and tile.shares == 1 and run >= LEAST_RUN else 0
+
+
+def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int, run: int = 0) -> int:
+    """Dynamic shared memory of a block: the rings, and afterwards the sums in their place, where there is no `run`."""
     ring = dtype.bytes * tile_elements(tile, products) * tile.stages * tile.teams
-    return max(ring, 4 * tile.teams * sums_floats(tile, products, statistics))
+    return max(ring, 4 * (statistics * tile.rows if run else tile.teams * sums_floats(tile, products, statistics)))
 
 
 def sums_floats(tile: GemmTile, products: int, statistics: int) -> int:

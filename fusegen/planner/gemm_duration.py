@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fusegen.graph import Graph
 from fusegen.planner.duration import COPY_SHARE, LAUNCH_US, resident_blocks
-from fusegen.planner.gemm import Atom, GemmTile, shared_bytes
+from fusegen.planner.gemm import Atom, GemmTile, run_of, shared_bytes
 from fusegen.planner.model import Cost
 from fusegen.planner.product_cost import floors, product_traffic
 from fusegen.targets.base import Target
@@ -82,7 +82,8 @@ def estimate(graph: Graph, target: Target, work: Work) -> Cost:
     """The time of one launch at the graph's sizes, and what bounds it."""
     tile = work.tile
     moved = product_traffic(graph, target, tile.rows, tile.group)
-    room = shared_bytes(tile, work.dtype, work.products, work.statistics)
+    run = run_of(tile, work.atom, work.along)
+    room = shared_bytes(tile, work.dtype, work.products, work.statistics, run)
     registers = min(target.registers_per_thread, gemm_registers(tile, work.atom, work.dtype, work.products))
     resident = max(1, resident_blocks(target, tile.warps * tile.teams * target.warp, registers, room))
     blocks = -(-max(1, graph.rows) // tile.rows) * work.across * tile.cluster

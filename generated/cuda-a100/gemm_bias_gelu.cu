@@ -132,7 +132,8 @@ gemm_bias_gelu(
   unsigned x_to = (place<8>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));
   const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* w_from = w_ptr + (col0 + w_n) * w_pitch + w_k;
+  const int w_col = w_n / 64 * 64 + w_n % 8 * 8 + w_n % 64 / 8;  // that lies in this row of the tile
+  const __nv_bfloat16* w_from = w_ptr + (col0 + w_col) * w_pitch + w_k;
   unsigned w_to = (8192 + place<8>(w_n, w_k)) * 2;
   asm volatile("" : "+r"(w_to));
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -147,7 +148,7 @@ gemm_bias_gelu(
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + w_to + v * 4096;
-      copy_chunk<8>(to, w_from + v * 32 * w_pitch, 8);
+      copy_chunk<8>(to, w_from + (v * 32 / 64 * 64 + v * 32 % 64 / 8) * w_pitch, 8);
     }
     w_from += 64;
   };
@@ -162,11 +163,11 @@ gemm_bias_gelu(
     const unsigned slice = step % 3 * 49152;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 2048);
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right(w_part[buffer][i], ((w_lane + slice) ^ (k * 32)) + i * 2048);
+      load_right(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * 2048);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -211,37 +212,18 @@ gemm_bias_gelu(
   for (int step = 0; step < 63; ++step) take_slice(step, false);
   take_slice(63, true);
 
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  __syncthreads();
-  float* const matmul_shared = reinterpret_cast<float*>(shared);
-  {
-    #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 260 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-          matmul_shared[at] = matmul_sums[n][m][i];
-        }
-      }
-    }
-  }
-  __syncthreads();
-
-  #pragma unroll 4
+  const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+  const int col = col0 + n;
+  const Vec<__nv_bfloat16, 8> bias_vec = load<8>(bias_ptr + col);
+  #pragma unroll
   for (int v = 0; v < 16; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
+    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
     const long long row = row0 + m;
-    const int col = col0 + n;
     if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 260 + n);
-      const Vec<__nv_bfloat16, 8> bias_vec = load<8>(bias_ptr + col);
       Vec<__nv_bfloat16, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
+        const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
         const float bias = __bfloat162float(bias_vec.at[j]);
         const float add = matmul + bias;
         const float gelu = add * reciprocal(1.0f + power_of_2(add * (-2.30220819f - 0.102943240f * add * add)));

@@ -157,11 +157,11 @@ gemm_bias_relu_residual(
     const unsigned slice = step % 4 * 16384;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 1024);
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right_across(w_part[buffer][i], ((w_lane + slice) ^ (i * 32)) + k * 4096);
+      load_right_across(w_part[buffer][i], (w_lane ^ (i * 32)) + slice + k * 4096);
     }
   };
   const auto multiply = [&](int buffer) {

@@ -18,12 +18,6 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
 
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
@@ -139,11 +133,13 @@ gemm_swiglu(
   unsigned x_to = (place<4>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));
   const int w_gate_n = threadIdx.x / 4, w_gate_k = threadIdx.x % 4 * 8;
-  const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + w_gate_k;
+  const int w_gate_col = w_gate_n / 32 * 32 + w_gate_n % 8 * 4 + w_gate_n % 32 / 8;  // that lies in this row of the tile
+  const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_col) * w_gate_pitch + w_gate_k;
   unsigned w_gate_to = (4096 + place<4>(w_gate_n, w_gate_k)) * 2;
   asm volatile("" : "+r"(w_gate_to));
   const int w_up_n = threadIdx.x / 4, w_up_k = threadIdx.x % 4 * 8;
-  const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + w_up_k;
+  const int w_up_col = w_up_n / 32 * 32 + w_up_n % 8 * 4 + w_up_n % 32 / 8;  // that lies in this row of the tile
+  const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_col) * w_up_pitch + w_up_k;
   unsigned w_up_to = (6144 + place<4>(w_up_n, w_up_k)) * 2;
   asm volatile("" : "+r"(w_up_to));
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -182,15 +178,15 @@ gemm_swiglu(
     const unsigned slice = step % 4 * 16384;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 1024);
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_right(w_gate_part[buffer][i], ((w_gate_lane + slice) ^ (k * 32)) + i * 1024);
+      load_right(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * 1024);
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_right(w_up_part[buffer][i], ((w_up_lane + slice) ^ (k * 32)) + i * 1024);
+      load_right(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * 1024);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -236,45 +232,23 @@ gemm_swiglu(
   for (int step = 0; step < 127; ++step) take_slice(step, false);
   take_slice(127, true);
 
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  __syncthreads();
-  float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 8704;
-  {
-    #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 68 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-          matmul_shared[at] = matmul_sums[n][m][i];
-          matmul_2_shared[at] = matmul_2_sums[n][m][i];
-        }
-      }
-    }
-  }
-  __syncthreads();
-
-  #pragma unroll 4
-  for (int v = 0; v < 8; ++v) {
-    const int m = static_cast<int>((v * 128 + threadIdx.x) / 8);
-    const int n = static_cast<int>((v * 128 + threadIdx.x) % 8) * 8;
+  const int n = warp_col + lane / 4 * 4;  // the first of the thread's columns
+  const int col = col0 + n;
+  #pragma unroll
+  for (int v = 0; v < 16; ++v) {
+    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
     const long long row = row0 + m;
-    const int col = col0 + n;
     if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 68 + n);
-      const Vec<float, 8> matmul_2_total = load<8>(matmul_2_shared + m * 68 + n);
-      Vec<__nv_bfloat16, 8> out_vec;
+      Vec<__nv_bfloat16, 4> out_vec;
       #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
-        const float matmul_2 = matmul_2_total.at[j];
+      for (int j = 0; j < 4; ++j) {
+        const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+        const float matmul_2 = matmul_2_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
         const float silu = matmul * reciprocal(1.0f + exponential(-matmul));
         const float mul = silu * matmul_2;
         out_vec.at[j] = __float2bfloat16_rn(mul);
       }
-      store<8>(out_ptr + row * out_stride + col, out_vec);
+      store<4>(out_ptr + row * out_stride + col, out_vec);
     }
   }
 }

@@ -141,7 +141,8 @@ gemm_tf32(
   unsigned x_to = (place<8>(x_m, x_k)) * 4;
   asm volatile("" : "+r"(x_to));
   const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 4;
-  const float* w_from = w_ptr + (col0 + w_n) * w_pitch + w_k;
+  const int w_col = w_n / 64 * 64 + w_n % 8 * 8 + w_n % 64 / 8;  // that lies in this row of the tile
+  const float* w_from = w_ptr + (col0 + w_col) * w_pitch + w_k;
   unsigned w_to = (4096 + place<8>(w_n, w_k)) * 4;
   asm volatile("" : "+r"(w_to));
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -156,7 +157,7 @@ gemm_tf32(
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + w_to + v * 4096;
-      copy_chunk<4>(to, w_from + v * 32 * w_pitch, 4);
+      copy_chunk<4>(to, w_from + (v * 32 / 64 * 64 + v * 32 % 64 / 8) * w_pitch, 4);
     }
     w_from += 32;
   };
@@ -171,11 +172,11 @@ gemm_tf32(
     const unsigned slice = step % 3 * 49152;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 2048);
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right(w_part[buffer][i], ((w_lane + slice) ^ (k * 32)) + i * 2048);
+      load_right(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * 2048);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -220,37 +221,18 @@ gemm_tf32(
   for (int step = 0; step < 127; ++step) take_slice(step, false);
   take_slice(127, true);
 
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  __syncthreads();
-  float* const matmul_tf32_shared = reinterpret_cast<float*>(shared);
-  {
-    #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 260 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-          matmul_tf32_shared[at] = matmul_tf32_sums[n][m][i];
-        }
-      }
-    }
-  }
-  __syncthreads();
-
-  #pragma unroll 4
+  #pragma unroll
   for (int v = 0; v < 32; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 64);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 64) * 4;
+    const int m = warp_row + v / 4 * 8 + lane % 4 * 2 + v / 2 % 2;
+    const int n = warp_col + lane / 4 * 8 + v % 2 * 4;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (row < rows) {
-      const Vec<float, 4> matmul_tf32_total = load<4>(matmul_tf32_shared + m * 260 + n);
       const Vec<float, 4> bias_vec = load<4>(bias_ptr + col);
       Vec<float, 4> out_vec;
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float matmul_tf32 = matmul_tf32_total.at[j];
+        const float matmul_tf32 = matmul_tf32_sums[(v % 2 * 4 + j) / 2][v / 4][(v % 2 * 4 + j) % 2 * 2 + v / 2 % 2];
         const float bias = bias_vec.at[j];
         const float add = matmul_tf32 + bias;
         const float gelu = add * reciprocal(1.0f + power_of_2(add * (-2.30220819f - 0.102943240f * add * add)));

@@ -17,12 +17,6 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
 
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
@@ -128,7 +122,8 @@ qkv(
   unsigned x_to = (place<4>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));
   const int right_n = threadIdx.x / 4, right_k = threadIdx.x % 4 * 8;
-  const __nv_bfloat16* right_from = right_ptr + (col0 + right_n) * right_stride + right_k;
+  const int right_col = right_n / 64 * 64 + right_n % 8 * 8 + right_n % 64 / 8;  // that lies in this row of the tile
+  const __nv_bfloat16* right_from = right_ptr + (col0 + right_col) * right_stride + right_k;
   unsigned right_to = (4096 + place<4>(right_n, right_k)) * 2;
   asm volatile("" : "+r"(right_to));
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -143,7 +138,7 @@ qkv(
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + right_to + v * 2048;
-      copy_chunk<8>(to, right_from + v * 32 * right_stride, 8);
+      copy_chunk<8>(to, right_from + (v * 32 / 64 * 64 + v * 32 % 64 / 8) * right_stride, 8);
     }
     right_from += 32;
   };
@@ -158,11 +153,11 @@ qkv(
     const unsigned slice = step % 4 * 16384;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 1024);
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right(right_part[buffer][i], ((right_lane + slice) ^ (k * 32)) + i * 1024);
+      load_right(right_part[buffer][i], (right_lane ^ (k * 32)) + slice + i * 1024);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -207,37 +202,18 @@ qkv(
   for (int step = 0; step < 127; ++step) take_slice(step, false);
   take_slice(127, true);
 
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
-  __syncthreads();
-  float* const right_shared = reinterpret_cast<float*>(shared);
-  {
-    #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 132 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-          right_shared[at] = right_sums[n][m][i];
-        }
-      }
-    }
-  }
-  __syncthreads();
-
   if (span == 0) {
-    #pragma unroll 4
+    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+    const int col = col0 + n;
+    #pragma unroll
     for (int v = 0; v < 16; ++v) {
-      const int m = static_cast<int>((v * 128 + threadIdx.x) / 16);
-      const int n = static_cast<int>((v * 128 + threadIdx.x) % 16) * 8;
+      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
       const long long row = row0 + m;
-      const int col = col0 + n;
       if (row < rows) {
-        const Vec<float, 8> matmul_total = load<8>(right_shared + m * 132 + n);
         Vec<__nv_bfloat16, 8> out0_vec;
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_total.at[j];
+          const float matmul = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
           out0_vec.at[j] = __float2bfloat16_rn(matmul);
         }
         store<8>(out0_ptr + row * out0_stride + col, out0_vec);
@@ -246,18 +222,17 @@ qkv(
   }
 
   if (span == 1) {
-    #pragma unroll 4
+    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+    const int col = col0 + n;
+    #pragma unroll
     for (int v = 0; v < 16; ++v) {
-      const int m = static_cast<int>((v * 128 + threadIdx.x) / 16);
-      const int n = static_cast<int>((v * 128 + threadIdx.x) % 16) * 8;
+      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
       const long long row = row0 + m;
-      const int col = col0 + n;
       if (row < rows) {
-        const Vec<float, 8> matmul_2_total = load<8>(right_shared + m * 132 + n);
         Vec<__nv_bfloat16, 8> out1_vec;
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const float matmul_2 = matmul_2_total.at[j];
+          const float matmul_2 = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
           out1_vec.at[j] = __float2bfloat16_rn(matmul_2);
         }
         store<8>(out1_ptr + row * out1_stride + col, out1_vec);
@@ -266,18 +241,17 @@ qkv(
   }
 
   if (span == 2) {
-    #pragma unroll 4
+    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+    const int col = col0 + n;
+    #pragma unroll
     for (int v = 0; v < 16; ++v) {
-      const int m = static_cast<int>((v * 128 + threadIdx.x) / 16);
-      const int n = static_cast<int>((v * 128 + threadIdx.x) % 16) * 8;
+      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
       const long long row = row0 + m;
-      const int col = col0 + n;
       if (row < rows) {
-        const Vec<float, 8> matmul_3_total = load<8>(right_shared + m * 132 + n);
         Vec<__nv_bfloat16, 8> out2_vec;
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const float matmul_3 = matmul_3_total.at[j];
+          const float matmul_3 = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
           out2_vec.at[j] = __float2bfloat16_rn(matmul_3);
         }
         store<8>(out2_ptr + row * out2_stride + col, out2_vec);

@@ -141,7 +141,8 @@ rmsnorm_gemm(
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
   const int x_to = place<8>(x_m, x_k);
   const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* w_from = w_ptr + (col0 + w_n) * w_pitch + w_k;
+  const int w_col = w_n / 64 * 64 + w_n % 8 * 8 + w_n % 64 / 8;  // that lies in this row of the tile
+  const __nv_bfloat16* w_from = w_ptr + (col0 + w_col) * w_pitch + w_k;
   const int w_to = 8192 + place<8>(w_n, w_k);
   Vec<__nv_bfloat16, 8> gain_held;
   float total_part[4] = {};
@@ -157,7 +158,7 @@ rmsnorm_gemm(
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + (w_to + v * 2048) * 2;
-      copy_chunk<8>(to, w_from + v * 32 * w_pitch, 8);
+      copy_chunk<8>(to, w_from + (v * 32 / 64 * 64 + v * 32 % 64 / 8) * w_pitch, 8);
     }
     w_from += 64;
   };
@@ -194,11 +195,11 @@ rmsnorm_gemm(
     const unsigned slice = step % 3 * 49152;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 2048);
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right(w_part[buffer][i], ((w_lane + slice) ^ (k * 32)) + i * 2048);
+      load_right(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * 2048);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -247,39 +248,24 @@ rmsnorm_gemm(
   for (int step = 0; step < 63; ++step) take_slice(step, false);
   take_slice(63, true);
 
-  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  // sums along the rows of the left operand meet in shared memory
   __syncthreads();
-  float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const total_shared = reinterpret_cast<float*>(shared) + 33280;
+  float* const total_shared = reinterpret_cast<float*>(shared) + 0;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     #pragma unroll
     for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
     if (x_k == 0) total_shared[x_m + v * 32] = total_part[v];
   }
-  {
-    #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 260 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-          matmul_shared[at] = matmul_sums[n][m][i];
-        }
-      }
-    }
-  }
   __syncthreads();
 
-  #pragma unroll 4
+  const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+  const int col = col0 + n;
+  #pragma unroll
   for (int v = 0; v < 16; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
+    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
     const long long row = row0 + m;
-    const int col = col0 + n;
     if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 260 + n);
       const float total = total_shared[m];
       const float mean = total / 4096.0f;
       const float add = mean + 1e-06f;
@@ -287,7 +273,7 @@ rmsnorm_gemm(
       Vec<__nv_bfloat16, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
+        const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
         const float mul_2 = matmul * rrms;
         out_vec.at[j] = __float2bfloat16_rn(mul_2);
       }

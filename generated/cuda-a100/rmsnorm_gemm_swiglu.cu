@@ -251,15 +251,15 @@ rmsnorm_gemm_swiglu(
     const unsigned slice = step % 4 * 5120;
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
-      load_left_half(x_part[buffer][i], ((x_lane + slice) ^ (k * 32)) + i * 1024);
+      load_left_half(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
     }
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
-      load_right(w_gate_part[buffer][i], ((w_gate_lane + slice) ^ (k * 32)) + i * 2048);
+      load_right(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
-      load_right(w_up_part[buffer][i], ((w_up_lane + slice) ^ (k * 32)) + i * 2048);
+      load_right(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * 2048);
     }
   };
   const auto multiply = [&](int buffer) {

@@ -9,21 +9,25 @@ Two regimes, which differ in nothing but the tile:
   so many-th slice of what is summed, so that no warp waits for another before the end; the teams' sums, of a cluster's
   blocks where there are too few columns for all SMs, are added in a fixed order.
 
-What bounds tiles, measured on an H200 with `128x256x64 2x4 4`: bf16, x @ w.T, bias and GELU at 4096^3, in shares of
-cuBLAS's bare product in the same run (medians of 11, L2 cold; without a part, results are wrong):
+What bounds tiles, measured on an H200 with `128x256x64 2x4 4`: bf16, x @ w.T, bias and GELU at 4096^3, in cycles of an
+SM for each of the four tiles that it takes in turn (medians over the blocks; the SM ran at 1.75 GHz, and at 1.97 GHz
+without products; without a part, results are wrong):
 
-    mma.sync alone: no epilogue, no copies, no fragments, no barriers  0.75
-    with the epilogue                                                  0.70
-    and fragments                                                      0.68
-    and half of the copies                                             0.65
-    and all copies                                                     0.60
-    where copies bring nothing, and only fill with zeros               0.62
-    all copies, addresses in shared memory kept, products to and fro   0.62
+    mma.sync alone, 6.03 for each                       98,800
+    and fragments                                      103,000
+    and copies                                         108,400
+    the same, where addresses are turned in the loop   111,600
+    before the loop                                      2,400
+    epilogue from registers                              5,400
+    epilogue by way of shared memory                     8,100
 
-So copies cost what they take to issue, not what they wait for: rings of 4 and of 8 slices of 32 take as long. Slower
-were copies spread among the products (0.50 to 0.60), fragments loaded just before their use to keep registers free
-(0.55 to 0.58), mbarriers in place of the block's barrier (0.58), an unrolled ring (0.59), copies by way of the L1 cache
-(0.55), and two blocks an SM, 128 x 128 each, which hide the epilogue and copy a third more (0.58).
+272 us, where cuBLAS's bare product takes 175. Copies cost what they take to issue: those that only fill with zeros cost
+as much, neither the barrier nor the waiting costs anything (111,500 without), and rings of 3 and of 4 slices take as
+long. Slower were copies at other steps or spread among the products (111,000 to 137,000: ptxas puts three empty loads
+before a copy that follows a fragment's load), an unrolled ring with all addresses kept (114,700: fragments and copies
+then come too close together), products column by column (113,300), fragments loaded just before their use, mbarriers in
+place of the block's barrier, and copies by way of the L1 cache. Two blocks an SM, 128 x 128 each, hide the epilogue but
+copy a third more, for which the SM slows down to 1.69 GHz: 282 us.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ from fusegen.planner.gemm import (
     GemmPlan,
     GemmTile,
     chunk_of,
+    run_of,
     shared_bytes,
 )
 from fusegen.planner.gemm_duration import Work, estimate, gemm_registers
@@ -278,8 +283,9 @@ def fits(drawn: Draft, tile: GemmTile, atom: Atom) -> bool:
     """Has the target room for it, and has every thread a whole number of chunks to bring?"""
     target = drawn.target
     team = tile.warps * target.warp
-    statistics = len(drawn.parts.statistics)
-    if shared_bytes(tile, drawn.dtype, drawn.products, statistics) > target.shared_bytes:
+    right = right_factors(drawn).values()
+    run = run_of(tile, atom, all(f.along for f in right))
+    if shared_bytes(tile, drawn.dtype, drawn.products, len(drawn.parts.statistics), run) > target.shared_bytes:
         return False
     if team * tile.teams > target.threads_per_block:
         return False
@@ -287,7 +293,7 @@ def fits(drawn: Draft, tile: GemmTile, atom: Atom) -> bool:
         return False
     if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.depth % (2 * atom.depth):
         return False
-    return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*left_factors(drawn), *right_factors(drawn).values()))
+    return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*left_factors(drawn), *right))
 
 
 def chunks_fit(factor: Factor, tile: GemmTile, team: int, chunk: int) -> bool:
@@ -392,18 +398,20 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
     left, right = tuple(left_factors(drawn)), right_factors(drawn)
     used = {f.access.tensor: f.access for f in left}
     by_tensor = {name: access for (name, place), access in drawn.accesses.items() if place == "tile"}
+    along = all(f.along for f in right.values())
+    run = run_of(tile, atom, along)
+    widest_vector = min(drawn.chunk, run or drawn.chunk)
     spans = []
     first = 0
     for group in drawn.groups:
         cols = size_of(group.width, graph.sizes)
-        vector = next(v for v in (8, 4, 2, 1) if v <= drawn.chunk and cols % v == 0 and tile.cols % v == 0)
+        vector = next(v for v in (8, 4, 2, 1) if v <= widest_vector and cols % v == 0 and tile.cols % v == 0)
         spans.append(span_of(hoisted, group, right, by_tensor, first, tile.cols, vector))
         first += spans[-1].tiles
     if drawn.left.operand is not None and not left[0].along and drawn.parts.statistics:
         raise NoMatch("the left operand lies by columns, and sums along its rows are taken as it passes by rows")
     prologue = prologue_of(hoisted, drawn.parts, drawn.left, left, {**by_tensor, **used})
     accesses = tuple(drawn.accesses.values())
-    along = all(f.along for f in right.values())
     statistics = len(drawn.parts.statistics)
     once = all(f.once for f in right.values())
     dtype, prepared = drawn.dtype, prologue is not None
@@ -422,7 +430,7 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
         accesses=accesses,
         params=product_params(hoisted, drawn.dims, accesses),
         folded=False,
-        shared_bytes=shared_bytes(tile, drawn.dtype, drawn.products, statistics),
+        shared_bytes=shared_bytes(tile, drawn.dtype, drawn.products, statistics, run),
         cost=estimate(graph, target, work),
         decisions=decisions(graph),
         rounding=product_rounding(graph, target),
