@@ -117,8 +117,8 @@ ROUNDED = {
         norm_swiglu,
         ("x * gain to bf16 before it is multiplied, and only then scaled by rrms", "out to bf16 when stored"),
     ),
-    "scales alone": (scaled, ("out to f32 when stored",)),
-    "tf32": (with_tf32, ("factors to the nearest tf32, 11 significant bits", "out to f32 when stored")),
+    "scales alone": (scaled, ()),
+    "tf32": (with_tf32, ("factors to the nearest tf32, 11 significant bits",)),
 }
 
 

@@ -14,7 +14,16 @@ from fusegen.naming import entry_name
 from fusegen.planner.cost import decisions, traffic
 from fusegen.planner.duration import Work, estimate
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Stage, Staging, Statement, Tile
-from fusegen.planner.pieces import PIECE_BYTES, VECTOR_BYTES, WORD_BYTES, accesses, params, row_dims, staged_elements
+from fusegen.planner.pieces import (
+    PIECE_BYTES,
+    VECTOR_BYTES,
+    WORD_BYTES,
+    accesses,
+    params,
+    roundings,
+    row_dims,
+    staged_elements,
+)
 from fusegen.planner.row_order import order_decisions, ordered
 from fusegen.planner.schedule import Schedule
 from fusegen.targets.base import Target
@@ -111,7 +120,7 @@ def assemble(
         shared_bytes=shared,
         cost=estimate(target, work, moved, graph),
         decisions=(*order_decisions(graph, target, draft.dims), *decisions(graph)),
-        rounding=rounding_of(draft),
+        rounding=roundings(graph),
     )
 
 
@@ -207,13 +216,3 @@ def index_rows(body: tuple[Statement, ...], draft: Draft) -> tuple[Statement, ..
     last = len(draft.graph.shape) - 2
     index = next((dim.index for dim in draft.dims if last in dim.axes), "")
     return tuple(s if s.expr else replace(s, expr=f"static_cast<int>({index})") for s in body)
-
-
-def rounding_of(draft: Draft) -> tuple[str, ...]:
-    """Where values are rounded to a storage type; between those places everything is f32."""
-    graph = draft.graph
-    casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
-    return (
-        *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} by an explicit cast" for node in casts),
-        *(f"{t.name} to {t.dtype} when stored" for t in graph.outputs if t.dtype.kind == "float"),
-    )

@@ -223,7 +223,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         traffic=moved,
         floor_us=floor,
         time_us=LAUNCH_US + norm + barriers_us,
-        bound="memory" if memory_us >= issue_us else "compute",
+        bound="memory" if memory_us >= issue_us else "instruction",
         in_flight_bytes=resident * tile.threads * vectors * tile.vector * first,
         registers=registers,
         blocks_per_sm=resident,

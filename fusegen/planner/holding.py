@@ -119,7 +119,7 @@ def duration_of(target: Target, graph: Graph, work: Work, hold: Hold, moved: Tra
         traffic=moved,
         floor_us=max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6)),
         time_us=LAUNCH_US + norm,
-        bound="memory" if memory_us >= issue_us else "compute",
+        bound="memory" if memory_us >= issue_us else "instruction",
         in_flight_bytes=resident * tile.threads * tile.per_thread * tile.vector * first,
         registers=registers,
         blocks_per_sm=resident,

@@ -12,7 +12,7 @@ from fusegen.graph import Graph, Node, Tensor
 from fusegen.naming import value_names
 from fusegen.planner.limits import limits
 from fusegen.planner.model import Access, Layout, Mode, Param, RowDim, Tile
-from fusegen.types import b8, f32, i32, size_of
+from fusegen.types import b8, bf16, f16, f32, i32, size_of
 
 CTYPE = {f32: "float", i32: "int", b8: "bool"}
 WORD_BYTES = 4  # of a register
@@ -206,6 +206,15 @@ def float_text(value: float) -> str:
     if "e" not in text and "." not in text:
         text += ".0"
     return f"{text}f" if not math.copysign(1.0, value) < 0 else f"({text}f)"
+
+
+def roundings(graph: Graph) -> tuple[str, ...]:
+    """Where the author asks for a value to be rounded, and the outputs that are stored as less than f32."""
+    casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
+    return (
+        *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} by an explicit cast" for node in casts),
+        *(f"{t.name} to {t.dtype} when stored" for t in graph.outputs if t.dtype in (f16, bf16)),
+    )
 
 
 def is_contiguous_walk(graph: Graph) -> bool:

@@ -20,7 +20,7 @@ from fusegen.naming import value_names
 from fusegen.planner.cost import count_bytes, unfused_kernels
 from fusegen.planner.model import TensorTraffic, Traffic
 from fusegen.planner.passes import hoist_scales
-from fusegen.planner.pieces import arrays, bytes_of
+from fusegen.planner.pieces import arrays, bytes_of, roundings
 from fusegen.products import Factor, split
 from fusegen.targets.base import Target
 from fusegen.types import DType, Shape, f32, size_of
@@ -175,12 +175,7 @@ def product_rounding(graph: Graph, target: Target) -> tuple[str, ...]:
         lines = [f"{line}, and only then scaled by {moved}" for line in dict.fromkeys(lines)] if moved else lines
     if f32 in lowered.factor_types.values() and not target.multiplies_f32:
         lines.append("factors to the nearest tf32, 11 significant bits")
-    casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
-    return (
-        *dict.fromkeys(lines),
-        *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} by an explicit cast" for node in casts),
-        *(f"{t.name} to {t.dtype} when stored" for t in graph.outputs if t.dtype.kind == "float"),
-    )
+    return (*dict.fromkeys(lines), *roundings(graph))
 
 
 def text_of(factor: Factor, graph: Graph) -> str:

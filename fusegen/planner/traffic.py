@@ -54,12 +54,16 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the planner ranks by. `floor_us`: the fewest bytes at the data sheet's rate; `time_us`: this plan's."""
+    """What the planner ranks by. `floor_us`: the fewest bytes at the data sheet's rate; `time_us`: this plan's.
+
+    `bound` says what takes the time: memory, the arithmetic of products, or where there are none a warp's instructions,
+    most of which are no arithmetic.
+    """
 
     traffic: Traffic
     floor_us: float
     time_us: float
-    bound: Literal["memory", "compute"]
+    bound: Literal["memory", "compute", "instruction"]
     in_flight_bytes: int  # loads outstanding in one SM when every resident block has issued its own
     registers: int  # estimated, per thread
     blocks_per_sm: int  # by the estimate

@@ -5,7 +5,6 @@
 // tile     one flat array; a block of 128 threads, 4 elements a thread
 // traffic  2147.5 MB moved, 2147.5 MB ideal, 2147.5 MB unfused in 1 launch
 // floor    1053.2 us at 2.039 TB/s; memory-bound at 0.00 flop/B
-// rounding out to f32 when stored; f32 between
 // needs    x, out: address in multiples of 16 B
 
 // N values that move together, 16 bytes at a time where they fill them

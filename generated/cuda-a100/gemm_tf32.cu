@@ -5,7 +5,7 @@
 // tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 3
 // traffic  402.7 MB moved, 201.3 MB ideal, 335.6 MB with products apart, 469.8 MB unfused in 3 launches
 // floor    881.0 us at 156 TFLOP/s for products; compute-bound at 341.32 flop/B
-// rounding factors to the nearest tf32, 11 significant bits; out to f32 when stored; f32 between
+// rounding factors to the nearest tf32, 11 significant bits; f32 between
 // needs    K=4096, N=4096; rows of all operands next to each other; x, w, bias, out: address and
 //          strides in multiples of 16 B; bias [N] shared by every row
 

@@ -5,8 +5,7 @@
 // selects  8 of 256 columns a row by scores, largest first; NaN before all, ties by column, -inf never
 // tile     16 threads a row, 8 rows a block; scores in registers, the best 8 by rank
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
-// floor    37.0 us at 2.039 TB/s; compute-bound at 3.76 flop/B
-// rounding weights to f32 when stored; f32 between
+// floor    37.0 us at 2.039 TB/s; instruction-bound at 3.76 flop/B
 // needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
 
 #include <cuda_bf16.h>

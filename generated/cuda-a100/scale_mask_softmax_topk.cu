@@ -8,7 +8,6 @@
 //          169 of 32000 pass the threshold, whose vectors are read again
 // traffic  659.6 MB moved, 659.6 MB ideal, 4329.6 MB unfused in 4 launches
 // floor    323.5 us at 2.039 TB/s; memory-bound at 1.99 flop/B
-// rounding values to f32 when stored; f32 between
 // needs    rows of 32000 elements, next to each other; logits: address and strides in multiples of 16
 //          B; mask: address and strides in multiples of 4 B
 

@@ -6,7 +6,7 @@
 //          that share the right factor; blocks stay for all tiles, 16 rows of them at a time
 // traffic  201.3 MB moved, 201.3 MB ideal, 335.6 MB with products apart, 469.8 MB unfused in 3 launches
 // floor    277.8 us at 495 TFLOP/s for products; compute-bound at 682.61 flop/B
-// rounding factors to the nearest tf32, 11 significant bits; out to f32 when stored; f32 between
+// rounding factors to the nearest tf32, 11 significant bits; f32 between
 // needs    K=4096, N=4096; rows of all operands next to each other; x, w: address and strides in
 //          multiples of 16 B; bias, out: address and strides in multiples of 8 B; bias [N] shared by
 //          every row

@@ -5,7 +5,6 @@
 // tile     a block of 512 threads a row, 16 x 4 elements a thread; logits in shared memory
 // traffic  786.4 MB moved, 786.4 MB ideal, 1048.6 MB unfused in 1 launch
 // floor    163.8 us at 4.8 TB/s; memory-bound at 1.33 flop/B
-// rounding out to f32 when stored; f32 between
 // needs    rows of 32000 elements, next to each other; logits: address and strides in multiples of 8 B;
 //          out: address and strides in multiples of 16 B
 

@@ -7,7 +7,6 @@
 //          25 warps
 // traffic  12.9 MB moved, 12.9 MB ideal, 77.2 MB unfused in 3 launches
 // floor    2.7 us at 4.8 TB/s; memory-bound at 2.25 flop/B
-// rounding values to f32 when stored; f32 between
 // needs    rows of 50257 elements, next to each other
 
 #ifndef INFINITY

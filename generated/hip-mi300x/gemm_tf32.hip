@@ -5,7 +5,6 @@
 // tile     64 x 64 tiles of 4 warps, slices of 16 in a ring of 2
 // traffic  671.1 MB moved, 201.3 MB ideal, 335.6 MB with products apart, 469.8 MB unfused in 3 launches
 // floor    841.1 us at 163 TFLOP/s for products; compute-bound at 204.80 flop/B
-// rounding out to f32 when stored; f32 between
 // needs    K=4096, N=4096; rows of all operands next to each other; x, w, bias, out: address and
 //          strides in multiples of 16 B; bias [N] shared by every row
 

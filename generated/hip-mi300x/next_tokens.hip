@@ -7,7 +7,6 @@
 //          of 50257 pass the threshold, whose vectors are read again
 // traffic  12.9 MB moved, 12.9 MB ideal, 77.2 MB unfused in 3 launches
 // floor    2.4 us at 5.3 TB/s; memory-bound at 2.25 flop/B
-// rounding values to f32 when stored; f32 between
 // needs    rows of 50257 elements, next to each other; logits: address in multiples of 16 B, no stride
 //          below 0
 

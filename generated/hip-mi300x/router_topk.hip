@@ -6,7 +6,6 @@
 // tile     16 threads a row, 8 rows a block; scores in registers, the best 8 by rank
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
 // floor    14.2 us at 5.3 TB/s; memory-bound at 3.76 flop/B
-// rounding weights to f32 when stored; f32 between
 // needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
 
 #ifndef INFINITY
