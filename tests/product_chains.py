@@ -39,7 +39,7 @@ class Draft:
 
 
 def spec_text(seed: int, kind: str = "") -> str:
-    """The source of one random spec, called `fuzz`, over dims B, M, N, L, K, with factors of `kind` (else halves)."""
+    """The source of one random spec, called `fuzz`, over dims B, M, N, L, K; with factors of `kind`, else halves."""
     rng = random.Random(seed)
     half = rng.choice(("f16", "bf16"))
     draft = Draft(rng, kind or half, rng.choice(("", "", "B, ")))

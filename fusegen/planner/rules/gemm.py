@@ -28,6 +28,20 @@ before a copy that follows a fragment's load), an unrolled ring with all address
 then come too close together), products column by column (113,300), fragments loaded just before their use, mbarriers in
 place of the block's barrier, and copies by way of the L1 cache. Two blocks an SM, 128 x 128 each, hide the epilogue but
 copy a third more, for which the SM slows down to 1.69 GHz: 282 us.
+
+f32 factors lie in shared memory as they are, and become tf32 as a warp loads its fragments: mma.sync takes no notice of
+the 13 bits that tf32 lacks, which is to cut them off (PTX ISA, "mma", operands of type .tf32). 4096^3, the same tile of
+as many bytes, medians of 12, L2 cold, in the run where cuBLAS took 334 us:
+
+    rounded by cvt.rn.tf32 as fragments are loaded                     626 us
+    rounded before fragments are multiplied                            633
+    by cvt.rna.tf32, three instructions, as sm_80 has it               679
+    by a comparison and an addition                                    684
+    not rounded: 2.6 times the error                                   547
+    w across the depth, which ldmatrix does not transpose              695 to 723
+    x, too                                                             759
+
+AMD's matrix units multiply f32 as it is (v_mfma_f32_32x32x2_f32); the xf32 of gfx942, four times as fast, is not used.
 """
 
 from __future__ import annotations
