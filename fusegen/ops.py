@@ -440,8 +440,11 @@ def _taken(x: Value, columns: Value, missing: Number) -> Value:
 
 
 def matmul(x: Value | Transposed, w: Value | Transposed, precision: str | None = None) -> Value:
-    """x @ w over the last two axes, leading ones broadcast, summed in f32. f16 and bf16 factors are taken as they are;
-    f32 factors need precision="tf32": each may become the nearest number of 11 significant bits."""
+    """x @ w over the last two axes, leading ones broadcast, summed in f32; f32 factors by precision="tf32".
+
+    That lets each of them become the nearest number of 11 significant bits, which is what tensor cores multiply; f16
+    and bf16 are taken as they are.
+    """
     if precision not in (None, "tf32"):
         raise SpecError(f"matmul: precision={precision!r}; it is None, or 'tf32' for f32 factors", caller())
     return product("matmul_tf32" if precision else "matmul", x, w)
