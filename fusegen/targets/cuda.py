@@ -28,6 +28,7 @@ def mma(dtype: str, depth: int = 16) -> tuple[str, ...]:
 
 
 def to_tf32(rounding: str) -> tuple[str, ...]:
+    """To the nearest, ties away from zero ("rna", from sm_80 on) or to even ("rn", from sm_90 on): PTX ISA, "cvt"."""
     return (
         "unsigned y;",
         f'asm("cvt.{rounding}.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(bits)));',
@@ -164,8 +165,7 @@ SPELLING = Spelling(
         "mma_f16": mma("f16"),
         "mma_bf16": mma("bf16"),
         "mma_f32": mma("tf32", depth=8),
-        # three instructions, as PTX ISA, "cvt", has no more for sm_80; from sm_90 on it is one
-        "to_tf32": to_tf32("rna"),
+        "to_tf32": to_tf32("rna"),  # three instructions of sm_80
         "load_word": (
             "unsigned y;",
             'asm volatile("ld.shared.u32 %0, [%1];" : "=r"(y) : "r"(address) : "memory");',
@@ -175,7 +175,7 @@ SPELLING = Spelling(
     },
 )
 
-HOPPER = replace(SPELLING, functions={**SPELLING.functions, "to_tf32": to_tf32("rn")})
+HOPPER = replace(SPELLING, functions={**SPELLING.functions, "to_tf32": to_tf32("rn")})  # one of sm_90
 
 A100 = Target(
     vendor="cuda",
