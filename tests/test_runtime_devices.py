@@ -590,6 +590,37 @@ def test_a_driver_without_the_call_is_asked_the_other_way(monkeypatch: pytest.Mo
     nvidia.device.cache_clear()
 
 
+@pytest.mark.parametrize("status", [0, 201], ids=["taken", "refused at first"])
+def test_a_launch_as_memory_has_every_argument(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As C completes it: the stream, then addresses and numbers side by side."""
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+    start = kind(
+        lambda *given: start_of(fake, status)(*(ctypes.byref(ctypes.c_char.from_address(g)) for g in given[:3]), None)
+    )
+    monkeypatch.setattr(nvidia, "launcher", lambda: start)
+    loaded = device_of(0).load(SOURCE, binary(SOURCE))
+    loaded.function = 2**47 + 7
+    numbers = tuple(range(2**40, 2**40 + len(zeros(SOURCE))))
+    mapped = Mapped("x", 0, bf16, (64, 64), (128,), (64, 64), 128)
+    assert loaded.sending(Launch(77, numbers, (), (mapped,))).block is None
+    make = loaded.sending(Launch(77, numbers, ())).block
+    assert make is not None
+    block = make()
+    words = (ctypes.c_uint64 * (len(block.words) // 8)).from_buffer_copy(block.words)
+    words[block.stream] = 99
+    words[block.first : block.first + 3] = [2**47 + 1, 2**47 + 8, 2**47 + 16]
+    ctypes.c_float.from_buffer(words, 8 * (block.first + 3)).value = 1.5
+    table = (ctypes.c_void_p * len(block.places))(*(ctypes.addressof(words) + 8 * place for place in block.places))
+    assert kind(block.start)(ctypes.addressof(words), block.function, ctypes.addressof(table), None) == status
+    if status:
+        loaded.function = "module.scaled"
+        block.again(bytes(words))
+    values = [2**47 + 1, 1.5, 2**47 + 8, 2**47 + 16, *numbers]
+    assert fake.launched == [(loaded.function, 77, SOURCE.plan.threads, 0, 99, values)]
+    nvidia.device.cache_clear()
+
+
 def test_what_memory_holds_is_not_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, device_of = fake_nvidia(monkeypatch, 1)
     fake.params = PLAIN_SOURCE.plan.params

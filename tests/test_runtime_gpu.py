@@ -19,10 +19,12 @@ from fusegen.errors import ArgumentError, MissingError
 from fusegen.planner import plan
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
+from fusegen.runtime import native
 from fusegen.runtime.cache import KernelCache, compiled
 from fusegen.runtime.devices import Device, find, present, target_of
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.kernel import Kernel
+from fusegen.runtime.shortcuts import hand_on
 from fusegen.spec import Chain
 from fusegen.targets import Target
 
@@ -236,13 +238,22 @@ def test_graph_capture(torch: Any, target: Target, device: Device, cache: Kernel
         assert bool((w == value + 2).all())
 
 
-def unchecked(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["Python", "C"])
+def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What shortcuts are in."""
+    if request.param == "Python":
+        monkeypatch.setattr(native, "module", lambda: None)
+    elif native.module() is None:
+        pytest.skip("no shortcuts in C: `fusegen doctor` says why")
+
+
+def unchecked(kernel: Kernel) -> None:
     """From now on every call must take a shortcut."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("this call took no shortcut")
 
-    monkeypatch.setitem(kernel.shortcuts.made[-1].__globals__, "otherwise", refuse)
+    hand_on(kernel.shortcuts.made[-1], refuse)
 
 
 def settled_add(torch: Any, kernel: Kernel, where: str = "cuda") -> tuple[Any, Any, Any]:
@@ -260,12 +271,12 @@ def settled_add(torch: Any, kernel: Kernel, where: str = "cuda") -> tuple[Any, A
 
 
 def test_shortcuts_launch_on_the_current_stream(
-    torch: Any, target: Target, device: Device, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+    torch: Any, target: Target, device: Device, cache: KernelCache, language: None
 ) -> None:
     """A side stream is busy for long, then writes what the kernel reads: elsewhere the kernel would come too early."""
     kernel = made(add, target, device, cache)
     x, y, out = settled_add(torch, kernel)
-    unchecked(kernel, monkeypatch)
+    unchecked(kernel)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)
@@ -279,12 +290,12 @@ def test_shortcuts_launch_on_the_current_stream(
 
 @pytest.mark.parametrize("own_stream", [False, True], ids=["torch's stream", "the caller's stream"])
 def test_graph_capture_of_shortcuts(
-    torch: Any, target: Target, device: Device, cache: KernelCache, monkeypatch: pytest.MonkeyPatch, own_stream: bool
+    torch: Any, target: Target, device: Device, cache: KernelCache, language: None, own_stream: bool
 ) -> None:
     """The launches are in the graph, with results allocated from its pool and with `out=`, and replay what is new."""
     kernel = made(add, target, device, cache)
     x, y, out = settled_add(torch, kernel)
-    unchecked(kernel, monkeypatch)
+    unchecked(kernel)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.Stream() if own_stream else None):
         z = kernel(x, y)
@@ -301,12 +312,12 @@ def test_graph_capture_of_shortcuts(
 
 
 def test_shortcuts_from_a_thread_that_never_used_the_gpu(
-    torch: Any, target: Target, device: Device, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+    torch: Any, target: Target, device: Device, cache: KernelCache, language: None
 ) -> None:
     """It has no context, so that the plain launch is refused; the careful one is not."""
     kernel = made(add, target, device, cache)
     x, y, out = settled_add(torch, kernel)
-    unchecked(kernel, monkeypatch)
+    unchecked(kernel)
     out.fill_(-1.0)
     torch.cuda.synchronize()
     failed: list[BaseException] = []
@@ -326,12 +337,12 @@ def test_shortcuts_from_a_thread_that_never_used_the_gpu(
 
 
 def test_threads_share_shortcuts(
-    torch: Any, target: Target, device: Device, cache: KernelCache, monkeypatch: pytest.MonkeyPatch
+    torch: Any, target: Target, device: Device, cache: KernelCache, language: None
 ) -> None:
     """Every thread launches with arguments of its own."""
     kernel = made(add, target, device, cache)
     settled_add(torch, kernel)
-    unchecked(kernel, monkeypatch)
+    unchecked(kernel)
     wrong: list[object] = []
 
     def work(number: int) -> None:
@@ -349,7 +360,7 @@ def test_threads_share_shortcuts(
     assert not wrong
 
 
-def test_shortcuts_of_two_gpus(torch: Any, target: Target, device: Device, cache: KernelCache) -> None:
+def test_shortcuts_of_two_gpus(torch: Any, target: Target, device: Device, cache: KernelCache, language: None) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     kernel = made(add, target, device, cache)

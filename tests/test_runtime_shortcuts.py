@@ -1,28 +1,35 @@
-"""Shortcuts: what they take, that everything else goes to the checked path, and their text."""
+"""Shortcuts, in Python and in C: what they take, that everything else goes to the checked path, and their text."""
 
 # mypy: disable-error-code="valid-type,operator,no-any-return"
 # (annotations of a chain are values such as f16[M, N])
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
+import struct
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from types import FunctionType
+from typing import Any, ClassVar
 
 import pytest
 
 from fusegen import chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, compiler
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, FusegenError
 from fusegen.planner import plan
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
-from fusegen.runtime import shortcuts
-from fusegen.runtime.emulated import EmulatorDevice
+from fusegen.runtime import native, shortcuts
+from fusegen.runtime.devices import Block, Launch, Loaded, Sending
+from fusegen.runtime.emulated import VALUES, EmulatedLoaded, EmulatorDevice
+from fusegen.runtime.gpu import Arguments
 from fusegen.runtime.kernel import Kernel
 from fusegen.spec import Chain
 from fusegen.targets import H200
@@ -63,6 +70,79 @@ def awkward(like: f32[M, N], like_at: f32[M, N], stream: f32[M, N], launch: f32[
     return empty + stream * launch
 
 
+@pytest.fixture(scope="module")
+def module() -> Any:
+    try:
+        return native.get()
+    except FusegenError as error:
+        pytest.skip(f"no shortcuts in C: {str(error).splitlines()[0]}")
+
+
+@pytest.fixture(params=["Python", "C"], autouse=True)
+def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What the shortcuts of a test are in."""
+    found = request.getfixturevalue("module") if request.param == "C" else None
+    monkeypatch.setattr(native, "module", lambda: found)
+    yield request.param
+    assert not Launched.failed
+
+
+LEAD = 8  # bytes before the arguments: the stream
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+
+
+class Launched(EmulatedLoaded):
+    """A kernel that C launches too, by a function that reads what C wrote, or is refused by it."""
+
+    failed: ClassVar[list[BaseException]] = []
+    status = 0
+
+    def sending(self, launch: Launch) -> Sending:
+        return replace(super().sending(launch), block=partial(self.block, launch))
+
+    def block(self, launch: Launch) -> Block:
+        params = self.plan.params
+        given = Arguments(params, LEAD)
+        varying = sum(param.kind in ("pointer", "value") for param in params)
+        struct.pack_into(f"{len(launch.numbers)}q", given.block, LEAD + 8 * varying, *launch.numbers)
+        places = tuple((address - ctypes.addressof(given.block)) // 8 for address in given.table)
+        self.start = LAUNCH(partial(self.launch_memory, launch))
+        start = ctypes.cast(self.start, ctypes.c_void_p).value
+        return Block(bytes(given.block), 0, 1, places, start or 0, 7, partial(self.again, launch))
+
+    def launch_memory(self, launch: Launch, config: int, function: int, table: int, extra: None) -> int:
+        """cuLaunchKernelEx, but for the emulator."""
+        if self.status:
+            return self.status
+        try:
+            params = self.plan.params
+            slots = (ctypes.c_void_p * len(params)).from_address(table)
+            found: dict[str, list[Any]] = {"pointer": [], "value": [], "number": []}
+            for param, slot in zip(params, slots, strict=True):
+                form = VALUES[param.dtype or f32] if param.kind == "value" else ctypes.c_longlong
+                of_kind = found.get(param.kind, found["number"])
+                of_kind.append(form.from_address(slot or 0).value)
+            assert (function, extra, tuple(found["number"])) == (7, None, launch.numbers)
+            self.launch(launch, found["pointer"], found["value"], ctypes.c_longlong.from_address(config).value)
+        except BaseException as error:  # can't leave a function that C calls
+            self.failed.append(error)
+        return 0
+
+    def again(self, launch: Launch, words: bytes) -> None:
+        codes = Arguments(self.plan.params).codes
+        stream, *given = struct.unpack(f"P{''.join(codes)}", words)
+        pointers = sum(param.kind == "pointer" for param in self.plan.params)
+        values = len(given) - pointers - len(launch.numbers)
+        self.launch(launch, given[:pointers], given[pointers:][:values], stream)
+
+
+class LaunchingDevice(EmulatorDevice):
+    def load(self, source: Source, binary: Any) -> Loaded:
+        loaded = super().load(source, binary)
+        assert isinstance(loaded, EmulatedLoaded)
+        return Launched(self, loaded.kernel, source)
+
+
 class Counted(Kernel):
     """A kernel that counts the calls which no shortcut took."""
 
@@ -77,7 +157,7 @@ def made(spec: Chain) -> Counted:
     def variants(layout: Layout) -> tuple[Source, None]:
         return render(plan(spec.graph, H200, layout=layout)), None
 
-    return Counted(variants(Layout())[0], None, EmulatorDevice(H200), variants)
+    return Counted(variants(Layout())[0], None, LaunchingDevice(H200), variants)
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:
@@ -95,6 +175,7 @@ def settled(spec: Chain, *operands: Any, out: Any = None) -> Counted:
     assert kernel.checked == 2
     kernel(*operands, out=out)
     assert kernel.checked == 2
+    assert isinstance(kernel.shortcuts.first, FunctionType) is (native.module() is None)
     return kernel
 
 
@@ -237,6 +318,16 @@ def test_names_that_a_shortcut_uses_itself() -> None:
     for _ in range(3):
         kernel(a, b, c, d, out=out)
         assert torch.equal(out, a + b + c * d)
+
+
+def test_a_launch_that_is_refused_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, row = numbers(4, 64), numbers(4, 1, seed=1)
+    kernel = settled(affine, x, 2.0, row, 3)
+    monkeypatch.setattr(Launched, "status", 201)
+    y, top = kernel(x, 0.5, row, -7)
+    assert torch.equal(y, x * 0.5 + row - 7)
+    assert torch.equal(top, (x * 0.5 + row).amax(-1, keepdim=True))
+    assert kernel.checked == 2
 
 
 # ---------------------------------------------------------------- what it leaves to the checked path
@@ -461,9 +552,12 @@ def test_a_torch_without_the_quick_allocation(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(kernel(X, Y), X + Y)
 
 
-def test_the_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_text_is_logged(caplog: pytest.LogCaptureFixture, language: str) -> None:
     with caplog.at_level(logging.DEBUG, logger="fusegen.shortcuts"):
         settled(add, X, Y)
+    if language == "C":
+        assert "add: a shortcut in C for calls with fresh results" in caplog.text
+        return
     assert (
         """
     if held != sent:

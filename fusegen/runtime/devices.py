@@ -65,6 +65,25 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """A launch as memory, for a function in C that is written for all kernels (`fusegen/runtime/shortcut.c`).
+
+    `words`, of 8 bytes each, are what cuLaunchKernelEx takes, a CUlaunchConfig and the arguments, but for the stream,
+    which is to be in word number `stream`, and for the addresses and then the run-time numbers, from word `first` on.
+    `places` are the words of the parameters, in their order. `start` and `function`: the addresses of
+    cuLaunchKernelEx and of what it launches. `again(words)` launches with all care what the driver refused.
+    """
+
+    words: bytes
+    stream: int
+    first: int
+    places: tuple[int, ...]
+    start: int
+    function: int
+    again: Callable[[bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Sending:
     """A launch as lines of Python, for a function that is written for one kernel (`fusegen.runtime.shortcuts`).
 
@@ -73,7 +92,8 @@ class Sending:
     left out; a kernel with run-time values always fills. Then `send` launches, or `leave` gives up.
 
     In the lines `{sent}` stands for the items of `sent`, and `{values}` for the names of the run-time values, with a
-    comma behind every one. `names` are what else they use.
+    comma behind every one. `names` are what else they use. `block` makes the same launch's memory for C, where C can
+    make it.
     """
 
     take: tuple[str, ...]
@@ -81,6 +101,7 @@ class Sending:
     send: tuple[str, ...]
     leave: tuple[str, ...]
     names: Mapping[str, Any]
+    block: Callable[[], Block] | None = None
 
 
 class Loaded(Protocol):

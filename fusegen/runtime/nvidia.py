@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
@@ -19,8 +20,8 @@ from typing import Any
 
 from fusegen.errors import KernelError, MissingError
 from fusegen.planner.model import Plan
-from fusegen.runtime.devices import Bytes, Gpu, Launch, Mapped, Sending, sent_by_call
-from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, Arguments, GpuDevice, GpuKernel
+from fusegen.runtime.devices import Block, Bytes, Gpu, Launch, Mapped, Sending, sent_by_call
+from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, SLOT, Arguments, GpuDevice, GpuKernel
 from fusegen.types import DType, bf16, f16, f32, tf32
 
 NO_CONTEXT = frozenset({3, 201, 400, 709})  # not initialized; invalid context, invalid handle, context destroyed
@@ -177,6 +178,26 @@ def new_slot(plan: Plan, launch: Launch) -> Slot:
     return [None, arguments.block, ctypes.byref(arguments.block), ctypes.byref(arguments.table), arguments]
 
 
+def new_block(kernel: GpuKernel, launch: Launch, start: Any, form: struct.Struct) -> Block:
+    """The memory of such launches for C; `form` is that of the stream, the pointers and the run-time values in it."""
+    _, memory, _, _, arguments = new_slot(kernel.plan, launch)
+    pointers = sum(param.kind == "pointer" for param in kernel.plan.params)
+
+    def again(words: bytes) -> None:
+        stream, *given = form.unpack_from(words, STREAM)
+        kernel.launch(launch, given[:pointers], given[pointers:], stream)
+
+    return Block(
+        words=bytes(memory),
+        stream=STREAM // SLOT,
+        first=LEAD // SLOT,
+        places=tuple((address - ctypes.addressof(memory)) // SLOT for address in arguments.table),
+        start=ctypes.cast(start, ctypes.c_void_p).value or 0,
+        function=int(kernel.function),  # type: ignore[call-overload]
+        again=again,
+    )
+
+
 def cluster_config(plan: Plan) -> Any:
     """The launch of one cluster, as cuOccupancyMaxActiveClusters takes it."""
     bindings = driver()
@@ -202,6 +223,10 @@ class NvidiaDevice(GpuDevice):
         self.context = done(self.bindings.cuDevicePrimaryCtxRetain(handle), f"taking the context of {self}")
         self.alone = alone  # the only GPU: a thread that has a context at all has, nearly always, this one
         self.launch_kernel = self.bindings.cuLaunchKernel
+        if "torch" in sys.modules:  # whose tensors' calls get shortcuts
+            from fusegen.runtime import native
+
+            native.begin()
 
     def at(self, ordinal: int) -> NvidiaDevice:
         return device(ordinal)
@@ -231,6 +256,7 @@ class NvidiaDevice(GpuDevice):
         if start is None:
             return sent_by_call(kernel, launch)
         codes = kernel.arguments.codes[: -len(launch.numbers) or None]
+        form = struct.Struct(f"P{LEAD - STREAM - 8}x{''.join(codes)}")
         take = (
             "try:",
             "    slot = slots.pop()",
@@ -250,14 +276,15 @@ class NvidiaDevice(GpuDevice):
         names = {
             "slots": [],
             "new_slot": partial(new_slot, kernel.plan, launch),
-            "pack": struct.Struct(f"P{LEAD - STREAM - 8}x{''.join(codes)}").pack_into,
+            "pack": form.pack_into,
             "start": start,
             "function": ctypes.byref(ctypes.c_char.from_address(int(kernel.function))),  # type: ignore[call-overload]
             "launch": kernel.launch,
             "launched": launch,
             "place_maps": lambda arguments, sent: arguments.place_maps(launch.maps, sent[1:], self.encode),
         }
-        return Sending(take, fill, send, leave, names)
+        block = None if launch.maps else partial(new_block, kernel, launch, start, form)
+        return Sending(take, fill, send, leave, names, block)
 
     def encode(self, given: Mapped, address: int) -> bytes:
         with self.current():  # the driver encodes for a context

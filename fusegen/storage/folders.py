@@ -22,12 +22,14 @@ KINDS = {
     "emulator": "emulator libraries",
     "sources": "rendered sources",
     "compilers": "notes on compilers",
+    "extensions": "extension modules",
 }
 SUFFIXES = {  # of the entries of each kind, in a folder of its name
     "kernels": ".kernel",
     "emulator": ".library",
     "sources": ".source",
     "compilers": ".note",
+    "extensions": ".extension",
 }
 ENTRY = re.compile(rf"[\w-]+-[0-9a-f]{{64}}({'|'.join(map(re.escape, SUFFIXES.values()))})", re.ASCII)
 TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.fusegen")  # becomes an entry once it is whole

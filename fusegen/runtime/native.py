@@ -1,0 +1,136 @@
+"""The C of shortcuts (`shortcut.c`), as an extension module: compiled once for each machine and Python, then cached.
+
+    begin()     starts a thread that gets the module
+    module()    the module, waited for; None where there is none
+
+There is none without a C compiler, without Python's headers, or where building or loading fails for whatever reason.
+Then shortcuts are functions in Python: the same calls, some 1 us longer. The logger `fusegen.shortcuts` says on DEBUG
+why, and `fusegen doctor` what to do about it.
+
+A wheel could hold the module as well, but would be one for each Python and system, where it now is one for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from pathlib import Path
+from types import ModuleType
+
+from fusegen.errors import CompileError, MissingError
+from fusegen.storage import Key, Store
+
+log = logging.getLogger("fusegen.shortcuts")
+
+SOURCE = Path(__file__).with_name("shortcut.c")
+NAME = f"fusegen.runtime.{SOURCE.stem}"
+FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+COMPILERS = ("cc", "gcc", "clang")
+ABI = EXTENSION_SUFFIXES[0]  # .cpython-312-x86_64-linux-gnu.so: what a module is good for
+HINT = "apt install gcc python3-dev"
+PATIENCE_S = 2  # of a call that waits for the module; compiling it takes 0.2 s, or 1 s from a disk that is cold
+LIMIT_S = 20  # of a compiler, for which the end of a process waits
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleKey(Key):
+    """Everything that the module depends on; `arch` is the interpreter's ABI."""
+
+    command: str
+
+
+def begin() -> None:
+    """Get the module in the background: it may soon be needed."""
+    with suppress(RuntimeError):  # no further threads here; module() says so
+        getting()
+
+
+@cache
+def module() -> ModuleType | None:
+    """The module. None, once and for all, where it can't be had or takes too long."""
+    try:
+        return getting().result(PATIENCE_S)
+    except TimeoutError:
+        reason = f"compiling them takes longer than {PATIENCE_S} s"
+    except Exception as error:  # whatever it is, a call must not fail of it
+        reason = str(error) or repr(error)
+    log.debug("shortcuts are functions in Python, which takes some 1 us more for each call: %s", reason)
+    return None
+
+
+@cache
+def getting() -> Future[ModuleType]:
+    """The module that a thread gets. Raises RuntimeError where none can be started."""
+    pool = ThreadPoolExecutor(1, "fusegen-native")
+    found = pool.submit(get)
+    pool.shutdown(wait=False)
+    return found
+
+
+def get() -> ModuleType:
+    """The module, loaded from the cache or compiled now. Raises MissingError, CompileError, OSError and ImportError.
+
+    It is loaded from a folder of its own, since others may replace or remove what is in the cache.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():  # loading the module would bring it back
+        raise MissingError("this Python runs without its global lock, on which the module relies")
+    command = (*compiler(), *FLAGS)
+    key = ModuleKey(SOURCE.stem, ABI, hashlib.sha256(SOURCE.read_bytes()).hexdigest(), shlex.join(command))
+    store = Store("extensions")
+    with tempfile.TemporaryDirectory(prefix="fusegen-", ignore_cleanup_errors=True) as folder:
+        library = Path(folder, SOURCE.stem + ABI)
+        if (data := store.load(key, lambda facts, data: data)) is not None:
+            library.write_bytes(data)
+        else:
+            build(command, library)
+            store.store(key, {}, library.read_bytes())
+        return load(library)
+
+
+def compiler() -> tuple[str, ...]:
+    """The words of $CC, else cc, gcc, clang, or zig from the `ziglang` package. Raises MissingError."""
+    named = tuple(shlex.split(os.environ.get("CC", "")))
+    for command in (named, *((name,) for name in COMPILERS)):
+        if command and shutil.which(command[0]):
+            return command
+    if importlib.util.find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "cc")
+    raise MissingError(f"there is no C compiler here\n  to get it: {HINT}")
+
+
+def build(command: tuple[str, ...], library: Path) -> None:
+    """Compile the source. Raises MissingError without Python's headers, and CompileError."""
+    import sysconfig  # takes milliseconds, for once
+
+    folders = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
+    if not any(Path(folder, "Python.h").exists() for folder in folders):
+        raise MissingError(
+            f"Python's headers are missing here: no Python.h in {next(iter(folders))}\n  to get them: {HINT}"
+        )
+    whole = [*command, *(f"-I{folder}" for folder in folders), str(SOURCE), "-o", str(library)]
+    done = subprocess.run(
+        whole, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
+    )
+    if done.returncode:
+        raise CompileError(f"`{command[0]}` can't compile {SOURCE.name}\n{done.stderr}")
+
+
+def load(library: Path) -> ModuleType:
+    loader = ExtensionFileLoader(NAME, str(library))
+    spec = importlib.util.spec_from_loader(NAME, loader)
+    assert spec is not None
+    found = importlib.util.module_from_spec(spec)
+    loader.exec_module(found)
+    return found

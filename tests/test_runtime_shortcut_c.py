@@ -1,0 +1,436 @@
+"""The shortcut in C: what it hands over, whom it asks, what it leaves to others and keeps. Its torch is pretended."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusegen.errors import FusegenError
+from fusegen.runtime import native
+from fusegen.runtime.devices import Block
+from fusegen.runtime.shortcuts import Kind, in_c
+
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+WIDEST = 16
+FUNCTION = 2**47 + 7
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    try:
+        return native.get()
+    except FusegenError as error:
+        pytest.skip(f"no shortcuts in C: {str(error).splitlines()[0]}")
+
+
+@dataclass
+class Tensor:
+    """What a shortcut asks of one: whether it is `like`, and where it is."""
+
+    address: int
+    like: object = True
+
+
+class Driver:
+    """Stands for cuLaunchKernelEx and for torch: notes what it gets, and gives memory out."""
+
+    def __init__(self) -> None:
+        self.launched: list[list[int]] = []  # the stream, then the parameters' words in their order
+        self.again: list[bytes] = []
+        self.passed: list[tuple[tuple[object, ...], dict[str, object]]] = []
+        self.status = 0
+        self.stream = 5
+        self.device = 3
+        self.next = 2**40
+        self.block = Block(
+            # a config of two words, the second the stream; two inputs, an output, a number, an extent
+            words=struct.pack("7Q", 77, 0, 0, 0, 0, 0, 99),
+            stream=1,
+            first=2,
+            places=(2, 5, 3, 4, 6),
+            start=0,
+            function=FUNCTION,
+            again=self.relaunch,
+        )
+        self.start = LAUNCH(self.launch)
+        self.block = replace(self.block, start=ctypes.cast(self.start, ctypes.c_void_p).value or 0)
+        self.kind = Kind(
+            filling=False,
+            guard=lambda *tensors: all(tensor.like for tensor in tensors),
+            address=lambda tensor: tensor.address,
+            numbers=(None, float, None),
+            empty=self.empty,
+            fresh=((64,),),
+            offsets=(0, 8),
+            widest=WIDEST,
+            ends=(64, 64, 64),
+            place=3,
+            current_stream=lambda place: self.stream,
+            current_device=None,
+        )
+        self.filling = replace(self.kind, filling=True, offsets=(0, 8, 0))
+
+    def launch(self, config: int, function: int, arguments: int, extra: None) -> int:
+        assert (function, extra) == (FUNCTION, None)
+        head = (ctypes.c_uint64 * 2).from_address(config)
+        assert head[0] == 77
+        places = (ctypes.c_void_p * 5).from_address(arguments)
+        self.launched.append([head[1], *(ctypes.c_uint64.from_address(place or 0).value for place in places)])
+        return self.status
+
+    def relaunch(self, words: bytes) -> None:
+        self.again.append(words)
+
+    def empty(self, size: int) -> Tensor:
+        self.next += 256
+        return Tensor(self.next)
+
+    def made(self, module: Any, kind: Kind) -> Any:
+        found: Any = in_c(self.block, kind, module)
+        found.hand_on(self.otherwise)
+        return found
+
+    def otherwise(self, *operands: object, **options: object) -> str:
+        self.passed.append((operands, options))
+        return "checked"
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+def but(kind: Kind, **changes: Any) -> Kind:
+    return replace(kind, **changes)
+
+
+def word(number: float) -> int:
+    """An f32 in the lower half of a word."""
+    return int.from_bytes(struct.pack("<f", number), "little")
+
+
+X, Y, OUT = Tensor(2**47), Tensor(2**46 + 8), Tensor(2**45)
+
+# ---------------------------------------------------------------- a call
+
+
+def test_every_argument_is_where_the_driver_reads_it(module: Any, driver: Driver) -> None:
+    fresh = driver.made(module, driver.kind)(X, 1.5, Y)
+    assert driver.made(module, driver.filling)(X, -0.0, Y, out=OUT) is OUT
+    assert driver.launched == [
+        [5, X.address, word(1.5), Y.address, fresh.address, 99],
+        [5, X.address, word(-0.0), Y.address, OUT.address, 99],
+    ]
+    assert not driver.passed
+
+
+def test_whole_numbers_are_signed_and_32_bits(module: Any, driver: Driver) -> None:
+    shortcut = driver.made(module, but(driver.kind, numbers=(None, int, None)))
+    for number in (-1, 2**31 - 1, True):
+        shortcut(X, number, Y)
+    assert [launched[2] for launched in driver.launched] == [2**32 - 1, 2**31 - 1, 1]
+
+
+def test_several_outputs_are_a_tuple(module: Any, driver: Driver) -> None:
+    kind = but(driver.kind, numbers=(None, float), fresh=((64,), (64,)), offsets=(0,))
+    one, other = driver.made(module, kind)(X, 0.0)
+    outs = OUT, Y
+    assert driver.made(module, but(kind, filling=True, offsets=(0, 0, 8)))(X, 0.0, out=outs) is outs
+    assert [launched[3:5] for launched in driver.launched] == [[one.address, other.address], [OUT.address, Y.address]]
+
+
+OTHERS: dict[str, Callable[[Any], object]] = {
+    "too few": lambda call: call(X, 1.0, out=OUT),
+    "too many": lambda call: call(X, 1.0, Y, Y, out=OUT),
+    "no out=": lambda call: call(X, 1.0, Y),
+    "no out= in words": lambda call: call(X, 1.0, Y, out=None),
+    "a stream": lambda call: call(X, 1.0, Y, out=OUT, stream=0),
+    "what there is not": lambda call: call(X, 1.0, Y, out=OUT, to=None),
+    "another kind of tensor": lambda call: call(X, 1.0, Tensor(8, like=[]), out=OUT),
+    "another kind of output": lambda call: call(X, 1.0, Y, out=Tensor(0, like=0)),
+    "aligned less": lambda call: call(Tensor(X.address + 8), 1.0, Y, out=OUT),
+    "aligned better": lambda call: call(X, 1.0, Tensor(X.address + 4096), out=OUT),
+    "the output is an input": lambda call: call(X, 1.0, Y, out=X),
+    "the output's end is an input's": lambda call: call(X, 1.0, Y, out=Tensor(X.address - 48)),
+    "the output's begin is an input's": lambda call: call(X, 1.0, Y, out=Tensor(X.address + 48)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_calls_are_handed_on_as_they_came(module: Any, driver: Driver, name: str) -> None:
+    given: list[Any] = []
+    OTHERS[name](lambda *operands, **options: given.append((operands, options)))
+    assert OTHERS[name](driver.made(module, driver.filling)) == "checked"
+    assert driver.passed == given
+    assert not driver.launched
+
+
+def test_out_where_results_were_fresh(module: Any, driver: Driver) -> None:
+    assert driver.made(module, driver.kind)(X, 1.0, Y, out=OUT) == "checked"
+    assert driver.passed == [((X, 1.0, Y), {"out": OUT})]
+
+
+@pytest.mark.parametrize("away", [-64, 64])
+def test_neighbours_are_apart(module: Any, driver: Driver, away: int) -> None:
+    assert driver.made(module, driver.filling)(X, 1.0, Y, out=Tensor(X.address + away), stream=None) != "checked"
+
+
+def test_outs_that_are_no_tuple_of_as_many(module: Any, driver: Driver) -> None:
+    kind = but(driver.kind, filling=True, numbers=(None,), fresh=((64,), (64,)), offsets=(0, 0, 0))
+    shortcut = driver.made(module, kind)
+    for outs in (OUT, (OUT,), [OUT, Tensor(64)], (OUT, Tensor(64), Tensor(128)), (OUT, Tensor(OUT.address + 16))):
+        assert shortcut(X, out=outs) == "checked"
+    assert len(driver.passed) == 5
+
+
+def test_another_gpu_is_current(module: Any, driver: Driver) -> None:
+    shortcut = driver.made(module, but(driver.kind, current_device=lambda: driver.device))
+    assert shortcut(X, 1.0, Y) != "checked"
+    driver.device = 1
+    assert shortcut(X, 1.0, Y) == "checked"
+
+
+def test_what_the_driver_refuses_is_launched_once_more(module: Any, driver: Driver) -> None:
+    driver.status = 201
+    fresh = driver.made(module, driver.kind)(X, 2.0, Y)
+    assert driver.again == [struct.pack("7Q", 77, 5, X.address, Y.address, fresh.address, word(2.0), 99)]
+
+
+def raising(*_: object) -> Any:
+    raise ZeroDivisionError("raised on purpose")
+
+
+TURNS: Iterator[Callable[[int], Tensor]] = itertools.cycle((Tensor, raising))
+
+
+RAISING: dict[str, dict[str, Any]] = {
+    "guard": {"guard": raising},
+    "address": {"address": raising},
+    "a number": {"numbers": (None, raising, None)},
+    "memory": {"empty": raising},
+    "memory for the second output": {
+        "empty": lambda size: next(TURNS)(0),
+        "fresh": ((1,), (2,)),
+        "ends": (64, 64, 64, 64),
+    },
+    "the stream": {"current_stream": raising},
+    "the GPU": {"current_device": raising},
+    "the launch": {},
+}
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_errors_come_out_and_leave_nothing_behind(module: Any, driver: Driver, name: str) -> None:
+    driver.status, driver.block = 1, replace(driver.block, again=raising)
+    shortcut = driver.made(module, but(driver.kind, **RAISING[name]))
+
+    def work() -> list[int]:
+        for _ in range(100):
+            with pytest.raises(ZeroDivisionError, match="on purpose"):
+                shortcut(X, 1.0, Y)
+        return [*references(X, Y, shortcut), sum(type(one) in (Tensor, tuple) for one in gc.get_objects())]
+
+    work()
+    before = work()
+    assert work() == before
+    assert len(driver.launched) == (300 if name == "the launch" else 0)
+
+
+def test_answers_that_are_no_numbers(module: Any, driver: Driver) -> None:
+    for kind in (
+        but(driver.kind, address=str),
+        but(driver.kind, current_stream=str),
+        but(driver.kind, numbers=(None, str, None)),
+    ):
+        with pytest.raises(TypeError):
+            driver.made(module, kind)(X, 1.0, Y)
+    with pytest.raises(TypeError):
+        module.Shortcut(1, 2)
+    assert not driver.launched
+
+
+def test_before_it_knows_where_to_hand_on(module: Any, driver: Driver) -> None:
+    with pytest.raises(TypeError, match="not callable"):
+        in_c(driver.block, driver.kind, module)()
+
+
+# ---------------------------------------------------------------- what it keeps
+
+
+def references(*objects: object) -> list[int]:
+    gc.collect()  # of what is in errors' frames
+    return [sys.getrefcount(one) for one in objects]
+
+
+def test_no_call_leaves_a_reference_behind(module: Any, driver: Driver) -> None:
+    kind = but(driver.kind, fresh=((64,), (64,)), numbers=(None, float), offsets=(0,), guard=lambda *given: [*given])
+    fresh, filling = driver.made(module, kind), driver.made(module, driver.filling)
+    scale, outs = 1234.5, Tensor(2**20)
+    kept = (X, X.address, Y, scale, outs, outs.address, fresh, filling, kind.fresh, driver.kind.fresh, kind.guard)
+
+    def work() -> None:
+        for _ in range(2000):
+            fresh(X, scale)
+            filling(X, scale, Y, out=outs)
+            filling(X, scale, out=outs)  # handed on
+            driver.launched.clear()
+            driver.passed.clear()
+
+    work()
+    before, objects = references(*kept), len(gc.get_objects())
+    work()
+    assert references(*kept) == before
+    assert abs(len(gc.get_objects()) - objects) < 50
+
+
+def test_a_cycle_through_what_it_hands_on_to_is_collected(module: Any, driver: Driver) -> None:
+    class Kernel:
+        """Has shortcuts, which hand on to a method of its."""
+
+        def call(self, *_: object) -> None: ...
+
+    kernel: Any = Kernel()
+    kernel.shortcut = in_c(driver.block, driver.kind, module)
+    kernel.shortcut.hand_on(kernel.call)
+    gone = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert gone() is None
+
+
+def test_shortcuts_may_go_while_they_run(module: Any, driver: Driver) -> None:
+    """A call that none takes makes a new one, and the oldest is dropped: it may be the one that handed the call on."""
+    first, second = in_c(driver.block, driver.kind, module), driver.made(module, driver.kind)
+    held = [first, second]
+    first.hand_on(second)  # type: ignore[attr-defined]
+
+    def drop(*operands: object, **options: object) -> str:
+        first.hand_on(driver.otherwise)  # type: ignore[attr-defined]
+        held.clear()
+        gc.collect()
+        return "checked"
+
+    second.hand_on(drop)
+    del second
+    assert first(X) == "checked"
+    alone: list[Any] = [in_c(driver.block, driver.kind, module)]
+    alone[0].hand_on(lambda *_: alone.clear())
+    assert alone[0]() is None
+    assert not alone
+
+
+def test_threads_have_arguments_of_their_own(module: Any, driver: Driver) -> None:
+    wrong: list[object] = []
+    together = threading.Barrier(4, timeout=60)
+    launched: dict[int, list[int]] = {}
+
+    def launch(config: int, function: int, arguments: int, extra: None) -> int:
+        together.wait()  # all four are in the driver at the same time
+        places = (ctypes.c_void_p * 5).from_address(arguments)
+        launched[threading.get_ident()] = [ctypes.c_uint64.from_address(place or 0).value for place in places]
+        return 0
+
+    start = LAUNCH(launch)
+    driver.block = replace(driver.block, start=ctypes.cast(start, ctypes.c_void_p).value or 0)
+    shortcut = driver.made(module, driver.filling)
+
+    def work(number: int) -> None:
+        x, y, out = Tensor(number << 20), Tensor((number << 30) + 8), Tensor(number << 40)
+        for turn in range(50):
+            shortcut(x, turn, y, out=out)
+            wanted = [x.address, word(turn), y.address, out.address, 99]
+            if launched.pop(threading.get_ident()) != wanted:
+                wrong.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert not launched
+
+
+def test_other_threads_run_while_the_driver_waits(module: Any, driver: Driver) -> None:
+    """The launch is libc's poll(fds, 1, some timeout), for what this thread writes."""
+    reading, writing = os.pipe()
+    rescue = subprocess.Popen(["sh", "-c", "sleep 20; echo rescued"], stdout=writing)  # in place of a test that hangs
+    launching = threading.Event()
+
+    def stream(place: int) -> int:
+        launching.set()
+        return 0
+
+    poll = ctypes.cast(ctypes.CDLL(None).poll, ctypes.c_void_p).value or 0
+    words = struct.pack("2i3Q", reading, select.POLLIN, 0, 0, 0)
+    block = replace(driver.block, words=words, first=2, places=(2, 3), start=poll, function=1)
+    driver.block = replace(block, again=lambda words: None)  # poll's answer is 1
+    kind = but(driver.kind, numbers=(None,), offsets=(0,), ends=(64, 64), current_stream=stream)
+    thread = threading.Thread(target=driver.made(module, kind), args=(X,))
+    try:
+        thread.start()
+        launching.wait()
+        os.write(writing, b"written")
+        thread.join()
+        assert os.read(reading, 7) == b"written"
+    finally:
+        rescue.kill()
+        rescue.wait()
+        os.close(reading)
+        os.close(writing)
+
+
+# ---------------------------------------------------------------- once more, watched
+
+
+def sanitizer() -> str:
+    """The address sanitizer's library of gcc, which has to come before Python's own."""
+    asked = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True)
+    return asked.stdout.strip() if Path(asked.stdout.strip()).is_absolute() else ""
+
+
+@pytest.mark.skipif("FUSEGEN_SANITIZED" in os.environ, reason="this is the run under the sanitizers")
+def test_the_sanitizers_find_nothing(module: Any, tmp_path: Path) -> None:
+    """All the above once more, in a process whose module looks after its memory."""
+    try:
+        library = sanitizer()
+    except OSError:
+        library = ""
+    if not library:
+        pytest.skip("gcc with its sanitizers is missing: apt install gcc")
+    environment = {
+        **os.environ, "FUSEGEN_SANITIZED": "1", "FUSEGEN_CACHE_DIR": str(tmp_path), "LD_PRELOAD": library,
+        "CC": "gcc -fsanitize=address,undefined -fno-sanitize-recover=all", "PYTHONMALLOC": "malloc",
+        "ASAN_OPTIONS": "detect_leaks=0",
+    }  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-k",
+        "not module",
+        __file__,
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
+    assert re.search(r"[1-9]\d* passed, 1 skipped", ran.stdout)
