@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -85,7 +85,7 @@ def examine() -> Examination:
     cuda, hip = nvrtc(), hiprtc()
     nvidia, amd = gpus()
     compiler = emulator_compiler()
-    tools = (compiler, line_tool(), cache_folder(), sass_tool())
+    tools = (compiler, line_tool(), cache_folder(), sass_tool(), quick_calls())
     checks = (python(), cuda, hip, nvidia, amd, *tools, *map(array_library, LIBRARIES))
     emulated = (EMULATOR,) if compiler.state == "ok" else ()
     vendors = tuple(
@@ -254,6 +254,21 @@ def sass_tool() -> Check:
     if check.state == "ok":
         return check
     return Check(name, "optional", "not here; `inspect --what sass` needs it for CUDA", advice)
+
+
+def quick_calls() -> Check:
+    name = "quick calls"
+
+    def look() -> Check:
+        from fusegen.runtime.native import compiler, get
+
+        get()
+        return Check(name, "ok", f"on torch tensors they go through C, made by {' '.join(compiler())}")
+
+    check = guarded(name, look, "apt install gcc python3-dev, or name another compiler in CC")
+    if check.state == "ok":
+        return check
+    return replace(check, state="optional", found=f"{check.found}; calls on torch tensors take some 1 us longer")
 
 
 def array_library(name: str) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def test_it_examines_this_machine() -> None:
     names = [check.name for check in found.checks]
     assert names == [
         "Python", "NVRTC", "hiprtc", "NVIDIA GPU", "AMD GPU", "C++ compiler", "addr2line", "cache folder", "nvdisasm",
-        "torch", "cupy", "jax",
+        "quick calls", "torch", "cupy", "jax",
     ]  # fmt: skip
     assert all(check.found for check in found.checks)
     assert all(check.advice for check in found.checks if check.state in ("missing", "broken"))
@@ -99,6 +100,22 @@ def test_no_tool_for_source_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert doctor.line_tool().found.startswith(f"{tmp_path}/llvm-addr2line: ")
     finally:
         line_tool.cache_clear()
+
+
+def test_quick_calls_are_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = MissingError("there is no C compiler here\n  to get it: apt install gcc")
+    for error, found, advice in (
+        (missing, "there is no C compiler here", "apt install gcc"),
+        (CompileError("`cc` can't compile it\nlog"), "`cc` can't compile it", "name another compiler in CC"),
+        (OSError("no room"), "OSError: no room", "name another compiler in CC"),
+    ):
+        monkeypatch.setattr("fusegen.runtime.native.get", raising(error))
+        check = doctor.quick_calls()
+        assert (check.state, check.found) == ("optional", f"{found}; calls on torch tensors take some 1 us longer")
+        assert advice in check.advice
+    monkeypatch.setattr("fusegen.runtime.native.get", lambda: None)
+    monkeypatch.setenv("CC", f"{sys.executable} cc")
+    assert doctor.quick_calls().found == f"on torch tensors they go through C, made by {sys.executable} cc"
 
 
 def test_an_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
