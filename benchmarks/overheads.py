@@ -248,6 +248,7 @@ def conditions() -> dict[str, str]:
     import torch
 
     from fusegen.compiling import compiler_version
+    from fusegen.runtime import native
 
     try:
         import triton
@@ -262,6 +263,7 @@ def conditions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "triton": triton_version,
         "compiler": compiler_version("cuda"),
+        "shortcuts": "in Python" if native.module() is None else "in C",
     }
 
 

@@ -228,6 +228,7 @@ static PyObject *call(PyObject *object, PyObject *const *given, size_t flags, Py
 
 // ---------------------------------------------------------------- the type
 
+// `in_c` of shortcuts.py is the one caller, and vouches for sizes and places.
 static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
 {
     Shortcut *self = (Shortcut *)type->tp_alloc(type, 0);

@@ -35,7 +35,6 @@ NVIDIA GPUs that take no tensor maps; all others are Python's. Medians of one pr
                      0.9 torch's guards, by which the call in C is shorter without them
                      0.4 the addresses; torch's DLPack functions (__dlpack_c_exchange_api__) tell them 0.1 sooner
 
-
 The logger `fusegen.shortcuts` says on DEBUG what was made, and the whole text of what is in Python.
 """
 
