@@ -15,7 +15,7 @@ import pytest
 
 from fusegen import bf16, chain, dims, f16, f32
 from fusegen import ops as F
-from fusegen.errors import ArgumentError, MissingError
+from fusegen.errors import ArgumentError, FusegenError, MissingError
 from fusegen.planner import plan
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
@@ -241,10 +241,11 @@ def test_graph_capture(torch: Any, target: Target, device: Device, cache: Kernel
 @pytest.fixture(params=["Python", "C"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What shortcuts are in."""
-    if request.param == "Python":
-        monkeypatch.setattr(native, "module", lambda: None)
-    elif native.module() is None:
-        pytest.skip("no shortcuts in C: `fusegen doctor` says why")
+    try:
+        found = native.get() if request.param == "C" else None
+    except FusegenError as error:
+        pytest.skip(f"no shortcuts in C: {str(error).splitlines()[0]}")
+    monkeypatch.setattr(native, "module", lambda: found)
 
 
 def unchecked(kernel: Kernel) -> None:

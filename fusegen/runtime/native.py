@@ -1,7 +1,7 @@
 """The C of shortcuts (`shortcut.c`), as an extension module: compiled once for each machine and Python, then cached.
 
     begin()     starts a thread that gets the module
-    module()    the module, waited for; None where there is none
+    module()    the module, waited for a while; None where there is none
 
 There is none without a C compiler, without Python's headers, or where building or loading fails for whatever reason.
 Then shortcuts are functions in Python: the same calls, some 1 us longer. The logger `fusegen.shortcuts` says on DEBUG
@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 COMPILERS = ("cc", "gcc", "clang")
 ABI = EXTENSION_SUFFIXES[0]  # .cpython-312-x86_64-linux-gnu.so: what a module is good for
 HINT = "apt install gcc python3-dev"
-PATIENCE_S = 2  # of a call that waits for the module; compiling it takes 0.2 s, or 1 s from a disk that is cold
+PATIENCE_S = 2  # from begin() on, of a call that waits; compiling takes 0.2 s, or 1 s from a disk that is cold
 LIMIT_S = 20  # of a compiler, for which the end of a process waits
 
 
@@ -57,26 +58,26 @@ def begin() -> None:
         getting()
 
 
-@cache
 def module() -> ModuleType | None:
-    """The module. None, once and for all, where it can't be had or takes too long."""
+    """The module. None where it can't be had, or not yet."""
     try:
-        return getting().result(PATIENCE_S)
+        found, until = getting()
+        return found.result(max(0.0, until - time.monotonic()))
     except TimeoutError:
-        reason = f"compiling them takes longer than {PATIENCE_S} s"
+        reason = "it is still being compiled"
     except Exception as error:  # whatever it is, a call must not fail of it
         reason = str(error) or repr(error)
-    log.debug("shortcuts are functions in Python, which takes some 1 us more for each call: %s", reason)
+    log.debug("this shortcut is a function in Python, which takes some 1 us more for each call: %s", reason)
     return None
 
 
 @cache
-def getting() -> Future[ModuleType]:
-    """The module that a thread gets. Raises RuntimeError where none can be started."""
+def getting() -> tuple[Future[ModuleType], float]:
+    """The module that a thread gets, and until when to wait for it. Raises RuntimeError where none can be started."""
     pool = ThreadPoolExecutor(1, "fusegen-native")
     found = pool.submit(get)
     pool.shutdown(wait=False)
-    return found
+    return found, time.monotonic() + PATIENCE_S
 
 
 def get() -> ModuleType:
