@@ -7,7 +7,8 @@
 
 *bare* is the library's time for the products alone, with weights that share an operand side by side: a ratio of 1.00
 means that everything around the products is free. Of few rows the weights' bytes are what counts, as a share of the
-rate of a large copy. All by one stopwatch: cold L2, operands in turns, medians; the data have the percentiles too.
+rate of a large copy. All by one stopwatch: cold L2, operands in turns, the library's launches between the kernel's own
+(the power limit moves the clock by more than what is between them), medians; the data have the percentiles too.
 Run from the repository root, in an environment with fusegen and torch.
 """
 

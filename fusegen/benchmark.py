@@ -9,7 +9,8 @@ rate of a large one of the vendor's library, whichever is more. Shares are of th
 that data sat in a cache or that not all of the work was done, and is refused instead of reported.
 
 Everything is timed by one stopwatch (`fusegen.timing`): the driver's events, a cold L2 before each launch, operands in
-turns, the median with its 10th and 90th percentile.
+turns, the median with its 10th and 90th percentile. The vendor's products take turns with the kernel, launch by launch:
+the power limit moves the clock by more than what is between them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fusegen.counters import Counters, count_bytes
 from fusegen.errors import FusegenError, RequestError
 from fusegen.graph import Graph
 from fusegen.operands import Operands, empty, rotation, shape_at
-from fusegen.peers import Maker, library_rate, torch_peers
+from fusegen.peers import Maker, beside_library, library_rate, torch_peers
 from fusegen.planner.pieces import arrays, bytes_of
 from fusegen.timing import REPEATS, Launch, Stopwatch, Timing
 from fusegen.unfusing import Piece, unfused
@@ -225,13 +226,19 @@ def bench(
     judge = Judge(kernel, rate, library or kernel.plan.matrix_tflops * 1e6)
     sets = rotation(kernel.device, graph)
     launches = [kernel.prepare(*s.inputs, out=s.out, stream=0) for s in sets]
-    found = [judge.entry("fusegen", "fusegen", watch.time(launches, repeats), 1)]
+    others: list[tuple[str, Timing | str]] = []
+    if peers is False:
+        own = watch.time(launches, repeats)
+    else:
+        own, others = beside_library(graph, kernel.device, launches, sets, watch, repeats)
+    found = [judge.entry("fusegen", "fusegen", own, 1)]
     if alone:
         found += unfused_entries(kernel, sets, watch, judge, repeats)
+    found += [entry_of(judge, name, "library", timed) for name, timed in others]
     if peers is not False:
         added = peers if isinstance(peers, Mapping) else {}
         for name, kind, timed in torch_peers(graph, kernel.device, sets, watch, added, repeats, peers != "library"):
-            found.append(judge.entry(name, kind, timed) if isinstance(timed, Timing) else refusal(name, kind, timed))
+            found.append(entry_of(judge, name, kind, timed))
     traffic = kernel.plan.cost.traffic
     return Bench(
         chain=graph.name, signature=graph.signature, sizes=dict(graph.sizes), target=kernel.target.name,
@@ -287,6 +294,11 @@ class Judge:
             )
             return Entry(name, kind, timing, None, launches, reason)
         return Entry(name, kind, timing, self.floor_us / timing.median, launches, rate=moved)
+
+
+def entry_of(judge: Judge, name: str, kind: str, timed: Timing | str) -> Entry:
+    """Of times, or of why there are none."""
+    return judge.entry(name, kind, timed) if isinstance(timed, Timing) else refusal(name, kind, timed)
 
 
 def refusal(name: str, kind: str, reason: object) -> Entry:

@@ -27,7 +27,7 @@ from fusegen.operands import Operands
 from fusegen.product_peers import matrix_rate, product_ways, same_precision
 from fusegen.runtime.arrays import CPU, ArrayView
 from fusegen.runtime.devices import Device
-from fusegen.timing import REPEATS, Stopwatch, Timing
+from fusegen.timing import REPEATS, Launch, Stopwatch, Timing
 from fusegen.torch_source import DTYPES, TorchChain, torch_chain
 from fusegen.types import b8
 
@@ -67,8 +67,7 @@ def torch_peers(
     repeats: int = REPEATS,
     own: bool = True,
 ) -> Iterator[tuple[str, str, Timing | str]]:
-    """(name, kind, its times or why there are none) of torch's own ways unless `own` is False, of the vendor's library,
-    then of `others`."""
+    """(name, kind, its times or why there are none) of torch's own ways unless `own` is False, then of `others`."""
     try:
         import torch
     except ImportError as error:
@@ -79,24 +78,52 @@ def torch_peers(
         return
     tensors = [[tensor_over(torch, v) for v in one.inputs] for one in sets]
     with default_stream(torch, device), same_precision(torch, graph), torch.no_grad():
-        for name, runs in product_ways(torch, graph, tensors):
-            yield name, "library", attempt(watch, lambda runs=runs: runs, repeats)  # type: ignore[misc]
         for name, make in ways(torch, torch_chain(graph), tensors[0]).items() if own else ():
             yield name, "torch", attempt(watch, lambda make=make: calls(make(), tensors), repeats)  # type: ignore[misc]
         for name, maker in others.items():
             yield name, "peer", attempt(watch, lambda m=maker: [m(*row) for row in tensors], repeats)  # type: ignore[misc]
 
 
-def library_rate(graph: Graph, device: Device, watch: Stopwatch) -> float | None:
-    """Flop per µs that the vendor's library reaches with a large product of the chain's factors' type; None for a chain
-    without products, and where no torch brings the library."""
+def beside_library(
+    graph: Graph,
+    device: Device,
+    launches: Sequence[Launch],
+    sets: Sequence[Operands],
+    watch: Stopwatch,
+    repeats: int = REPEATS,
+) -> tuple[Timing, list[tuple[str, Timing | str]]]:
+    """Times of `launches`, and beside them, by turns, those of the vendor's library (or why there are none), by name:
+    nothing for a chain without products, and where no torch brings the library."""
+    if (torch := library_torch(graph)) is None:
+        return watch.time(launches, repeats), []
+    tensors = [[tensor_over(torch, v) for v in one.inputs] for one in sets]
+    found: dict[str, Timing | str] = {}
+    ways: dict[str, list[Launch]] = {}
+    with default_stream(torch, device), same_precision(torch, graph), torch.no_grad():
+        for name, runs in product_ways(torch, graph, tensors):
+            found[name] = attempt(watch, lambda runs=runs: runs, repeats=1)  # type: ignore[misc]
+            if not isinstance(found[name], str):
+                ways[name] = [lambda stream, run=run: run() for run in runs]  # type: ignore[misc]
+        own, *others = watch.time_together([launches, *ways.values()], repeats)
+    found.update(zip(ways, others, strict=True))
+    return own, list(found.items())
+
+
+def library_torch(graph: Graph) -> Any:
+    """The torch that brings the vendor's library; None for a chain without products, and where there is none."""
     if not graph.products:
         return None
     try:
         import torch
     except ImportError:
         return None
-    if not torch.cuda.is_available():
+    return torch if torch.cuda.is_available() else None
+
+
+def library_rate(graph: Graph, device: Device, watch: Stopwatch) -> float | None:
+    """Flop per µs that the vendor's library reaches with a large product of the chain's factors' type; None for a chain
+    without products, and where no torch brings the library."""
+    if (torch := library_torch(graph)) is None:
         return None
     with default_stream(torch, device), same_precision(torch, graph), torch.no_grad():
         return matrix_rate(torch, watch, graph.factor_types[graph.products[0]], f"cuda:{device.ordinal}")

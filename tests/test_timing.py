@@ -53,6 +53,18 @@ def test_each_launch_is_timed_alone_behind_a_fill() -> None:
     assert timed == ["wait", *["fill", "mark", "a", "mark", "fill", "mark", "b", "mark"] * 2, "wait"]
 
 
+def test_what_is_compared_takes_turns() -> None:
+    gpu = PretendGpu()
+    watch = Stopwatch(gpu)
+    gpu.asked.clear()
+    one = [lambda stream: gpu.work("a", 10.0), lambda stream: gpu.work("b", 30.0)]
+    other = [lambda stream: gpu.work("c", 5.0)]
+    timings = watch.time_together([one, other], repeats=2, warmup=1)
+    assert [timing.us for timing in timings] == [(10.0, 30.0), (5.0, 5.0)]
+    assert gpu.asked[:6] == ["fill", "a", "fill", "b", "fill", "c"]
+    assert [word for word in gpu.asked[6:] if word in "abc"] == ["a", "c", "b", "c"]
+
+
 def test_a_slow_host_gets_a_longer_fill() -> None:
     gpu = PretendGpu()
     watch = Stopwatch(gpu)
