@@ -221,6 +221,11 @@ def test_blocks_stay_for_all_tiles() -> None:
     assert plan_of(batched).blocks(3, 130) == 3 * 2 * 2
 
 
+def test_tiles_that_run_together_are_as_high_as_wide() -> None:
+    large = normed.at(M=4096, N=6144, K=4096).graph
+    assert candidates(large, H200).need()[0].configuration == "wgmma halves 128x256 4 group=16"
+
+
 def test_large_products_take_turns() -> None:
     for sizes in ((4096, 4096, 4096), (16384, 4096, 4096), (8192, 8192, 8192)):
         best = candidates(bias_gelu.at(**dict(zip("MNK", sizes, strict=True))).graph, H200).need()[0]
