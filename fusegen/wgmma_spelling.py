@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fusegen.dialect import Dialect, choice
-from fusegen.planner.model import Access, Load
+from fusegen.planner.model import Access, Load, Reduction
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.wgmma import (
     ATOM_DEPTH,
@@ -247,6 +247,7 @@ class WgmmaSpeller(Dialect):
         for each in found.vectors:
             elements[each] = self.to_value(each.access.dtype, f"{each.access.name}_slice.at[{place} + j]")
         text = " ".join(lines)
+        depth = bool(inside and inside in text)
         values = [
             f"const {each.ctype} {each.value} = {element};"
             for each, element in elements.items()
@@ -264,9 +265,30 @@ class WgmmaSpeller(Dialect):
             "lines": [*values, *lines],
             "pair": pair,
             "made": found.changes and not found.scale,
-            "parts": [r.part for r in found.statistics],
-            "depth": bool(inside and inside in text),
-            "odd": plan.slices % 2,
+            "statistics": [{"part": r.part, "whole": self.whole(r)} for r in found.statistics],
+            "depth": depth,
+            **self.order(depth),
+        }
+
+    def whole(self, found: Reduction) -> str:
+        """A statistic of whole rows; meanwhile the next tile's is summed."""
+        return f"{found.results[0]}_all"
+
+    def order(self, depth: bool) -> Mapping[str, Any]:
+        """Slices by turns through two sets of registers: the first two, behind which chunks that were kept are stored;
+        then pairs of them; then the last of an odd number. `depth`: is `prepare` told which slice it is of its tile?"""
+        slices, chunks = self.plan.slices, self.plan.width // LINE
+        first = range(min(slices, 2))
+        share = -(-chunks // len(first))
+        stored = [range(step * share, min(chunks, (step + 1) * share)) if self.plan.keeps else None for step in first]
+        behind = f"step == {slices - 1} ? 0 : step + 1"
+        return {
+            "first": f"prepare({'0, ' if depth else ''}prepared[0])",
+            "next": f"prepare({f'{behind}, ' if depth else ''}to)",
+            "begin": [{"step": step, "chunks": stored[step]} for step in first],
+            "pairs": range(2, slices - slices % 2) or None,
+            "end": slices - 1 if slices % 2 and slices > 1 else None,
+            "odd": slices % 2,
         }
 
     def slices(self) -> list[Mapping[str, str]]:
@@ -298,7 +320,7 @@ class WgmmaSpeller(Dialect):
 
     def row_lines(self, span: WgmmaSpan) -> list[str]:
         found = self.plan.fragments
-        lines = [f"const float {r.results[0]} = {r.part}[r8];" for r in (found.statistics if found else ())]
+        lines = [f"const float {r.results[0]} = {self.whole(r)}[r8];" for r in (found.statistics if found else ())]
         for load in span.row_loads:
             zero = {"float": "0.0f", "int": "0", "bool": "false"}[load.ctype]
             text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
@@ -341,7 +363,7 @@ class WgmmaSpeller(Dialect):
             found.append(
                 {
                     "name": access.name,
-                    "words": f"{access.name}_words",
+                    "words": "kept[chunk]" if self.plan.keeps else f"{access.name}_words",
                     "pair": PAIRS[access.dtype].format(f"{access.name}_pair[0]", f"{access.name}_pair[1]"),
                     "pair_type": PAIR_TYPES[access.dtype],
                     "buffer": f"staging + {number}" if number else "staging",
@@ -349,6 +371,10 @@ class WgmmaSpeller(Dialect):
                 }
             )
         return found
+
+    def kept(self, box: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same box at the place of the tile that it was kept of."""
+        return {**box, "at": box["at"].replace("at.", "kept_at.").replace(f" + i * {ATOM_ROWS}", "")}
 
     def box_number(self, place: int, outputs: int) -> str:
         """Which buffer a box waits in, in bytes: they take turns, by the box's number among all of the warp's."""
@@ -423,6 +449,7 @@ class WgmmaSpeller(Dialect):
             "spare": BUFFERS - 1,
             "vectors": vectors,
             "fragments": fragments,
+            "kept": self.kept(spans[0]["boxes"][0]) if plan.keeps else None,
             "slices": slices,
             "bringers": 2 if slices else 1,
             "own_rows": f" + own * {tile.parts * SEGMENT}" if tile.schedule == "halves" else "",

@@ -158,6 +158,21 @@ def tf32_gated(x: f32[M, K], w_gate: f32[N, K], w_up: f32[N, K]) -> f32[M, N]:
 
 
 TF32 = (by_tf32, tf32_sides, tf32_gated)
+
+
+@chain(M=130, N=72, K=136)
+def normed_bias(x: bf16[M, K], gain: bf16[K], w: bf16[N, K], bias: bf16[N]) -> bf16[M, N]:
+    """A vector that waits in registers beside the sums."""
+    return F.gelu(F.rmsnorm(x, gain, eps=1e-6) @ w.T + bias)
+
+
+@chain(M=130, N=264, K=136)
+def gainless(x: bf16[M, K], w: bf16[N, K]) -> bf16[M, N]:
+    """Rows are summed and multiplied as they are."""
+    return F.rmsnorm(x, eps=1e-6) @ w.T
+
+
+PREPARED = (normed, normed_sides, normed_gated, normed_bias, gainless, activated, rooted, biased, squared)
 SIDES = (askew_sides, sides, paired, normed_sides, batched_sides)
 CHAINS = (*SIDES, *TF32, bias_gelu, transposed, gated, mixed, batched, narrow, normed, normed_gated, activated)
 
@@ -422,7 +437,9 @@ def test_two_products_share_a_tile(schedule: str, cluster: int) -> None:
 
 @needs_check
 @pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize("spec", [normed, normed_gated, activated, rooted], ids=lambda spec: spec.graph.name)
+@pytest.mark.parametrize(
+    "spec", [normed, normed_gated, normed_bias, activated, rooted], ids=lambda spec: spec.graph.name
+)
 def test_left_factors_are_prepared_in_registers(spec: Chain, cluster: int) -> None:
     plan = plan_of(spec, "halves", cluster)
     assert plan.fragments
@@ -547,9 +564,9 @@ def test_broken_kernels_are_caught(schedule: str, cluster: int, old: str, new: s
 
 
 BROKEN_FRAGMENTS = [  # at a depth of 72, whose last slice is mostly zeros, or of more slices than the ring has places
-    (72, "unsigned& word = prepared[which]", "unsigned& word = prepared[0]"),
+    (72, "unsigned& word = to[k][quarter]", "unsigned& word = prepared[0][k][quarter]"),
     (72, "^ lane % 8) * 16", ") * 16"),
-    (72, "sum_part[r8], 2);", "sum_part[r8], 1);"),
+    (72, "sum_all[r8], 2);", "sum_all[r8], 1);"),
     (72, "depth < 72 ? mul : 0.0f", "gain == 0.0f ? 1.0f / gain : mul"),
     (72, "if (depth < 72) ", ""),
     (72, "sum_part[quarter % 2]", "sum_part[quarter / 2]"),
@@ -575,6 +592,53 @@ def test_broken_fragments_are_caught(depth: int, old: str, new: str) -> None:
     assert not validate(kernel, rows=(130,), cases=("rows",)).ok
 
 
+BROKEN_KEPT = [  # an even number of slices, one, or an odd number, in several tiles for a block
+    (200, "kept_at = at;", ""),
+    (200, "if (tile != blockIdx.x) {", "if (tile == blockIdx.x) {"),
+    (200, "prepare_next(1, prepared[0]);", "prepare_next(1, prepared[1]);"),
+    (200, "total_part[r8] = 0.0f;", ""),
+    (200, "= total_all[r8];", "= total_part[r8];"),
+    (200, "if (tile + gridDim.x >= tiles) return;", ""),
+    (64, "for (int chunk = 0; chunk < 4; ++chunk) store_kept(chunk);", ""),
+    (64, "prepared[0][k][quarter] = prepared[1][k][quarter];", ";"),
+    (136, "prepared[0][k][quarter] = prepared[1][k][quarter];", ";"),
+    (136, "multiply(2, prepared[0]);", "multiply(2, prepared[1]);"),
+]
+
+
+def kept(depth: int) -> WgmmaPlan:
+    graph = normed.at(M=390, N=264, K=depth).graph
+    plan = next(p for p in plans(graph, target=replace(H200, sms=2)) if p.cluster == 1)
+    assert plan.keeps
+    return plan
+
+
+@needs_check
+@pytest.mark.parametrize(("depth", "old", "new"), BROKEN_KEPT)
+def test_broken_tiles_that_are_kept_are_caught(depth: int, old: str, new: str) -> None:
+    def edit(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    kernel = kernel_of(kept(depth), edit)
+    kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
+    assert not validate(kernel, rows=(390,), cases=("rows",)).ok
+
+
+@needs_check
+@pytest.mark.parametrize("depth", [64, 136, 200, 264])
+def test_unbroken_tiles_that_are_kept_are_not(depth: int) -> None:
+    assert validate(kernel_of(kept(depth)), rows=(390,), cases=("rows",)).ok
+
+
+def test_tiles_are_kept_where_registers_are_left() -> None:
+    found = {spec.graph.name: plan_of(spec, "halves").keeps for spec in (*PREPARED, bias_gelu)}
+    assert found == {
+        "normed": True, "normed_sides": False, "normed_gated": False, "normed_bias": False, "gainless": False,
+        "activated": True, "rooted": True, "biased": False, "squared": True, "bias_gelu": False,
+    }  # fmt: skip
+
+
 @needs_check
 @pytest.mark.parametrize("depth", [72, 520])
 def test_an_unbroken_one_is_not(depth: int) -> None:
@@ -585,9 +649,6 @@ def test_an_unbroken_one_is_not(depth: int) -> None:
 @pytest.mark.parametrize(("schedule", "cluster"), [("turns", 1), ("turns", 2), ("halves", 1)])
 def test_unbroken_ones_are_not(schedule: str, cluster: int) -> None:
     assert validate(kernel_of(deep(schedule, cluster)), rows=(520,), cases=("rows",)).ok
-
-
-PREPARED = (normed, normed_sides, normed_gated, activated, rooted, biased, squared)
 
 
 @pytest.mark.parametrize(

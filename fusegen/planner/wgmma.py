@@ -36,6 +36,7 @@ SEGMENT = LINE * 128  # bytes: 64 lines, of 64 rows or columns of a slice howeve
 STAGED_ROWS = 16  # of a box that one warp stores
 STAGED = STAGED_ROWS * 128  # its bytes
 BUFFERS = 2  # that a warp stores by turns
+MOST_KEPT = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
 
 Schedule = Literal["turns", "halves"]
 
@@ -149,6 +150,11 @@ class Fragments:
         return self.value != self.load.value
 
     @property
+    def slice_registers(self) -> int:
+        """That hold what one thread needs of a slice of all vectors: a quarter of it."""
+        return self.slice_bytes // 4 // 4
+
+    @property
     def slice_bytes(self) -> int:
         """Of all vectors."""
         return LINE * sum(found.access.dtype.bytes for found in self.vectors)
@@ -220,6 +226,16 @@ class WgmmaPlan(Plan):
     def takes_turns(self) -> bool:
         """Do the groups multiply by turns, a tile or a slice at a time?"""
         return self.tile.schedule == "turns" or self.fragments is not None
+
+    @property
+    def keeps(self) -> bool:
+        """Is what is made of a tile kept in registers, and stored while products of the next one run? Where groups
+        compute slices, there is one output, and the vectors leave it the registers: all else was seen to spill."""
+        if self.fragments is None or not self.fragments.changes or self.several:
+            return False
+        (span,) = self.spans
+        alone = len(span.boxes) == 1 and not span.stores and not span.vectors
+        return alone and self.width // 4 + self.fragments.slice_registers <= MOST_KEPT
 
     @property
     def vectors_at(self) -> int:

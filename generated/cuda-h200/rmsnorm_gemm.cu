@@ -247,58 +247,106 @@ rmsnorm_gemm(
     int stage = 0;
     unsigned parity = 0;
     unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
+    unsigned prepared[2][4][4];  // of two slices: what is being multiplied must stay
+    int before = 0;
+    float total_part[2] = {}, total_all[2];  // of the slices prepared so far, and of a row
+    // prepares the slice that comes next
+    const auto prepare = [&](unsigned (&to)[4][4]) {
+      wait_at(full + 8 * stage, parity);
+      const Vec<__nv_bfloat16, 16> gain_slice = gain_slices[stage * 4];
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        load_fragment(to[k], fragments + stage * 16384 + ((k * 2 + lane / 16) ^ lane % 8) * 16);
+        #pragma unroll
+        for (int quarter = 0; quarter < 4; ++quarter) {  // rows lane / 4 and 8 more, then 8 columns on
+          unsigned& word = to[k][quarter];
+          #pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const float x = __uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u);
+            const float square = x * x;
+            total_part[quarter % 2] += square;
+          }
+          const auto& gain_pair = reinterpret_cast<const __nv_bfloat162&>(gain_slice.at[k * 4 + quarter / 2 * 2]);
+          const __nv_bfloat162 both = __hmul2(reinterpret_cast<const __nv_bfloat162&>(word), gain_pair);
+          word = reinterpret_cast<const unsigned&>(both);
+        }
+      }
+      __syncwarp();  // all lanes have read the slice before one gives its place back
+    };
+    // multiplies it, by turns with the other group
+    const auto multiply = [&](int step, const unsigned (&slice)[4][4]) {
+      wait_at(turn + 8 * own, turn_parity);  // the other group's products are under way
+      turn_parity ^= 1;
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      #pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        multiply_add(sums[0], slice[k], right_slices + stage * 2048 + k * 2, (step | k) != 0);
+      }
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been multiplied
+      if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
+      before = stage;
+      if (++stage == 4) {
+        stage = 0;
+        parity ^= 1;
+      }
+    };
+    unsigned kept[4][8][2];  // a tile's boxes: they are stored while products of the next one run
+    Place kept_at;
+    const auto store_kept = [&](int chunk) {
+      const int row0 = kept_at.row0 + own * 64 + warp * 16;
+      const unsigned buffer = staging + chunk % 2 * 2048;
+      if (lane == 0) wait_stores<1>();  // its last box has been read
+      __syncwarp();
+      #pragma unroll
+      for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+        store_matrices(
+            buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), kept[chunk][n8][0], kept[chunk][n8][1],
+            kept[chunk][n8 + 1][0], kept[chunk][n8 + 1][1]);
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+      __syncwarp();
+      if (lane == 0) store_box(out_map, buffer, kept_at.col0 + chunk * 64, row0);
+    };
+    prepare(prepared[0]);
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place at = place_of(tile, tiles_down);
       const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
-      float total_part[2] = {};
-      int before = 0;
-      for (int two = 0; two < 64; two += 2) {
-        unsigned prepared[2][4][4];  // of two slices: what is being multiplied must stay
-        #pragma unroll
-        for (int which = 0; which < 2; ++which) {
-          const int step = two + which;
-          wait_at(full + 8 * stage, parity);
-          const Vec<__nv_bfloat16, 16> gain_slice = gain_slices[stage * 4];
+      // prepares the slice behind `step`: behind the last one comes the next tile's first
+      const auto prepare_next = [&](int step, unsigned (&to)[4][4]) {
+        if (step == 63) {
           #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            load_fragment(prepared[which][k], fragments + stage * 16384 + ((k * 2 + lane / 16) ^ lane % 8) * 16);
-            #pragma unroll
-            for (int quarter = 0; quarter < 4; ++quarter) {  // rows lane / 4 and 8 more, then 8 columns on
-              unsigned& word = prepared[which][k][quarter];
-              #pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const float x = __uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u);
-                const float square = x * x;
-                total_part[quarter % 2] += square;
-              }
-              const auto& gain_pair = reinterpret_cast<const __nv_bfloat162&>(gain_slice.at[k * 4 + quarter / 2 * 2]);
-              const __nv_bfloat162 both = __hmul2(reinterpret_cast<const __nv_bfloat162&>(word), gain_pair);
-              word = reinterpret_cast<const unsigned&>(both);
-            }
+          for (int r8 = 0; r8 < 2; ++r8) {
+            total_all[r8] = total_part[r8];
+            total_part[r8] = 0.0f;
           }
-          __syncwarp();  // all lanes have read the slice before one gives its place back
-          wait_at(turn + 8 * own, turn_parity);  // the other group's products are under way
-          turn_parity ^= 1;
-          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-          #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            multiply_add(sums[0], prepared[which][k], right_slices + stage * 2048 + k * 2, (step | k) != 0);
-          }
-          asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-          if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
-          asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been multiplied
-          if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
-          before = stage;
-          if (++stage == 4) {
-            stage = 0;
-            parity ^= 1;
-          }
+          if (tile + gridDim.x >= tiles) return;
         }
+        prepare(to);
+      };
+      multiply(0, prepared[0]);
+      if (tile != blockIdx.x) {  // what was kept of the one before
+        #pragma unroll
+        for (int chunk = 0; chunk < 2; ++chunk) store_kept(chunk);
+      }
+      prepare_next(0, prepared[1]);
+      multiply(1, prepared[1]);
+      if (tile != blockIdx.x) {  // what was kept of the one before
+        #pragma unroll
+        for (int chunk = 2; chunk < 4; ++chunk) store_kept(chunk);
+      }
+      prepare_next(1, prepared[0]);
+      for (int step = 2; step < 64; step += 2) {
+        multiply(step, prepared[0]);
+        prepare_next(step, prepared[1]);
+        multiply(step + 1, prepared[1]);
+        prepare_next(step + 1, prepared[0]);
       }
       #pragma unroll
       for (int r8 = 0; r8 < 2; ++r8) {
-        total_part[r8] += __shfl_xor_sync(0xffffffffu, total_part[r8], 1);  // 4 lanes share a row
-        total_part[r8] += __shfl_xor_sync(0xffffffffu, total_part[r8], 2);
+        total_all[r8] += __shfl_xor_sync(0xffffffffu, total_all[r8], 1);  // 4 lanes share a row
+        total_all[r8] += __shfl_xor_sync(0xffffffffu, total_all[r8], 2);
       }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       if (lane == 0) arrive_at(empty + 8 * before);
@@ -308,7 +356,7 @@ rmsnorm_gemm(
         float rrms_of[2];
         #pragma unroll
         for (int r8 = 0; r8 < 2; ++r8) {
-          const float total = total_part[r8];
+          const float total = total_all[r8];
           const float mean = total / 4096.0f;
           const float add = mean + 1e-06f;
           const float rrms = rsqrtf(add);
@@ -316,7 +364,6 @@ rmsnorm_gemm(
         }
         #pragma unroll
         for (int chunk = 0; chunk < 4; ++chunk) {
-          unsigned out_words[8][2];
           #pragma unroll
           for (int n8 = 0; n8 < 8; ++n8) {
             #pragma unroll
@@ -331,26 +378,15 @@ rmsnorm_gemm(
                 out_pair[j] = mul_2;
               }
               const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
-              out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
+              kept[chunk][n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
             }
-          }
-          {
-            const unsigned buffer = staging + chunk % 2 * 2048;
-            if (lane == 0) wait_stores<1>();  // its last box has been read
-            __syncwarp();
-            #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
-              store_matrices(
-                  buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
-                  out_words[n8 + 1][0], out_words[n8 + 1][1]);
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-            __syncwarp();
-            if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
           }
         }
       }
+      kept_at = at;
     }
+    #pragma unroll
+    for (int chunk = 0; chunk < 4; ++chunk) store_kept(chunk);
     if (lane == 0) wait_stores<0>();
   }
 }
