@@ -231,6 +231,7 @@ def test_rows_and_tiles_are_counted_in_32_bits() -> None:
 def test_blocks_stay_for_all_tiles() -> None:
     plan = plan_of(bias_gelu)
     assert [plan.blocks(rows) for rows in (1, 128, 129, 128 * 132)] == [3, 3, 6, 132]
+    assert plan.blocks(128 * 50) == 75  # 150 tiles take two rounds, of 132 blocks or of these
     pairs = plan_of(bias_gelu, "halves", cluster=2)
     assert [pairs.blocks(rows) for rows in (1, 256, 257, 256 * 132)] == [4, 4, 8, 132]
     assert plan_of(batched).blocks(3, 130) == 3 * 2 * 2

@@ -287,7 +287,10 @@ class WgmmaPlan(Plan):
         return math.prod(others) * -(-rows // self.band) * self.tiles_across
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
-        return min(self.tiles(*extents), self.target.sms // self.tile.cluster) * self.tile.cluster
+        """As few as need no more rounds than all that the GPU has room for: each then walks as many tiles."""
+        tiles = self.tiles(*extents)
+        rounds = max(1, -(-tiles // (self.target.sms // self.tile.cluster)))
+        return -(-tiles // rounds) * self.tile.cluster
 
     @property
     def max_rows(self) -> int:
