@@ -136,8 +136,10 @@ def apart_of(draft: Draft, per_row: int) -> int:
 
 
 def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
-    """The same blocks, several of them a row, where a row would leave an SM room for two blocks at most."""
-    if 3 * walks.kept_bytes * draft.graph.cols <= draft.target.shared_per_sm:
+    """The same blocks, several of them a row, where a row would leave an SM room for two blocks at most: a row that is
+    kept, or, where one walk keeps nothing, that is read."""
+    element = walks.kept_bytes or max(access.dtype.bytes for access in draft.accesses)
+    if 3 * element * draft.graph.cols <= draft.target.shared_per_sm:
         return
     cluster = 2
     while cluster <= draft.target.max_cluster and draft.vectors > tile.threads * cluster // 2:
