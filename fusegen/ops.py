@@ -76,7 +76,7 @@ _map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="flo
 # 2 ulp (PTX ISA, ex2.approx.ftz); beyond |x| = 128 it is 0 or infinite like the true one
 _map("exp", 1, "np.exp({0})", "exponential({0})", "e ** x", takes="float", flops=4, slots=3, ulps=2.25,
      slopes=("{out}",), scale="{out} * (1 + 0.3 * np.minimum(np.abs({0}), 128))")  # fmt: skip
-_map("log", 1, "np.log({0})", "logf({0})", "natural logarithm", takes="float", flops=4, slots=12, ulps=3,
+_map("log", 1, "np.log({0})", "logf({0})", "natural logarithm", takes="float", flops=4, slots=24, ulps=3,
      slopes=("1 / np.abs({0})",))  # fmt: skip
 _map("sqrt", 1, "np.sqrt({0})", "sqrtf({0})", "square root", takes="float", flops=4, slots=8, ulps=3,
      slopes=("0.5 / {out}",))  # fmt: skip
