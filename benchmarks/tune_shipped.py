@@ -44,7 +44,7 @@ SHIPPED = Path(fusegen.__file__).parent / "data" / "tuned.jsonl"
 
 
 KINDS = ("rows", "selections", "products")
-MOST = {"rows": 32, "selections": 6, "products": 6}  # candidates of a case: of the latter two the estimates' first few
+MOST = {"rows": 32, "selections": 6, "products": 8}  # candidates of a case: of the latter two the estimates' first few
 
 
 @dataclass(frozen=True)
