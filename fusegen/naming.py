@@ -29,8 +29,8 @@ FRAME = frozenset(
     load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
     row_max_sum row_welford partner exponential power_of_2 reciprocal element values at np math ml_dtypes bfloat16 erf
     n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once load_where load_once_where words
-    copy_async commit_copies wait_copies
-    Span phase load_span load_across load_first store_across load_pieces load_kept copy_part copy_across joined
+    copy_async commit_copies wait_copies joined
+    Span phase load_span load_across load_first load_last store_across load_pieces load_kept copy_part copy_across
     head_of load_block load_kept_block load_shifted store_block store_row head edge
     in_rest rest_col
     memcpy top_columns take""".split()  # noqa: SIM905

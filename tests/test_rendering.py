@@ -1,7 +1,6 @@
 """Emitted text: deterministic, readable by rule, accepted by both vendors' compilers."""
 
-# mypy: disable-error-code="valid-type, arg-type, operator"
-# (annotations of a chain are values such as f16[M, N])
+# mypy: disable-error-code="valid-type, arg-type, operator, no-any-return"
 
 from __future__ import annotations
 
@@ -29,6 +28,7 @@ from tests.sizes import sizes_at
 from tests.specs import ALL, ROWS, storage_types
 
 SPECS = tuple(ALL.values())
+(N,) = dims("N")
 
 
 def str_or_name(value: object) -> str:
@@ -53,7 +53,7 @@ def test_every_load_of_a_whole_vector_is_issued_before_the_first_use() -> None:
     flat = render(plan(ALL["swiglu_elementwise"].graph, H200)).text
     whole, end = flat[flat.index("// walk 1") :].split("} else if (col < n) {")
     assert re.findall(r"(\w+)_vec = load<8>\(", whole) == ["gate", "up"]
-    assert "load_each_within<8>(gate_ptr, col, n)" in end
+    assert "load_last<8>(gate_ptr, col, n)" in end
     assert "within" not in whole
     causal = ALL["scale_causal_softmax"].graph
     held = next(p for p in candidates(causal, H200).plans if isinstance(p, RowPlan) and p.staging == "registers")
@@ -63,6 +63,23 @@ def test_every_load_of_a_whole_vector_is_issued_before_the_first_use() -> None:
         if isinstance(p, RowPlan) and p.staging == "registers"
     )  # fmt: skip
     assert "col <= last ? load_once<4>(scores_row + col)" in render(wide).text, "words are not taken apart"
+
+
+def test_an_element_is_computed_alike_wherever_the_array_ends() -> None:
+    """0.9 a + 0.1 b is one product and one fused sum, of either product. A zero for what lies behind the end, or a test
+    of each element, moved a product into a block of its own, and the other one was fused there alone."""
+
+    @chain(N=4096)
+    def mixed(a: f32[N], b: f32[N]) -> f32[N]:
+        return 0.9 * a + 0.1 * b
+
+    source = render(plan(mixed.graph, H200))
+    try:
+        text = ptx(source.text, H200, filename=source.filename)
+    except MissingError as missing:
+        pytest.skip(str(missing).splitlines()[0])
+    assert len(re.findall(r"\bmul\.f32", text)) == len(re.findall(r"\bfma\.rn\.f32", text)) == 2 * 4
+    assert "add.f32" not in text
 
 
 def test_text_does_not_depend_on_hash_seeds() -> None:

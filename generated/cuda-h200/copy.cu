@@ -19,12 +19,12 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
-// values col ... col + N - 1 of a row, one by one; what lies outside the row is zero
+// values col ... col + N - 1 of an array of `cols`, one by one; its last one stands for those behind it
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load_each_within(const T* row, long long col, long long cols) {
+__device__ __forceinline__ Vec<T, N> load_last(const T* row, long long col, long long cols) {
   Vec<T, N> v;
   #pragma unroll
-  for (int j = 0; j < N; ++j) v.at[j] = col + j < cols ? row[col + j] : T{};
+  for (int j = 0; j < N; ++j) v.at[j] = row[col + j < cols ? col + j : cols - 1];
   return v;
 }
 
@@ -62,14 +62,12 @@ copy(
     }
     store<4>(out_ptr + col, out_vec);
   } else if (col < n) {  // the array ends inside of this vector
-    const Vec<float, 4> x_vec = load_each_within<4>(x_ptr, col, n);
+    const Vec<float, 4> x_vec = load_last<4>(x_ptr, col, n);
     Vec<float, 4> out_vec;
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (col + j < n) {
-        const float x = x_vec.at[j];
-        out_vec.at[j] = x;
-      }
+      const float x = x_vec.at[j];
+      out_vec.at[j] = x;
     }
     store_each_within<4>(out_ptr, col, n, out_vec);
   }

@@ -20,12 +20,12 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
-// values col ... col + N - 1 of a row, one by one; what lies outside the row is zero
+// values col ... col + N - 1 of an array of `cols`, one by one; its last one stands for those behind it
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load_each_within(const T* row, long long col, long long cols) {
+__device__ __forceinline__ Vec<T, N> load_last(const T* row, long long col, long long cols) {
   Vec<T, N> v;
   #pragma unroll
-  for (int j = 0; j < N; ++j) v.at[j] = col + j < cols ? row[col + j] : T{};
+  for (int j = 0; j < N; ++j) v.at[j] = row[col + j < cols ? col + j : cols - 1];
   return v;
 }
 
@@ -84,18 +84,16 @@ swiglu_elementwise(
     }
     store<8>(out_ptr + col, out_vec);
   } else if (col < n) {  // the array ends inside of this vector
-    const Vec<__bf16, 8> gate_vec = load_each_within<8>(gate_ptr, col, n);
-    const Vec<__bf16, 8> up_vec = load_each_within<8>(up_ptr, col, n);
+    const Vec<__bf16, 8> gate_vec = load_last<8>(gate_ptr, col, n);
+    const Vec<__bf16, 8> up_vec = load_last<8>(up_ptr, col, n);
     Vec<__bf16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      if (col + j < n) {
-        const float gate = static_cast<float>(gate_vec.at[j]);
-        const float up = static_cast<float>(up_vec.at[j]);
-        const float silu = gate * reciprocal(1.0f + exponential(-gate));
-        const float mul = silu * up;
-        out_vec.at[j] = static_cast<__bf16>(mul);
-      }
+      const float gate = static_cast<float>(gate_vec.at[j]);
+      const float up = static_cast<float>(up_vec.at[j]);
+      const float silu = gate * reciprocal(1.0f + exponential(-gate));
+      const float mul = silu * up;
+      out_vec.at[j] = static_cast<__bf16>(mul);
     }
     store_each_within<8>(out_ptr, col, n, out_vec);
   }
