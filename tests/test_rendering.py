@@ -120,6 +120,8 @@ def test_text_reads_like_code(spec: Chain, target: Target) -> None:
             assert max(map(len, text.splitlines())) <= 140
             assert "None" not in text
             assert not re.search(r"^( *)#pragma unroll.*\n(?!\1\S)", text, re.M), "what is unrolled stands below"
+            inside = re.search(r"^( *)(?:for|if|while) .*\{(?:  //.*)?\n(?!\1  \S|#)", text, re.M)
+            assert not inside, "what is in braces stands further right"
             assert not (found := unused(text)), f"{made.regime}: {found} is never used"
             for tensor in (*graph.inputs, *graph.outputs):
                 assert re.search(rf"\b{tensor.name}\w*\b", text)

@@ -209,16 +209,14 @@ gemm_bias_relu_residual(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  {
+  #pragma unroll
+  for (int n = 0; n < 4; ++n) {
     #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int m = 0; m < 8; ++m) {
       #pragma unroll
-      for (int m = 0; m < 8; ++m) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 132 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-          matmul_shared[at] = matmul_sums[n][m][i];
-        }
+      for (int i = 0; i < 4; ++i) {
+        const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 132 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
+        matmul_shared[at] = matmul_sums[n][m][i];
       }
     }
   }

@@ -198,16 +198,14 @@ gemm_bias_gelu(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  {
+  #pragma unroll
+  for (int n = 0; n < 1; ++n) {
     #pragma unroll
-    for (int n = 0; n < 1; ++n) {
+    for (int m = 0; m < 1; ++m) {
       #pragma unroll
-      for (int m = 0; m < 1; ++m) {
-        #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int at = (warp_row + m * 32 + lane % 32) * 68 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-          matmul_shared[at] = matmul_sums[n][m][i];
-        }
+      for (int i = 0; i < 16; ++i) {
+        const int at = (warp_row + m * 32 + lane % 32) * 68 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+        matmul_shared[at] = matmul_sums[n][m][i];
       }
     }
   }

@@ -196,55 +196,55 @@ gemm_bias_relu_residual(
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
   for (int band = 0; band < 2; ++band) {  // of 64 rows: there is no room for more
-  if (band > 0) __syncthreads();
-  if (warp_row / 64 == band) {
-    #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    if (band > 0) __syncthreads();
+    if (warp_row / 64 == band) {
       #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int at = (warp_row % 64 + m * 32 + lane % 32) * 132 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-          matmul_shared[at] = matmul_sums[n][m][i];
+        for (int m = 0; m < 2; ++m) {
+          #pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            const int at = (warp_row % 64 + m * 32 + lane % 32) * 132 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+            matmul_shared[at] = matmul_sums[n][m][i];
+          }
         }
       }
     }
-  }
-  __syncthreads();
+    __syncthreads();
 
-  Vec<_Float16, 8> residual_vec[4];
-  #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 16);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
-    const long long row = row0 + band * 64 + m;
-    const int col = col0 + n;
-    if (row < rows) {
-      residual_vec[v] = load<8>(residual_ptr + row * residual_stride + col);
-    }
-  }
-  #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 16);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
-    const long long row = row0 + band * 64 + m;
-    const int col = col0 + n;
-    if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 132 + n);
-      const Vec<_Float16, 8> bias_vec = load<8>(bias_ptr + col);
-      Vec<_Float16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
-        const float bias = static_cast<float>(bias_vec.at[j]);
-        const float residual = static_cast<float>(residual_vec[v].at[j]);
-        const float add = matmul + bias;
-        const float relu = larger(add, 0.0f);
-        const float add_2 = relu + residual;
-        out_vec.at[j] = static_cast<_Float16>(add_2);
+    Vec<_Float16, 8> residual_vec[4];
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 16);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
+      const long long row = row0 + band * 64 + m;
+      const int col = col0 + n;
+      if (row < rows) {
+        residual_vec[v] = load<8>(residual_ptr + row * residual_stride + col);
       }
-      store<8>(out_ptr + row * out_stride + col, out_vec);
     }
-  }
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 16);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
+      const long long row = row0 + band * 64 + m;
+      const int col = col0 + n;
+      if (row < rows) {
+        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 132 + n);
+        const Vec<_Float16, 8> bias_vec = load<8>(bias_ptr + col);
+        Vec<_Float16, 8> out_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float matmul = matmul_total.at[j];
+          const float bias = static_cast<float>(bias_vec.at[j]);
+          const float residual = static_cast<float>(residual_vec[v].at[j]);
+          const float add = matmul + bias;
+          const float relu = larger(add, 0.0f);
+          const float add_2 = relu + residual;
+          out_vec.at[j] = static_cast<_Float16>(add_2);
+        }
+        store<8>(out_ptr + row * out_stride + col, out_vec);
+      }
+    }
   }
 }

@@ -227,43 +227,43 @@ gemm_swiglu(
   float* const matmul_shared = reinterpret_cast<float*>(shared);
   float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 4352;
   for (int band = 0; band < 2; ++band) {  // of 64 rows: there is no room for more
-  if (band > 0) __syncthreads();
-  if (warp_row / 64 == band) {
-    #pragma unroll
-    for (int n = 0; n < 1; ++n) {
+    if (band > 0) __syncthreads();
+    if (warp_row / 64 == band) {
       #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      for (int n = 0; n < 1; ++n) {
         #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int at = (warp_row % 64 + m * 32 + lane % 32) * 68 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-          matmul_shared[at] = matmul_sums[n][m][i];
-          matmul_2_shared[at] = matmul_2_sums[n][m][i];
+        for (int m = 0; m < 2; ++m) {
+          #pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            const int at = (warp_row % 64 + m * 32 + lane % 32) * 68 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+            matmul_shared[at] = matmul_sums[n][m][i];
+            matmul_2_shared[at] = matmul_2_sums[n][m][i];
+          }
         }
       }
     }
-  }
-  __syncthreads();
+    __syncthreads();
 
-  #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
-    const long long row = row0 + band * 64 + m;
-    const int col = col0 + n;
-    if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 68 + n);
-      const Vec<float, 8> matmul_2_total = load<8>(matmul_2_shared + m * 68 + n);
-      Vec<__bf16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
-        const float matmul_2 = matmul_2_total.at[j];
-        const float silu = matmul * reciprocal(1.0f + exponential(-matmul));
-        const float mul = silu * matmul_2;
-        out_vec.at[j] = static_cast<__bf16>(mul);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
+      const long long row = row0 + band * 64 + m;
+      const int col = col0 + n;
+      if (row < rows) {
+        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 68 + n);
+        const Vec<float, 8> matmul_2_total = load<8>(matmul_2_shared + m * 68 + n);
+        Vec<__bf16, 8> out_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float matmul = matmul_total.at[j];
+          const float matmul_2 = matmul_2_total.at[j];
+          const float silu = matmul * reciprocal(1.0f + exponential(-matmul));
+          const float mul = silu * matmul_2;
+          out_vec.at[j] = static_cast<__bf16>(mul);
+        }
+        store<8>(out_ptr + row * out_stride + col, out_vec);
       }
-      store<8>(out_ptr + row * out_stride + col, out_vec);
     }
-  }
   }
 }

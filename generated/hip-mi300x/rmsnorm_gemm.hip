@@ -216,43 +216,43 @@ rmsnorm_gemm(
     if (x_k == 0) total_shared[x_m + v * 64] = total_part[v];
   }
   for (int band = 0; band < 2; ++band) {  // of 64 rows: there is no room for more
-  if (band > 0) __syncthreads();
-  if (warp_row / 64 == band) {
-    #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    if (band > 0) __syncthreads();
+    if (warp_row / 64 == band) {
       #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      for (int n = 0; n < 2; ++n) {
         #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const int at = (warp_row % 64 + m * 32 + lane % 32) * 132 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-          matmul_shared[at] = matmul_sums[n][m][i];
+        for (int m = 0; m < 2; ++m) {
+          #pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            const int at = (warp_row % 64 + m * 32 + lane % 32) * 132 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+            matmul_shared[at] = matmul_sums[n][m][i];
+          }
         }
       }
     }
-  }
-  __syncthreads();
+    __syncthreads();
 
-  #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 16);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
-    const long long row = row0 + band * 64 + m;
-    const int col = col0 + n;
-    if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 132 + n);
-      const float total = total_shared[band * 64 + m];
-      const float mean = total / 4096.0f;
-      const float add = mean + 1e-06f;
-      const float rrms = rsqrtf(add);
-      Vec<__bf16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
-        const float mul_2 = matmul * rrms;
-        out_vec.at[j] = static_cast<__bf16>(mul_2);
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int m = static_cast<int>((v * 256 + threadIdx.x) / 16);
+      const int n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 8;
+      const long long row = row0 + band * 64 + m;
+      const int col = col0 + n;
+      if (row < rows) {
+        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 132 + n);
+        const float total = total_shared[band * 64 + m];
+        const float mean = total / 4096.0f;
+        const float add = mean + 1e-06f;
+        const float rrms = rsqrtf(add);
+        Vec<__bf16, 8> out_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float matmul = matmul_total.at[j];
+          const float mul_2 = matmul * rrms;
+          out_vec.at[j] = static_cast<__bf16>(mul_2);
+        }
+        store<8>(out_ptr + row * out_stride + col, out_vec);
       }
-      store<8>(out_ptr + row * out_stride + col, out_vec);
     }
-  }
   }
 }

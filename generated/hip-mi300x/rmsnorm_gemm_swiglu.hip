@@ -266,17 +266,15 @@ rmsnorm_gemm_swiglu(
     for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
     if (x_k == 0) total_shared[team * 656 + x_m + v * 8] = total_part[v];
   }
-  {
+  #pragma unroll
+  for (int n = 0; n < 1; ++n) {
     #pragma unroll
-    for (int n = 0; n < 1; ++n) {
+    for (int m = 0; m < 1; ++m) {
       #pragma unroll
-      for (int m = 0; m < 1; ++m) {
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = (warp_row + m * 16 + lane % 16) * 20 + warp_col + n * 16 + lane / 16 * 4 + i;
-          matmul_shared[team * 656 + at] = matmul_sums[n][m][i];
-          matmul_2_shared[team * 656 + at] = matmul_2_sums[n][m][i];
-        }
+      for (int i = 0; i < 4; ++i) {
+        const int at = (warp_row + m * 16 + lane % 16) * 20 + warp_col + n * 16 + lane / 16 * 4 + i;
+        matmul_shared[team * 656 + at] = matmul_sums[n][m][i];
+        matmul_2_shared[team * 656 + at] = matmul_2_sums[n][m][i];
       }
     }
   }
