@@ -16,6 +16,7 @@ from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, RowPlan, Stage, Statement
 from fusegen.prelude import REDUCERS
 from fusegen.spelling import Speller
+from fusegen.vectors import scaled
 
 ROLLED = "#pragma unroll 1"
 
@@ -39,7 +40,7 @@ class SelectionSpeller(Speller):
     def col_of(self, vector: str) -> str:
         """The first column of the thread's vector of that number."""
         tile = self.plan.tile
-        return f"(({vector}) * {tile.threads_per_row} + lane) * {tile.vector}"
+        return scaled(f"({vector}) * {tile.threads_per_row} + lane", tile.vector)
 
     def inside_turns(self) -> int:
         """Vectors of a thread, by whole turns, that lie in the row for every thread, with all that is read for them."""
@@ -93,15 +94,17 @@ class SelectionSpeller(Speller):
         walk = dict(self.walk(len(self.plan.stages), stage))
         best = f"choose {self.selection.columns} = the columns of the {self.selection.k} largest {self.selection.key}"
         number = len(self.plan.stages)
+        vectors = self.read_ahead(self.last.loads)
         title = f"walk {number} of {number}: {self.last.title + '; ' if self.last.title else ''}{best}"
         return {
             **walk,
             "stage": self.last,
             "title": textwrap.wrap(title, WIDTH, subsequent_indent="  "),
             "parts": [self.part(r) for r in self.last.reductions],
-            "vectors": self.read_ahead(self.last.loads),
+            "vectors": vectors,
             "body": [*self.body(stage, loads_first=False), f"keys[j] = {self.selection.key};"],
             "key_reductions": [r.part for r in of_key],
+            "alike": not self.guard() and all(v["call"] == v["inside"] for v in vectors),
             "masks": not others and not self.last.stores,  # what lies outside of the row counts for nothing else
             "results": [line for r in self.last.reductions for line in self.results(r)],
         }
@@ -258,6 +261,7 @@ class SelectionSpeller(Speller):
         want = -(-chosen.k // (warps * tile.cluster))
         length = chosen.note * tile.vector
         step = tile.threads_per_row * tile.vector
+        ahead = self.inside_turns() - chosen.turn
         beyond = bool(self.guard() or self.whole())  # may a noted vector reach beyond the row?
         return {
             "meet": functions["meet"],
@@ -277,6 +281,8 @@ class SelectionSpeller(Speller):
             "col": self.col_of("turn + p"),
             "next_col": self.col_of(f"turn + p + {chosen.turn}"),
             "inside_turns": self.inside_turns(),
+            "ahead": f"turn < {ahead}" if ahead > 0 else "false",
+            "group": f"p % {chosen.groups}" if chosen.groups > 1 else "0",
             "noted_col": self.col_of(f"from + (slot + i) * {chosen.note}" if chosen.note > 1 else "from + slot + i"),
             "element_col": "element"
             if chosen.note == 1

@@ -16,7 +16,7 @@ from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
 from fusegen.planner.pieces import PIECE_BYTES, stride_name
 from fusegen.prelude import REDUCERS, Reducer
-from fusegen.vectors import bracketed
+from fusegen.vectors import bracketed, scaled
 
 
 class Speller(Blocks):
@@ -79,19 +79,17 @@ class Speller(Blocks):
         if self.plan.flat or tile.col_tiles == 1:
             return ""
         first = f"static_cast<int>({self.tile()} % {tile.col_tiles}) * {tile.cols}"
-        return f"const int start = {first} + lane * {tile.vector};"
+        return f"const int start = {first} + {scaled('lane', tile.vector)};"
 
     def col(self) -> str:
         """The column of the thread's vector v."""
         tile = self.plan.tile
-        first = "start" if self.plan.flat or self.start() else f"lane * {tile.vector}"
+        first = "start" if self.plan.flat or self.start() else scaled("lane", tile.vector)
         if tile.per_thread == 1:
             return first
         if first == "start":
             return f"start + v * {tile.threads_per_row * tile.vector}"
-        return (
-            f"(v * {tile.threads_per_row} + lane) * {tile.vector}" if tile.threads_per_row > 1 else f"v * {tile.vector}"
-        )
+        return scaled(f"v * {tile.threads_per_row} + lane" if tile.threads_per_row > 1 else "v", tile.vector)
 
     def rest(self) -> Mapping[str, Any]:
         """How many elements of a vector that the row ends in belong to it."""

@@ -239,5 +239,12 @@ class Vectors(Dialect):
         return self.spelling.shuffle.format(own, f"(lane + {lanes - 1}) % {lanes}", lanes) if lanes > 1 else own
 
 
+def scaled(text: str, factor: int) -> str:
+    """`(a + b) * factor`; the text alone where the factor is 1."""
+    if factor == 1:
+        return text
+    return f"({text}) * {factor}" if " " in text else f"{text} * {factor}"
+
+
 def bracketed(text: str) -> str:
     return f"({text})" if "?" in text else text

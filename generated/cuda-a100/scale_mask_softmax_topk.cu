@@ -422,7 +422,7 @@ scale_mask_softmax_topk(
         peaks[p] = largest(keys);
         total_part.add(keys, peaks[p]);
       }
-      best[p % 1] = larger(best[p % 1], peaks[p]);
+      best[0] = larger(best[0], peaks[p]);
     }
     #pragma unroll
     for (int p = 0; p < 4; p += 2) {

@@ -336,14 +336,10 @@ argmax(
         }
         peaks[p] = largest(keys);
       }
-      best[p % 1] = larger(best[p % 1], peaks[p]);
+      best[0] = larger(best[0], peaks[p]);
     }
     #pragma unroll
-    for (int p = 0; p < 4; p += 1) {
-      #pragma unroll
-      for (int q = 1; q < 1; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
-      notes[(noted + p / 1) * 32 + lane_of_warp] = __float_as_int(peaks[p]);
-    }
+    for (int p = 0; p < 4; ++p) notes[(noted + p) * 32 + lane_of_warp] = __float_as_int(peaks[p]);
     noted += 4;
   };
   read(0, true);

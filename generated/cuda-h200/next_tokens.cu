@@ -237,7 +237,7 @@ next_tokens(
   Vec<float, 1> logits_read[50];
   #pragma unroll
   for (int v = 0; v < 50; ++v) {
-    const int col = (v * 1024 + lane) * 1;
+    const int col = v * 1024 + lane;
     if (v < 49 || col < 50257) {
       logits_read[v] = load_each<1>(logits_row + col);
     }
@@ -256,7 +256,7 @@ next_tokens(
     float higher = peak;
     #pragma unroll
     for (int v = turn; v < turn + 12 && v < 50; ++v) {
-      const int col = (v * 1024 + lane) * 1;
+      const int col = v * 1024 + lane;
       #pragma unroll
       for (int j = 0; j < 1; ++j) keys[v][j] = -INFINITY;
       if (v < 49 || col < 50257) {
@@ -327,7 +327,7 @@ next_tokens(
       const int element = 63 - __clzll(static_cast<long long>(marks));
       marks ^= Entry(1) << element;
       const int v = element, j = 0;
-      const Entry entry = entry_of(picker.keys[element][threadIdx.x], (v * 1024 + lane) * 1 + j);
+      const Entry entry = entry_of(picker.keys[element][threadIdx.x], v * 1024 + lane + j);
       if (entry < floor) continue;
       const unsigned place = atomicAdd(&picker.found[side], 1u);
       if (place < room) first.entries[block][place] = entry;

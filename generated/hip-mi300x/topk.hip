@@ -356,7 +356,7 @@ topk(
         }
         peaks[p] = largest(keys);
       }
-      best[p % 1] = larger(best[p % 1], peaks[p]);
+      best[0] = larger(best[0], peaks[p]);
     }
     #pragma unroll
     for (int p = 0; p < 4; p += 4) {
