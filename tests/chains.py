@@ -60,7 +60,14 @@ def spec_text(seed: int, select: bool = False) -> str:
         reduce(draft)
         for _ in range(rng.randint(0, 3)):
             step(draft)
-    return finish(draft, select)
+    return numbered(finish(draft, select), seed)
+
+
+def numbered(text: str, seed: int) -> str:
+    """The same spec, or one whose leading axis B is a number."""
+    if random.Random(f"{seed} numbered").random() < 0.7:
+        return text
+    return re.sub(r"\[B\b", "[2", text).replace("B=2, ", "")
 
 
 def full(draft: Draft) -> str:

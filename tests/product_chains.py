@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fusegen.spec import Chain
+from tests.chains import numbered
 
 UNARY = ("F.relu({0})", "F.gelu({0})", "F.silu({0})", "F.tanh({0})", "F.sigmoid({0})", "F.square({0})", "{0} * 0.5")
 PROLOGUES = ("F.relu({0})", "F.silu({0})", "{0} + 0.25", "F.square({0}) - {0}", "F.cast({0}, {kind})")
@@ -52,12 +53,13 @@ def spec_text(seed: int, kind: str = "") -> str:
     types = [f"{rng.choice((draft.kind, 'f32'))}[{draft.batch}M, {width}]" for _, width in results]
     declared = types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
     body = "\n".join(f"    {line}" for line in draft.lines)
-    return (
+    text = (
         "from fusegen import b8, bf16, chain, dims, f16, f32, i32\nfrom fusegen import ops as F\n\n"
         'B, M, N, L, K = dims("B M N L K")\n\n\n'
         f"@chain({sizes})\ndef fuzz({', '.join(draft.parameters)}) -> {declared}:\n{body}\n"
         f"    return {', '.join(value for value, _ in results)}\n"
     )
+    return numbered(text, seed)
 
 
 def left_factor(draft: Draft) -> str:
