@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fusegen import ops as F
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, ValidationError
 from fusegen.graph import Graph
+from fusegen.pipeline import compile
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.rendering import render
@@ -25,6 +27,7 @@ from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, Target
 from fusegen.types import DTYPES
 from fusegen.validation import Bounded, Case, Report, interesting_lengths, validate, validate_chain
+from fusegen.validation.checks import Checks
 from fusegen.validation.compare import compare, largest_errors
 from fusegen.validation.inputs import make_operands, sizes_for, take
 from fusegen.validation.memory import POISON, Arrangement, place, read_output, reserve, strides_for
@@ -175,6 +178,18 @@ def test_a_dim_that_stands_twice_counts_twice() -> None:
     plan = candidates(squares.graph, H200).plans[0]
     found = [sizes_for(plan, rows)["M"] for rows in (0, 1, 2, 16, 17)]
     assert found == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(("count", "deep"), [(M, 12), (5, 0)])
+def test_rows_that_count_themselves_are_as_many_as_there_may_be(count: Any, deep: int) -> None:
+    """Five queries stay five: more of their batch would show nothing."""
+
+    def spec(x: f32[B, count, 10]) -> f32[B, count, 10]:
+        return F.softmax(F.causal(x))
+
+    sizes = {"B": 2} if count == 5 else {"B": 2, "M": 5}
+    made = compile(chain(**sizes)(spec), H200, on="emulator", validate=False)
+    assert Checks(made, 0, None).deep() == deep
 
 
 def test_products_promise_nothing_of_numbers_that_their_type_rounds_coarsely() -> None:

@@ -173,8 +173,11 @@ class Checks:
         return self.wanted is None or not self.wanted.isdisjoint(names)
 
     def deep(self) -> int:
-        """Rows worth having where they know their index: a causal row sees no more columns than there are rows."""
-        return self.graph.cols + 2 if any(n.op.name == "row_index" for n in self.graph.nodes) else 0
+        """Rows worth having where they know their index, if there may be as many: a causal row sees no more columns
+        than there are rows."""
+        counted = any(n.op.name == "row_index" for n in self.graph.nodes)
+        free = counted and str(self.graph.shape[-2]) in free_dims(self.plan, self.plan.flat)
+        return self.graph.cols + 2 if free else 0
 
     # ---------------------------------------------------------------- what is checked
 
