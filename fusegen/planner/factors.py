@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fusegen.graph import Graph, Node, Tensor, once_per_graph
 from fusegen.naming import value_names
 from fusegen.planner.model import Access, Layout, Param, RowDim, Statement
-from fusegen.planner.pieces import CTYPE, VECTOR_BYTES, c_literal, named_dims, stride_name
+from fusegen.planner.pieces import CTYPE, VECTOR_BYTES, c_literal, named_dims, params_of, stride_name
 from fusegen.products import Split, split
 from fusegen.types import size_of
 
@@ -156,17 +156,8 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, use: Use, 
 
 def product_params(graph: Graph, dims: tuple[RowDim, ...], accesses: Iterable[Access]) -> tuple[Param, ...]:
     """The kernel's arguments: operands in the spec's order, outputs, sizes of `dims`, strides of each access."""
-    names = value_names(graph)
-    found = tuple(accesses)
-    params: list[Param] = []
-    for tensor in graph.inputs:
-        if tensor.shape:
-            params.append(Param("pointer", f"{names[tensor.node]}_ptr", tensor.name, dtype=tensor.dtype))
-        else:
-            params.append(Param("value", names[tensor.node], tensor.name, dtype=tensor.dtype))
-    params += [Param("pointer", f"{t.name}_ptr", t.name, dtype=t.dtype, output=True) for t in graph.outputs]
-    params += [Param("extent", dim.extent, dim=place) for place, dim in enumerate(dims)]
-    for access in found:
+    params = [*params_of(graph, dims)]
+    for access in accesses:
         for place in access.strided:
             own = access.axes[access.strided.index(place)] if access.axes else ()
             params.append(Param("stride", stride_name(access, dims, place), access.tensor, dim=place, axes=own))

@@ -12,6 +12,7 @@ from fusegen.graph import Graph, Node, Tensor
 from fusegen.naming import value_names
 from fusegen.planner.limits import limits
 from fusegen.planner.model import Access, Layout, Mode, Param, RowDim, Tile
+from fusegen.targets.base import Target
 from fusegen.types import b8, bf16, f16, f32, i32, size_of
 
 CTYPE = {f32: "float", i32: "int", b8: "bool"}
@@ -142,6 +143,18 @@ def staged_elements(tile: Tile) -> int:
     return tile.cols + (tile.vector if tile.apart else 0)
 
 
+def team_text(tile: Tile, target: Target) -> str:
+    """`a block of 256 threads a row`: who shares one."""
+    if tile.cluster > 1:
+        return f"a cluster of {tile.cluster} blocks of {tile.threads} threads a row"
+    if tile.threads_per_row == tile.threads:
+        return f"a block of {tile.threads} threads a row"
+    if tile.threads_per_row == target.warp:
+        return f"a warp a row, {tile.rows_per_block} rows a block"
+    plural = "s" if tile.threads_per_row > 1 else ""
+    return f"{tile.threads_per_row} thread{plural} a row, {tile.rows_per_block} rows a block"
+
+
 def words_of(access: Access) -> float:
     """Registers that a vector fills on its way: one across blocks those of all the pieces that it lies in."""
     size = access.vector * access.dtype.bytes
@@ -150,21 +163,22 @@ def words_of(access: Access) -> float:
 
 def params(graph: Graph, dims: tuple[RowDim, ...], found: tuple[Access, ...], flat: bool) -> tuple[Param, ...]:
     """The kernel's arguments: operands in the spec's order, outputs, sizes, strides."""
-    by_name = {a.tensor: a for a in found}
+    return (*params_of(graph, dims), *(() if flat else stride_params(dims, found)))
+
+
+def params_of(graph: Graph, dims: tuple[RowDim, ...]) -> Iterator[Param]:
+    """The arguments of every kernel of `graph`: operands, outputs, and the sizes of `dims`."""
     names = value_names(graph)
-    result: list[Param] = []
     for tensor in graph.inputs:
+        name = names[tensor.node]
         if tensor.shape:
-            result.append(Param("pointer", f"{by_name[tensor.name].name}_ptr", tensor.name, dtype=tensor.dtype))
+            yield Param("pointer", f"{name}_ptr", tensor.name, dtype=tensor.dtype)
         else:
-            result.append(Param("value", names[tensor.node], tensor.name, dtype=tensor.dtype))
+            yield Param("value", name, tensor.name, dtype=tensor.dtype)
     for tensor in graph.outputs:
-        result.append(Param("pointer", f"{tensor.name}_ptr", tensor.name, dtype=tensor.dtype, output=True))
+        yield Param("pointer", f"{tensor.name}_ptr", tensor.name, dtype=tensor.dtype, output=True)
     for index, dim in enumerate(dims):
-        result.append(Param("extent", dim.extent, dim=index))
-    if not flat:
-        result.extend(stride_params(dims, found))
-    return tuple(result)
+        yield Param("extent", dim.extent, dim=index)
 
 
 def stride_params(dims: tuple[RowDim, ...], found: tuple[Access, ...]) -> Iterator[Param]:

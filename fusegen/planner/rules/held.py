@@ -23,9 +23,9 @@ from fusegen.planner.duration import Work
 from fusegen.planner.holding import MOST_ELEMENTS, MOST_WARPS, duration_of, hold_of, reaching, shared_bytes
 from fusegen.planner.model import Layout, Plan, RowPlan, Tile
 from fusegen.planner.picking import Picking, picking
-from fusegen.planner.pieces import vector_widths, words_of
+from fusegen.planner.pieces import team_text, vector_widths, words_of
 from fusegen.planner.rules import NoMatch, need_countable, need_selection
-from fusegen.planner.rules.topk import BLOCKS, clusters, selection_of, team_text
+from fusegen.planner.rules.topk import BLOCKS, clusters, selection_of
 from fusegen.targets.base import Target
 
 # Registers of a thread beside its keys, and for each further operand: NVRTC took 56 to 62 for 32 keys, 91 to 116 for

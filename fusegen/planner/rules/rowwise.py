@@ -33,7 +33,7 @@ from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, can_copy, kept_elements, row_draft
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.model import Layout, Load, RowPlan, Staging, Tile
-from fusegen.planner.pieces import VECTOR_BYTES, vector_widths
+from fusegen.planner.pieces import VECTOR_BYTES, team_text, vector_widths
 from fusegen.planner.rules import NoMatch, need_countable, need_no_selection
 from fusegen.planner.schedule import Schedule, schedule, title_of
 from fusegen.targets.base import Target
@@ -256,17 +256,6 @@ def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> Ro
     share = f"{tile.per_thread} x {tile.vector} elements a thread{f' and {tile.apart} singly' if tile.apart else ''}"
     regime = f"{team_text(tile, draft.target)}, {share}; {keeping_text(walks, tile, staging, hits)}"
     return assemble(draft, walks, tile, rule="rowwise", regime=regime, staging=staging, again_from_l2=hits)
-
-
-def team_text(tile: Tile, target: Target) -> str:
-    if tile.cluster > 1:
-        return f"a cluster of {tile.cluster} blocks of {tile.threads} threads a row"
-    if tile.threads_per_row == tile.threads:
-        return f"a block of {tile.threads} threads a row"
-    if tile.threads_per_row == target.warp:
-        return f"a warp a row, {tile.rows_per_block} rows a block"
-    plural = "s" if tile.threads_per_row > 1 else ""
-    return f"{tile.threads_per_row} thread{plural} a row, {tile.rows_per_block} rows a block"
 
 
 def keeping_text(walks: Schedule, tile: Tile, staging: Staging, hits: bool) -> str:

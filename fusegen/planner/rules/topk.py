@@ -42,7 +42,7 @@ from fusegen.planner.choosing import (
 from fusegen.planner.duration import Work
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
 from fusegen.planner.picking import Picking, picking
-from fusegen.planner.pieces import vector_widths, words_of
+from fusegen.planner.pieces import team_text, vector_widths, words_of
 from fusegen.planner.rules import need_countable, need_selection
 from fusegen.targets.base import Target
 
@@ -206,16 +206,6 @@ def registers_of(chosen: Selection, tile: Tile) -> int:
     if chosen.by == "team":
         return 24 + tile.per_thread * tile.vector
     return wanted_registers(chosen, tile) if chosen.resident else 80
-
-
-def team_text(tile: Tile, target: Target) -> str:
-    if tile.cluster > 1:
-        return f"a cluster of {tile.cluster} blocks of {tile.threads} threads a row"
-    if tile.threads_per_row == tile.threads:
-        return f"a block of {tile.threads} threads a row"
-    if tile.threads_per_row == target.warp:
-        return f"a warp a row, {tile.rows_per_block} rows a block"
-    return f"{tile.threads_per_row} threads a row, {tile.rows_per_block} rows a block"
 
 
 def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
