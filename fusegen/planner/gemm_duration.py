@@ -1,11 +1,10 @@
 """How long a plan of products should take: what candidates are ranked by.
 
 Two limits that overlap: bytes, at the rate that a copy reaches; and tiles, wave after wave, at the rate at which warps
-multiply what they load. Streams have a third, how soon what they ask for is there. The constants are fitted to some 700
-candidates of 14 shapes measured on an H200 (cold L2, medians of 10, bf16, 4.25 TB/s of copy rate), 1 to 16384 rows of
-4096 x 4096, gated and normed chains among them; those of streams to 142 candidates of 8 shapes of 1 to 64 rows, which
-they meet within 4 % (rms). On other GPUs they stand for want of measurements;
-what is taken from a target are its facts.
+multiply what they load. Streams have a third, how soon what they ask for is there. The constants are fitted to what
+an H200 took (cold L2, medians of 7 to 15, bf16, 4.25 TB/s of copy rate); those of streams to 142 candidates of 8 shapes
+of 1 to 64 rows, which they meet within 4 % (rms). On other GPUs they stand for want of measurements; what is taken from
+a target are its facts.
 """
 
 from __future__ import annotations
@@ -28,13 +27,11 @@ PUSHED_OUT = 0.9
 PUSHED_OUT_ONCE = 0.45  # where the L2 is told that the right factors are read once: 64 rows took 19.6 us, not 23.0
 SEGMENT = {16: 1.6, 32: 1.25, 64: 1.07}  # time of a right factor that is read so many bytes at a time; from 128 on 1
 # ---- multiplying
-MATRIX_SHARE = 0.37  # of the data sheet's rate, what warps of 64 x 64 reach: 345 TFLOP/s on an H200, all told
-MATRIX_SHARE_TF32 = 0.44  # 219 TFLOP/s at 4096^3 where lines run along the depth, 190 where they do not
-FRAGMENT = 22.0  # loading fragments of w elements takes FRAGMENT / w of the time of multiplying them
-ENOUGH = 5.6  # warps of an SM: with fewer, what each waits for is not hidden
-PREPARED = 60.0  # preparing the left operand's slices for c columns takes PREPARED / c of the time of multiplying them
-TILE_US = 2.5  # before a tile's first product and behind its last, where no other block hides it
-FIRST_US = 1.2  # from the first load to the first product
+MMA_SYNC = 0.66  # of the data sheet's rate, where that takes warpgroups: 6.03 cycles an instruction on an H200, not 4
+SUMS_US = 3.1  # from the last product of a tile of 128 x 256 to its end, where no other block hides it: 5400 cycles,
+THROUGH_US = 1.5  # and more where sums go through shared memory
+CLUSTER_ROOM = 0.95  # of the SMs, that clusters of more than 2 find side by side: 32 of 4 took two waves of 132 SMs
+MMA_TF32 = 0.85  # and of f32 factors as tf32, that much of it: 626 us at 4096^3
 ADD_US = 0.6  # adding up the sums of a cluster's blocks
 CLUSTER_US = 2.2  # more for each doubling of a cluster
 OVERLAP = 4.0  # the norm's exponent
@@ -51,6 +48,31 @@ SLICE_US = 0.12  # a team's time for a slice, and more
 PIECE_US = 0.016  # for every 16 x 8 sums of 64 products, of 32 as tf32
 PREPARED_US = 0.34  # and for every 8 x 64 elements of the left operand that it prepares
 STREAM_OVERLAP = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast tiles of one kind of instruction are."""
+
+    share: float  # of the instruction's rate, what warps of 64 x 64 in tiles of 128 x 256 reach
+    fragment: float  # loading fragments of w elements takes fragment / w of the time of multiplying them,
+    copied: float  # copying slices of w elements copied / w,
+    prepared: float  # and preparing the left operand's slices for c columns prepared / c
+    enough: float  # warps of an SM: with fewer, what each waits for is not hidden
+    tile_us: float  # before a tile's first product, where no other block hides it
+    first_us: float  # before the first tile's
+
+    def burden(self, rows: int, cols: int, tile_rows: int, tile_cols: int) -> float:
+        """The time of multiplying, loading and copying, against that of multiplying, for a warp's part of a tile."""
+        fragments = self.fragment * (1 / rows + 1 / cols)
+        return 1 + fragments + self.copied * (1 / tile_rows + 1 / tile_cols)
+
+
+# Fitted to 69 measurements of gelu(x @ w.T + bias), bf16, on an H200: 14 tiles, 16 to 16384 rows of 4096 x 4096, up to
+# 512 of 14336 x 4096, and 8192 of 8192 x 8192; and to 8 of residual, normed and gated chains. It meets them within 7 %
+# (rms). Where a launch of milliseconds slows the GPU down, from 1.75 to 1.56 GHz at 8192^3, it takes up to 18 % longer.
+MMA_PACE = Pace(share=0.85, fragment=25.0, copied=47.0, prepared=50.0, enough=4.7, tile_us=1.4, first_us=3.5)
+MFMA_PACE = Pace(share=0.37, fragment=32.0, copied=0.0, prepared=60.0, enough=5.6, tile_us=2.5, first_us=1.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,29 +128,42 @@ def tiles_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int
     """A launch of tiles; `nbytes` counted once, each of which takes `share` us."""
     pushed = (PUSHED_OUT_ONCE if work.once else PUSHED_OUT) * min(nbytes, target.l2_bytes)
     memory = (nbytes + pushed) * share
-    products = multiply_us(target, work, blocks, resident) + FIRST_US + (ADD_US if work.tile.shares > 1 else 0.0)
+    products = multiply_us(target, work, blocks, resident) + (ADD_US if work.tile.shares > 1 else 0.0)
     return LAUNCH_US / 2 + float((memory**OVERLAP + products**OVERLAP) ** (1 / OVERLAP))
 
 
 def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float:
     """Tiles, wave after wave; the last wave has as many on an SM as it needs."""
     tile = work.tile
-    share_of_sheet = MATRIX_SHARE_TF32 if work.dtype is f32 and target.async_copies else MATRIX_SHARE
-    rate = share_of_sheet * target.product_tflops(work.dtype) * 1e6 / target.sms  # flop per us of one SM
-    fragments = FRAGMENT * (1 / tile.warp_rows + 1 / (tile.warp_cols * work.products)) * 32 / 22
-    share = (1 + FRAGMENT * (2 / 64) * 32 / 22) / (1 + fragments)
+    own = MMA_PACE if work.atom.kind == "mma" else MFMA_PACE
+    instructions = MMA_SYNC if target.wgmma else 1.0
+    if work.dtype is f32 and own is MMA_PACE:
+        instructions *= MMA_TF32
+    rate = own.share * instructions * target.product_tflops(work.dtype) * 1e6 / target.sms  # flop per us of one SM
+    share = own.burden(64, 64, 128, 256) / own.burden(
+        tile.warp_rows, tile.warp_cols * work.products, tile.rows, tile.cols * work.products
+    )
     flops = 2.0 * tile.rows * tile.cols * work.products * work.depth / tile.cluster
-    prepared = PREPARED / (tile.cols * work.products) if work.prepared else 0.0
+    prepared = own.prepared / (tile.cols * work.products) if work.prepared else 0.0
     tile_us = flops / (rate * share) * (1 + prepared)
-    full, rest = divmod(blocks, target.sms * resident)
-    last = -(-rest // target.sms)
-    time = full * resident * wave_share(work, resident) * tile_us + last * wave_share(work, last) * tile_us
-    return time + TILE_US * (full + bool(rest)) / max(1, resident - 1)
+    sms = int(target.sms * CLUSTER_ROOM) if tile.cluster > 2 else target.sms
+    full, rest = divmod(blocks, sms * resident)
+    last = -(-rest // sms)
+    waves = resident * full * wave_share(resident, tile, own) + last * wave_share(last, tile, own)
+    ends = own.tile_us + sums_us(work) if own is MMA_PACE else own.tile_us
+    return own.first_us + waves * tile_us + ends * (full + bool(rest)) / max(1, resident - 1)
 
 
-def wave_share(work: Work, blocks: int) -> float:
+def sums_us(work: Work) -> float:
+    """From a tile's last product to its end."""
+    tile = work.tile
+    each = SUMS_US if run_of(tile, work.atom, work.along) else SUMS_US + THROUGH_US
+    return each * tile.rows * tile.cols * work.products / (128 * 256)
+
+
+def wave_share(blocks: int, tile: GemmTile, own: Pace) -> float:
     """How much longer tiles take where their warps are too few to hide what each waits for."""
-    return max(1.0, ENOUGH / max(1, blocks * work.tile.warps))
+    return max(1.0, own.enough / max(1, blocks * tile.warps))
 
 
 def streams_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int, share: float) -> float:

@@ -2,7 +2,7 @@
 // relu(x @ w + bias) + residual.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 4
+// tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 3
 // traffic  234.9 MB moved, 234.9 MB ideal, 369.1 MB with products apart, 637.5 MB unfused in 4 launches
 // floor    881.0 us at 312 TFLOP/s for products; compute-bound at 1170.24 flop/B
 // rounding out to f16 when stored; f32 between
@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
 gemm_bias_relu_residual(
     const __half* __restrict__ x_ptr,
     const __half* __restrict__ w_ptr,
@@ -108,60 +108,60 @@ gemm_bias_relu_residual(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 2 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 2 * 64;
+  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
+  const int warp_col = warp % 4 * 64;
   const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 256 * 8;
+  const unsigned first = tile / 128 * 8;
   const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 256 % height) * 128LL;
-  const int across = tile % 256 / height;
+  const long long row0 = (first + tile % 128 % height) * 128LL;
+  const int across = tile % 128 / height;
   const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int col0 = across * 128;
+  const int col0 = across * 256;
 
-  // the ring of 4 slices, and what the thread brings of each
+  // the ring of 3 slices, and what the thread brings of each
   __half* const ring = reinterpret_cast<__half*>(shared);
-  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
+  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
   const __half* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  unsigned x_to = (place<4>(x_m, x_k)) * 2;
+  unsigned x_to = (place<8>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));
-  const int w_k = threadIdx.x / 16, w_n = threadIdx.x % 16 * 8;
+  const int w_k = threadIdx.x / 32, w_n = threadIdx.x % 32 * 8;
   const __half* w_from = w_ptr + (w_k) * w_pitch + col0 + w_n;
-  unsigned w_to = (4096 + place<16>(w_k, w_n)) * 2;
+  unsigned w_to = (8192 + place<32>(w_k, w_n)) * 2;
   asm volatile("" : "+r"(w_to));
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % 4 * 16384;
+    const unsigned slice = ring_at + step % 3 * 49152;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * 2048;
+      const unsigned to = slice + x_to + v * 4096;
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    x_from += 32;
+    x_from += 64;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + w_to + v * 2048;
+    for (int v = 0; v < 8; ++v) {
+      const unsigned to = slice + w_to + v * 4096;
       copy_chunk<8>(to, w_from + v * 8 * w_pitch, 8);
     }
-    w_from += 32 * w_pitch;
+    w_from += 64 * w_pitch;
   };
 
-  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][4][4];
   unsigned w_part[2][4][4];
   float matmul_sums[4][8][4] = {};
-  const unsigned x_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned w_lane = ring_at + 8192 + place<16>(lane % 8 + lane / 16 * 8, warp_col + lane / 8 % 2 * 8) * 2;
+  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned w_lane = ring_at + 16384 + place<32>(lane % 8 + lane / 16 * 8, warp_col + lane / 8 % 2 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 4 * 16384;
+    const unsigned slice = step % 3 * 49152;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right_across(w_part[buffer][i], (w_lane ^ (i * 32)) + slice + k * 4096);
+      load_right_across(w_part[buffer][i], (w_lane ^ (i * 32)) + slice + k * 8192);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -176,35 +176,35 @@ gemm_bias_relu_residual(
   };
 
   #pragma unroll
-  for (int s = 0; s < 3; ++s) {
-    if (s < 128) copy_slice(s);
+  for (int s = 0; s < 2; ++s) {
+    if (s < 64) copy_slice(s);
     commit_copies();
   }
-  wait_copies<2>();
+  wait_copies<1>();
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      if (k == 1 && !last) {
-        wait_copies<2>();
+    for (int k = 0; k < 4; ++k) {
+      if (k == 3 && !last) {
+        wait_copies<1>();
       }
-      if (k < 1) {
+      if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
       } else if (!last) {
         __syncthreads();
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        if (step + 3 < 128) copy_slice(step + 3);
+        if (step + 2 < 64) copy_slice(step + 2);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 127; ++step) take_slice(step, false);
-  take_slice(127, true);
+  for (int step = 0; step < 63; ++step) take_slice(step, false);
+  take_slice(63, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
@@ -215,7 +215,7 @@ gemm_bias_relu_residual(
     for (int m = 0; m < 8; ++m) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 132 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
+        const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 260 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
         matmul_shared[at] = matmul_sums[n][m][i];
       }
     }
@@ -224,12 +224,12 @@ gemm_bias_relu_residual(
 
   #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
-    const int m = static_cast<int>((v * 128 + threadIdx.x) / 16);
-    const int n = static_cast<int>((v * 128 + threadIdx.x) % 16) * 8;
+    const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
+    const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 132 + n);
+      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 260 + n);
       const Vec<__half, 8> bias_vec = load<8>(bias_ptr + col);
       const Vec<__half, 8> residual_vec = load<8>(residual_ptr + row * residual_stride + col);
       Vec<__half, 8> out_vec;

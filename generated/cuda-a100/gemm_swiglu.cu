@@ -2,7 +2,7 @@
 // silu(x @ w_gate.T) * (x @ w_up.T) (Shazeer 2020).
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 64 tiles of 4 warps, slices of 32 in a ring of 4
+// tile     128 x 128 tiles of 8 warps, slices of 64 in a ring of 3
 // traffic  1090.5 MB moved, 385.9 MB ideal, 889.2 MB with products apart, 1124.1 MB unfused in 4
 //          launches
 // floor    3083.6 us at 312 TFLOP/s for products; compute-bound at 882.22 flop/B
@@ -99,7 +99,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
 gemm_swiglu(
     const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ w_gate_ptr,
@@ -114,79 +114,79 @@ gemm_swiglu(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 2 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 2 * 32;
+  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
+  const int warp_col = warp % 4 * 32;
   const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 1792 * 8;
+  const unsigned first = tile / 896 * 8;
   const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 1792 % height) * 128LL;
-  const int across = tile % 1792 / height;
+  const long long row0 = (first + tile % 896 % height) * 128LL;
+  const int across = tile % 896 / height;
   const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int col0 = across * 64;
+  const int col0 = across * 128;
 
-  // the ring of 4 slices, and what the thread brings of each
+  // the ring of 3 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
+  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  unsigned x_to = (place<4>(x_m, x_k)) * 2;
+  unsigned x_to = (place<8>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));
-  const int w_gate_n = threadIdx.x / 4, w_gate_k = threadIdx.x % 4 * 8;
+  const int w_gate_n = threadIdx.x / 8, w_gate_k = threadIdx.x % 8 * 8;
   const int w_gate_col = w_gate_n / 32 * 32 + w_gate_n % 8 * 4 + w_gate_n % 32 / 8;  // that lies in this row of the tile
   const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_col) * w_gate_pitch + w_gate_k;
-  unsigned w_gate_to = (4096 + place<4>(w_gate_n, w_gate_k)) * 2;
+  unsigned w_gate_to = (8192 + place<8>(w_gate_n, w_gate_k)) * 2;
   asm volatile("" : "+r"(w_gate_to));
-  const int w_up_n = threadIdx.x / 4, w_up_k = threadIdx.x % 4 * 8;
+  const int w_up_n = threadIdx.x / 8, w_up_k = threadIdx.x % 8 * 8;
   const int w_up_col = w_up_n / 32 * 32 + w_up_n % 8 * 4 + w_up_n % 32 / 8;  // that lies in this row of the tile
   const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_col) * w_up_pitch + w_up_k;
-  unsigned w_up_to = (6144 + place<4>(w_up_n, w_up_k)) * 2;
+  unsigned w_up_to = (16384 + place<8>(w_up_n, w_up_k)) * 2;
   asm volatile("" : "+r"(w_up_to));
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % 4 * 16384;
+    const unsigned slice = ring_at + step % 3 * 49152;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * 2048;
+      const unsigned to = slice + x_to + v * 4096;
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    x_from += 32;
+    x_from += 64;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const unsigned to = slice + w_gate_to + v * 2048;
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + w_gate_to + v * 4096;
       copy_chunk<8>(to, w_gate_from + v * 32 * w_gate_pitch, 8);
     }
-    w_gate_from += 32;
+    w_gate_from += 64;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const unsigned to = slice + w_up_to + v * 2048;
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + w_up_to + v * 4096;
       copy_chunk<8>(to, w_up_from + v * 32 * w_up_pitch, 8);
     }
-    w_up_from += 32;
+    w_up_from += 64;
   };
 
-  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][4][4];
   unsigned w_gate_part[2][2][4];
   unsigned w_up_part[2][2][4];
   float matmul_sums[2][8][4] = {};
   float matmul_2_sums[2][8][4] = {};
-  const unsigned x_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned w_gate_lane = ring_at + 8192 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  const unsigned w_up_lane = ring_at + 12288 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned w_gate_lane = ring_at + 16384 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned w_up_lane = ring_at + 32768 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 4 * 16384;
+    const unsigned slice = step % 3 * 49152;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_right(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * 1024);
+      load_right(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_right(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * 1024);
+      load_right(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * 2048);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -202,35 +202,35 @@ gemm_swiglu(
   };
 
   #pragma unroll
-  for (int s = 0; s < 3; ++s) {
-    if (s < 128) copy_slice(s);
+  for (int s = 0; s < 2; ++s) {
+    if (s < 64) copy_slice(s);
     commit_copies();
   }
-  wait_copies<2>();
+  wait_copies<1>();
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      if (k == 1 && !last) {
-        wait_copies<2>();
+    for (int k = 0; k < 4; ++k) {
+      if (k == 3 && !last) {
+        wait_copies<1>();
       }
-      if (k < 1) {
+      if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
       } else if (!last) {
         __syncthreads();
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        if (step + 3 < 128) copy_slice(step + 3);
+        if (step + 2 < 64) copy_slice(step + 2);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 127; ++step) take_slice(step, false);
-  take_slice(127, true);
+  for (int step = 0; step < 63; ++step) take_slice(step, false);
+  take_slice(63, true);
 
   const int n = warp_col + lane / 4 * 4;  // the first of the thread's columns
   const int col = col0 + n;

@@ -2,7 +2,7 @@
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 4
+// tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 3
 // traffic  285.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
 // floor    660.8 us at 312 TFLOP/s for products; compute-bound at 722.82 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between
@@ -79,7 +79,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(256)
 qkv(
     const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ wq_ptr,
@@ -100,64 +100,64 @@ qkv(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 2 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 2 * 64;
+  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
+  const int warp_col = warp % 4 * 64;
   const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 384 * 8;
+  const unsigned first = tile / 192 * 8;
   const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 384 % height) * 128LL;
-  const int across = tile % 384 / height;
+  const long long row0 = (first + tile % 192 % height) * 128LL;
+  const int across = tile % 192 / height;
   const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int span = across < 32 ? 0 : across < 40 ? 1 : 2;
-  const int col0 = (across - (span == 0 ? 0 : span == 1 ? 32 : 40)) * 128;
+  const int span = across < 16 ? 0 : across < 20 ? 1 : 2;
+  const int col0 = (across - (span == 0 ? 0 : span == 1 ? 16 : 20)) * 256;
   const __nv_bfloat16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
   const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
 
-  // the ring of 4 slices, and what the thread brings of each
+  // the ring of 3 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
+  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  unsigned x_to = (place<4>(x_m, x_k)) * 2;
+  unsigned x_to = (place<8>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));
-  const int right_n = threadIdx.x / 4, right_k = threadIdx.x % 4 * 8;
+  const int right_n = threadIdx.x / 8, right_k = threadIdx.x % 8 * 8;
   const int right_col = right_n / 64 * 64 + right_n % 8 * 8 + right_n % 64 / 8;  // that lies in this row of the tile
   const __nv_bfloat16* right_from = right_ptr + (col0 + right_col) * right_stride + right_k;
-  unsigned right_to = (4096 + place<4>(right_n, right_k)) * 2;
+  unsigned right_to = (8192 + place<8>(right_n, right_k)) * 2;
   asm volatile("" : "+r"(right_to));
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % 4 * 16384;
+    const unsigned slice = ring_at + step % 3 * 49152;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * 2048;
+      const unsigned to = slice + x_to + v * 4096;
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    x_from += 32;
+    x_from += 64;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + right_to + v * 2048;
+    for (int v = 0; v < 8; ++v) {
+      const unsigned to = slice + right_to + v * 4096;
       copy_chunk<8>(to, right_from + (v * 32 / 64 * 64 + v * 32 % 64 / 8) * right_stride, 8);
     }
-    right_from += 32;
+    right_from += 64;
   };
 
-  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][4][4];
   unsigned right_part[2][4][4];
   float right_sums[4][8][4] = {};
-  const unsigned x_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned right_lane = ring_at + 8192 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned right_lane = ring_at + 16384 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 4 * 16384;
+    const unsigned slice = step % 3 * 49152;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right(right_part[buffer][i], (right_lane ^ (k * 32)) + slice + i * 1024);
+      load_right(right_part[buffer][i], (right_lane ^ (k * 32)) + slice + i * 2048);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -172,35 +172,35 @@ qkv(
   };
 
   #pragma unroll
-  for (int s = 0; s < 3; ++s) {
-    if (s < 128) copy_slice(s);
+  for (int s = 0; s < 2; ++s) {
+    if (s < 64) copy_slice(s);
     commit_copies();
   }
-  wait_copies<2>();
+  wait_copies<1>();
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      if (k == 1 && !last) {
-        wait_copies<2>();
+    for (int k = 0; k < 4; ++k) {
+      if (k == 3 && !last) {
+        wait_copies<1>();
       }
-      if (k < 1) {
+      if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
       } else if (!last) {
         __syncthreads();
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        if (step + 3 < 128) copy_slice(step + 3);
+        if (step + 2 < 64) copy_slice(step + 2);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 127; ++step) take_slice(step, false);
-  take_slice(127, true);
+  for (int step = 0; step < 63; ++step) take_slice(step, false);
+  take_slice(63, true);
 
   if (span == 0) {
     const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
