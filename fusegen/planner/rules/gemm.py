@@ -15,7 +15,7 @@ without products; without a part, results are wrong):
 
     mma.sync alone, 6.03 for each                       98,800
     and fragments                                      103,000
-    and copies                                         108,400
+    and copies                                         107,700
     the same, where addresses are turned in the loop   111,600
     before the loop                                      2,400
     epilogue from registers                              5,400
@@ -26,8 +26,9 @@ as much, neither the barrier nor the waiting costs anything (111,500 without), a
 long. Slower were copies at other steps or spread among the products (111,000 to 137,000: ptxas puts three empty loads
 before a copy that follows a fragment's load), an unrolled ring with all addresses kept (114,700: fragments and copies
 then come too close together), products column by column (113,300), fragments loaded just before their use, mbarriers in
-place of the block's barrier, and copies by way of the L1 cache. Two blocks an SM, 128 x 128 each, hide the epilogue but
-copy a third more, for which the SM slows down to 1.69 GHz: 282 us.
+place of the block's barrier, copies by way of the L1 cache, and an epilogue of whole tiles without branches (272.7 for
+270.0). Blocks that stay for all tiles, and copy the next one's first slices before the epilogue, gain 0.5 %. Two blocks
+an SM, 128 x 128 each, hide the epilogue but copy a third more, for which the SM slows down to 1.69 GHz: 282 us.
 
 f32 factors lie in shared memory as they are, and become tf32 as a warp loads its fragments: mma.sync takes no notice of
 the 13 bits that tf32 lacks, which is to cut them off (PTX ISA, "mma", operands of type .tf32). 4096^3, the same tile of
