@@ -32,7 +32,7 @@ FRAME = frozenset(
     copy_async commit_copies wait_copies joined
     Span phase load_span load_across load_first load_last store_across load_pieces load_kept copy_part copy_across
     head_of load_block load_kept_block load_shifted store_block store_row head edge
-    in_rest rest_col
+    in_rest rest_col away
     memcpy top_columns take""".split()  # noqa: SIM905
 )
 # what kernels call things that choose columns

@@ -41,6 +41,7 @@ class FactorSpeller(GemmWords):
         dealt = f.side == "cols" and plan.run > 0
         brought = f"{name}_col" if dealt else side
         far = self.dealt_passes(jump) if dealt else f"v * {jump}"
+        named = passes > 1 and "/" in far  # a place of its own: it is asked for twice
         outer, inner = (side, depth) if f.along else (depth, side)
         origin = "row0" if f.side == "rows" else "col0"
         batch = "".join(f" + {index} * {text}" for index, text in self.batch_strides(own))
@@ -50,7 +51,8 @@ class FactorSpeller(GemmWords):
             start = f"({self.share_offset()}{depth}) * {stride} + {origin} + {side}"
         pass_text = f" + v * {jump}" if passes > 1 else ""
         at_side, at_depth = (f"{side}{pass_text}", depth) if f.along else (side, f"{depth}{pass_text}")
-        at_brought = f"{brought} + {far}" if f.along and passes > 1 else brought if f.along else side
+        away = "away" if named else far
+        at_brought = f"{brought} + {away}" if f.along and passes > 1 else brought if f.along else side
         affine = jump % TURNS == 0 and f.tile_along == f.along  # turns come again after 8 rows
         place = self.place(own, at_side, at_depth)
         if affine:
@@ -85,7 +87,8 @@ class FactorSpeller(GemmWords):
             ],
             "place": place,
             "to": to,
-            "from": f"{name}_from" + (f" + {far} * {stride}" if passes > 1 else ""),
+            "away": f"const int away = {far};  // columns from the first" if named else "",
+            "from": f"{name}_from" + (f" + {away} * {stride}" if passes > 1 else ""),
             "count": self.count(own, at_brought, at_depth),
             "advance": advance if f.along else f"{advance} * {stride}",
         }
@@ -102,7 +105,7 @@ class FactorSpeller(GemmWords):
         if jump % cols == 0:
             return row
         near = f"{row} / {cols} * {cols} + {row} % {cols} / {LANE_COLS}"
-        return f"({near})" if jump % LANE_COLS == 0 else f"({self.dealt(row)})"
+        return near if jump % LANE_COLS == 0 else self.dealt(row)
 
     def batch_strides(self, own: Own) -> list[tuple[str, str]]:
         if own.factor.side == "cols" and self.several:

@@ -148,7 +148,8 @@ gemm_bias_gelu(
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + w_to + v * 4096;
-      copy_chunk<8>(to, w_from + (v * 32 / 64 * 64 + v * 32 % 64 / 8) * w_pitch, 8);
+      const int away = v * 32 / 64 * 64 + v * 32 % 64 / 8;  // columns from the first
+      copy_chunk<8>(to, w_from + away * w_pitch, 8);
     }
     w_from += 64;
   };

@@ -138,7 +138,8 @@ qkv(
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + right_to + v * 4096;
-      copy_chunk<8>(to, right_from + (v * 32 / 64 * 64 + v * 32 % 64 / 8) * right_stride, 8);
+      const int away = v * 32 / 64 * 64 + v * 32 % 64 / 8;  // columns from the first
+      copy_chunk<8>(to, right_from + away * right_stride, 8);
     }
     right_from += 64;
   };

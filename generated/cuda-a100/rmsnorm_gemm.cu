@@ -158,7 +158,8 @@ rmsnorm_gemm(
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + (w_to + v * 2048) * 2;
-      copy_chunk<8>(to, w_from + (v * 32 / 64 * 64 + v * 32 % 64 / 8) * w_pitch, 8);
+      const int away = v * 32 / 64 * 64 + v * 32 % 64 / 8;  // columns from the first
+      copy_chunk<8>(to, w_from + away * w_pitch, 8);
     }
     w_from += 64;
   };
