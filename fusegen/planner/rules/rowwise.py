@@ -33,7 +33,7 @@ from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, can_copy, kept_elements, row_draft
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.model import Layout, Load, RowPlan, Staging, Tile
-from fusegen.planner.pieces import VECTOR_BYTES, team_text, vector_widths
+from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, team_text, vector_widths
 from fusegen.planner.rules import NoMatch, need_countable, need_no_selection
 from fusegen.planner.schedule import Schedule, schedule, title_of
 from fusegen.targets.base import Target
@@ -160,11 +160,14 @@ def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]
     if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
         return
     held = tile.per_thread * tile.vector
+    staging: Staging = "registers" if walks.kept_bytes else "none"
+    made = candidate(draft, walks, tile, staging)
     if held <= MOST_AHEAD:
         early = read_ahead(walks)
-        if draft.divides or held * sum(load.when == "ahead" for load in early.stages[0].loads) <= MOST_AHEAD_ACROSS:
-            walks = early
-    made = candidate(draft, walks, tile, "registers" if walks.kept_bytes else "none")
+        ahead = [load.access.dtype.bytes for load in early.stages[0].loads if load.when == "ahead"]
+        fits = made.cost.registers + held * sum(ahead) // WORD_BYTES <= limit
+        if ahead and fits and (draft.divides or held * len(ahead) <= MOST_AHEAD_ACROSS):
+            made = candidate(draft, early, tile, staging)
     if made.cost.registers <= limit:
         yield made
 
