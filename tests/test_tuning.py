@@ -189,6 +189,15 @@ def test_poor_estimates_and_spent_budgets_end_the_search() -> None:
 
 
 @needs_both
+def test_the_fastest_alone_may_be_validated_beside_the_untuned_choice() -> None:
+    script = {NAMES[0]: 7.0, NAMES[1]: 6.0, NAMES[2]: 5.0, NAMES[3]: 5.1}
+    with Scripted(script) as bench:
+        report = Tuner(bench, None, Effort(budget_s=600, most=4, finalists=1)).tune(normed)
+    assert [trial.validated for trial in report.trials] == [True, False, True, False]
+    assert report.winner is report.trials[2]
+
+
+@needs_both
 def test_where_nothing_works_there_is_no_winner(tmp_path: Path) -> None:
     database = Database(tmp_path / "tuned.db")
     with Scripted({name: "refused" for name in NAMES}) as bench:
@@ -245,8 +254,8 @@ def test_tuning_needs_the_gpu_it_tunes_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_wrong_efforts_are_refused() -> None:
-    for effort in ({"budget_s": 0.0}, {"budget_s": float("nan")}, {"most": 0}):
-        with pytest.raises(RequestError, match="some seconds and one candidate"):
+    for effort in ({"budget_s": 0.0}, {"budget_s": float("nan")}, {"most": 0}, {"finalists": 0}):
+        with pytest.raises(RequestError, match="some seconds, one candidate and one finalist"):
             Effort(**effort)
 
 

@@ -48,15 +48,18 @@ ROUNDS, TURN = 8, 10  # of the contest: rounds, and launches a turn
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to search one chain: seconds for the brief timings, and the most candidates."""
+    """How long to search one chain: seconds for the brief timings, the most candidates, and of those the most that are
+    validated and timed again, besides the cost model's own choice."""
 
     budget_s: float = BUDGET_S
     most: int = 32
+    finalists: int = FINALISTS
 
     def __post_init__(self) -> None:
-        if not self.budget_s > 0 or self.most < 1:
+        if not self.budget_s > 0 or self.most < 1 or self.finalists < 1:
             raise RequestError(
-                f"a search takes some seconds and one candidate at least, and got {self.budget_s:g} s and {self.most}"
+                f"a search takes some seconds, one candidate and one finalist at least, and got {self.budget_s:g} s, "
+                f"{self.most} and {self.finalists}"
             )
 
 
@@ -209,7 +212,7 @@ class Run:
         """The fastest that are right, and the untuned choice if it is."""
         found: list[Trial] = []
         for trial in sorted((t for t in tried if t.ok), key=lambda t: t.us):
-            if found and (len(found) == FINALISTS or trial.us > (1 + CLOSE) * found[0].us):
+            if found and (len(found) == self.tuner.effort.finalists or trial.us > (1 + CLOSE) * found[0].us):
                 break
             if self.right(trial):
                 found.append(trial)
