@@ -127,8 +127,9 @@ CASES: tuple[Case, ...] = (
     *each("scaled_residual_rmsnorm", rows((1, 8192), (32, 8192), (500, 5120)), "bf16"),
     # one value a row
     *each("row_mean", rows((32768, 8192), (1000000, 256)), "bf16", "f32"),
-    *each("row_max", rows((65536, 5120), (64, 1048576)), "bf16"),
+    *each("row_max", rows((65536, 5120), (64, 1048576), (8, 1048576)), "bf16"),
     *each("row_logsumexp", [{"T": 4096, "V": 128256}, {"T": 16384, "V": 32000}], "bf16", "f32"),
+    *each("row_logsumexp", [{"T": 32, "V": 128256}], "bf16"),
     *each("row_entropy", rows((16384, 16384)), "bf16"),
     *each("row_quantised", rows((16384, 4096), (8192, 14336)), "bf16"),
     # element by element
