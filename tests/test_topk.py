@@ -343,3 +343,29 @@ def test_candidates_are_a_small_part_of_the_row(cols: int, k: int) -> None:
     assert plan.selection is not None
     found = expected(plan.selection, plan.tile, cols)
     assert k <= found.candidates <= 0.2 * cols
+
+
+SHIFTS = (-1e9, -1000.0, -60.0, 0.0, 95.0, 1000.0, 1e9)
+
+
+@pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
+def test_sums_of_rows_far_from_zero(name: str) -> None:
+    """Exponentials are added up below 0 or what was seen before: rows that this loses are read again."""
+
+    @chain(M=len(SHIFTS) + 2, V=2999, K=17)
+    def shifted(x: f32[M, V]) -> tuple[f32[M, K], i32[M, K]]:
+        """Probabilities."""
+        return F.topk(F.softmax(x), K)
+
+    one = kernel(by(plans_of(shifted, name), "threshold"))
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((len(SHIFTS) + 2, 2999)).astype(np.float32)
+    x[: len(SHIFTS)] += np.array(SHIFTS, np.float32)[:, None]
+    x[-2, :2000] = -np.inf  # nothing at first,
+    x[-2, 2000:] += 200.0  # and then what is far above 0
+    x[-1] = np.linspace(-300.0, 300.0, 2999, dtype=np.float32)  # each vector is far above the one before
+    values, columns = one(x)
+    e = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True).astype(np.float64))
+    wanted = top_columns(x, 17)
+    assert (columns == wanted).all()
+    assert values == pytest.approx(np.take_along_axis(e / e.sum(axis=1, keepdims=True), wanted, 1), rel=2e-5, abs=1e-12)
