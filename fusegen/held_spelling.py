@@ -92,6 +92,7 @@ class HeldSpeller(SelectionSpeller):
         return {
             "element": f"v * {width} + j" if width > 1 else "v",
             "vector_of": f"v = element / {width}, j = element % {width}" if width > 1 else "v = element, j = 0",
+            "meet": spelling.functions["meet"],
             "warp_least": spelling.functions["warp_least"],
             "warp_most": spelling.functions["warp_most"],
             "shuffle_up": spelling.functions["shuffle_up"][0],

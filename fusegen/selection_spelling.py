@@ -6,19 +6,21 @@ Nothing is decided here either: `planner/rules/topk.py` is.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fusegen.dialect import CONSTANTS
 from fusegen.planner.choosing import COMPARED, merged_room, most_ranked
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Load, Reduction, RowPlan, Stage, Statement
+from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Statement
 from fusegen.prelude import REDUCERS
 from fusegen.spelling import Speller
+from fusegen.types import DType, bf16
 from fusegen.vectors import scaled
 
 ROLLED = "#pragma unroll 1"
+ENOUGH = 8  # a threshold that an eighth more groups reach than need to will do
 
 
 class SelectionSpeller(Speller):
@@ -35,12 +37,19 @@ class SelectionSpeller(Speller):
     def by_team(self) -> bool:
         return self.selection.by == "team"
 
+    def to_value(self, dtype: DType, text: str) -> str:
+        if dtype is not bf16:
+            return super().to_value(dtype, text)
+        self.functions.add("widened")
+        return f"widened({text})"
+
     # ---- the walk that chooses
 
     def col_of(self, vector: str) -> str:
         """The first column of the thread's vector of that number."""
         tile = self.plan.tile
-        return scaled(f"({vector}) * {tile.threads_per_row} + lane", tile.vector)
+        vector = vector if vector.isidentifier() else f"({vector})"
+        return scaled(f"{vector} * {tile.threads_per_row} + lane", tile.vector)
 
     def inside_turns(self) -> int:
         """Vectors of a thread, by whole turns, that lie in the row for every thread, with all that is read for them."""
@@ -53,27 +62,35 @@ class SelectionSpeller(Speller):
         """Nothing lies behind the row where the plan's tail is none."""
         return "false" if self.plan.tail == "none" else super().in_last_turns(test, vectors)
 
-    def read_ahead(self, loads: tuple[Load, ...]) -> list[Mapping[str, str]]:
+    def read_ahead(self, loads: tuple[Load, ...]) -> Sequence[Mapping[str, str]]:
         """Vectors that are read a turn before they are used: what lies across blocks is shifted into place only then.
         `inside` reads one that is known to lie in the row."""
         within = SelectionSpeller(replace(self.plan, tail="none"))
-        found: list[Mapping[str, str]] = []
+        found: list[dict[str, str]] = []
         for load in loads:
             name, vector = f"{load.access.name}_vec", self.vec_type(load.access)
-            read, call, inside = vector, self.from_memory, within.from_memory
-            made = f"const {vector} {name} = {name}_next[p];"
-            if load.access.mode == "across":
-                read, call, inside = self.span_type(load.access), self.span_from_memory, within.span_from_memory
-                made = f"const {vector} {name} = joined({name}_next[p], {self.pointer(load.access)});"
+            row = self.pointer(load.access)
             found.append(
                 {
-                    "type": read,
+                    "type": vector,
                     "name": f"{name}_next",
-                    "call": call(load, inside=False),
-                    "inside": inside(load, inside=False),
-                    "made": made,
+                    "call": self.from_memory(load, inside=False),
+                    "inside": within.from_memory(load, inside=False),
+                    "made": f"const {vector} {name} = {name}_next[p];",
+                    "start": "",
                 }
             )
+            if load.access.mode == "across":
+                ctype, span = self.ctype(load.access.dtype), self.span_type(load.access)
+                start = f"{load.access.name}_start"
+                pieces = f"load_pieces<{load.access.vector}>({start} + col)"
+                found[-1] |= {
+                    "type": span,
+                    "call": self.span_from_memory(load, inside=False),
+                    "inside": self.within(load, pieces, False, span),
+                    "made": f"const {vector} {name} = joined({name}_next[p], {row});",
+                    "start": f"const {ctype}* const {start} = {row} - phase<{span}::piece>({row});",
+                }
         self.functions |= within.functions
         return found
 
@@ -86,9 +103,32 @@ class SelectionSpeller(Speller):
         ]
         return [*lines, *(f"const {s.ctype} {s.name} = {'col' if s.expr == 'col + j' else s.expr};" for s in body)]
 
+    @property
+    def of_key(self) -> list[Reduction]:
+        """Softmaxes of what decides, where the row's largest key comes with the threshold."""
+        softmaxes = [r for r in self.last.reductions if r.kind == "softmax"]
+        return [r for r in softmaxes if self.selection.groups and r.value == self.selection.key]
+
+    def part(self, r: Reduction) -> Mapping[str, str]:
+        if r not in self.of_key:
+            return super().part(r)
+        self.functions.update(("PivotSum", "exponential"))
+        return {"ctype": "PivotSum", "name": r.part, "init": ""}
+
+    def key_sum(self, r: Reduction) -> Mapping[str, Any]:
+        """A softmax of what decides, whose largest is known; `slots` are where its parts are added up."""
+        top, total = r.results
+        slots = [f", {self.parts}[{r.slot + i}]" if self.plan.slots else "" for i in range(2)]
+        return {"top": top, "total": total, "part": r.part, "slots": slots, "guarded": r.guarded}
+
+    def row_kinds(self) -> list[ReductionKind]:
+        """A sum of exponentials needs no more than to be added up where their largest is known."""
+        found = [r for stage in self.plan.stages for r in stage.reductions]
+        return list(dict.fromkeys("sum" if r in self.of_key else r.kind for r in found))
+
     def last_walk(self) -> Mapping[str, Any]:
         """The walk that chooses by a threshold: the key's own maximum serves a softmax of the key too."""
-        of_key = [r for r in self.last.reductions if r.kind == "softmax" and r.value == self.selection.key]
+        of_key = self.of_key
         others = tuple(r for r in self.last.reductions if r not in of_key)
         stage = replace(self.last, reductions=others)
         walk = dict(self.walk(len(self.plan.stages), stage))
@@ -106,7 +146,8 @@ class SelectionSpeller(Speller):
             "key_reductions": [r.part for r in of_key],
             "alike": not self.guard() and all(v["call"] == v["inside"] for v in vectors),
             "masks": not others and not self.last.stores,  # what lies outside of the row counts for nothing else
-            "results": [line for r in self.last.reductions for line in self.results(r)],
+            "results": [line for r in others for line in self.results(r)],
+            "key_sums": [self.key_sum(r) for r in of_key],
         }
 
     def inside(self) -> str:
@@ -195,17 +236,17 @@ class SelectionSpeller(Speller):
             "pick_lane": lane,
             "pick_team": team,
             "pick_turns": -(-chosen.k // team),
-            "picks": "picker.picks[at]" if self.by_team else "picker.picks",
+            "picks": {"team": "picker.picks[at]", "threshold": "picks", "hold": "picker.picks"}[chosen.by],
         }
         context = super().context()
-        named = {"INFINITY", *(name for name, _ in context["constants"]), *(["NAN"] if "NAN" in str(last) else [])}
+        nan = "NAN" in str(last) or "PivotSum" in self.functions
+        named = {"INFINITY", *(name for name, _ in context["constants"]), *(["NAN"] if nan else [])}
         context["constants"] = [(name, bits) for name, bits in CONSTANTS if name in named]
         resident = f", {chosen.resident}" if chosen.resident else ""
         return {
             **context,
             "resident": resident,
             "s": chosen,
-            "early_sums": any(r.kind == "softmax" for stage in plan.stages[:-1] for r in stage.reductions),
             "inside": self.inside(),
             "choose": choose,
             "rolled": ROLLED,
@@ -259,10 +300,15 @@ class SelectionSpeller(Speller):
         warps = plan.threads // warp
         room = chosen.entries // warps
         want = -(-chosen.k // (warps * tile.cluster))
-        length = chosen.note * tile.vector
+        noted = chosen.turn // chosen.note  # by a thread in a turn
+        place = f"slot / {noted} * {noted * warp} + lane_of_warp * {noted} + slot % {noted}"
+        vector = "slot" if chosen.note == 1 else f"slot * {chosen.note}"
+        if chosen.segment < tile.per_thread:
+            vector = f"from + {vector}"
         step = tile.threads_per_row * tile.vector
         ahead = self.inside_turns() - chosen.turn
-        beyond = bool(self.guard() or self.whole())  # may a noted vector reach beyond the row?
+        last = f"notes[place / {chosen.note}] + place % {chosen.note} * {step}"
+        key = replace(self.last, loads=chosen.loads, takes=(), body=chosen.body, keeps=(), reductions=(), stores=())
         return {
             "meet": functions["meet"],
             "warp_least": functions["warp_least"],
@@ -271,6 +317,7 @@ class SelectionSpeller(Speller):
             "from_first_lane": functions["from_first_lane"][0],
             "warps": warps,
             "room": room,
+            "unbinned": "merged[0]" if tile.cluster > 1 else "entries[side]",
             "binned": "merged[1]" if tile.cluster > 1 else "entries[side ^ 1]",
             "merged": merged_room(chosen.limit, warps, tile.cluster),
             "bin_bits": chosen.bins.bit_length() - 1,
@@ -279,18 +326,23 @@ class SelectionSpeller(Speller):
             "enough": self.enough(room, chosen.limit // warps),
             "waits": not any(stage.reductions for stage in plan.stages[:-1]),
             "col": self.col_of("turn + p"),
-            "next_col": self.col_of(f"turn + p + {chosen.turn}"),
+            "next_col": self.col_of(f"turn + {chosen.turn}"),
+            "step": step,
             "inside_turns": self.inside_turns(),
             "ahead": f"turn < {ahead}" if ahead > 0 else "false",
             "group": f"p % {chosen.groups}" if chosen.groups > 1 else "0",
-            "noted_col": self.col_of(f"from + (slot + i) * {chosen.note}" if chosen.note > 1 else "from + slot + i"),
-            "element_col": "element"
-            if chosen.note == 1
-            else f"element / {tile.vector} * {step} + element % {tile.vector}",
-            "length": length,
-            "inside_row": beyond,
-            "nearest_col": f"cols[u] < {self.cols} ? cols[u] : {self.plan.cols - 1}" if beyond else "cols[u]",
-            "body": self.statements(chosen.loads, chosen.body),
+            "wanted_at_most": want + want // ENOUGH,
+            "noted_key": place if noted > 1 else f"slot * {warp} + lane_of_warp",
+            "noted_col": self.col_of(vector),
+            "col_of_v": self.col_of("v"),
+            "first_col": last if chosen.note > 1 else "notes[place]",
+            "reads": [
+                f"const {self.vec_type(load.access)} {load.access.name}_vec = {self.from_memory(load, inside=False)};"
+                for load in chosen.loads
+            ],
+            "body": [*self.body(key, loads_first=False), f"keys[j] = {chosen.key};"],
+            "rest_bits": f"{0xFFFFFFFF & ~(0xFFFFFFFF >> plan.cols % tile.vector):#x}u",
+            "key_at_col": self.statements(chosen.loads, chosen.body),
         }
 
     def enough(self, room: int, limit: int) -> str:

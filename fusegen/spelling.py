@@ -462,7 +462,10 @@ class Speller(Blocks):
 
     def row_reduces(self) -> list[Mapping[str, Any]]:
         """The reduction functions of the prelude, one a kind that the plan uses."""
-        return [self.row_reduce(r) for r in dict.fromkeys(r.kind for s in self.plan.stages for r in s.reductions)]
+        return [self.row_reduce(kind) for kind in self.row_kinds()]
+
+    def row_kinds(self) -> list[ReductionKind]:
+        return list(dict.fromkeys(r.kind for s in self.plan.stages for r in s.reductions))
 
     def row_reduce(self, kind: ReductionKind) -> Mapping[str, Any]:
         reducer = REDUCERS[kind]

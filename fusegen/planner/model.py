@@ -232,9 +232,9 @@ class Selection:
     `by` "team": the keys of a row lie in the registers of one warp or of a part of it; "threshold": the row streams by,
     `turn` vectors of a thread at a time, and of every `note` of these the largest key stays, in one of `notes` words of
     its warp. Behind every `segment` vectors of a thread the largest keys of `groups` parts of what it has seen give a
-    threshold; a lane then looks at `looks` elements of the vectors that exceed it at a time. The block holds `entries`
-    candidates, and cuts them down to `limit` where they grow too many, with counts of `bins` ranges of keys. "hold": a
-    block's or a cluster's registers hold the row, and `hold` says the rest.
+    threshold; a lane then looks at one vector that exceeds it at a time. The block holds `entries` candidates, and cuts
+    them down to `limit` where they grow too many, with counts of `bins` ranges of keys. "hold": a block's or a
+    cluster's registers hold the row, and `hold` says the rest.
     """
 
     by: Literal["team", "threshold", "hold"]
@@ -250,7 +250,6 @@ class Selection:
     note: int = 0
     notes: int = 0
     segment: int = 0
-    looks: int = 0
     entries: int = 0
     limit: int = 0
     bins: int = 0

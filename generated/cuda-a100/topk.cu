@@ -30,6 +30,15 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
+// a bf16 is an f32's upper half. The compiler joins these steps with those that find x in its word, which it does not with
+// what a vendor's function is made of
+template <typename T>
+__device__ __forceinline__ float widened(const T& x) {
+  unsigned short bits;
+  memcpy(&bits, &x, sizeof(bits));
+  return __uint_as_float(static_cast<unsigned>(bits) << 16);
+}
+
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
   float y;
@@ -72,15 +81,6 @@ __device__ __forceinline__ Entry entry_of(float key, int col) {
   return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
 }
 
-// a candidate as it was read: more lanes at a time make entries of candidates than find one
-__device__ __forceinline__ Entry raw_entry(float key, int col) {
-  return static_cast<Entry>(__float_as_uint(key)) << 32 | static_cast<unsigned>(col);
-}
-
-__device__ __forceinline__ Entry entry_of_raw(Entry raw) {
-  return entry_of(__uint_as_float(static_cast<unsigned>(raw >> 32)), static_cast<int>(raw & 0xffffffffu));
-}
-
 __device__ __forceinline__ float key_of(Entry entry) {
   return key_at(static_cast<unsigned>(entry >> column_bits));
 }
@@ -115,19 +115,18 @@ __device__ __forceinline__ unsigned sum_below(unsigned v) {
 
 constexpr int warps = 8;
 constexpr int bins = 256;
-constexpr int room = 128;  // candidates of a warp
+constexpr int room = 64;  // candidates of a warp
 
-struct Picker {
-  Entry entries[2][warps * room];
-  Entry picks[50];
+struct alignas(16) Picker {
   int notes[warps][1024];
+  Entry entries[2][warps * room];
   unsigned bins_above[bins + 1];
   unsigned totals[warps];
-  unsigned reached[warps];
+  unsigned reached[warps], highest[warps];  // orders that each warp said
   unsigned least, most;  // order among the candidates
   unsigned found, above, here;
 };
-static_assert(sizeof(Picker) <= 50672, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 42112, "the launch's shared memory");
 
 // the threshold just below `order`: what is larger has at least this order, and is not masked
 __device__ __forceinline__ float below(unsigned order) {
@@ -163,9 +162,8 @@ __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_b
   return above;
 }
 
-// empties the bins and finds the range of the block's candidates, of which this thread has seen `least` to `most`
+// the range of the block's candidates, of which this thread has seen `least` to `most`
 __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned most) {
-  for (int b = threadIdx.x; b < bins; b += 256) picker.bins_above[b] = 0;
   least = warp_least(least);
   most = warp_most(most);
   if (threadIdx.x % 32 == 0) {
@@ -241,21 +239,26 @@ __device__ __forceinline__ void sort(Entry* list, unsigned n) {
     for (unsigned step = run / 2; step > 0; step /= 2) {
       #pragma unroll 1
       for (unsigned i = threadIdx.x; i < size / 2; i += 256) {
-        const unsigned low = i / step * 2 * step + i % step, high = low + step;
+        const unsigned low = 2 * i - (i & (step - 1)), high = low + step;
         const Entry a = list[low], b = list[high];
         if ((a < b) == ((low & run) == 0)) {
           list[low] = b;
           list[high] = a;
         }
       }
-      __syncthreads();
+      if (step > 32 || step == 1) {
+        __syncthreads();
+      } else {
+        meet();  // a warp's pairs of the next step are among its own
+      }
     }
   }
 }
 
 // an order that at least 50 of the row's elements reach: of 1 group a thread,
-// each with a largest key in `peaks`, as many in every warp reach what the warp says as make 50 in all
-__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[1]) {
+// each with a largest key in `peaks`, as many in every warp reach what the warp says as make 50 in all;
+// `most` becomes the order of the largest key
+__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[1], unsigned& most) {
   unsigned orders[1];
   unsigned low = 0xffffffffu, high = 0;
   #pragma unroll
@@ -265,7 +268,8 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
     high = high > orders[g] ? high : orders[g];
   }
   high = warp_most(high);
-  constexpr int want = 7;  // of each warp's groups
+  most = high;
+  constexpr int want = 7, enough = 7;  // of each warp's groups
   low = warp_least(low);
   #pragma unroll 1
   for (int turn = 0; turn < 12 && high - low > 1; ++turn) {  // any bound that enough reach will do
@@ -273,13 +277,20 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
     int reach = 0;
     #pragma unroll
     for (int g = 0; g < 1; ++g) reach += count(vote(orders[g] >= middle));
-    if (reach >= want) low = middle;
-    if (reach == want) break;
-    if (reach < want) high = middle;
+    if (reach < want) {
+      high = middle;
+      continue;
+    }
+    low = middle;
+    if (reach <= enough) break;
   }
-  if (threadIdx.x % 32 == 0) picker.reached[threadIdx.x / 32] = low;
+  if (threadIdx.x % 32 == 0) {
+    picker.reached[threadIdx.x / 32] = low;
+    picker.highest[threadIdx.x / 32] = most;
+  }
   __syncthreads();
   const unsigned own = picker.reached[threadIdx.x % warps];
+  most = warp_most(picker.highest[threadIdx.x % warps]);
   return warp_least(own);
 }
 
@@ -306,6 +317,8 @@ topk(
     picker.least = 0xffffffffu;
     picker.most = 0;
   }
+  #pragma unroll
+  for (int q = 0; q < own_bins; ++q) picker.bins_above[q * 256 + threadIdx.x] = 0;
   Entry floor = static_cast<Entry>(masked) << column_bits | last_column;  // no candidate that is not above it counts
   unsigned held = 0;  // candidates of this warp
   int side = 0;  // which half of picker.entries has them
@@ -317,6 +330,7 @@ topk(
   float best[1];  // the largest keys of parts of the thread's elements
   #pragma unroll
   for (int g = 0; g < 1; ++g) best[g] = -INFINITY;
+  unsigned most = masked;  // the order of the largest of the row's
   Vec<__nv_bfloat16, 8> logits_vec_next[4];
   const auto read = [&](int turn, bool inside) {
     #pragma unroll
@@ -330,6 +344,8 @@ topk(
     }
   };
   const auto see = [&](int turn, bool inside, bool ahead) {
+    // vectors of the next turn, or any: loads that may or may not be would cost a copy of each register
+    const int next = ahead ? ((turn + 4) * 256 + lane) * 8 : 0;
     float peaks[4];
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
@@ -337,14 +353,14 @@ topk(
       const int col = ((turn + p) * 256 + lane) * 8;
       if (inside || col < 128256) {
         const Vec<__nv_bfloat16, 8> logits_vec = logits_vec_next[p];
-        if (ahead) {  // the vector of the next turn is on its way while this one's elements are computed
-          const int col = ((turn + p + 4) * 256 + lane) * 8;
+        if (inside) {  // it is on its way while this one's elements are computed
+          const int col = next + p * 2048;
           logits_vec_next[p] = load<8>(logits_row + col);
         }
         float keys[8];
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          const float logits = __bfloat162float(logits_vec.at[j]);
+          const float logits = widened(logits_vec.at[j]);
           keys[j] = logits;
         }
         peaks[p] = largest(keys);
@@ -355,7 +371,7 @@ topk(
     for (int p = 0; p < 4; p += 2) {
       #pragma unroll
       for (int q = 1; q < 2; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
-      notes[(noted + p / 2) * 32 + lane_of_warp] = __float_as_int(peaks[p]);
+      notes[noted * 32 + lane_of_warp * 2 + p / 2] = __float_as_int(peaks[p]);
     }
     noted += 2;
   };
@@ -372,68 +388,87 @@ topk(
 
   // what 50 elements reach is a threshold; vectors with keys above it are noted
   float limit = -INFINITY;
-  const unsigned order = tighten(picker, best);
+  const unsigned order = tighten(picker, best, most);
   const Entry reached = (static_cast<Entry>(order) << column_bits) - 1;
   if (reached > floor) {
     floor = reached;
     limit = below(order);
   }
-  const int from = 0;
-  const int slots = noted;
+  unsigned marks = 0;  // a bit for each of this thread's notes, the highest for the first: ties go to lower columns
+  #pragma unroll
+  for (int slot = 0; slot < 32; ++slot) {
+    const float peak = __int_as_float(notes[slot / 2 * 64 + lane_of_warp * 2 + slot % 2]);
+    marks |= static_cast<unsigned>(!(peak <= limit)) << (31 - slot);
+  }
+  meet();  // the list of vectors grows over what has been read
   noted = 0;
   #pragma unroll 1
-  for (int slot = 0; slot < slots; slot += 2) {
-    float peaks[2];
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      peaks[i] = __int_as_float(notes[(slot + i) * 32 + lane_of_warp]);
+  for (Lanes who = vote(marks != 0); who; who = vote(marks != 0)) {
+    if (marks != 0) {
+      const int slot = __clz(static_cast<int>(marks));
+      marks ^= 0x80000000u >> slot;
+      notes[noted + count(who & lanes_below)] = ((slot * 2) * 256 + lane) * 8;
     }
-    meet();  // the list of notes grows over what has been read
-    #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool passes = !(peaks[i] <= limit);
-      const Lanes who = vote(passes);
-      if (passes) notes[noted + count(who & lanes_below)] = ((from + (slot + i) * 2) * 256 + lane) * 8;
-      noted += count(who);
-    }
+    noted += count(who);
   }
   meet();
 
-  // their elements above the floor are candidates: a lane looks at one at a time
-  const int all_noted = noted * 16;
-  int seen = 0;  // elements of noted vectors
+  // what exceeds it there, or the floor, is a candidate: a lane looks at one vector at a time, and lists an element at a time
+  const int vectors = noted * 2;
+  int seen = 0;  // vectors that lanes have looked at
+  int own_col = 0;  // the first column of the lane's own,
+  unsigned fresh = 0;  // and a bit for each of its elements that is yet to be listed, the highest for the first
+  unsigned listed = 0;  // those of its elements that were before a cut
   bool exact = false;  // has a cut raised the floor beyond the limit?
   for (;;) {
     const unsigned before = held;
     bool left = false;
-    while (seen < all_noted && !left) {
-      float keys[4];
-      int cols[4];
-      #pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        const int place = seen + u * 32 + lane_of_warp;
-        const int at = place < all_noted ? place : all_noted - 1, element = at % 16;
-        cols[u] = notes[at / 16] + element / 8 * 2048 + element % 8;
-        const int col = cols[u] < 128256 ? cols[u] : 128255;
-        const float logits = __bfloat162float(logits_row[col]);
-        keys[u] = place < all_noted && cols[u] < 128256 ? logits : -INFINITY;
-      }
-      #pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        bool passes = !(keys[u] <= limit);
-        if (exact) passes = passes && entry_of(keys[u], cols[u]) > floor;
-        const Lanes who = vote(passes);
-        left = left || held + count(who) > room;
-        if (!left) {
-          if (passes) own_list[held + count(who & lanes_below)] = raw_entry(keys[u], cols[u]);
-          held += count(who);
-          seen += 32;
+    #pragma unroll 1
+    for (Lanes who = vote(fresh != 0); (who || seen < vectors) && !left; who = vote(fresh != 0)) {
+      if (!who) {
+        const int place = seen + lane_of_warp;
+        seen += 32;
+        if (place < vectors) own_col = notes[place / 2] + place % 2 * 2048;
+        const int col = own_col;
+        if (place < vectors && col < 128256) {
+          const Vec<__nv_bfloat16, 8> logits_vec = load<8>(logits_row + col);
+          float keys[8];
+          #pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float logits = widened(logits_vec.at[j]);
+            keys[j] = logits;
+            fresh |= static_cast<unsigned>(!(keys[j] <= limit)) << (31 - j);
+          }
+          if (exact) {
+            #pragma unroll
+            for (int j = 0; j < 8; ++j) {
+              if (entry_of(keys[j], col + j) <= floor) fresh &= ~(0x80000000u >> j);
+            }
+          }
         }
+        fresh &= ~listed;
+        listed = 0;
+      } else if (held + count(who) > room) {
+        left = true;
+        listed = ~fresh;  // the others are looked at again, for they may be below the floor then
+        fresh = 0;
+        seen -= 32;
+      } else {
+        if (fresh != 0) {
+          const int j = __clz(static_cast<int>(fresh));
+          fresh ^= 0x80000000u >> j;
+          own_list[held + count(who & lanes_below)] = static_cast<Entry>(own_col + j);
+        }
+        held += count(who);
       }
     }
     meet();
     #pragma unroll 1
-    for (unsigned i = before + lane_of_warp; i < held; i += 32) own_list[i] = entry_of_raw(own_list[i]);
+    for (unsigned i = before + lane_of_warp; i < held; i += 32) {  // more lanes at a time than find one
+      const int col = static_cast<int>(own_list[i]);
+      const float logits = widened(logits_row[col]);
+      own_list[i] = entry_of(logits, col);
+    }
     if (!__syncthreads_or(left)) break;
     meet();
     // keep the best 50 and a few more, spread evenly over the warps
@@ -462,24 +497,17 @@ topk(
     side ^= 1;
     own_list = picker.entries[side] + warp * room;
     exact = true;
+    for (int b = threadIdx.x; b < bins; b += 256) picker.bins_above[b] = 0;
     __syncthreads();
   }
 
   // rank the candidates: into bins by their keys, and within a bin by comparing them
-  unsigned least = 0xffffffffu, most = 0;
+  const Entry lowest = floor + 1;
+  const int by = shift_for((static_cast<Entry>(most) << column_bits | last_column) - lowest);
   #pragma unroll 1
   for (unsigned i = lane_of_warp; i < held; i += 32) {
     const Entry entry = picker.entries[side][warp * room + i];
-    const unsigned order = static_cast<unsigned>(entry >> column_bits);
-    least = least < order ? least : order;
-    most = most > order ? most : order;
-  }
-  measure(picker, least, most);
-  const Entry lowest = static_cast<Entry>(picker.least) << column_bits;
-  const int by = shift_for((static_cast<Entry>(picker.most) << column_bits | last_column) - lowest);
-  #pragma unroll 1
-  for (unsigned i = lane_of_warp; i < held; i += 32) {
-    const Entry entry = picker.entries[side][warp * room + i];
+    if (entry <= floor) continue;  // found while the floor was lower
     atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u);
   }
   __syncthreads();
@@ -495,16 +523,18 @@ topk(
   if (threadIdx.x == 0) picker.bins_above[bins] = 0;
   const bool sorts = __syncthreads_or(many);
   Entry* const binned = picker.entries[side ^ 1];
+  Entry* const picks = picker.entries[side];  // in the room of what is binned
   #pragma unroll 1
   for (unsigned i = lane_of_warp; i < held; i += 32) {
     const Entry entry = picker.entries[side][warp * room + i];
+    if (entry <= floor) continue;  // found while the floor was lower
     binned[atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u)] = entry;
   }
   __syncthreads();
   const unsigned all = picker.bins_above[0];
   if (sorts) {
     sort(binned, all);
-    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 256) picker.picks[i] = binned[i];
+    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 256) picks[i] = binned[i];
   }
   #pragma unroll 1
   for (unsigned i = threadIdx.x; i < all && !sorts; i += 256) {
@@ -514,16 +544,16 @@ topk(
     if (rank < 50) {
       #pragma unroll 1
       for (unsigned other = rank, end = picker.bins_above[bin]; other < end; ++other) rank += binned[other] > entry;
-      if (rank < 50) picker.picks[rank] = entry;
+      if (rank < 50) picks[rank] = entry;
     }
   }
-  for (unsigned i = all + threadIdx.x; i < 50; i += 256) picker.picks[i] = 0;
+  for (unsigned i = all + threadIdx.x; i < 50; i += 256) picks[i] = 0;
   __syncthreads();
 
   // the 50 chosen, walk 1 over them: write values, columns
   #pragma unroll
   for (int rank = threadIdx.x; rank < 50; rank += 256) {
-    const Entry entry = picker.picks[rank];
+    const Entry entry = picks[rank];
     const int columns = entry ? column_of(entry) : -1;
     const float values_ = entry ? key_of(entry) : -INFINITY;
     values_row[rank] = __float2bfloat16_rn(values_);

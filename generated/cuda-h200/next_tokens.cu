@@ -78,6 +78,11 @@ __device__ __forceinline__ int column_of(Entry entry) {
   return static_cast<int>(last_column - (entry & last_column));
 }
 
+// what the warp's threads wrote to shared memory can be read by all of them
+__device__ __forceinline__ void meet() {
+  __syncwarp();
+}
+
 // the least and the most in the warp
 __device__ __forceinline__ unsigned warp_least(unsigned v) {
   return __reduce_min_sync(0xffffffffu, v);
@@ -200,14 +205,18 @@ __device__ __forceinline__ void sort(Entry* list, unsigned n) {
     for (unsigned step = run / 2; step > 0; step /= 2) {
       #pragma unroll 1
       for (unsigned i = threadIdx.x; i < size / 2; i += 256) {
-        const unsigned low = i / step * 2 * step + i % step, high = low + step;
+        const unsigned low = 2 * i - (i & (step - 1)), high = low + step;
         const Entry a = list[low], b = list[high];
         if ((a < b) == ((low & run) == 0)) {
           list[low] = b;
           list[high] = a;
         }
       }
-      __syncthreads();
+      if (step > 32 || step == 1) {
+        __syncthreads();
+      } else {
+        meet();  // a warp's pairs of the next step are among its own
+      }
     }
   }
 }

@@ -14,6 +14,10 @@
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 
+#ifndef NAN
+#define NAN __int_as_float(0x7fc00000)
+#endif
+
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
@@ -100,6 +104,12 @@ __device__ __forceinline__ Vec<T, N> joined(Span<T, N> span, const T* row) {
   return v;
 }
 
+// values col ... col + N - 1 of a row that starts anywhere
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load_across(const T* row, int col, int cols, bool ends) {
+  return joined(load_span<N>(row, col, cols, ends), row + col);
+}
+
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
   return a > b || a != a ? a : b;
@@ -115,50 +125,25 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// the largest of the values seen and the sum of exp(value - largest), in one walk: the sum shrinks as the largest grows
-struct MaxSum {
-  float top;
-  float total;
-
-  __device__ __forceinline__ void merge(float other_top, float other_total) {
-    const float peak = larger(top, other_top);
-    const float pivot = peak == -INFINITY ? 0.0f : peak;  // nothing seen yet: exp(-inf - 0) is 0, not NaN
-    total = total * exponential(top - pivot) + other_total * exponential(other_top - pivot);
-    top = peak;
-  }
-
-  // 4 values at once: one exponential each, and one for the sum so far
-  __device__ __forceinline__ void add(const float (&values)[4], float largest) {
-    const float peak = larger(top, largest);
-    const float pivot = peak == -INFINITY ? 0.0f : peak;
-    total *= exponential(top - pivot);
-    #pragma unroll
-    for (int j = 0; j < 4; ++j) total += exponential(values[j] - pivot);
-    top = peak;
-  }
-};
-
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the largest value and the sum of exponentials below it over the 512 threads of a row, in every one of them
-__device__ __forceinline__ MaxSum row_max_sum(MaxSum v, float* part_top, float* part_total) {
+// the sum over the 512 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v, float* part) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
-    v.merge(partner(v.top, step), partner(v.total, step));
+    v += partner(v, step);
   }
   if (threadIdx.x % 64 == 0) {
-    part_top[threadIdx.x / 64] = v.top;
-    part_total[threadIdx.x / 64] = v.total;
+    part[threadIdx.x / 64] = v;
   }
   __syncthreads();
-  v.top = part_top[threadIdx.x % 8];
-  v.total = part_total[threadIdx.x % 8];
+  v = part[threadIdx.x % 8];
   #pragma unroll
   for (int step = 4; step > 0; step /= 2) {
-    v.merge(partner(v.top, step), partner(v.total, step));
+    v += partner(v, step);
   }
   return v;
 }
@@ -173,6 +158,34 @@ __device__ __forceinline__ Lanes vote(bool says) {
 
 __device__ __forceinline__ int count(Lanes lanes) {
   return __popcll(lanes);
+}
+
+// the sum of exponentials below a pivot, 0 or what was larger when it last moved: each is a multiply-add and a power of 2,
+// and none waits for the largest of its vector. `total` is the sum of 2^(log2(e) * value + shift)
+struct PivotSum {
+  float total = 0.0f;
+  float shift = 0.0f;  // -log2(e) * pivot
+
+  __device__ __forceinline__ void move(float largest) {
+    const float now = fminf(shift, -1.44269504f * largest);
+    total *= power_of_2(now - shift);
+    shift = now;
+  }
+
+  __device__ __forceinline__ void add(const float (&values)[4]) {
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) total += power_of_2(fmaf(1.44269504f, values[j], shift));
+  }
+
+  // the sum of exp(value - top) of a row, where `top` is its largest
+  __device__ __forceinline__ float below(float top) const {
+    return top == -INFINITY ? total : total * power_of_2(-fmaf(1.44269504f, top, shift));
+  }
+};
+
+// has a sum lost what matters? A value may have been too far above the pivot, or all far below 0, or the shift not precise
+__device__ __forceinline__ bool lost(float top, float total) {
+  return fabsf(top) < INFINITY && !(total < INFINITY && top > -40.0f && top < 16777216.0f);
 }
 
 // a candidate: its key, as an integer of the same order, above its column, from the last to the first, so that the
@@ -196,15 +209,6 @@ __device__ __forceinline__ float key_at(unsigned order) {
 
 __device__ __forceinline__ Entry entry_of(float key, int col) {
   return static_cast<Entry>(order_of(key)) << column_bits | (last_column - col);
-}
-
-// a candidate as it was read: more lanes at a time make entries of candidates than find one
-__device__ __forceinline__ Entry raw_entry(float key, int col) {
-  return static_cast<Entry>(__float_as_uint(key)) << 32 | static_cast<unsigned>(col);
-}
-
-__device__ __forceinline__ Entry entry_of_raw(Entry raw) {
-  return entry_of(__uint_as_float(static_cast<unsigned>(raw >> 32)), static_cast<int>(raw & 0xffffffffu));
 }
 
 __device__ __forceinline__ float key_of(Entry entry) {
@@ -250,19 +254,18 @@ __device__ __forceinline__ unsigned sum_below(unsigned v) {
 
 constexpr int warps = 8;
 constexpr int bins = 512;
-constexpr int room = 256;  // candidates of a warp
+constexpr int room = 128;  // candidates of a warp
 
-struct Picker {
-  Entry entries[2][warps * room];
-  Entry picks[50];
+struct alignas(16) Picker {
   int notes[warps][448];
+  Entry entries[2][warps * room];
   unsigned bins_above[bins + 1];
   unsigned totals[warps];
-  unsigned reached[warps];
+  unsigned reached[warps], highest[warps];  // orders that each warp said
   unsigned least, most;  // order among the candidates
   unsigned found, above, here;
 };
-static_assert(sizeof(Picker) <= 49648, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 32896, "the launch's shared memory");
 
 // the threshold just below `order`: what is larger has at least this order, and is not masked
 __device__ __forceinline__ float below(unsigned order) {
@@ -298,9 +301,8 @@ __device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_b
   return above;
 }
 
-// empties the bins and finds the range of the block's candidates, of which this thread has seen `least` to `most`
+// the range of the block's candidates, of which this thread has seen `least` to `most`
 __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned most) {
-  for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
   least = warp_least(least);
   most = warp_most(most);
   if (threadIdx.x % 64 == 0) {
@@ -376,21 +378,26 @@ __device__ __forceinline__ void sort(Entry* list, unsigned n) {
     for (unsigned step = run / 2; step > 0; step /= 2) {
       #pragma unroll 1
       for (unsigned i = threadIdx.x; i < size / 2; i += 512) {
-        const unsigned low = i / step * 2 * step + i % step, high = low + step;
+        const unsigned low = 2 * i - (i & (step - 1)), high = low + step;
         const Entry a = list[low], b = list[high];
         if ((a < b) == ((low & run) == 0)) {
           list[low] = b;
           list[high] = a;
         }
       }
-      __syncthreads();
+      if (step > 64 || step == 1) {
+        __syncthreads();
+      } else {
+        meet();  // a warp's pairs of the next step are among its own
+      }
     }
   }
 }
 
 // an order that at least 50 of the row's elements reach: of 1 group a thread,
-// each with a largest key in `peaks`, as many in every warp reach what the warp says as make 50 in all
-__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[1]) {
+// each with a largest key in `peaks`, as many in every warp reach what the warp says as make 50 in all;
+// `most` becomes the order of the largest key
+__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[1], unsigned& most) {
   unsigned orders[1];
   unsigned low = 0xffffffffu, high = 0;
   #pragma unroll
@@ -400,7 +407,8 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
     high = high > orders[g] ? high : orders[g];
   }
   high = warp_most(high);
-  constexpr int want = 7;  // of each warp's groups
+  most = high;
+  constexpr int want = 7, enough = 7;  // of each warp's groups
   low = warp_least(low);
   #pragma unroll 1
   for (int turn = 0; turn < 12 && high - low > 1; ++turn) {  // any bound that enough reach will do
@@ -408,13 +416,20 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
     int reach = 0;
     #pragma unroll
     for (int g = 0; g < 1; ++g) reach += count(vote(orders[g] >= middle));
-    if (reach >= want) low = middle;
-    if (reach == want) break;
-    if (reach < want) high = middle;
+    if (reach < want) {
+      high = middle;
+      continue;
+    }
+    low = middle;
+    if (reach <= enough) break;
   }
-  if (threadIdx.x % 64 == 0) picker.reached[threadIdx.x / 64] = low;
+  if (threadIdx.x % 64 == 0) {
+    picker.reached[threadIdx.x / 64] = low;
+    picker.highest[threadIdx.x / 64] = most;
+  }
   __syncthreads();
   const unsigned own = picker.reached[threadIdx.x % warps];
+  most = warp_most(picker.highest[threadIdx.x % warps]);
   return warp_least(own);
 }
 
@@ -443,11 +458,13 @@ next_tokens(
 
   // walk 1 of 1: read logits; top = max(mul) and total = sum(exp(mul - top)); choose columns = the columns of the
   //   50 largest mul
-  MaxSum total_part = {-INFINITY, 0.0f};
+  PivotSum total_part;
   if (threadIdx.x == 0) {
     picker.least = 0xffffffffu;
     picker.most = 0;
   }
+  #pragma unroll
+  for (int q = 0; q < own_bins; ++q) picker.bins_above[q * 512 + threadIdx.x] = 0;
   Entry floor = static_cast<Entry>(masked) << column_bits | last_column;  // no candidate that is not above it counts
   unsigned held = 0;  // candidates of this warp
   int side = 0;  // which half of picker.entries has them
@@ -459,19 +476,23 @@ next_tokens(
   float best[1];  // the largest keys of parts of the thread's elements
   #pragma unroll
   for (int g = 0; g < 1; ++g) best[g] = -INFINITY;
+  unsigned most = masked;  // the order of the largest of the row's
+  const float* const logits_start = logits_row - phase<Span<float, 4>::piece>(logits_row);
   Span<float, 4> logits_vec_next[4];
   const auto read = [&](int turn, bool inside) {
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
       const int col = ((turn + p) * 512 + lane) * 4;
       if (inside) {
-        logits_vec_next[p] = load_span<4>(logits_row, col, 50257, false);
+        logits_vec_next[p] = load_pieces<4>(logits_start + col);
       } else if (col < 50257) {
         logits_vec_next[p] = load_span<4>(logits_row, col, 50257, logits_ends);
       }
     }
   };
   const auto see = [&](int turn, bool inside, bool ahead) {
+    // vectors of the next turn, or any: loads that may or may not be would cost a copy of each register
+    const int next = ahead ? ((turn + 4) * 512 + lane) * 4 : 0;
     float peaks[4];
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
@@ -479,9 +500,9 @@ next_tokens(
       const int col = ((turn + p) * 512 + lane) * 4;
       if (inside || col < 50257) {
         const Vec<float, 4> logits_vec = joined(logits_vec_next[p], logits_row);
-        if (ahead) {  // the vector of the next turn is on its way while this one's elements are computed
-          const int col = ((turn + p + 4) * 512 + lane) * 4;
-          logits_vec_next[p] = load_span<4>(logits_row, col, 50257, false);
+        if (inside) {  // it is on its way while this one's elements are computed
+          const int col = next + p * 2048;
+          logits_vec_next[p] = load_pieces<4>(logits_start + col);
         }
         float keys[4];
         #pragma unroll
@@ -495,7 +516,8 @@ next_tokens(
           for (int j = 1; j < 4; ++j) keys[j] = -INFINITY;
         }
         peaks[p] = largest(keys);
-        total_part.add(keys, peaks[p]);
+        if (p == 0) total_part.move(peaks[p]);
+        total_part.add(keys);
       }
       best[0] = larger(best[0], peaks[p]);
     }
@@ -503,7 +525,7 @@ next_tokens(
     for (int p = 0; p < 4; p += 4) {
       #pragma unroll
       for (int q = 1; q < 4; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
-      notes[(noted + p / 4) * 64 + lane_of_warp] = __float_as_int(peaks[p]);
+      notes[noted * 64 + lane_of_warp * 1 + p / 4] = __float_as_int(peaks[p]);
     }
     noted += 1;
   };
@@ -520,69 +542,90 @@ next_tokens(
 
   // what 50 elements reach is a threshold; vectors with keys above it are noted
   float limit = -INFINITY;
-  const unsigned order = tighten(picker, best);
+  const unsigned order = tighten(picker, best, most);
   const Entry reached = (static_cast<Entry>(order) << column_bits) - 1;
   if (reached > floor) {
     floor = reached;
     limit = below(order);
   }
-  const int from = 0;
-  const int slots = noted;
+  unsigned marks = 0;  // a bit for each of this thread's notes, the highest for the first: ties go to lower columns
+  #pragma unroll
+  for (int slot = 0; slot < 7; ++slot) {
+    const float peak = __int_as_float(notes[slot * 64 + lane_of_warp]);
+    marks |= static_cast<unsigned>(!(peak <= limit)) << (31 - slot);
+  }
+  meet();  // the list of vectors grows over what has been read
   noted = 0;
   #pragma unroll 1
-  for (int slot = 0; slot < slots; slot += 1) {
-    float peaks[1];
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      peaks[i] = __int_as_float(notes[(slot + i) * 64 + lane_of_warp]);
+  for (Lanes who = vote(marks != 0); who; who = vote(marks != 0)) {
+    if (marks != 0) {
+      const int slot = __clz(static_cast<int>(marks));
+      marks ^= 0x80000000u >> slot;
+      notes[noted + count(who & lanes_below)] = ((slot * 4) * 512 + lane) * 4;
     }
-    meet();  // the list of notes grows over what has been read
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      const bool passes = !(peaks[i] <= limit);
-      const Lanes who = vote(passes);
-      if (passes) notes[noted + count(who & lanes_below)] = ((from + (slot + i) * 4) * 512 + lane) * 4;
-      noted += count(who);
-    }
+    noted += count(who);
   }
   meet();
 
-  // their elements above the floor are candidates: a lane looks at one at a time
-  const int all_noted = noted * 16;
-  int seen = 0;  // elements of noted vectors
+  // what exceeds it there, or the floor, is a candidate: a lane looks at one vector at a time, and lists an element at a time
+  const int vectors = noted * 4;
+  int seen = 0;  // vectors that lanes have looked at
+  int own_col = 0;  // the first column of the lane's own,
+  unsigned fresh = 0;  // and a bit for each of its elements that is yet to be listed, the highest for the first
+  unsigned listed = 0;  // those of its elements that were before a cut
   bool exact = false;  // has a cut raised the floor beyond the limit?
   for (;;) {
     const unsigned before = held;
     bool left = false;
-    while (seen < all_noted && !left) {
-      float keys[4];
-      int cols[4];
-      #pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        const int place = seen + u * 64 + lane_of_warp;
-        const int at = place < all_noted ? place : all_noted - 1, element = at % 16;
-        cols[u] = notes[at / 16] + element / 4 * 2048 + element % 4;
-        const int col = cols[u] < 50257 ? cols[u] : 50256;
-        const float logits = logits_row[col];
-        const float mul = logits * scale;
-        keys[u] = place < all_noted && cols[u] < 50257 ? mul : -INFINITY;
-      }
-      #pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        bool passes = !(keys[u] <= limit);
-        if (exact) passes = passes && entry_of(keys[u], cols[u]) > floor;
-        const Lanes who = vote(passes);
-        left = left || held + count(who) > room;
-        if (!left) {
-          if (passes) own_list[held + count(who & lanes_below)] = raw_entry(keys[u], cols[u]);
-          held += count(who);
-          seen += 64;
+    #pragma unroll 1
+    for (Lanes who = vote(fresh != 0); (who || seen < vectors) && !left; who = vote(fresh != 0)) {
+      if (!who) {
+        const int place = seen + lane_of_warp;
+        seen += 64;
+        if (place < vectors) own_col = notes[place / 4] + place % 4 * 2048;
+        const int col = own_col;
+        if (place < vectors && col < 50257) {
+          const Vec<float, 4> logits_vec = load_across<4>(logits_row, col, 50257, logits_ends);
+          float keys[4];
+          #pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float logits = logits_vec.at[j];
+            const float mul = logits * scale;
+            keys[j] = mul;
+            fresh |= static_cast<unsigned>(!(keys[j] <= limit)) << (31 - j);
+          }
+          if (!(col + 4 <= 50257)) fresh &= 0x80000000u;  // the row ends inside of this vector
+          if (exact) {
+            #pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              if (entry_of(keys[j], col + j) <= floor) fresh &= ~(0x80000000u >> j);
+            }
+          }
         }
+        fresh &= ~listed;
+        listed = 0;
+      } else if (held + count(who) > room) {
+        left = true;
+        listed = ~fresh;  // the others are looked at again, for they may be below the floor then
+        fresh = 0;
+        seen -= 64;
+      } else {
+        if (fresh != 0) {
+          const int j = __clz(static_cast<int>(fresh));
+          fresh ^= 0x80000000u >> j;
+          own_list[held + count(who & lanes_below)] = static_cast<Entry>(own_col + j);
+        }
+        held += count(who);
       }
     }
     meet();
     #pragma unroll 1
-    for (unsigned i = before + lane_of_warp; i < held; i += 64) own_list[i] = entry_of_raw(own_list[i]);
+    for (unsigned i = before + lane_of_warp; i < held; i += 64) {  // more lanes at a time than find one
+      const int col = static_cast<int>(own_list[i]);
+      const float logits = logits_row[col];
+      const float mul = logits * scale;
+      own_list[i] = entry_of(mul, col);
+    }
     if (!__syncthreads_or(left)) break;
     meet();
     // keep the best 50 and a few more, spread evenly over the warps
@@ -611,11 +654,35 @@ next_tokens(
     side ^= 1;
     own_list = picker.entries[side] + warp * room;
     exact = true;
+    for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
     __syncthreads();
   }
-  const MaxSum total_all = row_max_sum(total_part, part[0], part[1]);
-  const float top = total_all.top;
-  const float total = total_all.total;
+  const float top = key_at(most);
+  float total = row_sum(total_part.below(top), part[0]);
+  if (lost(top, total)) {  // the whole row does so: it is read again
+    float exact = 0.0f;
+    #pragma unroll 1
+    for (int v = 0; v < 28; ++v) {
+      const int col = (v * 512 + lane) * 4;
+      float keys[4];
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) keys[j] = -INFINITY;
+      if (col < 50257) {
+        const Vec<float, 4> logits_vec = load_across<4>(logits_row, col, 50257, logits_ends);
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (col + 4 <= 50257 || j < 1) {
+            const float logits = logits_vec.at[j];
+            const float mul = logits * scale;
+            keys[j] = mul;
+          }
+        }
+      }
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) exact += exponential(keys[j] - top);
+    }
+    total = row_sum(exact, part[1]);
+  }
   const bool eq = top == (-INFINITY);
   const float pivot = eq ? 0.0f : top;
   const bool eq_2 = total == 0.0f;
@@ -623,20 +690,12 @@ next_tokens(
   const float scale_2 = eq_2 ? 0.0f : div;
 
   // rank the candidates: into bins by their keys, and within a bin by comparing them
-  unsigned least = 0xffffffffu, most = 0;
+  const Entry lowest = floor + 1;
+  const int by = shift_for((static_cast<Entry>(most) << column_bits | last_column) - lowest);
   #pragma unroll 1
   for (unsigned i = lane_of_warp; i < held; i += 64) {
     const Entry entry = picker.entries[side][warp * room + i];
-    const unsigned order = static_cast<unsigned>(entry >> column_bits);
-    least = least < order ? least : order;
-    most = most > order ? most : order;
-  }
-  measure(picker, least, most);
-  const Entry lowest = static_cast<Entry>(picker.least) << column_bits;
-  const int by = shift_for((static_cast<Entry>(picker.most) << column_bits | last_column) - lowest);
-  #pragma unroll 1
-  for (unsigned i = lane_of_warp; i < held; i += 64) {
-    const Entry entry = picker.entries[side][warp * room + i];
+    if (entry <= floor) continue;  // found while the floor was lower
     atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u);
   }
   __syncthreads();
@@ -652,16 +711,18 @@ next_tokens(
   if (threadIdx.x == 0) picker.bins_above[bins] = 0;
   const bool sorts = __syncthreads_or(many);
   Entry* const binned = picker.entries[side ^ 1];
+  Entry* const picks = picker.entries[side];  // in the room of what is binned
   #pragma unroll 1
   for (unsigned i = lane_of_warp; i < held; i += 64) {
     const Entry entry = picker.entries[side][warp * room + i];
+    if (entry <= floor) continue;  // found while the floor was lower
     binned[atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u)] = entry;
   }
   __syncthreads();
   const unsigned all = picker.bins_above[0];
   if (sorts) {
     sort(binned, all);
-    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 512) picker.picks[i] = binned[i];
+    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 512) picks[i] = binned[i];
   }
   #pragma unroll 1
   for (unsigned i = threadIdx.x; i < all && !sorts; i += 512) {
@@ -671,16 +732,16 @@ next_tokens(
     if (rank < 50) {
       #pragma unroll 1
       for (unsigned other = rank, end = picker.bins_above[bin]; other < end; ++other) rank += binned[other] > entry;
-      if (rank < 50) picker.picks[rank] = entry;
+      if (rank < 50) picks[rank] = entry;
     }
   }
-  for (unsigned i = all + threadIdx.x; i < 50; i += 512) picker.picks[i] = 0;
+  for (unsigned i = all + threadIdx.x; i < 50; i += 512) picks[i] = 0;
   __syncthreads();
 
   // the 50 chosen, walk 1 over them: write values, columns
   #pragma unroll
   for (int rank = threadIdx.x; rank < 50; rank += 512) {
-    const Entry entry = picker.picks[rank];
+    const Entry entry = picks[rank];
     const int columns = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;
     const bool lt = columns < 0;

@@ -24,6 +24,15 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
+// a bf16 is an f32's upper half. The compiler joins these steps with those that find x in its word, which it does not with
+// what a vendor's function is made of
+template <typename T>
+__device__ __forceinline__ float widened(const T& x) {
+  unsigned short bits;
+  memcpy(&bits, &x, sizeof(bits));
+  return __uint_as_float(static_cast<unsigned>(bits) << 16);
+}
+
 // the larger of two; NaN wins
 __device__ __forceinline__ float larger(float a, float b) {
   return a > b || a != a ? a : b;
@@ -175,7 +184,7 @@ router_topk(
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float scores = static_cast<float>(scores_vec[v].at[j]);
+        const float scores = widened(scores_vec[v].at[j]);
         top_part = larger(top_part, scores);
       }
     }
@@ -191,7 +200,7 @@ router_topk(
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float scores = static_cast<float>(scores_vec[v].at[j]);
+        const float scores = widened(scores_vec[v].at[j]);
         const float sub = scores - pivot;
         const float e = exponential(sub);
         total_part += e;
@@ -214,7 +223,7 @@ router_topk(
     for (int j = 0; j < 8; ++j) {
       keys[v][j] = -INFINITY;
       if (live) {
-        const float scores = static_cast<float>(scores_vec[v].at[j]);
+        const float scores = widened(scores_vec[v].at[j]);
         keys[v][j] = scores;
       }
       peak = larger(peak, keys[v][j]);
