@@ -112,6 +112,8 @@ def test_list_ops_shows_every_op(run: Run) -> None:
     assert {"x + y", "~x", "x <= y"} <= set(calls)
     assert all(fact["doc"] for fact in facts)
     text = run("list", "--ops").stdout
+    assert "condition ? x : y" in text
+    assert "{" not in text, "what stands for an argument is its name"
     assert all(call in text for call in calls)
 
 

@@ -56,29 +56,31 @@ def op_facts() -> list[dict[str, Any]]:
             kind = "composite"
         elif function in ops.SELECTIONS:
             kind = "selection"
-        facts.append({"call": call_text(function), "kind": kind, "doc": first_line(function.__doc__), **device(name)})
+        words = parameters(function)
+        call = f"F.{function.__name__}({', '.join(name + default for name, default in words.items())})"
+        taken = [name for name, default in words.items() if not default]
+        facts.append({"call": call, "kind": kind, "doc": first_line(function.__doc__), **device(name, taken)})
     symbols = [op for op in OPS.values() if op.symbol]
-    facts += [{"call": symbol_text(op), "kind": "operator", "doc": op.doc, **device(op.name)} for op in symbols]
+    facts += [{"call": symbol_text(op), "kind": "operator", "doc": op.doc, **device(op.name, [])} for op in symbols]
     return facts
 
 
-def device(name: str) -> dict[str, Any]:
-    """What a primitive is on the device and in the reference; a composite has its formula in `doc`."""
+def device(name: str, taken: list[str]) -> dict[str, Any]:
+    """What a primitive is on the device and in the reference, of arguments by those names; a composite has its formula
+    in `doc`."""
     op = OPS.get(name)
     if op is None or op.kind not in (Kind.MAP, Kind.REDUCE):
         return {"device": None, "numpy": None, "flops": None}
-    return {"device": op.expr, "numpy": op.ref, "flops": op.flops}
+    words = taken if len(taken) > 1 else ["x", "y"]  # a reduction's text adds one more to what there is
+    return {"device": op.expr.format(*words), "numpy": op.ref.format(*words), "flops": op.flops}
 
 
-def call_text(function: Any) -> str:
-    """`F.softmax(x, axis=-1)`."""
+def parameters(function: Any) -> dict[str, str]:
+    """Each parameter's name and default: `x` and nothing, `axis` and `=-1`."""
     import inspect
 
-    parts = []
-    for parameter in inspect.signature(function).parameters.values():
-        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-        parts.append(parameter.name + default)
-    return f"F.{function.__name__}({', '.join(parts)})"
+    found = inspect.signature(function).parameters.values()
+    return {p.name: "" if p.default is p.empty else f"={p.default!r}" for p in found}
 
 
 def symbol_text(op: Op) -> str:
