@@ -230,7 +230,7 @@ def decisions(graph: Graph) -> tuple[Decision, ...]:
             size = count_bytes(graph, node, False)
             if node not in outputs:
                 again = "again" if times == 1 else f"{times} times"
-                verdict = f"{group.name} is fused into {who}: not written, not read {again}"
+                verdict = f"{group.name} is fused into {who}: neither written nor read {again}"
                 found.append(Decision(names[node], verdict, size * (1 + times)))
             elif who:
                 found.append(Decision(names[node], f"written once; {who} takes it as computed", size * times))
