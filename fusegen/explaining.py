@@ -220,6 +220,7 @@ def accesses(plan: Plan) -> list[str]:
     modes = {
         "vector": "whole vectors of {bytes} B",
         "across": "vectors across aligned blocks of {bytes} B, shifted into place, since rows start anywhere",
+        "bulk": "by bulk copies of aligned blocks of {bytes} B, since rows start anywhere",
         "element": "element by element",
     }
     lines = []

@@ -32,7 +32,8 @@ FRAME = frozenset(
     copy_async commit_copies wait_copies joined
     Span phase load_span load_across load_first load_last store_across load_pieces load_kept copy_part copy_across
     head_of load_block load_kept_block load_shifted store_block store_row head edge
-    in_rest rest_col away
+    in_rest rest_col away own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival
+    rows_after row_at leave_rows copy_bulk bulk_bytes bring bring_end bring_rows show_copies leave wait_copies_left
     memcpy top_columns take""".split()  # noqa: SIM905
 )
 # what kernels call things that choose columns
@@ -69,7 +70,10 @@ FILE_SCOPE = frozenset(
     rint rnorm round rsqrt scalbln scalbn signbit sin sincos sinh sinpi sqrt tan tanh tgamma trunc y0 y1 yn j0 j1 jn
     clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
 )
-TENSOR_SUFFIXES = ("_ptr", "_row", "_vec", "_stride", "_kept", "_span", "_ends", "_staged", "_last", "_edge")
+TENSOR_SUFFIXES = (
+    "_ptr", "_row", "_vec", "_stride", "_kept", "_span", "_ends", "_staged", "_last", "_edge", "_at", "_place",
+    "_first",
+)  # fmt: skip
 FACTOR_SUFFIXES = (
     "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
     "_lane",

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.blocks import Blocks
+from fusegen.bulk_rows import BulkRows
 from fusegen.dialect import UNROLL
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
@@ -19,7 +19,7 @@ from fusegen.prelude import REDUCERS, Reducer
 from fusegen.vectors import bracketed, scaled
 
 
-class Speller(Blocks):
+class Speller(BulkRows):
     """The words of one plan in one dialect; `context()` is what the templates see."""
 
     parts = "part"  # the array of a reduction's partial results
@@ -163,7 +163,7 @@ class Speller(Blocks):
         found: dict[str, tuple[str, str, int, bool]] = {}
         for stage in self.plan.stages:
             for load in stage.loads:
-                if load.when in ("keep", "ahead"):
+                if load.when in ("keep", "ahead") and load.access.mode != "bulk":
                     name = self.kept_name(load.access)
                     found.setdefault(name, (name, self.vec_type(load.access), load.offset_bytes, True))
             for keep in stage.keeps:
@@ -181,7 +181,7 @@ class Speller(Blocks):
         if stage.blocks_of:
             return self.block_walk(number, stage)
         whole = self.plan.staging in ("registers", "none")
-        loads_first = whole and self.loops()
+        loads_first = whole and self.loops() and not self.plan.bulk
         inside = bool(stage.until) and not loads_first  # the walk's own test stands before the load
         reads = []
         vectors = []
@@ -189,6 +189,8 @@ class Speller(Blocks):
         staged = [load for load in stage.loads if load.when != "now"] if self.plan.in_shared else []
         copies = [load for load in staged if load.when == "keep"] if self.plan.copies else []
         for load in (*stage.reads, *(load for load in staged if load.when == "kept")):
+            if load.access.mode == "bulk":
+                continue
             name = f"{load.access.name}_vec"
             kept = load.when in ("keep", "ahead")
             from_shared = load in staged and (load.when == "kept" or load in copies)
@@ -227,6 +229,7 @@ class Speller(Blocks):
                 "rest": self.to_storage(s.access.dtype, s.rest),
             }
             for s in stage.stores
+            if s.access.mode != "bulk"
         ]
         texts = [self.guard(), *body, *(shift["text"] + shift["keep"] for shift in shifts)]
         texts += [read["target"] + read["call"] + read["keep"] for read in reads if not loads_first]
@@ -251,7 +254,13 @@ class Speller(Blocks):
             "scope": self.loops(),
             "unroll": UNROLL if whole else f"{UNROLL} 4",
             "outputs": outputs,
-            "staged": [self.store_row_call(s.access) for s in stage.stores if s.staged],
+            "placed": [
+                self.at_end(f"{self.at(s.access)} = {self.to_storage(s.access.dtype, s.rest)};")
+                for s in stage.stores
+                if s.access.mode == "bulk" and stage.until
+            ],
+            "staged": [self.store_row_call(s.access) for s in stage.stores if s.staged and s.access.mode != "bulk"],
+            "leaves": self.leave_calls(stage),
             "singles": self.rest_singles(stage),
             "body": body,
             "uses_col": bool(self.whole() or stage.until) or any(re.search(r"\bcol\b", text) for text in texts),
@@ -259,7 +268,7 @@ class Speller(Blocks):
             "rest": [self.update_rest(r) for r in stage.reductions if stage.until],
             "first_results": stage is next(s for s in self.plan.stages if s.reductions) if stage.reductions else False,
             "results": [line for r in stage.reductions for line in self.results(r)],
-            "before": [],
+            "before": [f"{self.spelling.barrier}  // all have read what was brought"] if self.gives_way(stage) else [],
             "refill": [],
         }
         return {**made, "spans": [made]}
@@ -295,6 +304,8 @@ class Speller(Blocks):
         inside = bool(stage.until)
         reads = []
         for load in stage.loads:
+            if load.access.mode == "bulk":
+                continue
             text = self.kept_at_blocks(load) if load.when == "kept" else self.from_blocks(load)
             reads.append({
                 "declare": f"const {self.vec_type(load.access)} ", "target": f"{load.access.name}_vec",
@@ -327,7 +338,9 @@ class Speller(Blocks):
                 }
                 for s in stage.stores
             ],
+            "placed": [],
             "staged": [],
+            "leaves": [],
             "singles": self.edge_singles(stage),
             "body": body,
             "uses_col": True,
@@ -351,7 +364,7 @@ class Speller(Blocks):
         test = " && ".join([*tests, f"{place} < edge"])
         lane, step = ("lane", f"i += {tile.threads_per_row}") if tile.threads_per_row > 1 else ("0", "++i")
         col = f"const int col = {place} < head ? {place} : {self.cols} - edge + {place};"
-        reads = [self.single_read(load, "", "col", "_edge") for load in stage.loads]
+        reads = [self.single_read(load, "", "col", "_edge") for load in stage.loads if load.access.mode != "bulk"]
         return {
             "ahead": [],
             "turn": f"if ({test})" if enough else f"for (int i = {lane}; {test}; {step})",
@@ -376,11 +389,11 @@ class Speller(Blocks):
 
     def single(self, stage: Stage, suffix: str) -> list[str]:
         """A walk's statements for one value, that no vector holds."""
-        lines = [
-            f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{load.access.name}{suffix}')};"
-            for load in stage.loads
-            if load.when != "ahead"
-        ]
+        lines = []
+        for load in stage.loads:
+            if load.when != "ahead":
+                text = self.element(load, "col") if load.access.mode == "bulk" else f"{load.access.name}{suffix}"
+                lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, text)};")
         lines += [f"const {k.ctype} {k.value} = {k.value}{suffix};" for k in stage.takes]
         lines += [f"const {s.ctype} {s.name} = {'col' if s.expr == 'col + j' else s.expr};" for s in stage.body]
         lines += [f"{k.value}{suffix} = {k.value};" for k in stage.keeps]
@@ -397,6 +410,10 @@ class Speller(Blocks):
         for load in stage.loads:
             if load.when == "ahead":
                 continue
+            if load.access.mode == "bulk":
+                value = self.to_value(load.access.dtype, self.element(load))
+                lines.append(f"const {load.ctype} {load.value} = {value};")
+                continue
             name = f"{load.access.name}_vec"
             kept = load.when != "now" and not self.plan.in_shared
             in_array = loads_first and load.access.mode != "across"
@@ -407,7 +424,9 @@ class Speller(Blocks):
         lines += [f"{self.kept_at(f'{k.value}_kept', False)} = {k.value};" for k in stage.keeps]
         lines += [self.update(r) for r in stage.reductions]
         for store in stage.stores:
-            lines.append(f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};")
+            placed = store.access.mode == "bulk" and store.staged
+            place = self.at(store.access) if placed else f"{store.access.name}_vec.at[j]"
+            lines.append(f"{place} = {self.to_storage(store.access.dtype, store.value)};")
         return lines
 
     def part(self, r: Reduction) -> Mapping[str, str]:
@@ -516,6 +535,7 @@ class Speller(Blocks):
         plan = self.plan
         walks = self.walks()
         reduces = self.row_reduces()
+        places = self.bulk_places()
         keeps = self.keeps()
         lanes = min(plan.tile.team, plan.target.warp)
         self.call_those_in(" ".join(self.expressions()))
@@ -543,7 +563,10 @@ class Speller(Blocks):
             "first_lane": self.first_lane(),
             "start": self.start(),
             "kept_shared": [{"type": t, "name": n, "offset": o} for n, t, o, _ in keeps] if plan.in_shared else [],
-            "staged_shared": self.staged_rows(),
+            "staged_shared": [] if plan.bulk else self.staged_rows(),
+            "bulk_places": places,
+            "together": self.together(),
+            "leaves": any(walk["leaves"] for _, walk in walks),
             "kept_registers": [] if plan.in_shared else [
                 {"type": t, "name": n, "dims": self.register_dims(vector)} for n, t, _, vector in keeps
             ],

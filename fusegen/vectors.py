@@ -50,9 +50,13 @@ class Vectors(Dialect):
     def live(self) -> bool:
         return not self.plan.flat and self.plan.tile.rows_per_block > 1
 
+    def tests_rows(self) -> bool:
+        """Must a vector be left out where its row is behind the last one?"""
+        return self.live()
+
     def guard(self) -> str:
         """When a vector is worth a look."""
-        parts = ["live"] if self.live() else []
+        parts = ["live"] if self.tests_rows() else []
         if self.plan.tail != "none":
             test = f"col < {self.cols if self.plan.flat else self.vector_cols}"
             parts.append(self.in_later_turns(test, -(-self.vector_cols // self.plan.tile.vector)))
@@ -77,7 +81,7 @@ class Vectors(Dialect):
             return test
         if vectors == turns * tile.threads_per_row and not elements:
             return f"v < {turns}"
-        return f"v < {turns} || {test}" if not self.live() else f"(v < {turns} || {test})"
+        return f"v < {turns} || {test}" if not self.tests_rows() else f"(v < {turns} || {test})"
 
     def unrolled(self) -> bool:
         """Are all turns of a thread's loops laid out one after another?"""
@@ -85,11 +89,11 @@ class Vectors(Dialect):
 
     def ends(self, access: Access) -> str:
         """When what lies behind a row may be behind the whole tensor; empty where nobody looks there."""
-        if access.output or access.mode != "across":
+        if access.output or access.mode not in ("across", "bulk"):
             return ""
         dims = self.plan.row_dims
         last = [f"({dims[i].extent} - 1) * {stride_name(access, dims, i)}" for i in access.strided]
-        reach = access.vector + access.vector_bytes // access.dtype.bytes
+        reach = (access.vector if access.mode == "across" else 0) + access.vector_bytes // access.dtype.bytes
         return f"{' + '.join([f'{access.name}_ptr', *last])} - {access.name}_row < {reach}"
 
     def kept_name(self, access: Access) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from fusegen.graph import Graph
 from fusegen.naming import entry_name
+from fusegen.planner.bulk import with_places
 from fusegen.planner.cost import decisions, traffic
 from fusegen.planner.duration import Work, estimate
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Stage, Staging, Statement, Tile
@@ -46,6 +47,7 @@ class Draft:
     accesses: tuple[Access, ...]
     vector: int
     flat: bool = False
+    bulk: bool = False  # rows come to shared memory and leave it by bulk copies
 
     @property
     def divides(self) -> bool:
@@ -74,11 +76,14 @@ def assemble(
     slots = walks.slots if parts > 1 else 0
     rolling = staging == "rolling"
     in_shared = staging == "shared" or rolling
-    kept = kept_elements(target, walks.stages, tile) if in_shared else 0
+    kept = kept_elements(target, walks.stages, tile) if in_shared and not draft.bulk else 0
     stages = tuple(placed(stage, number, tile, staging, kept) for number, stage in enumerate(walks.stages))
-    copies = in_shared and target.async_copies and can_copy(stages)
+    copies = in_shared and not draft.bulk and target.async_copies and can_copy(stages)
     room = target.shared_bytes - 4 * slots * parts * (2 if rolling else 1)
-    stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_shared, copies)
+    if draft.bulk:
+        stages, shared = with_places(stages, tile, graph.cols)
+    else:
+        stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_shared, copies)
     moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
     work = Work(
         tile=tile,
@@ -89,6 +94,7 @@ def assemble(
         shared_bytes=shared + 4 * slots * parts * (2 if rolling else 1),
         kept_bytes=walks.kept_bytes,
         ragged=not draft.flat and not draft.divides,
+        bulk=draft.bulk,
         blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block))
         * tile.blocks_per_row,
     )

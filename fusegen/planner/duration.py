@@ -9,15 +9,18 @@ benchmarks/data/h200_candidates.json (the others could not be told apart; cold L
 rate). There the first choice took 2.5 % more than the best candidate in the mean and 17 % at worst, and times of
 candidates worth choosing are predicted to 14 % (rms of the logarithm). What rows cost that start anywhere is fitted to
 216 others of 19 such chains and shapes (medians of 9 to 15, 4.22 to 4.25 TB/s), where the first choice took 2 % more
-than the best one measured in the mean and 9 % at worst. ONLINE, WARP_US and what is kept in registers follow 28 of the
-chains and shapes of benchmarks/heldout.py, those that did worst before (benchmarks/data/h200_heldout_candidates.json),
-and ten more: there the first choice takes 2.4 % more than the best one measured in the mean and 18 % at worst, where it
-took 9.8 % and 40 %. On other GPUs they stand for want of measurements; what is taken from a target are its facts.
+than the best one measured in the mean and 9 % at worst; what they cost by bulk copies to 352 candidates of 46 chains
+and shapes (medians of 9, 4.25 TB/s), by which the first choice took 2 % more than the best in the mean and 14 % at
+worst. ONLINE, WARP_US and what is kept in registers follow 28 of the chains and shapes of benchmarks/heldout.py, those
+that did worst before (benchmarks/data/h200_heldout_candidates.json), and ten more: there the first choice takes 2.4 %
+more than the best one measured in the mean and 18 % at worst, where it took 9.8 % and 40 %. On other GPUs they stand
+for want of measurements; what is taken from a target are its facts.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +41,8 @@ BY_WIDTH = {
     2: 0.8,
     1: 0.5,
 }  # share of the rate by bytes of one access; two-byte ones coalesce
+BULK_ROW = 32  # bytes more for each row that a bulk copy moves: its ends fill no sector
+BULK_ALONE = 1.12  # where an SM holds one such row, and nothing hides what that waits for
 TWICE = 0.45  # a vector of two accesses leaves every other 16 bytes to the second
 APART = (
     0.5  # bias_relu 65536 x 4096 in f16 by 8 single elements a thread: 763 us, by vectors 254; f32 copies lose nothing
@@ -77,14 +82,24 @@ PARTED = 25.0
 FIRST_LANE = 20.0  # one a warp
 BY_BLOCKS = 5.0
 PLACED = 40.0  # copied to shared memory, to where a row's block lies
+COPIES_THREAD = 390.0  # of a row whose blocks are copied to shared memory: turns, ends, and waiting for each vector
 EDGE = 30.0  # of a row, whose ends fill no block: a turn of the threads that share it
 LYING = 15.0  # of a thread, to find out how each tensor's row lies
 THREAD = 30.0
 DIVISION = 60.0  # of a row's number by a dimension
 STEP = 2.0  # of a reduction across lanes
+# Rows by bulk copies, whose elements are read and written one by one in shared memory
+BULK_READ = 4.5  # beside MOVE
+BULK_WRITE = 0.5
+BULK_CONFLICT = 2.0  # each time more that an access goes to the same bank
+BULK_VECTOR = 3.0  # of what all rows share
+BULK_UNTIL = 7.0  # to find whether a vector lies beyond a mask's limit
+BULK_THREAD = 23.0
+BULK_TENSOR = 4.5
 # ---- waiting, in microseconds
 LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
 LOAD_US = 0.94  # from a load to its value, once a turn of loads
+BULK_US = 1.0  # from asking for a row to its values
 OVERLAPPED = 0.75  # n turns of loads take n^0.75 times as long as one
 REDUCTION_US = 0.1
 # More for each warp that comes to a reduction's barrier, where no other block hides it: LayerNorm took 5.1 us at
@@ -96,9 +111,12 @@ GATHERING_US = 0.78  # a cluster starts when all of its blocks find room: so muc
 # H200, with one block an SM, gave 15 clusters of 8 blocks and 7 of 16.
 FILLED = {8: 120 / 132, 16: 112 / 132}
 CYCLES = 6.7  # of an instruction in a warp that waits for it
+BULK_CYCLES = 4.2  # the same of rows by bulk copies
 SM_GBS = 121.0  # what one SM moves when it has the memory for itself
 OVERLAP = 3.6  # the norm's exponent
 
+WARP = BANKS = 32  # of GPUs that have bulk copies
+BANK_BYTES = 4
 UNROLL = 4  # vectors in flight in a loop that is not unrolled whole
 
 
@@ -115,6 +133,7 @@ class Work:
     kept_bytes: int  # for one element
     ragged: bool  # a row is no whole number of vectors
     blocks: int  # in the launch
+    bulk: bool = False  # rows come to shared memory and leave it by bulk copies
 
     @property
     def whole(self) -> bool:
@@ -144,6 +163,9 @@ def estimated_registers(work: Work) -> int:
     """
     in_registers = work.staging in ("registers", "none")
     vectors = work.tile.per_thread if in_registers else min(UNROLL, work.tile.per_thread)
+    if work.bulk:
+        kept = work.tile.per_thread * work.tile.vector * math.ceil(work.kept_bytes / 4) if in_registers else 0
+        return max(32, 16 + kept)
     loaded = [sum(held_bytes(load, work.ragged) for load in stage.reads) for stage in work.stages]
     words = max(loaded[0] / 4, kept_words(work.stages)) if in_registers else max(0.5, max(loaded) / 8)
     held = math.ceil(work.held * work.tile.vector * work.kept_bytes / 4)
@@ -198,9 +220,13 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     from_l2 = sum(t.ideal * t.walks - t.moved for t in moved.tensors)
     share = FROM_L2_PARTLY if work.in_shared else FROM_L2
     memory_us = (moved.moved + from_l2 * share) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
-    if work.in_shared:
+    if work.bulk:
+        memory_us += rows_moved(work) * graph.rows * BULK_ROW / (target.dram_gbs * COPY_SHARE * 1e3)
+        if work.in_shared and resident == 1:
+            memory_us *= BULK_ALONE
+    elif work.in_shared:
         memory_us *= COPIED if work.copies else ROLLED
-    if work.ragged and tile.vector > 1 and not work.whole:
+    if work.ragged and tile.vector > 1 and not work.whole and not work.bulk:
         memory_us *= BRANCHED
     if work.ragged and work.copies and 2 * tile.threads >= target.threads_per_sm:
         memory_us *= CROWDED
@@ -208,11 +234,11 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
     reductions = sum(len(stage.reductions) for stage in work.stages)
-    alone_us = thread * CYCLES * target.sms * target.f32_lanes / per_us
+    alone_us = thread * (BULK_CYCLES if work.bulk else CYCLES) * target.sms * target.f32_lanes / per_us
     alone_us += moved.moved / work.blocks / (SM_GBS * 1e3)
     alone_us += reductions * (REDUCTION_US + (CLUSTER_US if tile.cluster > 1 else 0))
     if work.staging != "rolling":  # its loads are under way while the row before is written; its clusters gather once
-        alone_us += LOAD_US * turns_of_loads(work) ** OVERLAPPED
+        alone_us += BULK_US if work.bulk else LOAD_US * turns_of_loads(work) ** OVERLAPPED
         alone_us += GATHERING_US * math.log2(tile.cluster)
     waiting_us = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident) * alone_us
     norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
@@ -247,9 +273,11 @@ def instructions(graph: Graph, work: Work) -> float:
         element += MOVE * (share * sum(load.when != "ahead" for load in stage.loads) + len(stage.stores))
         element += share * sum(issued.get(statement.name, 1) for statement in stage.body)
         element += share * sum(ONLINE.get(r.kind, 1) for r in stage.reductions)
-        if work.in_shared:
+        if work.in_shared and not work.bulk:
             element += SHARED_ACCESS * share * (len(stage.takes) + len(stage.keeps))
-    if tile.vector == 1:
+    if work.bulk:
+        element += sum(brought(stage, tile, graph.cols) for stage in work.stages)
+    elif tile.vector == 1:
         element += SINGLE * len(work.accesses)
     elif work.ragged:
         element += SINGLE * sum(access.mode == "element" for access in work.accesses)
@@ -263,6 +291,10 @@ def instructions(graph: Graph, work: Work) -> float:
     dims = max(1, *(len(a.strided) for a in work.accesses))
     thread = THREAD + reductions * (STEP * steps + 20) + DIVISION * (dims - 1)
     thread += LYING * sum(access.mode == "across" for access in work.accesses)
+    if work.bulk:
+        return thread + BULK_THREAD + BULK_TENSOR * rows_moved(work) + element * tile.per_thread * tile.vector
+    if work.ragged and work.copies:
+        thread += COPIES_THREAD
     warps = max(1.0, tile.team / 32)  # of a row, in one of which single values stand in for all lanes
     if work.ragged and any(store.staged or stage.blocks_of for stage in work.stages for store in stage.stores):
         thread += EDGE * math.ceil(2 * (tile.vector - 1) / tile.threads_per_row) / warps
@@ -272,6 +304,34 @@ def instructions(graph: Graph, work: Work) -> float:
     if work.ragged and tile.vector > 1:  # turns that lie behind the row's end are passed over
         taken = min(taken, math.ceil(graph.cols / (tile.threads_per_row * tile.col_tiles)))
     return thread + element * taken
+
+
+def brought(stage: Stage, tile: Tile, cols: int) -> float:
+    """Instructions for each element of a row that bulk copies move, beside those of other rows."""
+    accesses = [*(load.access for load in stage.loads), *(store.access for store in stage.stores)]
+    sizes = [access.dtype.bytes for access in accesses if access.mode == "bulk"]
+    conflicts = BULK_CONFLICT * sum(wavefronts(tile, cols, size) - 1 for size in sizes)
+    reads = sum(load.access.mode == "bulk" for load in stage.loads)
+    vectors = sum(load.access.mode != "bulk" and load.access.by_column for load in stage.reads)
+    if stage.blocks_of:
+        vectors += len(stage.stores)
+    writes = sum(store.staged for store in stage.stores)
+    tests = BULK_UNTIL / tile.vector if stage.until else 0.0
+    return BULK_READ * reads + BULK_WRITE * writes + BULK_VECTOR * vectors / tile.vector + tests + conflicts
+
+
+def wavefronts(tile: Tile, cols: int, size: int) -> int:
+    """How often shared memory must be asked for one element of each thread of a warp, of `size` bytes: its banks hold
+    neighbouring words, and one of them gives one word at a time."""
+    apart = tile.threads // WARP * cols if tile.threads_per_row < WARP else 0  # rows of a warp (see fusegen.bulk_rows)
+    lanes = ((lane // tile.threads_per_row * apart + lane % tile.threads_per_row * tile.vector) for lane in range(WARP))
+    words = {lane * size // BANK_BYTES for lane in lanes}
+    return max(Counter(word % BANKS for word in words).values())
+
+
+def rows_moved(work: Work) -> int:
+    """Tensors whose rows bulk copies move."""
+    return sum(access.mode == "bulk" for access in work.accesses)
 
 
 def shifting(stage: Stage, tile: Tile) -> float:
@@ -296,6 +356,8 @@ def side_steps(access: Access) -> float:
 def width_share(work: Work) -> float:
     """Share of the copy rate by what one instruction moves: narrow accesses spend issue slots instead of bytes, and a
     thread whose vector takes two instructions leaves every other 16 bytes to the second."""
+    if work.bulk:
+        return 1.0
     moving = [a for a in work.accesses if a.by_column and a.strided] or list(work.accesses)
     bytes_all = sum(a.dtype.bytes for a in moving)
     shares = [(a.dtype.bytes, BY_WIDTH[a.vector_bytes] * side_steps(a)) for a in moving]

@@ -75,9 +75,9 @@ def needs(plan: Plan) -> list[str]:
         if access.mode != "element":
             by_width.setdefault((access.mode, access.vector_bytes), []).append(access.name)
     for (mode, width), names in by_width.items():
-        which = "address" if plan.flat or mode == "across" else "address and strides"
+        which = "address" if plan.flat or mode in ("across", "bulk") else "address and strides"
         lines.append(f"{', '.join(names)}: {which} in multiples of {width} B")
-        if mode == "across":
+        if mode in ("across", "bulk"):
             lines[-1] += ", no stride below 0"
     shared = [a for a in plan.accesses if a.by_column and not a.strided and a.pitch is None]
     shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared]

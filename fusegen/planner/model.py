@@ -54,6 +54,7 @@ class RowDim:
 Mode = Literal[
     "vector",  # whole vectors; the address and every stride are multiples of the vector
     "across",  # vectors of rows that start anywhere: they lie across aligned blocks, which move whole
+    "bulk",  # rows that start anywhere, whole, by way of shared memory: bulk copies of the blocks that they lie in
     "element",  # one element at a time: always right
 ]
 
@@ -65,8 +66,8 @@ class Access:
     `strided` holds the positions in `Plan.row_dims` along which the tensor moves, each by a run-time stride in
     elements (the argument `<tensor>_stride` or `<tensor>_stride_<dim>`); along the others it is broadcast.
     `by_column` is False for a per-row scalar. `vector_bytes` is what one instruction moves: the alignment that the
-    launcher must check (mode "vector": address and strides; mode "across": the address, and no stride is negative,
-    so that nothing is read before the first byte).
+    launcher must check (mode "vector": address and strides; "across" and "bulk": the address, and no stride is
+    negative, so that nothing is read before the first byte).
 
     A factor of a product says more of how it lies. `line`: its axis whose elements are next to each other, counted from
     the right; `pitch`: the other axis of its matrices, where no row dimension walks it; `axes`: the tensor's own axes
@@ -482,6 +483,7 @@ class RowPlan(Plan):
             "kept": (tile.kept, room),
             "keeps": (self.keeps, "nothing" if self.staging == "stream" else "values"),
             "turn": (self.selection.turn if self.selection else 0, 0),
+            "rows": ("bulk" if self.bulk else "", ""),
         }
         unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"
@@ -490,6 +492,11 @@ class RowPlan(Plan):
     @property
     def facts(self) -> Mapping[str, object]:
         return {"staging": self.staging, "tile": asdict(self.tile)}
+
+    @property
+    def bulk(self) -> bool:
+        """Do rows come to shared memory and leave it by bulk copies?"""
+        return any(access.mode == "bulk" for access in self.accesses)
 
     @property
     def in_shared(self) -> bool:
@@ -525,7 +532,8 @@ class RowPlan(Plan):
     @property
     def static_shared_bytes(self) -> int:
         votes = self.selection.vote_bytes if self.selection else 0
-        return 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1) + votes
+        arrivals = 8 if self.bulk else 0
+        return 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1) + votes + arrivals
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
         blocks = -(-math.prod(extents) // self.tile.rows_per_block) * self.tile.blocks_per_row

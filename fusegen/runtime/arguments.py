@@ -307,7 +307,7 @@ def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:
     if pitch * view.dtype.bytes % access.vector_bytes:
         return False
     moving = [stride for moves, stride in zip(walked, strides, strict=True) if moves]
-    if access.mode == "across":
+    if access.mode in ("across", "bulk"):
         return all(stride >= 0 for stride in moving)
     return all(stride * view.dtype.bytes % access.vector_bytes == 0 for stride in moving)
 

@@ -66,6 +66,7 @@ class Target:
     flushes_factors: bool = False  # matrix instructions take subnormal factors for 0
     vote_bytes: int = 0  # static shared memory that __syncthreads_or and its like take
     async_copies: bool = False  # 16 bytes from global to shared memory without a register in between (cp.async)
+    bulk_copies: bool = False  # any number of 16 bytes, by one thread and either way (cp.async.bulk)
 
     def product_tflops(self, factors: DType) -> float:
         """By the data sheet, of dense products of such factors."""

@@ -231,6 +231,7 @@ H100 = replace(
     spelling=HOPPER,
     max_cluster=16,  # past 8 a kernel must say that it is not portable
     wgmma=True,
+    bulk_copies=True,  # PTX ISA, cp.async.bulk: from sm_90 on
     model="h100",
     arch="sm_90a",
     sms=132,

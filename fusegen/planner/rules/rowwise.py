@@ -31,10 +31,12 @@ from dataclasses import replace
 
 from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, can_copy, kept_elements, row_draft
+from fusegen.planner.bulk import by_blocks
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.model import Layout, Load, RowPlan, Staging, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, team_text, vector_widths
 from fusegen.planner.rules import NoMatch, need_countable, need_no_selection
+from fusegen.planner.rules.bulk import bulk_draft, bulk_tiles, held_by_value, kept_as_read
 from fusegen.planner.schedule import Schedule, schedule, title_of
 from fusegen.targets.base import Target
 
@@ -94,6 +96,37 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
                 yield from in_turn(draft, inputs, tile)
                 if streams:
                     yield candidate(again, nothing, tile, "stream")
+    yield from by_bulk_copies(graph, target, layout)
+
+
+def by_bulk_copies(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
+    """Rows that start anywhere, whole: what later walks need in registers, or as it was read where results go by
+    blocks of 16 bytes."""
+    for vector in (1, 2, 4):
+        draft = bulk_draft(graph, target, layout, vector)
+        if draft is None:
+            return
+        values, inputs = (schedule(graph, draft.accesses, keeps, by_vectors=True) for keeps in ("values", "inputs"))
+        if vector <= 2:
+            for tile in bulk_tiles(draft):
+                made = candidate(draft, held_by_value(values), tile, "registers" if values.kept_bytes else "none")
+                if fits(made):
+                    yield made
+        stays = kept_as_read(inputs) if inputs.kept_bytes and by_blocks(inputs.stages[-1]) else None
+        for per_row in teams(draft) if stays else ():
+            if stays and per_row >= SMALL_BLOCK:
+                per_thread = -(-graph.cols // (vector * per_row))
+                tile = Tile(per_row, per_row, 1, vector, per_thread, kept=per_thread)
+                made = candidate(draft, stays, tile, "shared")
+                if fits(made):
+                    yield made
+
+
+def fits(made: RowPlan) -> bool:
+    """Does a block have the registers and the shared memory?"""
+    target = made.target
+    registers = min(target.registers_per_thread, target.registers_per_sm // made.threads)
+    return made.cost.registers <= registers and made.shared_bytes + made.static_shared_bytes <= target.shared_bytes
 
 
 def read_again(draft: Draft) -> Draft:
@@ -257,6 +290,7 @@ def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> Ro
     shared_bytes = walks.kept_bytes * tile.kept_cols if staging in ("shared", "rolling") else 0
     hits = rereads_hit(draft.graph, draft.target, tile, again, shared_bytes)
     share = f"{tile.per_thread} x {tile.vector} elements a thread{f' and {tile.apart} singly' if tile.apart else ''}"
+    share += ", rows by bulk copies" if draft.bulk else ""
     regime = f"{team_text(tile, draft.target)}, {share}; {keeping_text(walks, tile, staging, hits)}"
     return assemble(draft, walks, tile, rule="rowwise", regime=regime, staging=staging, again_from_l2=hits)
 
