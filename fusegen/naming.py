@@ -32,8 +32,8 @@ FRAME = frozenset(
     copy_async commit_copies wait_copies joined
     Span phase load_span load_across load_first load_last store_across load_pieces load_kept copy_part copy_across
     head_of load_block load_kept_block load_shifted store_block store_row head edge
-    in_rest rest_col away own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival
-    rows_after row_at leave_rows copy_bulk bulk_bytes bring bring_end bring_rows show_copies leave wait_copies_left
+    in_rest rest_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival
+    away rows_after row_at leave_rows copy_bulk bulk_bytes bring bring_end bring_rows show_copies leave wait_copies_left
     memcpy top_columns take""".split()  # noqa: SIM905
 )
 # what kernels call things that choose columns

@@ -9,7 +9,7 @@ benchmarks/data/h200_candidates.json (the others could not be told apart; cold L
 rate). There the first choice took 2.5 % more than the best candidate in the mean and 17 % at worst, and times of
 candidates worth choosing are predicted to 14 % (rms of the logarithm). What rows cost that start anywhere is fitted to
 216 others of 19 such chains and shapes (medians of 9 to 15, 4.22 to 4.25 TB/s), where the first choice took 2 % more
-than the best one measured in the mean and 9 % at worst; what they cost by bulk copies to 352 candidates of 46 chains
+than the best one measured in the mean and 9 % at worst; what they cost by bulk copies to 562 candidates of 70 chains
 and shapes (medians of 9, 4.25 TB/s), by which the first choice took 2 % more than the best in the mean and 14 % at
 worst. ONLINE, WARP_US and what is kept in registers follow 28 of the chains and shapes of benchmarks/heldout.py, those
 that did worst before (benchmarks/data/h200_heldout_candidates.json), and ten more: there the first choice takes 2.4 %
@@ -41,8 +41,8 @@ BY_WIDTH = {
     2: 0.8,
     1: 0.5,
 }  # share of the rate by bytes of one access; two-byte ones coalesce
-BULK_ROW = 32  # bytes more for each row that a bulk copy moves: its ends fill no sector
-BULK_ALONE = 1.12  # where an SM holds one such row, and nothing hides what that waits for
+BULK_ROW = 40  # bytes more for each row that a bulk copy moves: its ends fill no sector
+BULK_ALONE = 1.08  # where an SM holds one such row, and nothing hides what that waits for
 TWICE = 0.45  # a vector of two accesses leaves every other 16 bytes to the second
 APART = (
     0.5  # bias_relu 65536 x 4096 in f16 by 8 single elements a thread: 763 us, by vectors 254; f32 copies lose nothing
@@ -82,20 +82,21 @@ PARTED = 25.0
 FIRST_LANE = 20.0  # one a warp
 BY_BLOCKS = 5.0
 PLACED = 40.0  # copied to shared memory, to where a row's block lies
-COPIES_THREAD = 390.0  # of a row whose blocks are copied to shared memory: turns, ends, and waiting for each vector
+ACROSS_THREAD = 55.0  # of a row whose vectors are shifted into place, once a thread: its ends
+COPIES_THREAD = 400.0  # of a row whose blocks are copied to shared memory: turns, ends, and waiting for each vector
 EDGE = 30.0  # of a row, whose ends fill no block: a turn of the threads that share it
 LYING = 15.0  # of a thread, to find out how each tensor's row lies
 THREAD = 30.0
 DIVISION = 60.0  # of a row's number by a dimension
 STEP = 2.0  # of a reduction across lanes
 # Rows by bulk copies, whose elements are read and written one by one in shared memory
-BULK_READ = 4.5  # beside MOVE
-BULK_WRITE = 0.5
+BULK_READ = 4.3  # beside MOVE
+BULK_WRITE = 1.0
 BULK_CONFLICT = 2.0  # each time more that an access goes to the same bank
-BULK_VECTOR = 3.0  # of what all rows share
-BULK_UNTIL = 7.0  # to find whether a vector lies beyond a mask's limit
+BULK_VECTOR = 2.1  # of what all rows share
+BULK_UNTIL = 6.0  # to find whether a vector lies beyond a mask's limit
 BULK_THREAD = 23.0
-BULK_TENSOR = 4.5
+BULK_TENSOR = 3.5
 # ---- waiting, in microseconds
 LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
 LOAD_US = 0.94  # from a load to its value, once a turn of loads
@@ -111,7 +112,7 @@ GATHERING_US = 0.78  # a cluster starts when all of its blocks find room: so muc
 # H200, with one block an SM, gave 15 clusters of 8 blocks and 7 of 16.
 FILLED = {8: 120 / 132, 16: 112 / 132}
 CYCLES = 6.7  # of an instruction in a warp that waits for it
-BULK_CYCLES = 4.2  # the same of rows by bulk copies
+BULK_CYCLES = 4.15  # the same of rows by bulk copies
 SM_GBS = 121.0  # what one SM moves when it has the memory for itself
 OVERLAP = 3.6  # the norm's exponent
 
@@ -295,6 +296,8 @@ def instructions(graph: Graph, work: Work) -> float:
         return thread + BULK_THREAD + BULK_TENSOR * rows_moved(work) + element * tile.per_thread * tile.vector
     if work.ragged and work.copies:
         thread += COPIES_THREAD
+    elif work.ragged and reductions and tile.vector > 1 and work.whole:
+        thread += ACROSS_THREAD
     warps = max(1.0, tile.team / 32)  # of a row, in one of which single values stand in for all lanes
     if work.ragged and any(store.staged or stage.blocks_of for stage in work.stages for store in stage.stores):
         thread += EDGE * math.ceil(2 * (tile.vector - 1) / tile.threads_per_row) / warps
