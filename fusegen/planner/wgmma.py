@@ -229,13 +229,14 @@ class WgmmaPlan(Plan):
 
     @property
     def keeps(self) -> bool:
-        """Is what is made of a tile kept in registers, and stored while products of the next one run? Where groups
-        compute slices, there is one output, and the vectors leave it the registers: all else was seen to spill."""
-        if self.fragments is None or not self.fragments.changes or self.several:
+        """Is what is made of a tile kept in registers, and stored while products of the next one run? Where rows are
+        normalised, there is one output, and vectors leave it the registers: all else was seen to spill."""
+        found = self.fragments
+        if found is None or not found.changes or not found.statistics or self.several:
             return False
         (span,) = self.spans
         alone = len(span.boxes) == 1 and not span.stores and not span.vectors
-        return alone and self.width // 4 + self.fragments.slice_registers <= MOST_KEPT
+        return alone and self.width // 4 + found.slice_registers <= MOST_KEPT
 
     @property
     def vectors_at(self) -> int:

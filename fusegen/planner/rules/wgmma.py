@@ -32,6 +32,25 @@ shares of cuBLAS's bare product (six runs, medians of 15 to 30, L2 cold):
     tiles by turns: nobody multiplies while a group prepares                      1.31
     three more warps that rewrite slices in shared memory                         1.24
 
+Then launch by launch in turns with cuBLAS: what the power limit does to one block of launches it may not do to the next
+(five runs, medians of 12 to 50 pairs, SM clocks of 1.5 to 1.8 GHz; of 4096 and of 16384 rows):
+
+    the best of the above                                                         1.009  1.020
+    and nothing is stored                                                         0.976  0.986
+    or converted only                                                             0.986  0.994
+    or stored without fences and waits: it is not these that cost                 1.010  1.020
+    half a tile is kept in registers, and stored behind the next one's products   1.005  1.010
+    all of it, and the next one's first slice is prepared before it is converted  1.003  1.005
+    and 128 blocks, 16 rows of tiles at a time                                    0.997  1.003
+    that, without the statistic                                                   0.986  0.998
+    the statistic of a row of tiles in a block's first of them alone, by a branch 0.997  1.012
+    a plain product in halves                                                     0.998  1.014
+    with nothing stored                                                           0.965  0.980
+    and nothing copied but the first slices: it is not memory that it waits for   0.956  0.979
+    a plain product by turns                                                      0.980  0.962
+
+Cache hints on copies and stores made no difference.
+
 f32 is rounded to tf32 by the tensor copies, on its way to shared memory: to even, and to an infinity beyond the largest
 tf32, as read from an H200. Medians of 12, L2 cold, in shares of cuBLAS's bare product of f32 by tf32 in the same run:
 
