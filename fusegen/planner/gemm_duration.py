@@ -10,7 +10,7 @@ a target are its facts.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusegen.graph import Graph
 from fusegen.planner.duration import COPY_SHARE, LAUNCH_US, resident_blocks
@@ -31,7 +31,6 @@ MMA_SYNC = 0.66  # of the data sheet's rate, where that takes warpgroups: 6.03 c
 SUMS_US = 3.1  # from the last product of a tile of 128 x 256 to its end, where no other block hides it: 5400 cycles,
 THROUGH_US = 1.5  # and more where sums go through shared memory
 CLUSTER_ROOM = 0.95  # of the SMs, that clusters of more than 2 find side by side: 32 of 4 took two waves of 132 SMs
-MMA_TF32 = 0.85  # and of f32 factors as tf32, that much of it: 626 us at 4096^3
 ADD_US = 0.6  # adding up the sums of a cluster's blocks
 CLUSTER_US = 2.2  # more for each doubling of a cluster
 OVERLAP = 4.0  # the norm's exponent
@@ -72,6 +71,7 @@ class Pace:
 # 512 of 14336 x 4096, and 8192 of 8192 x 8192; and to 8 of residual, normed and gated chains. It meets them within 7 %
 # (rms). Where a launch of milliseconds slows the GPU down, from 1.75 to 1.56 GHz at 8192^3, it takes up to 18 % longer.
 MMA_PACE = Pace(share=0.85, fragment=25.0, copied=47.0, prepared=50.0, enough=4.7, tile_us=1.4, first_us=3.5)
+TF32_PACE = replace(MMA_PACE, share=0.74)  # 219 TFLOP/s at 4096^3 where lines run along the depth, 190 elsewhere
 MFMA_PACE = Pace(share=0.37, fragment=32.0, copied=0.0, prepared=60.0, enough=5.6, tile_us=2.5, first_us=1.2)
 
 
@@ -135,10 +135,8 @@ def tiles_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int
 def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float:
     """Tiles, wave after wave; the last wave has as many on an SM as it needs."""
     tile = work.tile
-    own = MMA_PACE if work.atom.kind == "mma" else MFMA_PACE
+    own = pace_of(work)
     instructions = MMA_SYNC if target.wgmma else 1.0
-    if work.dtype is f32 and own is MMA_PACE:
-        instructions *= MMA_TF32
     rate = own.share * instructions * target.product_tflops(work.dtype) * 1e6 / target.sms  # flop per us of one SM
     share = own.burden(64, 64, 128, 256) / own.burden(
         tile.warp_rows, tile.warp_cols * work.products, tile.rows, tile.cols * work.products
@@ -150,8 +148,14 @@ def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float
     full, rest = divmod(blocks, sms * resident)
     last = -(-rest // sms)
     waves = resident * full * wave_share(resident, tile, own) + last * wave_share(last, tile, own)
-    ends = own.tile_us + sums_us(work) if own is MMA_PACE else own.tile_us
+    ends = own.tile_us if own is MFMA_PACE else own.tile_us + sums_us(work)
     return own.first_us + waves * tile_us + ends * (full + bool(rest)) / max(1, resident - 1)
+
+
+def pace_of(work: Work) -> Pace:
+    if work.atom.kind != "mma":
+        return MFMA_PACE
+    return TF32_PACE if work.dtype is f32 else MMA_PACE
 
 
 def sums_us(work: Work) -> float:
