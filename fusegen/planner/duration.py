@@ -9,7 +9,7 @@ benchmarks/data/h200_candidates.json (the others could not be told apart; cold L
 rate). There the first choice took 2.5 % more than the best candidate in the mean and 17 % at worst, and times of
 candidates worth choosing are predicted to 14 % (rms of the logarithm). What rows cost that start anywhere is fitted to
 216 others of 19 such chains and shapes (medians of 9 to 15, 4.22 to 4.25 TB/s), where the first choice took 2 % more
-than the best one measured in the mean and 9 % at worst; what they cost by bulk copies to 562 candidates of 70 chains
+than the best one measured in the mean and 9 % at worst; what they cost by bulk copies to 765 candidates of 70 chains
 and shapes (medians of 9, 4.25 TB/s), by which the first choice took 2 % more than the best in the mean and 14 % at
 worst. ONLINE, WARP_US and what is kept in registers follow 28 of the chains and shapes of benchmarks/heldout.py, those
 that did worst before (benchmarks/data/h200_heldout_candidates.json), and ten more: there the first choice takes 2.4 %
@@ -41,8 +41,8 @@ BY_WIDTH = {
     2: 0.8,
     1: 0.5,
 }  # share of the rate by bytes of one access; two-byte ones coalesce
-BULK_ROW = 40  # bytes more for each row that a bulk copy moves: its ends fill no sector
-BULK_ALONE = 1.08  # where an SM holds one such row, and nothing hides what that waits for
+BULK_ROW = 42  # bytes more for each row that a bulk copy moves: its ends fill no sector
+BULK_ALONE = 1.05  # where an SM holds one such row, and nothing hides what that waits for
 TWICE = 0.45  # a vector of two accesses leaves every other 16 bytes to the second
 APART = (
     0.5  # bias_relu 65536 x 4096 in f16 by 8 single elements a thread: 763 us, by vectors 254; f32 copies lose nothing
@@ -91,12 +91,12 @@ DIVISION = 60.0  # of a row's number by a dimension
 STEP = 2.0  # of a reduction across lanes
 # Rows by bulk copies, whose elements are read and written one by one in shared memory
 BULK_READ = 4.3  # beside MOVE
-BULK_WRITE = 1.0
-BULK_CONFLICT = 2.0  # each time more that an access goes to the same bank
-BULK_VECTOR = 2.1  # of what all rows share
-BULK_UNTIL = 6.0  # to find whether a vector lies beyond a mask's limit
+BULK_WRITE = 0.3
+BULK_CONFLICT = 1.9  # each time more that an access goes to the same bank
+BULK_VECTOR = 2.5  # of what all rows share
+BULK_UNTIL = 6.2  # to find whether a vector lies beyond a mask's limit
 BULK_THREAD = 23.0
-BULK_TENSOR = 3.5
+BULK_TENSOR = 3.1
 # ---- waiting, in microseconds
 LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
 LOAD_US = 0.94  # from a load to its value, once a turn of loads

@@ -20,6 +20,8 @@ Regimes, from short rows to long ones, with times on an H200 (cold L2, medians o
   have the SMs, where 7 of 8 vectors kept took 599; held so by blocks that end with their row, it took 730 and 880;
 - *streamed*, read again for every walk: any length.
 
+Rows that are no whole number of 16 bytes come and go by bulk copies where a GPU has them (planner/rules/bulk.py).
+
 Rows in registers across clusters would be a regime of their own: the blocks of a cluster wait for one another, and
 with one block an SM nothing hides that (scale_softmax 4096 x 131072 took 750 us so).
 """
