@@ -227,6 +227,27 @@ def test_equal_keys_have_equal_bits_in_every_thread(which: str, name: str) -> No
     np.testing.assert_array_equal(kernel(plan)(x), np.argsort(-x, axis=-1, kind="stable")[:, :k])
 
 
+@pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize(("cols", "number"), [(3000, 0), (3000, 2), (40001, 0)])
+def test_keys_that_compilers_may_fuse_differently_leave_out_nothing(cols: int, number: int, name: str) -> None:
+    """The walk has another use for the product, so it rounds it; a candidate's key is a fused multiply-add."""
+
+    @chain(M=4, V=cols, K=40)
+    def shared(x: f32[M, V], y: f32[M, V], s: f32) -> tuple[f32[M, K], i32[M, K], f32[M, 1]]:
+        z = x * s
+        values, columns = F.topk(z + y, K)
+        return values, columns, F.max(z)
+
+    plan = [p for p in plans_of(shared, name) if p.selection and p.selection.by == "threshold"][number]
+    made = kernel(plan)
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        x, y = (np.repeat(rng.standard_normal((4, 1)).astype(np.float32), cols, 1) for _ in range(2))
+        _, columns, _ = made(x, y, float(rng.standard_normal()))
+        np.testing.assert_array_equal(columns, np.tile(np.arange(40), (4, 1)))
+    validate(made, quick=True).raise_for_error()
+
+
 @pytest.mark.parametrize("which", ["threshold", "hold"])
 def test_a_softmax_by_hand(which: str) -> None:
     validate(kernel(by(plans_of(unguarded, "cuda:h200"), which)), quick=True).raise_for_error()

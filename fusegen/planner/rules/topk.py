@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fusegen.graph import Graph
+from fusegen.graph import Extent, Graph, Kind, behind
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.choosing import (
     bins_of,
@@ -100,7 +100,7 @@ def by_threshold(draft: Draft) -> Iterator[Plan]:
         for turn in TURNS:
             for cluster in clusters(target):
                 if tile := tile_of(draft, threads, turn, cluster):
-                    chosen = threshold_of(walks, graph.picks, tile, turn, target)
+                    chosen = threshold_of(walks, graph, tile, turn, target)
                     if chosen and fits(chosen, tile, target, graph.cols):
                         yield candidate(draft, walks, tile, chosen)
 
@@ -128,16 +128,36 @@ def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
     return Tile(threads, per_row, 1, draft.vector, turns * turn, cluster=cluster)
 
 
-def threshold_of(walks: Picking, k: int, tile: Tile, turn: int, target: Target) -> Selection | None:
+def computed_apart(graph: Graph) -> bool:
+    """May the keys of one element differ in a last bit between the walk and where candidates are looked at again?
+
+    Compilers fuse a product into a sum where that is its only use: so they do where nothing but the key is computed,
+    but not in a walk that has another use for the product. A threshold from the walk's keys would leave out all of a
+    row of equals.
+    """
+    assert graph.selection is not None
+    behind_key = set(behind([graph.selection.inputs[0]]))
+    outputs = {t.node for t in graph.outputs}
+    for node in behind_key:
+        for factor in node.inputs if node.op.name in ("add", "sub") else ():
+            users = [user for user in graph.users[factor] if user.op.kind is not Kind.SELECT]
+            elsewhere = factor in outputs or any(user not in behind_key for user in users)
+            if elsewhere and "*" in factor.op.expr and graph.extents[factor] is Extent.ELEMENT:
+                return True
+    return False
+
+
+def threshold_of(walks: Picking, graph: Graph, tile: Tile, turn: int, target: Target) -> Selection | None:
     """None where there are no registers for a block, where a larger one could have a threshold before the first cut, or
     where a cluster's largest keys have no room: its blocks meet for one threshold alone."""
-    groups = groups_of(k, tile.threads_per_row, turn)
+    k, apart = graph.picks, computed_apart(graph)
+    groups = 0 if apart else groups_of(k, tile.threads_per_row, turn)
     words = note_words(target)
     note = note_of(tile.vector, turn, tile.per_thread, words)
     segment = segment_of(note, turn, tile.per_thread, words)
-    if tile.cluster > 1 and segment < tile.per_thread:
+    if tile.cluster > 1 and (segment < tile.per_thread or apart):
         return None
-    if k > tile.threads_per_row * groups:
+    if not apart and k > tile.threads_per_row * groups:
         if (tile.threads, turn, tile.cluster) != (BLOCKS[0], TURNS[0], 1):
             return None
         groups = 0
