@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from fusegen import Chain, bf16, chain, dims, f16, f32
+from fusegen import Chain, b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.graph import plain
 from fusegen.planner.model import Plan, Summed
 from fusegen.targets import MI300X, TARGETS
 from fusegen.validation.bounds import analyse
+from fusegen.validation.checks import steps
 from fusegen.validation.inputs import main_tensors, make_operands, right_factors, sizes_for, take
 from fusegen.validation.patterns import PATTERNS, SETTINGS, UNIT_SETTING, patterns_for
 from fusegen.validation.products import distance_to_tf32
@@ -232,3 +233,17 @@ def test_plans_of_tests_are_plans() -> None:
     plan = sketch(norm_swiglu.graph)
     assert isinstance(plan, Plan)
     assert [plain(a) for n in plan.lowered.products for a in n.inputs] == [False, True, False, True]
+
+
+def test_no_promise_is_made_of_what_steps() -> None:
+    @chain(M=8, N=8, K=8)
+    def stepped(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
+        y = F.relu(x) @ w
+        return F.where(y > 0.5, F.cast(F.cast(y, i32), f32), y)
+
+    @chain(M=8, N=8, K=8)
+    def masked(x: bf16[M, K], w: bf16[K, N], mask: b8[M, N]) -> bf16[M, N]:
+        return F.where(mask, F.relu(x) @ w, 0.0)
+
+    assert steps(stepped.graph)
+    assert not steps(masked.graph)
