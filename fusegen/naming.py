@@ -40,7 +40,7 @@ FRAME = frozenset(
 SELECTION_FRAME = frozenset(
     """Lanes vote count Entry column_bits last_column masked infinite order_of key_at entry_of key_of column_of
     team_most meet Picker picker warp_least warp_most sum_below warps bins room below beyond largest own_bins
-    PivotSum widened lost notes next slot from vectors own_col fresh listed exact
+    PivotSum widened lost notes next slot from vectors own_col fresh listed exact tied untied late list
     add_up measure shift_for by cut tighten bar held side noted lane_of_warp lanes_below turn over peaks keys p
     passes crowd limit floor order reached who seen found own bits fits done left mine least again own_list higher
     kept upto place all higher_bar first start most lowest above binned entry rank bin other end peak best bit raw

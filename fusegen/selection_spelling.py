@@ -20,6 +20,7 @@ from fusegen.types import DType, bf16
 from fusegen.vectors import scaled
 
 ROLLED = "#pragma unroll 1"
+MANY_MARKS = 8  # of a thread's vectors: random order marks one or two
 ENOUGH = 8  # a threshold that an eighth more groups reach than need to will do
 
 
@@ -334,6 +335,7 @@ class SelectionSpeller(Speller):
             "wanted_at_most": want + want // ENOUGH,
             "noted_key": place if noted > 1 else f"slot * {warp} + lane_of_warp",
             "noted_col": self.col_of(vector),
+            "many_marks": MANY_MARKS,
             "col_of_v": self.col_of("v"),
             "first_col": last if chosen.note > 1 else "notes[place]",
             "reads": [

@@ -547,17 +547,32 @@ next_tokens(
     const float peak = __int_as_float(notes[slot / 2 * 64 + lane_of_warp * 2 + slot % 2]);
     marks |= static_cast<unsigned>(!(peak <= limit)) << (31 - slot);
   }
+  unsigned tied = 0;  // those that but equal the threshold, where vectors are many: they come last
+  if (vote(count(marks) > 8)) {
+    #pragma unroll
+    for (int slot = 0; slot < 14; ++slot) {
+      const float peak = __int_as_float(notes[slot / 2 * 64 + lane_of_warp * 2 + slot % 2]);
+      tied |= static_cast<unsigned>(peak == key_at(order)) << (31 - slot);
+    }
+    tied &= marks;
+    marks ^= tied;
+  }
   meet();  // the list of vectors grows over what has been read
   noted = 0;
-  #pragma unroll 1
-  for (Lanes who = vote(marks != 0); who; who = vote(marks != 0)) {
-    if (marks != 0) {
-      const int slot = __clz(static_cast<int>(marks));
-      marks ^= 0x80000000u >> slot;
-      notes[noted + count(who & lanes_below)] = ((slot * 2) * 512 + lane) * 4;
+  const auto list = [&](unsigned marks) {
+    #pragma unroll 1
+    for (Lanes who = vote(marks != 0); who; who = vote(marks != 0)) {
+      if (marks != 0) {
+        const int slot = __clz(static_cast<int>(marks));
+        marks ^= 0x80000000u >> slot;
+        notes[noted + count(who & lanes_below)] = ((slot * 2) * 512 + lane) * 4;
+      }
+      noted += count(who);
     }
-    noted += count(who);
-  }
+  };
+  list(marks);
+  const int untied = noted * 2;
+  list(tied);
   meet();
 
   // what exceeds it there, or the floor, is a candidate: a lane looks at one vector at a time, and lists an element at a time
@@ -577,7 +592,9 @@ next_tokens(
         seen += 32;
         if (place < vectors) own_col = notes[place / 2] + place % 2 * 2048;
         const int col = own_col;
-        if (place < vectors && col < 50257) {
+        // after a cut, the columns of what is tied may be too large
+        const bool late = exact && place >= untied && (reached + 1 | (last_column - col)) <= floor;
+        if (place < vectors && !late && col < 50257) {
           const Vec<float, 4> logits_vec = load_across<4>(logits_row, col, 50257, logits_ends);
           float keys[4];
           #pragma unroll

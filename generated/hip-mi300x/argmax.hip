@@ -391,17 +391,32 @@ argmax(
     const float peak = __int_as_float(notes[slot * 64 + lane_of_warp]);
     marks |= static_cast<unsigned>(!(peak <= limit)) << (31 - slot);
   }
+  unsigned tied = 0;  // those that but equal the threshold, where vectors are many: they come last
+  if (vote(count(marks) > 8)) {
+    #pragma unroll
+    for (int slot = 0; slot < 8; ++slot) {
+      const float peak = __int_as_float(notes[slot * 64 + lane_of_warp]);
+      tied |= static_cast<unsigned>(peak == key_at(order)) << (31 - slot);
+    }
+    tied &= marks;
+    marks ^= tied;
+  }
   meet();  // the list of vectors grows over what has been read
   noted = 0;
-  #pragma unroll 1
-  for (Lanes who = vote(marks != 0); who; who = vote(marks != 0)) {
-    if (marks != 0) {
-      const int slot = __clz(static_cast<int>(marks));
-      marks ^= 0x80000000u >> slot;
-      notes[noted + count(who & lanes_below)] = ((slot * 4) * 512 + lane) * 8;
+  const auto list = [&](unsigned marks) {
+    #pragma unroll 1
+    for (Lanes who = vote(marks != 0); who; who = vote(marks != 0)) {
+      if (marks != 0) {
+        const int slot = __clz(static_cast<int>(marks));
+        marks ^= 0x80000000u >> slot;
+        notes[noted + count(who & lanes_below)] = ((slot * 4) * 512 + lane) * 8;
+      }
+      noted += count(who);
     }
-    noted += count(who);
-  }
+  };
+  list(marks);
+  const int untied = noted * 4;
+  list(tied);
   meet();
 
   // what exceeds it there, or the floor, is a candidate: a lane looks at one vector at a time, and lists an element at a time
@@ -421,7 +436,9 @@ argmax(
         seen += 64;
         if (place < vectors) own_col = notes[place / 4] + place % 4 * 4096;
         const int col = own_col;
-        if (place < vectors && col < 128256) {
+        // after a cut, the columns of what is tied may be too large
+        const bool late = exact && place >= untied && (reached + 1 | (last_column - col)) <= floor;
+        if (place < vectors && !late && col < 128256) {
           const Vec<__bf16, 8> logits_vec = load<8>(logits_row + col);
           float keys[8];
           #pragma unroll

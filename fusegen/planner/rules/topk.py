@@ -7,8 +7,9 @@ Regimes, from short rows to long ones:
 - a *threshold*: a block streams the row by and keeps of every few vectors the largest key alone, 4 bytes. What k of
   those reach, by bisection within a warp over the largest keys of a thread's elements in a few groups, k elements reach
   and few more do, whatever the row's order. The vectors that exceed it, some k of them, are read again from the caches:
-  their elements above it are candidates. Ties may make too many for their room; then they are cut to the best k. Where
-  the largest keys of a long row have no room, it goes by in segments, and each one raises the threshold;
+  their elements above it are candidates. Ties may make too many for their room; then they are cut to the best k, and of
+  what but equals the threshold only lower columns are looked at. Where the largest keys of a long row have no room, it
+  goes by in segments, and each one raises the threshold;
 - the same by a *cluster* of blocks, for few rows: the threshold is one of the whole cluster, and its first block ranks
   what all of them are left with.
 
@@ -21,7 +22,8 @@ What bounded 4096 x 50257 with k = 256 of bf16 on an H200 (cold L2; ncu, and ker
 walk alone took 125, the threshold 3, notes 12, their vectors 25, sums 4, ranks 12, in 142 million instructions of warps
 at 0.82 a cycle and scheduler. A quarter of the instructions less, 178 us. What 4 blocks of 49 KB leave of an SM's L1
 cache, 28 KB, is less than the 64 KB of loads that they have on their way; with 47 KB, which leave 60, and 103 million
-instructions it took 156. Blocks drift apart by themselves: while one ranks, others stream.
+instructions it took 156. Blocks drift apart by themselves: while one ranks, others stream. In the end, with rows in
+random order 158: of equal keys 252, of half integers 315, of zeros but for a few 419, ascending 263.
 """
 
 from __future__ import annotations
