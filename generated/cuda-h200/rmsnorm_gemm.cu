@@ -249,8 +249,6 @@ rmsnorm_gemm(
     unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
     unsigned prepared[2][4][4];  // of two slices: what is being multiplied must stay
     int before = 0;
-    int last = 63;  // slice of a tile
-    asm volatile("" : "+r"(last));  // were it known, what prepares one slice would be put among the products of another
     float total_part[2] = {}, total_all[2];  // of the slices prepared so far, and of a row
     // prepares the slice that comes next
     const auto prepare = [&](unsigned (&to)[4][4]) {
@@ -317,7 +315,7 @@ rmsnorm_gemm(
       const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
       // prepares the slice behind `step`: behind the last one comes the next tile's first
       const auto prepare_next = [&](int step, unsigned (&to)[4][4]) {
-        if (step == last) {
+        if (step == 63) {
           #pragma unroll
           for (int r8 = 0; r8 < 2; ++r8) {
             total_all[r8] = total_part[r8];

@@ -49,7 +49,9 @@ Then launch by launch in turns with cuBLAS: what the power limit does to one blo
     and nothing copied but the first slices: it is not memory that it waits for   0.956  0.979
     a plain product by turns                                                      0.980  0.962
 
-Cache hints on copies and stores made no difference.
+Cache hints on copies and stores made no difference. What takes longer to prepare is better prepared within its tile,
+and stored at its end: of 4096 rows behind a gain of f32 1.076, not 1.131, behind a bias 1.038, not 1.092, behind a bias
+and GELU 1.67, not 1.74.
 
 f32 is rounded to tf32 by the tensor copies, on its way to shared memory: to even, and to an infinity beyond the largest
 tf32, as read from an H200. Medians of 12, L2 cold, in shares of cuBLAS's bare product of f32 by tf32 in the same run:
