@@ -110,7 +110,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("columns not dealt", "each lane has every 16th column, and takes them for neighbours", TILED,
              r"w_col = [^;]*;", "w_col = w_n;"),
     mutation("columns of later copies not dealt", "half of a lane's columns are others'", TILED,
-             r"\(v \* \d+ / [^)]*\) \* w_pitch", "v * 8 * w_pitch"),
+             r"away = [^;]*;", "away = v * 8;"),
     mutation("no barrier before the sums", "sums overwrite slices that others still read", DEEP_RESIDUAL,
              r"(neighbouring columns of a row\n +)__syncthreads\(\);", r"\1"),
     mutation("no barrier behind the sums", "sums are read before they are written", RESIDUAL,

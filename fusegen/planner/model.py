@@ -533,7 +533,8 @@ class RowPlan(Plan):
     def static_shared_bytes(self) -> int:
         votes = self.selection.vote_bytes if self.selection else 0
         arrivals = 8 if self.bulk else 0
-        return 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1) + votes + arrivals
+        static = 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1) + votes + arrivals
+        return -(-static // 16) * 16 if self.shared_bytes else static  # where the rest begins
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
         blocks = -(-math.prod(extents) // self.tile.rows_per_block) * self.tile.blocks_per_row
