@@ -352,6 +352,17 @@ def test_few_rows_are_spread(name: str) -> None:
     assert plan.threads * plan.cluster >= 512
 
 
+@pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200"])
+@pytest.mark.parametrize(("cols", "k"), [(32000, 128), (262144, 1024)])
+def test_registers_are_shared_by_blocks_that_have_room(name: str, cols: int, k: int) -> None:
+    """No candidate has its registers cut for blocks that shared memory would keep out."""
+    told = [p for p in plans_of(plain, name, M=32, V=cols, K=k) if p.selection and p.selection.by == "threshold"]
+    assert told
+    for plan in told:
+        assert plan.selection
+        assert 1 <= plan.selection.resident <= plan.target.shared_per_sm // plan.shared_bytes
+
+
 def test_short_rows_go_to_teams() -> None:
     plan = next(plans_of(plain, "cuda:h200", M=131072, V=256, K=8))
     assert plan.selection is not None

@@ -281,7 +281,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
   return warp_most(rank >= 0 ? own : 0);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, 3)
 argmax(
     const __nv_bfloat16* __restrict__ logits_ptr,
     int* __restrict__ out_ptr,

@@ -294,7 +294,7 @@ __device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)
   return warp_least(own);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, 3)
 topk(
     const __nv_bfloat16* __restrict__ logits_ptr,
     __nv_bfloat16* __restrict__ values_ptr,

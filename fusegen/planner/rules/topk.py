@@ -46,7 +46,7 @@ from fusegen.planner.choosing import (
     picker_bytes,
     segment_of,
 )
-from fusegen.planner.duration import Work
+from fusegen.planner.duration import Work, resident_blocks
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
 from fusegen.planner.picking import Picking, picking
 from fusegen.planner.pieces import team_text, vector_widths, words_of
@@ -177,7 +177,8 @@ def threshold_of(walks: Picking, graph: Graph, tile: Tile, turn: int, target: Ta
     )
     if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
         return chosen
-    blocks = target.registers_per_sm // (tile.threads * wanted_registers(chosen, tile))
+    shared = picker_bytes(chosen, tile, target.warp, graph.cols)  # which may have room for fewer than registers have
+    blocks = resident_blocks(target, tile.threads, wanted_registers(chosen, tile), shared)
     return replace(chosen, resident=blocks) if blocks else None
 
 
