@@ -172,8 +172,8 @@ def row(order: str, cols: int) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("cols", "which", "cluster"),
     [
-        (300, "team", 1), (9000, "threshold", 1), (9000, "threshold", 2), (9001, "threshold", 4),
-        (600, "hold", 1), (9000, "hold", 2), (9001, "hold", 4),
+        (300, "team", 1), (1003, "threshold", 1), (9000, "threshold", 1), (9000, "threshold", 2),
+        (9001, "threshold", 4), (600, "hold", 1), (9000, "hold", 2), (9001, "hold", 4),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("order", ORDERS)
@@ -350,6 +350,13 @@ def test_few_rows_are_spread(name: str) -> None:
     plan = next(plans_of(plain, name, M=1, V=50257, K=256))
     assert (plan.cluster > 1) == (plan.target.max_cluster > 1)
     assert plan.threads * plan.cluster >= 512
+
+
+@pytest.mark.parametrize(("cols", "k", "threads"), [(512, 64, 32), (1000, 100, 64), (4096, 50, 64)])
+def test_short_rows_have_few_threads(cols: int, k: int, threads: int) -> None:
+    """Where a team has no room for so many; and blocks of less than a warp are none."""
+    assert next(plans_of(plain, "cuda:h200", M=8192, V=cols, K=k)).threads <= threads
+    assert all(plan.threads >= plan.target.warp for plan in plans_of(plain, "hip:mi300x", M=8192, V=cols, K=k))
 
 
 @pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200"])

@@ -150,8 +150,11 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
         return Choice(cols, min(cols, 1.3 * k + 2), 0)
     groups = tile.threads_per_row * selection.groups
     seen = min(cols, selection.segment * tile.threads_per_row * tile.vector)
-    if groups > k:
+    idle = cols <= (tile.threads_per_row - 32) * tile.vector  # warps without elements let everything pass
+    if groups > k and not idle:
         passing = min(seen, -UNEVEN * groups * math.log1p(-k / groups))
+    elif idle:
+        passing = seen
     else:  # every element until the first cut, or what the lowest of as many groups as columns lets pass
         passing = min(seen, k * (1 + math.log(max(1.0, seen / k))))
     while seen < cols:
