@@ -192,7 +192,7 @@ class Database:
             number = 1
             while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
                 number += 1
-            for ending in ("", *SIDECARS):
+            for ending in (*SIDECARS, ""):  # the file last: what then lies beside its name is a new database's journal
                 part = Path(f"{self.path}{ending}")
                 if part.exists():
                     part.rename(f"{aside}{ending}")
