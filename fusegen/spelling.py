@@ -538,7 +538,7 @@ class Speller(BulkRows):
         places = self.bulk_places()
         keeps = self.keeps()
         lanes = min(plan.tile.team, plan.target.warp)
-        self.call_those_in(" ".join(self.expressions()))
+        self.call_those_in(" ".join([*self.expressions(), *map(self.row_load, plan.row_loads)]))
         everything = " ".join([*self.expressions(), *(str(w) for _, w in walks), *(str(r) for r in reduces)])
         everything += " INFINITY" if "MaxSum" in self.functions else ""
         return {

@@ -79,6 +79,7 @@ def assemble(
     kept = kept_elements(target, walks.stages, tile) if in_shared and not draft.bulk else 0
     stages = tuple(placed(stage, number, tile, staging, kept) for number, stage in enumerate(walks.stages))
     copies = in_shared and not draft.bulk and target.async_copies and can_copy(stages)
+    copies = copies and all_whole(stages, graph.cols - tile.apart)
     room = target.shared_bytes - 4 * slots * parts * (2 if rolling else 1)
     if draft.bulk:
         stages, shared = with_places(stages, tile, graph.cols)
@@ -137,6 +138,13 @@ def can_copy(stages: Sequence[Stage]) -> bool:
     kept = [load.access for stage in stages for load in stage.loads if load.when == "keep"]
     whole = all(a.mode != "element" and a.vector * a.dtype.bytes in (4, 8, 16) for a in kept)
     return any(load.when == "keep" for load in first.loads) and whole and not first.keeps
+
+
+def all_whole(stages: Sequence[Stage], cols: int) -> bool:
+    """Does no vector that is kept as it was read reach beyond the row's end? That of a row alone, which starts where
+    vectors do, may."""
+    kept = (load.access for stage in stages for load in stage.loads if load.when == "keep")
+    return all(a.mode == "across" or cols % a.vector == 0 for a in kept)
 
 
 def written_whole(

@@ -32,10 +32,12 @@ SEVERAL_ROWS = {1: 128, 2: 128, 4: 128, 8: 256, 16: 256, 32: 128}  # threads of 
 
 
 def bulk_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draft | None:
-    """The draft with `vector` elements a thread, or None where rows are whole blocks, or may not be copied so."""
+    """The draft with `vector` elements a thread, or None where rows are whole blocks, or may not be copied so.
+
+    A chain without leading axes has one row, which starts where it is allocated."""
     draft = row_draft(graph, target, layout, vector)
     rows = [access for access in draft.accesses if access.by_column and len(access.strided) == len(draft.dims)]
-    lie_anywhere = any(graph.cols * access.dtype.bytes % VECTOR_BYTES for access in rows)
+    lie_anywhere = draft.dims and any(graph.cols * access.dtype.bytes % VECTOR_BYTES for access in rows)
     if not target.bulk_copies or not lie_anywhere or any(access.tensor in layout.unaligned for access in rows):
         return None
     found = tuple(

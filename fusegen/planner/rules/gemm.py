@@ -329,6 +329,11 @@ def left_factors(drawn: Draft) -> list[Factor]:
     else:
         tensors = []
     known = {name for name, _, _ in tensors}
+    if not tensors and not side.inputs:
+        raise NoMatch(
+            "the left factor is computed from values of its rows alone, where one column is multiplied; "
+            "write x * w in place of x @ w"
+        )
     for tensor in [*side.inputs, *(t for s in drawn.parts.statistics for t in s.inputs)]:
         rows = len(tensor.shape) > 1 and tensor.shape[-2] != 1  # else a vector [K]
         if rows and tensor.name not in known:

@@ -1,0 +1,67 @@
+"""Chains of one row, and of values that a row has one of: what no leading axis, or no axis, makes hard."""
+
+# mypy: disable-error-code="valid-type, arg-type, attr-defined, operator, no-any-return"
+# (annotations of a chain are values such as f16[N])
+
+from __future__ import annotations
+
+import pytest
+
+from fusegen import bf16, chain, dims, f16, f32
+from fusegen import ops as F
+from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.errors import NoPlan
+from fusegen.planner import candidates
+from fusegen.planner.model import Layout, RowPlan, Source
+from fusegen.rendering import render
+from fusegen.runtime import Kernel, devices
+from fusegen.spec import Chain
+from fusegen.targets import target
+from fusegen.validation import validate
+
+M, N, K = dims("M N K")
+
+
+@chain(N=4097)
+def spread(x: f16[N], least: bf16[1]) -> f32[1]:
+    return F.maximum(F.var(F.softmax(x)), least)
+
+
+@chain(M=5, N=1000, K=4)
+def raised(x: f32[M, N], bias: bf16[M, 1]) -> f32[M, K]:
+    values, _ = F.topk(x + bias, K)
+    return values + bias
+
+
+@chain(M=3, N=18)
+def outer(x: f32[M, 1], v: f16[1, N], w: f16[N, 1]) -> f32[M, N]:
+    h = F.cast(F.silu(x), f16)
+    return F.maximum(h @ v, h @ w.mT)
+
+
+@pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize("spec", [spread, raised], ids=lambda c: c.name)
+def test_they_are_right(spec: Chain, name: str) -> None:
+    """Every way to keep a row: the last vector of one that stands alone may reach beyond its end."""
+    try:
+        compiler()
+    except EmulatorUnavailable as error:
+        pytest.skip(f"the emulator can't run here: {error}")
+    graph, gpu = spec.graph, target(name)
+    ways: dict[tuple[object, ...], RowPlan] = {}
+    for made in candidates(graph, gpu).plans:
+        assert isinstance(made, RowPlan)
+        ways.setdefault((made.rule, made.staging, made.copies, bool(made.bulk)), made)
+
+    def variant(layout: Layout) -> tuple[Source, None]:
+        return render(candidates(graph, gpu, layout).plans[0]), None
+
+    for made in ways.values():
+        report = validate(Kernel(render(made), None, devices.find(gpu, "emulator"), variant), quick=True)
+        assert report.ok, f"{made.configuration}: {report}"[:2000]
+
+
+@pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200", "hip:mi300x"])
+def test_a_product_of_one_column_of_row_values_is_refused(name: str) -> None:
+    with pytest.raises(NoPlan, match=r"gemm: the left factor is computed .* write x \* w in place of x @ w"):
+        candidates(outer.graph, target(name)).need()
