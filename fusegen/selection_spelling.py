@@ -5,6 +5,7 @@ Nothing is decided here either: `planner/rules/topk.py` is.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -137,13 +138,16 @@ class SelectionSpeller(Speller):
         number = len(self.plan.stages)
         vectors = self.read_ahead(self.last.loads)
         title = f"walk {number} of {number}: {self.last.title + '; ' if self.last.title else ''}{best}"
+        body = [*self.body(stage, loads_first=False), f"keys[j] = {self.selection.key};"]
+        calls = [*(v["made"] for v in vectors), *(out["call"] for out in walk["outputs"])]
         return {
             **walk,
+            "names_col": bool(re.search(r"\bcol\b", " ".join([self.guard(), self.whole(), *body, *calls]))),
             "stage": self.last,
             "title": textwrap.wrap(title, WIDTH, subsequent_indent="  "),
             "parts": [self.part(r) for r in self.last.reductions],
             "vectors": vectors,
-            "body": [*self.body(stage, loads_first=False), f"keys[j] = {self.selection.key};"],
+            "body": body,
             "key_reductions": [r.part for r in of_key],
             "alike": not self.guard() and all(v["call"] == v["inside"] for v in vectors),
             "masks": not others and not self.last.stores,  # what lies outside of the row counts for nothing else

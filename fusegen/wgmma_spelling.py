@@ -453,6 +453,7 @@ class WgmmaSpeller(Dialect):
             "slices": slices,
             "bringers": 2 if slices else 1,
             "own_rows": f" + own * {tile.parts * SEGMENT}" if tile.schedule == "halves" else "",
+            "names_row": not plan.keeps or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in spans),
             "first_row": f"own * {tile.group_rows} + " if tile.schedule == "halves" else "",
             "chunk_sums": LINE // 2,
             "pairs": LINE // 2,

@@ -41,6 +41,8 @@ def compiles(made: Plan) -> None:
     except MissingError as missing:
         pytest.skip(str(missing).splitlines()[0])
     assert binary.resources.static_shared_bytes == made.static_shared_bytes
+    unused = re.findall(r'variable "\w+" was (?:declared but never referenced|set but never used)', binary.log)
+    assert not unused, binary.log
 
 
 def test_same_plan_same_text(target: Target) -> None:

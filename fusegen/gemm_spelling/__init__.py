@@ -26,7 +26,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         across = plan.tiles_across
         block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
         lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
-        if others or tile.group > 1:
+        if others or (tile.group > 1 and across > 1):
             lines.append(f"const unsigned tiles_down = static_cast<unsigned>((rows + {tile.rows - 1}) / {tile.rows});")
         if others:
             lines.append(f"const unsigned tiles = tiles_down * {across}u;  // of one product")

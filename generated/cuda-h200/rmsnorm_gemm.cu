@@ -312,7 +312,6 @@ rmsnorm_gemm(
     prepare(prepared[0]);
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const Place at = place_of(tile, tiles_down);
-      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
       // prepares the slice behind `step`: behind the last one comes the next tile's first
       const auto prepare_next = [&](int step, unsigned (&to)[4][4]) {
         if (step == 63) {

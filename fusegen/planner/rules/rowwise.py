@@ -200,8 +200,8 @@ def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]
     if held <= MOST_AHEAD:
         early = read_ahead(walks)
         ahead = [load.access.dtype.bytes for load in early.stages[0].loads if load.when == "ahead"]
-        fits = made.cost.registers + held * sum(ahead) // WORD_BYTES <= limit
-        if ahead and fits and (draft.divides or held * len(ahead) <= MOST_AHEAD_ACROSS):
+        spare = made.cost.registers + held * sum(ahead) // WORD_BYTES <= limit
+        if ahead and spare and (draft.divides or held * len(ahead) <= MOST_AHEAD_ACROSS):
             made = candidate(draft, early, tile, staging)
     if made.cost.registers <= limit:
         yield made
