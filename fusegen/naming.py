@@ -20,7 +20,7 @@ CPP = frozenset(
     namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
     requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw
     true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq half main
-    printf assert""".split()  # noqa: SIM905  (a list of quoted words is harder to read)
+    printf assert NULL""".split()  # noqa: SIM905  (a list of quoted words is harder to read)
 )
 # what the templates, the runtime compilers and the reference call things; a spec's value of that name steps aside
 FRAME = frozenset(
@@ -78,6 +78,7 @@ FACTOR_SUFFIXES = (
     "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
     "_lane",
 )  # fmt: skip
+RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])
 VALUE_SUFFIXES = ("_rest", "_last", "_kept", "_part", "_part_values", "_all")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
@@ -94,7 +95,7 @@ def entry_name(graph: Graph) -> str:
         taken |= SELECTION_FRAME
     if graph.products:
         taken |= PRODUCT_FRAME
-    return f"{graph.name}_kernel" if graph.name in taken or graph.name.startswith("__") else graph.name
+    return f"{graph.name}_kernel" if graph.name in taken or RESERVED.match(graph.name) else graph.name
 
 
 @once_per_graph
@@ -109,32 +110,37 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     if graph.products:
         taken |= PRODUCT_FRAME
         tensor_suffixes, value_suffixes = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
+    stored = {tensor.name + suffix for tensor in graph.outputs for suffix in tensor_suffixes}
     for tensor in graph.inputs:
-        names[tensor.node] = claim(tensor.name, taken)
-        taken.update(names[tensor.node] + suffix for suffix in tensor_suffixes)
-    for tensor in graph.outputs:
-        taken.update(tensor.name + suffix for suffix in tensor_suffixes)
+        names[tensor.node] = claim(tensor.name, taken, stored, tensor_suffixes)
     for node in graph.nodes:
         if node.op.kind is Kind.LEAF and node.op.name in ("literal", "size"):
             continue
         if node not in names:
             unnamed = f"{names[node.inputs[0]]}_T" if node.op.kind is Kind.VIEW else node.op.name
-            names[node] = claim(graph.names.get(node) or unnamed, taken)
-            taken.update(names[node] + suffix for suffix in value_suffixes)
+            names[node] = claim(graph.names.get(node) or unnamed, taken, stored, value_suffixes)
     return names
 
 
-def claim(wanted: str, taken: set[str]) -> str:
-    """`wanted`, or the nearest free name; marks it as taken."""
+def claim(wanted: str, taken: set[str], stored: set[str], suffixes: tuple[str, ...]) -> str:
+    """`wanted`, or the nearest name that is free, as it is with each of the suffixes behind it; marks all of them as
+    taken. `stored` are free for the suffixes alone: an output's names may be those of the value that it stores.
+    """
     name = wanted if wanted.isascii() else "value"
-    if name.startswith("__"):
+    if RESERVED.match(name):
         name = name.strip("_") or "value"
     if name in CPP or name in FRAME or name in called() or keyword.iskeyword(name):
         name += "_"
     number = 2
     candidate = name
-    while candidate in taken:
+    while candidate in taken or candidate in stored or any(candidate + suffix in taken for suffix in suffixes):
         candidate = f"{name.rstrip('_')}_{number}"
         number += 1
-    taken.add(candidate)
+    taken.update((candidate, *(candidate + suffix for suffix in suffixes)))
     return candidate
+
+
+def hides_frame(output: str) -> bool:
+    """Whether a kernel calls something of its own by the name of an output and a suffix, as `store_row`."""
+    frames = FRAME | SELECTION_FRAME | PRODUCT_FRAME
+    return any(output + suffix in frames for suffix in TENSOR_SUFFIXES + FACTOR_SUFFIXES)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from fusegen.graph import Graph, Kind, Node
-from fusegen.naming import value_names
+from fusegen.naming import entry_name, value_names
 from fusegen.ordering import order_by_keys
 from fusegen.types import Size, size_of
 
 
 def reference_source(graph: Graph) -> str:
-    """The numpy module of `graph`: one function of the chain's name, operands in the spec's order."""
+    """The numpy module of `graph`: one function of the kernel's name, operands in the spec's order."""
     graph = order_by_keys(graph)
     names = value_names(graph)
     body = [*converted_inputs(graph), *(line_of(n, graph, names) for n in graph.nodes if n in names and wants_line(n))]
@@ -35,7 +35,7 @@ def reference_source(graph: Graph) -> str:
         *helpers(graph),
         "\n",
         '@np.errstate(all="ignore")',
-        f"def {graph.name}({parameters}):",
+        f"def {entry_name(graph)}({parameters}):",
         *("    " + line for line in body),
         f"    return {returned}",
     ]
@@ -136,4 +136,4 @@ def load_reference(source: str, name: str) -> Callable[..., Any]:
 
 def reference(graph: Graph) -> Callable[..., Any]:
     """The chain's meaning as a function of numpy arrays."""
-    return load_reference(reference_source(graph), graph.name)
+    return load_reference(reference_source(graph), entry_name(graph))

@@ -26,6 +26,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
 from fusegen.graph import LARGEST_SIZE, Extent, Graph, Kind, Node, Operator, Tensor, broadcast
+from fusegen.naming import hides_frame
 from fusegen.products import check_products
 from fusegen.trace import OPS, Value, caller, shown, tracing
 from fusegen.types import Dim, DType, Shape, TensorType, b8, f32, shape_text
@@ -101,7 +102,7 @@ def trace_function(function: Callable[..., Any], sizes: Mapping[str, int], scope
     outputs = output_tensors(returned, declared, names, [t.name for t in inputs], where)
     graph = Graph(
         name=name,
-        doc=inspect.getdoc(function) or "",
+        doc=printable(inspect.getdoc(function) or ""),
         where=where,
         inputs=inputs,
         outputs=outputs,
@@ -110,6 +111,11 @@ def trace_function(function: Callable[..., Any], sizes: Mapping[str, int], scope
     )
     check_graph(graph)
     return graph
+
+
+def printable(doc: str) -> str:
+    """A docstring without control characters, odd line ends and lone surrogates: it goes into kernels' comments."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in doc)
 
 
 def place_of(function: Callable[..., Any]) -> Where:
@@ -205,7 +211,7 @@ def output_tensors(
         name = names.get(node, "out" if len(declared) == 1 else f"out{index}")
         if len(declared) == 1 or name in taken:
             name = "out" if len(declared) == 1 else f"out{index}"
-        while name in taken:
+        while name in taken or hides_frame(name):
             name += "_"
         taken.append(name)
         outputs.append(Tensor(name, type, node))

@@ -211,7 +211,7 @@ def check_sample(
 def check_all(kernel: Kernel, tensors: list[Any], got: tuple[Any, ...], errors: list[float]) -> float:
     """Every element against the reference text in float64 on the GPU; the worst output's relative L2."""
     graph = kernel.plan.graph
-    expected = torch_reference(kernel.source.reference, graph.name, PLACE)(*tensors)
+    expected = torch_reference(kernel.source.reference, kernel.plan.name, PLACE)(*tensors)
     worst = 0.0
     for tensor, found, law, error in zip(graph.outputs, got, expected, errors, strict=True):
         law = law.expand(found.shape)

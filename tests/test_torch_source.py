@@ -13,6 +13,7 @@ import pytest
 from fusegen import bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.graph import Graph, Kind
+from fusegen.naming import entry_name
 from fusegen.ops import PRIMITIVES
 from fusegen.planner.passes import simplify
 from fusegen.reference import reference, reference_source
@@ -176,7 +177,7 @@ def test_references_of_selections_run_on_torch_too(found: Chain) -> None:
     x[0, ::3], x[1, 4:], x[2, :20:2], x[2, 1:20:2], x[3, [7, 3]] = 0.5, -np.inf, -0.0, 0.0, np.nan
     with np.errstate(all="ignore"):
         wanted = as_tuple(reference(graph)(*values.values()))
-    got = torch_reference(reference_source(graph), graph.name, "cpu")(*values.values())
+    got = torch_reference(reference_source(graph), entry_name(graph), "cpu")(*values.values())
     for one, law in zip(got, wanted, strict=True):
         np.testing.assert_allclose(one.numpy(), law, rtol=1e-12)
 

@@ -162,7 +162,7 @@ class Checks:
         self.graph = kernel.plan.graph
         self.seed = seed
         self.wanted = wanted
-        self.reference = load_reference(kernel.source.reference, self.graph.name)
+        self.reference = load_reference(kernel.source.reference, self.plan.name)
         self.found: list[Case] = []
 
     def rng(self, launch: str) -> np.random.Generator:
