@@ -46,7 +46,8 @@ SELECTION_FRAME = frozenset(
     kept upto place all higher_bar first start most lowest above binned entry rank bin other end peak best bit raw
     r picks best_entry last a sort sorts many size run step high low part
     far block bottom marks exponentials highest enough few between wanted reach warp_sum row_warps picker_of meet_all
-    reached_by most_of sum_of""".split()  # noqa: SIM905
+    reached_by most_of sum_of ahead floors incoming merged passing picked_max picked_sum read see team_sum_below
+    before atomicAdd atomicMax atomicMin""".split()  # noqa: SIM905
 )
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(
@@ -59,7 +60,7 @@ PRODUCT_FRAME = frozenset(
     staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of start_barrier wait_at arrive_at arrive_in
     expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter
     both made pair word prepare prepare_next kept kept_at store_kept ring_at turned multiply_add_across
-    right_slices_across
+    right_slices_across place_across
     """.split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
@@ -70,14 +71,16 @@ FILE_SCOPE = frozenset(
     rint rnorm round rsqrt scalbln scalbn signbit sin sincos sinh sinpi sqrt tan tanh tgamma trunc y0 y1 yn j0 j1 jn
     clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
 )
+# what a kernel makes of a name, alone or with more words behind it: `x_vec`, `x_vec_next`, `x_stride_M`
 TENSOR_SUFFIXES = (
     "_ptr", "_row", "_vec", "_stride", "_kept", "_span", "_ends", "_staged", "_last", "_edge", "_at", "_place",
-    "_first",
+    "_first", "_part", "_start", "_read",
 )  # fmt: skip
 FACTOR_SUFFIXES = (
     "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
-    "_lane",
+    "_lane", "_col", "_slice", "_slices",
 )  # fmt: skip
+SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])
 VALUE_SUFFIXES = ("_rest", "_last", "_kept", "_part", "_part_values", "_all")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
@@ -104,28 +107,28 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     taken = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
     if graph.selections:
         taken |= SELECTION_FRAME
-    names: dict[Node, str] = {}
-    tensor_suffixes: tuple[str, ...] = TENSOR_SUFFIXES
-    value_suffixes: tuple[str, ...] = VALUE_SUFFIXES
+    of_tensors: tuple[str, ...] = TENSOR_SUFFIXES
+    of_values: tuple[str, ...] = VALUE_SUFFIXES
     if graph.products:
         taken |= PRODUCT_FRAME
-        tensor_suffixes, value_suffixes = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
-    stored = {tensor.name + suffix for tensor in graph.outputs for suffix in tensor_suffixes}
+        of_tensors, of_values = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
+    names: dict[Node, str] = {}
+    claimed = {tensor.name: of_tensors for tensor in graph.outputs}
+    if graph.products:
+        claimed[SIDE_BY_SIDE] = of_tensors + of_values
     for tensor in graph.inputs:
-        names[tensor.node] = claim(tensor.name, taken, stored, tensor_suffixes)
+        names[tensor.node] = claim(tensor.name, of_tensors, claimed, taken)
     for node in graph.nodes:
         if node.op.kind is Kind.LEAF and node.op.name in ("literal", "size"):
             continue
         if node not in names:
             unnamed = f"{names[node.inputs[0]]}_T" if node.op.kind is Kind.VIEW else node.op.name
-            names[node] = claim(graph.names.get(node) or unnamed, taken, stored, value_suffixes)
+            names[node] = claim(graph.names.get(node) or unnamed, of_values, claimed, taken)
     return names
 
 
-def claim(wanted: str, taken: set[str], stored: set[str], suffixes: tuple[str, ...]) -> str:
-    """`wanted`, or the nearest name that is free, as it is with each of the suffixes behind it; marks all of them as
-    taken. `stored` are free for the suffixes alone: an output's names may be those of the value that it stores.
-    """
+def claim(wanted: str, suffixes: tuple[str, ...], claimed: dict[str, tuple[str, ...]], taken: set[str]) -> str:
+    """`wanted`, or the nearest free name; marks it as taken, and notes the suffixes behind which a kernel uses it."""
     name = wanted if wanted.isascii() else "value"
     if RESERVED.match(name):
         name = name.strip("_") or "value"
@@ -133,11 +136,22 @@ def claim(wanted: str, taken: set[str], stored: set[str], suffixes: tuple[str, .
         name += "_"
     number = 2
     candidate = name
-    while candidate in taken or candidate in stored or any(candidate + suffix in taken for suffix in suffixes):
+    while (
+        candidate in taken
+        or any(candidate + suffix in taken for suffix in suffixes)
+        or any(made_of(candidate, other, theirs) or made_of(other, candidate, suffixes)
+               for other, theirs in claimed.items())
+    ):  # fmt: skip
         candidate = f"{name.rstrip('_')}_{number}"
         number += 1
-    taken.update((candidate, *(candidate + suffix for suffix in suffixes)))
+    taken.add(candidate)
+    claimed[candidate] = suffixes + claimed.get(candidate, ())
     return candidate
+
+
+def made_of(name: str, other: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a kernel may use `name` for something of `other`: `x_vec` and `x_vec_next` are of `x`."""
+    return name.startswith(f"{other}_") and f"{name[len(other) :]}_".startswith(tuple(f"{s}_" for s in suffixes))
 
 
 def hides_frame(output: str) -> bool:

@@ -17,7 +17,6 @@ from fusegen import ops as F
 from fusegen.compiling import ptx
 from fusegen.errors import MissingError
 from fusegen.graph import Graph
-from fusegen.naming import FRAME, TENSOR_SUFFIXES, value_names
 from fusegen.planner import candidates, plan
 from fusegen.planner.model import Layout, Plan, RowPlan
 from fusegen.reference import reference
@@ -25,7 +24,7 @@ from fusegen.rendering import render
 from fusegen.runtime.cache import compiled
 from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, TARGETS, Target
-from fusegen.types import DTYPES, DType, bf16, f16, f32, i32
+from fusegen.types import DTYPES, DType, bf16, f16, f32
 from tests.chains import random_chain
 from tests.sizes import sizes_at
 from tests.specs import ALL, ROWS, storage_types
@@ -233,25 +232,6 @@ def test_a_type_that_only_a_cast_names_has_its_header(spec: Chain) -> None:
     by_rule = {made.rule: made for made in reversed(candidates(spec.graph, H200).plans)}
     for made in by_rule.values():
         compiles(made)
-
-
-@chain(M=3, N=4099)
-def called_like_frames(store_row: i32, store: f16[M, N], own: f16[N]) -> tuple[f16[M, N], f32[M, 1]]:
-    """A zero \0, the end of a line \u2028 \x85 and half a letter \ud800 are no text of a comment."""
-    load = F.softmax(store + own) * store_row
-    first = F.sum(store)
-    return load, first
-
-
-def test_what_a_kernel_makes_of_a_name_is_no_other_name(target: Target) -> None:
-    graph = called_like_frames.graph
-    names = value_names(graph)
-    tensors = [*(names[t.node] for t in graph.inputs), *(t.name for t in graph.outputs)]
-    assert not {name + suffix for name in tensors for suffix in TENSOR_SUFFIXES} & {*names.values(), *tensors, *FRAME}
-    made = {(p.rule, p.regime): p for p in candidates(graph, target).plans}
-    for one in list(made.values())[::8]:
-        compiles(one)
-        assert all(line[:2] == "//" for line in render(one).text.split("\n\n")[0].splitlines())
 
 
 @pytest.mark.parametrize("cols", [37, 1000, 4096, 5001, 131072])
