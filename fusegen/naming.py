@@ -134,6 +134,8 @@ def claim(wanted: str, suffixes: tuple[str, ...], claimed: dict[str, tuple[str, 
         name = name.strip("_") or "value"
     if name in CPP or name in FRAME or name in called() or keyword.iskeyword(name):
         name += "_"
+    while other := next((o for o, theirs in claimed.items() if made_of(name, o, theirs)), ""):
+        name = other + name[len(other) + 1 :]  # x_row becomes xrow: a number behind it would change nothing
     number = 2
     candidate = name
     while (

@@ -43,7 +43,7 @@ INNERMOST = frozenset(("b", "g", "q", "w", "key"))
 
 @chain(M=3, N=4099)
 def called_like_frames(
-    store_row: i32, store: f16[M, N], own_vec_next: f16[M, N], own: f16[N]
+    store_row: i32, store: f16[M, N], own: f16[N], own_vec_next: f16[M, N]
 ) -> tuple[f16[M, N], f32[M, 1]]:
     """A zero \0, the end of a line \u2028 \x85 and half a letter \ud800 are no text of a comment."""
     load = F.softmax(store + own * own_vec_next) * store_row
@@ -53,7 +53,9 @@ def called_like_frames(
 
 @chain(M=3, N=4099)
 def called_like_picking(picked_sum: f16[M, N], read: f16[M, N]) -> tuple[f16[M, 8], i32[M, 8]]:
-    see = picked_sum + F.sum(read)
+    picked_sum_vec = F.sum(read)
+    picked_sum_vec_next = picked_sum_vec / 3
+    see = picked_sum + picked_sum_vec_next
     ahead, passing = F.topk(see, 8)
     return ahead, passing
 
@@ -66,8 +68,9 @@ def test_a_value_may_be_called_what_a_kernel_calls_its_own(spec: Chain, target: 
         assert all(line.startswith("//") for line in opening.splitlines())
 
 
-def test_no_name_is_what_a_kernel_makes_of_another() -> None:
-    graph = called_like_frames.graph
+@pytest.mark.parametrize("spec", [called_like_frames, called_like_picking], ids=lambda spec: spec.name)
+def test_no_name_is_what_a_kernel_makes_of_another(spec: Chain) -> None:
+    graph = spec.graph
     names = value_names(graph)
     tensors = [*(names[t.node] for t in graph.inputs), *(t.name for t in graph.outputs)]
     every = {*names.values(), *tensors}
