@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -185,6 +186,11 @@ def test_view_of_a_view_is_itself() -> None:
     assert view(v) is v
 
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", UserWarning)  # torch's: they are a prototype
+    NESTED = torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)])
+
+
 @pytest.mark.parametrize(
     ("array", "words"),
     [
@@ -195,6 +201,9 @@ def test_view_of_a_view_is_itself() -> None:
         (torch.zeros(3, dtype=torch.int64), "x holds torch.int64"),
         (torch.zeros(3, 3).to_sparse(), "pass .to_dense()"),
         (torch.zeros(3, device="meta"), "x is on torch device meta"),
+        (NESTED, "x is a nested tensor"),
+        (np.ma.masked_array(np.zeros(3, np.float32)), "x is a masked array"),
+        (Exposed(0, shape=(3,), data=(4096, False)), "__cuda_array_interface__ without 'typestr'"),
         (torch.zeros(3, dtype=torch.complex64).conj().imag, "lazily negated"),
         (Exporter(torch.zeros(3, dtype=torch.int64)), "x holds int64"),
         (Exporter(torch.zeros(3, dtype=torch.float8_e4m3fn)), "x holds"),

@@ -162,7 +162,12 @@ def check_address(name: str, address: int, dtype: DType) -> None:
         )
 
 
+MASKED = "{} is a masked array; pass its data and the mask as operands of their own"
+
+
 def numpy_view(array: np.ndarray[Any, np.dtype[Any]], name: str) -> ArrayView:
+    if type(array) is not np.ndarray and hasattr(array, "mask"):  # np.ma, which asking by its name would import
+        raise ArgumentError(MASKED.format(name))
     dtype = NUMPY_DTYPES.get(array.dtype)
     if dtype is None or not array.dtype.isnative:
         raise wrong_dtype(name, array.dtype if array.dtype.isnative else f"{array.dtype} in foreign byte order")
@@ -197,6 +202,8 @@ def torch_view(tensor: Any, name: str) -> ArrayView:
         raise ArgumentError(f"{name} is on torch device {tensor.device}; move it to a GPU or the CPU first")
     if str(tensor.layout) != "torch.strided":
         raise ArgumentError(f"{name} has layout {tensor.layout}; a kernel takes dense tensors, so pass .to_dense()")
+    if tensor.is_nested:
+        raise ArgumentError(f"{name} is a nested tensor; a kernel takes dense ones, so pass .to_padded_tensor(0.0)")
     if tensor.is_neg() or tensor.is_conj():
         raise ArgumentError(f"{name} is a lazily negated view; pass {name}.resolve_neg()")
     address = tensor.data_ptr()
@@ -207,8 +214,10 @@ def torch_view(tensor: Any, name: str) -> ArrayView:
 def cuda_interface_view(array: Any, name: str) -> ArrayView:
     """An array with `__cuda_array_interface__` (versions 0 to 3)."""
     interface = array.__cuda_array_interface__
+    if missing := [field for field in ("shape", "typestr", "data") if field not in interface]:
+        raise ArgumentError(f"{name} has a __cuda_array_interface__ without {missing[0]!r}, which it has to have")
     if interface.get("mask") is not None:
-        raise ArgumentError(f"{name} is a masked array; pass its data and the mask as operands of their own")
+        raise ArgumentError(MASKED.format(name))
     dtype = NUMPY_DTYPES.get(np.dtype(interface["typestr"]))
     if dtype is None and hasattr(array, "dtype"):  # bfloat16 has no type string of its own
         dtype = NUMPY_DTYPES.get(np.dtype(array.dtype))
