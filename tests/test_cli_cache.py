@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fusegen.cli import app
-from fusegen.storage import DEFAULT_BOUND, Key, Store
+from fusegen.cli.caching import Kind
+from fusegen.storage import DEFAULT_BOUND, KINDS, Key, Store
 
 
 def keep(kind: str, name: str, size: int, hours_ago: int = 0) -> None:
@@ -65,6 +66,10 @@ def test_clear(filled: Path) -> None:
     assert (facts["ok"], facts["entries"], facts["kept"]) == (True, 3, [])
     assert cli("clear") == f"nothing to remove: {filled} holds no entries\n"
     assert json.loads(cli("info", "--json"))["entries"] == 0
+
+
+def test_every_kind_can_be_cleared_alone() -> None:
+    assert list(Kind) == list(KINDS)
 
 
 def test_a_cache_that_is_not_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ class Kind(StrEnum):
     emulator = "emulator"
     sources = "sources"
     compilers = "compilers"
+    extensions = "extensions"
 
 
 @app.command()
