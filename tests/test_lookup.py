@@ -28,7 +28,7 @@ from fusegen.database import (
     read_shipped,
     write_lines,
 )
-from fusegen.errors import MissingError
+from fusegen.errors import MissingError, RequestError
 from fusegen.pipeline import build, compile
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout
@@ -218,6 +218,9 @@ def test_measurements_can_be_switched_off(place: Path, monkeypatch: pytest.Monke
         assert str(off) == "the cost model's first: measurements are switched off"
     monkeypatch.setenv("FUSEGEN_TUNED", "on")
     assert choose(FOUND, database=Database(place)).hit is not None
+    monkeypatch.setenv("FUSEGEN_TUNED", "of")
+    with pytest.raises(RequestError, match="FUSEGEN_TUNED=of is neither on nor off"):
+        choose(FOUND, database=Database(place))
 
 
 @given(st.lists(st.builds(

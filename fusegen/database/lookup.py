@@ -32,14 +32,14 @@ from fusegen.compiling.versions import known_version
 from fusegen.database.keys import Problem, Tools, family, problem_of
 from fusegen.database.rows import Measurement, Unsound, read_lines
 from fusegen.database.store import Database
-from fusegen.errors import FusegenError, MissingError
+from fusegen.errors import FusegenError, MissingError, RequestError
 from fusegen.planner.model import Candidates, Plan
 from fusegen.targets import Target
 
 log = logging.getLogger("fusegen.database")
 
 SWITCH = "FUSEGEN_TUNED"
-OFF = frozenset({"0", "off", "no", "false"})
+ON, OFF = frozenset({"", "1", "on", "yes", "true"}), frozenset({"0", "off", "no", "false"})
 FARTHEST = 2  # buckets: up to four times as many rows, or a quarter; a GPU that is full stays full
 # Times the first candidate's estimate, from which a winner at other sizes is doubted. At their own sizes 31 of 32
 # shipped winners among row chains had at most 1.08 times it, and one 1.15.
@@ -97,8 +97,12 @@ class Choice:
 
 
 def enabled() -> bool:
-    """Whether measurements are looked up; FUSEGEN_TUNED=off says no."""
-    return os.environ.get(SWITCH, "").strip().lower() not in OFF
+    """Whether measurements are looked up; FUSEGEN_TUNED=off says no. Raises RequestError for another word."""
+    text = os.environ.get(SWITCH, "")
+    word = text.strip().lower()
+    if word not in ON | OFF:
+        raise RequestError(f"{SWITCH}={text} is neither on nor off\n  off asks the cost model alone")
+    return word in ON
 
 
 def choose(found: Candidates, *, tuned: bool = True, database: Database | None = None) -> Choice:
