@@ -330,6 +330,8 @@ def load_chains(path: str | Path) -> tuple[Chain, ...]:
     nothing to find, SpecError when a spec is wrong.
     """
     text = str(path)
+    if not text:  # Path("") would be this folder, and a variable of a script that is empty by mistake would run it all
+        raise RequestError("the spec's name is empty; name a file, a folder, or file.py:chain")
     file, _, wanted = text.partition(".py:")
     if wanted:
         found = load_file(Path(file + ".py"))

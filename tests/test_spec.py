@@ -357,6 +357,8 @@ def test_files_folders_and_names(tmp_path: Path) -> None:
         load_chains(f"{file}:three")
     with pytest.raises(RequestError, match="there is no spec"):
         load_chains(tmp_path / "absent.py")
+    with pytest.raises(RequestError, match="the spec's name is empty"):
+        load_chains("")
     (tmp_path / "empty").mkdir()
     with pytest.raises(RequestError, match="has no chain in it"):
         load_chains(tmp_path / "empty")
