@@ -29,6 +29,7 @@ from fusegen.graph import Graph
 from fusegen.operands import Operands, empty, rotation, shape_at
 from fusegen.peers import Maker, beside_library, library_rate, torch_peers
 from fusegen.planner.pieces import arrays, bytes_of
+from fusegen.runtime.kernel import need_kernel
 from fusegen.timing import REPEATS, Launch, Stopwatch, Timing
 from fusegen.unfusing import Piece, unfused
 
@@ -212,9 +213,10 @@ def bench(
     `counters`: read the bytes that DRAM moved with Nsight Compute, where that is there. A `watch` of an earlier call
     saves measuring the copy rate again.
 
-    Raises RequestError for a kernel of the emulator, which has no times, and MissingError where the GPU's memory does
-    not hold the operands.
+    Raises RequestError for what is no kernel and for one of the emulator, which has no times, and MissingError where
+    the GPU's memory does not hold the operands.
     """
+    need_kernel(kernel, "bench")
     watch = watch or Stopwatch(kernel.device)
     if watch.device is not kernel.device:
         raise RequestError(

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fusegen.errors import RequestError
 from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Plan, RowPlan, Source
 from fusegen.planner.wgmma import WgmmaPlan
@@ -41,7 +42,9 @@ def environment() -> Environment:
 
 
 def render(plan: Plan) -> Source:
-    """The kernel's source and the numpy reference beside it."""
+    """The kernel's source and the numpy reference beside it. Raises RequestError for what is no plan."""
+    if not isinstance(plan, Plan):
+        raise RequestError(f"render takes a plan, and {plan!r} is none\n  fusegen.plan(chain) makes one")
     text = environment().get_template(plan.template).render(context(plan))
     suffix = plan.target.spelling.file_suffix
     return Source(plan, tidy(text), reference_source(plan.graph), f"{plan.name}{suffix}")

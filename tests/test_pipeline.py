@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+import fusegen
 from fusegen import chain, dims, f16, f32, pipeline
 from fusegen import ops as F
 from fusegen.emulator import toolchain
@@ -62,6 +63,15 @@ def test_what_is_no_chain_or_target_is_one_sentence(arguments: tuple[Any, ...], 
         pipeline.compile(*arguments)
     with pytest.raises(RequestError, match="3 names no device"):
         pipeline.compile(doubled, on=cast(Any, 3))
+
+
+@pytest.mark.parametrize("verb", [fusegen.bench, fusegen.validate, fusegen.render], ids=lambda verb: verb.__name__)
+def test_a_chain_is_no_kernel_and_no_plan(verb: Callable[[Any], object]) -> None:
+    wanted = (
+        r"a plan, and .* is none\n  fusegen.plan\(" if verb is fusegen.render else r"a kernel, .*\n  fusegen.compile\("
+    )
+    with pytest.raises(RequestError, match=f"{verb.__name__} takes {wanted}"):
+        verb(doubled)
 
 
 @pytest.fixture

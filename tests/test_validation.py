@@ -16,7 +16,7 @@ import pytest
 from fusegen import b8, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import compiler
-from fusegen.errors import FusegenError, ValidationError
+from fusegen.errors import FusegenError, RequestError, ValidationError
 from fusegen.graph import Graph
 from fusegen.pipeline import compile
 from fusegen.planner import CONTIGUOUS, candidates
@@ -311,6 +311,13 @@ def test_cases_can_be_chosen() -> None:
     assert {c.name for c in validate(kernel, quick=True, cases=["nan", "ties"]).cases} == {"nan", "ties"}
     assert {c.name for c in validate(kernel, cases=["apart"]).cases} == {"normal", "apart"}
     assert {c.name for c in validate(kernel, rows=[3, 5], cases=["rows"]).cases} == {"rows: 3", "rows: 5"}
+
+
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"seed": "0"}, {"rows": (-1,)}, {"rows": (3, 1.5)}], ids=str)
+def test_what_is_no_seed_and_no_number_of_rows(wrong: dict[str, Any]) -> None:
+    kernel = emulated(SPECS["rmsnorm"].graph.at(N=8))
+    with pytest.raises(RequestError, match="is no whole number of at least 0"):
+        validate(kernel, cases=["rows"], **wrong)
 
 
 def test_f32_row_chains_keep_their_promised_l2() -> None:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fusegen.errors import ArgumentError, KernelError
+from fusegen.errors import ArgumentError, KernelError, RequestError
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.runtime import arguments
@@ -344,6 +344,12 @@ class Kernel(Forwarded):
 def owner_of(arrays: Sequence[Any]) -> str:
     """Whose library makes the results: the first array's."""
     return library_of(arrays[0]) if arrays else "numpy"
+
+
+def need_kernel(given: object, verb: str) -> None:
+    """Raises RequestError where `verb` was given something else for a kernel, such as a chain."""
+    if not isinstance(given, Kernel):
+        raise RequestError(f"{verb} takes a kernel, and {given!r} is none\n  fusegen.compile(chain) makes one")
 
 
 def row_of(owner: str) -> Library:

@@ -17,7 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
-from fusegen.errors import KernelError, NoPlan
+from fusegen.errors import KernelError, NoPlan, RequestError
 from fusegen.graph import Graph, Kind, Node, plain
 from fusegen.ordering import along_row
 from fusegen.planner.model import Plan
@@ -25,6 +25,7 @@ from fusegen.reference import load_reference
 from fusegen.runtime import Kernel
 from fusegen.runtime.arguments import turnable
 from fusegen.runtime.devices import Device
+from fusegen.runtime.kernel import need_kernel
 from fusegen.types import Dim, f32, size_of
 from fusegen.validation.accumulation import How, accumulations
 from fusegen.validation.bounded import Bounded, gap
@@ -86,8 +87,13 @@ def validate(
     `quick` is what every first build gets: a ragged launch, malicious rows, repetition and row independence.
     Otherwise row counts around the tile's edges (or `rows`), layouts and shared operands vary too. `cases` keeps only
     those named: patterns ("nan"), or groups ("rows", "layout", "again", "apart"). A kernel that is caught by the
-    emulator or refused by a driver fails its case; nothing is raised for a wrong kernel.
+    emulator or refused by a driver fails its case; nothing is raised for a wrong kernel. Raises RequestError for what
+    is no kernel, no seed or no number of rows.
     """
+    need_kernel(kernel, "validate")
+    for what, number in (("seed", seed), *(("rows", count) for count in rows or ())):
+        if not isinstance(number, int) or number < 0:
+            raise RequestError(f"{what}={number!r} is no whole number of at least 0")
     checks = Checks(kernel, seed, frozenset(cases) if cases is not None else None)
     most = QUICK_ELEMENTS if quick else FULL_ELEMENTS
     checks.ragged(most)
