@@ -94,6 +94,11 @@ def mixture(x: f32[M, N], y: f32[M, N], g: f32[N]) -> f32[M, N]:
     return F.softmax(h * 1.7) + F.layernorm(F.gelu(h) * F.sigmoid(x), g)
 
 
+@chain(M=1, N=64)
+def centred(x: f32[M, N]) -> f32[M, N]:
+    return x - F.mean(x)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_f32_arithmetic_stays_within_the_bounds_and_uses_them(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -263,6 +268,22 @@ def test_relu_of_what_is_surely_negative_is_surely_zero() -> None:
     (out,) = analyse(plan(spec.graph, H200), [np.linspace(-3, 3, 64, dtype=np.float32)[None]])
     assert (np.broadcast_to(out.error, (1, 64))[:, :32] < 1e-10).all()
     assert np.isfinite(out.error).all()
+
+
+def test_the_root_of_a_magnitude_is_bounded_down_to_zero() -> None:
+    """There its slope is infinite, and the sum below it may be any number within its error."""
+
+    @chain(M=1, N=64)
+    def spec(x: f32[M, N]) -> f32[M, N]:
+        return F.sqrt(abs(x - F.mean(x)))
+
+    x = np.linspace(-3, 3, 64, dtype=np.float32)[None]
+    x[0, [20, 43]] = 0.0  # and so is the mean
+    (out,) = analyse(plan(spec.graph, H200), [x])
+    (mean,) = analyse(plan(centred.graph, H200), [x])
+    assert np.isfinite(out.error).all()
+    assert np.sqrt(mean.error[0, 20]) <= out.error[0, 20] <= 2 * np.sqrt(mean.error[0, 20])
+    assert out.error[0, 0] < 1e-6
 
 
 def test_a_product_with_a_power_of_two_is_exact_but_where_it_may_be_flushed() -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from fusegen.graph import Graph, Kind, Node, Op, plain
+from fusegen.ordering import signs_of
 from fusegen.planner.model import Plan
 from fusegen.types import Dim, f32, i32, size_of
 from fusegen.validation.accumulation import Accumulation, How, Multiplication, accumulation_error, accumulations
@@ -139,6 +140,8 @@ def step(
     rule = RULES.get(node.op.name)
     if rule is not None:
         return bounded(*rule(node.op, args))
+    if node.op.name == "sqrt" and signs_of(node.inputs[0])[node.inputs[0]]:
+        return root(node.op, args[0])
     return smooth(node, args)
 
 
@@ -197,6 +200,15 @@ def smooth(node: Node, args: list[Bounded]) -> Bounded:
             rounding = np.where(np.abs(value) - moved < FLUSHED, FLUSHED, 0.0)
         error = moved + np.where((scale == 0) & (moved == 0), 0.0, rounding)  # what must be 0 is 0: exp(-inf), 0 * x
     return bounded(value, settle(op, args, value, error, LARGEST[node.dtype]))
+
+
+def root(op: Op, arg: Bounded) -> Bounded:
+    """A square root of what is nowhere negative: infinitely steep at 0, and yet off by no more than its ends are."""
+    value = apply(op, [arg.value])
+    low, high = (apply(op, [np.maximum(end, 0.0)]) for end in (arg.low, arg.high))
+    moved = np.maximum(gap(low, value), gap(high, value))
+    error = moved + np.where((value == 0) & (moved == 0), 0.0, op.ulps * ULP * (value + moved) + FLOOR)
+    return bounded(value, settle(op, [arg], value, error, f32.largest))
 
 
 def scales_exactly(node: Node) -> bool:
