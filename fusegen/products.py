@@ -164,6 +164,12 @@ def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
                 f"{node.operator} at {node.where} reduces rows of a product, which tiles of columns hold only a part of"
             )
     first = products[0]
+    for node in graph.reductions:
+        if (length := node.inputs[0].shape[-1]) != first.contracted:
+            raise Unsplittable(
+                f"{node.operator} at {node.where} reduces rows of {length}, and the product's kernel walks the rows of "
+                f"{first.contracted} that it multiplies"
+            )
     for other in products[1:]:
         if other.node.shape[:-1] != first.node.shape[:-1] or other.contracted != first.contracted:
             raise Unsplittable(

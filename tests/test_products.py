@@ -238,3 +238,6 @@ def test_what_one_kernel_cannot_hold_is_said() -> None:
         split(reduced.graph)
     with pytest.raises(NoPlan, match=r"rowwise: matmul at .* multiplies matrices"):
         plan(reduced.graph, H200)
+    beside = spec(lambda x, w, r: x @ w + F.sum(r), **dict((x, w, ("r", f32[M, N]))), **{"return": bf16[M, N]})
+    with pytest.raises(Unsplittable, match=r"sum at .* reduces rows of N, .* the rows of K that it multiplies"):
+        split(beside.graph)
