@@ -70,6 +70,14 @@ def awkward(like: f32[M, N], like_at: f32[M, N], stream: f32[M, N], launch: f32[
     return empty + stream * launch
 
 
+@chain(M=4, N=64)
+def pythonic(len: f32[M, N], type: f32[M, N]) -> tuple[f32[M, N], f32[M, 1]]:
+    """Operands and outputs that are called what Python calls its own."""
+    tuple = len + type
+    ValueError = F.max(tuple)
+    return tuple, ValueError
+
+
 @pytest.fixture(scope="module")
 def module() -> Any:
     try:
@@ -318,6 +326,16 @@ def test_names_that_a_shortcut_uses_itself() -> None:
     for _ in range(3):
         kernel(a, b, c, d, out=out)
         assert torch.equal(out, a + b + c * d)
+
+
+def test_names_that_a_shortcut_takes_from_python() -> None:
+    x, y = numbers(4, 64), numbers(4, 64, seed=1)
+    kernel = settled(pythonic, x, y)
+    assert torch.equal(kernel(x, y)[0], x + y)
+    out = torch.empty(4, 64), torch.empty(4, 1)
+    for _ in range(3):
+        kernel(x, y, out=out)
+        assert torch.equal(out[0], x + y)
 
 
 def test_a_launch_that_is_refused_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

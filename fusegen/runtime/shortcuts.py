@@ -68,6 +68,7 @@ Shortcut = Callable[..., Any]
 OWN = frozenset(
     {"shortcut", "operands", "out", "stream", "stream_at", "otherwise", "like", "empty", "place", "current_stream"}
     | {"current_device", "sent", "held", "slot"}
+    | {"len", "tuple", "type", "ValueError"}  # Python's, which a name of a function's own would hide
 )
 
 
