@@ -209,7 +209,7 @@ def output_tensors(
         ):
             raise SpecError(f"{what} is {node.dtype}, declared is {type.dtype}; convert it with F.cast", place)
         name = names.get(node, "out" if len(declared) == 1 else f"out{index}")
-        if len(declared) == 1 or name in taken:
+        if len(declared) == 1 or name in taken or not name.isascii():
             name = "out" if len(declared) == 1 else f"out{index}"
         while name in taken or hides_frame(name):
             name += "_"

@@ -60,7 +60,13 @@ def called_like_picking(picked_sum: f16[M, N], read: f16[M, N]) -> tuple[f16[M, 
     return ahead, passing
 
 
-@pytest.mark.parametrize("spec", [called_like_frames, called_like_picking], ids=lambda spec: spec.name)
+@chain(M=3, N=64)
+def greek(ξ: f16[M, N]) -> tuple[f16[M, N], f32[M, 1]]:
+    σ = F.softmax(ξ)
+    return σ, F.max(ξ)
+
+
+@pytest.mark.parametrize("spec", [called_like_frames, called_like_picking, greek], ids=lambda spec: spec.name)
 def test_a_value_may_be_called_what_a_kernel_calls_its_own(spec: Chain, target: Target) -> None:
     for made in one_of_each(spec, target):
         compiles(made)
