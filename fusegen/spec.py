@@ -16,6 +16,7 @@ import hashlib
 import importlib.util
 import inspect
 import keyword
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -352,7 +353,9 @@ def load_chains(path: str | Path) -> tuple[Chain, ...]:
 def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
     if not file.is_file():
         raise RequestError(f"there is no spec at {file}; name a file, a folder, or file.py:chain")
-    label = "fusegen_spec_" + hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
+    if any("\udc80" <= c <= "\udcff" for c in str(file)):  # how Python writes bytes that are no UTF-8 (PEP 383)
+        raise RequestError(f"the spec's name {str(file)!r} is not UTF-8, as fusegen's files are; rename it")
+    label = "fusegen_spec_" + hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:12]
     loader = importlib.util.spec_from_file_location(label, file)
     if loader is None or loader.loader is None:
         raise RequestError(f"{file} can't be read as Python source")

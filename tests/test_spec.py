@@ -359,6 +359,9 @@ def test_files_folders_and_names(tmp_path: Path) -> None:
         load_chains(tmp_path / "absent.py")
     with pytest.raises(RequestError, match="the spec's name is empty"):
         load_chains("")
+    (tmp_path / "\udcff.py").write_text(text)
+    with pytest.raises(RequestError, match=r"udcff.py' is not UTF-8"):
+        load_chains(tmp_path / "\udcff.py")
     (tmp_path / "empty").mkdir()
     with pytest.raises(RequestError, match="has no chain in it"):
         load_chains(tmp_path / "empty")
