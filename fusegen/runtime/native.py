@@ -2,6 +2,7 @@
 
     begin()     starts a thread that gets the module
     module()    the module, waited for a while; None where there is none
+    kept()      any library that is compiled once and cached
 
 There is none without a C compiler, without Python's headers, or where building or loading fails for whatever reason.
 Then shortcuts are functions in Python: the same calls, some 1 us longer. The logger `fusegen.shortcuts` says on DEBUG
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from fusegen.errors import CompileError, MissingError
 from fusegen.storage import Key, Store
@@ -43,6 +46,7 @@ ABI = EXTENSION_SUFFIXES[0]  # .cpython-312-x86_64-linux-gnu.so: what a module i
 HINT = "apt install gcc python3-dev"
 PATIENCE_S = 2  # from begin() on, of a call that waits; compiling takes 0.2 s, or 1 s from a disk that is cold
 LIMIT_S = 20  # of a compiler, for which the end of a process waits
+Library = TypeVar("Library")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +85,43 @@ def getting() -> tuple[Future[ModuleType], float]:
 
 
 def get() -> ModuleType:
-    """The module, loaded from the cache or compiled now. Raises MissingError, CompileError, OSError and ImportError.
-
-    It is loaded from a folder of its own, since others may replace or remove what is in the cache.
-    """
+    """The module, loaded from the cache or compiled now. Raises MissingError, CompileError, OSError and ImportError."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():  # loading the module would bring it back
         raise MissingError("this Python runs without its global lock, on which the module relies")
     command = (*compiler(), *FLAGS)
     key = ModuleKey(SOURCE.stem, ABI, hashlib.sha256(SOURCE.read_bytes()).hexdigest(), shlex.join(command))
+    return kept(key, ABI, lambda library: build(command, library), load)
+
+
+def kept(key: ModuleKey, suffix: str, make: Callable[[Path], None], read: Callable[[Path], Library]) -> Library:
+    """What `read` loads from the library that the cache has under `key`, or that `make` compiles now.
+
+    It is loaded from a folder of its own, since others may replace or remove what is in the cache.
+    """
     store = Store("extensions")
     with tempfile.TemporaryDirectory(prefix="fusegen-", ignore_cleanup_errors=True) as folder:
-        library = Path(folder, SOURCE.stem + ABI)
+        library = Path(folder, key.entry + suffix)
         if (data := store.load(key, lambda facts, data: data)) is not None:
             library.write_bytes(data)
         else:
-            build(command, library)
+            make(library)
             store.store(key, {}, library.read_bytes())
-        return load(library)
+        return read(library)
 
 
 def compiler() -> tuple[str, ...]:
     """The words of $CC, else cc, gcc, clang, or zig from the `ziglang` package. Raises MissingError."""
-    named = tuple(shlex.split(os.environ.get("CC", "")))
-    for command in (named, *((name,) for name in COMPILERS)):
-        if command and shutil.which(command[0]):
-            return command
+    if found := first_command("CC", COMPILERS):
+        return found
     if importlib.util.find_spec("ziglang") is not None:
         return (sys.executable, "-m", "ziglang", "cc")
     raise MissingError(f"there is no C compiler here\n  to get it: {HINT}")
+
+
+def first_command(variable: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The words of that variable of the environment, else the first of `names` that is here; none where none is."""
+    named = tuple(shlex.split(os.environ.get(variable, "")))
+    return next((words for words in (named, *((name,) for name in names)) if words and shutil.which(words[0])), ())
 
 
 def build(command: tuple[str, ...], library: Path) -> None:
@@ -120,12 +133,16 @@ def build(command: tuple[str, ...], library: Path) -> None:
         raise MissingError(
             f"Python's headers are missing here: no Python.h in {next(iter(folders))}\n  to get them: {HINT}"
         )
-    whole = [*command, *(f"-I{folder}" for folder in folders), str(SOURCE), "-o", str(library)]
+    run([*command, *(f"-I{folder}" for folder in folders), str(SOURCE), "-o", str(library)], SOURCE)
+
+
+def run(command: Sequence[str], source: Path) -> None:
+    """Let a compiler compile `source`. Raises CompileError."""
     done = subprocess.run(
-        whole, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
     )
     if done.returncode:
-        raise CompileError(f"`{command[0]}` can't compile {SOURCE.name}\n{done.stderr}")
+        raise CompileError(f"`{command[0]}` can't compile {source.name}\n{done.stderr}")
 
 
 def load(library: Path) -> ModuleType:
