@@ -19,7 +19,7 @@ from fusegen.errors import ArgumentError, FusegenError, MissingError
 from fusegen.planner import plan
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
-from fusegen.runtime import native
+from fusegen.runtime import guards, native
 from fusegen.runtime.cache import KernelCache, compiled
 from fusegen.runtime.devices import Device, find, present, target_of
 from fusegen.runtime.emulated import EmulatorDevice
@@ -238,14 +238,20 @@ def test_graph_capture(torch: Any, target: Target, device: Device, cache: Kernel
         assert bool((w == value + 2).all())
 
 
-@pytest.fixture(params=["Python", "C"])
+@pytest.fixture(params=["Python", "C", "C++"])
 def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What shortcuts are in."""
+    """What shortcuts are in, and torch's tensors read by."""
+    found: Any = None
     try:
-        found = native.get() if request.param == "C" else None
+        if request.param != "Python":
+            found = native.get()
+        if request.param == "C++":
+            pytest.importorskip("torch", reason="torch is missing")
+            found.read_by(*map(guards.address, guards.get()))
     except FusegenError as error:
-        pytest.skip(f"no shortcuts in C: {str(error).splitlines()[0]}")
+        pytest.skip(f"no shortcuts in {request.param}: {str(error).splitlines()[0]}")
     monkeypatch.setattr(native, "module", lambda: found)
+    monkeypatch.setattr(guards, "begin", lambda module: None)
 
 
 def unchecked(kernel: Kernel) -> None:

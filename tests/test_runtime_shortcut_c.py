@@ -71,7 +71,8 @@ class Driver:
         self.block = replace(self.block, start=ctypes.cast(self.start, ctypes.c_void_p).value or 0)
         self.kind = Kind(
             filling=False,
-            guard=lambda *tensors: all(tensor.like for tensor in tensors),
+            guard=self.guard,
+            types=(Tensor, Tensor, Tensor),
             address=lambda tensor: tensor.address,
             numbers=(None, float, None),
             empty=self.empty,
@@ -81,9 +82,15 @@ class Driver:
             ends=(64, 64, 64),
             place=3,
             current_stream=lambda place: self.stream,
+            exchange=None,
             current_device=None,
         )
         self.filling = replace(self.kind, filling=True, offsets=(0, 8, 0))
+        self.asked = 0
+
+    def guard(self, *tensors: Tensor) -> bool:
+        self.asked += 1
+        return all(tensor.like for tensor in tensors)
 
     def launch(self, config: int, function: int, arguments: int, extra: None) -> int:
         assert (function, extra) == (FUNCTION, None)
@@ -267,6 +274,221 @@ def test_answers_that_are_no_numbers(module: Any, driver: Driver) -> None:
 def test_before_it_knows_where_to_hand_on(module: Any, driver: Driver) -> None:
     with pytest.raises(TypeError, match="not callable"):
         in_c(driver.block, driver.kind, module)()
+
+
+# ---------------------------------------------------------------- with the functions of guards.cpp, pretended
+
+
+class Reader:
+    """Notes of each tensor whether it is `like`, and finds none alike of those in `strange`."""
+
+    note_type = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p)
+    alike_type = ctypes.PYFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_void_p
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.module: Any = native.get()  # of its own, since what it is told is its own for good
+        self.sizes: Iterator[int] | None = None  # what `note` says, if not the truth
+        self.noted: list[list[Any]] = []
+        self.compared: list[list[Any]] = []
+        self.functions = self.note_type(self.note), self.alike_type(self.alike)
+
+    def begin(self) -> Any:
+        self.module.read_by(*(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
+        return self.module
+
+    def objects(self, tensors: int, count: int) -> list[Any]:
+        return [*(ctypes.py_object * count).from_address(tensors)]
+
+    def note(self, tensors: int, count: int, traits: int | None) -> int:
+        given = self.objects(tensors, count)
+        if traits:
+            self.noted.append(given)
+            (ctypes.c_int64 * count).from_address(traits)[:] = [bool(tensor.like) for tensor in given]
+        return count if self.sizes is None else next(self.sizes)
+
+    def alike(self, tensors: int, count: int, traits: int | None, addresses: int) -> int:
+        given = self.objects(tensors, count)
+        self.compared.append(given)
+        if traits and [bool(tensor.like) for tensor in given] != [*(ctypes.c_int64 * count).from_address(traits)]:
+            return 0
+        (ctypes.c_uint64 * count).from_address(addresses)[:] = [tensor.address for tensor in given]
+        return 1
+
+
+@pytest.fixture
+def reader(module: Any) -> Reader:
+    return Reader()
+
+
+def test_guards_are_asked_until_they_let_a_call_pass(reader: Reader, driver: Driver) -> None:
+    shortcut = driver.made(reader.begin(), driver.filling)
+    assert shortcut(Tensor(X.address, like=0), 1.0, Y, out=OUT) == "checked"
+    for turn in range(3):
+        assert shortcut(X, float(turn), Y, out=OUT) is OUT
+    assert shortcut(Tensor(X.address, like=0), 1.0, Y, out=OUT) == "checked"
+    assert (driver.asked, reader.noted, len(reader.compared)) == (2, [[X, Y, OUT]], 3)
+    assert driver.launched == [[5, X.address, word(turn), Y.address, OUT.address, 99] for turn in range(3)]
+
+
+def test_functions_that_come_later_are_taken(reader: Reader, driver: Driver) -> None:
+    shortcut = driver.made(reader.module, driver.kind)
+    shortcut(X, 1.0, Y)
+    reader.begin()
+    for _ in range(3):
+        shortcut(X, 1.0, Y)
+    assert (driver.asked, len(reader.noted)) == (2, 1)
+    assert len({tuple(launched[:3]) for launched in driver.launched}) == 1
+
+
+def test_fresh_outputs_are_found_too(reader: Reader, driver: Driver) -> None:
+    kind = but(driver.kind, numbers=(None, float), fresh=((64,), (64,)), offsets=(0,), address=lambda tensor: 0)
+    shortcut = driver.made(reader.begin(), kind)
+    shortcut(X, 0.0)
+    outs = shortcut(X, 0.0)
+    assert reader.compared[-1] == [*outs]
+    assert driver.launched[-1] == [5, X.address, 0, outs[0].address, outs[1].address, 99]
+
+
+class Other(Tensor):
+    """Of another class: what C++ would read there is not a tensor's."""
+
+
+def test_other_classes_are_not_handed_to_it(reader: Reader, driver: Driver) -> None:
+    filling, fresh = driver.made(reader.begin(), driver.filling), driver.made(reader.module, driver.kind)
+    filling(X, 1.0, Y, out=OUT)
+    fresh(X, 1.0, Y)
+    reader.compared.clear()
+    for other in (Other(X.address), None, 3):
+        assert filling(other, 1.0, Y, out=OUT) == "checked"
+        assert filling(X, 1.0, Y, out=other or 3) == "checked"
+    assert not reader.compared
+    driver.next, made = 2**40, driver.empty
+    other = driver.made(reader.module, but(driver.kind, empty=lambda size: Other(made(size).address)))
+    for _ in range(2):
+        assert type(other(X, 1.0, Y)) is Other
+    assert reader.compared == [[X, Y]], "the output's address is asked as ever"
+    assert driver.launched[-1][4] == driver.next
+
+
+@pytest.mark.parametrize("sizes", [[-1], [3, -1], [3, 2]])
+def test_tensors_that_it_can_not_note(reader: Reader, driver: Driver, sizes: list[int]) -> None:
+    reader.sizes = itertools.cycle(sizes)
+    shortcut = driver.made(reader.begin(), driver.filling)
+    for _ in range(3):
+        assert shortcut(X, 1.0, Y, out=OUT) is OUT
+    assert (driver.asked, reader.compared) == (3, [])
+
+
+def test_addresses_and_devices_are_checked_as_ever(reader: Reader, driver: Driver) -> None:
+    kind = but(driver.filling, current_device=lambda: driver.device)
+    shortcut = driver.made(reader.begin(), kind)
+    for _ in range(2):
+        shortcut(X, 1.0, Y, out=OUT)
+    launched = len(driver.launched)
+    for operands, out in (
+        ((Tensor(X.address + 8), 1.0, Y), OUT),
+        ((X, 1.0, Y), X),
+        ((X, 1.0, Y), Tensor(X.address + 48)),
+        ((X, 1.0), OUT),
+    ):
+        assert shortcut(*operands, out=out) == "checked"
+    driver.device = 1
+    assert shortcut(X, 1.0, Y, out=OUT) == "checked"
+    assert len(driver.launched) == launched
+    assert driver.asked == 1
+
+
+def test_what_it_noted_goes_with_the_shortcut(reader: Reader, driver: Driver) -> None:
+    module = reader.begin()
+    kept = (X, Y, OUT, driver.kind.types, Tensor)
+
+    def work() -> None:
+        for _ in range(500):
+            fresh, filling = driver.made(module, driver.kind), driver.made(module, driver.filling)
+            for _ in range(3):
+                fresh(X, 1.0, Y)
+                filling(X, 1.0, Y, out=OUT)
+        driver.launched.clear()
+        reader.noted.clear()
+        reader.compared.clear()
+
+    work()
+    before, objects = references(*kept), len(gc.get_objects())
+    work()
+    assert references(*kept) == before
+    assert abs(len(gc.get_objects()) - objects) < 50
+
+
+# ---------------------------------------------------------------- with torch's functions for C, pretended
+
+STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
+CAPSULE = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+FAILING = """
+#include <Python.h>
+
+int fails(int kind, int device, void **found)
+{
+    (void)kind, (void)device, (void)found;
+    PyErr_SetString(PyExc_ZeroDivisionError, "raised on purpose");
+    return -1;
+}
+"""
+
+
+class Exchange:
+    """DLPack's table, of a version and with one function."""
+
+    def __init__(self, major: int = 1, name: bytes = b"dlpack_exchange_api", function: Any = None) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.function, self.name = function or STREAM(self.current_stream), name
+        function = ctypes.cast(self.function, ctypes.c_void_p).value
+        self.table = ctypes.create_string_buffer(struct.pack("2I6Q", major, 3, 0, 0, 0, 0, 0, function))
+        new = CAPSULE(("PyCapsule_New", ctypes.pythonapi))
+        self.capsule = new(ctypes.addressof(self.table), self.name, None)
+
+    def current_stream(self, kind: int, device: int, found: int) -> int:
+        self.asked.append((kind, device))
+        ctypes.c_uint64.from_address(found).value = 2**63 + 11
+        return 0
+
+
+def test_the_stream_is_asked_in_c(module: Any, driver: Driver) -> None:
+    exchange = Exchange()
+    kind = but(driver.filling, exchange=exchange.capsule, current_stream=raising)
+    assert driver.made(module, kind)(X, 1.0, Y, out=OUT) is OUT
+    assert driver.launched[0][0] == 2**63 + 11
+    assert exchange.asked == [(2, 3)]
+
+
+@pytest.mark.parametrize("exchange", [Exchange(2), Exchange(0), Exchange(name=b"dltensor"), None])
+def test_another_exchange_is_left_alone(module: Any, driver: Driver, exchange: Exchange | None) -> None:
+    kind = but(driver.filling, exchange=exchange.capsule if exchange else 2**47)
+    assert driver.made(module, kind)(X, 1.0, Y, out=OUT) is OUT
+    assert driver.launched[0][0] == 5
+
+
+@pytest.mark.parametrize("filling", [False, True])
+def test_errors_of_the_exchange_come_out(
+    module: Any, driver: Driver, filling: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "failing.c")
+    native.SOURCE.write_text(FAILING)
+    native.build((*native.compiler(), "-fPIC", "-shared"), tmp_path / "failing.so")
+    exchange = Exchange(function=ctypes.PyDLL(str(tmp_path / "failing.so")).fails)
+    shortcut = driver.made(module, but(driver.filling if filling else driver.kind, exchange=exchange.capsule))
+
+    def work() -> list[int]:
+        for _ in range(100):
+            with pytest.raises(ZeroDivisionError, match="on purpose"):
+                shortcut(X, 1.0, Y, out=OUT if filling else None)
+        return [*references(X, Y, OUT, shortcut), sum(type(one) in (Tensor, tuple) for one in gc.get_objects())]
+
+    work()
+    before = work()
+    assert work() == before
+    assert not driver.launched
 
 
 # ---------------------------------------------------------------- what it keeps

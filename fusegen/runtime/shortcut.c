@@ -1,6 +1,8 @@
 // A shortcut (fusegen/runtime/shortcuts.py) in C: a call that repeats an earlier one, without the time that Python takes
 // for it. It knows neither torch nor CUDA: it gets functions of torch, and the launch's memory written beforehand, all
-// but the stream, the addresses and the run-time numbers (fusegen/runtime/devices.py, Block).
+// but the stream, the addresses and the run-time numbers (fusegen/runtime/devices.py, Block). Where there are functions
+// in C++ that read torch's tensors (guards.cpp), it asks torch's guards no more than once: of the first call that they let
+// pass it has noted what those that follow must be like.
 //
 // Each call has that memory on its own stack, so that any number of threads may make one at the same time.
 
@@ -19,6 +21,20 @@ typedef struct {
 
 typedef int (*Launch)(const Word *config, void *function, Word **arguments, void **extra);  // cuLaunchKernelEx
 
+// Of guards.cpp, once `read_by` was told where they are.
+static Py_ssize_t (*note)(PyObject *const *tensors, Py_ssize_t count, int64_t *traits);
+static int (*alike)(PyObject *const *tensors, Py_ssize_t count, const int64_t *traits, Word *addresses);
+
+// Torch's functions for C, by DLPack: DLPackExchangeAPI of dlpack.h 1.3, the same throughout major version 1.
+typedef struct Exchange {
+    uint32_t major, minor;
+    struct Exchange *older;
+    void (*of_tensors[4])(void);
+    int (*current_stream)(int32_t device_type, int32_t device, void **stream);  // 0; or -1, and an exception
+} Exchange;
+
+enum { CUDA = 2, MAJOR = 1 };  // kDLCUDA, DLPACK_MAJOR_VERSION
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
@@ -28,8 +44,11 @@ typedef struct {
     PyObject *like;            // like(*tensors): whether torch finds them to be as those were
     PyObject *current_device;  // current_device(): the current one's number; None where there is but one
     PyObject *current_stream;  // current_stream(place)
+    const Exchange *exchange;  // says it sooner; NULL where torch has none
     PyObject *place;           // the number of the device
+    int32_t device;            // the same
     PyObject *address;         // address(tensor)
+    PyObject *types;           // of every array, as `spans`
     PyObject *numbers;         // for each operand: what makes a run-time number of it, None for a tensor
     PyObject *empty;           // empty(*fresh[i]): memory for output i
     PyObject *fresh;
@@ -46,6 +65,8 @@ typedef struct {
     Launch launch;
     void *function;
     PyObject *again;  // again(words): launches with all care
+
+    int64_t *traits;  // of like tensors, as `note` has them; NULL before the first call that `like` let pass
 } Shortcut;
 
 // ---------------------------------------------------------------- what Python's objects say; -1 is an exception
@@ -123,6 +144,60 @@ static int read_addresses(Shortcut *self, PyObject *const *tensors, Py_ssize_t c
     return 0;
 }
 
+// Whether the arrays from number `first` on are of the classes that they were: of others C++ must not be asked.
+static int of_types(Shortcut *self, PyObject *const *tensors, Py_ssize_t first, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        if ((PyObject *)Py_TYPE(tensors[i]) != PyTuple_GET_ITEM(self->types, first + i))
+            return 0;
+    return 1;
+}
+
+// What the tensors that torch's guards have let pass are like. Without memory for it they will be asked again.
+static void learn(Shortcut *self, PyObject *const *tensors, Py_ssize_t count)
+{
+    Py_ssize_t size = of_types(self, tensors, 0, count) ? note(tensors, count, NULL) : -1;
+    int64_t *traits = size < 0 ? NULL : PyMem_Malloc(size * sizeof *traits);
+    if (traits && note(tensors, count, traits) != size) {
+        PyMem_Free(traits);
+        traits = NULL;
+    }
+    self->traits = traits;
+}
+
+// Whether the tensors given are like those were, and their addresses: 1, 0, or -1 for an exception.
+static int look(Shortcut *self, PyObject *const *tensors, Py_ssize_t count, Word *addresses)
+{
+    if (self->traits)
+        return of_types(self, tensors, 0, count) && alike(tensors, count, self->traits, addresses);
+    int like = truth(PyObject_Vectorcall(self->like, tensors, count, NULL));
+    if (like <= 0)
+        return like;
+    if (note && !self->traits)
+        learn(self, tensors, count);
+    return read_addresses(self, tensors, count, addresses) < 0 ? -1 : 1;
+}
+
+// The addresses of outputs that `empty` made.
+static int locate(Shortcut *self, PyObject *const *made, Word *addresses)
+{
+    if (self->traits && of_types(self, made, self->arrays - self->outputs, self->outputs)
+        && alike(made, self->outputs, NULL, addresses))
+        return 0;
+    return read_addresses(self, made, self->outputs, addresses);
+}
+
+static int current_stream(Shortcut *self, Word *stream)
+{
+    void *found;
+    if (!self->exchange)
+        return integer(PyObject_CallOneArg(self->current_stream, self->place), stream);
+    if (self->exchange->current_stream(CUDA, self->device, &found) < 0)
+        return -1;
+    *stream = (Word)(uintptr_t)found;
+    return 0;
+}
+
 // Whether every address is as far beyond a multiple of the widest vector as it was.
 static int as_aligned(Shortcut *self, const Word *addresses, Py_ssize_t count)
 {
@@ -172,9 +247,13 @@ static int attempt(Shortcut *self, PyObject *const *operands, PyObject *out, PyO
     if (self->filling)
         memcpy(tensors + inputs, items(self, &out), self->outputs * sizeof *tensors);
 
-    int like = truth(PyObject_Vectorcall(self->like, tensors, read, NULL));
+    Word words[self->size], *addresses = words + self->first, *value = addresses + self->arrays;
+    memcpy(words, self->words, sizeof words);
+    int like = look(self, tensors, read, addresses);
     if (like <= 0)
         return like;
+    if (!as_aligned(self, addresses, read) || (self->filling && !apart(self, addresses)))
+        return 0;
     if (self->current_device != Py_None) {
         PyObject *current = PyObject_CallNoArgs(self->current_device);
         int here = current ? PyObject_RichCompareBool(current, self->place, Py_EQ) : -1;
@@ -183,24 +262,16 @@ static int attempt(Shortcut *self, PyObject *const *operands, PyObject *out, PyO
             return here;
     }
 
-    Word words[self->size], *addresses = words + self->first, *value = addresses + self->arrays;
-    memcpy(words, self->words, sizeof words);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->numbers); i++) {
         PyObject *reads = PyTuple_GET_ITEM(self->numbers, i);
         if (reads != Py_None && number(PyObject_CallOneArg(reads, operands[i]), value++) < 0)
             return -1;
     }
-    if (read_addresses(self, tensors, read, addresses) < 0)
-        return -1;
-    if (!as_aligned(self, addresses, read) || (self->filling && !apart(self, addresses)))
-        return 0;
-
     PyObject *made = self->filling ? Py_NewRef(out) : allocate(self);
     if (!made)
         return -1;
-    if ((!self->filling && read_addresses(self, items(self, &made), self->outputs, addresses + inputs) < 0)
-        || integer(PyObject_CallOneArg(self->current_stream, self->place), words + self->stream) < 0
-        || launch(self, words) < 0) {
+    if ((!self->filling && locate(self, items(self, &made), addresses + inputs) < 0)
+        || current_stream(self, words + self->stream) < 0 || launch(self, words) < 0) {
         Py_DECREF(made);
         return -1;
     }
@@ -239,14 +310,20 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
     self->given = Py_NewRef(given);
     Py_ssize_t spans, words, places;
     unsigned long long mask, start, function;
+    PyObject *exchange;
     if (names || !PyArg_ParseTuple(
-            given, "OOOOOO!OO!py#Ky#nny#KKO", &self->like, &self->current_device, &self->current_stream, &self->place,
-            &self->address, &PyTuple_Type, &self->numbers, &self->empty, &PyTuple_Type, &self->fresh, &self->filling,
-            &self->spans, &spans, &mask, &self->words, &words, &self->stream, &self->first, &self->places, &places,
-            &start, &function, &self->again)) {
+            given, "OOOOOOO!O!OO!py#Ky#nny#KKO", &self->like, &self->current_device, &self->current_stream, &exchange,
+            &self->place, &self->address, &PyTuple_Type, &self->types, &PyTuple_Type, &self->numbers, &self->empty,
+            &PyTuple_Type, &self->fresh, &self->filling, &self->spans, &spans, &mask, &self->words, &words, &self->stream,
+            &self->first, &self->places, &places, &start, &function, &self->again)
+        || ((self->device = (int32_t)PyLong_AsLong(self->place)) == -1 && PyErr_Occurred())) {
         Py_DECREF(self);
         return NULL;
     }
+    if (PyCapsule_IsValid(exchange, "dlpack_exchange_api"))
+        self->exchange = PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
+    if (self->exchange && self->exchange->major != MAJOR)
+        self->exchange = NULL;
     self->arrays = spans / (Py_ssize_t)sizeof(Span);
     self->outputs = PyTuple_GET_SIZE(self->fresh);
     self->mask = mask;
@@ -282,6 +359,7 @@ static void drop(Shortcut *self)
     PyObject_GC_UnTrack(self);
     Py_DECREF(self->otherwise);
     Py_DECREF(self->given);
+    PyMem_Free(self->traits);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -304,7 +382,24 @@ static PyTypeObject ShortcutType = {
     .tp_dealloc = (destructor)drop,
 };
 
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "shortcut", .m_size = -1};
+// `give` of guards.py is the one caller, and vouches for both.
+static PyObject *read_by(PyObject *module, PyObject *given)
+{
+    (void)module;
+    unsigned long long noting, comparing;
+    if (!PyArg_ParseTuple(given, "KK", &noting, &comparing))
+        return NULL;
+    note = (Py_ssize_t(*)(PyObject *const *, Py_ssize_t, int64_t *))(uintptr_t)noting;
+    alike = (int (*)(PyObject *const *, Py_ssize_t, const int64_t *, Word *))(uintptr_t)comparing;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"read_by", read_by, METH_VARARGS, "Let shortcuts read tensors by `note` and `alike` of guards.cpp, at these addresses."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "shortcut", .m_size = -1, .m_methods = functions};
 
 PyMODINIT_FUNC PyInit_shortcut(void)
 {

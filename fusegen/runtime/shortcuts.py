@@ -47,7 +47,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import chain, zip_longest
 from types import CodeType, FunctionType
 from typing import Any
@@ -57,7 +57,13 @@ from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, contiguous_strides
 from fusegen.runtime.calls import Record
 from fusegen.runtime.devices import Block, Sending
-from fusegen.runtime.libraries import torch_current_device, torch_current_stream, torch_dtype, torch_empty
+from fusegen.runtime.libraries import (
+    torch_current_device,
+    torch_current_stream,
+    torch_dtype,
+    torch_empty,
+    torch_exchange,
+)
 
 log = logging.getLogger("fusegen.shortcuts")
 
@@ -124,6 +130,7 @@ class Kind:
 
     filling: bool  # `out=` is given
     guard: Callable[..., bool]  # whether tensors are like that call's
+    types: tuple[type, ...]  # of all its arrays
     address: Callable[[Any], int]
     numbers: tuple[Callable[[Any], float] | None, ...]  # how each operand is read that is a number
     empty: Callable[..., Any]
@@ -133,6 +140,7 @@ class Kind:
     ends: tuple[int, ...]  # bytes from each array's address; torch has no negative strides, so that all begin there
     place: int  # the device's number
     current_stream: Callable[[int], int]
+    exchange: object  # torch's functions for C; None where it has none
     current_device: Callable[[], int] | None  # None where there is but one
 
     def __str__(self) -> str:
@@ -147,8 +155,10 @@ def shortcut(
     `offsets` are the tensors' addresses modulo `widest`. Where calls go `otherwise` is left to be said. None where the
     arrays or this torch don't allow for a shortcut.
     """
+    from fusegen.runtime import guards  # takes milliseconds, which a first call need not wait for
+
     torch = sys.modules.get("torch")
-    if torch is None or record.loaded is None or not guards_hold():
+    if torch is None or record.loaded is None or not guards.guards_hold():
         return None
     if len(set(map(id, tensors))) < len(tensors):
         return None  # one tensor twice: the guards want different ones
@@ -158,7 +168,8 @@ def shortcut(
     sending = record.loaded.sending(record.launch)
     kind = Kind(
         filling=filling,
-        guard=guard(tensors),
+        guard=guards.guard(tensors),
+        types=(*map(type, tensors), *([] if filling else [torch.Tensor] * len(graph.outputs))),
         address=torch.Tensor.data_ptr,
         numbers=tuple(None if t.shape else partial(arguments.scalar, graph, t) for t in graph.inputs),
         empty=torch_empty(place),
@@ -171,6 +182,7 @@ def shortcut(
         ends=tuple(end for _, end in record.launch.spans),
         place=place[1],
         current_stream=torch_current_stream(place),
+        exchange=torch_exchange(place),
         current_device=torch_current_device() if place != CPU and torch.cuda.device_count() > 1 else None,
     )
     if sending.block is not None:
@@ -178,6 +190,7 @@ def shortcut(
 
         if (module := native.module()) is not None:
             log.debug("%s: a shortcut in C for calls with %s", graph.name, kind)
+            guards.begin(module)
             return in_c(sending.block(), kind, module)
     return in_python(graph, sending, kind)
 
@@ -207,8 +220,8 @@ def in_c(block: Block, kind: Kind, module: Any) -> Shortcut:
     """The arguments of `make` in shortcut.c."""
     spans = chain.from_iterable(zip_longest(kind.offsets, kind.ends, fillvalue=0))
     made: Shortcut = module.Shortcut(
-        kind.guard, kind.current_device, kind.current_stream, kind.place, kind.address,
-        kind.numbers, kind.empty, kind.fresh, kind.filling, words(spans), kind.widest - 1,
+        kind.guard, kind.current_device, kind.current_stream, kind.exchange, kind.place, kind.address,
+        kind.types, kind.numbers, kind.empty, kind.fresh, kind.filling, words(spans), kind.widest - 1,
         block.words, block.stream, block.first, words(block.places), block.start, block.function, block.again,
     )  # fmt: skip
     return made
@@ -223,47 +236,6 @@ def words(numbers: Iterable[int]) -> bytes:
 def code_of(text: str, name: str) -> CodeType:
     """The compiled text: a kernel has one or two, while each kind of call has values of its own for their names."""
     return compile(text, f"<shortcut of {name}>", "exec")
-
-
-# ---------------------------------------------------------------- what torch compares
-
-
-def guard(tensors: Sequence[Any]) -> Callable[..., bool]:
-    """Whether as many tensors are like these: a function of torch's own."""
-    from torch._C._dynamo.guards import TensorGuards
-
-    found: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    return found
-
-
-@cache
-def guards_hold() -> bool:
-    """Whether this torch has the guards and they tell apart what they must; they are no public part of torch."""
-    torch = sys.modules["torch"]
-    one = torch.zeros(4, 6)
-    others = (
-        torch.zeros(4, 6, dtype=torch.int32),
-        torch.zeros(4, 6, device="meta"),
-        torch.zeros(3, 6),
-        torch.zeros(4, 7)[:, :6],
-        torch.zeros(6, 4).t(),
-        torch.zeros(1, 6).expand(4, 6),
-        torch.zeros(1, 4, 6),
-        torch.zeros(4, 6).to_sparse(),
-        torch._neg_view(one),
-        torch.nn.Parameter(one, requires_grad=False),
-        one.numpy(),
-        None,
-    )
-    try:
-        like = guard((one, one))
-        hold = like(one, torch.ones(4, 6)) and not any(like(a, b) for x in others for a, b in ((one, x), (x, one)))
-    except (AttributeError, ImportError, TypeError, RuntimeError) as error:
-        log.debug("no shortcuts: torch %s has other guards: %r", torch.__version__, error)
-        return False
-    if not hold:
-        log.debug("no shortcuts: the guards of torch %s don't tell all tensors apart", torch.__version__)
-    return bool(hold)
 
 
 # ---------------------------------------------------------------- the text

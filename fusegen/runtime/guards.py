@@ -1,0 +1,211 @@
+"""Whether tensors are like those of an earlier call: torch's guards say it, and C++ repeats what they said.
+
+    guard(tensors)     torch's own guards for tensors like these
+    guards_hold()      whether this torch has guards that tell apart what they must
+    begin(module)      starts a thread that gets C++ (`guards.cpp`) for the module of shortcut.c
+
+`TensorGuards`, which torch.compile calls before each of its own graphs, compares class, dtype, device, layout, sizes,
+strides, gradient and lazy negation, and what modes are active. It is the law here, and most of what a call in C costs.
+So C++ notes the same of the first tensors that the guards let pass, and looks whether later ones are the same in all of
+it; it finds their addresses on the way. Nanoseconds for six tensors, each in a loop of its own on an H200's host
+(torch 2.11):
+
+    guards              1052
+    data_ptr             427
+    C++, for both         58
+    is_neg               710  what DLPack leaves out, beside the modes: whether a tensor is lazily negated
+    DLPack               453  its functions for C, __dlpack_c_exchange_api__, for all but that
+
+C++ is compiled against the headers that torch brings along, once for each torch, then cached; that takes a second or
+two, for which nobody waits but the end of a process that has called a kernel again and again. Before it is used, it has
+to tell the same tensors apart as the guards have to. Where there is no C++ compiler, or it fails for whatever reason,
+the guards are asked at each call. The logger `fusegen.shortcuts` says on DEBUG why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fusegen.errors import MissingError
+from fusegen.runtime import native
+
+log = logging.getLogger("fusegen.shortcuts")
+
+SOURCE = Path(__file__).with_name("guards.cpp")
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+COMPILERS = ("c++", "g++", "clang++")  # not zig's, whose standard library is not torch's
+HINT = "apt install g++"
+WORD = 8  # bytes
+
+
+# ---------------------------------------------------------------- torch's own
+
+
+def guard(tensors: Sequence[Any]) -> Callable[..., bool]:
+    """Whether as many tensors are like these: a function of torch's own."""
+    from torch._C._dynamo.guards import TensorGuards
+
+    found: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return found
+
+
+@cache
+def guards_hold() -> bool:
+    """Whether this torch has the guards and they tell apart what they must; they are no public part of torch."""
+    torch = sys.modules["torch"]
+    one, alike, others = examples()
+    others = (*others, torch.nn.Parameter(one, requires_grad=False), one.numpy(), None)
+    try:
+        like = guard((one, one))
+        hold = like(one, alike) and not any(like(a, b) for x in others for a, b in ((one, x), (x, one)))
+    except (AttributeError, ImportError, TypeError, RuntimeError) as error:
+        log.debug("no shortcuts: torch %s has other guards: %r", torch.__version__, error)
+        return False
+    if not hold:
+        log.debug("no shortcuts: the guards of torch %s don't tell all tensors apart", torch.__version__)
+    return bool(hold)
+
+
+def examples() -> tuple[Any, Any, tuple[Any, ...]]:
+    """A tensor, another one like it, and some that are not, each in its own way."""
+    torch = sys.modules["torch"]
+    one, alike = (torch.zeros(4, 6, dtype=torch.float32, device="cpu") for _ in range(2))
+    others = (
+        one.to(torch.int32),
+        one.to("meta"),
+        one[:3].clone(),
+        one.new_zeros(4, 7)[:, :6],
+        one.new_zeros(6, 4).t(),
+        one.new_zeros(1, 6).expand(4, 6),
+        one[None].clone(),
+        one.to_sparse(),
+        torch._neg_view(one),
+        one.clone().requires_grad_(),
+    )
+    return one, alike, others
+
+
+# ---------------------------------------------------------------- the same in C++
+
+
+@cache
+def begin(module: Any) -> Future[bool]:
+    """Get the functions in the background, and let the module have them. Whether it does."""
+    try:
+        pool = ThreadPoolExecutor(1, "fusegen-guards")
+        found = pool.submit(give, module)
+        pool.shutdown(wait=False)
+    except RuntimeError as error:  # no further threads here
+        found = Future()
+        found.set_result(without(error))
+    return found
+
+
+def give(module: Any) -> bool:
+    """Let the module of shortcut.c read tensors by the functions of guards.cpp, where they can be had."""
+    try:
+        module.read_by(*map(address, get()))
+    except Exception as error:  # whatever it is, calls go on without
+        return without(error)
+    return True
+
+
+def without(error: Exception) -> bool:
+    log.debug("torch's guards are asked at each call, which takes some 1 us more: %s", str(error) or repr(error))
+    return False
+
+
+def get() -> tuple[Any, Any]:
+    """`note` and `alike`, from the cache or compiled now.
+
+    Raises MissingError, CompileError and OSError; and MissingError where they don't know this torch.
+    """
+    torch = sys.modules["torch"]
+    home = Path(torch.__path__[0])
+    header, place = home / "include/c10/core/TensorImpl.h", impl_offset()
+    if not header.exists():
+        raise MissingError(f"torch's headers are missing here: no {header}")
+    command = (
+        *compiler(), *FLAGS, f"-DIMPL={place}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        f"-isystem{home / 'include'}", str(SOURCE), str(home / "lib" / "libc10.so"),
+    )  # fmt: skip
+    text = hashlib.sha256(SOURCE.read_bytes() + header.read_bytes()).hexdigest()
+    key = native.ModuleKey(SOURCE.stem, f"torch-{torch.__version__}", text, shlex.join(command))
+    library = native.kept(key, ".so", lambda made: native.run([*command, "-o", str(made)], SOURCE), load)
+    found = library.note, library.alike
+    if not holds(*found):
+        raise MissingError(f"{SOURCE.name} doesn't tell all tensors of torch {torch.__version__} apart")
+    return found
+
+
+def compiler() -> tuple[str, ...]:
+    """The words of $CXX, else c++, g++ or clang++. Raises MissingError."""
+    if found := native.first_command("CXX", COMPILERS):
+        return found
+    raise MissingError(f"there is no C++ compiler here\n  to get it: {HINT}")
+
+
+def impl_offset() -> int:
+    """How many bytes behind the start of a tensor's Python object the address of its TensorImpl is.
+
+    Looked for, since the header that tells takes a compiler ten seconds. Raises MissingError.
+    """
+    torch = sys.modules["torch"]
+    found: set[int] | None = None
+    for tensor in (torch.zeros(2, device="cpu"), torch.nn.Parameter(torch.zeros(2, device="cpu"))):
+        size = type(tensor).__basicsize__ // WORD
+        words = (ctypes.c_uint64 * size).from_address(id(tensor))
+        here = {WORD * place for place in range(size) if words[place] == tensor._cdata}
+        found = here if found is None else found & here
+    if not found or len(found) > 1:
+        raise MissingError(f"tensors of torch {torch.__version__} don't say where their TensorImpl is")
+    return found.pop()
+
+
+def load(library: Path) -> Any:
+    found = ctypes.PyDLL(str(library))  # what keeps Python's lock
+    found.note.restype = ctypes.c_ssize_t
+    return found
+
+
+def address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def holds(note: Any, alike: Any) -> bool:
+    """Whether the functions tell apart what guards must, and find what they tell alike where it is."""
+    torch = sys.modules["torch"]
+    one, other, others = examples()
+    shifted = torch.zeros(5, 6, dtype=torch.float32, device="cpu")[1:]
+
+    def noted(tensor: Any) -> Any:
+        size = note(objects(tensor), ctypes.c_ssize_t(1), None)
+        traits = (ctypes.c_int64 * max(size, 0))()
+        return traits if size > 0 and note(objects(tensor), ctypes.c_ssize_t(1), traits) == size else None
+
+    def like(traits: Any, tensor: Any) -> bool:
+        place = ctypes.c_uint64()
+        found = alike(objects(tensor), ctypes.c_ssize_t(1), traits, ctypes.byref(place))
+        return bool(found) and place.value == tensor.data_ptr()
+
+    traits = noted(one)
+    if traits is None or not all(like(traits, tensor) for tensor in (one, other, shifted)):
+        return False
+    with torch.inference_mode():
+        if like(traits, one):
+            return False
+    return not any(like(traits, tensor) for tensor in others)
+
+
+def objects(*tensors: Any) -> Any:
+    """The Python objects' addresses, as C has them."""
+    return (ctypes.c_void_p * len(tensors))(*map(id, tensors))
