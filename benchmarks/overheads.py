@@ -4,7 +4,8 @@
 
 Calls: the host's time to return from a launch on six operands of 8 x 4096 halves (bias_gelu_residual_ln and its
 output), median over batches of 300 launches, the GPU idle before each. The bare launch is the driver's own part: its
-arguments are packed beforehand, and nothing is looked at. Parts are what a call is made of, each alone.
+arguments are packed beforehand, and nothing is looked at; by C in a loop there is no Python around it. Parts are what a
+call is made of, each alone.
 
 Processes: a new process each, after `import torch`, `import fusegen` and six tensors on the GPU. `modules` is the time
 to import what fusegen.compile needs beside these (cold: jinja2 and the compiler's bindings among them, not NVRTC's
@@ -94,7 +95,59 @@ def calls(batches: int) -> tuple[dict[str, float], dict[str, float]]:
         **triton_launch(tensors, out),
         **bare_launches(prepared),
     })  # fmt: skip
+    whole |= launch_by_c(prepared, batches)
     return whole, measured(parts(tensors, out))
+
+
+LOOP = """
+#include <stddef.h>
+
+int loop(int (*launch)(void *, void *, void **, void **), void *config, void *function, void **arguments, int times)
+{
+    int refused = 0;
+    for (int i = 0; i < times; i++)
+        refused |= launch(config, function, arguments, NULL);
+    return refused;
+}
+"""
+
+
+def launch_by_c(prepared: Any, batches: int) -> dict[str, float]:
+    """Microseconds of the same launch made by C in a loop, where a C compiler is: the floor of any call."""
+    import ctypes
+
+    import torch
+
+    from fusegen.errors import FusegenError
+    from fusegen.runtime import native
+
+    record = prepared.record
+    make = record.loaded.sending(record.launch).block
+    if make is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "loop.c"), Path(folder, "loop.so")
+        source.write_text(LOOP)
+        try:
+            native.run([*native.compiler(), "-O2", "-fPIC", "-shared", str(source), "-o", str(library)], source)
+        except FusegenError:
+            return {}
+        loop = ctypes.CDLL(str(library)).loop
+    block = make()
+    words = (ctypes.c_uint64 * (len(block.words) // 8)).from_buffer_copy(block.words)
+    words[block.first : block.first + len(prepared.pointers)] = prepared.pointers
+    places = [ctypes.addressof(words) + 8 * place for place in block.places]
+    arguments = (ctypes.c_void_p * len(places))(*places)
+    given = ctypes.c_void_p(block.start), words, ctypes.c_void_p(block.function), arguments, CALLS
+    times = []
+    for _ in range(batches):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        refused = loop(*given)
+        times.append((time.perf_counter() - begin) / CALLS * 1e6)
+        assert not refused
+    torch.cuda.synchronize()
+    return {"bare cuLaunchKernelEx, by C in a loop": statistics.median(times)}
 
 
 def triton_launch(tensors: tuple[Any, ...], out: Any) -> dict[str, Callable[[], object]]:
@@ -145,8 +198,8 @@ def parts(tensors: tuple[Any, ...], out: Any) -> dict[str, Callable[[], object]]
     import struct
 
     from fusegen.runtime.arrays import contiguous_strides
+    from fusegen.runtime.guards import guard, guards_hold
     from fusegen.runtime.libraries import torch_current_stream, torch_dtype, torch_empty
-    from fusegen.runtime.shortcuts import guard, guards_hold
     from fusegen.types import f16
 
     x, bias, residual, gamma, beta = tensors
@@ -248,7 +301,6 @@ def conditions() -> dict[str, str]:
     import torch
 
     from fusegen.compiling import compiler_version
-    from fusegen.runtime import native
 
     try:
         import triton
@@ -263,8 +315,17 @@ def conditions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "triton": triton_version,
         "compiler": compiler_version("cuda"),
-        "shortcuts": "in Python" if native.module() is None else "in C",
+        "shortcuts": shortcuts_are(),
     }
+
+
+def shortcuts_are() -> str:
+    """What calls go through, once that is there."""
+    from fusegen.runtime import guards, native
+
+    if (module := native.module()) is None:
+        return "in Python"
+    return "in C, tensors read in C++" if guards.begin(module).result() else "in C"
 
 
 def cpu_name() -> str:
