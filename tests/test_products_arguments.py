@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusegen import Chain
+from fusegen import Chain, chain, dims, f16, f32
+from fusegen import ops as F
 from fusegen.errors import ArgumentError
 from fusegen.planner.model import Layout
 from fusegen.runtime import arguments
@@ -15,6 +16,8 @@ from fusegen.sources import spelled
 from tests import gemms
 from tests.products import Sketch, sketch
 from tests.test_products import bias_gelu, gram, norm_swiglu, qkv, square, turned
+
+M, N, K = dims("M N K")
 
 SIZES = {"M": 24, "N": 40, "K": 16, "B": 3, "L": 8}
 
@@ -135,6 +138,17 @@ def test_rows_that_are_reduced_as_they_pass_lie_by_rows(name: str) -> None:
     for made in gemms.gemm_plans(gemms.norm.graph, name)[:3]:
         assert [access.tensor for access in made.accesses].count("x") == 1
         assert arguments.turnable(made) == {"w"}
+
+
+@chain(M=100, N=40, K=64)
+def offset_by_rows(x: f16[M, K], w: f16[K, N], y: f32[M, K]) -> f16[M, N]:
+    return x @ w - F.sum(y)
+
+
+@pytest.mark.parametrize("name", ["cuda:h200", "cuda:a100", "hip:mi300x"])
+def test_the_left_factor_lies_by_rows_where_others_are_reduced_beside_it(name: str) -> None:
+    made, *_ = gemms.gemm_plans(offset_by_rows.graph, name)
+    assert arguments.turnable(made) == {"w"}
 
 
 def test_sizes_that_are_constants_of_the_text_are_checked() -> None:

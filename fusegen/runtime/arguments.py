@@ -167,14 +167,17 @@ def in_line(view: ArrayView, axis: int) -> bool:
 
 def turnable(plan: Plan) -> frozenset[str]:
     """The tensors that are factors as they lie in memory, and nothing else: either of their axes may be the line. Rows
-    that are reduced on their way are read as rows."""
+    that are reduced on their way are read as rows, and so is the left factor beside them."""
     if not plan.graph.products:
         return frozenset()
     uses: dict[str, set[bool]] = {}
     for access in plan.accesses:
         uses.setdefault(access.tensor, set()).add(bool(access.axes or access.pitch))
-    reduced = {tensor.name for statistic in split(plan.lowered).statistics for tensor in statistic.inputs}
-    return frozenset(tensor for tensor, found in uses.items() if found == {True}) - reduced
+    parts = split(plan.lowered)
+    by_rows = {tensor.name for statistic in parts.statistics for tensor in statistic.inputs}
+    if parts.statistics:
+        by_rows.update(tensor.name for left in parts.lefts for tensor in left.inputs)
+    return frozenset(tensor for tensor, found in uses.items() if found == {True}) - by_rows
 
 
 def check_matrix(name: str, view: ArrayView) -> None:
