@@ -250,7 +250,6 @@ def test_no_call_leaves_a_reference_behind(functions: Functions) -> None:
             ends=(96,) * 3,
             place=0,
             current_stream=abs,
-            exchange=None,
             current_device=None,
         )
         for filling in (False, True)

@@ -82,7 +82,6 @@ class Driver:
             ends=(64, 64, 64),
             place=3,
             current_stream=lambda place: self.stream,
-            exchange=None,
             current_device=None,
         )
         self.filling = replace(self.kind, filling=True, offsets=(0, 8, 0))
@@ -419,76 +418,6 @@ def test_what_it_noted_goes_with_the_shortcut(reader: Reader, driver: Driver) ->
     work()
     assert references(*kept) == before
     assert abs(len(gc.get_objects()) - objects) < 50
-
-
-# ---------------------------------------------------------------- with torch's functions for C, pretended
-
-STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
-CAPSULE = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-FAILING = """
-#include <Python.h>
-
-int fails(int kind, int device, void **found)
-{
-    (void)kind, (void)device, (void)found;
-    PyErr_SetString(PyExc_ZeroDivisionError, "raised on purpose");
-    return -1;
-}
-"""
-
-
-class Exchange:
-    """DLPack's table, of a version and with one function."""
-
-    def __init__(self, major: int = 1, name: bytes = b"dlpack_exchange_api", function: Any = None) -> None:
-        self.asked: list[tuple[int, int]] = []
-        self.function, self.name = function or STREAM(self.current_stream), name
-        function = ctypes.cast(self.function, ctypes.c_void_p).value
-        self.table = ctypes.create_string_buffer(struct.pack("2I6Q", major, 3, 0, 0, 0, 0, 0, function))
-        new = CAPSULE(("PyCapsule_New", ctypes.pythonapi))
-        self.capsule = new(ctypes.addressof(self.table), self.name, None)
-
-    def current_stream(self, kind: int, device: int, found: int) -> int:
-        self.asked.append((kind, device))
-        ctypes.c_uint64.from_address(found).value = 2**63 + 11
-        return 0
-
-
-def test_the_stream_is_asked_in_c(module: Any, driver: Driver) -> None:
-    exchange = Exchange()
-    kind = but(driver.filling, exchange=exchange.capsule, current_stream=raising)
-    assert driver.made(module, kind)(X, 1.0, Y, out=OUT) is OUT
-    assert driver.launched[0][0] == 2**63 + 11
-    assert exchange.asked == [(2, 3)]
-
-
-@pytest.mark.parametrize("exchange", [Exchange(2), Exchange(0), Exchange(name=b"dltensor"), None])
-def test_another_exchange_is_left_alone(module: Any, driver: Driver, exchange: Exchange | None) -> None:
-    kind = but(driver.filling, exchange=exchange.capsule if exchange else 2**47)
-    assert driver.made(module, kind)(X, 1.0, Y, out=OUT) is OUT
-    assert driver.launched[0][0] == 5
-
-
-@pytest.mark.parametrize("filling", [False, True])
-def test_errors_of_the_exchange_come_out(
-    module: Any, driver: Driver, filling: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "failing.c")
-    native.SOURCE.write_text(FAILING)
-    native.build((*native.compiler(), "-fPIC", "-shared"), tmp_path / "failing.so")
-    exchange = Exchange(function=ctypes.PyDLL(str(tmp_path / "failing.so")).fails)
-    shortcut = driver.made(module, but(driver.filling if filling else driver.kind, exchange=exchange.capsule))
-
-    def work() -> list[int]:
-        for _ in range(100):
-            with pytest.raises(ZeroDivisionError, match="on purpose"):
-                shortcut(X, 1.0, Y, out=OUT if filling else None)
-        return [*references(X, Y, OUT, shortcut), sum(type(one) in (Tensor, tuple) for one in gc.get_objects())]
-
-    work()
-    before = work()
-    assert work() == before
-    assert not driver.launched
 
 
 # ---------------------------------------------------------------- what it keeps

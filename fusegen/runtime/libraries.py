@@ -119,14 +119,6 @@ def torch_current_stream(place: Place) -> Callable[[int], Stream]:
     return lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream)
 
 
-def torch_exchange(place: Place) -> object:
-    """Torch's functions for C, by DLPack, of which one says the current stream of an NVIDIA GPU in half the time.
-
-    A capsule from torch 2.10 on; None where there is none.
-    """
-    return getattr(sys.modules["torch"].Tensor, "__dlpack_c_exchange_api__", None) if place[0] == "cuda" else None
-
-
 def torch_stream(place: Place) -> Callable[[], Stream]:
     return partial(torch_current_stream(place), place[1])
 

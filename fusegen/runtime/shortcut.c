@@ -25,16 +25,6 @@ typedef int (*Launch)(const Word *config, void *function, Word **arguments, void
 static Py_ssize_t (*note)(PyObject *const *tensors, Py_ssize_t count, int64_t *traits);
 static int (*alike)(PyObject *const *tensors, Py_ssize_t count, const int64_t *traits, Word *addresses);
 
-// Torch's functions for C, by DLPack: DLPackExchangeAPI of dlpack.h 1.3, the same throughout major version 1.
-typedef struct Exchange {
-    uint32_t major, minor;
-    struct Exchange *older;
-    void (*of_tensors[4])(void);
-    int (*current_stream)(int32_t device_type, int32_t device, void **stream);  // 0; or -1, and an exception
-} Exchange;
-
-enum { CUDA = 2, MAJOR = 1 };  // kDLCUDA, DLPACK_MAJOR_VERSION
-
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
@@ -44,9 +34,7 @@ typedef struct {
     PyObject *like;            // like(*tensors): whether torch finds them to be as those were
     PyObject *current_device;  // current_device(): the current one's number; None where there is but one
     PyObject *current_stream;  // current_stream(place)
-    const Exchange *exchange;  // says it sooner; NULL where torch has none
     PyObject *place;           // the number of the device
-    int32_t device;            // the same
     PyObject *address;         // address(tensor)
     PyObject *types;           // of every array, as `spans`
     PyObject *numbers;         // for each operand: what makes a run-time number of it, None for a tensor
@@ -187,17 +175,6 @@ static int locate(Shortcut *self, PyObject *const *made, Word *addresses)
     return read_addresses(self, made, self->outputs, addresses);
 }
 
-static int current_stream(Shortcut *self, Word *stream)
-{
-    void *found;
-    if (!self->exchange)
-        return integer(PyObject_CallOneArg(self->current_stream, self->place), stream);
-    if (self->exchange->current_stream(CUDA, self->device, &found) < 0)
-        return -1;
-    *stream = (Word)(uintptr_t)found;
-    return 0;
-}
-
 // Whether every address is as far beyond a multiple of the widest vector as it was.
 static int as_aligned(Shortcut *self, const Word *addresses, Py_ssize_t count)
 {
@@ -271,7 +248,8 @@ static int attempt(Shortcut *self, PyObject *const *operands, PyObject *out, PyO
     if (!made)
         return -1;
     if ((!self->filling && locate(self, items(self, &made), addresses + inputs) < 0)
-        || current_stream(self, words + self->stream) < 0 || launch(self, words) < 0) {
+        || integer(PyObject_CallOneArg(self->current_stream, self->place), words + self->stream) < 0
+        || launch(self, words) < 0) {
         Py_DECREF(made);
         return -1;
     }
@@ -310,20 +288,14 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
     self->given = Py_NewRef(given);
     Py_ssize_t spans, words, places;
     unsigned long long mask, start, function;
-    PyObject *exchange;
     if (names || !PyArg_ParseTuple(
-            given, "OOOOOOO!O!OO!py#Ky#nny#KKO", &self->like, &self->current_device, &self->current_stream, &exchange,
-            &self->place, &self->address, &PyTuple_Type, &self->types, &PyTuple_Type, &self->numbers, &self->empty,
-            &PyTuple_Type, &self->fresh, &self->filling, &self->spans, &spans, &mask, &self->words, &words, &self->stream,
-            &self->first, &self->places, &places, &start, &function, &self->again)
-        || ((self->device = (int32_t)PyLong_AsLong(self->place)) == -1 && PyErr_Occurred())) {
+            given, "OOOOOO!O!OO!py#Ky#nny#KKO", &self->like, &self->current_device, &self->current_stream, &self->place,
+            &self->address, &PyTuple_Type, &self->types, &PyTuple_Type, &self->numbers, &self->empty, &PyTuple_Type,
+            &self->fresh, &self->filling, &self->spans, &spans, &mask, &self->words, &words, &self->stream, &self->first,
+            &self->places, &places, &start, &function, &self->again)) {
         Py_DECREF(self);
         return NULL;
     }
-    if (PyCapsule_IsValid(exchange, "dlpack_exchange_api"))
-        self->exchange = PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
-    if (self->exchange && self->exchange->major != MAJOR)
-        self->exchange = NULL;
     self->arrays = spans / (Py_ssize_t)sizeof(Span);
     self->outputs = PyTuple_GET_SIZE(self->fresh);
     self->mask = mask;

@@ -26,14 +26,16 @@ lie where the driver reads them.
             slot[0] = sent
         ...
 
-In C (`shortcut.c`, where `fusegen.runtime.native` has it) the same steps take some 1 us less. It makes launches on
-NVIDIA GPUs that take no tensor maps; all others are Python's. Medians of one process on an H200's host, six operands:
+In C (`shortcut.c`, where `fusegen.runtime.native` has it) the same steps take some 1.5 us less, and another 1.5 less
+where C++ repeats what the guards said (`fusegen.runtime.guards`). C makes launches on NVIDIA GPUs that take no tensor
+maps; all others are Python's. Six operands, in us, medians of one process each, the second on a slower H200's host:
 
-    with out=        6.2 us in Python, 5.4 in C
-    allocated        7.9 us in Python, 6.7 in C
-    of these         3.5 cuLaunchKernelEx alone, called by C in a loop
-                     0.9 torch's guards, by which the call in C is shorter without them
-                     0.4 the addresses; torch's DLPack functions (__dlpack_c_exchange_api__) tell them 0.1 sooner
+                 with out=  allocated    with out=  allocated
+    in Python                                  9.1       11.8
+    in C               5.3        7.2          7.6        9.9
+    and C++            4.0        5.4          5.6        8.1
+    the launch         3.5                     4.3             cuLaunchKernelEx alone, called by C in a loop
+    torch.add          6.1                     9.0
 
 The logger `fusegen.shortcuts` says on DEBUG what was made, and the whole text of what is in Python.
 """
@@ -57,13 +59,7 @@ from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, contiguous_strides
 from fusegen.runtime.calls import Record
 from fusegen.runtime.devices import Block, Sending
-from fusegen.runtime.libraries import (
-    torch_current_device,
-    torch_current_stream,
-    torch_dtype,
-    torch_empty,
-    torch_exchange,
-)
+from fusegen.runtime.libraries import torch_current_device, torch_current_stream, torch_dtype, torch_empty
 
 log = logging.getLogger("fusegen.shortcuts")
 
@@ -140,7 +136,6 @@ class Kind:
     ends: tuple[int, ...]  # bytes from each array's address; torch has no negative strides, so that all begin there
     place: int  # the device's number
     current_stream: Callable[[int], int]
-    exchange: object  # torch's functions for C; None where it has none
     current_device: Callable[[], int] | None  # None where there is but one
 
     def __str__(self) -> str:
@@ -182,7 +177,6 @@ def shortcut(
         ends=tuple(end for _, end in record.launch.spans),
         place=place[1],
         current_stream=torch_current_stream(place),
-        exchange=torch_exchange(place),
         current_device=torch_current_device() if place != CPU and torch.cuda.device_count() > 1 else None,
     )
     if sending.block is not None:
@@ -220,7 +214,7 @@ def in_c(block: Block, kind: Kind, module: Any) -> Shortcut:
     """The arguments of `make` in shortcut.c."""
     spans = chain.from_iterable(zip_longest(kind.offsets, kind.ends, fillvalue=0))
     made: Shortcut = module.Shortcut(
-        kind.guard, kind.current_device, kind.current_stream, kind.exchange, kind.place, kind.address,
+        kind.guard, kind.current_device, kind.current_stream, kind.place, kind.address,
         kind.types, kind.numbers, kind.empty, kind.fresh, kind.filling, words(spans), kind.widest - 1,
         block.words, block.stream, block.first, words(block.places), block.start, block.function, block.again,
     )  # fmt: skip
