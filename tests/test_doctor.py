@@ -115,7 +115,14 @@ def test_quick_calls_are_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
         assert advice in check.advice
     monkeypatch.setattr("fusegen.runtime.native.get", lambda: None)
     monkeypatch.setenv("CC", f"{sys.executable} cc")
-    assert doctor.quick_calls().found == f"on torch tensors they go through C, made by {sys.executable} cc"
+    monkeypatch.setenv("CXX", f"{sys.executable} c++")
+    made = f"on torch tensors they go through C, made by {sys.executable} cc"
+    assert doctor.quick_calls().found == f"{made}, and {sys.executable} c++"
+    monkeypatch.setattr("fusegen.runtime.guards.COMPILERS", ())
+    monkeypatch.delenv("CXX")
+    check = doctor.quick_calls()
+    assert (check.state, check.advice) == ("optional", "apt install g++")
+    assert check.found == f"{made}; without a C++ compiler they take some 1 us longer"
 
 
 def test_an_unwritable_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
