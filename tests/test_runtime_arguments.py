@@ -217,6 +217,14 @@ def test_what_is_no_operand(array: object, words: str) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors(layout: Any) -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layout=layout)
+    with pytest.raises(ArgumentError, match=r"x is a nested tensor; .* pass .to_padded_tensor\(0\)"):
+        view(nested, "x")
+
+
 def test_subclasses_are_still_tensors() -> None:
     class Mine(torch.Tensor):  # type: ignore[misc, name-defined]
         pass

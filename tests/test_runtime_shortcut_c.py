@@ -44,6 +44,7 @@ class Tensor:
 
     address: int
     like: object = True
+    is_nested: bool = False
 
 
 class Driver:
@@ -168,6 +169,8 @@ OTHERS: dict[str, Callable[[Any], object]] = {
     "a stream": lambda call: call(X, 1.0, Y, out=OUT, stream=0),
     "what there is not": lambda call: call(X, 1.0, Y, out=OUT, to=None),
     "another kind of tensor": lambda call: call(X, 1.0, Tensor(8, like=[]), out=OUT),
+    "a nested tensor": lambda call: call(X, 1.0, Tensor(Y.address, is_nested=True), out=OUT),
+    "another class": lambda call: call(X, 1.0, Y.address, out=OUT),
     "another kind of output": lambda call: call(X, 1.0, Y, out=Tensor(0, like=0)),
     "aligned less": lambda call: call(Tensor(X.address + 8), 1.0, Y, out=OUT),
     "aligned better": lambda call: call(X, 1.0, Tensor(X.address + 4096), out=OUT),

@@ -65,10 +65,12 @@ def halved(x: f16[M, N]) -> f16[M, N]:
 
 
 @chain(M=4, N=64)
-def awkward(like: f32[M, N], like_at: f32[M, N], stream: f32[M, N], launch: f32[M, N]) -> f32[M, N]:
+def awkward(
+    like: f32[M, N], like_at: f32[M, N], stream: f32[M, N], launch: f32[M, N], type: f32[M, N]
+) -> f32[M, N]:  # fmt: skip
     """Operands that are called what a shortcut calls its own."""
     empty = like + like_at
-    return empty + stream * launch
+    return empty + stream * launch - type
 
 
 @chain(M=4, N=64)
@@ -334,13 +336,13 @@ def test_addresses_that_change_are_looked_at_each_time() -> None:
 
 
 def test_names_that_a_shortcut_uses_itself() -> None:
-    a, b, c, d = (numbers(4, 64, seed=seed) for seed in range(4))
-    kernel = settled(awkward, a, b, c, d)
-    assert torch.equal(kernel(a, b, c, d), a + b + c * d)
+    given = a, b, c, d, e = [numbers(4, 64, seed=seed) for seed in range(5)]
+    kernel = settled(awkward, *given)
+    assert torch.equal(kernel(*given), a + b + c * d - e)
     out = torch.empty(4, 64)
     for _ in range(3):
-        kernel(a, b, c, d, out=out)
-        assert torch.equal(out, a + b + c * d)
+        kernel(*given, out=out)
+        assert torch.equal(out, a + b + c * d - e)
 
 
 def test_names_that_a_shortcut_takes_from_python() -> None:
@@ -415,6 +417,15 @@ def test_another_layout_is_checked_and_computed(name: str) -> None:
     found = kernel(changed, y)
     assert kernel.checked == 3
     assert torch.equal(torch.as_tensor(found).as_subclass(torch.Tensor), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")
+def test_a_nested_tensor_is_refused() -> None:
+    """Torch's guards would abort the process."""
+    kernel = settled(add, X, Y)
+    with pytest.raises(ArgumentError, match="nested"):
+        kernel(torch.nested.nested_tensor([X[0], X[1]]), Y)
+    assert kernel.checked == 3
 
 
 def test_more_rows_are_another_record() -> None:

@@ -200,6 +200,10 @@ def torch_view(tensor: Any, name: str) -> ArrayView:
     place = torch_place(tensor.device.type, tensor.device.index)
     if place[0] not in ("cpu", "cuda", "hip"):
         raise ArgumentError(f"{name} is on torch device {tensor.device}; move it to a GPU or the CPU first")
+    if tensor.is_nested:
+        raise ArgumentError(
+            f"{name} is a nested tensor; a kernel takes rows of one length, so pass .to_padded_tensor(0)"
+        )
     if str(tensor.layout) != "torch.strided":
         raise ArgumentError(f"{name} has layout {tensor.layout}; a kernel takes dense tensors, so pass .to_dense()")
     if tensor.is_nested:

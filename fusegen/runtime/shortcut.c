@@ -25,6 +25,8 @@ typedef int (*Launch)(const Word *config, void *function, Word **arguments, void
 static Py_ssize_t (*note)(PyObject *const *tensors, Py_ssize_t count, int64_t *traits);
 static int (*alike)(PyObject *const *tensors, Py_ssize_t count, const int64_t *traits, Word *addresses);
 
+static PyObject *is_nested;  // the word
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
@@ -132,7 +134,7 @@ static int read_addresses(Shortcut *self, PyObject *const *tensors, Py_ssize_t c
     return 0;
 }
 
-// Whether the arrays from number `first` on are of the classes that they were: of others C++ must not be asked.
+// Whether the arrays from number `first` on are of the classes that they were.
 static int of_types(Shortcut *self, PyObject *const *tensors, Py_ssize_t first, Py_ssize_t count)
 {
     for (Py_ssize_t i = 0; i < count; i++)
@@ -144,7 +146,7 @@ static int of_types(Shortcut *self, PyObject *const *tensors, Py_ssize_t first, 
 // What the tensors that torch's guards have let pass are like. Without memory for it they will be asked again.
 static void learn(Shortcut *self, PyObject *const *tensors, Py_ssize_t count)
 {
-    Py_ssize_t size = of_types(self, tensors, 0, count) ? note(tensors, count, NULL) : -1;
+    Py_ssize_t size = note(tensors, count, NULL);
     int64_t *traits = size < 0 ? NULL : PyMem_Malloc(size * sizeof *traits);
     if (traits && note(tensors, count, traits) != size) {
         PyMem_Free(traits);
@@ -156,8 +158,15 @@ static void learn(Shortcut *self, PyObject *const *tensors, Py_ssize_t count)
 // Whether the tensors given are like those were, and their addresses: 1, 0, or -1 for an exception.
 static int look(Shortcut *self, PyObject *const *tensors, Py_ssize_t count, Word *addresses)
 {
+    if (!of_types(self, tensors, 0, count))
+        return 0;
     if (self->traits)
-        return of_types(self, tensors, 0, count) && alike(tensors, count, self->traits, addresses);
+        return alike(tensors, count, self->traits, addresses);
+    for (Py_ssize_t i = 0; i < count; i++) {  // a nested one has no sizes: torch's guards would abort the process
+        int nested = truth(PyObject_GetAttr(tensors[i], is_nested));
+        if (nested)
+            return nested < 0 ? -1 : 0;
+    }
     int like = truth(PyObject_Vectorcall(self->like, tensors, count, NULL));
     if (like <= 0)
         return like;
@@ -375,7 +384,7 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "shortcut", .m
 
 PyMODINIT_FUNC PyInit_shortcut(void)
 {
-    PyObject *module = PyModule_Create(&definition);
+    PyObject *module = (is_nested = PyUnicode_InternFromString("is_nested")) ? PyModule_Create(&definition) : NULL;
     if (module && PyModule_AddType(module, &ShortcutType) < 0)
         Py_CLEAR(module);
     return module;

@@ -3,16 +3,22 @@
 A call that repeats an earlier one need not read every shape, stride, dtype and device again, which is most of what a
 call in Python costs. A shortcut asks torch once whether the tensors are like those of the earlier call: `TensorGuards`,
 which torch.compile calls before each of its own graphs, compares class, dtype, device, layout, sizes and strides, and
-what modes are active. What it leaves out are the addresses, which the shortcut reads itself: each must be aligned as
-it was, and those of an `out=` must be apart from the inputs'. Anything else, and any doubt, goes to the next shortcut,
-and from the last to the checked path. Addresses that are all the same as in an earlier call were looked at then, and
-lie where the driver reads them.
+what modes are active; at a nested tensor, which has no sizes, it aborts the process, so that it is shown none. What it
+leaves out are the addresses, which the shortcut reads itself: each must be aligned as it was, and those of an `out=`
+must be apart from the inputs'. Anything else, and any doubt, goes to the next shortcut, and from the last to the
+checked path. Addresses that are all the same as in an earlier call were looked at then, and lie where the driver reads
+them.
 
     def shortcut(*operands, out=None, stream=None):
         ...
         x, y = operands
         ...
-        if out is not None or stream is not None or not like(x, y):
+        if (
+            out is not None or stream is not None
+            or type(x) is not x_type or x.is_nested
+            or type(y) is not y_type or y.is_nested
+            or not like(x, y)
+        ):
             return otherwise(*operands, out=out, stream=stream)
         result = empty(*result_like)
         sent = current_stream(place), x.data_ptr(), y.data_ptr(), result.data_ptr()
@@ -65,7 +71,7 @@ log = logging.getLogger("fusegen.shortcuts")
 
 MOST_SHORTCUTS = 6  # tried one after the other, at a fraction of a microsecond each
 MOST_PATIENCE = 1024  # missed calls for one more shortcut, at most: making one costs as much as a few of them
-SUFFIXES = ("", "_at", "_end", "_bytes", "_like", "_number")  # of a tensor's name, for what belongs to it
+SUFFIXES = ("", "_at", "_end", "_bytes", "_like", "_number", "_type")  # of a tensor's name, for what belongs to it
 Shortcut = Callable[..., Any]
 OWN = frozenset(
     {"shortcut", "operands", "out", "stream", "stream_at", "otherwise", "like", "empty", "place", "current_stream"}
@@ -203,6 +209,7 @@ def in_python(graph: Graph, sending: Sending, kind: Kind) -> FunctionType:
     names |= {f"{called[t.name]}_number": number for t, number in zip(graph.inputs, kind.numbers, strict=True)}
     arrays = [t.name for t in (*graph.inputs, *graph.outputs) if t.shape]
     names |= {f"{called[name]}_bytes": end for name, end in zip(arrays, kind.ends, strict=True)}
+    names |= {f"{called[name]}_type": kind_of for name, kind_of in zip(arrays, kind.types, strict=True)}
     names |= {f"{called[t.name]}_like": fresh for t, fresh in zip(graph.outputs, kind.fresh, strict=True)}
     exec(code_of(text, graph.name), names)
     log.debug("%s: a shortcut for calls with %s\n%s", graph.name, kind, text)
@@ -265,8 +272,14 @@ def shortcut_text(graph: Graph, called: Mapping[str, str], sending: Sending, kin
     elif filling:
         lines += [f"if type(out) is not tuple or len(out) != {len(outs)}:", pass_on]
         lines.append(f"{', '.join(outs)} = out")
-    another = f"out is {'' if filling else 'not '}None or stream is not None or not like({', '.join(read)})"
-    lines += [f"if {another}:  # not a call like that one", pass_on]
+    another = [f"out is {'' if filling else 'not '}None or stream is not None"]
+    another += [f"or type({name}) is not {name}_type or {name}.is_nested" for name in read]
+    lines += [
+        "if (",
+        *indented([*another, f"or not like({', '.join(read)})"]),
+        "):  # not a call like that one",
+        pass_on,
+    ]
     if kind.current_device:
         lines += ["if current_device() != place:  # another GPU's turn", pass_on]
     lines += [f"{name} = {name}_number({name})" for name in numbers]
