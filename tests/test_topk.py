@@ -263,6 +263,16 @@ def test_a_key_may_depend_on_its_column(which: str) -> None:
     validate(kernel(by(plans_of(causal, "cuda:h200"), which)), quick=True).raise_for_error()
 
 
+@pytest.mark.parametrize(("which", "cols"), [("team", 64), ("team", 301), ("threshold", 301)])
+def test_a_key_may_be_made_of_what_rows_share(which: str, cols: int) -> None:
+    @chain(M=4, V=301, K=8)
+    def sharpened(sharpness: f32[M, 1], prior: f32[V]) -> tuple[f32[M, K], i32[M, K]]:
+        """No operand of it moves along rows and columns both."""
+        return F.topk(F.softmax(prior * sharpness), K)
+
+    validate(kernel(by(plans_of(sharpened, "cuda:h200", V=cols), which)), quick=True).raise_for_error()
+
+
 def test_what_the_order_does_not_depend_on_is_not_read() -> None:
     @chain(M=4, V=301)
     def shifted(x: f32[M, V], shift: f16[M, 1], weights: b8[M, V]) -> i32[M, 1]:

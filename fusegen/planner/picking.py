@@ -52,6 +52,10 @@ class PickingScheduler(Scheduler):
                 needed.update(self.arguments(node))
         return needed
 
+    def find_free(self) -> set[Node]:
+        """But for the key: where it is kept, the walk that chooses reads no operand, not even one that rows share."""
+        return super().find_free() - {self.key}
+
     def walks(self) -> int:
         """What is kept is kept for the walk that chooses, which is one more."""
         return max(super().walks(), self.depth[self.key] + 1) + (self.keeps == "values")
