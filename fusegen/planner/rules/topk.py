@@ -41,8 +41,10 @@ from fusegen.planner.choosing import (
     fits,
     groups_of,
     limit_of,
+    most_ranked,
     note_of,
     note_words,
+    passing,
     picker_bytes,
     segment_of,
 )
@@ -57,6 +59,10 @@ WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
 TEAM_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32
 TEAM_PICKS = 32
 TEAM_BLOCK = 128
+# Of the candidates that a team ranks by comparing them, those of a row in random order: where more are likely, some row
+# of most warps has too many, and finds the best one after another. 4096 x 1000, k = 32, f32 took 228 us so, and 16 by a
+# block.
+LIKELY = 0.7
 # Fewer threads for each row, where each has no more elements than so many. H200, against blocks of 128: 8192 x 1000,
 # k = 100, f32 took 35.9 us and not 45.0, bf16 39.3 and 59.5; 8192 x 4096, k = 50, bf16 35.2 and 42.1; 16384 x 2000,
 # k = 20, f32 50.9 and 58.4; 32768 x 512, k = 64, bf16 121 and 335, where two warps of four had nothing to choose from.
@@ -90,7 +96,8 @@ def by_team(draft: Draft) -> Iterator[Plan]:
     while lanes >= max(4, graph.picks):
         per_thread = -(-draft.vectors // lanes)
         most = WARP_ELEMENTS if lanes == target.warp else TEAM_ELEMENTS
-        if per_thread * draft.vector <= most and draft.vectors > lanes // 2 and graph.picks <= TEAM_PICKS:
+        few = graph.picks <= TEAM_PICKS and passing(graph.picks, lanes) <= LIKELY * most_ranked(graph.picks)
+        if few and per_thread * draft.vector <= most and draft.vectors > lanes // 2:
             tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
             chosen = selection_of(walks, graph.picks, "team")
             if fits(chosen, tile, target, graph.cols):
