@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from fusegen.emulator import toolchain
 from fusegen.errors import FusegenError
+from fusegen.runtime import native
 from fusegen.targets import H200, MI300X, Target
 
 hypothesis.settings.register_profile("fusegen", deadline=None)  # no test is timed: machines differ
@@ -61,3 +63,12 @@ def target(request: pytest.FixtureRequest) -> Target:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    """The C of shortcuts, one for each file of tests: what it is told it keeps."""
+    try:
+        return native.get()
+    except FusegenError as error:
+        pytest.skip(f"no shortcuts in C: {str(error).splitlines()[0]}")

@@ -11,17 +11,9 @@ from typing import Any
 
 import pytest
 
-from fusegen.errors import CompileError, FusegenError, MissingError
+from fusegen.errors import CompileError, MissingError
 from fusegen.runtime import native
 from fusegen.storage import Store
-
-
-@pytest.fixture(scope="module")
-def module() -> Any:
-    try:
-        return native.get()
-    except FusegenError as error:
-        pytest.skip(f"no shortcuts in C: {str(error).splitlines()[0]}")
 
 
 def raising(*_: object) -> Any:

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from fusegen.errors import FusegenError
 from fusegen.runtime import native
 from fusegen.runtime.devices import Block
 from fusegen.runtime.shortcuts import Kind, in_c
@@ -28,14 +27,6 @@ from fusegen.runtime.shortcuts import Kind, in_c
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
 WIDEST = 16
 FUNCTION = 2**47 + 7
-
-
-@pytest.fixture(scope="module")
-def module() -> Any:
-    try:
-        return native.get()
-    except FusegenError as error:
-        pytest.skip(f"no shortcuts in C: {str(error).splitlines()[0]}")
 
 
 @dataclass

@@ -82,14 +82,6 @@ def pythonic(len: f32[M, N], type: f32[M, N]) -> tuple[f32[M, N], f32[M, 1]]:
 
 
 @pytest.fixture(scope="module")
-def module() -> Any:
-    try:
-        return native.get()
-    except FusegenError as error:
-        pytest.skip(f"no shortcuts in C: {str(error).splitlines()[0]}")
-
-
-@pytest.fixture(scope="module")
 def reading(module: Any) -> Any:
     """One that has torch's tensors read by C++."""
     try:
