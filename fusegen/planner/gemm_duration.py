@@ -36,10 +36,11 @@ CLUSTER_US = 2.2  # more for each doubling of a cluster
 OVERLAP = 4.0  # the norm's exponent
 # ---- streams
 STREAM_US = 6.7  # launch, the first loads' way through a cold GPU, the last sums' way out; an empty kernel took 3.3
-STREAMED = 1.04  # time of the bytes against a copy's: 8 x 4096 x 4096 took 14.8 us, and reading w alone 14.5,
-STREAMED_OUT = 0.3  # and as PUSHED_OUT where the L2 is not told: 17.1 us
+STREAMED_OUT = 0.3  # as PUSHED_OUT where the L2 is not told: 8 x 4096 x 4096 took 17.1 us, and 14.7 where it is
 TOGETHER = 1024  # bytes of a row of the right factor that a block's teams read side by side,
 APART = 0.012  # and what each halving of them adds to the time of the bytes
+NEAR = 128 * 1024  # bytes of right factors that a block reads: with more, blocks that run side by side read far apart,
+FAR = 0.02  # and each doubling adds to the time of the bytes (rules/gemm.py has the measurements)
 SHARED_GBS = 90.0  # at which one SM gets both factors, where other blocks have brought the left one to the L2
 LATENCY_US = 0.92  # from a load to its data, with all SMs loading
 BLOCK_US = 3.3  # a block's time before its first slice and behind its last
@@ -176,7 +177,8 @@ def streams_us(target: Target, work: Work, blocks: int, resident: int, nbytes: i
     line = work.dtype.bytes * tile.depth
     pushed = 0.0 if work.once else STREAMED_OUT * min(nbytes, target.l2_bytes)
     halvings = max(0.0, math.log2(TOGETHER / (line * tile.teams)))
-    memory = (STREAMED * nbytes + pushed) * share * (1 + APART * halvings)
+    doublings = max(0.0, math.log2(tile.cols * work.products * work.depth * work.dtype.bytes / NEAR))
+    memory = (nbytes + pushed) * share * (1 + APART * halvings + FAR * doublings)
     slices = -(-work.depth // (tile.depth * tile.shares))  # of a team
     on_sm = min(resident, max(1.0, blocks / target.sms))
     turns = slices * blocks / target.sms / (on_sm * (tile.stages - 1))

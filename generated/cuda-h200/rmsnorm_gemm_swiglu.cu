@@ -2,7 +2,7 @@
 // silu(h @ w_gate.T) * (h @ w_up.T) with h = rmsnorm(x) * gain.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     8 x 32 tiles, K shared by 8 teams; slices of 64 in a ring of 3 a team
+// tile     8 x 16 tiles, K shared by 2 teams; slices of 64 in a ring of 3 a team
 // traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 236.8 MB unfused in 5 launches
 // floor    49.0 us at 4.8 TB/s; memory-bound at 7.99 flop/B
 // rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
@@ -116,15 +116,15 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// N neighbouring sums in shared memory, added up over the 8 teams, always in this order
+// N neighbouring sums in shared memory, added up over the 2 teams, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* own) {
   Vec<float, N> total = {};
   {
     const float* const from = own;
     #pragma unroll
-    for (int team = 0; team < 8; ++team) {
-      const Vec<float, N> part = load<N>(from + team * 584);
+    for (int team = 0; team < 2; ++team) {
+      const Vec<float, N> part = load<N>(from + team * 328);
       #pragma unroll
       for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
     }
@@ -158,7 +158,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(64)
 rmsnorm_gemm_swiglu(
     const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ gain_ptr,
@@ -173,18 +173,18 @@ rmsnorm_gemm_swiglu(
 {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
-  const int team = threadIdx.x / 32;  // of the 8 that share the depth
+  const int team = threadIdx.x / 32;  // of the 2 that share the depth
   const int share = team;
   const int warp_row = 0;  // the warp's part of the tile
   const int warp_col = 0;
   const unsigned tile = blockIdx.x;
-  const long long row0 = tile / 448 * 8LL;
-  const int across = tile % 448;
+  const long long row0 = tile / 896 * 8LL;
+  const int across = tile % 896;
   const int rows_here = rows - row0 < 8 ? static_cast<int>(rows - row0) : 8;
-  const int col0 = across * 32;
+  const int col0 = across * 16;
 
   // the ring of 3 slices, and what the thread brings of each
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + team * 13824;
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + team * 7680;
   const int x_m = lane / 8, x_k = lane % 8 * 8;
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + share * 64 + x_k;
   const int w_gate_n = lane / 8, w_gate_k = lane % 8 * 8;
@@ -195,32 +195,32 @@ rmsnorm_gemm_swiglu(
   float total_part[2] = {};
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = own_address(ring_at + step % 3 * 9216);
+    const unsigned slice = own_address(ring_at + step % 3 * 5120);
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       const unsigned to = slice + place<8>(x_m + v * 4, x_k) * 2;
       copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
     }
-    x_from += 512;
+    x_from += 128;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
+    for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + (512 + place<8>(w_gate_n + v * 4, w_gate_k)) * 2;
       copy_once(to, w_gate_from + v * 4 * w_gate_pitch, 8);
     }
-    w_gate_from += 512;
+    w_gate_from += 128;
     #pragma unroll
-    for (int v = 0; v < 8; ++v) {
-      const unsigned to = slice + (2560 + place<8>(w_up_n + v * 4, w_up_k)) * 2;
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + (1536 + place<8>(w_up_n + v * 4, w_up_k)) * 2;
       copy_once(to, w_up_from + v * 4 * w_up_pitch, 8);
     }
-    w_up_from += 512;
+    w_up_from += 128;
   };
   const auto fetch_slice = [&](int step) {
-    const int depth = (step * 8 + share) * 64;
+    const int depth = (step * 2 + share) * 64;
     gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
   };
   const auto prepare_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % 3 * 4608;
+    __nv_bfloat16* const slice = ring + step % 3 * 2560;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       __nv_bfloat16* const at = slice + place<8>(x_m + v * 4, x_k);
@@ -238,27 +238,27 @@ rmsnorm_gemm_swiglu(
     }
   };
 
-  // 8 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 32 slices of 64: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][1][4];
-  unsigned w_gate_part[2][2][4];
-  unsigned w_up_part[2][2][4];
-  float matmul_sums[2][1][4] = {};
-  float matmul_2_sums[2][1][4] = {};
+  unsigned w_gate_part[2][1][4];
+  unsigned w_up_part[2][1][4];
+  float matmul_sums[1][1][4] = {};
+  float matmul_2_sums[1][1][4] = {};
   const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8, lane / 8 % 2 * 8) * 2;
   const unsigned w_gate_lane = ring_at + 1024 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  const unsigned w_up_lane = ring_at + 5120 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned w_up_lane = ring_at + 3072 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 3 * 9216;
+    const unsigned slice = step % 3 * 5120;
     #pragma unroll
     for (int i = 0; i < 1; ++i) {
       load_left_half(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
     }
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 1; ++i) {
       load_right(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * 2048);
     }
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 1; ++i) {
       load_right(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * 2048);
     }
   };
@@ -266,8 +266,8 @@ rmsnorm_gemm_swiglu(
     #pragma unroll
     for (int m = 0; m < 1; ++m) {
       #pragma unroll
-      for (int turned = 0; turned < 2; ++turned) {  // to and fro: what was multiplied last is at hand
-        const int n = m % 2 ? 1 - turned : turned;
+      for (int turned = 0; turned < 1; ++turned) {  // to and fro: what was multiplied last is at hand
+        const int n = m % 2 ? 0 - turned : turned;
         multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
         multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
       }
@@ -277,7 +277,7 @@ rmsnorm_gemm_swiglu(
   fetch_slice(0);
   #pragma unroll
   for (int s = 0; s < 2; ++s) {
-    if (s < 8) copy_slice(s);
+    if (s < 32) copy_slice(s);
     commit_copies();
   }
   wait_copies<1>();
@@ -299,36 +299,36 @@ rmsnorm_gemm_swiglu(
       }
       if (k == 0 && !last) {
         fetch_slice(step + 1);
-        if (step + 2 < 8) copy_slice(step + 2);
+        if (step + 2 < 32) copy_slice(step + 2);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 7; ++step) take_slice(step, false);
-  take_slice(7, true);
+  for (int step = 0; step < 31; ++step) take_slice(step, false);
+  take_slice(31, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 288;
-  float* const total_shared = reinterpret_cast<float*>(shared) + 576;
+  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 160;
+  float* const total_shared = reinterpret_cast<float*>(shared) + 320;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
-    if (x_k == 0) total_shared[team * 584 + x_m + v * 4] = total_part[v];
+    if (x_k == 0) total_shared[team * 328 + x_m + v * 4] = total_part[v];
   }
   #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < 1; ++n) {
     #pragma unroll
     for (int m = 0; m < 1; ++m) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 36 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-        matmul_shared[team * 584 + at] = matmul_sums[n][m][i];
-        matmul_2_shared[team * 584 + at] = matmul_2_sums[n][m][i];
+        const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 20 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
+        matmul_shared[team * 328 + at] = matmul_sums[n][m][i];
+        matmul_2_shared[team * 328 + at] = matmul_2_sums[n][m][i];
       }
     }
   }
@@ -336,13 +336,13 @@ rmsnorm_gemm_swiglu(
 
   #pragma unroll
   for (int v = 0; v < 1; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 4);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 4) * 8;
+    const int m = static_cast<int>((v * 64 + threadIdx.x) / 2);
+    const int n = static_cast<int>((v * 64 + threadIdx.x) % 2) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (m < 8 && row < rows) {
-      const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 36 + n);
-      const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 36 + n);
+      const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
+      const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
       const float total = gathered<1>(total_shared + m).at[0];
       const float mean = total / 4096.0f;
       const float add = mean + 1e-06f;

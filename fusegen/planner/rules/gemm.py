@@ -9,6 +9,32 @@ Two regimes, which differ in nothing but the tile:
   so many-th slice of what is summed, so that no warp waits for another before the end; the teams' sums, of a cluster's
   blocks where there are too few columns for all SMs, are added in a fixed order.
 
+What bounds streams is how near to each other the bytes lie that are on their way. The L2 cache is full of what others
+wrote, and writes some of it back while it takes in what is read: while 224 MiB are, 29 MB by DRAM's counters, and where
+it is told that what it takes in may go first, 6 MB with 16 KiB of an SM on their way, 10 with 64, 13 with 128, and 15
+where each block reads a part of its own. Kernels that only read, by bulk copies with that hint, 64 KiB of an SM on the
+way (H200, us, medians of 15 to 20, a 256 MiB fill before each, copy rate 4.25 TB/s, an empty kernel 3.4):
+
+                                                    32 MiB   48 MiB   224 MiB
+    each of 128 blocks its own part                  14.6     19.8     65.8
+    they take turns, 64 KiB each                     14.0     18.7     64.3
+    8 KiB each                                       13.8     17.9     63.7
+    16 KiB at a time, claimed from a counter         13.7     17.4     60.3
+    as many blocks as there are 256 KiB              14.3     -        64.0
+    128 KiB                                          14.4     -        62.1
+    64 KiB                                           14.6     -        60.6
+    32 KiB, two on an SM                             13.7     17.6     59.0
+    by loads to registers, in turn                   13.7     17.6     62.3
+
+So blocks of few columns stream faster: NEAR and FAR in gemm_duration.py. Reading weights whole, row after row, gained
+nothing for products. 8 rows of bf16 (us, medians of 20 to 30, the best of 24 to 52 shapes of each kind, several runs):
+
+                                                    gelu, 4096 x 4096   SwiGLU, 14336 x 4096   RMSNorm, 6144 x 4096
+    tiles of 16 columns                              14.3 to 14.9        63.6 to 64.4           19.4 to 19.6
+    tiles of 32 columns                              14.8 to 14.9        65.1 to 65.8           21.9
+    bulk copies of 4 or 8 rows of w, x in registers  14.9                64.2                   20.1
+    loads to registers, fragments as they come       15.2                66.3                   20.0
+
 What bounds tiles, measured on an H200 with `128x256x64 2x4 4`: bf16, x @ w.T, bias and GELU at 4096^3, in cycles of an
 SM for each of the four tiles that it takes in turn (medians over the blocks; the SM ran at 1.75 GHz, and at 1.97 GHz
 without products; without a part, results are wrong):
