@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Load, Reduction, RowPlan
+from fusegen.planner.model import Hold, Load, Reduction
 from fusegen.prelude import REDUCERS
 from fusegen.selection_spelling import SelectionSpeller
 
@@ -18,10 +18,15 @@ MAX_SUM = REDUCERS["softmax"].function
 class HeldSpeller(SelectionSpeller):
     """The words of one plan whose Selection has a Hold."""
 
-    def __init__(self, plan: RowPlan) -> None:
-        super().__init__(plan)
+    @property
+    def hold(self) -> Hold:
         assert self.selection.hold is not None
-        self.hold = self.selection.hold
+        return self.selection.hold
+
+    @property
+    def key(self) -> str:
+        """Where an element's key stays."""
+        return "keys[v][j]"
 
     def last_walk(self) -> Mapping[str, Any]:
         """The only walk: it leaves keys in registers, and parts of what is one value a row. Of the keys' own maximum
@@ -37,7 +42,7 @@ class HeldSpeller(SelectionSpeller):
             "parts": [self.part(r) for r in others],
             "body": [
                 *self.body(replace(self.last, reductions=others), loads_first=False),
-                f"keys[v][j] = {chosen.key};",
+                f"{self.key} = {chosen.key};",
             ],
             "others": [line for r in others for line in self.results(r)],
             "sums": [line for r in sums for line in self.results(r)],
