@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Hold, Load, Reduction
+from fusegen.planner.held_rows import Hold
+from fusegen.planner.model import Load, Reduction
 from fusegen.prelude import REDUCERS
 from fusegen.selection_spelling import SelectionSpeller
 

@@ -52,6 +52,7 @@ def render(plan: Plan) -> Source:
 
 def context(plan: Plan) -> dict[str, Any]:
     """What the plan's template sees: each kind of plan has a speller of its own."""
+    from fusegen.dense_spelling import DenseSpeller
     from fusegen.gemm_spelling import GemmSpeller
     from fusegen.held_spelling import HeldSpeller
     from fusegen.rolling import RollingSpeller
@@ -64,7 +65,8 @@ def context(plan: Plan) -> dict[str, Any]:
     if isinstance(plan, GemmPlan):
         return GemmSpeller(plan).context()
     if isinstance(plan, RowPlan) and plan.selection:
-        return (HeldSpeller if plan.selection.hold else SelectionSpeller)(plan).context()
+        spellers: dict[str, type[SelectionSpeller]] = {"hold": HeldSpeller, "dense": DenseSpeller}
+        return spellers.get(plan.selection.by, SelectionSpeller)(plan).context()
     if isinstance(plan, RowPlan):
         return (RollingSpeller if plan.rolling else Speller)(plan).context()
     raise TypeError(f"{plan.name}: nothing spells a {type(plan).__name__}")

@@ -241,7 +241,7 @@ class SelectionSpeller(Speller):
             "pick_lane": lane,
             "pick_team": team,
             "pick_turns": -(-chosen.k // team),
-            "picks": {"team": "picker.picks[at]", "threshold": "picks", "hold": "picker.picks"}[chosen.by],
+            "picks": {"team": "picker.picks[at]", "hold": "picker.picks"}.get(chosen.by, "picks"),
         }
         context = super().context()
         nan = "NAN" in str(last) or "PivotSum" in self.functions

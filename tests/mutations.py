@@ -143,6 +143,14 @@ def held_met(plan: Plan) -> bool:
     return bool(plan.selection) and plan.selection.by == "hold" and plan.cluster == 4 and plan.threads == 128
 
 
+def dense(plan: Plan) -> bool:
+    return bool(plan.selection) and plan.selection.by == "dense" and 2 * plan.target.warp <= plan.threads < 512
+
+
+def dense_across(plan: Plan) -> bool:
+    return dense(plan) and plan.across
+
+
 def team(plan: Plan) -> bool:
     return bool(plan.selection) and plan.selection.by == "team"
 
@@ -180,11 +188,14 @@ CHOSEN_MET = Subject("scale_mask_softmax_topk", 9000, met)
 HELD = Subject("scale_mask_softmax_topk", 6000, held)
 HELD_RAGGED = Subject("topk", 2053, held_across)
 HELD_MET = Subject("scale_mask_softmax_topk", 9000, held_met)
+DENSE = Subject("scale_mask_softmax_topk", 1000, dense)
+DENSE_RAGGED = Subject("topk", 1003, dense_across)
 ROUTED = Subject("router_topk", 200, team)
 GREEDY = Subject("argmax", 40000, threshold)
 SEGMENTED = Subject("topk", 9001, segmented)
 HIP_CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold, "hip:mi300x")
 HIP_HELD = Subject("scale_mask_softmax_topk", 6000, held, "hip:mi300x")
+HIP_DENSE = Subject("scale_mask_softmax_topk", 1000, dense, "hip:mi300x")
 HIP_ROUTED = Subject("router_topk", 200, team, "hip:mi300x")
 HIP_TWO = Subject("add_rmsnorm", 500, warp, "hip:mi300x")
 
@@ -482,6 +493,36 @@ MUTATIONS: tuple[Mutation, ...] = (
              "}"),
     mutation("held: written to before it runs", "a block does not wait for the others to be there", HELD_MET,
              r"__cluster_barrier_wait\(\);  // so does every block[^\n]*\n", "", ),
+    mutation("dense: the bar of one warp", "fewer than k reach it", DENSE,
+             r"warp_least\(picker\.reached\[threadIdx\.x % warps\]\)", "picker.reached[0]"),
+    mutation("dense: ties with the bar lost", "only what exceeds it is a candidate", DENSE,
+             r"!\((keys\[[^\]]*\]) < bar\)", r"(\1 > bar)", everywhere=True),
+    mutation("dense: masked columns chosen", "the bar may be -inf", DENSE, r"unsigned low = masked \+ 1",
+             "unsigned low = masked"),
+    mutation("dense: candidates over each other", "warps do not ask where to write", DENSE,
+             r"place \+= w < warp \? picker\.totals\[w\] : 0;", ""),
+    mutation("dense: read before they are packed", "the barrier behind them is dropped", DENSE,
+             r"(\+\+to;\n[ }\n]+)__syncthreads\(\);\n", r"\1\n"),
+    mutation("dense: beyond their room", "ties are packed all the same", DENSE, r"if \(held > limit\) \{",
+             "if (false) {"),
+    mutation("dense: what is let go stays", "ties are counted as before", DENSE,
+             r"reaches\(order, col \+ j, floor\) \? key_at\(order\) : -INFINITY", "key_at(order)"),
+    mutation("dense: ties with later columns", "the larger column stays", DENSE, r"col <= column_of\(floor\)",
+             "col >= column_of(floor)"),
+    mutation("dense: bins counted too early", "a barrier dropped behind the counts", DENSE,
+             r"(found\[0\]\[i\]\)\)\], 1u\);\n  \}\n)  __syncthreads\(\);\n", r"\1"),
+    mutation("dense: rank counts itself", "every candidate a place too low", DENSE, r"binned\[other \+ q\] > entry",
+             "binned[other + q] >= entry"),
+    mutation("dense: compared with what was never written", "the list is not filled up", DENSE,
+             r"if \(threadIdx\.x < compared\) [^\n]*\n", "\n"),
+    mutation("dense: a lane's sum", "a warp's exponentials are not added", DENSE, r"= warp_sum\(exponentials\);",
+             "= exponentials;"),
+    mutation("dense: chosen read too early", "a barrier dropped behind the ranks", DENSE,
+             r"(picks\[i\] = 0;\n)  __syncthreads\(\);\n", r"\1"),
+    mutation("dense: columns beyond the row", "a ragged vector's rest is chosen from", DENSE_RAGGED,
+             r"if \([^\n]*col \+ j < 1003\) \{\n( +const float \w+ = )", r"if (true) {\n\1"),
+    mutation("HIP: dense counts of half a wave", "lanes 32 and up are not added", HIP_DENSE,
+             r"int step = 32(; step > 0; step /= 2\) v \+= __shfl_xor\(v, step\);\n *return v;)", r"int step = 16\1"),
     mutation("HIP: held exponentials of half a wave", "lanes 32 and up are not added", HIP_HELD,
              r"int step = 32(; step > 0; step /= 2\) v \+=)", r"int step = 16\1"),
     mutation("HIP: the most of half a wave", "lanes 32 and up are not asked", HIP_CHOSEN,

@@ -18,6 +18,7 @@ from fusegen.errors import NoPlan
 from fusegen.explaining import accesses
 from fusegen.planner import candidates
 from fusegen.planner.choosing import expected
+from fusegen.planner.density import candidates_of, dense_of
 from fusegen.planner.holding import hold_of, reaching
 from fusegen.planner.model import Layout, RowPlan, Source, Tile
 from fusegen.rendering import render
@@ -173,7 +174,8 @@ def row(order: str, cols: int) -> npt.NDArray[np.float32]:
     ("cols", "which", "cluster"),
     [
         (300, "team", 1), (1003, "threshold", 1), (9000, "threshold", 1), (9000, "threshold", 2),
-        (9001, "threshold", 4), (600, "hold", 1), (9000, "hold", 2), (9001, "hold", 4),
+        (9001, "threshold", 4), (600, "hold", 1), (9000, "hold", 2), (9001, "hold", 4), (600, "dense", 1),
+        (3001, "dense", 1),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("order", ORDERS)
@@ -189,7 +191,8 @@ def test_whatever_the_order(order: str, cols: int, which: str, cluster: int) -> 
 
 
 @pytest.mark.parametrize(("cols", "which"), [
-    (4096, "threshold"), (5001, "threshold"), (251, "team"), (4096, "hold"), (5001, "hold"),
+    (4096, "threshold"), (5001, "threshold"), (251, "team"), (4096, "hold"), (5001, "hold"), (4096, "dense"),
+    (1001, "dense"),
 ])  # fmt: skip
 def test_a_row_alone_has_the_same_bits(cols: int, which: str) -> None:
     """What is chosen, and the row's sum behind it, depend neither on the batch nor on where the row starts."""
@@ -248,12 +251,12 @@ def test_keys_that_compilers_may_fuse_differently_leave_out_nothing(cols: int, n
     validate(made, quick=True).raise_for_error()
 
 
-@pytest.mark.parametrize("which", ["threshold", "hold"])
+@pytest.mark.parametrize("which", ["threshold", "hold", "dense"])
 def test_a_softmax_by_hand(which: str) -> None:
     validate(kernel(by(plans_of(unguarded, "cuda:h200"), which)), quick=True).raise_for_error()
 
 
-@pytest.mark.parametrize("which", ["team", "threshold", "hold"])
+@pytest.mark.parametrize("which", ["team", "threshold", "hold", "dense"])
 def test_a_key_may_depend_on_its_column(which: str) -> None:
     @chain(M=4, V=301, K=8)
     def causal(x: f32[M, V]) -> tuple[f32[M, K], i32[M, K]]:
@@ -279,7 +282,7 @@ def test_what_the_order_does_not_depend_on_is_not_read() -> None:
         """Adding the same to a whole row moves no column."""
         return F.argmax(x * 0.5 + shift + F.sum(F.cast(weights, f32)))
 
-    for which in ("team", "threshold", "hold"):
+    for which in ("team", "threshold", "hold", "dense"):
         plan = by(plans_of(shifted, "cuda:h200"), which)
         assert {t.tensor: t.moved > 0 for t in plan.cost.traffic.tensors} == {
             "x": True, "shift": False, "weights": False, "out": True,
@@ -307,6 +310,7 @@ def test_what_cannot_be_chosen_from_says_why() -> None:
     assert refused >= {"elementwise", "rowwise"}
     refusals = {r.rule: r.reason for r in candidates(normed.graph, target("cuda:h200")).refusals}
     assert "needs a reduction of the row first; held walks over a row once" in refusals["held"]
+    assert "needs a reduction of the row first; dense walks over a row once" in refusals["dense"]
     with pytest.raises(NoPlan, match="32 bits"):
         candidates(plain.at(V=2**31).graph, target("cuda:h200")).need()
 
@@ -327,6 +331,7 @@ def test_a_row_that_is_held_keeps_nothing_else() -> None:
     for refused, reason in ((written, "h is written whole"), (noisy, "a softmax is one of x")):
         refusals = {r.rule: r.reason for r in candidates(refused.graph, target("cuda:h200")).refusals}
         assert reason in refusals["held"]
+        assert reason in refusals["dense"]
 
 
 @pytest.mark.parametrize(("cols", "k", "warps"), [(32000, 16, 64), (32000, 128, 32), (8192, 50, 8), (50257, 256, 64)])
@@ -345,6 +350,47 @@ def test_as_many_reach_the_bar_as_expected(cols: int, k: int, warps: int) -> Non
         found.append(int((keys >= bar).sum()))
     assert min(found) >= k
     assert np.mean(found) == pytest.approx(reaching(hold, tile, cols), rel=0.1)
+
+
+MANY = ((1000, 512), (1003, 100), (300, 300), (1500, 1024), (2048, 256), (4001, 600))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("cols", "k"), MANY)
+@pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
+def test_many_of_a_short_row(name: str, cols: int, k: int, order: str) -> None:
+    """The fewest threads that hold it, and a row where ties stand between what is chosen and what is not."""
+    plans = [p for p in plans_of(plain, name, V=cols, K=k) if p.selection and p.selection.by == "dense"]
+    made = kernel(min(plans, key=lambda plan: plan.threads))
+    x = np.stack([row(order, cols), row("few", cols)[::-1], np.where(np.arange(cols) % 7 == 0, row(order, cols), 0)])
+    values, columns = made(x)
+    wanted = top_columns(x.astype(np.float64), k)
+    np.testing.assert_array_equal(columns, wanted)
+    expected_values = np.where(wanted < 0, -np.inf, np.take_along_axis(x, np.maximum(wanted, 0), -1))
+    np.testing.assert_array_equal(values, expected_values)
+
+
+SIFTED = ((8192, 512, 128), (8192, 100, 256), (2048, 512, 64), (1000, 32, 32))
+
+
+@pytest.mark.parametrize(("cols", "k", "threads"), SIFTED)
+def test_as_many_reach_the_bar_of_a_short_row_as_expected(cols: int, k: int, threads: int) -> None:
+    """The bar of planner/density.py, in numpy: of rows in random order, to 10 % in the mean; and no row's too many."""
+    tile = Tile(threads, threads, 1, 1, -(-cols // threads))
+    dense = dense_of(k, cols, tile, target("cuda:h200"))
+    assert dense is not None
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(60):
+        keys = np.full(tile.per_thread * threads, -np.inf)
+        keys[:cols] = rng.standard_normal(cols)
+        own = keys.reshape(tile.per_thread, threads // 32, 32)
+        peaks = np.stack([own[g :: dense.groups].max(axis=0) for g in range(dense.groups)])
+        said = np.sort(peaks.transpose(1, 0, 2).reshape(threads // 32, -1), axis=1)
+        bar = said[:, -(dense.want + dense.enough) // 2].min()
+        found.append(int((keys >= bar).sum()))
+    assert k <= min(found) <= max(found) <= dense.limit
+    assert np.mean(found) == pytest.approx(candidates_of(dense, tile, cols), rel=0.1)
 
 
 @pytest.mark.parametrize("rows", [1, 64])
@@ -378,6 +424,11 @@ def test_registers_are_shared_by_blocks_that_have_room(name: str, cols: int, k: 
     for plan in told:
         assert plan.selection
         assert 1 <= plan.selection.resident <= plan.target.shared_per_sm // plan.shared_bytes
+
+
+@pytest.mark.parametrize(("cols", "k"), [(1000, 256), (1000, 512), (2048, 512), (4096, 512), (8192, 512)])
+def test_many_columns_are_chosen_from_registers(cols: int, k: int) -> None:
+    assert next(plans_of(plain, "cuda:h200", M=4096, V=cols, K=k)).rule == "dense"
 
 
 def test_a_team_has_fewer_candidates_than_it_ranks() -> None:

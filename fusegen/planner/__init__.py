@@ -8,6 +8,7 @@ from fusegen.graph import Graph
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal
 from fusegen.planner.passes import simplify
 from fusegen.planner.rules import NoMatch
+from fusegen.planner.rules.dense import dense
 from fusegen.planner.rules.elementwise import elementwise
 from fusegen.planner.rules.gemm import gemm
 from fusegen.planner.rules.held import held
@@ -18,7 +19,8 @@ from fusegen.targets.base import Target
 
 Rule = Callable[[Graph, Target, Layout], Iterator[Plan]]
 RULES: Mapping[str, Rule] = {
-    "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "held": held, "gemm": gemm, "wgmma": wgmma,
+    "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "held": held, "dense": dense,
+    "gemm": gemm, "wgmma": wgmma,
 }  # fmt: skip
 CONTIGUOUS = Layout()
 

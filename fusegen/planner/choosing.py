@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fusegen.graph import Graph
 from fusegen.naming import value_names
+from fusegen.planner.density import candidates_of
 from fusegen.planner.duration import (
     COPY_SHARE,
     DIVISION,
@@ -156,6 +157,8 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
     k = selection.k
     if selection.hold:
         return Choice(cols, reaching(selection.hold, tile, cols), 0)
+    if selection.dense:
+        return Choice(cols, candidates_of(selection.dense, tile, cols), 0)
     if selection.by == "team":
         return Choice(cols, min(cols, 1.3 * k + 2), 0)
     groups = tile.threads_per_row * selection.groups

@@ -24,7 +24,8 @@ from fusegen.planner.duration import (
     resident_blocks,
     side_steps,
 )
-from fusegen.planner.model import Cost, Hold, Tile, Traffic
+from fusegen.planner.held_rows import Hold
+from fusegen.planner.model import Cost, Tile, Traffic
 from fusegen.targets.base import Target
 
 LEFT_OUT = 0.2  # of the warps

@@ -18,6 +18,7 @@ from typing import Literal
 from fusegen.errors import NoPlan
 from fusegen.graph import Graph
 from fusegen.planner.heading import header_lines
+from fusegen.planner.held_rows import Dense, Hold
 from fusegen.planner.traffic import Cost, TensorTraffic, Traffic
 from fusegen.targets.base import Target
 from fusegen.types import DType, Shape, f16
@@ -209,24 +210,6 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """How the warps of a block or a cluster choose from a row that their registers hold. See planner/holding.py.
-
-    Of `warps` that share the row, `need` have `want` threads each with a key that reaches the bar. What reaches it is a
-    candidate: a block has `room` for its own, and `limit` of them in all are ranked, with counts of `bins` ranges of
-    keys. A thread adds up the exponentials of `turn` vectors at a time, while others are on their way.
-    """
-
-    warps: int
-    want: int
-    need: int
-    turn: int
-    room: int
-    limit: int
-    bins: int
-
-
-@dataclass(frozen=True, slots=True)
 class Selection:
     """How a kernel chooses k columns of each row, and what it makes of them. See planner/rules/topk.py.
 
@@ -235,10 +218,10 @@ class Selection:
     its warp. Behind every `segment` vectors of a thread the largest keys of `groups` parts of what it has seen give a
     threshold; a lane then looks at one vector that exceeds it at a time. The block holds `entries` candidates, and cuts
     them down to `limit` where they grow too many, with counts of `bins` ranges of keys. "hold": a block's or a
-    cluster's registers hold the row, and `hold` says the rest.
+    cluster's registers hold the row, and `hold` says the rest. "dense": a block's do, and many are chosen: see `dense`.
     """
 
-    by: Literal["team", "threshold", "hold"]
+    by: Literal["team", "threshold", "hold", "dense"]
     k: int
     key: str  # the element value that decides
     loads: tuple[Load, ...]  # what the key is made from,
@@ -257,6 +240,7 @@ class Selection:
     resident: int = 0  # blocks that an SM is to hold, and for which the compiler keeps registers; 0: it is not told
     vote_bytes: int = 0  # static shared memory of the block's votes
     hold: Hold | None = None
+    dense: Dense | None = None
 
 
 Staging = Literal[

@@ -67,6 +67,10 @@ SPELLING = Spelling(
         "popcount": ("__popcll(lanes)",),
         "warp_least": reduced("<"),
         "warp_most": reduced(">"),
+        "warp_total": (
+            "for (int step = 32; step > 0; step /= 2) v += __shfl_xor(v, step);",
+            "return v;",
+        ),
         "shuffle_up": ("__shfl_up(v, step)",),
         "from_first_lane": ("__shfl(start, 0)",),
         "meet": ('__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");', "__builtin_amdgcn_wave_barrier();"),

@@ -43,24 +43,24 @@ def held(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         walks = picking(graph, draft.accesses, "nothing")
-        need_one_walk(graph, walks)
+        need_one_walk(graph, walks, "held")
         for threads in BLOCKS:
             for cluster in clusters(target):
                 if tile := tile_of(draft, threads, cluster):
                     yield from by_tile(draft, walks, tile)
 
 
-def need_one_walk(graph: Graph, walks: Picking) -> None:
+def need_one_walk(graph: Graph, walks: Picking, rule: str) -> None:
     """Raises NoMatch where the row is walked over for more than its keys and what is one value a row."""
     assert graph.selection is not None
     chooses = f"{graph.selection.operator} at {graph.selection.where} chooses by {walks.key}"
     *before, last = walks.walks.stages
     if before:
-        raise NoMatch(f"{chooses}, which needs a reduction of the row first; held walks over a row once")
+        raise NoMatch(f"{chooses}, which needs a reduction of the row first; {rule} walks over a row once")
     if last.stores:
-        raise NoMatch(f"{chooses}, and {last.stores[0].access.name} is written whole; held writes what is chosen")
+        raise NoMatch(f"{chooses}, and {last.stores[0].access.name} is written whole; {rule} writes what is chosen")
     if others := [r for r in last.reductions if r.kind == "softmax" and r.value != walks.key]:
-        raise NoMatch(f"{chooses}, and a softmax is one of {others[0].value}; held takes both of one value")
+        raise NoMatch(f"{chooses}, and a softmax is one of {others[0].value}; {rule} takes both of one value")
 
 
 def tile_of(draft: Draft, threads: int, cluster: int) -> Tile | None:

@@ -1,0 +1,151 @@
+"""What choosing many columns of a short row takes, which a block's registers hold: sizes, candidates, time.
+
+Every warp parts its keys into groups, two for each column that it is to choose, and says what order its share of their
+largest keys reach. The least that a warp says is the bar: k keys reach it, since a warp's share of the groups do in
+each warp. What reaches it is a candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from fusegen.graph import Graph
+from fusegen.naming import value_names
+from fusegen.planner.duration import (
+    COPY_SHARE,
+    DIVISION,
+    ISSUE,
+    MOVE,
+    SM_GBS,
+    STEP,
+    Work,
+    resident_blocks,
+    side_steps,
+)
+from fusegen.planner.held_rows import Dense
+from fusegen.planner.holding import ENTRY, WORD, power_from
+from fusegen.planner.model import Cost, Tile, Traffic
+from fusegen.targets.base import Target
+
+SPARSEST = 128  # columns of a row for each one that is chosen: 4096 x 8192, k = 32, took 55 us, and 51 as it streams by
+GROUPS = 2  # for each column that is chosen: with four, 32768 x 1000, k = 100, f32 took 95 us, with two 73
+SLACK = 8  # an eighth more groups may reach a warp's order than need to,
+FEW = 4  # or so many: a try less is worth more than a candidate less
+ALL = 0.75  # of a warp's groups: where more than that would have to reach the bar, it is no use
+MOST_ELEMENTS = 64  # of a thread: 32768 x 8192, k = 512, f32 took 428 us with as many, 465 with half of them
+ROOM = 1.25  # by the candidates of a row in random order,
+BESIDE = 32  # and so many more
+MOST_BINS = 1024
+COMPARED = 4  # candidates of a bin that each one is compared with at a time
+
+# The largest of n numbers of a normal distribution, in standard deviations: as far as the poorest of n warps lies below
+# what they say in the mean.
+POOREST = {1: 0.0, 2: 0.56, 4: 1.03, 8: 1.42, 16: 1.77}
+
+# Fitted to the 215 of 276 candidates of 88 shapes on an H200 (cold L2, medians of 9) that took up to 1.5 times as long
+# as their shape's best one, whose times they predict to 9 % (rms of the logarithm). First choices among them and those
+# of planner/choosing.py took 1.2 % more than the best one in the mean, 16 % at worst.
+# ---- instructions of a thread
+ELEMENT = 4.6  # its part of a group's largest key, of counting what reaches the bar, and of packing it
+EXPONENTIAL = 4.0  # an element of the sum
+GROUP = 20.0  # tried against some bars
+JOINED = 20.0  # a vector from the pieces that it lies across
+THREAD = 370.0
+BIN = 12.6
+CANDIDATE = 30.0
+CHOSEN = 42.0
+# ---- waiting of a block: cycles of an instruction, and microseconds
+ALONE_CYCLES = 5.3  # when its scheduler has no other warp; each one that it has adds a cycle
+FIRST_LOAD_US = 0.1
+WARP_US = 0.08  # each one that comes to the barriers
+LAUNCH_US = 5.5
+OVERLAP = 6.0  # the norm's exponent
+
+
+def dense_of(k: int, cols: int, tile: Tile, target: Target) -> Dense | None:
+    """None where some warp has too few keys to say what its share of them reach, though a bar would be of use."""
+    warps, elements = tile.threads // target.warp, tile.per_thread * tile.vector
+    want = -(-k // warps)
+    enough = want + max(min(want, FEW), want // SLACK)
+    groups = min(elements, power_from(-(-GROUPS * k // tile.threads)))
+    if want > ALL * min(groups * target.warp, least_of_a_warp(cols, tile, target.warp)):
+        if k <= ALL * cols:
+            return None
+        groups = want = enough = 0
+    bins = max(tile.threads, min(MOST_BINS, max(256, 2 * power_from(k))))
+    dense = Dense(warps=warps, groups=groups, want=want, enough=enough, limit=cols, bins=bins)
+    found = candidates_of(dense, tile, cols)
+    return replace(dense, limit=max(k, min(cols, -(-int(ROOM * found + BESIDE) // 8) * 8)))
+
+
+def least_of_a_warp(cols: int, tile: Tile, warp: int) -> int:
+    """Elements of the block's last warp, which has the fewest."""
+    before = tile.threads - warp
+    each = (cols - (v * tile.threads + before) * tile.vector for v in range(tile.per_thread))
+    return sum(min(max(0, n), warp * tile.vector) for n in each)
+
+
+def candidates_of(dense: Dense, tile: Tile, cols: int) -> float:
+    """Expected candidates of a row in random order: what reaches the order of the poorest warp."""
+    if not dense.groups:
+        return float(cols)
+    of_warp = dense.groups * tile.threads // dense.warps
+    share = min(1.0, (dense.want + dense.enough) / 2 / of_warp)
+    share += POOREST.get(dense.warps, 2.0) * math.sqrt(share * (1 - share) / of_warp)
+    in_group = max(1.0, cols / (dense.groups * tile.threads))
+    return cols * float(1 - (1 - min(0.999, share)) ** (1 / in_group))
+
+
+def shared_bytes(dense: Dense, tile: Tile) -> int:
+    """Of the struct Picker in templates/parts/picking_dense.j2."""
+    words = dense.bins + tile.threads + 2 + 6 * dense.warps
+    return -(-(ENTRY * (2 * dense.limit + COMPARED) + WORD * words) // 16) * 16
+
+
+def duration_of(target: Target, graph: Graph, work: Work, dense: Dense, moved: Traffic, registers: int) -> Cost:
+    """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
+    tile = work.tile
+    resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
+    per_us = target.fp32_tflops * 1e6 / 2
+    thread = instructions(graph, work, dense)
+    share = min(side_steps(access) for access in work.accesses)
+    memory_us = moved.moved / (target.dram_gbs * COPY_SHARE * 1e3 * share)
+    issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
+    there = min(resident, -(-work.blocks // target.sms)) * tile.threads / target.warp  # warps of an SM
+    cycles = ALONE_CYCLES + there / target.schedulers_per_sm
+    alone_us = FIRST_LOAD_US + WARP_US * tile.threads / target.warp + moved.moved / work.blocks / (SM_GBS * 1e3)
+    alone_us += thread * cycles * target.sms * target.f32_lanes / per_us
+    waves = max(1.0, work.blocks / target.sms / resident)
+    waiting_us = (waves + math.ceil(waves)) / 2 * alone_us  # the last wave's blocks start before those before them end
+    norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
+    first = sum(load.access.dtype.bytes for load in work.stages[-1].loads)
+    return Cost(
+        traffic=moved,
+        floor_us=max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6)),
+        time_us=LAUNCH_US + norm,
+        bound="memory" if memory_us >= issue_us else "instruction",
+        in_flight_bytes=resident * tile.threads * tile.per_thread * tile.vector * first,
+        registers=registers,
+        blocks_per_sm=resident,
+    )
+
+
+def instructions(graph: Graph, work: Work, dense: Dense) -> float:
+    """Of one thread."""
+    tile, [stage] = work.tile, work.stages
+    issued = {name: node.op.issued for node, name in value_names(graph).items()}
+    element = ELEMENT + MOVE * len(stage.loads) + sum(issued.get(s.name, 1) for s in stage.body)
+    element += sum(EXPONENTIAL if r.kind == "softmax" else 1 for r in stage.reductions)
+    element += JOINED / tile.vector * sum(load.access.mode == "across" for load in stage.loads)
+    dims = max(1, *(len(a.strided) for a in work.accesses))
+    others = sum(r.kind != "softmax" for r in stage.reductions)
+    candidates = candidates_of(dense, tile, graph.cols)
+    return (
+        THREAD
+        + DIVISION * (dims - 1)
+        + others * STEP * math.log2(tile.threads)
+        + element * tile.per_thread * tile.vector
+        + GROUP * dense.groups
+        + (BIN * dense.bins + CANDIDATE * candidates + CHOSEN * graph.picks) / tile.threads
+    )
