@@ -270,6 +270,24 @@ def test_relu_of_what_is_surely_negative_is_surely_zero() -> None:
     assert np.isfinite(out.error).all()
 
 
+def test_nothing_is_known_of_what_is_made_of_a_nan_that_may_be_none() -> None:
+    """The root of a sum that is 0 but for rounding: NaN in float64, a number in a kernel that is right."""
+
+    @chain(M=1, N=64)
+    def spec(x: f32[M, N]) -> tuple[f32[M, N], f32[M, N], f32[M, N], f32[M, 1]]:
+        root = F.rsqrt(x - F.mean(x))
+        return root + 1.0, F.maximum(root, x), F.cast(root, bf16), F.max(root)
+
+    x = np.full((1, 64), 0.1, np.float32)
+    x[0, 0] += np.float32(1e-8)
+    for out in analyse(plan(spec.graph, H200), [x]):
+        assert np.isinf(np.broadcast_to(out.error, (1, 64))[:, 1:]).all()
+    below_zero, certain, *_ = analyse(plan(spec.graph, H200), [np.linspace(-3, 3, 64, dtype=np.float32)[None]])
+    assert np.isnan(below_zero.value[0, :30]).all()
+    assert not np.broadcast_to(below_zero.error, (1, 64))[0, :30].any()
+    assert not np.broadcast_to(certain.error, (1, 64))[0, :30].any()
+
+
 def test_the_root_of_a_magnitude_is_bounded_down_to_zero() -> None:
     """There its slope is infinite, and the sum below it may be any number within its error."""
 

@@ -23,11 +23,12 @@ class Bounded:
 
     @property
     def low(self) -> Array:
-        return np.asarray(self.value - self.error)
+        """-inf where nothing is known, also of what the reference has as NaN."""
+        return np.asarray(np.where(np.isinf(self.error), -np.inf, self.value - self.error))
 
     @property
     def high(self) -> Array:
-        return np.asarray(self.value + self.error)
+        return np.asarray(np.where(np.isinf(self.error), np.inf, self.value + self.error))
 
     @property
     def unsure(self) -> Array:
