@@ -284,6 +284,26 @@ def test_estimates_of_many_rows_meet_what_was_measured(sizes: tuple[int, int, in
     assert plans[0].configuration == f"gemm {min(times, key=lambda name: times[name])}"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "times"),
+    [
+        ((333, 1001, 1003), {"64x64x64 2x2 4 cluster=2": 23.2, "128x128x64 2x4 3 cluster=2": 28.3, "64x64x64 2x2 4": 31.6}),
+        ((2048, 4095, 4097), {"128x128x64 2x4 3": 534}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_estimates_of_factors_that_no_copy_brings(sizes: tuple[int, int, int], times: dict[str, float]) -> None:
+    """Lines that are no multiple of 16 bytes, as above. Tiles whose elements on their way leave a thread no registers are
+    no candidates: at 2048 x 4095 x 4097 128x256x64 spilled, and took 714 us."""
+    rows, cols, depth = sizes
+    plans = gemm_plans(gemms.bias_gelu.at(M=rows, N=cols, K=depth).graph, CUDA)
+    estimates = {p.configuration: p.cost.time_us for p in plans}
+    for name, us in times.items():
+        assert estimates[f"gemm {name}"] == pytest.approx(us, rel=0.13), name
+    assert plans[0].configuration == f"gemm {min(times, key=lambda name: times[name])}"
+    assert not any("256x64 " in p.configuration for p in plans)
+
+
 def test_factors_that_pass_by_once_cost_less() -> None:
     """An address that is no multiple of 16 bytes takes copies that tell the L2 nothing."""
     graph = gemms.bias_gelu.at(M=8, N=4096, K=4096).graph

@@ -31,6 +31,9 @@ MMA_SYNC = 0.66  # of the data sheet's rate, where that takes warpgroups: 6.03 c
 SUMS_US = 3.1  # from the last product of a tile of 128 x 256 to its end, where no other block hides it: 5400 cycles,
 THROUGH_US = 1.5  # and more where sums go through shared memory
 CLUSTER_ROOM = 0.95  # of the SMs, that clusters of more than 2 find side by side: 32 of 4 took two waves of 132 SMs
+# An element that one thread loads by itself on its way to shared memory, where it waits for each slice's: 9 candidates at
+# 333 x 1001 x 1003 and one at 2048 x 4095 x 4097, bf16, which cuBLAS took 22.9 and 549 us for and they 23.2 and 534.
+ELEMENT_US = 0.023
 ADD_US = 0.6  # adding up the sums of a cluster's blocks
 CLUSTER_US = 2.2  # more for each doubling of a cluster
 OVERLAP = 4.0  # the norm's exponent
@@ -90,6 +93,7 @@ class Work:
     prepared: bool  # has the left operand a prologue?
     statistics: int
     once: bool  # is the L2 told that the right factors are read once?
+    elements: int  # that a thread loads one by one for each slice, where no copy can bring them
 
 
 def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> int:
@@ -150,7 +154,9 @@ def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float
     last = -(-rest // sms)
     waves = resident * full * wave_share(resident, tile, own) + last * wave_share(last, tile, own)
     ends = own.tile_us if own is MFMA_PACE else own.tile_us + sums_us(work)
-    return own.first_us + waves * tile_us + ends * (full + bool(rest)) / max(1, resident - 1)
+    slices = -(-work.depth // (tile.depth * tile.cluster))
+    by_element = -(-blocks // (sms * resident)) * slices * work.elements * ELEMENT_US
+    return own.first_us + waves * tile_us + by_element + ends * (full + bool(rest)) / max(1, resident - 1)
 
 
 def pace_of(work: Work) -> Pace:

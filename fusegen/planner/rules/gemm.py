@@ -330,11 +330,22 @@ def fits(drawn: Draft, tile: GemmTile, atom: Atom) -> bool:
         return False
     if team * tile.teams > target.threads_per_block:
         return False
-    if gemm_registers(tile, atom, drawn.dtype, drawn.products) > min(target.registers_per_thread, 255):
+    held = elements(drawn, tile) if tile.teams == 1 else 0  # streams have no others to give way to
+    if gemm_registers(tile, atom, drawn.dtype, drawn.products) + held > min(target.registers_per_thread, 255):
         return False
     if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.depth % (2 * atom.depth):
         return False
     return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*left_factors(drawn), *right))
+
+
+def elements(drawn: Draft, tile: GemmTile) -> int:
+    """That a thread loads one by one for each slice, and holds until they go to shared memory: on GPUs whose copies
+    bring whole chunks past the registers."""
+    if not drawn.target.async_copies:
+        return 0
+    left = sum(tile.rows for f in left_factors(drawn) if f.width == 1)
+    right = sum(tile.cols for f in right_factors(drawn).values() if f.width == 1) // len(drawn.groups)
+    return (left + right) * tile.depth // (tile.warps * drawn.target.warp)
 
 
 def chunks_fit(factor: Factor, tile: GemmTile, team: int, chunk: int) -> bool:
@@ -461,7 +472,9 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
     statistics = len(drawn.parts.statistics)
     once = all(f.once for f in right.values())
     dtype, prepared = drawn.dtype, prologue is not None
-    work = Work(tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once)
+    work = Work(
+        tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once, elements(drawn, tile)
+    )
     return GemmPlan(
         name=entry_name(graph),
         graph=graph,
