@@ -111,8 +111,13 @@ def waves(plan: Plan) -> list[str]:
         return []
     graph = plan.graph
     extents = [math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes) for dim in plan.row_dims]
-    tiles = plan.tiles(*extents) * plan.tile.cluster if isinstance(plan, WgmmaPlan) else plan.blocks(*extents)
-    return [wave_text(tiles, plan.target.sms * plan.cost.blocks_per_sm)]
+    places = plan.target.sms * plan.cost.blocks_per_sm
+    if not isinstance(plan, WgmmaPlan):
+        return [wave_text(plan.blocks(*extents), places)]
+    tiles, shares = plan.tiles(*extents) * plan.tile.cluster, plan.tile.shares
+    if shares == 1:
+        return [wave_text(tiles, places)]
+    return [wave_text(tiles * shares, places).replace("tiles", f"parts of {tiles} tiles")]
 
 
 def side_text(factor: Factor, graph: Graph) -> str:

@@ -10,9 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fusegen.dialect import Dialect, choice
-from fusegen.planner.model import Access, Load, Reduction
-from fusegen.planner.pieces import stride_name
+from fusegen.planner.model import Load, Reduction
 from fusegen.planner.wgmma import (
     ATOM_DEPTH,
     ATOM_ROWS,
@@ -22,11 +20,12 @@ from fusegen.planner.wgmma import (
     SEGMENT,
     STAGED,
     STEPS,
+    WARPS,
     Operand,
-    WgmmaPlan,
     WgmmaSpan,
 )
 from fusegen.types import DType, bf16, f16, f32
+from fusegen.wgmma_copying import CopySpeller
 
 # The bits of a matrix descriptor beside its address (PTX ISA, "Matrix descriptor format"): swizzle by 128 bytes; 1024
 # bytes from 8 lines to the next 8; 8192 bytes from 64 rows or columns to the next 64, where these are the lines.
@@ -46,110 +45,10 @@ BRINGING = 40  # registers of a thread that brings slices
 SUMMING = 232  # and of one that sums: 40 + 2 x 232 are three times the 168 that each starts with
 
 
-class WgmmaSpeller(Dialect):
+class WgmmaSpeller(CopySpeller):
     """The words of one plan; `context()` is what the template sees."""
 
-    def __init__(self, plan: WgmmaPlan) -> None:
-        super().__init__(plan.target.spelling)
-        self.plan = plan
-        self.tile = plan.tile
-
-    # ---- small texts
-
-    def pair(self, access: Access) -> str:
-        return f"Vec<{self.ctype(access.dtype)}, 2>"
-
-    def at(self, access: Access, *last: str) -> str:
-        """Where the tensor's row `row` begins, and then `last`."""
-        dims = self.plan.row_dims
-        terms = [
-            f"{'row' if place == len(dims) - 1 else 'batch'} * {stride_name(access, dims, place)}"
-            for place in access.strided
-        ]
-        return " + ".join([f"{access.name}_ptr", *terms, *last])
-
-    def load(self, access: Access) -> str:
-        name = "load" if access.mode == "vector" else "load_each"
-        self.functions.add(name)
-        return f"{name}<2>({self.at(access, 'col')})"
-
-    # ---- tiles and tensor copies
-
-    def place(self) -> list[str]:
-        """From a tile's number to its first row and column."""
-        tile, across = self.tile, self.plan.tiles_across
-        lines = []
-        if self.plan.batched:
-            lines += ["at.batch = tile / tiles_here;", "tile %= tiles_here;"]
-        down = "at.row0 = {} * " + str(self.plan.band)
-        if across == 1:
-            lines += [f"{down.format('tile')};", "at.col0 = 0;"]
-        else:
-            both = tile.group * across
-            lines += [
-                f"const int first = tile / {both} * {tile.group};",
-                f"const int height = tiles_down - first < {tile.group} ? tiles_down - first : {tile.group};",
-                f"{down.format(f'(first + tile % {both} % height)')};",
-                *self.column(f"tile % {both} / height"),
-            ]
-        if tile.cluster > 1:
-            lines.append(f"at.row0 += __clusterRelativeBlockRank() * {tile.rows};")
-        return lines
-
-    def column(self, across: str) -> list[str]:
-        """The first column of a tile; with several spans, of the one that it belongs to."""
-        spans, width = self.plan.spans, self.plan.width
-        if not self.plan.several:
-            return [f"at.col0 = {across} * {width};"]
-        span = choice([f"across < {s.first_tile + s.tiles}" for s in spans], [str(i) for i in range(len(spans))])
-        first = choice([self.of_span(i) for i in range(len(spans))], [str(s.first_tile) for s in spans])
-        return [
-            f"const int across = {across};",
-            f"at.span = {span};",
-            f"at.col0 = (across - ({first})) * {width};",
-        ]
-
-    def of_span(self, number: int) -> str:
-        """Is the tile one of that span's? Empty where there is but one."""
-        return f"at.span == {number}" if self.plan.several else ""
-
-    def left_copy(self) -> Mapping[str, Any]:
-        """The box of one slice, its place in shared memory and its coordinates, innermost first."""
-        return self.copy(self.plan.left, "at.row0", self.tile.rows, "left", 0, cluster=1)
-
-    def right_copies(self, span: WgmmaSpan) -> list[Mapping[str, Any]]:
-        """The same of each product's right factor."""
-        width, cluster = self.plan.width, self.tile.cluster
-        return [
-            self.copy(right, "at.col0", width, "right", place * width * 128, cluster)
-            for place, right in enumerate(span.rights)
-        ]
-
-    def copy(self, operand: Operand, side: str, extent: int, to: str, offset: int, cluster: int) -> Mapping[str, Any]:
-        """`extent` rows or columns from `side` on; of several blocks each brings its part, to all of them."""
-        share = extent // cluster
-        lines = 1 if operand.along else share // LINE
-        start = f"{to} + {offset}" if offset else to
-        if cluster > 1:
-            start += f" + rank * {share * 128}"
-            side += f" + rank * {share}"
-        if lines > 1:
-            start += f" + i * {SEGMENT}"
-            side += f" + i * {LINE}"
-        depth = f"step * {self.plan.line}"
-        coordinates = [depth, side] if operand.along else [side, depth]
-        if operand.batch:
-            coordinates.append("at.batch")
-        name = "copy_box_to_all" if cluster > 1 else "copy_box"
-        self.functions.add(f"{name}_{len(coordinates)}")
-        return {
-            "name": name,
-            "stage_bytes": self.tile.left_bytes if to == "left" else self.tile.right_bytes,
-            "map": operand.map,
-            "boxes": lines,
-            "to": start,
-            "at": ", ".join(coordinates),
-        }
+    # ---- factors in shared memory
 
     def factor(self, operand: Operand, stage_bytes: int) -> Mapping[str, Any]:
         """What descriptors of its slices are made of, in units of 16 bytes."""
@@ -229,6 +128,50 @@ class WgmmaSpeller(Dialect):
             "inputs": ", ".join([*names, '"l"(right)']),
         }
 
+    # ---- blocks that share a tile
+
+    @property
+    def sums(self) -> str:
+        """Where whole sums are."""
+        return "added" if self.tile.shares > 1 else "sums"
+
+    def shares(self) -> Mapping[str, Any]:
+        """How sums come to the block that finishes their columns: vectors of 4 of one thread, a warp's side by side."""
+        plan, tile, shares = self.plan, self.tile, self.tile.shares
+        if shares == 1:
+            return {}
+        vectors = tile.sums // shares // 4
+        products = len(plan.spans[0].rights)
+        each = vectors // products  # of one product
+        across = f"v / {each} * {plan.width // 2} + " if products > 1 else ""
+        inside = f"v % {each}" if products > 1 else "v"
+        return {
+            "warps": WARPS,
+            "barriers": 8 * (tile.stages + 2),
+            "vectors": vectors,
+            "of_warp": 32 * vectors,
+            "of_block": WARPS * 32 * vectors,
+            **self.shared_statistics(),
+            "sum": f"{across}block * {plan.finished // 2} + {inside} * 4",
+        }
+
+    def shared_statistics(self) -> Mapping[str, Any]:
+        """Statistics of a thread's two rows, one behind the other, by the warp and by the block they come from."""
+        found = self.plan.fragments.statistics if self.plan.fragments else ()
+        names = [f"{self.whole(r)}[{r8}]" for r in found for r8 in (0, 1)]
+        return {
+            "statistics": names,
+            "statistics_at": self.plan.statistics_at,
+            "statistics_of_block": WARPS * 32 * len(names),
+        }
+
+    def turned(self) -> Mapping[str, str | int]:
+        """A line of a box that is stored, and where a swizzle by such lines puts its 16 bytes: bits 7 and up of an
+        address turn bits 4 and up (CUDA driver API, CUtensorMapSwizzle)."""
+        lines = LINE // self.plan.box_cols  # of a box in 128 bytes
+        r = f"r / {lines} % {8 // lines}" if lines > 1 else "r % 8"
+        return {"bytes": self.plan.box_cols * 2, "turned_by": r, "turn": r.replace("r", "lane")}
+
     # ---- fragments of the left factor
 
     def fragments(self) -> Mapping[str, Any] | None:
@@ -237,7 +180,7 @@ class WgmmaSpeller(Dialect):
         if found is None:
             return None
         lines = [self.statement(s) for s in found.body]
-        inside = f"depth < {plan.depth}" if plan.depth % LINE else ""
+        inside = f"depth < {plan.depth}" if plan.padded else ""
         for r in found.statistics:
             lines.append(f"{f'if ({inside}) ' if inside else ''}{r.part}[quarter % 2] += {r.value};")
         if found.changes and not found.scale:
@@ -277,7 +220,7 @@ class WgmmaSpeller(Dialect):
     def order(self, depth: bool) -> Mapping[str, Any]:
         """Slices by turns through two sets of registers: the first two, behind which chunks that were kept are stored;
         then pairs of them; then the last of an odd number. `depth`: is `prepare` told which slice it is of its tile?"""
-        slices, chunks = self.plan.slices, self.plan.width // LINE
+        slices, chunks = self.plan.steps, self.plan.chunks
         first = range(min(slices, 2))
         share = -(-chunks // len(first))
         stored = [range(step * share, min(chunks, (step + 1) * share)) if self.plan.keeps else None for step in first]
@@ -301,7 +244,7 @@ class WgmmaSpeller(Dialect):
             name = "load" if access.mode == "vector" else "load_each"
             self.functions.add(name)
             call = f"{name}<2>({access.name}_ptr + depth)"
-            if plan.depth % LINE:
+            if plan.padded:
                 call = f"depth < {plan.depth} ? {call} : {self.pair(access)}{{}}"
             lane = f"Vec<{self.ctype(access.dtype)}, {LINE // 4}>"
             found.append({"type": self.pair(access), "lane": lane, "name": access.name, "call": call, "at": str(at)})
@@ -336,12 +279,12 @@ class WgmmaSpeller(Dialect):
         """Element j of a pair: its value from the sums and the operands, up to what is stored."""
         lines = []
         for place, value in enumerate(span.values):
-            offset = f" + {place * self.tile.sums // len(span.values)}" if place else ""
-            lines.append(f"const float {value} = sums[i][sum_at{offset} + j];")
+            offset = f" + {place * self.plan.finished // 2}" if place else ""
+            lines.append(f"const float {value} = {self.sums}[i][sum_at{offset} + j];")
         for load in span.vectors:
             text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n].at[j]")
             lines.append(f"const {load.ctype} {load.value} = {text};")
-        for load in span.loads:
+        for load in (*span.brought, *span.loads):
             text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n8][r8].at[j]")
             lines.append(f"const {load.ctype} {load.value} = {text};")
         lines += [self.statement(s) for s in span.body]
@@ -356,7 +299,7 @@ class WgmmaSpeller(Dialect):
         for place, store in enumerate(span.boxes):
             access = store.access
             number = self.box_number(place, len(span.boxes))
-            coordinates = [f"at.col0 + chunk * {LINE}", f"row0 + i * {ATOM_ROWS}"]
+            coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {ATOM_ROWS}"]
             if len(access.strided) > 1:
                 coordinates.append("at.batch")
             self.functions.add(f"store_box_{len(coordinates)}")
@@ -378,7 +321,7 @@ class WgmmaSpeller(Dialect):
 
     def box_number(self, place: int, outputs: int) -> str:
         """Which buffer a box waits in, in bytes: they take turns, by the box's number among all of the warp's."""
-        chunks = self.plan.width // LINE
+        chunks = self.plan.chunks
         terms = []
         if self.tile.parts > 1 and chunks * outputs % BUFFERS:
             terms.append("i")
@@ -415,7 +358,14 @@ class WgmmaSpeller(Dialect):
             **self.frame(plan, text),
             "includes": self.includes(),
             "uses": {
-                "vec": bool(vectors or fragments or any(s["loads"] or s["direct"] for s in spans)),
+                "vec": bool(
+                    vectors
+                    or plan.brought
+                    or fragments
+                    or tile.shares > 1
+                    or plan.left_rows < tile.held_rows
+                    or any(s["loads"] or s["direct"] for s in spans)
+                ),
                 "functions": self.functions,
             },
             "index": "int",
@@ -427,20 +377,27 @@ class WgmmaSpeller(Dialect):
             "place": self.place(),
             "tiles": self.tiles(),
             "left_copy": left_copy,
+            "empty": self.empty(),
+            "inside": self.inside,
             "spans": spans,
             "boxes": any(span["boxes"] for span in spans),
             "box_functions": self.box_functions(),
             "instruction": self.instruction(),
             "steps": STEPS,
             "every_block": f"{(1 << tile.cluster) - 1}",
-            "first_tile": f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x",
+            "first_tile": self.first_tile,
+            "this_tile": self.first_tile if tile.shares > 1 else "tile",
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
             "releasing": f"lane < {tile.cluster}" if tile.cluster > 1 else "lane == 0",
-            "release": "arrive_in(empty + 8 * before, lane)" if tile.cluster > 1 else "arrive_at(empty + 8 * before)",
+            "release": self.release("before"),
             "left": self.factor(plan.left, tile.left_bytes),
             "ways": self.ways(),
-            "vector_pairs": plan.width // 8,
-            "chunks": plan.width // LINE,
+            "vector_pairs": plan.finished // 8,
+            "chunks": plan.chunks,
+            "col0": self.col0,
+            "shares": self.shares(),
+            "step": self.step,
+            "box": self.turned(),
             "batch": bool(re.search(r"\bbatch\b", everything)),
             "type": {f16: "f16", bf16: "bf16", f32: "tf32"}[plan.dtype],
             "atom_depth": 2 * ATOM_DEPTH // plan.dtype.bytes,
@@ -448,6 +405,7 @@ class WgmmaSpeller(Dialect):
             "staging": STAGED * BUFFERS,
             "spare": BUFFERS - 1,
             "vectors": vectors,
+            "brought": self.places(),
             "fragments": fragments,
             "kept": self.kept(spans[0]["boxes"][0]) if plan.keeps else None,
             "slices": slices,
@@ -455,17 +413,17 @@ class WgmmaSpeller(Dialect):
             "own_rows": f" + own * {tile.parts * SEGMENT}" if tile.schedule == "halves" else "",
             "names_row": not plan.keeps or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in spans),
             "first_row": f"own * {tile.group_rows} + " if tile.schedule == "halves" else "",
-            "chunk_sums": LINE // 2,
+            "chunk_sums": plan.box_cols // 2,
             "pairs": LINE // 2,
             "ring_bytes": 8 * tile.stages,
-            "columns": LINE // 8,
+            "columns": plan.box_cols // 8,
             "line": LINE,
         }
 
     def span(self, number: int) -> Mapping[str, Any]:
         """What is brought for one span's tiles, and made of their sums."""
         span = self.plan.spans[number]
-        guard = " && ".join(filter(None, [self.inside_row, self.inside_col(span)]))
+        guard = " && ".join(filter(None, ["inside" * bool(self.inside), self.inside_row, self.inside_col(span)]))
         loads, direct = [self.read(load, guard) for load in span.loads], self.direct(span)
         row_lines, element = self.row_lines(span), self.element(span)
         inside = " ".join([*element, *([guard] if direct else []), *(d["call"] for d in direct)])
@@ -473,6 +431,7 @@ class WgmmaSpeller(Dialect):
             "test": self.of_span(number),
             "copies": self.right_copies(span),
             "loads": loads,
+            "brought": [self.brought(load) for load in span.brought],
             "boxes": self.boxes(span),
             "direct": direct,
             "row_values": self.row_values(span),
@@ -499,11 +458,11 @@ class WgmmaSpeller(Dialect):
         lines = [f"const long long rows = {rows};"] if rows != "rows" else []
         lines.append(f"const int tiles_down = static_cast<int>((rows + {plan.band - 1}) / {plan.band});")
         count = f"tiles_down * {plan.tiles_across}" if plan.tiles_across > 1 else "tiles_down"
+        alone = self.tile.shares > 1  # a cluster has one tile, and need not count them
         if plan.batched:
             lines.append(f"const int tiles_here = {count};  // of one product")
             count = f"static_cast<int>({plan.row_dims[0].extent}) * tiles_here"
-        lines.append(f"const int tiles = {count};")
-        return lines
+        return lines if alone else [*lines, f"const int tiles = {count};"]
 
     def expressions(self) -> Iterable[str]:
         before = self.plan.fragments.body if self.plan.fragments else ()

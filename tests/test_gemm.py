@@ -287,14 +287,14 @@ def test_estimates_of_many_rows_meet_what_was_measured(sizes: tuple[int, int, in
 @pytest.mark.parametrize(
     ("sizes", "times"),
     [
-        ((333, 1001, 1003), {"64x64x64 2x2 4 cluster=2": 23.2, "128x128x64 2x4 3 cluster=2": 28.3, "64x64x64 2x2 4": 31.6}),
+        ((333, 1001, 1003), {"64x64x64 2x2 4 cluster=2": 23.2, "128x128x64 2x4 3 cluster=2": 28.3}),
         ((2048, 4095, 4097), {"128x128x64 2x4 3": 534}),
     ],
     ids=str,
 )  # fmt: skip
 def test_estimates_of_factors_that_no_copy_brings(sizes: tuple[int, int, int], times: dict[str, float]) -> None:
-    """Lines that are no multiple of 16 bytes, as above. Tiles whose elements on their way leave a thread no registers are
-    no candidates: at 2048 x 4095 x 4097 128x256x64 spilled, and took 714 us."""
+    """Lines that are no multiple of 16 bytes, as above. Tiles whose elements on their way leave a thread no
+    registers are no candidates: at 2048 x 4095 x 4097 128x256x64 spilled, and took 714 us."""
     rows, cols, depth = sizes
     plans = gemm_plans(gemms.bias_gelu.at(M=rows, N=cols, K=depth).graph, CUDA)
     estimates = {p.configuration: p.cost.time_us for p in plans}

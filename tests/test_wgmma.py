@@ -14,6 +14,7 @@ from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
 from fusegen.compiling import compile_source
 from fusegen.errors import MissingError, RequestError
+from fusegen.explaining import products
 from fusegen.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Param, Source
@@ -217,7 +218,8 @@ def test_tiles_fit_and_are_told_apart(spec: Chain) -> None:
     assert len({p.configuration for p in found}) == len(found) >= 4
     for plan in found:
         assert plan.shared_bytes <= H200.shared_bytes
-        assert plan.shared_bytes == plan.vectors_at + (4 * plan.fragments.slice_bytes if plan.fragments else 0)
+        statistics = len(plan.fragments.statistics) if plan.fragments else 0
+        assert plan.shared_bytes == plan.statistics_at + plan.tile.statistics_bytes(statistics)
         assert plan.tile.barriers_at % 1024 == 0
         assert plan.threads == 384
 
@@ -268,8 +270,9 @@ def topped(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
     return x @ w + F.max(x)
 
 
-@chain(M=64, N=64, K=64)
+@chain(M=72, N=64, K=64)
 def crowded(x: bf16[M, K], a: f32[K], b: f32[K], c: f32[K], w: bf16[K, N]) -> bf16[M, N]:
+    """Slices of vectors for which rings of large tiles leave no room."""
     return (x * a + b * c) @ w
 
 
@@ -316,7 +319,7 @@ def gram(x: f16[M, K]) -> f32[M, M]:
 
 @pytest.mark.parametrize(
     ("rows", "rule", "schedule"),
-    [(8, "gemm", ""), (64, "gemm", ""), (512, "wgmma", "turns"), (4096, "wgmma", "halves")],
+    [(8, "gemm", ""), (64, "gemm", ""), (512, "wgmma", "halves"), (4096, "wgmma", "halves")],
 )
 def test_f32_streams_where_rows_are_few_and_shares_tiles_where_they_are_many(
     rows: int, rule: str, schedule: str
@@ -332,7 +335,6 @@ REFUSED = [
     (added, {}, "is computed from x, y; wgmma prepares one matrix of its own type"),
     (shifted, {}, "left factor needs .*, one value a row, before it is multiplied"),
     (topped, {}, "max at .*: wgmma takes sums along the rows alone"),
-    (crowded, {}, "slices of the vectors .* take 3072 bytes of shared memory; wgmma leaves them 2992"),
     (residual, {}, "x is used in two ways"),
     (tf32_across, {}, "w is of f32 and lies across the summed axis; wgmma takes f32 along it only"),
     (tf32_normed, {}, "the left factor is computed from x of f32; wgmma prepares halves"),
@@ -353,6 +355,14 @@ REFUSED = [
 def test_refusals_are_sentences(spec: Chain, sizes: dict[str, int], reason: str) -> None:
     with pytest.raises(NoMatch, match=reason):
         plans(spec.at(**sizes).graph)
+
+
+def test_rings_are_as_long_as_there_is_room_for() -> None:
+    assert [p.tile.stages for p in plans(crowded.graph) if p.tile.cols == 64] == [7]
+    assert not [p for p in plans(crowded.graph) if p.tile.cols == 256]
+    small = replace(H200, shared_bytes=64 << 10)
+    with pytest.raises(NoMatch, match="take more than the 65536 bytes of shared memory of a block"):
+        plans(crowded.graph, target=small)
 
 
 def test_unaligned_factors_are_the_general_rules() -> None:
@@ -515,6 +525,170 @@ def test_many_tiles_on_few_blocks() -> None:
     plan = next(iter(plans(transposed.at(M=850, N=240, K=200).graph, target=few)))
     assert plan.blocks(850) == 2
     assert validate(kernel_of(plan), rows=(850,), cases=("rows",)).ok
+
+
+# ---------------------------------------------------------------- where tiles are few
+
+
+@chain(B=2, M=140, N=200, K=136)
+def two_skips(
+    x: bf16[B, M, K], w: bf16[B, K, N], skip: bf16[B, M, N], scale: f32[M, N], more: f16[B, M, N]
+) -> bf16[B, M, N]:  # fmt: skip
+    """Operands that tensor copies bring behind the factors, beside one that they can't."""
+    return F.relu(x @ w + skip) * scale + more
+
+
+@chain(M=140, N=200, K=136)
+def gated_skip(x: f16[M, K], w_gate: f16[N, K], w_up: f16[N, K], skip: f16[M, N]) -> f16[M, N]:
+    return F.silu(x @ w_gate.T) * (x @ w_up.T) + skip
+
+
+@chain(M=296, N=264, K=200)
+def skipped(
+    x: f16[M, K], w: f16[N, K], scale: f32[M, 1], bias: f32[N], residual: f16[M, N], a: f32
+) -> tuple[f16[M, N], f32[M, N]]:
+    y = (x @ w.T) * scale + bias
+    return F.relu(y) + residual * a, y
+
+
+WIDTHS = ("halves 128x192 4", "halves 128x160 5", "halves 128x128 6", "halves 128x64 8")
+SHARED = ("128x128 6 shares=2", "128x128 6 shares=4", "128x64 8 shares=2", "128x64 8 shares=4")
+
+
+def named(spec: Chain, configuration: str) -> WgmmaPlan | None:
+    return next((p for p in plans(spec.graph) if p.configuration == f"wgmma {configuration}"), None)
+
+
+def shared(spec: Chain, configuration: str, **sizes: int) -> WgmmaPlan:
+    """At a depth that has slices for four blocks, the last one of which is not whole."""
+    cols, _, shares = configuration.split()
+    found = plans(spec.at(**{"M": 140, "N": 136, "K": 1040} | sizes).graph)
+    return next(p for p in found if f"x{cols.split('x')[1]} " in p.configuration and p.configuration.endswith(shares))
+
+
+@needs_check
+@pytest.mark.parametrize("configuration", WIDTHS)
+@pytest.mark.parametrize(
+    "spec", [bias_gelu, mixed, gated_skip, two_skips, by_tf32, sides, normed], ids=lambda s: s.graph.name
+)
+def test_every_width_is_right(spec: Chain, configuration: str) -> None:
+    rows = f"{plans(spec.graph)[-1].tile.rows}x"
+    plan = named(spec, configuration.replace("128x", rows, 1))
+    if plan is None:  # a factor whose lines are 64 columns
+        assert configuration.endswith("128x160 5")
+        assert not all(right.along for right in plans(spec.graph)[0].rights)
+        return
+    assert validate(kernel_of(plan), rows=(plan.graph.sizes["M"],), cases=("rows", "apart")).ok
+
+
+@needs_check
+@pytest.mark.parametrize("configuration", SHARED)
+@pytest.mark.parametrize("spec", [skipped, batched, by_tf32, normed], ids=lambda s: s.graph.name)
+def test_blocks_that_share_a_tile_are_right(spec: Chain, configuration: str) -> None:
+    plan = shared(spec, configuration)
+    assert plan.cluster == plan.tile.shares
+    assert validate(kernel_of(plan), rows=(140,), cases=("rows", "again", "apart")).ok
+
+
+@needs_check
+@pytest.mark.parametrize("spec", [gated_skip, sides, normed_gated, rooted], ids=lambda s: s.graph.name)
+def test_what_shares_a_tile_is_shared_as_well(spec: Chain) -> None:
+    assert validate(kernel_of(shared(spec, SHARED[1])), rows=(140,), cases=("rows",)).ok
+
+
+@needs_check
+def test_few_tiles_in_any_layout() -> None:
+    assert validate(kernel_of(shared(skipped, SHARED[0])), quick=True).ok
+    assert validate(kernel_of(shared(skipped, SHARED[2])), cases=("layout",)).ok
+
+
+def test_parts_of_tiles_are_told_from_tiles() -> None:
+    plan = shared(skipped, SHARED[1])
+    assert products(plan)[-1] == "16 parts of 4 tiles in 0.1 waves, 12% full"
+
+
+def test_rows_that_may_lie_askew_are_summed_by_one_block() -> None:
+    assert not [p for p in plans(mixed.at(M=128, N=1024, K=4096).graph) if p.tile.shares > 1]
+
+
+def test_blocks_share_tiles_where_all_have_room_at_once() -> None:
+    def found(rows: int, cols: int, depth: int) -> set[tuple[int, int]]:
+        sized = transposed.at(M=rows, N=cols, K=depth)
+        return {(p.tile.cols, p.tile.shares) for p in plans(sized.graph) if p.tile.shares > 1}
+
+    assert found(128, 1024, 4096) == {(128, 2), (128, 4), (64, 2), (64, 4)}
+    assert found(128, 4096, 4096) == {(128, 2), (64, 2)}  # 32 tiles of 4 blocks: 120 SMs have room for those
+    assert found(512, 4096, 4096) == set()
+    assert found(128, 1024, 512) == {(128, 2), (64, 2)}  # of 8 slices
+    assert {p.tile.cols for p in plans(transposed.at(M=16384, N=4096, K=4096).graph)} == {128, 256}
+
+
+def test_tiles_have_rows_alike() -> None:
+    """As few are beyond the last one as 16 rows of a box allow."""
+
+    def rows(count: int) -> int:
+        return min(p.tile.rows for p in plans(transposed.at(M=count, N=1024, K=1024).graph))
+
+    assert [rows(n) for n in (64, 65, 96, 128, 129, 200, 333, 1000)] == [128, 80, 96, 128, 80, 112, 112, 128]
+
+
+def test_operands_of_whole_rows_come_by_tensor_copies() -> None:
+    plan = named(two_skips, "halves 80x128 6")
+    assert plan is not None
+    assert [load.access.name for load in plan.spans[0].brought] == ["skip", "more"]
+    assert [load.access.name for load in plan.spans[0].loads] == ["scale"]
+    assert (plan.brought, plan_of(two_skips).brought) == (2, 0)  # by turns they would hold up the ring
+    assert not plan_of(sides, "halves").brought  # a tile of the other span has none
+    unaligned = next(p for p in plans(two_skips.graph, Layout(unaligned=frozenset({"skip"}))) if p.brought)
+    assert [load.access.name for load in unaligned.spans[0].brought] == ["more"]
+
+
+def test_boxes_are_as_wide_as_what_a_block_finishes() -> None:
+    def box(spec: Chain, configuration: str) -> tuple[tuple[int, ...], int]:
+        (found,) = (p for p in shared(spec, configuration).params if p.kind == "map" and p.box[0] == 16)
+        return found.box, found.swizzle
+
+    assert box(transposed, SHARED[0]) == ((16, 64), 128)
+    assert box(transposed, SHARED[1]) == ((16, 32), 64)
+    assert box(transposed, SHARED[3]) == ((16, 16), 32)
+
+
+BROKEN_FEW = [
+    (skipped, "__cluster_barrier_arrive();  // all", "__cluster_barrier_arrive_relaxed();  // all"),
+    (skipped, "wait_for_all(summed + 8 * own_warp, 0);", ""),
+    (skipped, "start_barrier(summed + 8 * warp, 4)", "start_barrier(summed + 8 * warp, 3)"),
+    (skipped, "exchange + rank * 1024, block", "exchange + block * 1024, rank"),
+    (skipped, "__syncwarp();  // of all lanes", ""),
+    (skipped, "(rank * 5 + step) * 64", "step * 64"),
+    (skipped, "at.col0 + rank * 32;", "at.col0;"),
+    (skipped, "wait_at(full + 8 * stage, parity);\n        residual_stage", "residual_stage"),
+    (skipped, "n8 ^ lane / 8", "n8 ^ lane / 4"),
+    (skipped, "at.col0 + rank * 32, at.row0", "at.col0, at.row0"),
+    (skipped, "= {};\n  }\n  asm volatile", ";\n  }\n  asm volatile"),
+    (skipped, "lane == 0 && inside", "lane == 0"),
+    (normed, "rows_there[32] = total_all[1];", "rows_there[32] = total_all[0];"),
+    (normed, "total_all[0] = 0.0f;", ""),
+]
+
+
+@needs_check
+@pytest.mark.parametrize(("spec", "old", "new"), BROKEN_FEW)
+def test_broken_kernels_for_few_tiles_are_caught(spec: Chain, old: str, new: str) -> None:
+    plan = shared(spec, SHARED[1])
+
+    def edit(text: str) -> str:
+        assert old in text
+        return text.replace(old, new)
+
+    kernel = kernel_of(plan, edit)
+    kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
+    assert not validate(kernel, rows=(140,), cases=("rows",)).ok
+
+
+@needs_check
+@pytest.mark.parametrize("spec", [skipped, normed], ids=lambda s: s.graph.name)
+def test_unbroken_kernels_for_few_tiles_are_not(spec: Chain) -> None:
+    assert validate(kernel_of(shared(spec, SHARED[1])), rows=(140,), cases=("rows",)).ok
 
 
 # Each would be seen on a GPU as wrong numbers, sometimes, or as a launch that does not end.

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from fusegen.graph import Graph
 from fusegen.planner.duration import COPY_SHARE, LAUNCH_US, resident_blocks
 from fusegen.planner.gemm import Atom, GemmTile, run_of, shared_bytes
-from fusegen.planner.model import Cost
+from fusegen.planner.model import Access, Cost
 from fusegen.planner.product_cost import floors, product_traffic
 from fusegen.targets.base import Target
-from fusegen.types import DType, f32
+from fusegen.types import DType, f32, size_of
 
 # ---- bytes
 # A launch that finds the L2 full of what others wrote pushes out as much as it reads: 8 x 4096 x 4096 took 16.2 us for
@@ -26,13 +26,18 @@ from fusegen.types import DType, f32
 PUSHED_OUT = 0.9
 PUSHED_OUT_ONCE = 0.45  # where the L2 is told that the right factors are read once: 64 rows took 19.6 us, not 23.0
 SEGMENT = {16: 1.6, 32: 1.25, 64: 1.07}  # time of a right factor that is read so many bytes at a time; from 128 on 1
+# Lines of the factors that all blocks take from the L2 cache (fitted to plans by wgmma). They take longer where they
+# don't start at sectors: 1024 x 1024 x 1000 took 12.4 us, and 1024^3 9.3.
+L2_GBS = 18000.0
+ASKEW = 3.1
+SECTOR = 32
 # ---- multiplying
 MMA_SYNC = 0.66  # of the data sheet's rate, where that takes warpgroups: 6.03 cycles an instruction on an H200, not 4
 SUMS_US = 3.1  # from the last product of a tile of 128 x 256 to its end, where no other block hides it: 5400 cycles,
 THROUGH_US = 1.5  # and more where sums go through shared memory
 CLUSTER_ROOM = 0.95  # of the SMs, that clusters of more than 2 find side by side: 32 of 4 took two waves of 132 SMs
-# An element that one thread loads by itself on its way to shared memory, where it waits for each slice's: 9 candidates at
-# 333 x 1001 x 1003 and one at 2048 x 4095 x 4097, bf16, which cuBLAS took 22.9 and 549 us for and they 23.2 and 534.
+# An element that one thread loads by itself on its way to shared memory; it waits for each slice's. Of 9 candidates at
+# 333 x 1001 x 1003 and one at 2048 x 4095 x 4097, bf16: 23.2 and 534 us at best, cuBLAS 22.9 and 549.
 ELEMENT_US = 0.023
 ADD_US = 0.6  # adding up the sums of a cluster's blocks
 CLUSTER_US = 2.2  # more for each doubling of a cluster
@@ -93,7 +98,13 @@ class Work:
     prepared: bool  # has the left operand a prologue?
     statistics: int
     once: bool  # is the L2 told that the right factors are read once?
+    askew: float  # how much longer lines of the factors take from the L2 cache
     elements: int  # that a thread loads one by one for each slice, where no copy can bring them
+
+
+def lying(access: Access, graph: Graph) -> float:
+    """How much longer lines of a factor take from the L2 cache, if it lies as its shape says."""
+    return ASKEW if size_of(access.shape[access.line], graph.sizes) * access.dtype.bytes % SECTOR else 1.0
 
 
 def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> int:
@@ -134,7 +145,10 @@ def tiles_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int
     pushed = (PUSHED_OUT_ONCE if work.once else PUSHED_OUT) * min(nbytes, target.l2_bytes)
     memory = (nbytes + pushed) * share
     products = multiply_us(target, work, blocks, resident) + (ADD_US if work.tile.shares > 1 else 0.0)
-    return LAUNCH_US / 2 + float((memory**OVERLAP + products**OVERLAP) ** (1 / OVERLAP))
+    tile = work.tile
+    slices = (tile.rows + tile.cols * work.products) * work.depth * work.dtype.bytes / tile.cluster
+    lines = blocks * slices * work.askew / (L2_GBS * 1e3) if work.askew > 1.0 else 0.0  # else in what products take
+    return LAUNCH_US / 2 + float((memory**OVERLAP + products**OVERLAP + lines**OVERLAP) ** (1 / OVERLAP))
 
 
 def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float:

@@ -3,10 +3,12 @@
 A block has three groups of four warps. One brings slices of the factors into a ring in shared memory, a box at a time;
 two multiply them and make something of the sums. They share a tile, an upper and a lower half of its rows (`halves`),
 or they take `turns`: while one multiplies, the other one makes something of its own tile's sums. As many blocks as the
-GPU has room for walk over all tiles. Products that are used together share tiles; those with columns of their own are
-*spans* of one row of tiles. Halves take turns with slices where the left factor is computed: while one multiplies, the
-other one prepares its fragments, of the next tile too; and where rows are normalised, what is made of a tile's sums
-waits in registers until the next tile's products run.
+GPU has room for walk over all tiles. Where tiles are few, the blocks of a cluster share one: each sums a part of the
+depth, sends the others what it has of their columns, and makes something of its own ones. Products that are used
+together share tiles; those with columns of their own are *spans* of one row of tiles. Halves take turns with slices
+where the left factor is computed: while one multiplies, the other one prepares its fragments, of the next tile too; and
+where rows are normalised, what is made of a tile's sums waits in registers until the next tile's products run. Operands
+as large as the result come through the ring behind a tile's slices, where halves share it.
 
     rows M    the last of `row_dims`, a run-time argument; another one before it counts products of their own
     cols N    of the products of one span, a constant
@@ -30,6 +32,7 @@ LINE_BYTES = 128  # of a line of shared memory, the widest swizzle
 LINE = 64  # halves of one
 GROUP = 128  # threads of a warpgroup
 GROUPS = 3
+WARPS = 8  # of the two groups that multiply
 ATOM_ROWS = 64  # of the sums that one instruction adds to
 ATOM_DEPTH = 16
 STEPS = LINE // ATOM_DEPTH  # instructions along a slice
@@ -42,11 +45,18 @@ MOST_KEPT = 80  # registers beside 128 sums and two prepared slices; with 88 a k
 Schedule = Literal["turns", "halves"]
 
 
+def box_cols(cols: int) -> int:
+    """Columns of the boxes that so many are stored by: lines of 128, 64 or 32 bytes."""
+    return next(box for box in (LINE, LINE // 2, LINE // 4) if cols % box == 0)
+
+
 @dataclass(frozen=True, slots=True)
 class WgmmaTile:
     """How the work is shared. A tile is `rows` x `cols`, those of its span's products side by side; `stages` slices of
     64 of what is summed are in shared memory at a time. The `cluster` blocks of one cluster have tiles one below the
-    other, and each brings its part of the columns to all of them. `group` rows of tiles are walked column by column."""
+    other, and each brings its part of the columns to all of them. `group` rows of tiles are walked column by column.
+    Of `shares` blocks of one cluster each sums a part of the depth of one tile, and finishes a part of its columns.
+    Halves may have fewer rows than the instructions' 128: the others' sums are of zeros, and are not stored."""
 
     rows: int
     cols: int
@@ -54,11 +64,22 @@ class WgmmaTile:
     schedule: Schedule
     cluster: int = 1
     group: int = 8
+    shares: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """Of a cluster as launched."""
+        return self.cluster * self.shares
 
     @property
     def group_rows(self) -> int:
         """Rows whose sums one group of warps holds."""
-        return self.rows if self.schedule == "turns" else self.rows // 2
+        return self.rows if self.schedule == "turns" else ATOM_ROWS
+
+    @property
+    def held_rows(self) -> int:
+        """Rows whose sums are held, and which slices of the left factor have room for."""
+        return self.group_rows * (1 if self.schedule == "turns" else 2)
 
     @property
     def parts(self) -> int:
@@ -73,7 +94,7 @@ class WgmmaTile:
     @property
     def left_bytes(self) -> int:
         """Of one slice of the left factor."""
-        return self.rows * 128
+        return self.held_rows * LINE_BYTES
 
     @property
     def right_bytes(self) -> int:
@@ -94,17 +115,32 @@ class WgmmaTile:
         return self.stages * self.stage_bytes
 
     @property
+    def exchange_at(self) -> int:
+        """Where the sums of all blocks that share a tile meet, of each one's columns: in place of the right factors'
+        slices, which all blocks have multiplied by then."""
+        return self.right_at
+
+    @property
+    def exchange_bytes(self) -> int:
+        return 4 * self.held_rows * self.cols if self.shares > 1 else 0
+
+    @property
     def barriers_at(self) -> int:
-        return self.staging_at + 8 * BUFFERS * STAGED
+        return self.staging_at + WARPS * BUFFERS * STAGED
 
     @property
     def barriers(self) -> int:
-        """mbarriers: one for each full and each empty stage, and two that tell whose turn it is."""
-        return 2 * self.stages + 2
+        """mbarriers: one for each full and each empty stage, two that tell whose turn it is, and where blocks share a
+        tile one for each warp that adds up."""
+        return 2 * self.stages + 2 + (WARPS if self.shares > 1 else 0)
 
     @property
     def shared_bytes(self) -> int:
         return self.barriers_at + 8 * self.barriers
+
+    def statistics_bytes(self, count: int) -> int:
+        """Of so many statistics of each row, from all blocks that share a tile: every thread has two rows of them."""
+        return self.shares * WARPS * 32 * 8 * count if self.shares > 1 else 0
 
     @property
     def releases(self) -> int:
@@ -171,7 +207,8 @@ class WgmmaSpan:
     first_tile: int  # of the tiles that lie side by side
     tiles: int
     vectors: tuple[Load, ...]  # [N], read before the sums are there
-    loads: tuple[Load, ...]  # [.., M, N], and the other vectors
+    brought: tuple[Load, ...]  # [.., M, N], by tensor copies, through the ring behind the factors
+    loads: tuple[Load, ...]  # the others of both kinds
     row_loads: tuple[Load, ...]  # [.., M, 1]
     row_body: tuple[Statement, ...]
     body: tuple[Statement, ...]
@@ -199,7 +236,7 @@ class WgmmaPlan(Plan):
     def configuration(self) -> str:
         """`wgmma turns 128x128 6`: rule, schedule, tile, stages; then each choice that is not the usual one."""
         t = self.tile
-        choices = {"cluster": (t.cluster, 1), "group": (t.group, 8)}
+        choices = {"cluster": (t.cluster, 1), "group": (t.group, 8), "shares": (t.shares, 1)}
         unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
         return f"{self.rule} {t.schedule} {t.rows}x{t.cols} {t.stages}{''.join(unusual)}"
 
@@ -213,7 +250,7 @@ class WgmmaPlan(Plan):
 
     @property
     def cluster(self) -> int:
-        return self.tile.cluster
+        return self.tile.blocks
 
     @property
     def rows_per_block(self) -> int:
@@ -232,14 +269,15 @@ class WgmmaPlan(Plan):
     def ahead(self) -> bool:
         """Is a tile's first slice prepared behind the last products of the one before? Not where it takes long, which
         a bias, an activation or a gain of f32 do: 3 to 4 % more, on an H200."""
-        return self.fragments is not None and (self.fragments.scale is not None or not self.fragments.changes)
+        found = self.fragments
+        return self.tile.shares == 1 and found is not None and (found.scale is not None or not found.changes)
 
     @property
     def keeps(self) -> bool:
         """Is what is made of a tile kept in registers, and stored while products of the next one run? Where rows are
         normalised, there is one output, and vectors leave it the registers: all else was seen to spill."""
         found = self.fragments
-        if found is None or found.scale is None or not found.statistics or self.several:
+        if found is None or found.scale is None or not found.statistics or self.several or self.tile.shares > 1:
             return False
         (span,) = self.spans
         alone = len(span.boxes) == 1 and not span.stores and not span.vectors
@@ -251,6 +289,11 @@ class WgmmaPlan(Plan):
         return self.tile.shared_bytes
 
     @property
+    def statistics_at(self) -> int:
+        """Where the statistics of all blocks that share a tile meet."""
+        return self.vectors_at + self.tile.stages * (self.fragments.slice_bytes if self.fragments else 0)
+
+    @property
     def line(self) -> int:
         """Elements of the factors in a line of shared memory, and in a slice of what is summed."""
         return LINE_BYTES // self.dtype.bytes
@@ -259,6 +302,16 @@ class WgmmaPlan(Plan):
     def slices(self) -> int:
         """Of what is summed, the last one filled up with zeros."""
         return -(-self.depth // self.line)
+
+    @property
+    def steps(self) -> int:
+        """Slices that one block brings. Those beyond the depth are zeros, and change no sum of products."""
+        return -(-self.slices // self.tile.shares)
+
+    @property
+    def padded(self) -> bool:
+        """Does a slice reach beyond the depth?"""
+        return self.steps * self.tile.shares * self.line != self.depth
 
     @property
     def rights(self) -> tuple[Operand, ...]:
@@ -274,6 +327,36 @@ class WgmmaPlan(Plan):
     def width(self) -> int:
         """Columns of each product in a tile."""
         return self.tile.cols // len(self.spans[0].rights)
+
+    @property
+    def finished(self) -> int:
+        """Of these, the columns that one block makes something of."""
+        return self.width // self.tile.shares
+
+    @property
+    def box_cols(self) -> int:
+        """Of a box that is stored."""
+        return box_cols(self.finished)
+
+    @property
+    def left_rows(self) -> int:
+        """Rows of the left factor that a slice brings: where lines lie along them, whole lines."""
+        return self.tile.rows if self.left.along else self.tile.held_rows
+
+    @property
+    def slice_bytes(self) -> int:
+        """Of the factors, as they are brought."""
+        return self.left_rows * LINE_BYTES + self.tile.right_bytes
+
+    @property
+    def chunks(self) -> int:
+        """Boxes that a warp stores side by side."""
+        return self.finished // self.box_cols
+
+    @property
+    def brought(self) -> int:
+        """Places of the ring that boxes of operands take behind a tile's slices, two side by side in each."""
+        return sum(len(span.brought) for span in self.spans) * -(-self.chunks // 2)
 
     @property
     def tiles_across(self) -> int:
@@ -295,13 +378,16 @@ class WgmmaPlan(Plan):
         return math.prod(others) * -(-rows // self.band) * self.tiles_across
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
-        """As few as need no more rounds than all that the GPU has room for: each then walks as many tiles."""
+        """As few as need no more rounds than all that the GPU has room for: each then walks as many tiles. Those that
+        share a tile have no other one."""
         tiles = self.tiles(*extents)
+        if self.tile.shares > 1:
+            return tiles * self.tile.shares
         rounds = max(1, -(-tiles // (self.target.sms // self.tile.cluster)))
         return -(-tiles // rounds) * self.tile.cluster
 
     @property
     def max_rows(self) -> int:
         """Rows and tiles are counted in 32 bits; of products with one row each, every one takes a row of tiles."""
-        most = (2**31 - 1) // self.tiles_across
+        most = (2**31 - 1) // (self.tiles_across * self.tile.shares)
         return most if self.batched else min(most * self.band, 2**31 - 2**12)

@@ -1,6 +1,9 @@
 """How long a plan by wgmma should take: rounds of tiles at the rate of the tensor cores, and what they wait for.
 
-The constants are fitted to one H200 and 3 shapes (see rules/wgmma.py), where they put the candidates in their order.
+Three limits that overlap: products and what is made of them; the bytes that come from DRAM; and the lines of the
+factors that all blocks take from the L2 cache. The constants are fitted to 312 candidates of 57 chains and shapes, of
+65 to 16384 rows, bf16 and f16, on one H200 (cold L2, medians of 15), which they meet within 5 % (rms): the first choice
+took 0.2 % more than the best of those measured in the mean, and 4 % at worst. f32's are of 3 shapes (rules/wgmma.py).
 """
 
 from __future__ import annotations
@@ -9,23 +12,37 @@ import math
 from collections.abc import Iterable
 
 from fusegen.graph import Extent, Kind, Node
+from fusegen.planner.duration import COPY_SHARE
+from fusegen.planner.gemm_duration import L2_GBS, lying
 from fusegen.planner.model import Cost, Traffic
 from fusegen.planner.product_cost import floors, product_traffic
-from fusegen.planner.wgmma import WgmmaPlan
+from fusegen.planner.wgmma import LINE_BYTES, Operand, WgmmaPlan
 from fusegen.products import Split, split
 from fusegen.types import f32, size_of
 
-# Of the data sheet's DRAM rate, what tiles that are mostly empty reach: SwiGLU at 8 x 14336 x 4096 took 80 us in halves
-# and 104 by turns, and its bytes are those of a copy of 56 us.
-STREAM_SHARE = 0.6
-RATE = 0.83  # of the data sheet's matrix rate, inside a round: 776 TFLOP/s at 4096^3, whose rounds are 0.97 full
-TURNS = 1.02  # 128 x 128 tiles against 128 x 256: more goes through shared memory
+START_US = 5.6  # launch, first slices from DRAM, last boxes stored
+OVERLAP = 3.0  # the norm's exponent
+# ---- products
+RATE = 1.0  # of the data sheet's matrix rate, which the SMs' clocks exceed
+NARROW = 1.12  # tiles of fewer than 128 columns: the left factor's lines are read for few products
+WIDE = 128
+STORED = 6.5  # issue slots, in time, to store an element; 128 x 256 of them took 1800 to 2500 cycles, all in all
+ISSUED = 2.2  # and each of them by warps that wait for it
+LOADED_US = 6.0  # an operand that is read by pairs once its tile is summed: 4 times in turn from DRAM
 HOT_US = 400.0  # launches this long are held down by the power limit
+HOT = 1.02
 HOT_HALVES = 1.04  # and there larger tiles in halves take more of it
-# A left factor by way of registers: 4096 x 6144 x 4096 took, of the bare product's time, 1.00 behind an RMSNorm without
-# a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a bias, 1.75 behind a bias and GELU.
+# ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
+# 1.00 behind an RMSNorm without a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a
+# bias, 1.75 behind a bias and GELU. Narrow ones wait for what is prepared.
 SCALED = 1.02
-PREPARED = 0.06  # for each issue slot of an element
+PREPARED_US = 0.30  # a slice of one that is scaled by a vector of its type
+COMPUTED_US, SLOT_US = 0.34, 0.04  # of others, and for each issue slot of an element
+# ---- memory
+PUSHED_OUT = 0.56  # a launch that finds the L2 full of what others wrote pushes out as much as it reads
+# ---- blocks that share a tile
+MET_US = 1.5  # until all have multiplied, and their sums are where they are added up
+EXCHANGED_US = 2.2  # and for each 128 columns
 CLUSTERS = 1.005
 # f32 is twice as many bytes for as many products, and half as many of them a second: what brings less is faster. 4096^3
 # took 395 us by turns, 368 in clusters and 333 in halves, whatever else; 8192^3 3132, 3269 and 3763, in clusters 3293,
@@ -38,8 +55,6 @@ GROUPS_F32 = 0.995
 # showed nothing.
 SPREAD = 0.02
 SPREAD_FREE = 1.1
-STORED = 6.5  # issue slots, in time, to store an element; 128 x 256 of them took 1800 to 2500 cycles, all in all
-START_US = 6.0  # launch, first slices from DRAM, last boxes stored
 GHZ = 1.7  # of an SM among products
 SPECIAL = 8  # issue slots that one exponential or division keeps its unit for
 UNKNOWN = Cost(Traffic((), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0), 0.0, 0.0, "memory", 0, 0, 0)  # of a plan not yet costed
@@ -49,36 +64,64 @@ REGISTERS = 168  # of a thread as launched; two groups then take more from the t
 def estimate(plan: WgmmaPlan) -> Cost:
     """What the planner ranks by."""
     graph, target, tile = plan.graph, plan.target, plan.tile
-    parts = split(plan.hoisted)
     moved = product_traffic(graph, target, plan.band, tile.group)
     dims = [size_of(graph.shape[axis], graph.sizes) for dim in plan.row_dims for axis in dim.axes]
     extents = (dims[0], graph.rows // max(1, dims[0])) if plan.batched else (graph.rows,)
-    rounds = -(-plan.tiles(*extents) * tile.cluster // target.sms)
-    per_sm = target.product_tflops(plan.dtype) * 1e6 * RATE / target.sms  # operations per us
-    products = 2 * tile.rows * tile.cols * plan.depth / per_sm * preparing(plan, parts)
-    issued = STORED + slots(plan, parts.epilogue) / len(plan.spans)  # an element passes its own span's alone
-    epilogue = tile.rows * plan.width * issued / (target.f32_lanes * GHZ * 1e3)
-    turns = tile.schedule == "turns"
-    f32_factors = plan.dtype is f32
-    slower = TURNS_F32 if f32_factors else TURNS
-    time = rounds * products * slower + epilogue if turns else rounds * (products + epilogue)
-    if time > HOT_US and not turns:
-        time *= HOT_HALVES
-    if tile.cluster > 1:
-        time *= CLUSTERS_F32 if f32_factors else CLUSTERS
-    if f32_factors and tile.group > 8:
-        time *= GROUPS_F32
-    time *= 1.0 + SPREAD * max(0.0, spread(plan, *extents) - SPREAD_FREE)
+    memory = moved.ideal + PUSHED_OUT * min(moved.ideal, target.l2_bytes)
+    waits = (
+        multiplying(plan, *extents),
+        memory / (target.dram_gbs * COPY_SHARE * 1e3),
+        plan.tiles(*extents) * lines(plan) / (L2_GBS * 1e3),
+    )
     limits = floors(target, moved, plan.dtype)
     return Cost(
         traffic=moved,
         floor_us=max(limits["memory"], limits["products"]),
-        time_us=START_US + max(time, limits["memory"] / STREAM_SHARE),
+        time_us=START_US + float(sum(wait**OVERLAP for wait in waits) ** (1 / OVERLAP)),
         bound="compute" if limits["products"] > limits["memory"] else "memory",
         in_flight_bytes=tile.stages * tile.stage_bytes,
         registers=REGISTERS,
         blocks_per_sm=1,
     )
+
+
+def multiplying(plan: WgmmaPlan, *extents: int) -> float:
+    """Rounds of tiles, and what is made of the sums, in us."""
+    target, tile, parts = plan.target, plan.tile, split(plan.hoisted)
+    per_sm = target.product_tflops(plan.dtype) * 1e6 * RATE / target.sms  # operations per us
+    each = 2 * tile.held_rows * tile.cols * plan.line / per_sm  # of a slice
+    if tile.cols < WIDE:
+        each *= NARROW
+    products = plan.steps * preparing(plan, parts, each)
+    issued = STORED + slots(plan, parts.epilogue) / len(plan.spans)  # an element passes its own span's alone
+    epilogue = ISSUED * tile.held_rows * plan.finished * issued / (target.f32_lanes * GHZ * 1e3)
+    rounds = -(-plan.tiles(*extents) * tile.blocks // target.sms)
+    turns, f32_factors = tile.schedule == "turns", plan.dtype is f32
+    slower = TURNS_F32 if turns and f32_factors else 1.0
+    time = rounds * products * slower + epilogue if turns else rounds * (products + epilogue)
+    if any(found.access.strided for span in plan.spans for found in span.loads):
+        time += LOADED_US
+    if time > HOT_US:
+        time *= HOT if turns else HOT * HOT_HALVES
+    if tile.cluster > 1:
+        time *= CLUSTERS_F32 if f32_factors else CLUSTERS
+    if f32_factors and tile.group > 8:
+        time *= GROUPS_F32
+    if tile.shares > 1:
+        time += MET_US + EXCHANGED_US * tile.cols / WIDE
+    return time * (1.0 + SPREAD * max(0.0, spread(plan, *extents) - SPREAD_FREE))
+
+
+def lines(plan: WgmmaPlan) -> float:
+    """Bytes of the factors that the tiles of a cluster take from the L2 cache; where lines start between sectors, they
+    take as long as more. That one block brings what others need was no faster."""
+    right = plan.width * sum(askew(plan, found) for span in plan.spans for found in span.rights) / len(plan.spans)
+    return plan.tile.cluster * (plan.tile.rows * askew(plan, plan.left) + right) * LINE_BYTES * plan.slices
+
+
+def askew(plan: WgmmaPlan, operand: Operand) -> float:
+    """How much longer lines of a factor take, if it lies as its shape says."""
+    return lying(operand.access, plan.graph)
 
 
 def spread(plan: WgmmaPlan, *extents: int) -> float:
@@ -88,11 +131,14 @@ def spread(plan: WgmmaPlan, *extents: int) -> float:
     return (height + area / height) / (2.0 * math.sqrt(area))
 
 
-def preparing(plan: WgmmaPlan, parts: Split) -> float:
-    """What the products' time is multiplied by where the left factor goes through registers."""
-    if plan.fragments is None or not plan.fragments.changes:
-        return 1.0
-    return SCALED if plan.fragments.scale else 1.0 + PREPARED * slots(plan, parts.lefts[0].body)
+def preparing(plan: WgmmaPlan, parts: Split, each: float) -> float:
+    """The time of a slice whose products alone take `each` us: half of it, another group's, hides what is prepared."""
+    found = plan.fragments
+    if found is None:
+        return each
+    if found.scale or not found.changes:
+        return max(each * (SCALED if found.scale else 1.0), each / 2 + PREPARED_US)
+    return each / 2 + COMPUTED_US + SLOT_US * slots(plan, parts.lefts[0].body)
 
 
 def slots(plan: WgmmaPlan, nodes: Iterable[Node]) -> float:

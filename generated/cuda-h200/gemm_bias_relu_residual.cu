@@ -2,13 +2,13 @@
 // relu(x @ w + bias) + residual.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     two warpgroups take turns with tiles of 128x128, a third brings 6 slices of 64 ahead; blocks
-//          stay for all tiles, 8 rows of them at a time
+// tile     two warpgroups share tiles of 128x256, a third brings 4 slices of 64 ahead; blocks stay for
+//          all tiles, 16 rows of them at a time
 // traffic  234.9 MB moved, 234.9 MB ideal, 369.1 MB with products apart, 637.5 MB unfused in 4 launches
 // floor    277.8 us at 989 TFLOP/s for products; compute-bound at 1170.24 flop/B
 // rounding out to f16 when stored; f32 between
-// needs    K=4096, N=4096; rows of all operands next to each other; x, w, out: address and strides in
-//          multiples of 16 B; bias, residual: address and strides in multiples of 4 B; bias [N] shared
+// needs    K=4096, N=4096; rows of all operands next to each other; x, w, residual, out: address and
+//          strides in multiples of 16 B; bias: address and strides in multiples of 4 B; bias [N] shared
 //          by every row
 
 #include <cuda_fp16.h>
@@ -42,13 +42,13 @@ struct Place {
   int row0, col0;
 };
 
-// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+// 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
 __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   Place at;
-  const int first = tile / 256 * 8;
-  const int height = tiles_down - first < 8 ? tiles_down - first : 8;
+  const int first = tile / 256 * 16;
+  const int height = tiles_down - first < 16 ? tiles_down - first : 16;
   at.row0 = (first + tile % 256 % height) * 128;
-  at.col0 = tile % 256 / height * 128;
+  at.col0 = tile % 256 / height * 256;
   return at;
 }
 
@@ -112,20 +112,24 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
   return layout | (address & 0x3ffff) >> 4;
 }
 
-// sums of 64 x 128 elements: the product of two matrices 16 deep, added to what they were or put in its place
+// sums of 64 x 256 elements: the product of two matrices 16 deep, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
+    float (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred add;\n"
-      "setp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "setp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
       "{"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, add, 1, 1, 0, 1;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, add, 1, 1, 0, 1;\n"
       "}\n"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
         "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
@@ -142,7 +146,23 @@ __device__ __forceinline__ void multiply_add(
         "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
         "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
         "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
-        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63]),
+        "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]),
+        "+f"(sums[68]), "+f"(sums[69]), "+f"(sums[70]), "+f"(sums[71]),
+        "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]),
+        "+f"(sums[76]), "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]),
+        "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]),
+        "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), "+f"(sums[91]),
+        "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]),
+        "+f"(sums[96]), "+f"(sums[97]), "+f"(sums[98]), "+f"(sums[99]),
+        "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]),
+        "+f"(sums[108]), "+f"(sums[109]), "+f"(sums[110]), "+f"(sums[111]),
+        "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]),
+        "+f"(sums[120]), "+f"(sums[121]), "+f"(sums[122]), "+f"(sums[123]),
+        "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
       : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
@@ -151,30 +171,26 @@ gemm_bias_relu_residual(
     const __grid_constant__ CUtensorMap x_map,
     const __grid_constant__ CUtensorMap w_map,
     const __half* __restrict__ bias_ptr,
-    const __half* __restrict__ residual_ptr,
+    const __grid_constant__ CUtensorMap residual_map,
     const __grid_constant__ CUtensorMap out_map,
-    long long rows,
-    long long residual_stride)
+    long long rows)
 {
-  // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
+  // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const unsigned right = left + 98304;
+  const unsigned right = left + 65536;
   const unsigned full = left + 229376;
-  const unsigned empty = full + 48;
-  const unsigned turn = empty + 48;  // a barrier for each of the two groups that multiply
+  const unsigned empty = full + 32;
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < 6; ++stage) {
+    for (int stage = 0; stage < 4; ++stage) {
       start_barrier(full + 8 * stage, 1);
-      start_barrier(empty + 8 * stage, 4);  // warps that read the slice
+      start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
-    start_barrier(turn, 4);
-    start_barrier(turn + 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   const int tiles_down = static_cast<int>((rows + 127) / 128);
-  const int tiles = tiles_down * 32;
+  const int tiles = tiles_down * 16;
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
 
   if (role == 0) {
@@ -187,16 +203,32 @@ gemm_bias_relu_residual(
         for (int step = 0; step < 64; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, 32768);
+          expect_bytes(arrived, 49152);
           copy_box(left + stage * 16384, x_map, arrived, step * 64, at.row0);
           #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            copy_box(right + i * 8192 + stage * 16384, w_map, arrived, at.col0 + i * 64, step * 64);
+          for (int i = 0; i < 4; ++i) {
+            copy_box(right + i * 8192 + stage * 32768, w_map, arrived, at.col0 + i * 64, step * 64);
           }
-          if (++stage == 6) {
+          if (++stage == 4) {
             stage = 0;
             parity ^= 1;
           }
+        }
+        wait_at(empty + 8 * stage, parity);  // then boxes of residual
+        expect_bytes(full + 8 * stage, 32768);
+        copy_box(left + stage * 16384, residual_map, full + 8 * stage, at.col0, at.row0);
+        copy_box(right + stage * 32768, residual_map, full + 8 * stage, at.col0 + 64, at.row0);
+        if (++stage == 4) {
+          stage = 0;
+          parity ^= 1;
+        }
+        wait_at(empty + 8 * stage, parity);  // then boxes of residual
+        expect_bytes(full + 8 * stage, 32768);
+        copy_box(left + stage * 16384, residual_map, full + 8 * stage, at.col0 + 128, at.row0);
+        copy_box(right + stage * 32768, residual_map, full + 8 * stage, at.col0 + 192, at.row0);
+        if (++stage == 4) {
+          stage = 0;
+          parity ^= 1;
         }
       }
     }
@@ -205,30 +237,20 @@ gemm_bias_relu_residual(
     const int own = role - 1;  // which of the two groups this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + 196608 + (own * 4 + warp) * 4096;  // of this warp's boxes
-    const unsigned long long left_slices = describe(0x4000004000000000ull, left);
+    const unsigned long long left_slices = describe(0x4000004000000000ull, left + own * 8192);
     const unsigned long long right_slices = describe(0x4000004002000000ull, right);
-    float sums[2][64];
+    float sums[1][128];
     int stage = 0;
     unsigned parity = 0;
-    int number = 0;  // of the tile, among this block's
-    unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      if (number++ % 2 != own) {  // the other group's: its slices pass by
-        stage += 64;
-        parity ^= stage / 6 % 2;
-        stage %= 6;
-        continue;
-      }
       const Place at = place_of(tile, tiles_down);
-      const int row0 = at.row0 + warp * 16;  // the warp's first
-      Vec<__half, 2> bias_vec[16];  // of the columns that this thread will hold
+      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
+      Vec<__half, 2> bias_vec[32];  // of the columns that this thread will hold
       #pragma unroll
-      for (int n = 0; n < 16; ++n) {
+      for (int n = 0; n < 32; ++n) {
         const int col = at.col0 + n * 8 + lane % 4 * 2;
         bias_vec[n] = load<2>(bias_ptr + col);
       }
-      wait_at(turn + 8 * own, turn_parity);
-      turn_parity ^= 1;
       int before = 0;
       for (int step = 0; step < 64; ++step) {
         wait_at(full + 8 * stage, parity);
@@ -236,39 +258,48 @@ gemm_bias_relu_residual(
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
           #pragma unroll
-          for (int i = 0; i < 2; ++i) {
+          for (int i = 0; i < 1; ++i) {
             multiply_add(
                 sums[i], left_slices + stage * 1024 + i * 512 + k * 2,
-                right_slices + stage * 1024 + k * 128, (step | k) != 0);
+                right_slices + stage * 2048 + k * 128, (step | k) != 0);
           }
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
         if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
         before = stage;
-        if (++stage == 6) {
+        if (++stage == 4) {
           stage = 0;
           parity ^= 1;
         }
       }
-      if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       if (lane == 0) arrive_at(empty + 8 * before);
 
+      int residual_stage = 0;  // of the ring, where its boxes are
       #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 1; ++i) {
         #pragma unroll
-        for (int chunk = 0; chunk < 2; ++chunk) {
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          if (chunk % 2 == 0) {
+            wait_at(full + 8 * stage, parity);
+            residual_stage = stage;
+            if (++stage == 4) {
+              stage = 0;
+              parity ^= 1;
+            }
+          }
+          const unsigned char* const residual_box = shared + (chunk % 2 == 0 ? residual_stage * 16384 : 65536 + residual_stage * 32768) + (own * 64 + warp * 16 + lane / 4) * 128 + lane % 4 * 4;
           Vec<__half, 2> residual_vec[8][2];
           #pragma unroll
           for (int n8 = 0; n8 < 8; ++n8) {
             #pragma unroll
             for (int r8 = 0; r8 < 2; ++r8) {
-              const long long row = row0 + i * 64 + r8 * 8 + lane / 4;
-              const int col = at.col0 + chunk * 64 + n8 * 8 + lane % 4 * 2;
-              residual_vec[n8][r8] = row < rows ? load<2>(residual_ptr + row * residual_stride + col) : Vec<__half, 2>{};
+              residual_vec[n8][r8] = load<2>(reinterpret_cast<const __half*>(residual_box + r8 * 1024 + ((n8 ^ lane / 4) << 4)));
             }
           }
+          __syncwarp();  // all lanes have read
+          if (chunk % 2 == 1 && lane == 0) arrive_at(empty + 8 * residual_stage);
           unsigned out_words[8][2];
           #pragma unroll
           for (int n8 = 0; n8 < 8; ++n8) {

@@ -2,10 +2,10 @@
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     two warpgroups take turns with tiles of 128x128, a third brings 6 slices of 64 ahead; blocks
-//          stay for all tiles, 8 rows of them at a time
-// traffic  134.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
-// floor    208.4 us at 989 TFLOP/s for products; compute-bound at 1536.00 flop/B
+// tile     two warpgroups share tiles of 128x256, a third brings 4 slices of 64 ahead; blocks stay for
+//          all tiles, 16 rows of them at a time
+// traffic  184.5 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
+// floor    208.4 us at 989 TFLOP/s for products; compute-bound at 1117.09 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between
 // needs    D=4096, Q=4096, G=1024; rows of all operands next to each other; x, wq, wk, wv, out0, out1,
 //          out2: address and strides in multiples of 16 B
@@ -22,15 +22,15 @@ struct Place {
   int row0, col0, span;
 };
 
-// 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+// 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
 __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   Place at;
-  const int first = tile / 384 * 8;
-  const int height = tiles_down - first < 8 ? tiles_down - first : 8;
+  const int first = tile / 384 * 16;
+  const int height = tiles_down - first < 16 ? tiles_down - first : 16;
   at.row0 = (first + tile % 384 % height) * 128;
   const int across = tile % 384 / height;
-  at.span = across < 32 ? 0 : across < 40 ? 1 : 2;
-  at.col0 = (across - (at.span == 0 ? 0 : at.span == 1 ? 32 : 40)) * 128;
+  at.span = across < 16 ? 0 : across < 20 ? 1 : 2;
+  at.col0 = (across - (at.span == 0 ? 0 : at.span == 1 ? 16 : 20)) * 256;
   return at;
 }
 
@@ -94,20 +94,24 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
   return layout | (address & 0x3ffff) >> 4;
 }
 
-// sums of 64 x 128 elements: the product of two matrices 16 deep, added to what they were or put in its place
+// sums of 64 x 256 elements: the product of two matrices 16 deep, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
-    float (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
+    float (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
   asm volatile(
       "{\n"
       ".reg .pred add;\n"
-      "setp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "setp.ne.b32 add, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
       "{"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, add, 1, 1, 0, 0;\n"
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, add, 1, 1, 0, 0;\n"
       "}\n"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
         "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
@@ -124,7 +128,23 @@ __device__ __forceinline__ void multiply_add(
         "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
         "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
         "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
-        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+        "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63]),
+        "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]),
+        "+f"(sums[68]), "+f"(sums[69]), "+f"(sums[70]), "+f"(sums[71]),
+        "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]),
+        "+f"(sums[76]), "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]),
+        "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]),
+        "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), "+f"(sums[91]),
+        "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]),
+        "+f"(sums[96]), "+f"(sums[97]), "+f"(sums[98]), "+f"(sums[99]),
+        "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]),
+        "+f"(sums[108]), "+f"(sums[109]), "+f"(sums[110]), "+f"(sums[111]),
+        "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]),
+        "+f"(sums[120]), "+f"(sums[121]), "+f"(sums[122]), "+f"(sums[123]),
+        "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
       : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
@@ -139,25 +159,22 @@ qkv(
     const __grid_constant__ CUtensorMap out2_map,
     long long rows)
 {
-  // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
+  // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const unsigned right = left + 98304;
+  const unsigned right = left + 65536;
   const unsigned full = left + 229376;
-  const unsigned empty = full + 48;
-  const unsigned turn = empty + 48;  // a barrier for each of the two groups that multiply
+  const unsigned empty = full + 32;
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < 6; ++stage) {
+    for (int stage = 0; stage < 4; ++stage) {
       start_barrier(full + 8 * stage, 1);
-      start_barrier(empty + 8 * stage, 4);  // warps that read the slice
+      start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
-    start_barrier(turn, 4);
-    start_barrier(turn + 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   const int tiles_down = static_cast<int>((rows + 127) / 128);
-  const int tiles = tiles_down * 48;
+  const int tiles = tiles_down * 24;
   const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
 
   if (role == 0) {
@@ -170,18 +187,18 @@ qkv(
         for (int step = 0; step < 64; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, 32768);
+          expect_bytes(arrived, 49152);
           copy_box(left + stage * 16384, x_map, arrived, step * 64, at.row0);
           if (at.span == 0) {
-            copy_box(right + stage * 16384, wq_map, arrived, step * 64, at.col0);
+            copy_box(right + stage * 32768, wq_map, arrived, step * 64, at.col0);
           }
           if (at.span == 1) {
-            copy_box(right + stage * 16384, wk_map, arrived, step * 64, at.col0);
+            copy_box(right + stage * 32768, wk_map, arrived, step * 64, at.col0);
           }
           if (at.span == 2) {
-            copy_box(right + stage * 16384, wv_map, arrived, step * 64, at.col0);
+            copy_box(right + stage * 32768, wv_map, arrived, step * 64, at.col0);
           }
-          if (++stage == 6) {
+          if (++stage == 4) {
             stage = 0;
             parity ^= 1;
           }
@@ -193,24 +210,14 @@ qkv(
     const int own = role - 1;  // which of the two groups this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + 196608 + (own * 4 + warp) * 4096;  // of this warp's boxes
-    const unsigned long long left_slices = describe(0x4000004000000000ull, left);
+    const unsigned long long left_slices = describe(0x4000004000000000ull, left + own * 8192);
     const unsigned long long right_slices = describe(0x4000004000000000ull, right);
-    float sums[2][64];
+    float sums[1][128];
     int stage = 0;
     unsigned parity = 0;
-    int number = 0;  // of the tile, among this block's
-    unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      if (number++ % 2 != own) {  // the other group's: its slices pass by
-        stage += 64;
-        parity ^= stage / 6 % 2;
-        stage %= 6;
-        continue;
-      }
       const Place at = place_of(tile, tiles_down);
-      const int row0 = at.row0 + warp * 16;  // the warp's first
-      wait_at(turn + 8 * own, turn_parity);
-      turn_parity ^= 1;
+      const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
       int before = 0;
       for (int step = 0; step < 64; ++step) {
         wait_at(full + 8 * stage, parity);
@@ -218,30 +225,29 @@ qkv(
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
           #pragma unroll
-          for (int i = 0; i < 2; ++i) {
+          for (int i = 0; i < 1; ++i) {
             multiply_add(
                 sums[i], left_slices + stage * 1024 + i * 512 + k * 2,
-                right_slices + stage * 1024 + k * 2, (step | k) != 0);
+                right_slices + stage * 2048 + k * 2, (step | k) != 0);
           }
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
         if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
         before = stage;
-        if (++stage == 6) {
+        if (++stage == 4) {
           stage = 0;
           parity ^= 1;
         }
       }
-      if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       if (lane == 0) arrive_at(empty + 8 * before);
 
       if (at.span == 0) {
         #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < 1; ++i) {
           #pragma unroll
-          for (int chunk = 0; chunk < 2; ++chunk) {
+          for (int chunk = 0; chunk < 4; ++chunk) {
             unsigned out0_words[8][2];
             #pragma unroll
             for (int n8 = 0; n8 < 8; ++n8) {
@@ -277,9 +283,9 @@ qkv(
       }
       if (at.span == 1) {
         #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < 1; ++i) {
           #pragma unroll
-          for (int chunk = 0; chunk < 2; ++chunk) {
+          for (int chunk = 0; chunk < 4; ++chunk) {
             unsigned out1_words[8][2];
             #pragma unroll
             for (int n8 = 0; n8 < 8; ++n8) {
@@ -315,9 +321,9 @@ qkv(
       }
       if (at.span == 2) {
         #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < 1; ++i) {
           #pragma unroll
-          for (int chunk = 0; chunk < 2; ++chunk) {
+          for (int chunk = 0; chunk < 4; ++chunk) {
             unsigned out2_words[8][2];
             #pragma unroll
             for (int n8 = 0; n8 < 8; ++n8) {

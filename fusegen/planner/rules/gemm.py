@@ -95,7 +95,7 @@ from fusegen.planner.gemm import (
     run_of,
     shared_bytes,
 )
-from fusegen.planner.gemm_duration import Work, estimate, gemm_registers
+from fusegen.planner.gemm_duration import Work, estimate, gemm_registers, lying
 from fusegen.planner.model import Access, Layout, RowDim
 from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import VECTOR_BYTES, stride_name
@@ -472,9 +472,11 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
     statistics = len(drawn.parts.statistics)
     once = all(f.once for f in right.values())
     dtype, prepared = drawn.dtype, prologue is not None
+    askew = max(lying(f.access, hoisted) for f in (*left, *right.values()))
     work = Work(
-        tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once, elements(drawn, tile)
-    )
+        tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once, askew,
+        elements(drawn, tile),
+    )  # fmt: skip
     return GemmPlan(
         name=entry_name(graph),
         graph=graph,

@@ -63,12 +63,35 @@ tf32, as read from an H200. Medians of 12, L2 cold, in shares of cuBLAS's bare p
     in clusters of two, by 16 rows       1.01     1.04                  1.16     1.60
 
 That is 411 TFLOP/s at 4096^3. With bias and GELU behind it 342 us are 0.99; bf16 stored in place of f32, 347 are 0.97.
+
+Where tiles of 128 x 128 are few, in shares of the bare product (medians of 15, L2 cold, in turns with cuBLAS): the
+product alone of 128 rows, 4096 and 1024 columns, and behind it bias and GELU of 200 and of 256 rows, K = 4096.
+
+                                              128 x 4096   128 x 1024   200 x 4096   256 x 4096
+    128 x 128 tiles by turns                    1.40         1.95         1.33         1.18
+    in halves                                   1.40         1.94         1.31         1.16
+    128 x 64 tiles                              1.10         1.23         1.29         0.90
+    and two blocks share one                    1.01         1.11                      1.21
+    and four                                    1.48         0.92
+    their sums in place of the right factor's slices, which leaves the ring its length; tiles have rows alike:
+    two blocks share 64 columns                 0.97         1.04
+    four                                                     0.90
+    two share 128                               1.09         1.39         1.12         0.97
+    none shares 64                              1.14         1.23         1.06         0.90
+
+Clusters of four have room on 120 of 132 SMs. What lies beyond the last row takes a tensor copy longer than rows do;
+boxes of 32 and of 16 rows, without those that lie beyond it, cost more than they saved where all rows are there (1.06
+and 1.15 at 128 x 4096 x 4096). Fetching the tensor maps ahead made no difference. A residual that comes through the
+ring took relu(x @ w.T + bias) + residual from 1.040 to 1.020 at 4096^3, in halves, and from 1.62 to 1.07 at
+333 x 5000 x 1200.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from fusegen.graph import Extent, Graph, Kind, Node, Tensor
 from fusegen.naming import entry_name, value_names
@@ -80,22 +103,51 @@ from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.product_cost import product_rounding
 from fusegen.planner.rules import NoMatch
 from fusegen.planner.spans import Group, groups, indexed, load, within
-from fusegen.planner.wgmma import LINE, LINE_BYTES, STAGED_ROWS, Fragments, Operand, WgmmaPlan, WgmmaSpan, WgmmaTile
+from fusegen.planner.wgmma import (
+    LINE,
+    LINE_BYTES,
+    STAGED_ROWS,
+    Fragments,
+    Operand,
+    Schedule,
+    WgmmaPlan,
+    WgmmaSpan,
+    WgmmaTile,
+    box_cols,
+)
 from fusegen.planner.wgmma_cost import UNKNOWN, estimate
 from fusegen.products import Split, Unsplittable, is_computed, split
 from fusegen.targets.base import Target
 from fusegen.types import DType, bf16, f16, f32, size_of, tf32
 
 # 6 slices of 32 KiB, or 4 of 48, and what waits to be stored fill the 227 KiB of a block.
-TILES = tuple(
+MANY = tuple(
     replace(tile, cluster=cluster, group=group)
     for tile in (WgmmaTile(128, 128, 6, "turns"), WgmmaTile(128, 256, 4, "halves"))
     for cluster in (1, 2)
     for group in (8, 16)
 )
+# Where these would leave SMs without a tile: other widths, and tiles that several blocks sum together.
+FEW = (
+    WgmmaTile(128, 192, 4, "halves"),
+    WgmmaTile(128, 160, 5, "halves"),
+    WgmmaTile(128, 128, 6, "halves"),
+    WgmmaTile(128, 64, 8, "halves"),
+    WgmmaTile(128, 128, 6, "halves", shares=2),
+    WgmmaTile(128, 128, 6, "halves", shares=4),
+    WgmmaTile(128, 64, 8, "halves", shares=2),
+    WgmmaTile(128, 64, 8, "halves", shares=4),
+)
+MOST_ROWS = 128
+FEW_ROWS = 64  # up to which weights are streamed
+MOST_ROUNDS = 4  # of tiles on all SMs
+LEAST_SLICES = 4  # of a block that shares a tile
+CLUSTERED = {4: 0.91}  # of an H200's SMs, 120 have room for clusters of four
 MOST_BATCHES = 1  # row dimensions beside the products' rows: tensor copies of three axes
 COLUMNS = 8  # elements of 16 bytes
 MOST_EARLY = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 of each while it sums
+LEAST_COLS = 16  # of a box that is stored: a sector of 32 bytes a row
+LEAST_STAGES = 3
 MOST_PRODUCTS = 2  # whose sums a thread has registers for
 
 
@@ -112,12 +164,17 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
         raise NoMatch(str(reason)) from None
     found = groups(hoisted, parts)
     check(hoisted, parts, found)
-    draft = Draft.of(graph, hoisted, parts, found, target, layout)
-    draft.check_ways()
-    draft.check_f32()
-    for tile in TILES:
-        if draft.suits(tile):
-            yield draft.plan(tile)
+    drafts = {
+        schedule: Draft.of(graph, hoisted, parts, found, target, layout, schedule) for schedule in get_args(Schedule)
+    }
+    few = [replace(tile, rows=drafts[tile.schedule].even_rows) for tile in FEW]
+    plans = [plan for tile in (*MANY, *few) for plan in drafts[tile.schedule].plans(tile)]
+    if not plans:
+        raise NoMatch(
+            f"slices of the factors, and of the vectors that the left one is computed from, take more than the "
+            f"{target.shared_bytes} bytes of shared memory of a block"
+        )
+    yield from plans
 
 
 def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
@@ -156,8 +213,9 @@ class Draft:
 
     @classmethod
     def of(
-        cls, graph: Graph, hoisted: Graph, parts: Split, found_groups: tuple[Group, ...], target: Target, layout: Layout
-    ) -> Draft:
+        cls, graph: Graph, hoisted: Graph, parts: Split, found_groups: tuple[Group, ...], target: Target,
+        layout: Layout, schedule: Schedule,
+    ) -> Draft:  # fmt: skip
         dims = product_dims(hoisted, layout)
         if len(dims) - 1 > MOST_BATCHES:
             raise NoMatch(
@@ -167,6 +225,9 @@ class Draft:
         found: dict[str, Access] = {}
         factors: dict[str, Use] = {}
         matrix = prepared_matrix(hoisted, parts)
+        # every tile's part of the ring is as long; by turns, boxes that wait for a tile's end hold up the other group's
+        # slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 in halves
+        bring = matrix is None and len(found_groups) == 1 and schedule == "halves"
         for use in uses(hoisted):
             name = use.tensor.name
             prepared = use.tensor is matrix
@@ -180,12 +241,15 @@ class Draft:
                 factors[name] = Use(use.tensor, "left") if prepared else use
                 if width < VECTOR_BYTES // use.tensor.dtype.bytes:
                     raise NoMatch(f"{name} {unaligned(hoisted, layout, use)}; tensor copies need multiples of 16 bytes")
-            elif not boxed(hoisted, use, width):
+            elif not boxed(hoisted, use, width) and not (bring and brought(hoisted, use, width)):
                 width = min(width, 2)
             output = any(use.tensor is t for t in hoisted.outputs)
             word = name if output else names[use.tensor.node]  # in the kernel
             found[name] = access_of(hoisted, dims, layout, use, word, width)
-        return cls(graph, hoisted, parts, found_groups, target, layout, dims, found, factors)
+        draft = cls(graph, hoisted, parts, found_groups, target, layout, dims, found, factors)
+        draft.check_ways()
+        draft.check_f32()
+        return draft
 
     def check_ways(self) -> None:
         """Raises NoMatch where right factors of one tile lie in two ways: an instruction is told, for all its columns.
@@ -214,13 +278,7 @@ class Draft:
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph, hoisted = self.graph, self.hoisted
-        first, fragments = self.parts.products[0], self.fragments()
-        shared = tile.shared_bytes + (tile.stages * fragments.slice_bytes if fragments else 0)
-        if shared > self.target.shared_bytes:
-            raise NoMatch(
-                f"slices of the vectors that the left factor is computed from take {shared - tile.shared_bytes} bytes "
-                f"of shared memory; wgmma leaves them {self.target.shared_bytes - tile.shared_bytes}"
-            )
+        first = self.parts.products[0]
         plan = WgmmaPlan(
             name=entry_name(graph),
             graph=graph,
@@ -235,12 +293,12 @@ class Draft:
             accesses=tuple(self.access.values()),
             params=self.params(tile),
             folded=False,
-            shared_bytes=shared,
+            shared_bytes=self.shared_bytes(tile),
             tile=tile,
             depth=size_of(first.contracted, graph.sizes),
             dtype=self.dtype,
             left=self.operand(self.matrix or first.left.operand),
-            fragments=fragments,
+            fragments=self.fragments,
             spans=self.spans(tile),
             decisions=decisions(graph),
             rounding=product_rounding(graph, self.target),
@@ -273,7 +331,8 @@ class Draft:
             first_tile=first_tile,
             tiles=-(-cols // width),
             vectors=vectors,
-            loads=tuple(found for found in elements if found not in vectors),
+            brought=tuple(found for found in elements if self.is_mapped(found.access)),
+            loads=tuple(found for found in elements if found not in vectors and not self.is_mapped(found.access)),
             row_loads=tuple(found for found in loads if not found.access.by_column),
             row_body=indexed(graph, [n for n in listed if graph.extents[n] is not Extent.ELEMENT]),
             body=indexed(graph, [n for n in listed if graph.extents[n] is Extent.ELEMENT]),
@@ -292,12 +351,65 @@ class Draft:
         return len(self.groups[0].products)
 
     def suits(self, tile: WgmmaTile) -> bool:
-        """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. And
-        does another group multiply while one prepares its left factor?"""
+        """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. Does
+        another group multiply while one prepares its left factor? And are tiles few, where the tile is for that?"""
         if self.matrix is not None and tile.schedule == "turns":
+            return False
+        if tile not in MANY and (self.extents[-1] <= FEW_ROWS or not self.few(tile)):
+            return False
+        if tile.cols // self.together // tile.shares % LEAST_COLS:
             return False
         share = tile.cols // self.together // tile.cluster
         return share % LINE == 0 or all(self.operand(p.right.operand).along for p in self.parts.products)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Of the row dimensions, at the default sizes."""
+        return tuple(math.prod(size_of(self.graph.shape[axis], self.graph.sizes) for axis in d.axes) for d in self.dims)
+
+    @property
+    def even_rows(self) -> int:
+        """Rows of as many tiles as 128 of each make, all alike. What a tensor copy fills with zeros beyond the last row
+        takes as long as what it reads, and longer: x @ w.T at 65 x 4096 x 4096 took 26.6 us in tiles of 128 x 64, and
+        at 128 x 4096 x 4096 21.1."""
+        rows = max(1, self.extents[-1])
+        even = -(-rows // -(-rows // MOST_ROWS))
+        return -(-even // STAGED_ROWS) * STAGED_ROWS
+
+    def few(self, tile: WgmmaTile) -> bool:
+        """Is the GPU filled so few times that another width may fill it better? Of those that blocks share, have all
+        room at once, and has each block some slices? Rows of a left factor whose lines run along them may lie so that
+        copies can't walk it, and another kernel sums in another order: there blocks share none, so that a row's bits
+        are the same whatever lies beside it."""
+        *others, rows = self.extents
+        across = sum(-(-size_of(g.width, self.graph.sizes) // (tile.cols // self.together)) for g in self.groups)
+        tiles = math.prod(others) * -(-rows // tile.rows) * across
+        if tile.shares == 1:
+            return tiles <= MOST_ROUNDS * self.target.sms
+        depth = size_of(self.parts.products[0].contracted, self.graph.sizes)
+        slices = depth * self.dtype.bytes // LINE_BYTES
+        left = self.matrix or self.parts.lefts[0].operand
+        room = int(CLUSTERED.get(tile.shares, 1.0) * self.target.sms)
+        fits = tiles * tile.shares <= room and slices >= LEAST_SLICES * tile.shares
+        return fits and self.operand(left).along
+
+    def plans(self, tile: WgmmaTile) -> Iterator[WgmmaPlan]:
+        """At most one."""
+        if self.suits(tile) and (fitted := self.fitted(tile)):
+            yield self.plan(fitted)
+
+    def fitted(self, tile: WgmmaTile) -> WgmmaTile | None:
+        """The tile with as many stages as shared memory has room for: where tiles are few, fewer do."""
+        least = tile.stages if tile in MANY else max(LEAST_STAGES, -(-tile.exchange_bytes // tile.right_bytes))
+        while self.shared_bytes(tile) > self.target.shared_bytes and tile.stages > least:
+            tile = replace(tile, stages=tile.stages - 1)
+        return tile if self.shared_bytes(tile) <= self.target.shared_bytes else None
+
+    def shared_bytes(self, tile: WgmmaTile) -> int:
+        found = self.fragments
+        if found is None:
+            return tile.shared_bytes
+        return tile.shared_bytes + tile.stages * found.slice_bytes + tile.statistics_bytes(len(found.statistics))
 
     # ---- tensors
 
@@ -306,6 +418,7 @@ class Draft:
         """What the left factor is computed from, or its rows' statistics; None where it goes as it lies."""
         return prepared_matrix(self.hoisted, self.parts)
 
+    @property
     def fragments(self) -> Fragments | None:
         matrix, graph = self.matrix, self.hoisted
         if matrix is None:
@@ -344,7 +457,7 @@ class Draft:
         return tuple(found)
 
     def is_mapped(self, access: Access) -> bool:
-        return access.tensor in self.factors or (access.output and access.vector == COLUMNS)
+        return access.tensor in self.factors or access.vector == COLUMNS
 
     def map(self, pointer: Param, tile: WgmmaTile) -> Param:
         """The matrices of a tensor, and a batch axis where it has one."""
@@ -355,14 +468,16 @@ class Draft:
         walks = (*rows, *matrix, (access.line,))
         box = (*[1] * (len(walks) - 2), *self.box(access, tile))
         dtype = tf32 if access.tensor in self.factors and access.dtype is f32 else access.dtype
+        swizzle = box[-1] * dtype.bytes  # a whole line of the box
         return replace(
-            pointer, kind="map", name=f"{access.name}_map", dtype=dtype, walks=walks, box=box, swizzle=LINE_BYTES
+            pointer, kind="map", name=f"{access.name}_map", dtype=dtype, walks=walks, box=box, swizzle=swizzle
         )
 
     def box(self, access: Access, tile: WgmmaTile) -> tuple[int, int]:
         """What one copy moves: lines of 128 bytes, of all rows or columns of a tile where these are the lines."""
-        if access.output:
-            return STAGED_ROWS, LINE
+        if access.tensor not in self.factors:
+            cols = box_cols(tile.cols // self.together // tile.shares)
+            return STAGED_ROWS if access.output else tile.rows, cols
         use = self.factors[access.tensor]
         if line_of(use, self.layout) != use.depth:
             return LINE, LINE
@@ -422,6 +537,12 @@ def boxed(graph: Graph, use: Use, width: int) -> bool:
     return output and use.tensor.dtype in (f16, bf16) and width == COLUMNS
 
 
+def brought(graph: Graph, use: Use, width: int) -> bool:
+    """Does it come by tensor copies, though it is no factor? The same holds; and every row has its own."""
+    alike = use.tensor.shape == graph.shape and not any(use.tensor is t for t in graph.outputs)
+    return alike and use.place == "tile" and use.tensor.dtype in (f16, bf16) and width == COLUMNS
+
+
 def unaligned(graph: Graph, layout: Layout, use: Use) -> str:
     """Why a factor can't be moved by tensor copies."""
     if use.tensor.name in layout.unaligned:
@@ -434,5 +555,9 @@ def regime(tile: WgmmaTile, products: int, line: int) -> str:
     each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
     who = "two warpgroups take turns with tiles of" if tile.schedule == "turns" else "two warpgroups share tiles of"
     cluster = f", clusters of {tile.cluster} that share the right factor" if tile.cluster > 1 else ""
+    if tile.shares > 1:
+        return (
+            f"{who} {each}, a third brings {tile.stages} slices of {line} ahead; {tile.shares} blocks share K of each"
+        )
     order = f"blocks stay for all tiles, {tile.group} rows of them at a time"
     return f"{who} {each}, a third brings {tile.stages} slices of {line} ahead{cluster}; {order}"
