@@ -311,6 +311,8 @@ def test_what_cannot_be_chosen_from_says_why() -> None:
     refusals = {r.rule: r.reason for r in candidates(normed.graph, target("cuda:h200")).refusals}
     assert "needs a reduction of the row first; held walks over a row once" in refusals["held"]
     assert "needs a reduction of the row first; dense walks over a row once" in refusals["dense"]
+    refusals = {r.rule: r.reason for r in candidates(plain.at(V=2000, K=8).graph, target("cuda:h200")).refusals}
+    assert "chooses 8 of 2000 columns; dense is for one in 128 and more" in refusals["dense"]
     with pytest.raises(NoPlan, match="32 bits"):
         candidates(plain.at(V=2**31).graph, target("cuda:h200")).need()
 
