@@ -47,7 +47,8 @@ SELECTION_FRAME = frozenset(
     r picks best_entry last a sort sorts many size run step high low part
     far block bottom marks exponentials highest enough few between wanted reach warp_sum row_warps picker_of meet_all
     reached_by most_of sum_of ahead floors incoming merged passing picked_max picked_sum read see team_sum_below
-    before atomicAdd atomicMax atomicMin""".split()  # noqa: SIM905
+    before atomicAdd atomicMax atomicMin Ranges compared elements groups more orders ranges reaches slot_of to
+    warp_total""".split()  # noqa: SIM905
 )
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(
@@ -78,7 +79,7 @@ TENSOR_SUFFIXES = (
 )  # fmt: skip
 FACTOR_SUFFIXES = (
     "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
-    "_lane", "_col", "_slice", "_slices",
+    "_lane", "_col", "_slice", "_slices", "_box", "_stage",
 )  # fmt: skip
 SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])
