@@ -9,7 +9,7 @@ from fusegen.planner import CONTIGUOUS
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
 from tests import gemms
-from tests.gemms import Fits, banded, clustered, plan_for, streamed, streamed_waves, tiled
+from tests.gemms import Fits, banded, circled, clustered, plan_for, streamed, streamed_waves, tiled
 from tests.mutations import Mutation
 
 
@@ -35,6 +35,7 @@ def subject(spec: Chain, fits: Fits, target: str = "cuda:h200", **sizes: int) ->
 
 
 TILED = subject(gemms.bias_gelu, tiled, M=160, N=320, K=264)
+CIRCLED = subject(gemms.bias_gelu, circled, M=160, N=256, K=512)
 TURNED = subject(gemms.turned, tiled, M=96, N=200, K=136)
 STREAMED = subject(gemms.bias_gelu, streamed, M=8, N=96, K=1032)
 CLUSTERED = subject(gemms.bias_gelu, clustered, M=8, N=96, K=1032)
@@ -91,6 +92,22 @@ MUTATIONS: tuple[Mutation, ...] = (
              everywhere=True),
     mutation("pitch taken for the row length", "right until a factor is padded", TILED, r"\* w_pitch", "* 264",
              everywhere=True, quick=False),
+    # ---- slices on their way among the products
+    mutation("circled: a copy is not waited for", "a slice is multiplied before it lands", CIRCLED,
+             r"(k == \d+\) \{\n +)wait_copies<\d+>\(\);", r"\1"),
+    mutation("circled: waits for one slice too few", "the next slice may still be on its way", CIRCLED,
+             r"(k == \d+\) \{\n +)wait_copies<(\d+)>", r"\1wait_copies<\2 + 1>"),
+    mutation("circled: no barrier between slices", "warps read what others have not brought yet", CIRCLED,
+             r"(k == \d+\) \{\n.*\n +)__syncthreads\(\);", r"\1"),
+    mutation("circled: a slice in the place before its own", "it is overwritten while it is read", CIRCLED,
+             r"\(slot \+ 3\) % 4", "(slot + 2) % 4"),
+    mutation("circled: around the ring on the spot", "the first slices again", CIRCLED, r"advance\(4\);", ""),
+    mutation("circled: a chunk left out", "a step's last copy is not made", CIRCLED, r"at < (\d+) && step",
+             r"at < \1 - 1 && step"),
+    mutation("circled: fragments of the slice before", "a slice's first step is the last one's", CIRCLED,
+             r"\(slot \+ 1\) % 4", "slot"),
+    mutation("circled: the last time around left out", "the sum ends early", CIRCLED, r"step < 8; step",
+             "step < 4; step"),
     # ---- products
     mutation("fragments of the wrong depth", "columns of one half of a slice meet rows of the other", TILED,
              r"(load_right\(w_part.*?\^ \()k \* 32\)", r"\1(k ^ 1) * 32)"),

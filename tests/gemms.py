@@ -59,6 +59,11 @@ def batched(x: f16[B, M, K], w: f16[B, K, N], bias: f16[B, 1, N]) -> f16[B, M, N
     return x @ w + bias
 
 
+@chain(B=2, M=60, N=256, L=512, K=256)
+def side_by_side(x: bf16[B, M, K], wq: bf16[B, N, K], wk: bf16[L, K]) -> tuple[bf16[B, M, N], bf16[B, M, L]]:
+    return x @ wq.mT, x @ wk.T
+
+
 @chain(M=64, N=96, K=264)
 def prepared(x: bf16[M, K], r: bf16[M, K], g: bf16[K], s: f32[M, 1], w: bf16[K, N], a: f32) -> bf16[M, N]:
     return F.relu((x + r) * g - s) @ w * a
@@ -177,6 +182,11 @@ REFUSED: tuple[tuple[Chain, str], ...] = (
 def tiled(plan: GemmPlan) -> bool:
     """Several warps share slices, and a block has all of K."""
     return plan.tile.warps > 1 and plan.cluster == 1 and plan.tile.bands == 1
+
+
+def circled(plan: GemmPlan) -> bool:
+    """Once around the ring at a time, with copies among the products."""
+    return plan.tile.spread and plan.cluster == 1
 
 
 def streamed(plan: GemmPlan) -> bool:

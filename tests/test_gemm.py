@@ -25,6 +25,7 @@ from tests.gemms import (
     Fits,
     any_plan,
     banded,
+    circled,
     clustered,
     clustered_tiles,
     gemm_plans,
@@ -132,6 +133,32 @@ KINDS = (
 def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str, int]) -> None:
     report = validate(kernel(spec, name, fits, **sizes), quick=True)
     assert report.ok, str(report)[:2000]
+
+
+CIRCLED = (  # slices that go around a ring of 4 once, twice, and three times
+    (gemms.bias_gelu, {"M": 160, "N": 256, "K": 512}),
+    (gemms.bias_gelu, {"M": 300, "N": 512, "K": 256}),
+    (gemms.gram, {"M": 256, "K": 768}),
+    (gemms.side_by_side, {"B": 2, "M": 70, "N": 256, "L": 512, "K": 256}),
+)
+
+
+@needs_emulator
+@pytest.mark.parametrize(("spec", "sizes"), CIRCLED, ids=lambda value: getattr(value, "name", ""))
+def test_copies_among_the_products(spec: Chain, sizes: dict[str, int]) -> None:
+    report = validate(kernel(spec, CUDA, circled, **sizes), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+@pytest.mark.parametrize("sizes", [{"K": 4104}, {"K": 4160}, {"N": 1000}], ids=str)
+def test_copies_keep_apart_from_products_where_registers_would_not_do(sizes: dict[str, int]) -> None:
+    def spread(spec: Chain, **wanted: int) -> bool:
+        return any(p.tile.spread for p in gemm_plans(spec.at(M=4096, **wanted).graph, CUDA))
+
+    whole = {"N": 1024, "K": 4096}
+    assert spread(gemms.bias_gelu, **whole)
+    assert not spread(gemms.bias_gelu, **{**whole, **sizes})
+    assert not any(spread(spec, **whole) for spec in (gemms.residual, gemms.norm, gemms.prepared, gemms.tf32))
 
 
 @needs_emulator

@@ -88,6 +88,8 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         for found in factors:
             found["prepare"] = self.prepare(found) if found["prepared"] else []
             found["prepared"] = bool(found["prepare"])
+        inner = tile.depth // plan.atom.depth
+        self.number_chunks(factors)
         vectors = self.vectors()
         spans = [self.span(number, span) for number, span in enumerate(plan.spans)]
         sums, statistics, fragments = self.sums(), self.statistics(factors[0]), self.fragments()
@@ -101,8 +103,8 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             if not f["copied"]
         ] + [{"type": v["type"], "name": v["held"], "dims": ""} for v in vectors]
         fetches, prepares = bool(held), any(f["prepared"] for f in factors)
-        inner = tile.depth // plan.atom.depth
-        slice_at = f"step % {tile.stages} * {self.size * self.slice_elements}"
+        slot = "slot" if plan.tile.spread else f"step % {tile.stages}"
+        slice_at = f"{slot} * {self.size * self.slice_elements}"
         copied_to = f"ring_at + {slice_at}"
         if plan.dtype is f32 and not all(f.tile_along for f in plan.factors):
             self.functions.add(self.place_across)

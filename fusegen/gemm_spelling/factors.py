@@ -81,7 +81,7 @@ class FactorSpeller(GemmWords):
             "at_depth": at_depth,
             "declares": [
                 *lines,
-                f"const {self.ctype(f.access.dtype)}* {name}_from = {pointer}{batch} + {start};",
+                *self.pointers_to(own, passes, f"{pointer}{batch} + {start}", f"({far}) * {stride}"),
                 *([f"const int {name}_to = {self.place(own, side, depth)};"] if affine and not hidden else []),
                 *([f"unsigned {name}_to = ({self.place(own, side, depth)}) * {self.size};", *hidden] if hidden else []),
             ],
@@ -92,6 +92,25 @@ class FactorSpeller(GemmWords):
             "count": self.count(own, at_brought, at_depth),
             "advance": advance if f.along else f"{advance} * {stride}",
         }
+
+    def pointers_to(self, own: Own, passes: int, first: str, far: str) -> list[str]:
+        """Where the thread reads: its first chunk, or where copies are spread each of them, since to make an address
+        costs two instructions, and on the way from slice to slice of a circle nothing."""
+        ctype, name = f"const {self.ctype(own.factor.access.dtype)}*", f"{own.name}_from"
+        if not self.plan.tile.spread:
+            return [f"{ctype} {name} = {first};"]
+        from_each = first + (f" + {far}" if passes > 1 else "")
+        return [f"{ctype} {name}[{passes}];", UNROLL, f"for (int v = 0; v < {passes}; ++v) {name}[v] = {from_each};"]
+
+    def number_chunks(self, factors: list[dict[str, Any]]) -> None:
+        """The thread's chunks of a slice are counted through all factors."""
+        before = 0
+        for f in factors:
+            end = before + f["passes"]
+            f["numbered"] = f"{before} <= number && number < {end}" if before else f"number < {end}"
+            f["before"] = before
+            f["away_used"] = f["away"] and "away" in f["count"]
+            before = end
 
     def dealt(self, row: str) -> str:
         """The column that lies in a row of a right factor's tile: neighbours are dealt out to one lane's rows of all

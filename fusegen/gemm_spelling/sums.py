@@ -61,10 +61,10 @@ SUM_COL = {
 class SumSpeller(GemmWords):
     """What warps multiply, where their sums go, and what comes of these."""
 
-    def fragments(self) -> list[Mapping[str, Any]]:
+    def fragments(self) -> list[dict[str, Any]]:
         plan, tile = self.plan, self.tile
         mma = plan.atom.kind == "mma"
-        found: list[Mapping[str, Any]] = []
+        found: list[dict[str, Any]] = []
         for own in [self.owns[0], *self.owns[len(plan.left) :]]:
             rows = own.factor.side == "rows"
             extent = tile.warp_rows if rows else tile.warp_cols
@@ -94,6 +94,18 @@ class SumSpeller(GemmWords):
                     ),
                 }
             )
+        return self.numbered(found)
+
+    def numbered(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """In the order that products need them: the first of the left operand, all right ones, the others."""
+        left, *rights = found
+        before = 1
+        for right in rights:
+            end = before + right["count"]
+            right |= {"numbered": f"{before} <= number && number < {end}", "number": f"number - {before}"}
+            before = end
+        rest = before - 1
+        left |= {"numbered": f"number < 1 || number >= {before}", "number": f"number < 1 ? 0 : number - {rest}"}
         return found
 
     def matrix(self, own: Own, kind: str, side: str, chunks: int, unit: int) -> Mapping[str, str]:

@@ -67,6 +67,7 @@ class GemmTile:
     cluster: int = 1
     group: int = 8
     bands: int = 1
+    spread: bool = False
 
     @property
     def band_rows(self) -> int:
@@ -198,7 +199,7 @@ class GemmPlan(Plan):
         choices = {"teams": (t.teams, 1), "cluster": (t.cluster, 1), "group": (t.group, 8), "bands": (t.bands, 1)}
         unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
         shape = f"{t.rows}x{t.cols}x{t.depth} {t.warps_down}x{t.warps_across} {t.stages}"
-        return f"{self.rule} {shape}{''.join(unusual)}"
+        return f"{self.rule} {shape}{''.join(unusual)}{' spread' if t.spread else ''}"
 
     @property
     def facts(self) -> Mapping[str, object]:
@@ -259,6 +260,20 @@ class GemmPlan(Plan):
     def copies(self) -> bool:
         """Does any factor get into shared memory by asynchronous copies?"""
         return any(f.copied for f in self.factors)
+
+    @property
+    def fragments(self) -> int:
+        """Of one step, that a warp loads where the tile is `spread`: the left operand's are of 16 rows."""
+        return self.tile.warp_rows // 16 + self.products * self.tile.warp_cols // self.atom.cols
+
+    @property
+    def chunks_a_thread(self) -> int:
+        """That a thread brings of a slice."""
+        return tile_elements(self.tile, self.products) // self.chunk // self.team
+
+    @property
+    def chunks_a_step(self) -> int:
+        return -(-self.chunks_a_thread * self.atom.depth // self.tile.depth)
 
     @property
     def factors(self) -> tuple[Factor, ...]:

@@ -35,9 +35,9 @@ nothing for products. 8 rows of bf16 (us, medians of 20 to 30, the best of 24 to
     bulk copies of 4 or 8 rows of w, x in registers  14.9                64.2                   20.1
     loads to registers, fragments as they come       15.2                66.3                   20.0
 
-What bounds tiles, measured on an H200 with `128x256x64 2x4 4`: bf16, x @ w.T, bias and GELU at 4096^3, in cycles of an
-SM for each of the four tiles that it takes in turn (medians over the blocks; the SM ran at 1.75 GHz, and at 1.97 GHz
-without products; without a part, results are wrong):
+What bounds tiles that are not `spread`, measured on an H200 with `128x256x64 2x4 4`: bf16, x @ w.T, bias and GELU at
+4096^3, in cycles of an SM for each of the four tiles that it takes in turn (medians over the blocks; the SM ran at 1.75
+GHz, and at 1.97 GHz without products; without a part, results are wrong):
 
     mma.sync alone, 6.03 for each                       98,800
     and fragments                                      103,000
@@ -55,6 +55,23 @@ then come too close together), products column by column (113,300), fragments lo
 place of the block's barrier, copies by way of the L1 cache, and an epilogue of whole tiles without branches (272.7 for
 270.0). Blocks that stay for all tiles, and copy the next one's first slices before the epilogue, gain 0.5 %. Two blocks
 an SM, 128 x 128 each, hide the epilogue but copy a third more, for which the SM slows down to 1.69 GHz: 282 us.
+
+Tiles that are `spread` have both an unrolled ring with all addresses kept and copies among the products; each alone is
+slower. An integer instruction more in the loop costs 1.2 cycles a warp, and 26 of them make addresses: those that are
+kept differ by constants from slice to slice, which a copy adds by itself (12 bits of bytes). Copies at once fill the
+queue that loads of fragments wait in, too. In one run, by turns with cuBLAS's 175.4 us (medians of 40, L2 cold):
+
+    twelve copies at once, addresses made anew: not spread      269.0 us    0.652 of cuBLAS
+    four in each of 3 steps, addresses made anew                285.8
+    twelve at once, addresses kept                              278.8
+    six in each of 2 steps, addresses kept                      270.2
+    three in each of 4 steps, addresses kept: spread            265.5       0.661
+
+ptxas keeps the order of loads and copies, and moves products: a step's fragments are loaded in the order of their use,
+one before each product, and its copies come behind them. With all loads and copies before the first product the tile
+took 287.8 us, where one that is not spread took 270.1. Blocks that stay, and copy the next tile's first slices among
+the last products of this one, would gain more: 262.6 us in that run, 0.672 of cuBLAS; 1043 at 16384 rows, 0.680, where
+the tile that is not spread took 1074.
 
 f32 factors lie in shared memory as they are, and become tf32 as a warp loads its fragments: mma.sync takes no notice of
 the 13 bits that tf32 lacks, which is to cut them off (PTX ISA, "mma", operands of type .tf32). 4096^3, the same tile of
@@ -111,6 +128,7 @@ from fusegen.types import DType, f32, size_of
 # bytes; f32 has half as many.
 TILES: Mapping[int, tuple[GemmTile, ...]] = {
     1: (
+        GemmTile(128, 256, 64, 4, 2, 4, spread=True),
         GemmTile(128, 256, 64, 4, 2, 4),
         GemmTile(128, 256, 64, 3, 2, 4),
         GemmTile(256, 128, 64, 4, 4, 2),
@@ -333,6 +351,8 @@ def fits(drawn: Draft, tile: GemmTile, atom: Atom) -> bool:
     held = elements(drawn, tile) if tile.teams == 1 else 0  # streams have no others to give way to
     if gemm_registers(tile, atom, drawn.dtype, drawn.products) + held > min(target.registers_per_thread, 255):
         return False
+    if tile.spread and not spreads(drawn, tile):
+        return False
     if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.depth % (2 * atom.depth):
         return False
     return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*left_factors(drawn), *right))
@@ -346,6 +366,22 @@ def elements(drawn: Draft, tile: GemmTile) -> int:
     left = sum(tile.rows for f in left_factors(drawn) if f.width == 1)
     right = sum(tile.cols for f in right_factors(drawn).values() if f.width == 1) // len(drawn.groups)
     return (left + right) * tile.depth // (tile.warps * drawn.target.warp)
+
+
+def spreads(drawn: Draft, tile: GemmTile) -> bool:
+    """Are copies cheap enough to be dealt out among the products?
+
+    A thread keeps the address of each chunk, and from slice to slice these differ by constants: of factors that lie
+    along the depth and are copied as they are. Ragged columns and depths, or slices that do not fill the ring, cost
+    registers that are not there: ptxas spilled 8 to 92 bytes. f32 factors were not measured.
+    """
+    factors = (*left_factors(drawn), *right_factors(drawn).values())
+    if drawn.dtype is f32 or drawn.parts.statistics or drawn.left.operand is None:
+        return False
+    if drawn.depth % (tile.stages * tile.depth * tile.shares):
+        return False
+    ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
+    return not ragged and all(f.copied and f.along for f in factors)
 
 
 def chunks_fit(factor: Factor, tile: GemmTile, team: int, chunk: int) -> bool:
@@ -507,7 +543,7 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
 
 def regime(tile: GemmTile) -> str:
     shape = f"{tile.rows} x {tile.cols}"
-    slices = f"slices of {tile.depth} in a ring of {tile.stages}"
+    slices = f"slices of {tile.depth} in a ring of {tile.stages}{', copied among the products' if tile.spread else ''}"
     if tile.shares == 1:
         return f"{shape} tiles of {tile.warps} warps, {slices}"
     blocks = f" of each of {tile.cluster} blocks" if tile.cluster > 1 else ""
