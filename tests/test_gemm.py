@@ -14,6 +14,7 @@ from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, MissingError, NoPlan
 from fusegen.pipeline import gate
 from fusegen.planner import candidates
+from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
@@ -147,6 +148,15 @@ CIRCLED = (  # slices that go around a ring of 4 once, twice, and three times
 @pytest.mark.parametrize(("spec", "sizes"), CIRCLED, ids=lambda value: getattr(value, "name", ""))
 def test_copies_among_the_products(spec: Chain, sizes: dict[str, int]) -> None:
     report = validate(kernel(spec, CUDA, circled, **sizes), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+def test_copies_among_the_products_of_a_clusters_blocks() -> None:
+    def shared(plan: GemmPlan) -> bool:
+        return plan.tile.spread and plan.cluster == 2
+
+    report = validate(kernel(gemms.bias_gelu, CUDA, shared, M=96, N=256, K=2048), quick=True)
     assert report.ok, str(report)[:2000]
 
 
