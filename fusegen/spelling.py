@@ -181,7 +181,7 @@ class Speller(BulkRows):
         if stage.blocks_of:
             return self.block_walk(number, stage)
         whole = self.plan.staging in ("registers", "none")
-        loads_first = whole and self.loops() and not self.plan.bulk
+        loads_first = whole and self.loops() and not self.plan.bulk and not stage.late
         inside = bool(stage.until) and not loads_first  # the walk's own test stands before the load
         reads = []
         vectors = []
@@ -269,9 +269,18 @@ class Speller(BulkRows):
             "first_results": stage is next(s for s in self.plan.stages if s.reductions) if stage.reductions else False,
             "results": [line for r in stage.reductions for line in self.results(r)],
             "before": [f"{self.spelling.barrier}  // all have read what was brought"] if self.gives_way(stage) else [],
+            "packed": self.packed_calls(stage),
             "refill": [],
         }
         return {**made, "spans": [made]}
+
+    def packed_calls(self, stage: Stage) -> list[str]:
+        """The statements that leave in registers what was read, and not what an earlier walk has made of it."""
+        if not self.plan.packed:
+            return []
+        self.functions.add("leave_packed")
+        kept = [load.access for load in stage.loads if load.when == "kept"]
+        return [f"leave_packed({self.kept_at(self.kept_name(access), True)});" for access in kept]
 
     def end_of_array(self, stage: Stage) -> Mapping[str, Any]:
         """What becomes of the vector that a flat array ends in. It has a branch of its own: where each load had one,
@@ -349,6 +358,7 @@ class Speller(BulkRows):
             "first_results": False,
             "results": [],
             "before": [],
+            "packed": [],
             "refill": [],
         }
         return {**made, "spans": [made]}

@@ -96,6 +96,7 @@ def assemble(
         kept_bytes=walks.kept_bytes,
         ragged=not draft.flat and not draft.divides,
         bulk=draft.bulk,
+        packed=staging == "registers" and walks.keeps == "inputs",
         blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block))
         * tile.blocks_per_row,
     )
@@ -184,12 +185,12 @@ def takes_any_columns(stage: Stage, tile: Tile, in_shared: bool, copies: bool) -
     registers or, as it was computed, from a thread's own places in shared memory?
 
     What was read and not copied lies in shared memory as vectors of the row, side by side in a block, but not in a
-    cluster of them.
+    cluster of them, and not beyond a mask's limit, where a block may end.
     """
     kept = any(load.when != "now" for load in stage.loads)
     bound = stage.reductions or stage.keeps or stage.takes or (kept and not in_shared)
     words = all(a.vector * a.dtype.bytes % WORD_BYTES == 0 for a in (load.access for load in stage.loads))
-    return not bound and (not kept or copies or (tile.cluster == 1 and words))
+    return not bound and (not kept or copies or (tile.cluster == 1 and words and not stage.until))
 
 
 def kept_elements(target: Target, stages: Sequence[Stage], tile: Tile) -> int:

@@ -188,7 +188,7 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
     choice = expected(selection, tile, graph.cols)
     again = read_again(target, graph, work, selection, choice, resident)
-    memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
+    memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work, chosen=True))
     per_us = target.fp32_tflops * 1e6 / 2
     thread = instructions(graph, work, selection, choice, target.warp)
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us

@@ -11,10 +11,11 @@ candidates worth choosing are predicted to 14 % (rms of the logarithm). What row
 216 others of 19 such chains and shapes (medians of 9 to 15, 4.22 to 4.25 TB/s), where the first choice took 2 % more
 than the best one measured in the mean and 9 % at worst; what they cost by bulk copies to 765 candidates of 70 chains
 and shapes (medians of 9, 4.25 TB/s), by which the first choice took 2 % more than the best in the mean and 14 % at
-worst. ONLINE, WARP_US and what is kept in registers follow 28 of the chains and shapes of benchmarks/heldout.py, those
-that did worst before (benchmarks/data/h200_heldout_candidates.json), and ten more: there the first choice takes 2.4 %
-more than the best one measured in the mean and 18 % at worst, where it took 9.8 % and 40 %. On other GPUs they stand
-for want of measurements; what is taken from a target are its facts.
+worst. Registers, what waits and what clusters, copies and masks cost were fitted again to 2878 candidates of 223 chains
+and shapes, most of them of benchmarks/heldout.py (medians of 15, 4.25 TB/s; those of its cases are in
+benchmarks/data/h200_heldout_candidates.json): of the 186 that move 60 MB or more the first choice takes 1.3 % more than
+the best one measured in the mean and 22 % at worst, where it took 2.9 % and 73 %. On other GPUs they stand for want of
+measurements; what is taken from a target are its facts.
 """
 
 from __future__ import annotations
@@ -30,17 +31,12 @@ from fusegen.planner.cost import shares_read
 from fusegen.planner.model import Access, Cost, Load, Stage, Staging, Tile, Traffic
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, words_of
 from fusegen.targets.base import Target
-from fusegen.types import b8
+from fusegen.types import b8, bf16
 
 # ---- bytes
 COPY_SHARE = 0.88  # of the data sheet's DRAM rate, what a plain device copy reaches: 4.2 of 4.8 TB/s on an H200
-BY_WIDTH = {
-    16: 1.0,
-    8: 0.87,
-    4: 0.5,
-    2: 0.8,
-    1: 0.5,
-}  # share of the rate by bytes of one access; two-byte ones coalesce
+BY_WIDTH = {16: 1.0, 8: 0.96, 4: 0.84, 2: 0.8, 1: 0.5}  # share of the rate by bytes of one access
+CHOSEN_BY_WIDTH = {16: 1.0, 8: 0.87, 4: 0.5, 2: 0.8, 1: 0.5}  # the same beside a choice of columns, as that was fitted
 BULK_ROW = 42  # bytes more for each row that a bulk copy moves: its ends fill no sector
 BULK_ALONE = 1.05  # where an SM holds one such row, and nothing hides what that waits for
 TWICE = 0.45  # a vector of two accesses leaves every other 16 bytes to the second
@@ -51,7 +47,7 @@ SECTOR = 18  # bytes that the threads of a row should find next to each other
 # Fewer bytes side by side than WHOLE cost as much as APART_BYTES more of them: rmsnorm 262144 x 128 took 36.4 us by 16
 # threads a row and 256 B side by side, 36.7 by half of them, 39.2 by a quarter, 41.3 by an eighth.
 WHOLE = 256
-APART_BYTES = 6
+APART_BYTES = 9  # the fit to whole chains; head_layernorm of 64 took 110 us by 32 B and 77 by 64 B
 APART_ACROSS = 32  # where rows start anywhere, a run lies across one more sector
 FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
 # The same of a row that is partly kept, which the fit counted as bytes of DRAM: with 7 of 8 vectors kept a softmax at
@@ -59,9 +55,17 @@ FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
 FROM_L2_PARTLY = 1.0
 # By asynchronous copies, where the same bytes could have stayed in registers: add_rmsnorm 16384 x 4096 took 140 us so
 # and 134 to 136 in registers, 16384 x 8192 266.6 and 262.4, a causal softmax of 32 x 4096 x 4096 414 and 404.
-COPIED = 1.03
-ROLLED = 1.06  # computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
-BRANCHED = 1.3  # and where each load has a branch of its own, they wait for one another
+COPIED = 1.05
+ROLLED = 1.11  # computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
+ALONE = 1.04  # where an SM holds one block, whose registers hold its row
+MASKED = 1.1  # a loop over a row that a mask ends: alibi_softmax of 16 x 4096 x 4096 took 235 us so and 210 unrolled
+READ_ONLY = 1.27  # by bulk copies, where no results leave meanwhile: sums of 255 f32 took 141 us so and 131 otherwise
+# Of a byte that all rows share, where what the blocks of an SM keep in shared memory leaves its L1 cache no room for
+# it: layernorm_affine 8192 x 16384 in bf16 took 146 us with seven blocks of 33 KB and 136 with four.
+PAST_L1 = 0.06
+IN_TURN = 1.03  # rolling: a softmax of 500 x 262144 took 306 us so and 285 by clusters of 16 that end with their row
+CLUSTERED = 1.1  # cross_entropy_backward 4096 x 32000 in f32 took 273 us by clusters of two and 258 by blocks
+BRANCHED = 1.34  # and where each load has a branch of its own, they wait for one another
 # Rows that start anywhere, copied to shared memory by blocks of which an SM holds two at most, and so hides less of
 # what each waits for: log_softmax took 453 us at 4096 x 50257 with 1024 threads and 379 with 512, at 4096 x 32001 269
 # and 232.
@@ -70,9 +74,9 @@ CROWDED = 1.2
 ISSUE = 0.9
 MOVE = 1.0  # a conversion and its share of an access, for one element of an operand
 ONLINE = {"softmax": 6, "welford": 36}  # beside the op's own
-SHARED_ACCESS = 1.35
+SHARED_ACCESS = 1.69
 SINGLE = 7.0  # an element that is moved alone: address, test and predicated access
-ROW_END = 10.0  # an element of a vector that the row ends in, for all lanes of its warp
+ROW_END = 0.6  # of an element's instructions: once more in a vector that the row ends in, for all lanes of its warp
 # Vectors across blocks, by the instructions of their text: pieces are selected, shifted and joined. A stored vector
 # goes to shared memory and is joined from there; or it is handed to the next lane as well, and the first of the lanes
 # that share a row goes value by value. In a walk by blocks nothing of that is done, but for what every row shares.
@@ -90,7 +94,7 @@ THREAD = 30.0
 DIVISION = 60.0  # of a row's number by a dimension
 STEP = 2.0  # of a reduction across lanes
 # Rows by bulk copies, whose elements are read and written one by one in shared memory
-BULK_READ = 4.3  # beside MOVE
+BULK_READ = 3.72  # beside MOVE
 BULK_WRITE = 0.3
 BULK_CONFLICT = 1.9  # each time more that an access goes to the same bank
 BULK_VECTOR = 2.5  # of what all rows share
@@ -99,22 +103,34 @@ BULK_THREAD = 23.0
 BULK_TENSOR = 3.1
 # ---- waiting, in microseconds
 LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
-LOAD_US = 0.94  # from a load to its value, once a turn of loads
-BULK_US = 1.0  # from asking for a row to its values
+LOAD_US = 0.66  # from a load to its value, once a turn of loads
+LATER_US = 0.3  # the same of what a later walk reads
+# Before the first load, where 64 bits of a row's number are divided: a causal softmax of 48 x 1000 x 1000 took 57 us
+# with a warp a row and four rows a block, 48 with a block of 64 threads a row.
+NUMBER_US = 0.6
+TURN_US = 0.04  # a vector of a row that a mask ends: its test stands between it and the next one, in each walk
+BULK_US = 1.5  # from asking for a row to its values
 OVERLAPPED = 0.75  # n turns of loads take n^0.75 times as long as one
 REDUCTION_US = 0.1
 # More for each warp that comes to a reduction's barrier, where no other block hides it: LayerNorm took 5.1 us at
 # 1 x 5120 with 1024 threads, 4.6 with 512 and 4.3 with 256.
 WARP_US = 0.02
-CLUSTER_US = 0.73  # more for a reduction across a cluster
+CLUSTER_US = 1.19  # more for a reduction across a cluster
 GATHERING_US = 0.78  # a cluster starts when all of its blocks find room: so much for each doubling
 # Share of the SMs that clusters fill, whose blocks must lie in one part of the GPU: cuOccupancyMaxActiveClusters of an
 # H200, with one block an SM, gave 15 clusters of 8 blocks and 7 of 16.
 FILLED = {8: 120 / 132, 16: 112 / 132}
-CYCLES = 6.7  # of an instruction in a warp that waits for it
-BULK_CYCLES = 4.15  # the same of rows by bulk copies
+CYCLES = 6.3  # of an instruction in a warp that waits for it
+BULK_CYCLES = 5.2  # the same of rows by bulk copies
 SM_GBS = 121.0  # what one SM moves when it has the memory for itself
 OVERLAP = 3.6  # the norm's exponent
+# ---- registers
+DIM_REGISTERS = 4  # of a thread, for each row dimension beside the first
+LATER_READS = 0.5  # of what a later walk reads, the share that waits in registers with what is kept
+LATE_READS = 0.25  # the same where each vector is read where it is used
+LOOPED = 0.49  # of what the turns of a loop read that is not unrolled whole, the share that waits at a time
+PACKED_MORE = 0.2  # for an element, of what is made of vectors that stay as they were read
+BOOL_BYTES = 2  # of a register, for an element of a mask
 
 WARP = BANKS = 32  # of GPUs that have bulk copies
 BANK_BYTES = 4
@@ -135,11 +151,17 @@ class Work:
     ragged: bool  # a row is no whole number of vectors
     blocks: int  # in the launch
     bulk: bool = False  # rows come to shared memory and leave it by bulk copies
+    packed: bool = False  # registers hold what was read as it was read
 
     @property
     def whole(self) -> bool:
         """Are all vectors of a thread in flight at once?"""
-        return self.staging in ("registers", "none") or self.copies
+        return self.unrolled or self.copies
+
+    @property
+    def unrolled(self) -> bool:
+        """Are all turns of a thread's loops laid out one after another?"""
+        return self.staging in ("registers", "none")
 
     @property
     def in_shared(self) -> bool:
@@ -154,32 +176,71 @@ class Work:
 def estimated_registers(work: Work) -> int:
     """Registers of one thread.
 
-    A row in registers takes what its first walk loads or what it keeps, whichever is more, since the former dies as
-    the latter is born; what is kept as it was read is kept as f32 all the same. NVRTC 13 used 40, 60 and 107 for the
-    LayerNorm chain with 2, 4 and 8 vectors of 8 halves, where this says 40, 64 and 112. Loops that are not unrolled
-    whole hold half of UNROLL vectors at a time. Pieces take more room than the vector that they make, and stay until
-    the last of them is joined, while what is kept as it was read has its place already: in rows of 4097 the same chain
-    used 48 and 80 registers with 2 and 4 vectors of 8 halves, add_rmsnorm in rows of 2047 40 and 64; this says 48 and
-    80, 40 and 64.
+    A row in registers takes what waits in its walks where that is most: what is kept, and what is read before its use.
+    What is kept as it was read is kept as f32 all the same, unless it is left packed. Over 525 kernels of 150 chains
+    and shapes NVRTC 13 used within 15 % of this (rms of the logarithm); before, without what later walks read, it used
+    115 for the LayerNorm of 1000 columns that was taken for 48. Pieces take more room than the vector that they make,
+    and stay until the last of them is joined, while what is kept as it was read has its place already.
     """
-    in_registers = work.staging in ("registers", "none")
-    vectors = work.tile.per_thread if in_registers else min(UNROLL, work.tile.per_thread)
+    elements = work.tile.per_thread * work.tile.vector
+    if work.unrolled:
+        dims = max(1, *(len(access.strided) for access in work.accesses))
+        rows = DIM_REGISTERS * (dims - 1) + sum(not access.by_column for access in work.accesses)
+        return max(32, math.ceil((14 if work.bulk else 16) + rows + elements * words_held(work)))
     if work.bulk:
-        kept = work.tile.per_thread * work.tile.vector * math.ceil(work.kept_bytes / 4) if in_registers else 0
-        return max(32, 16 + kept)
-    loaded = [sum(held_bytes(load, work.ragged) for load in stage.reads) for stage in work.stages]
-    words = max(loaded[0] / 4, kept_words(work.stages)) if in_registers else max(0.5, max(loaded) / 8)
+        return 32
+    walks = [stage.loads if work.in_shared else stage.reads for stage in work.stages]
+    loaded = max(sum(held_bytes(load, work.ragged) for load in loads if load.access.by_column) for loads in walks)
+    vectors = min(UNROLL, work.tile.per_thread)
     held = math.ceil(work.held * work.tile.vector * work.kept_bytes / 4)
-    return max(32, math.ceil(16 + vectors * work.tile.vector * words)) + held
+    return max(32, math.ceil(16 + vectors * work.tile.vector * max(0.5, LOOPED * loaded / WORD_BYTES))) + held
+
+
+def words_held(work: Work) -> float:
+    """Registers that an element of a row takes up where the walks have the most."""
+    last = last_taken(work.stages)
+    kept: dict[str, float] = {}  # words of each value that waits between two walks
+    ahead = most = 0.0
+    for number, stage in enumerate(work.stages):
+        alive = sum(words for value, words in kept.items() if last.get(value, 0) >= number)
+        for load in stage.loads:
+            if load.when == "keep":
+                kept[load.value] = load.access.dtype.bytes / WORD_BYTES if work.packed else 1
+        kept |= dict.fromkeys((keep.value for keep in stage.keeps), 1)
+        after = sum(words for value, words in kept.items() if last.get(value, 0) > number)
+        if not work.bulk:
+            reads = {load: read_words(load, work) for load in stage.reads}
+            ahead += sum(words for load, words in reads.items() if load.when == "ahead")
+            waiting = sum(words for load, words in reads.items() if load.when != "ahead")
+            alive += waiting * (LATE_READS if stage.late else LATER_READS if number else 1.0)
+        most = max(most, ahead + max(alive, after))
+    return most + (PACKED_MORE if work.packed else 0.0)
+
+
+def read_words(load: Load, work: Work) -> float:
+    """Registers that one element of a walk's operand waits in; a warp of its own is asked for nothing between two
+    walks, and its bf16 are made f32 as soon as they are there."""
+    access = load.access
+    if not access.by_column:
+        return 0.0
+    if access.dtype is bf16 and load.when != "keep" and work.tile.team <= WARP:
+        return 1.0
+    return held_bytes(load, work.ragged) / WORD_BYTES
+
+
+def last_taken(stages: Sequence[Stage]) -> dict[str, int]:
+    """The walk that takes up a kept value for the last time."""
+    last: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        taken = [*(keep.value for keep in stage.takes), *(load.value for load in stage.loads if load.when == "kept")]
+        last.update(dict.fromkeys(taken, number))
+    return last
 
 
 def kept_words(stages: Sequence[Stage]) -> int:
     """Values of an element that wait in registers between two walks, where the most do: one that is taken up for the
     last time makes room for one that is kept, element by element."""
-    last: dict[str, int] = {}
-    for number, stage in enumerate(stages):
-        taken = [*(keep.value for keep in stage.takes), *(load.value for load in stage.loads if load.when == "kept")]
-        last.update(dict.fromkeys(taken, number))
+    last = last_taken(stages)
     most, kept = 0, set[str]()
     for number, stage in enumerate(stages):
         kept |= {keep.value for keep in stage.keeps} | {load.value for load in stage.loads if load.when == "keep"}
@@ -190,9 +251,9 @@ def kept_words(stages: Sequence[Stage]) -> int:
 def held_bytes(load: Load, ragged: bool) -> float:
     """Bytes of registers that one element of a walk's operand waits in."""
     access = load.access
-    size = 4 if access.dtype is b8 else access.dtype.bytes
+    size = BOOL_BYTES if access.dtype is b8 else access.dtype.bytes
     if not ragged:
-        return 0 if load.when == "ahead" else size
+        return size
     pieces = WORD_BYTES * words_of(access) / access.vector if access.mode == "across" else size
     return pieces + (size if load.when == "keep" else 0)
 
@@ -221,13 +282,26 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     from_l2 = sum(t.ideal * t.walks - t.moved for t in moved.tensors)
     share = FROM_L2_PARTLY if work.in_shared else FROM_L2
     memory_us = (moved.moved + from_l2 * share) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
+    writes = any(store.access.by_column for stage in work.stages for store in stage.stores)
+    if shared_by_rows(work, graph.cols) > target.shared_per_sm - resident * work.shared_bytes:
+        again = PAST_L1 * work.blocks * tile.rows_per_block * shared_by_rows(work, graph.cols)
+        memory_us += again / (target.dram_gbs * COPY_SHARE * 1e3)
     if work.bulk:
+        memory_us *= 1.0 if writes else READ_ONLY
         memory_us += rows_moved(work) * graph.rows * BULK_ROW / (target.dram_gbs * COPY_SHARE * 1e3)
         if work.in_shared and resident == 1:
             memory_us *= BULK_ALONE
     elif work.in_shared:
         memory_us *= COPIED if work.copies else ROLLED
-    if work.ragged and tile.vector > 1 and not work.whole and not work.bulk:
+    if work.staging == "rolling":
+        memory_us *= IN_TURN
+    elif resident == 1 and not work.in_shared and not work.bulk:
+        memory_us *= ALONE
+    if any(stage.until for stage in work.stages) and not work.unrolled and not work.bulk:
+        memory_us *= MASKED
+    if tile.cluster > 1:
+        memory_us *= CLUSTERED
+    if work.ragged and tile.vector > 1 and not work.whole and not work.bulk and writes:
         memory_us *= BRANCHED
     if work.ragged and work.copies and 2 * tile.threads >= target.threads_per_sm:
         memory_us *= CROWDED
@@ -236,10 +310,14 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
     reductions = sum(len(stage.reductions) for stage in work.stages)
     alone_us = thread * (BULK_CYCLES if work.bulk else CYCLES) * target.sms * target.f32_lanes / per_us
+    several = max(len(access.strided) for access in work.accesses) > 1 and tile.rows_per_block > 1
+    alone_us += NUMBER_US * several
+    alone_us += TURN_US * tile.per_thread * sum(bool(stage.until) for stage in work.stages)
     alone_us += moved.moved / work.blocks / (SM_GBS * 1e3)
     alone_us += reductions * (REDUCTION_US + (CLUSTER_US if tile.cluster > 1 else 0))
     if work.staging != "rolling":  # its loads are under way while the row before is written; its clusters gather once
         alone_us += BULK_US if work.bulk else LOAD_US * turns_of_loads(work) ** OVERLAPPED
+        alone_us += LATER_US * sum(any(map(from_memory, stage.loads)) for stage in work.stages[1:])
         alone_us += GATHERING_US * math.log2(tile.cluster)
     waiting_us = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident) * alone_us
     norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
@@ -255,6 +333,16 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         registers=registers,
         blocks_per_sm=resident,
     )
+
+
+def shared_by_rows(work: Work, cols: int) -> float:
+    """Bytes of the vectors that every row shares, as far as a block reads them."""
+    vectors = (access for access in work.accesses if access.by_column and not access.strided and not access.output)
+    return sum(access.dtype.bytes for access in vectors) * cols / work.tile.cluster
+
+
+def from_memory(load: Load) -> bool:
+    return load.when == "now" and load.access.by_column
 
 
 def turns_of_loads(work: Work) -> float:
@@ -279,14 +367,14 @@ def instructions(graph: Graph, work: Work) -> float:
     if work.bulk:
         element += sum(brought(stage, tile, graph.cols) for stage in work.stages)
     elif tile.vector == 1:
-        element += SINGLE * len(work.accesses)
+        element += SINGLE * sum(access.by_column for access in work.accesses)
     elif work.ragged:
-        element += SINGLE * sum(access.mode == "element" for access in work.accesses)
+        element += SINGLE * sum(access.mode == "element" and access.by_column for access in work.accesses)
         element += sum(shifting(stage, tile) for stage in work.stages) / tile.vector
         if work.copies:
             element += PLACED * sum(load.when == "keep" for stage in work.stages for load in stage.loads) / tile.vector
         if not tile.apart and not all(stage.blocks_of for stage in work.stages):
-            element += ROW_END * min(1.0, 2 / (tile.per_thread * max(1.0, tile.team / 32)))
+            element += ROW_END * element * min(1.0, 2 / (tile.per_thread * max(1.0, tile.team / 32)))
     reductions = sum(len(stage.reductions) for stage in work.stages)
     steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
     dims = max(1, *(len(a.strided) for a in work.accesses))
@@ -356,14 +444,16 @@ def side_steps(access: Access) -> float:
     return APART if access.mode == "element" and access.vector > 1 and access.dtype.bytes < 4 else 1.0
 
 
-def width_share(work: Work) -> float:
+def width_share(work: Work, chosen: bool = False) -> float:
     """Share of the copy rate by what one instruction moves: narrow accesses spend issue slots instead of bytes, and a
     thread whose vector takes two instructions leaves every other 16 bytes to the second."""
     if work.bulk:
         return 1.0
-    moving = [a for a in work.accesses if a.by_column and a.strided] or list(work.accesses)
+    whole = max(len(a.strided) for a in work.accesses)  # what rows share comes from a cache
+    moving = [a for a in work.accesses if a.by_column and len(a.strided) == whole] or list(work.accesses)
     bytes_all = sum(a.dtype.bytes for a in moving)
-    shares = [(a.dtype.bytes, BY_WIDTH[a.vector_bytes] * side_steps(a)) for a in moving]
+    by_width = CHOSEN_BY_WIDTH if chosen else BY_WIDTH
+    shares = [(a.dtype.bytes, by_width[a.vector_bytes] * side_steps(a)) for a in moving]
     side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
     more = APART_ACROSS if work.ragged and work.tile.vector > 1 else APART_BYTES
     next_to = (1 + more / WHOLE) / (1 + more / side_by_side)

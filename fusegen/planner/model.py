@@ -202,6 +202,7 @@ class Stage:
     rest_body: tuple[Statement, ...] = ()  # what they are, once a row, before the walk
     backward: bool = False  # from the row's end: what the last walk read last is the likeliest to be in a cache
     blocks_of: str = ""  # an output whose aligned blocks are the walk's vectors; else the row's first column begins one
+    late: bool = False  # reads each vector where it is used, where registers would hold all of a thread's before
 
     @property
     def reads(self) -> tuple[Load, ...]:
@@ -476,6 +477,11 @@ class RowPlan(Plan):
     @property
     def facts(self) -> Mapping[str, object]:
         return {"staging": self.staging, "tile": asdict(self.tile)}
+
+    @property
+    def packed(self) -> bool:
+        """Do registers hold what was read as it was read, and not as f32?"""
+        return self.staging == "registers" and self.keeps == "inputs" and self.selection is None
 
     @property
     def bulk(self) -> bool:

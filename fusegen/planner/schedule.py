@@ -12,7 +12,7 @@ of exponentials under it, a mean with the squared deviations from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fusegen.graph import Extent, Graph, Kind, Node
@@ -21,6 +21,7 @@ from fusegen.planner.limits import common_limit, limits, rests
 from fusegen.planner.model import Access, Keep, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
 from fusegen.planner.pieces import CTYPE, c_literal
 
+ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one walk can make
 KEEPS_NAN = frozenset({"add", "sub", "mul", "div", "neg", "abs", "square", "sqrt", "rsqrt", "minimum", "maximum"})
 
 
@@ -110,13 +111,16 @@ def hidden(total: Node, deviations: Node, graph: Graph) -> bool:
 class Scheduler:
     """Builds one Schedule; `schedule()` is its only use."""
 
-    def __init__(self, graph: Graph, accesses: Iterable[Access], keeps: Keeps, by_vectors: bool) -> None:
+    def __init__(
+        self, graph: Graph, accesses: Iterable[Access], keeps: Keeps, by_vectors: bool,
+        online: Container[ReductionKind] = ONLINE,
+    ) -> None:  # fmt: skip
         self.graph = graph
         self.keeps = keeps
         self.names = value_names(graph)
         self.access = {a.tensor: a for a in accesses}
         self.limits = limits(graph)
-        pairs = () if keeps == "values" else online_pairs(graph)
+        pairs = [pair for pair in online_pairs(graph) if pair.kind in online] if keeps != "values" else []
         self.pair_of = {p.second: p for p in pairs}
         self.pair_by_first = {p.first: p for p in pairs}
         self.limit = common_limit(graph) if by_vectors else None
@@ -422,9 +426,13 @@ def title_of(
     return "; ".join(parts)
 
 
-def schedule(graph: Graph, accesses: Iterable[Access], keeps: Keeps, by_vectors: bool) -> Schedule:
+def schedule(
+    graph: Graph, accesses: Iterable[Access], keeps: Keeps, by_vectors: bool,
+    online: Container[ReductionKind] = ONLINE,
+) -> Schedule:  # fmt: skip
     """The walks of `graph`, and what is kept between them.
 
     `by_vectors`: a thread knows the columns of its vectors, and passes over those that lie beyond a mask's limit.
+    `online`: the kinds of pairs that a walk merges, unless it takes up values.
     """
-    return Scheduler(graph, accesses, keeps, by_vectors).build()
+    return Scheduler(graph, accesses, keeps, by_vectors, online).build()

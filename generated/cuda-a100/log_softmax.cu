@@ -2,7 +2,7 @@
 // logits - max - log(sum(exp(logits - max))).
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-// tile     a block of 1024 threads a row, 8 x 4 elements a thread; logits, shifted in registers
+// tile     a block of 512 threads a row, 16 x 4 elements a thread; logits in shared memory
 // traffic  786.4 MB moved, 786.4 MB ideal, 1048.6 MB unfused in 1 launch
 // floor    385.7 us at 2.039 TB/s; memory-bound at 1.33 flop/B
 // needs    rows of 32000 elements, next to each other; logits: address and strides in multiples of 8 B;
@@ -20,16 +20,33 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
 
-// the vector at p, which is aligned to it
-template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load(const T* p) {
-  return *reinterpret_cast<const Vec<T, N>*>(p);
-}
-
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
+
+// N values on their way from global to shared memory, past the registers; aligned to their size, of 4, 8 or 16 bytes
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(Vec<T, N>* to, const T* from) {
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(*to) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+        :: "r"(place), "l"(from), "n"(sizeof(*to)) : "memory");
+  }
+}
+
+// the copies since the last call become one group
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// waits for the thread's own groups, all but the last Pending
+template <int Pending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
 // the larger of two; NaN wins
@@ -51,48 +68,57 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
+// the largest of the values seen and the sum of exp(value - largest), in one walk: the sum shrinks as the largest grows
+struct MaxSum {
+  float top;
+  float total;
+
+  __device__ __forceinline__ void merge(float other_top, float other_total) {
+    const float peak = larger(top, other_top);
+    const float pivot = peak == -INFINITY ? 0.0f : peak;  // nothing seen yet: exp(-inf - 0) is 0, not NaN
+    total = total * exponential(top - pivot) + other_total * exponential(other_top - pivot);
+    top = peak;
+  }
+
+  // 4 values at once: one exponential each, and one for the sum so far
+  __device__ __forceinline__ void add(const float (&values)[4]) {
+    float peak = top;
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) peak = larger(peak, values[j]);
+    const float pivot = peak == -INFINITY ? 0.0f : peak;
+    total *= exponential(top - pivot);
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) total += exponential(values[j] - pivot);
+    top = peak;
+  }
+};
+
 // v of the thread whose lane differs in the bits of step
 __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value over the 1024 threads of a row, in every one of them
-__device__ __forceinline__ float row_max(float v, float* part) {
+// the largest value and the sum of exponentials below it over the 512 threads of a row, in every one of them
+__device__ __forceinline__ MaxSum row_max_sum(MaxSum v, float* part_top, float* part_total) {
   #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
+    v.merge(partner(v.top, step), partner(v.total, step));
   }
   if (threadIdx.x % 32 == 0) {
-    part[threadIdx.x / 32] = v;
+    part_top[threadIdx.x / 32] = v.top;
+    part_total[threadIdx.x / 32] = v.total;
   }
   __syncthreads();
-  v = part[threadIdx.x % 32];
+  v.top = part_top[threadIdx.x % 16];
+  v.total = part_total[threadIdx.x % 16];
   #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
+  for (int step = 8; step > 0; step /= 2) {
+    v.merge(partner(v.top, step), partner(v.total, step));
   }
   return v;
 }
 
-// the sum over the 1024 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v, float* part) {
-  #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
-  if (threadIdx.x % 32 == 0) {
-    part[threadIdx.x / 32] = v;
-  }
-  __syncthreads();
-  v = part[threadIdx.x % 32];
-  #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
-  return v;
-}
-
-extern "C" __global__ void __launch_bounds__(1024)
+extern "C" __global__ void __launch_bounds__(512)
 log_softmax(
     const __nv_bfloat16* __restrict__ logits_ptr,
     float* __restrict__ out_ptr,
@@ -100,68 +126,60 @@ log_softmax(
     long long logits_stride,
     long long out_stride)
 {
-  const int lane = threadIdx.x;  // of the 1024 threads that share a row
-  __shared__ float part[2][32];
+  const int lane = threadIdx.x;  // of the 512 threads that share a row
+  __shared__ float part[2][16];
+  extern __shared__ __align__(16) unsigned char shared[];
+  Vec<__nv_bfloat16, 4>* const logits_kept = reinterpret_cast<Vec<__nv_bfloat16, 4>*>(shared + 0);
   const long long row = blockIdx.x;
   const __nv_bfloat16* const logits_row = logits_ptr + row * logits_stride;
   float* const out_row = out_ptr + row * out_stride;
-  Vec<__nv_bfloat16, 4> logits_vec[8];
-  float shifted_kept[8][4];
 
-  // walk 1 of 3: read logits; keep logits; top = max(logits)
-  float top_part = -INFINITY;
-  #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 1024 + lane) * 4;
-    if (v < 7 || col < 32000) {
-      logits_vec[v] = load<4>(logits_row + col);
+  // walk 1 of 2: read logits; keep logits; top = max(logits) and total = sum(exp(logits - top))
+  MaxSum total_part = {-INFINITY, 0.0f};
+  #pragma unroll 4
+  for (int v = 0; v < 16; ++v) {
+    const int col = (v * 512 + lane) * 4;
+    if (col < 32000) {
+      copy_async<4>(&logits_kept[v * 512 + lane], logits_row + col);
     }
+    commit_copies();
   }
-  #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 1024 + lane) * 4;
-    if (v < 7 || col < 32000) {
+  #pragma unroll 4
+  for (int v = 0; v < 16; ++v) {
+    wait_copies<15>();
+    commit_copies();  // of nothing: so that as many are pending at every turn
+    const int col = (v * 512 + lane) * 4;
+    if (col < 32000) {
+      const Vec<__nv_bfloat16, 4> logits_vec = logits_kept[v * 512 + lane];
+      float total_part_values[4];
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float logits = __bfloat162float(logits_vec[v].at[j]);
-        top_part = larger(top_part, logits);
+        const float logits = __bfloat162float(logits_vec.at[j]);
+        total_part_values[j] = logits;
       }
+      total_part.add(total_part_values);
     }
   }
-  const float top = row_max(top_part, part[0]);
+  const MaxSum total_all = row_max_sum(total_part, part[0], part[1]);
+  const float top = total_all.top;
+  const float total = total_all.total;
   const bool eq = top == (-INFINITY);
   const float pivot = eq ? 0.0f : top;
-
-  // walk 2 of 3: keep shifted; total = sum(exp_)
-  float total_part = 0.0f;
-  #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 1024 + lane) * 4;
-    if (v < 7 || col < 32000) {
-      #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float logits = __bfloat162float(logits_vec[v].at[j]);
-        const float shifted = logits - pivot;
-        const float exp_ = exponential(shifted);
-        shifted_kept[v][j] = shifted;
-        total_part += exp_;
-      }
-    }
-  }
-  const float total = row_sum(total_part, part[1]);
   const bool eq_2 = total == 0.0f;
   const float log_ = logf(total);
   const float log_total = eq_2 ? 0.0f : log_;
 
-  // walk 3 of 3: write out
-  #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 1024 + lane) * 4;
-    if (v < 7 || col < 32000) {
+  // walk 2 of 2: write out
+  #pragma unroll 4
+  for (int v = 0; v < 16; ++v) {
+    const int col = (v * 512 + lane) * 4;
+    if (col < 32000) {
+      const Vec<__nv_bfloat16, 4> logits_vec = logits_kept[v * 512 + lane];
       Vec<float, 4> out_vec;
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float shifted = shifted_kept[v][j];
+        const float logits = __bfloat162float(logits_vec.at[j]);
+        const float shifted = logits - pivot;
         const float log_softmax = shifted - log_total;
         out_vec.at[j] = log_softmax;
       }

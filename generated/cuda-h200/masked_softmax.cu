@@ -2,7 +2,7 @@
 // softmax(scores * scale) over the keys that `mask` keeps; a row with nothing left gives zeros.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
-// tile     a warp a row, 4 rows a block, 4 x 8 elements a thread; z, e in registers
+// tile     a block of 64 threads a row, 2 x 8 elements a thread; z, e in registers
 // traffic  268.4 MB moved, 268.4 MB ideal, 939.5 MB unfused in 3 launches
 // floor    55.9 us at 4.8 TB/s; memory-bound at 2.50 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -57,25 +57,43 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// the largest value over the 32 threads of a row, in every one of them
-__device__ __forceinline__ float row_max(float v) {
+// the largest value over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v, float* part) {
   #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
+    v = larger(v, partner(v, step));
+  }
+  if (threadIdx.x % 32 == 0) {
+    part[threadIdx.x / 32] = v;
+  }
+  __syncthreads();
+  v = part[threadIdx.x % 2];
+  #pragma unroll
+  for (int step = 1; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 32 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v) {
+// the sum over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v, float* part) {
   #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
+  if (threadIdx.x % 32 == 0) {
+    part[threadIdx.x / 32] = v;
+  }
+  __syncthreads();
+  v = part[threadIdx.x % 2];
+  #pragma unroll
+  for (int step = 1; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
 }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(64)
 masked_softmax(
     const __nv_bfloat16* __restrict__ scores_ptr,
     const unsigned char* __restrict__ mask_ptr,
@@ -89,81 +107,72 @@ masked_softmax(
     long long out_stride_B,
     long long out_stride_H_S)
 {
-  const int lane = threadIdx.x % 32;  // of the 32 threads that share a row
-  const long long rows = B_size * H_S_size;
-  const long long row = static_cast<long long>(blockIdx.x) * 4 + threadIdx.x / 32;
-  const bool live = row < rows;
-  const long long B_at = row / H_S_size;
-  const long long H_S_at = row % H_S_size;
+  const int lane = threadIdx.x;  // of the 64 threads that share a row
+  __shared__ float part[2][2];
+  const long long row = blockIdx.x;
+  const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_S_size);
+  const unsigned H_S_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_S_size);
   const __nv_bfloat16* const scores_row = scores_ptr + B_at * scores_stride_B + H_S_at * scores_stride_H_S;
   const unsigned char* const mask_row = mask_ptr + B_at * mask_stride_B;
   __nv_bfloat16* const out_row = out_ptr + B_at * out_stride_B + H_S_at * out_stride_H_S;
-  float z_kept[4][8];
-  float e_kept[4][8];
+  float z_kept[2][8];
+  float e_kept[2][8];
 
   // walk 1 of 3: read scores, mask; keep z; top = max(z)
   float top_part = -INFINITY;
-  Vec<__nv_bfloat16, 8> scores_vec[4];
-  Vec<unsigned char, 8> mask_vec[4];
+  Vec<__nv_bfloat16, 8> scores_vec[2];
+  Vec<unsigned char, 8> mask_vec[2];
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int col = (v * 32 + lane) * 8;
-    if (live) {
-      scores_vec[v] = load<8>(scores_row + col);
-      mask_vec[v] = load<8>(mask_row + col);
-    }
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    scores_vec[v] = load<8>(scores_row + col);
+    mask_vec[v] = load<8>(mask_row + col);
   }
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    if (live) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float scores = __bfloat162float(scores_vec[v].at[j]);
-        const bool mask = mask_vec[v].at[j] != 0;
-        const float mul = scores * scale;
-        const float z = mask ? mul : (-INFINITY);
-        z_kept[v][j] = z;
-        top_part = larger(top_part, z);
-      }
+  for (int v = 0; v < 2; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float scores = __bfloat162float(scores_vec[v].at[j]);
+      const bool mask = mask_vec[v].at[j] != 0;
+      const float mul = scores * scale;
+      const float z = mask ? mul : (-INFINITY);
+      z_kept[v][j] = z;
+      top_part = larger(top_part, z);
     }
   }
-  const float top = row_max(top_part);
+  const float top = row_max(top_part, part[0]);
   const bool eq = top == (-INFINITY);
   const float pivot = eq ? 0.0f : top;
 
   // walk 2 of 3: keep e; total = sum(e)
   float total_part = 0.0f;
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    if (live) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float z = z_kept[v][j];
-        const float sub = z - pivot;
-        const float e = exponential(sub);
-        e_kept[v][j] = e;
-        total_part += e;
-      }
+  for (int v = 0; v < 2; ++v) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float z = z_kept[v][j];
+      const float sub = z - pivot;
+      const float e = exponential(sub);
+      e_kept[v][j] = e;
+      total_part += e;
     }
   }
-  const float total = row_sum(total_part);
+  const float total = row_sum(total_part, part[1]);
   const bool eq_2 = total == 0.0f;
   const float div = 1.0f / total;
   const float scale_2 = eq_2 ? 0.0f : div;
 
   // walk 3 of 3: write out
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int col = (v * 32 + lane) * 8;
-    if (live) {
-      Vec<__nv_bfloat16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float e = e_kept[v][j];
-        const float softmax = e * scale_2;
-        out_vec.at[j] = __float2bfloat16_rn(softmax);
-      }
-      store<8>(out_row + col, out_vec);
+  for (int v = 0; v < 2; ++v) {
+    const int col = (v * 64 + lane) * 8;
+    Vec<__nv_bfloat16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float e = e_kept[v][j];
+      const float softmax = e * scale_2;
+      out_vec.at[j] = __float2bfloat16_rn(softmax);
     }
+    store<8>(out_row + col, out_vec);
   }
 }

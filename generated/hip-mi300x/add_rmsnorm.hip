@@ -101,22 +101,15 @@ add_rmsnorm(
   const float rrms = rsqrtf(add);
 
   // walk 2 of 2: read gain; write y
-  Vec<__bf16, 8> gain_vec[8];
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
     if (live) {
-      gain_vec[v] = load<8>(gain_ptr + col);
-    }
-  }
-  #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
-    if (live) {
+      const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
       Vec<__bf16, 8> y_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float gain = static_cast<float>(gain_vec[v].at[j]);
+        const float gain = static_cast<float>(gain_vec.at[j]);
         const float h = h_kept[v][j];
         const float y = h * rrms;
         const float y_2 = y * gain;

@@ -2,7 +2,7 @@
 // softmax(scores / 8 + mask); a row of -inf gives zeros.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     16 threads a row, 8 rows a block, 8 x 8 elements a thread; z, e in registers
+// tile     32 threads a row, 4 rows a block, 4 x 8 elements a thread; z, e in registers
 // traffic  270.5 MB moved, 270.5 MB ideal, 941.6 MB unfused in 3 launches
 // floor    51.0 us at 5.3 TB/s; memory-bound at 2.48 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -51,19 +51,19 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the largest value over the 16 threads of a row, in every one of them
+// the largest value over the 32 threads of a row, in every one of them
 __device__ __forceinline__ float row_max(float v) {
   #pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
+  for (int step = 16; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 16 threads of a row, in every one of them
+// the sum over the 32 threads of a row, in every one of them
 __device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
-  for (int step = 8; step > 0; step /= 2) {
+  for (int step = 16; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -82,34 +82,34 @@ additive_mask_softmax(
     long long out_stride_B_H,
     long long out_stride_S)
 {
-  const int lane = threadIdx.x % 16;  // of the 16 threads that share a row
+  const int lane = threadIdx.x % 32;  // of the 32 threads that share a row
   const long long rows = B_H_size * S_size;
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + 7) / 8) return;  // the grid's last line is longer than what is left
-  const long long row = tile * 8 + threadIdx.x / 16;
+  if (tile >= (rows + 3) / 4) return;  // the grid's last line is longer than what is left
+  const long long row = tile * 4 + threadIdx.x / 32;
   const bool live = row < rows;
   const long long B_H_at = row / S_size;
   const long long S_at = row % S_size;
   const __bf16* const scores_row = scores_ptr + B_H_at * scores_stride_B_H + S_at * scores_stride_S;
   const __bf16* const mask_row = mask_ptr + S_at * mask_stride_S;
   __bf16* const out_row = out_ptr + B_H_at * out_stride_B_H + S_at * out_stride_S;
-  float z_kept[8][8];
-  float e_kept[8][8];
+  float z_kept[4][8];
+  float e_kept[4][8];
 
   // walk 1 of 3: read scores, mask; keep z; top = max(z)
   float top_part = -INFINITY;
-  Vec<__bf16, 8> scores_vec[8];
-  Vec<__bf16, 8> mask_vec[8];
+  Vec<__bf16, 8> scores_vec[4];
+  Vec<__bf16, 8> mask_vec[4];
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 16 + lane) * 8;
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 32 + lane) * 8;
     if (live) {
       scores_vec[v] = load<8>(scores_row + col);
       mask_vec[v] = load<8>(mask_row + col);
     }
   }
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
+  for (int v = 0; v < 4; ++v) {
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -129,7 +129,7 @@ additive_mask_softmax(
   // walk 2 of 3: keep e; total = sum(e)
   float total_part = 0.0f;
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
+  for (int v = 0; v < 4; ++v) {
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -148,8 +148,8 @@ additive_mask_softmax(
 
   // walk 3 of 3: write out
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 16 + lane) * 8;
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 32 + lane) * 8;
     if (live) {
       Vec<__bf16, 8> out_vec;
       #pragma unroll

@@ -81,12 +81,10 @@ bias_gelu_residual_ln(
   const _Float16* const x_row = x_ptr + row * x_stride;
   const _Float16* const residual_row = residual_ptr + row * residual_stride;
   _Float16* const out_row = out_ptr + row * out_stride;
-  Vec<_Float16, 8> gamma_vec[4];
-  Vec<_Float16, 8> beta_vec[4];
   float h_kept[4][8];
   float centered_kept[4][8];
 
-  // walk 1 of 3: read gamma, beta ahead; read x, bias, residual; keep h; total = sum(h)
+  // walk 1 of 3: read x, bias, residual; keep h; total = sum(h)
   float total_part = 0.0f;
   Vec<_Float16, 8> x_vec[4];
   Vec<_Float16, 8> bias_vec[4];
@@ -94,8 +92,6 @@ bias_gelu_residual_ln(
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;
-    gamma_vec[v] = load<8>(gamma_ptr + col);
-    beta_vec[v] = load<8>(beta_ptr + col);
     x_vec[v] = load<8>(x_row + col);
     bias_vec[v] = load<8>(bias_ptr + col);
     residual_vec[v] = load<8>(residual_row + col);
@@ -135,15 +131,17 @@ bias_gelu_residual_ln(
   const float add_2 = variance + 1e-05f;
   const float rstd = rsqrtf(add_2);
 
-  // walk 3 of 3: write out
+  // walk 3 of 3: read gamma, beta; write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;
+    const Vec<_Float16, 8> gamma_vec = load<8>(gamma_ptr + col);
+    const Vec<_Float16, 8> beta_vec = load<8>(beta_ptr + col);
     Vec<_Float16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float gamma = static_cast<float>(gamma_vec[v].at[j]);
-      const float beta = static_cast<float>(beta_vec[v].at[j]);
+      const float gamma = static_cast<float>(gamma_vec.at[j]);
+      const float beta = static_cast<float>(beta_vec.at[j]);
       const float centered = centered_kept[v][j];
       const float mul = centered * rstd;
       const float y = mul * gamma;

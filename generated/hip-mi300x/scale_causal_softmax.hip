@@ -2,7 +2,7 @@
 // softmax(scores / sqrt(64)) over the keys up to each query; a row with nothing left gives zeros.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a warp a row, 2 rows a block, 8 x 8 elements a thread; z, e in registers
+// tile     a block of 128 threads a row, 4 x 8 elements a thread; z, e in registers
 // traffic  1611.7 MB moved, 1611.7 MB ideal, 7516.2 MB unfused in 3 launches
 // floor    304.1 us at 5.3 TB/s; memory-bound at 3.66 flop/B
 // rounding out to f16 when stored; f32 between
@@ -67,19 +67,37 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the largest value over the 64 threads of a row, in every one of them
-__device__ __forceinline__ float row_max(float v) {
+// the largest value over the 128 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v, float* part) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
+    v = larger(v, partner(v, step));
+  }
+  if (threadIdx.x % 64 == 0) {
+    part[threadIdx.x / 64] = v;
+  }
+  __syncthreads();
+  v = part[threadIdx.x % 2];
+  #pragma unroll
+  for (int step = 1; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 64 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v) {
+// the sum over the 128 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v, float* part) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
+    v += partner(v, step);
+  }
+  if (threadIdx.x % 64 == 0) {
+    part[threadIdx.x / 64] = v;
+  }
+  __syncthreads();
+  v = part[threadIdx.x % 2];
+  #pragma unroll
+  for (int step = 1; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -96,51 +114,47 @@ scale_causal_softmax(
     long long out_stride_B_H,
     long long out_stride_S)
 {
-  const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
+  const int lane = threadIdx.x;  // of the 128 threads that share a row
+  __shared__ float part[2][2];
   const long long rows = B_H_size * S_size;
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
-  const long long row = tile * 2 + threadIdx.x / 64;
-  const bool live = row < rows;
+  if (tile >= rows) return;  // the grid's last line is longer than what is left
+  const long long row = tile;
   const long long B_H_at = row / S_size;
   const long long S_at = row % S_size;
   const _Float16* const scores_row = scores_ptr + B_H_at * scores_stride_B_H + S_at * scores_stride_S;
   _Float16* const out_row = out_ptr + B_H_at * out_stride_B_H + S_at * out_stride_S;
   const int last = static_cast<int>(S_at);
-  float z_kept[8][8];
-  float e_kept[8][8];
+  float z_kept[4][8];
+  float e_kept[4][8];
 
   // walk 1 of 3: read scores; keep z; top = max(z)
   float top_part = -INFINITY;
-  Vec<_Float16, 8> scores_vec[8];
+  Vec<_Float16, 8> scores_vec[4];
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
-    if (live) {
-      scores_vec[v] = load_once_where<8>(col <= last, scores_row + col);
-    }
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 128 + lane) * 8;
+    scores_vec[v] = load_once_where<8>(col <= last, scores_row + col);
   }
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
-    if (live) {
-      if (col <= last) {
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float scores = static_cast<float>(scores_vec[v].at[j]);
-          const float mul = scores * 0.125f;
-          const int col_index = col + j;
-          const bool keep = col_index <= last;
-          const float z = keep ? mul : (-INFINITY);
-          z_kept[v][j] = z;
-          top_part = larger(top_part, z);
-        }
-      } else {
-        top_part = larger(top_part, (-INFINITY));
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 128 + lane) * 8;
+    if (col <= last) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float scores = static_cast<float>(scores_vec[v].at[j]);
+        const float mul = scores * 0.125f;
+        const int col_index = col + j;
+        const bool keep = col_index <= last;
+        const float z = keep ? mul : (-INFINITY);
+        z_kept[v][j] = z;
+        top_part = larger(top_part, z);
       }
+    } else {
+      top_part = larger(top_part, (-INFINITY));
     }
   }
-  const float top = row_max(top_part);
+  const float top = row_max(top_part, part[0]);
   const bool eq = top == (-INFINITY);
   const float pivot = eq ? 0.0f : top;
 
@@ -149,24 +163,22 @@ scale_causal_softmax(
   const float e_rest = exponential(sub_rest);
   float total_part = 0.0f;
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
-    if (live) {
-      if (col <= last) {
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float z = z_kept[v][j];
-          const float sub = z - pivot;
-          const float e = exponential(sub);
-          e_kept[v][j] = e;
-          total_part += e;
-        }
-      } else {
-        total_part += 8.0f * e_rest;
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 128 + lane) * 8;
+    if (col <= last) {
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float z = z_kept[v][j];
+        const float sub = z - pivot;
+        const float e = exponential(sub);
+        e_kept[v][j] = e;
+        total_part += e;
       }
+    } else {
+      total_part += 8.0f * e_rest;
     }
   }
-  const float total = row_sum(total_part);
+  const float total = row_sum(total_part, part[1]);
   const bool eq_2 = total == 0.0f;
   const float div = 1.0f / total;
   const float scale = eq_2 ? 0.0f : div;
@@ -174,24 +186,22 @@ scale_causal_softmax(
   // walk 3 of 3: write out
   const float softmax_rest = e_rest * scale;  // beyond the mask, all along the row
   #pragma unroll
-  for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
-    if (live) {
-      if (col <= last) {
-        Vec<_Float16, 8> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float e = e_kept[v][j];
-          const float softmax = e * scale;
-          out_vec.at[j] = static_cast<_Float16>(softmax);
-        }
-        store<8>(out_row + col, out_vec);
-      } else {
-        Vec<_Float16, 8> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) out_vec.at[j] = static_cast<_Float16>(softmax_rest);
-        store<8>(out_row + col, out_vec);
+  for (int v = 0; v < 4; ++v) {
+    const int col = (v * 128 + lane) * 8;
+    if (col <= last) {
+      Vec<_Float16, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float e = e_kept[v][j];
+        const float softmax = e * scale;
+        out_vec.at[j] = static_cast<_Float16>(softmax);
       }
+      store<8>(out_row + col, out_vec);
+    } else {
+      Vec<_Float16, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) out_vec.at[j] = static_cast<_Float16>(softmax_rest);
+      store<8>(out_row + col, out_vec);
     }
   }
 }

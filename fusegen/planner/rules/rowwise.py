@@ -8,6 +8,8 @@ Regimes, from short rows to long ones, with times on an H200 (cold L2, medians o
   16384 x 4096 took 133.2 us, its loads and stores without the reduction 131.8 at best, and the driver's copy of as
   many bytes 130.4; with L1::no_allocate it took 137 to 140, with evict_first on loads 138 to 140, on stores too 142 to
   145, and 134 where whole rows left shared memory by bulk stores;
+- in registers *as it was read*, where that is narrower than f32, and computed again: NVRTC is kept from keeping what it
+  made of it. layernorm_affine 8192 x 24576 in f16 took 201 us so, with two blocks an SM, and 253 with one;
 - as it was read in *shared memory*, by asynchronous copies, and computed again: scale_softmax 4096 x 65536 took 263 us,
   streamed 359;
 - as much of it as fits, and the rest read again from where the last walk ended, which the L2 still has: scale_softmax
@@ -35,7 +37,8 @@ from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, can_copy, kept_elements, row_draft
 from fusegen.planner.bulk import by_blocks
 from fusegen.planner.cost import rereads_hit
-from fusegen.planner.model import Layout, Load, RowPlan, Staging, Tile
+from fusegen.planner.duration import kept_words
+from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, team_text, vector_widths
 from fusegen.planner.rules import NoMatch, need_countable, need_no_selection
 from fusegen.planner.rules.bulk import bulk_draft, bulk_tiles, held_by_value, kept_as_read
@@ -55,7 +58,8 @@ WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more
 # them late again, and 8 x 4096 takes as long as without). add_rmsnorm 8 x 4096 took 4.64 us so and 5.10 without (an
 # empty kernel took 3.5; in another run it took 4.77, the loads and stores alone 4.46, an empty kernel 3.30), rmsnorm
 # 262144 x 128 36.4 and 36.9, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but with 64 elements a thread 117.0 and
-# 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425.
+# 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425. Which of both is better where both can
+# be, the registers say.
 MOST_AHEAD = 32
 # Where rows lie across blocks, whose pieces wait in registers too, elements of all those vectors together: at
 # 16384 x 4097 the LayerNorm chain took 127 us with 64 of them read ahead and 111 without, and in f32 with 32 of them
@@ -66,6 +70,9 @@ MOST_AHEAD_ACROSS = 16
 # 1024 x 131072 206 and 227 to 237.
 ROLLING_CLUSTER = 8
 ROLLING_BLOCK = 512  # threads from which one block an SM computes as fast as memory delivers
+# Merged where a row waits in shared memory: to walk over it once more costs a few instructions an element, Welford's
+# update some forty. layernorm_affine 8192 x 24576 took 269 us with it and 212 without.
+IN_SHARED: tuple[ReductionKind, ...] = ("softmax",)
 STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
 
 
@@ -81,7 +88,9 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         again = read_again(draft)
-        values, inputs = (schedule(graph, draft.accesses, keeps, by_vectors=True) for keeps in ("values", "inputs"))
+        values = schedule(graph, draft.accesses, "values", by_vectors=True)
+        inputs = schedule(graph, draft.accesses, "inputs", by_vectors=True, online=IN_SHARED)
+        packed = schedule(graph, draft.accesses, "inputs", by_vectors=True, online=())
         nothing = schedule(graph, again.accesses, "nothing", by_vectors=True)
         both = inputs.kept_bytes <= values.kept_bytes and inputs.stages != values.stages
         fewest = inputs if both else values
@@ -89,6 +98,8 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
         for per_row in teams(draft):
             alone = tile_of(draft, per_row)
             yield from in_registers(draft, values, alone)
+            if packs(draft, packed, values) and in_whole_turns(draft, alone):
+                yield from in_registers(draft, packed, alone)
             streams = per_row >= STREAMING_BLOCK
             for tile in (alone, *(clusters(draft, fewest, alone) if streams else ())):
                 yield from in_shared(draft, values, tile)
@@ -108,7 +119,8 @@ def by_bulk_copies(graph: Graph, target: Target, layout: Layout) -> Iterator[Row
         draft = bulk_draft(graph, target, layout, vector)
         if draft is None:
             return
-        values, inputs = (schedule(graph, draft.accesses, keeps, by_vectors=True) for keeps in ("values", "inputs"))
+        values = schedule(graph, draft.accesses, "values", by_vectors=True)
+        inputs = schedule(graph, draft.accesses, "inputs", by_vectors=True, online=IN_SHARED)
         if vector <= 2:
             for tile in bulk_tiles(draft):
                 made = candidate(draft, held_by_value(values), tile, "registers" if values.kept_bytes else "none")
@@ -191,20 +203,22 @@ def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
 
 
 def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+    """The whole row in registers; what rows share is read ahead of the first walk, or late, whichever costs less."""
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
     if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
         return
     held = tile.per_thread * tile.vector
     staging: Staging = "registers" if walks.kept_bytes else "none"
-    made = candidate(draft, walks, tile, staging)
-    if held <= MOST_AHEAD:
-        early = read_ahead(walks)
-        ahead = [load.access.dtype.bytes for load in early.stages[0].loads if load.when == "ahead"]
-        spare = made.cost.registers + held * sum(ahead) // WORD_BYTES <= limit
-        if ahead and spare and (draft.divides or held * len(ahead) <= MOST_AHEAD_ACROSS):
-            made = candidate(draft, early, tile, staging)
-    if made.cost.registers <= limit:
-        yield made
+    ways = [candidate(draft, walks, tile, staging)]
+    if draft.divides and in_whole_turns(draft, tile) and (late := read_late(draft, walks)) != walks:
+        ways = [candidate(draft, late, tile, staging)]
+    if held <= MOST_AHEAD and (early := read_ahead(walks)) != walks:
+        ahead = sum(load.when == "ahead" for load in early.stages[0].loads)
+        if draft.divides or held * ahead <= MOST_AHEAD_ACROSS:
+            ways.append(candidate(draft, early, tile, staging))
+    fitting = [made for made in ways if made.cost.registers <= limit]
+    if fitting:
+        yield min(fitting, key=lambda made: made.cost.time_us)
 
 
 def in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
@@ -279,6 +293,36 @@ def read_ahead(walks: Schedule) -> Schedule:
     return replace(walks, stages=tuple(stages))
 
 
+def read_late(draft: Draft, walks: Schedule) -> Schedule:
+    """The walks, with later ones reading what rows share vector by vector, where they use it.
+
+    layernorm_statistics 65536 x 1000 took 70 us so, with 71 registers, and 83 read ahead, with 115; layernorm_affine
+    65536 x 768 54 and 60.
+    """
+    first, *later = walks.stages
+    stages = [first]
+    for stage in later:
+        now = [load.access for load in stage.loads if load.when == "now" and load.access.by_column]
+        shared = now and all(len(access.strided) < len(draft.dims) and access.mode == "vector" for access in now)
+        stages.append(replace(stage, late=True) if shared else stage)
+    return replace(walks, stages=tuple(stages))
+
+
+def in_whole_turns(draft: Draft, tile: Tile) -> bool:
+    """Has no part of a warp a last turn that is not whole? It writes its row in pieces, which are far apart in time
+    where each has to wait: head_layernorm of 80 took 96 us with late vectors, 98 with packed ones, and 59."""
+    return tile.threads_per_row >= draft.target.warp or draft.vectors % tile.threads_per_row == 0
+
+
+def packs(draft: Draft, packed: Schedule, values: Schedule) -> bool:
+    """Do registers have less to hold where they keep whole vectors as they were read, narrower than f32, and all else
+    is computed again?"""
+    kept = [load.access for stage in packed.stages for load in stage.loads if load.when == "keep"]
+    narrow = bool(kept) and all(a.mode == "vector" and a.dtype.bytes * a.vector % WORD_BYTES == 0 for a in kept)
+    words = sum(access.dtype.bytes for access in kept) / WORD_BYTES
+    return narrow and draft.divides and words < kept_words(values.stages)
+
+
 def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int, turns: int = 1) -> int:
     """Vectors of a thread that fit in a block's shared memory, when an SM is to hold that many blocks."""
     target = draft.target
@@ -305,7 +349,7 @@ def keeping_text(walks: Schedule, tile: Tile, staging: Staging, hits: bool) -> s
         return f"read {len(walks.stages)}x, {'then from L2' if hits else 'each time from DRAM'}"
     kept = ", ".join(walks.kept_names) or "nothing"
     if staging == "registers":
-        return f"{kept} in registers"
+        return f"{kept} in registers{', as read' if walks.keeps == 'inputs' else ''}"
     if staging == "rolling":
         held = tile.per_thread - tile.kept
         rest = f", {held} of {tile.per_thread} vectors in registers" if held else ""
