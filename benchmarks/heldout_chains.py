@@ -3,7 +3,7 @@
 from fusegen import b8, bf16, chain, dims, f32, i32
 from fusegen import ops as F
 
-B, H, S, M, N, K, D, T, V = dims("B H S M N K D T V")
+B, C, G, H, S, M, N, K, D, T, V = dims("B C G H S M N K D T V")
 INF = float("inf")
 
 
@@ -73,6 +73,62 @@ def min_max_scaled(x: f32[M, N]) -> f32[M, N]:
     return (x - low) / (high - low + 1e-6)
 
 
+@chain(M=16384, N=4096)
+def wide_residual_rmsnorm(
+    x: bf16[M, N], residual: f32[M, N], gain: f32[N],
+) -> tuple[f32[M, N], bf16[M, N]]:  # fmt: skip
+    """A residual that stays f32 beside a norm in bf16."""
+    h = residual + x
+    return h, F.cast(F.rmsnorm(h, gain), bf16)
+
+
+@chain(M=16384, N=4096)
+def gated_rmsnorm(x: bf16[M, N], gate: bf16[M, N], gain: bf16[N]) -> bf16[M, N]:
+    """A norm times silu(gate), as state-space blocks end."""
+    return F.rmsnorm(x, gain) * F.silu(gate)
+
+
+@chain(M=16384, N=4096)
+def layernorm_statistics(
+    x: bf16[M, N], gamma: bf16[N], beta: bf16[N],
+) -> tuple[bf16[M, N], f32[M, 1], f32[M, 1]]:  # fmt: skip
+    """LayerNorm, with what its backward pass needs."""
+    mean = F.mean(x)
+    centered = x - mean
+    rstd = F.rsqrt(F.mean(centered * centered) + 1e-5)
+    return centered * rstd * gamma + beta, mean, rstd
+
+
+@chain(M=65536, G=32, D=64)
+def head_layernorm(x: bf16[M, G, D], gamma: bf16[G, D], beta: bf16[G, D]) -> bf16[M, G, D]:
+    """LayerNorm of each head, with an affine part of its own."""
+    return F.layernorm(x, gamma, beta)
+
+
+@chain(B=64, C=256, N=3136)
+def instance_norm(x: f32[B, C, N], gamma: f32[C, 1], beta: f32[C, 1]) -> f32[B, C, N]:
+    """Each channel of each picture."""
+    return F.layernorm(x) * gamma + beta
+
+
+@chain(M=16384, N=4096)
+def rmsnorm_backward(x: bf16[M, N], grad: bf16[M, N], gain: bf16[N]) -> bf16[M, N]:
+    """The gradient of RMSNorm by x."""
+    rstd = F.rsqrt(F.mean(F.square(x)) + 1e-6)
+    scaled = grad * gain
+    return rstd * (scaled - x * (rstd * rstd * F.mean(scaled * x)))
+
+
+@chain(M=16384, N=4096)
+def layernorm_backward(
+    x: bf16[M, N], grad: bf16[M, N], gamma: bf16[N], mean: f32[M, 1], rstd: f32[M, 1],
+) -> bf16[M, N]:  # fmt: skip
+    """The gradient of LayerNorm by x."""
+    y = (x - mean) * rstd
+    scaled = grad * gamma
+    return rstd * (scaled - F.mean(scaled) - y * F.mean(scaled * y))
+
+
 # ---------------------------------------------------------------- softmaxes
 
 
@@ -132,6 +188,37 @@ def vocabulary_log_softmax(logits: bf16[T, V]) -> bf16[T, V]:
     return F.log_softmax(logits)
 
 
+@chain(B=1, H=16, S=2048, N=2048)
+def capped_causal_softmax(scores: bf16[B, H, S, N]) -> bf16[B, H, S, N]:
+    """Capped at 30, and causal."""
+    return F.softmax(F.causal(30.0 * F.tanh(scores * (0.125 / 30.0))))
+
+
+@chain(B=8, H=16, S=1024, N=1024)
+def padded_softmax(scores: bf16[B, H, S, N], padding: f32[B, 1, 1, N]) -> bf16[B, H, S, N]:
+    """Padding as numbers to add, the same for every query."""
+    return F.softmax(scores * 0.125 + padding)
+
+
+@chain(B=1, H=16, S=2048, N=2048)
+def softmax_backward(p: bf16[B, H, S, N], grad: bf16[B, H, S, N]) -> bf16[B, H, S, N]:
+    """The gradient of a softmax by its scores."""
+    return p * (grad - F.sum(p * grad))
+
+
+@chain(T=262144, N=64)
+def router_softmax(logits: f32[T, N], bias: f32[N]) -> f32[T, N]:
+    """A softmax over experts."""
+    return F.softmax(logits + bias)
+
+
+@chain(T=4096, V=50257)
+def cross_entropy_backward(logits: bf16[T, V], label: i32[T, 1], scale: f32) -> bf16[T, V]:
+    """(softmax(logits) - one at the label) * scale."""
+    one = F.where(F.col_index(logits) == label, 1.0, 0.0)
+    return (F.softmax(logits) - one) * scale
+
+
 # ---------------------------------------------------------------- one value a row
 
 
@@ -166,6 +253,51 @@ def row_quantised(x: bf16[M, N]) -> tuple[i32[M, N], f32[M, 1]]:
     """Each row by its own scale to whole numbers up to 127, and the scale."""
     scale = F.max(F.abs(x)) / 127.0
     return F.cast(F.clip(x / F.maximum(scale, 1e-12), -127.0, 127.0), i32), scale
+
+
+@chain(M=32768, N=4096)
+def row_variance(x: bf16[M, N]) -> f32[M, 1]:
+    """The variance of each row."""
+    return F.var(x)
+
+
+@chain(M=32768, N=4096)
+def row_sums(x: f32[M, N]) -> f32[M, 1]:
+    """The sum of each row."""
+    return F.sum(x)
+
+
+@chain(M=32768, N=4096)
+def masked_mean(x: bf16[M, N], mask: b8[M, N]) -> f32[M, 1]:
+    """The mean of what a mask keeps."""
+    return F.sum(F.where(mask, x, 0.0)) / F.maximum(F.sum(F.where(mask, 1.0, 0.0)), 1.0)
+
+
+@chain(M=65536, N=768)
+def cosine_similarity(a: bf16[M, N], b: bf16[M, N]) -> f32[M, 1]:
+    """Of rows, pair by pair."""
+    return F.sum(a * b) * F.rsqrt(F.sum(F.square(a)) * F.sum(F.square(b)) + 1e-12)
+
+
+@chain(T=4096, V=50257)
+def cross_entropy(logits: bf16[T, V], label: i32[T, 1]) -> f32[T, 1]:
+    """logsumexp(logits) - logits[label]."""
+    top = F.max(logits)
+    chosen = F.sum(F.where(F.col_index(logits) == label, logits, 0.0))
+    return top + F.log(F.sum(F.exp(logits - top))) - chosen
+
+
+@chain(T=4096, V=32000)
+def divergence(p: bf16[T, V], q: bf16[T, V]) -> f32[T, 1]:
+    """sum(e^p (p - q)) of logarithms of probabilities."""
+    return F.sum(F.exp(p) * (p - q))
+
+
+@chain(M=16384, N=4096)
+def row_scaled(x: bf16[M, N]) -> tuple[bf16[M, N], f32[M, 1]]:
+    """Each row by its largest magnitude, and that."""
+    scale = F.maximum(F.max(F.abs(x)), 1e-12)
+    return x / scale, scale
 
 
 # ---------------------------------------------------------------- element by element
@@ -242,6 +374,26 @@ def positions_added(x: bf16[B, S, N], positions: bf16[S, N]) -> bf16[B, S, N]:
 def bias_residual(x: bf16[M, N], bias: bf16[N], residual: bf16[M, N]) -> bf16[M, N]:
     """x + bias + residual: dropout's chain without the dropout."""
     return x + bias + residual
+
+
+@chain(B=4, S=4096, H=32, D=64)
+def rotated_halves(
+    left: bf16[B, S, H, D], right: bf16[B, S, H, D], cosine: f32[S, 1, D], sine: f32[S, 1, D],
+) -> tuple[bf16[B, S, H, D], bf16[B, S, H, D]]:  # fmt: skip
+    """Rotary positions, the halves of each head apart."""
+    return left * cosine - right * sine, right * cosine + left * sine
+
+
+@chain(M=8192, N=14336)
+def biased_swiglu(gate: bf16[M, N], up: bf16[M, N], gate_bias: bf16[N], up_bias: bf16[N]) -> bf16[M, N]:
+    """silu(gate + bias) * (up + bias)."""
+    return F.silu(gate + gate_bias) * (up + up_bias)
+
+
+@chain(M=16384, N=4096)
+def mish(x: bf16[M, N]) -> bf16[M, N]:
+    """x * tanh(log(1 + e^x))."""
+    return x * F.tanh(F.log(1.0 + F.exp(x)))
 
 
 # ---------------------------------------------------------------- selections
