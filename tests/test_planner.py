@@ -463,6 +463,20 @@ def test_masked_rows_compute_what_they_mean(cols: int) -> None:
         assert not p[:, 7:].any()
 
 
+def test_no_block_is_read_that_a_mask_has_left_unwritten() -> None:
+    """By blocks a vector of shared memory may end beyond the limit, where nothing was copied."""
+
+    def prefix(x: f16[M, N], n: i32) -> f16[M, N]:
+        return F.softmax(F.where(F.col_index(x) < n, x * 2, -float("inf")))
+
+    plans = candidates(chain(M=3, N=70001)(prefix).graph, MI300X).plans
+    shared = [p for p in plans if p.staging == "shared" and not p.copies]
+    assert shared
+    for made in shared:
+        kept = [stage for stage in made.stages if any(load.when == "kept" for load in stage.loads)]
+        assert not any(stage.until and stage.blocks_of for stage in kept), made.configuration
+
+
 def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
     plans = candidates(SPECS["scale_causal_softmax"].graph, H200).plans
     made = next(p for p in plans if p.staging == "registers")

@@ -12,7 +12,7 @@ candidates worth choosing are predicted to 14 % (rms of the logarithm). What row
 than the best one measured in the mean and 9 % at worst; what they cost by bulk copies to 765 candidates of 70 chains
 and shapes (medians of 9, 4.25 TB/s), by which the first choice took 2 % more than the best in the mean and 14 % at
 worst. Registers, what waits and what clusters, copies and masks cost were fitted again to 2878 candidates of 223 chains
-and shapes, most of them of benchmarks/heldout.py (medians of 15, 4.25 TB/s; those of its cases are in
+and shapes, most of them of benchmarks/heldout.py (medians of 15, 4.22 TB/s; those of its cases are in
 benchmarks/data/h200_heldout_candidates.json): of the 186 that move 60 MB or more the first choice takes 1.3 % more than
 the best one measured in the mean and 22 % at worst, where it took 2.9 % and 73 %. On other GPUs they stand for want of
 measurements; what is taken from a target are its facts.
