@@ -186,7 +186,7 @@ def tiled(plan: GemmPlan) -> bool:
 
 def circled(plan: GemmPlan) -> bool:
     """Once around the ring at a time, with copies among the products."""
-    return plan.tile.spread and plan.cluster == 1
+    return plan.tile.spread
 
 
 def streamed(plan: GemmPlan) -> bool:

