@@ -17,7 +17,7 @@ from fusegen.errors import MissingError, RequestError
 from fusegen.explaining import products
 from fusegen.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
-from fusegen.planner.model import Layout, Param, Source
+from fusegen.planner.model import Layout, Param, Source, Summed
 from fusegen.planner.rules import NoMatch
 from fusegen.planner.rules.wgmma import wgmma
 from fusegen.planner.wgmma import WgmmaPlan
@@ -587,6 +587,7 @@ def test_every_width_is_right(spec: Chain, configuration: str) -> None:
 def test_blocks_that_share_a_tile_are_right(spec: Chain, configuration: str) -> None:
     plan = shared(spec, configuration)
     assert plan.cluster == plan.tile.shares
+    assert plan.summed == Summed(plan.tile.shares, plan.steps * plan.line)
     assert validate(kernel_of(plan), rows=(140,), cases=("rows", "again", "apart")).ok
 
 

@@ -53,8 +53,8 @@ WARP_US = 0.15  # more of them for each warp that comes to the barriers
 PICKED_US = 0.05  # a walk over the chosen columns
 MEETING_US = 2.05  # of a cluster's blocks, three times
 # Share of a block's instructions that no other block's loads hide: what the last ones do when nothing is left to read.
-# Without it 4096 rows of 256 to 32000 columns were predicted to 0.83 of their times in the mean, and short ones of which
-# few are chosen to 0.74.
+# Without it 4096 rows of 256 to 32000 columns were predicted to 0.83 of their times in the mean, and short ones of
+# which few are chosen to 0.74.
 LAST = 0.7
 CLUSTERED = 1.042  # waves of clusters take longer: blocks wait for room together, and for the first one to rank
 TEAM_US = 1.5  # all of a team's work: one chain of rounds and comparisons

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from fusegen.graph import Graph
-from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store
+from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store, Summed
 from fusegen.types import DType
 
 LINE_BYTES = 128  # of a line of shared memory, the widest swizzle
@@ -231,6 +231,10 @@ class WgmmaPlan(Plan):
     @property
     def lowered(self) -> Graph:
         return self.hoisted
+
+    @property
+    def summed(self) -> Summed:
+        return Summed(self.tile.shares, self.steps * self.line) if self.tile.shares > 1 else Summed()
 
     @property
     def configuration(self) -> str:
