@@ -34,7 +34,7 @@ FRAME = frozenset(
     head_of load_block load_kept_block load_shifted store_block store_row head edge
     in_rest rest_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival
     away rows_after row_at leave_rows copy_bulk bulk_bytes bring bring_end bring_rows show_copies leave wait_copies_left
-    memcpy top_columns take""".split()  # noqa: SIM905
+    leave_packed memcpy top_columns take""".split()  # noqa: SIM905
 )
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(
@@ -61,7 +61,7 @@ PRODUCT_FRAME = frozenset(
     staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of start_barrier wait_at arrive_at arrive_in
     expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter
     both made pair word prepare prepare_next kept kept_at store_kept ring_at turned multiply_add_across
-    right_slices_across place_across
+    right_slices_across place_across advance ahead copy_one load_one slices slot take_step
     """.split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives

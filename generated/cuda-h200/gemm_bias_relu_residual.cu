@@ -289,7 +289,9 @@ gemm_bias_relu_residual(
               parity ^= 1;
             }
           }
-          const unsigned char* const residual_box = shared + (chunk % 2 == 0 ? residual_stage * 16384 : 65536 + residual_stage * 32768) + (own * 64 + warp * 16 + lane / 4) * 128 + lane % 4 * 4;
+          const unsigned char* const residual_box =
+              shared + (chunk % 2 == 0 ? residual_stage * 16384 : 65536 + residual_stage * 32768)
+              + (own * 64 + warp * 16 + lane / 4) * 128 + lane % 4 * 4;
           Vec<__half, 2> residual_vec[8][2];
           #pragma unroll
           for (int n8 = 0; n8 < 8; ++n8) {
