@@ -64,7 +64,9 @@ READ_ONLY = 1.27  # by bulk copies, where no results leave meanwhile: sums of 25
 # it: layernorm_affine 8192 x 16384 in bf16 took 146 us with seven blocks of 33 KB and 136 with four.
 PAST_L1 = 0.06
 IN_TURN = 1.03  # rolling: a softmax of 500 x 262144 took 306 us so and 285 by clusters of 16 that end with their row
-CLUSTERED = 1.1  # cross_entropy_backward 4096 x 32000 in f32 took 273 us by clusters of two and 258 by blocks
+# Clusters: cross_entropy_backward 4096 x 32000 in f32 took 273 us by those of two and 258 by blocks. With 1.1, which
+# the held-out chains alone ask for, log_softmax 1024 x 131072 goes to blocks, which took 255 us, and clusters 206.
+CLUSTERED = 1.05
 BRANCHED = 1.34  # and where each load has a branch of its own, they wait for one another
 # Rows that start anywhere, copied to shared memory by blocks of which an SM holds two at most, and so hides less of
 # what each waits for: log_softmax took 453 us at 4096 x 50257 with 1024 threads and 379 with 512, at 4096 x 32001 269
