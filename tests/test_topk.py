@@ -196,7 +196,7 @@ def test_whatever_the_order(order: str, cols: int, which: str, cluster: int) -> 
 ])  # fmt: skip
 def test_a_row_alone_has_the_same_bits(cols: int, which: str) -> None:
     """What is chosen, and the row's sum behind it, depend neither on the batch nor on where the row starts."""
-    plans = plans_of(likeliest, "cuda:h200", V=cols, K=17)
+    plans = plans_of(likeliest, "cuda:h200", V=cols, K=max(17, cols // 100))
     made = kernel(by((p for p in plans if p.across == (cols % 2 == 1)), which))
     x = np.random.default_rng(3).standard_normal((5, cols)).astype(np.float16)
     together = made(x)
@@ -282,7 +282,7 @@ def test_what_the_order_does_not_depend_on_is_not_read() -> None:
         """Adding the same to a whole row moves no column."""
         return F.argmax(x * 0.5 + shift + F.sum(F.cast(weights, f32)))
 
-    for which in ("team", "threshold", "hold", "dense"):
+    for which in ("team", "threshold", "hold"):
         plan = by(plans_of(shifted, "cuda:h200"), which)
         assert {t.tensor: t.moved > 0 for t in plan.cost.traffic.tensors} == {
             "x": True, "shift": False, "weights": False, "out": True,
