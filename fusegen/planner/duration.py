@@ -13,8 +13,8 @@ than the best one measured in the mean and 9 % at worst; what they cost by bulk 
 and shapes (medians of 9, 4.25 TB/s), by which the first choice took 2 % more than the best in the mean and 14 % at
 worst. Registers, what waits and what clusters, copies and masks cost were fitted again to 2878 candidates of 223 chains
 and shapes, most of them of benchmarks/heldout.py (medians of 15, 4.22 TB/s; those of its cases are in
-benchmarks/data/h200_heldout_candidates.json): of the 186 that move 60 MB or more the first choice takes 1.3 % more than
-the best one measured in the mean and 22 % at worst, where it took 2.9 % and 73 %. On other GPUs they stand for want of
+benchmarks/data/h200_heldout_candidates.json): there the first choice takes 1.7 % more than the best one measured in the
+mean and 17 % at worst, over the 32 of benchmarks/tune_shipped.py 0.8 % and 3.4 %. On other GPUs they stand for want of
 measurements; what is taken from a target are its facts.
 """
 
