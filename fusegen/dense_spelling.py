@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.held_spelling import HeldSpeller
-from fusegen.planner.density import COMPARED
+from fusegen.planner.density import COMPARED, GUESSES
 from fusegen.planner.held_rows import Dense
-
-# Of a bar, in proportion to how many reach each end of where it lies: keys that lie evenly, or as a bell, need 3 to 5.
-# Then ties are looked for and what is left is halved by turns.
-GUESSES = 6
 
 
 class DenseSpeller(HeldSpeller):

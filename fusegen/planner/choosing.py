@@ -98,7 +98,7 @@ def segment_of(note: int, turn: int, per_thread: int, words: int) -> int:
     return min(per_thread, max(turn, words * note // turn * turn))
 
 
-def passing(k: int, lanes: int) -> float:
+def likely_of_team(k: int, lanes: int) -> float:
     """Candidates of a row in random order: what reaches the k-th largest of its lanes' largest keys. Of n keys that a
     lane has above a bar in the mean, none are there in e^-n of cases; the bar is where k lanes have some."""
     return lanes * -math.log1p(-(k - 0.5) / lanes)

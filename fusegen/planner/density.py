@@ -11,20 +11,9 @@ import math
 from dataclasses import replace
 
 from fusegen.graph import Graph
-from fusegen.naming import value_names
-from fusegen.planner.duration import (
-    COPY_SHARE,
-    DIVISION,
-    ISSUE,
-    MOVE,
-    SM_GBS,
-    STEP,
-    Work,
-    resident_blocks,
-    side_steps,
-)
+from fusegen.planner.duration import Work
 from fusegen.planner.held_rows import Dense
-from fusegen.planner.holding import ENTRY, WORD, power_from
+from fusegen.planner.holding import ENTRY, WORD, Pace, cost_of, instructions, power_from
 from fusegen.planner.model import Cost, Tile, Traffic
 from fusegen.targets.base import Target
 
@@ -37,6 +26,9 @@ MOST_ELEMENTS = 64  # of a thread: 32768 x 8192, k = 512, f32 took 428 us with a
 ROOM = 1.25  # by the candidates of a row in random order,
 BESIDE = 32  # and so many more
 MOST_BINS = 1024
+# Of a bar, in proportion to how many reach each end of where it lies: keys that lie evenly, or as a bell, need 3 to 5.
+# Then ties are looked for and what is left is halved by turns.
+GUESSES = 6  # on the H200 ties were timed with 4
 COMPARED = 4  # candidates of a bin that each one is compared with at a time
 
 # The largest of n numbers of a normal distribution, in standard deviations: as far as the poorest of n warps lies below
@@ -46,21 +38,23 @@ POOREST = {1: 0.0, 2: 0.56, 4: 1.03, 8: 1.42, 16: 1.77}
 # Fitted to the 215 of 276 candidates of 88 shapes on an H200 (cold L2, medians of 9) that took up to 1.5 times as long
 # as their shape's best one, whose times they predict to 9 % (rms of the logarithm). First choices among them and those
 # of planner/choosing.py took 1.2 % more than the best one in the mean, 16 % at worst.
-# ---- instructions of a thread
-ELEMENT = 4.6  # its part of a group's largest key, of counting what reaches the bar, and of packing it
-EXPONENTIAL = 4.0  # an element of the sum
+PACE = Pace(
+    element=4.6,  # its part of a group's largest key, of counting what reaches the bar, and of packing it
+    exponential=4.0,
+    joined=20.0,
+    thread=370.0,
+    alone_cycles=5.3,
+    launch_us=5.5,
+    overlap=6.0,
+)
+# ---- more instructions of a thread
 GROUP = 20.0  # tried against some bars
-JOINED = 20.0  # a vector from the pieces that it lies across
-THREAD = 370.0
 BIN = 12.6
 CANDIDATE = 30.0
 CHOSEN = 42.0
-# ---- waiting of a block: cycles of an instruction, and microseconds
-ALONE_CYCLES = 5.3  # when its scheduler has no other warp; each one that it has adds a cycle
+# ---- waiting of a block, in microseconds
 FIRST_LOAD_US = 0.1
 WARP_US = 0.08  # each one that comes to the barriers
-LAUNCH_US = 5.5
-OVERLAP = 6.0  # the norm's exponent
 
 
 def dense_of(k: int, cols: int, tile: Tile, target: Target) -> Dense | None:
@@ -106,46 +100,7 @@ def shared_bytes(dense: Dense, tile: Tile) -> int:
 def duration_of(target: Target, graph: Graph, work: Work, dense: Dense, moved: Traffic, registers: int) -> Cost:
     """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
     tile = work.tile
-    resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
-    per_us = target.fp32_tflops * 1e6 / 2
-    thread = instructions(graph, work, dense)
-    share = min(side_steps(access) for access in work.accesses)
-    memory_us = moved.moved / (target.dram_gbs * COPY_SHARE * 1e3 * share)
-    issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
-    there = min(resident, -(-work.blocks // target.sms)) * tile.threads / target.warp  # warps of an SM
-    cycles = ALONE_CYCLES + there / target.schedulers_per_sm
-    alone_us = FIRST_LOAD_US + WARP_US * tile.threads / target.warp + moved.moved / work.blocks / (SM_GBS * 1e3)
-    alone_us += thread * cycles * target.sms * target.f32_lanes / per_us
-    waves = max(1.0, work.blocks / target.sms / resident)
-    waiting_us = (waves + math.ceil(waves)) / 2 * alone_us  # the last wave's blocks start before those before them end
-    norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
-    first = sum(load.access.dtype.bytes for load in work.stages[-1].loads)
-    return Cost(
-        traffic=moved,
-        floor_us=max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6)),
-        time_us=LAUNCH_US + norm,
-        bound="memory" if memory_us >= issue_us else "instruction",
-        in_flight_bytes=resident * tile.threads * tile.per_thread * tile.vector * first,
-        registers=registers,
-        blocks_per_sm=resident,
-    )
-
-
-def instructions(graph: Graph, work: Work, dense: Dense) -> float:
-    """Of one thread."""
-    tile, [stage] = work.tile, work.stages
-    issued = {name: node.op.issued for node, name in value_names(graph).items()}
-    element = ELEMENT + MOVE * len(stage.loads) + sum(issued.get(s.name, 1) for s in stage.body)
-    element += sum(EXPONENTIAL if r.kind == "softmax" else 1 for r in stage.reductions)
-    element += JOINED / tile.vector * sum(load.access.mode == "across" for load in stage.loads)
-    dims = max(1, *(len(a.strided) for a in work.accesses))
-    others = sum(r.kind != "softmax" for r in stage.reductions)
     candidates = candidates_of(dense, tile, graph.cols)
-    return (
-        THREAD
-        + DIVISION * (dims - 1)
-        + others * STEP * math.log2(tile.threads)
-        + element * tile.per_thread * tile.vector
-        + GROUP * dense.groups
-        + (BIN * dense.bins + CANDIDATE * candidates + CHOSEN * graph.picks) / tile.threads
-    )
+    more = GROUP * dense.groups + (BIN * dense.bins + CANDIDATE * candidates + CHOSEN * graph.picks) / tile.threads
+    waits_us = FIRST_LOAD_US + WARP_US * tile.threads / target.warp
+    return cost_of(target, work, moved, registers, instructions(graph, work, PACE) + more, waits_us, PACE)

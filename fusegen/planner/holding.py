@@ -9,6 +9,7 @@ not follow the poorest of them: of 50257 keys in random order, with k = 50 and 6
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from fusegen.graph import Graph
 from fusegen.naming import value_names
@@ -28,6 +29,20 @@ from fusegen.planner.held_rows import Hold
 from fusegen.planner.model import Cost, Tile, Traffic
 from fusegen.targets.base import Target
 
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What is fitted of blocks that hold their rows."""
+
+    element: float  # instructions for a key,
+    exponential: float  # for one of the sum,
+    joined: float  # for a vector from the pieces that it lies across,
+    thread: float  # and of a thread whatever it holds
+    alone_cycles: float  # of one, when its scheduler has no other warp; each one that it has adds a cycle
+    launch_us: float
+    overlap: float  # the norm's exponent
+
+
 LEFT_OUT = 0.2  # of the warps
 MOST_ELEMENTS = 64  # of a thread: as many as bits that mark its candidates
 # Each warp's order is compared with all others': 1 x 50257 took 9.4 us with 64 warps, 10.1 with 128.
@@ -36,20 +51,21 @@ TURN_ELEMENTS = 12
 
 # Fitted to 140 candidates of 19 shapes on an H200 (cold L2, medians of 11), whose times they predict to 14 % (rms of
 # the logarithm); first choices took 1.8 % more than the best candidate in the mean, 7.5 % at worst.
-# ---- instructions of a thread
-ELEMENT = 3.3  # largest key, mark, and a place in shared memory
-EXPONENTIAL = 3.4  # an element of the sum
-JOINED = 20.0  # a vector from the pieces that it lies across
-THREAD = 300.0  # what warps say, the bar, and ranks
-CANDIDATE = 325.0  # to its place in the first block
-# ---- waiting of a block: cycles of an instruction, and microseconds
-ALONE_CYCLES = 4.9  # when its scheduler has no other warp; each one that it has adds a cycle
+PACE = Pace(
+    element=3.3,  # largest key, mark, and a place in shared memory
+    exponential=3.4,
+    joined=20.0,
+    thread=300.0,  # what warps say, the bar, and ranks
+    alone_cycles=4.9,
+    launch_us=3.5,
+    overlap=1.5,  # blocks of one row wait for each other, and rarely anything else is left to do
+)
+CANDIDATE = 325.0  # instructions to its place in the first block
+# ---- waiting of a block, in microseconds
 FIRST_LOAD_US = 1.0
 WARP_US = 0.023  # a warp of the row, whose order is compared with the others'
 RANK_US = 0.2  # a candidate of each thread, in the first block
 MEETING_US = 0.24  # of a cluster's blocks, for each doubling
-LAUNCH_US = 3.5
-OVERLAP = 1.5  # the norm's exponent: blocks of one row wait for each other, and rarely anything else is left to do
 
 ENTRY = 8  # bytes of a candidate
 WORD = 4
@@ -100,26 +116,35 @@ def reaching(hold: Hold, tile: Tile, cols: int) -> float:
 def duration_of(target: Target, graph: Graph, work: Work, hold: Hold, moved: Traffic, registers: int) -> Cost:
     """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
     tile = work.tile
-    resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
     candidates = reaching(hold, tile, graph.cols)
+    thread = instructions(graph, work, PACE) + CANDIDATE * candidates / tile.threads_per_row
+    waits_us = FIRST_LOAD_US + WARP_US * hold.warps + RANK_US * candidates / tile.threads
+    waits_us += MEETING_US * math.log2(tile.cluster)
+    return cost_of(target, work, moved, registers, thread, waits_us, PACE)
+
+
+def cost_of(
+    target: Target, work: Work, moved: Traffic, registers: int, thread: float, waits_us: float, pace: Pace
+) -> Cost:
+    """Of blocks that hold their rows, a thread of which has so many instructions, and which wait so long beside."""
+    tile = work.tile
+    resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
     per_us = target.fp32_tflops * 1e6 / 2
-    thread = instructions(graph, work) + CANDIDATE * candidates / tile.threads_per_row
     share = min(side_steps(access) for access in work.accesses)
     memory_us = moved.moved / (target.dram_gbs * COPY_SHARE * 1e3 * share)
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
     there = min(resident, -(-work.blocks // target.sms)) * tile.threads / target.warp  # warps of an SM
-    cycles = ALONE_CYCLES + there / target.schedulers_per_sm
-    alone_us = FIRST_LOAD_US + moved.moved / work.blocks / (SM_GBS * 1e3)
+    cycles = pace.alone_cycles + there / target.schedulers_per_sm
+    alone_us = waits_us + moved.moved / work.blocks / (SM_GBS * 1e3)
     alone_us += thread * cycles * target.sms * target.f32_lanes / per_us
-    alone_us += WARP_US * hold.warps + RANK_US * candidates / tile.threads + MEETING_US * math.log2(tile.cluster)
     waves = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident)
     waiting_us = (waves + math.ceil(waves)) / 2 * alone_us  # the last wave's blocks start before those before them end
-    norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
+    limits = (memory_us, issue_us, waiting_us)
     first = sum(load.access.dtype.bytes for load in work.stages[-1].loads)
     return Cost(
         traffic=moved,
         floor_us=max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6)),
-        time_us=LAUNCH_US + norm,
+        time_us=pace.launch_us + sum(us**pace.overlap for us in limits) ** (1 / pace.overlap),
         bound="memory" if memory_us >= issue_us else "instruction",
         in_flight_bytes=resident * tile.threads * tile.per_thread * tile.vector * first,
         registers=registers,
@@ -127,17 +152,17 @@ def duration_of(target: Target, graph: Graph, work: Work, hold: Hold, moved: Tra
     )
 
 
-def instructions(graph: Graph, work: Work) -> float:
+def instructions(graph: Graph, work: Work, pace: Pace) -> float:
     """Of one thread, whatever the number of candidates."""
     tile, [stage] = work.tile, work.stages
     issued = {name: node.op.issued for node, name in value_names(graph).items()}
-    element = ELEMENT + MOVE * len(stage.loads) + sum(issued.get(s.name, 1) for s in stage.body)
-    element += sum(EXPONENTIAL if r.kind == "softmax" else 1 for r in stage.reductions)
-    element += JOINED / tile.vector * sum(load.access.mode == "across" for load in stage.loads)
+    element = pace.element + MOVE * len(stage.loads) + sum(issued.get(s.name, 1) for s in stage.body)
+    element += sum(pace.exponential if r.kind == "softmax" else 1 for r in stage.reductions)
+    element += pace.joined / tile.vector * sum(load.access.mode == "across" for load in stage.loads)
     dims = max(1, *(len(a.strided) for a in work.accesses))
     others = sum(r.kind != "softmax" for r in stage.reductions)
     return (
-        THREAD
+        pace.thread
         + DIVISION * (dims - 1)
         + others * STEP * math.log2(tile.threads_per_row)
         + element * tile.per_thread * tile.vector

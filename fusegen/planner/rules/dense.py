@@ -10,8 +10,8 @@ where keys are many, and lie by value, since half of all orders of floats lie be
 Of 32768 x 8192 with k = 512 of f32 on an H200 (cold L2; kernels that ended early; 256 threads a row, an early
 version) the keys took 254 us, which is what their bytes take, the bar 4, packing 47, counts of ranges 36, places 30,
 ranks 72 and what is written 48: it issues as fast as it can. Streaming by, such rows took 731 us; with 128 threads it
-is 428. 32768 x 1000 with k = 512 took 1513 us and takes 190. Rows of ties are sorted instead: of 4096 x 8192, k = 512,
-those of half integers took 232 us and those of equal keys 278, in random order 65.
+is 428. 32768 x 1000 with k = 512 took 1513 us and takes 200, 190 by the best block. Rows of ties are sorted instead: of
+4096 x 8192, k = 512, those of half integers took 232 us and those of equal keys 278, in random order 65.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusegen.graph import Graph
-from fusegen.planner.assembly import Draft, assemble, row_draft
+from fusegen.planner.assembly import Draft, row_draft
 from fusegen.planner.density import MOST_ELEMENTS, SPARSEST, candidates_of, dense_of, duration_of, shared_bytes
-from fusegen.planner.duration import Work, resident_blocks
+from fusegen.planner.duration import resident_blocks
 from fusegen.planner.model import Layout, Plan, RowPlan, Tile
 from fusegen.planner.picking import Picking, picking
 from fusegen.planner.pieces import team_text, vector_widths
 from fusegen.planner.rules import NoMatch, need_countable, need_selection
-from fusegen.planner.rules.held import MOST_REGISTERS, STATIC_BYTES, need_one_walk, registers_of
+from fusegen.planner.rules.held import MOST_REGISTERS, STATIC_BYTES, held_plan, need_one_walk, registers_of
 from fusegen.planner.rules.topk import BLOCKS, NARROW, selection_of
 from fusegen.targets.base import Target
 
@@ -74,35 +74,11 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
     if shared + STATIC_BYTES > target.shared_bytes or resident < RESIDENT:
         return
     found = round(candidates_of(chosen, tile, graph.cols))
-    plan = assemble(
-        draft, walks.walks, tile, rule="dense", staging="registers",
-        regime=f"{team_text(tile, target)}, which hold it; some {found} of {graph.cols} reach the bar and are ranked",
+    yield held_plan(
+        draft, walks, tile, replace(selection_of(walks, k, "dense"), dense=chosen, resident=resident), shared, "dense",
+        f"{team_text(tile, target)}, which hold it; some {found} of {graph.cols} reach the bar and are ranked",
+        lambda work, moved: duration_of(target, graph, work, chosen, moved, registers),
     )  # fmt: skip
-    told = target.registers_per_thread <= 255  # of gfx90a's and gfx942's 512 the compiler needs no such word
-    selection = replace(
-        selection_of(walks, k, "dense"), dense=chosen, resident=resident if told else 0, vote_bytes=target.vote_bytes
-    )
-    [stage] = plan.stages
-    summed = any(r.kind != "softmax" for r in stage.reductions) or any(s.reductions for s in selection.picked)
-    work = Work(
-        tile=tile,
-        staging=plan.staging,
-        stages=plan.stages,
-        accesses=tuple(a for a in draft.accesses if not a.output),
-        copies=False,
-        shared_bytes=shared + plan.static_shared_bytes,
-        kept_bytes=0,
-        ragged=not draft.divides,
-        blocks=max(1, graph.rows),
-    )
-    yield replace(
-        plan,
-        template="dense.cu.j2",
-        selection=selection,
-        slots=plan.slots if summed else 0,
-        shared_bytes=shared,
-        cost=duration_of(target, graph, work, chosen, plan.cost.traffic, registers),
-    )
 
 
 def resident_of(target: Target, tile: Tile, registers: int, shared: int) -> int:

@@ -14,14 +14,14 @@ the kernel's own text is cold costs nothing that could be measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.duration import Work
 from fusegen.planner.holding import MOST_ELEMENTS, MOST_WARPS, duration_of, hold_of, reaching, shared_bytes
-from fusegen.planner.model import Layout, Plan, RowPlan, Tile
+from fusegen.planner.model import Cost, Layout, Plan, RowPlan, Selection, Tile, Traffic
 from fusegen.planner.picking import Picking, picking
 from fusegen.planner.pieces import team_text, vector_widths, words_of
 from fusegen.planner.rules import NoMatch, need_countable, need_selection
@@ -87,16 +87,24 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
     if shared + STATIC_BYTES > target.shared_bytes:
         return
     found = f"some {round(reaching(hold, tile, graph.cols))} of {graph.cols} reach the bar of {hold.need} warps"
-    plan = assemble(
-        draft, walks.walks, tile, rule="held", regime=f"{team_text(tile, target)}, which hold it; {found}",
-        staging="registers",
+    yield held_plan(
+        draft, walks, tile, replace(selection_of(walks, k, "hold"), hold=hold, resident=resident), shared, "held",
+        f"{team_text(tile, target)}, which hold it; {found}",
+        lambda work, moved: duration_of(target, graph, work, hold, moved, registers),
     )  # fmt: skip
-    told = target.registers_per_thread <= 255  # of gfx90a's and gfx942's 512 the compiler needs no such word
-    chosen = replace(
-        selection_of(walks, k, "hold"), hold=hold, resident=resident if told else 0, vote_bytes=target.vote_bytes
-    )
+
+
+def held_plan(
+    draft: Draft, walks: Picking, tile: Tile, selection: Selection, shared: int, rule: str, regime: str,
+    duration: Callable[[Work, Traffic], Cost],
+) -> RowPlan:  # fmt: skip
+    """The plan by which registers hold a row and `shared` bytes of a block what is chosen from it."""
+    graph, target = draft.graph, draft.target
+    plan = assemble(draft, walks.walks, tile, rule=rule, regime=regime, staging="registers")
+    if target.registers_per_thread > 255:  # of gfx90a's and gfx942's 512 the compiler needs no such word
+        selection = replace(selection, resident=0)
     [stage] = plan.stages
-    summed = any(r.kind != "softmax" for r in stage.reductions) or any(s.reductions for s in chosen.picked)
+    summed = any(r.kind != "softmax" for r in stage.reductions) or any(s.reductions for s in selection.picked)
     work = Work(
         tile=tile,
         staging=plan.staging,
@@ -108,13 +116,13 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
         ragged=not draft.divides,
         blocks=max(1, graph.rows) * tile.cluster,
     )
-    yield replace(
+    return replace(
         plan,
-        template="held.cu.j2",
-        selection=chosen,
+        template=f"{rule}.cu.j2",
+        selection=replace(selection, vote_bytes=target.vote_bytes),
         slots=plan.slots if summed else 0,
         shared_bytes=shared,
-        cost=duration_of(target, graph, work, hold, plan.cost.traffic, registers),
+        cost=duration(work, plan.cost.traffic),
     )
 
 

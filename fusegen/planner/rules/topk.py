@@ -40,11 +40,11 @@ from fusegen.planner.choosing import (
     expected,
     fits,
     groups_of,
+    likely_of_team,
     limit_of,
     most_ranked,
     note_of,
     note_words,
-    passing,
     picker_bytes,
     segment_of,
 )
@@ -96,7 +96,7 @@ def by_team(draft: Draft) -> Iterator[Plan]:
     while lanes >= max(4, graph.picks):
         per_thread = -(-draft.vectors // lanes)
         most = WARP_ELEMENTS if lanes == target.warp else TEAM_ELEMENTS
-        few = graph.picks <= TEAM_PICKS and passing(graph.picks, lanes) <= LIKELY * most_ranked(graph.picks)
+        few = graph.picks <= TEAM_PICKS and likely_of_team(graph.picks, lanes) <= LIKELY * most_ranked(graph.picks)
         if few and per_thread * draft.vector <= most and draft.vectors > lanes // 2:
             tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
             chosen = selection_of(walks, graph.picks, "team")
