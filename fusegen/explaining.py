@@ -114,10 +114,7 @@ def waves(plan: Plan) -> list[str]:
     places = plan.target.sms * plan.cost.blocks_per_sm
     if not isinstance(plan, WgmmaPlan):
         return [wave_text(plan.blocks(*extents), places)]
-    tiles, shares = plan.tiles(*extents) * plan.tile.cluster, plan.tile.shares
-    if shares == 1:
-        return [wave_text(tiles, places)]
-    return [wave_text(tiles * shares, places).replace("tiles", f"parts of {tiles} tiles")]
+    return [wave_text(plan.tiles(*extents) * plan.tile.cluster, places, plan.tile.shares)]
 
 
 def side_text(factor: Factor, graph: Graph) -> str:

@@ -151,11 +151,12 @@ def filled(tiles: int, places: int) -> float:
     return tiles / (-(-tiles // places) * places) if tiles else 1.0
 
 
-def wave_text(tiles: int, places: int) -> str:
-    """`512 tiles in 3.9 waves, 97 % full`."""
-    noun = "tile" if tiles == 1 else "tiles"
-    waves = tiles / places
-    return f"{tiles} {noun} in {waves:.1f} waves, {filled(tiles, places):.0%} full"
+def wave_text(tiles: int, places: int, shares: int = 1) -> str:
+    """`512 tiles in 3.9 waves, 97 % full`; `16 parts of 4 tiles` where so many blocks share one."""
+    found, parts = f"{tiles} {'tile' if tiles == 1 else 'tiles'}", tiles * shares
+    if shares > 1:
+        found = f"{parts} parts of {found}"
+    return f"{found} in {parts / places:.1f} waves, {filled(parts, places):.0%} full"
 
 
 # ---------------------------------------------------------------- rounding

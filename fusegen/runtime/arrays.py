@@ -206,8 +206,6 @@ def torch_view(tensor: Any, name: str) -> ArrayView:
         )
     if str(tensor.layout) != "torch.strided":
         raise ArgumentError(f"{name} has layout {tensor.layout}; a kernel takes dense tensors, so pass .to_dense()")
-    if tensor.is_nested:
-        raise ArgumentError(f"{name} is a nested tensor; a kernel takes dense ones, so pass .to_padded_tensor(0.0)")
     if tensor.is_neg() or tensor.is_conj():
         raise ArgumentError(f"{name} is a lazily negated view; pass {name}.resolve_neg()")
     address = tensor.data_ptr()

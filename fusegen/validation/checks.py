@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 from zlib import crc32
 
@@ -92,7 +93,7 @@ def validate(
     """
     need_kernel(kernel, "validate")
     for what, number in (("seed", seed), *(("rows", count) for count in rows or ())):
-        if not isinstance(number, int) or number < 0:
+        if not isinstance(number, Integral) or number < 0:
             raise RequestError(f"{what}={number!r} is no whole number of at least 0")
     checks = Checks(kernel, seed, frozenset(cases) if cases is not None else None)
     most = QUICK_ELEMENTS if quick else FULL_ELEMENTS
