@@ -59,7 +59,9 @@ an SM, 128 x 128 each, hide the epilogue but copy a third more, for which the SM
 Tiles that are `spread` have both an unrolled ring with all addresses kept and copies among the products; each alone is
 slower. An integer instruction more in the loop costs 1.2 cycles a warp, and 26 of them make addresses: those that are
 kept differ by constants from slice to slice, which a copy adds by itself (12 bits of bytes). Copies at once fill the
-queue that loads of fragments wait in, too. In one run, by turns with cuBLAS's 175.4 us (medians of 40, L2 cold):
+queue that loads of fragments wait in, too. In one run of prototypes, by turns with cuBLAS's 175.4 us (medians of 40,
+L2 cold); the last two waited for one group of copies less than they have to, and came out right all the same, where the
+tile that is emitted waits for it. That was not timed:
 
     twelve copies at once, addresses made anew: not spread      269.0 us    0.652 of cuBLAS
     four in each of 3 steps, addresses made anew                285.8
