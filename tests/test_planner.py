@@ -202,6 +202,42 @@ def test_softmax_streams_in_two_walks() -> None:
     assert len(streamed.stages) == 2
 
 
+@chain(M=3, N=577)
+def two_softmaxes(x: f32[M, N]) -> tuple[f32[M, 1], f32[M, N]]:
+    top = F.max(x)
+    return F.log(F.sum(F.exp(x - top))) + top, F.softmax(x)
+
+
+@chain(M=3, N=577)
+def two_variances(x: f32[M, N]) -> tuple[f32[M, 1], f32[M, N]]:
+    centered = x - F.mean(x)
+    return F.sum(centered * centered), F.layernorm(x)
+
+
+@chain(M=3, N=577)
+def fourth_moment(x: f32[M, N]) -> f32[M, 1]:
+    """The squares whose spread is asked for are squared deviations."""
+    return F.var(F.square(x - F.mean(x)))
+
+
+@chain(M=3, N=577)
+def spread_of_exponentials(x: f32[M, N]) -> f32[M, 1]:
+    return F.var(F.exp(x - F.max(x)))
+
+
+@needs_check
+@pytest.mark.parametrize("spec", [two_softmaxes, two_variances, fourth_moment, spread_of_exponentials])
+def test_a_reduction_is_merged_with_one_other(spec: Chain) -> None:
+    """However rows are kept between walks: pairs are merged where values are computed anew."""
+    from fusegen.runtime import Kernel, devices
+    from fusegen.validation import validate
+
+    for made in {(p.staging, p.keeps): p for p in candidates(spec.graph, H200).plans}.values():
+        source = render(made)
+        kernel = Kernel(source, None, devices.find(H200, "emulator"), lambda layout, source=source: (source, None))
+        validate(kernel, quick=True).raise_for_error()
+
+
 def test_long_rows_take_clusters_or_are_read_again_and_short_ones_share_a_block() -> None:
     longest = plan(mission.graph.at(N=1048576), H200)
     assert longest.tile.cluster > 1

@@ -52,8 +52,16 @@ class Schedule:
 
 
 def online_pairs(graph: Graph) -> tuple[Online, ...]:
-    """The pairs of reductions that have a one-walk form."""
-    return tuple(pair for node in graph.reductions if (pair := match_softmax(node) or match_welford(node, graph)))
+    """The pairs of reductions that have a one-walk form, a reduction in one pair at most: of two sums of exponentials
+    under one maximum, or of the deviations of squared deviations, the first pair is merged."""
+    pairs: list[Online] = []
+    paired: set[Node] = set()
+    for node in graph.reductions:
+        pair = match_softmax(node) or match_welford(node, graph)
+        if pair and pair.first not in paired:
+            pairs.append(pair)
+            paired |= {pair.first, pair.second}
+    return tuple(pairs)
 
 
 def match_softmax(node: Node) -> Online | None:
