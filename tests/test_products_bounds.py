@@ -245,5 +245,15 @@ def test_no_promise_is_made_of_what_steps() -> None:
     def masked(x: bf16[M, K], w: bf16[K, N], mask: b8[M, N]) -> bf16[M, N]:
         return F.where(mask, F.relu(x) @ w, 0.0)
 
+    @chain(M=8, N=8)
+    def rounded(x: f32[M, N]) -> f32[M, N]:
+        return F.softmax(F.cast(x * 0.3, f16))
+
+    @chain(M=8, N=8)
+    def softened(x: f32[M, N], mask: b8[M, N]) -> f32[M, N]:
+        return F.softmax(F.where(mask & (x > 0.0), x * 0.3, -float("inf")))
+
     assert steps(stepped.graph)
     assert not steps(masked.graph)
+    assert steps(rounded.graph)
+    assert not steps(softened.graph)
