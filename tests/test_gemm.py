@@ -112,6 +112,15 @@ def test_f32_of_any_size_in_every_layout(spec: Chain, name: str, sizes: dict[str
     assert report.ok, str(report)[:2000]
 
 
+@needs_emulator
+@pytest.mark.parametrize("name", [CUDA, AMD])
+@pytest.mark.parametrize("spec", [gemms.qkv, gemms.tf32_qkv], ids=lambda spec: spec.name)
+def test_a_single_column_beside_others_lies_as_they_do(spec: Chain, name: str) -> None:
+    """Its elements are next to each other either way round."""
+    report = validate(kernel(spec, name, any_plan, N=1), cases=("normal", "layout"))
+    assert report.ok, str(report)[:2000]
+
+
 KINDS = (
     (CUDA, tiled, {"M": 192, "N": 320, "K": 264}),
     (CUDA, streamed, {"M": 8, "N": 96, "K": 1032}),

@@ -180,6 +180,12 @@ def turnable(plan: Plan) -> frozenset[str]:
     return frozenset(tensor for tensor, found in uses.items() if found == {True}) - by_rows
 
 
+def right_factors(plan: Plan) -> frozenset[str]:
+    """The operands on the right of products."""
+    found = (product.right.operand for product in split(plan.lowered).products) if plan.graph.products else ()
+    return frozenset(tensor.name for tensor in found if tensor)
+
+
 def check_matrix(name: str, view: ArrayView) -> None:
     if not in_line(view, -1) and not in_line(view, -2):
         raise ArgumentError(
@@ -334,6 +340,9 @@ def layout_needed(plan: Plan, views: Views) -> Layout:
     here = [(access, view) for access, view in here if view.size]
     matrices = {access.tensor: view for access, view in here if access.tensor in turnable(plan)}
     turned = frozenset(name for name, view in matrices.items() if not in_line(view, -1))
+    rights = right_factors(plan)
+    if turned & rights:  # beside each other they lie alike; one of a single line lies either way
+        turned |= frozenset(name for name, view in matrices.items() if name in rights and in_line(view, -2))
     if not turned <= layout.turned:
         return replace(layout, turned=layout.turned | turned)
     if not layout.split and any(not walks(plan, access, view) for access, view in here):
