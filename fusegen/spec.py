@@ -30,8 +30,9 @@ from fusegen.graph import LARGEST_SIZE, Extent, Graph, Kind, Node, Operator, Ten
 from fusegen.naming import hides_frame
 from fusegen.products import check_products
 from fusegen.trace import OPS, Value, caller, shown, tracing
-from fusegen.types import Dim, DType, Shape, TensorType, b8, f32, shape_text
+from fusegen.types import DTYPES, Dim, DType, Shape, TensorType, b8, f32, shape_text
 
+TYPES = f"an operand's type is one of {', '.join(DTYPES)}, with its sizes: x: f16[M, N]"
 NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -132,7 +133,8 @@ def signature_of(
     except FusegenError:
         raise
     except Exception as error:
-        raise SpecError(f"the annotations of {function.__name__} can't be evaluated: {error}", where) from error
+        said = f"the annotations of {function.__name__} can't be evaluated: {error}\n  {TYPES}"
+        raise SpecError(said, where) from error
     types: dict[str, TensorType] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.default is not parameter.empty:
@@ -398,6 +400,8 @@ def next_step(error: BaseException) -> str:
     said = str(error)
     if isinstance(error, ImportError) and error.name == ops.__name__ and (missing := re.search(r"'(\w+)'", said)):
         return f"\n  {ops.advice(missing[1])}"
+    if isinstance(error, ImportError) and error.name == "fusegen":
+        return f"\n  {TYPES}"
     if isinstance(error, ImportError):
         return "\n  a spec is run as a file by itself: what it imports is installed, or in a folder on PYTHONPATH"
     if isinstance(error, TypeError):
@@ -409,4 +413,8 @@ def next_step(error: BaseException) -> str:
             return f"\n  it is called as F.{called[1]}({words})"
         if "does not support ufuncs" in said:
             return "\n  numpy's functions don't take traced values; use fusegen.ops, as in F.exp(x)"
+        if said.endswith("not Value"):
+            return "\n  another library's functions don't take traced values; use fusegen.ops, as in F.exp(x)"
+        if "not subscriptable" in said:
+            return f"\n  {TYPES}"
     return ""

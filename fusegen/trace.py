@@ -13,6 +13,7 @@ import contextlib
 import functools
 import math
 import os
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -459,19 +460,39 @@ def node_of(op: Op, argument: Any, operator: Operator) -> Node:
         return argument.node
     if isinstance(argument, Transposed):
         raise SpecError(f"{op.name}: found a transposed operand: {ONLY_FACTOR}", operator.where)
-    if (np := sys.modules.get("numpy")) is not None and isinstance(argument, np.generic):
-        argument = argument.item()
+    argument = python_number(argument)
     if isinstance(argument, bool):
         return Node(OPS["literal"], (), (), b8, operator, literal=argument)
     if isinstance(argument, int):
         return Node(OPS["literal"], (), (), i32, operator, literal=argument)
     if isinstance(argument, float):
-        return Node(OPS["literal"], (), (), f32, operator, literal=float(argument))
+        return f32_literal(argument, operator)
     if isinstance(argument, Dim):
         raise SpecError(f"{op.name}: {argument} is a dim; F.size({argument}) is its number", operator.where)
+    advice = "\n  pass an array as an operand: a parameter with a type" if hasattr(argument, "shape") else ""
     raise SpecError(
-        f"{op.name}: {type(argument).__name__} {argument!r} is neither a traced value nor a number", operator.where
+        f"{op.name}: {type(argument).__name__} {argument!r:.80} is neither a traced value nor a number{advice}",
+        operator.where,
     )
+
+
+def python_number(argument: Any) -> Any:
+    """A scalar of numpy's as a Python number; anything else as it is."""
+    np = sys.modules.get("numpy")
+    return argument.item() if np is not None and isinstance(argument, np.generic) else argument
+
+
+def f32_literal(value: Number, operator: Operator) -> Node:
+    """A number as a literal. Raises SpecError where f32 would make a finite one infinite."""
+    try:
+        struct.pack("<f", float(value))
+    except OverflowError:
+        raise SpecError(
+            f"the literal {value!r:.40} is beyond f32, which holds magnitudes up to {f32.largest:.8g}\n"
+            "  write float('inf') for an infinity, or scale in two steps",
+            operator.where,
+        ) from None
+    return Node(OPS["literal"], (), (), f32, operator, literal=float(value))
 
 
 def promote(op: Op, values: list[Node], operator: Operator) -> list[Node]:
@@ -501,12 +522,13 @@ def to_f32(node: Node, operator: Operator) -> Node:
     if node.dtype is f32:
         return node
     if node.literal is not None:
-        return Node(OPS["literal"], (), (), f32, operator, literal=float(node.literal))
+        return f32_literal(node.literal, operator)
     return Node(OPS["to_f32"], (node,), node.shape, f32, operator)
 
 
 def power(x: Value, exponent: Any) -> Value:
     """x ** number. Small whole exponents become products, 0.5 a square root."""
+    exponent = python_number(exponent)
     if isinstance(exponent, bool) or not isinstance(exponent, (int, float)) or not math.isfinite(exponent):
         what = repr(exponent) if isinstance(exponent, Value) else f"{type(exponent).__name__} {exponent!r}"
         raise SpecError(

@@ -396,6 +396,8 @@ def test_broken_files_give_a_sentence(tmp_path: Path, text: str, words: str) -> 
         ("F.row_index()", r"it is called as F.row_index\(x\)"),
         ("F.softmax(x, dim=-1)", r"it is called as F.softmax\(x, axis=-1\)"),
         ("np.exp(x)", "numpy's functions don't take traced values"),
+        ("bytes.fromhex(x)", "another library's functions don't take traced values"),
+        ("float[x]", "an operand's type is one of f16, bf16, f32, i32, b8"),
     ],
 )
 def test_python_type_errors_say_how_it_is_written(tmp_path: Path, body: str, words: str) -> None:
@@ -412,6 +414,37 @@ def test_a_place_is_found_whatever_the_path_looks_like(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1 / 0\n")
     with pytest.raises(SpecError, match=r"bad.py:1: ZeroDivisionError"):
         load_chains(tmp_path / "deeper" / ".." / "bad.py")
+
+
+@pytest.mark.parametrize("head", ["from fusegen import f8", "f8 = None", "from __future__ import annotations"])
+def test_an_unknown_type_is_answered_with_those_there_are(tmp_path: Path, head: str) -> None:
+    text = "from fusegen import chain, dims, f16\nM, N = dims('M N')\n"
+    text += "@chain(M=8, N=16)\ndef spec(x: f8[M, N]) -> f16[M, N]:\n    return x * 2\n"
+    (tmp_path / "bad.py").write_text(f"{head}\n{text}")
+    with pytest.raises(RequestError, match="an operand's type is one of f16, bf16, f32, i32, b8"):
+        load_chains(tmp_path / "bad.py")
+
+
+@pytest.mark.parametrize("number", [1e39, -3.5e38, 10**400, np.float64(1e300)], ids=lambda n: str(n)[:9])
+def test_a_literal_that_f32_would_make_infinite_is_refused(number: float) -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x * number
+
+    assert "is beyond f32, which holds magnitudes up to 3.4028235e+38" in wrong(spec)
+
+
+def test_literals_may_be_infinite_the_largest_or_numpys() -> None:
+    def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
+        return F.maximum(x, -float("inf")) + F.minimum(x, 3.4028235e38) * y ** untyped(np.float32(2))
+
+    build(spec)
+
+
+def test_an_array_is_no_literal() -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return x * untyped(np.ones(16))
+
+    assert "pass an array as an operand: a parameter with a type" in wrong(spec)
 
 
 def test_a_chain_is_no_function_to_call() -> None:
