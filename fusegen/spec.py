@@ -376,8 +376,10 @@ def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
     except (Exception, SystemExit) as error:  # a spec that calls sys.exit() is wrong; fusegen goes on
         if isinstance(error, ValueError) and "null bytes" in str(error):  # a SyntaxError from Python 3.11.4 on
             raise SpecError(f"not Python: {error}", Where(str(file), 0)) from error
-        said = f"{type(error).__name__} while the spec ran: {error}{next_step(error)}"
-        raise SpecError(said, where_in(file, error)) from error
+        where = where_in(file, error)
+        if isinstance(error, OSError) and not where.line:  # of the file itself
+            raise RequestError(f"{file} can't be read: {error.strerror or error}") from error
+        raise SpecError(f"{type(error).__name__} while the spec ran: {error}{next_step(error)}", where) from error
     finally:
         sys.modules.pop(label, None)
     found = tuple({id(v): v for v in vars(module).values() if isinstance(v, Chain)}.values())

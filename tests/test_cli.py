@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -516,6 +517,27 @@ def test_bad_usage_is_exit_2(run: Run, words: tuple[str, ...]) -> None:
     error = document(result, code=2)["error"]
     assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
     assert error["message"] in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_what_memory_cannot_hold_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 52.2 GiB")
+
+    monkeypatch.setattr("fusegen.cli.builds.validate_one", full)
+    message = error_of(run("validate", "chains.py", "--target", "cuda", "--on", "emulator"), 3)
+    assert "Unable to allocate 52.2 GiB\n  ask for smaller sizes with --set" in message
+
+
+def test_a_spec_that_cannot_be_read_has_not_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = SourceFileLoader.get_data
+
+    def refused(self: SourceFileLoader, path: str) -> bytes:
+        if path.endswith("chains.py"):
+            raise PermissionError(13, "Permission denied", path)
+        return read(self, path)
+
+    monkeypatch.setattr(SourceFileLoader, "get_data", refused)
+    assert error_of(run("plan", "chains.py"), 2).startswith("chains.py can't be read: Permission denied")
 
 
 def test_an_unexpected_exception_is_called_a_bug(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
 import typer
 from typer.core import TyperGroup
 
-from fusegen.errors import FusegenError
+from fusegen.errors import FusegenError, MissingError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -50,7 +50,8 @@ def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, Non
             code = function(*args, **kwargs)
             with going_out():
                 sys.stdout.flush()
-        except FusegenError as error:
+        except (FusegenError, MemoryError) as caught:
+            error = caught if isinstance(caught, FusegenError) else no_memory(caught)
             complain(f"{error}\n")
             if kwargs.get("as_json"):
                 print_error(type(error).__name__, str(error), error.exit_code)
@@ -68,6 +69,11 @@ def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, Non
             raise typer.Exit(code)
 
     return run
+
+
+def no_memory(error: MemoryError) -> MissingError:
+    found = f"this machine's memory can't hold what that takes: {str(error) or 'out of memory'}"
+    return MissingError(f"{found}\n  ask for smaller sizes with --set")
 
 
 @contextmanager
