@@ -316,6 +316,15 @@ def test_wrong_dtype_says_how_to_convert() -> None:
         check_dtypes(bias_add.graph, views)
 
 
+def test_a_wrong_output_is_not_to_be_copied() -> None:
+    x, bias = made(f16, 4, 64), made(f16, 64)
+    with pytest.raises(ArgumentError, match=r"out holds f32, and bias_add writes f16\[M, N\]\n  pass an out= of that"):
+        check_dtypes(bias_add.graph, {"x": x, "bias": bias, "out": made(f32, 4, 64)})
+    turned = replace(made(f16, 4, 64), strides=(1, 4))
+    with pytest.raises(ArgumentError, match=r"and a kernel writes rows whose.*\n  pass an out= of that"):
+        check_strides(planned(bias_add), {"x": x, "bias": bias, "out": turned})
+
+
 def test_two_places() -> None:
     views = {"x": made(f16, 4, 64), "bias": replace(made(f16, 64), device=("cuda", 1))}
     with pytest.raises(ArgumentError, match="x is on the CPU and bias on cuda:1"):

@@ -119,15 +119,21 @@ def measure_tensor(
 # ---------------------------------------------------------------- dtype, place, strides, overlap
 
 
+FRESH = "pass an out= of that type and with contiguous rows, or leave it away"
+
+
 def check_dtypes(graph: Graph, views: Views) -> None:
     """Every array holds what the chain declares."""
     for tensor in (*graph.inputs, *graph.outputs):
         view = views.get(tensor.name)
-        if view is not None and view.dtype != tensor.dtype:
-            raise ArgumentError(
-                f"{tensor.name} holds {view.dtype}, and {graph.name} takes {tensor.type}\n"
-                f"  pass {advice(tensor.name, view.library, 'cast', tensor.dtype)}"
-            )
+        if view is None or view.dtype == tensor.dtype:
+            continue
+        if tensor in graph.outputs:  # a converted copy would be written, and lost
+            raise ArgumentError(f"{tensor.name} holds {view.dtype}, and {graph.name} writes {tensor.type}\n  {FRESH}")
+        raise ArgumentError(
+            f"{tensor.name} holds {view.dtype}, and {graph.name} takes {tensor.type}\n"
+            f"  pass {advice(tensor.name, view.library, 'cast', tensor.dtype)}"
+        )
 
 
 def one_place(views: Views) -> Place:
@@ -155,8 +161,8 @@ def check_strides(plan: Plan, views: Views) -> None:
         elif access.by_column and not in_line(view, -1):
             raise ArgumentError(
                 f"{access.tensor} has a stride of {view.strides[-1]} elements along its last axis, "
-                "and a kernel reads rows whose elements are next to each other\n"
-                f"  pass {advice(access.tensor, view.library, 'contiguous')}"
+                f"and a kernel {'writes' if access.output else 'reads'} rows whose elements are next to each other\n"
+                f"  {FRESH if access.output else 'pass ' + advice(access.tensor, view.library, 'contiguous')}"
             )
 
 
