@@ -52,6 +52,14 @@ def test_same_plan_same_text(target: Target) -> None:
         assert render(plan(spec.graph, target)).text == render(plan(spec.graph, target)).text
 
 
+def test_no_function_of_a_kernel_has_a_parameter_that_it_does_not_use(target: Target) -> None:
+    function = re.compile(r"^( *)const auto (\w+) = \[&\]\((.*?)\).*? \{\n(.*?)^\1\};", re.MULTILINE | re.DOTALL)
+    for spec in SPECS:
+        for _, name, parameters, body in function.findall(render(plan(spec.graph, target)).text):
+            for parameter in re.findall(r"\w+$|\w+(?=,)", parameters):
+                assert re.search(rf"\b{parameter}\b", body), f"{spec.name}: {name} has no use for {parameter}"
+
+
 def test_every_load_of_a_whole_vector_is_issued_before_the_first_use() -> None:
     """A load with a branch of its own would wait for the one before it, where halves are taken apart on arrival."""
     flat = render(plan(ALL["swiglu_elementwise"].graph, H200)).text

@@ -120,7 +120,7 @@ gemm_bias_gelu(
   const int w_to = 2048 + place<4>(w_n, w_k);
   Vec<__bf16, 8> x_held[1];
   Vec<__bf16, 8> w_held[1];
-  const auto fetch_slice = [&](int step) {
+  const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 1; ++v) {
       x_held[v] = load_chunk<8>(x_from, x_m < rows_here ? 8 : 0);
@@ -169,7 +169,7 @@ gemm_bias_gelu(
     }
   };
 
-  fetch_slice(0);
+  fetch_slice();
   prepare_slice(0);
   __syncthreads();
   load_parts(0, 0, 0);
@@ -186,7 +186,7 @@ gemm_bias_gelu(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        fetch_slice(step + 1);
+        fetch_slice();
       }
       multiply(k % 2);
     }

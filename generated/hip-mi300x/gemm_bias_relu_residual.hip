@@ -116,7 +116,7 @@ gemm_bias_relu_residual(
   const _Float16* w_from = w_ptr + (w_k) * w_pitch + col0 + w_n;
   Vec<_Float16, 8> x_held[2];
   Vec<_Float16, 8> w_held[2];
-  const auto fetch_slice = [&](int step) {
+  const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
@@ -166,7 +166,7 @@ gemm_bias_relu_residual(
     }
   };
 
-  fetch_slice(0);
+  fetch_slice();
   prepare_slice(0);
   __syncthreads();
   load_parts(0, 0, 0);
@@ -183,7 +183,7 @@ gemm_bias_relu_residual(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        fetch_slice(step + 1);
+        fetch_slice();
       }
       multiply(k % 2);
     }

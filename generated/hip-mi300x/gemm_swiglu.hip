@@ -131,7 +131,7 @@ gemm_swiglu(
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> w_gate_held[1];
   Vec<__bf16, 8> w_up_held[1];
-  const auto fetch_slice = [&](int step) {
+  const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
@@ -196,7 +196,7 @@ gemm_swiglu(
     }
   };
 
-  fetch_slice(0);
+  fetch_slice();
   prepare_slice(0);
   __syncthreads();
   load_parts(0, 0, 0);
@@ -213,7 +213,7 @@ gemm_swiglu(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        fetch_slice(step + 1);
+        fetch_slice();
       }
       multiply(k % 2);
     }

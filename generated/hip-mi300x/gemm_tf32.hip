@@ -120,7 +120,7 @@ gemm_tf32(
   const int w_to = 1024 + place<4>(w_n, w_k);
   Vec<float, 4> x_held[1];
   Vec<float, 4> w_held[1];
-  const auto fetch_slice = [&](int step) {
+  const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 1; ++v) {
       x_held[v] = load_chunk<4>(x_from, x_m < rows_here ? 4 : 0);
@@ -169,7 +169,7 @@ gemm_tf32(
     }
   };
 
-  fetch_slice(0);
+  fetch_slice();
   prepare_slice(0);
   __syncthreads();
   load_parts(0, 0, 0);
@@ -186,7 +186,7 @@ gemm_tf32(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        fetch_slice(step + 1);
+        fetch_slice();
       }
       multiply(k % 2);
     }

@@ -120,7 +120,7 @@ qkv(
   const int right_to = 2048 + place<4>(right_n, right_k);
   Vec<__bf16, 8> x_held[1];
   Vec<__bf16, 8> right_held[1];
-  const auto fetch_slice = [&](int step) {
+  const auto fetch_slice = [&]() {
     #pragma unroll
     for (int v = 0; v < 1; ++v) {
       x_held[v] = load_chunk<8>(x_from, x_m < rows_here ? 8 : 0);
@@ -169,7 +169,7 @@ qkv(
     }
   };
 
-  fetch_slice(0);
+  fetch_slice();
   prepare_slice(0);
   __syncthreads();
   load_parts(0, 0, 0);
@@ -186,7 +186,7 @@ qkv(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        fetch_slice(step + 1);
+        fetch_slice();
       }
       multiply(k % 2);
     }
