@@ -15,19 +15,16 @@ from fusegen.planner.density import candidates_of
 from fusegen.planner.duration import (
     COPY_SHARE,
     DIVISION,
-    ISSUE,
     LAUNCH_US,
     MOVE,
     OVERLAP,
     SINGLE,
-    SM_GBS,
     STEP,
     THREAD,
     Work,
-    resident_blocks,
     width_share,
 )
-from fusegen.planner.holding import ENTRY, WORD, power_from, reaching
+from fusegen.planner.holding import ENTRY, WORD, cost_by, power_from, reaching, taken, waiting_us
 from fusegen.planner.model import Cost, Selection, Tile, Traffic
 from fusegen.targets.base import Target
 
@@ -185,37 +182,22 @@ def fits(selection: Selection, tile: Tile, target: Target, cols: int) -> bool:
 def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, moved: Traffic, registers: int) -> Cost:
     """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
     tile = work.tile
-    resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
     choice = expected(selection, tile, graph.cols)
-    again = read_again(target, graph, work, selection, choice, resident)
-    memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work, chosen=True))
-    per_us = target.fp32_tflops * 1e6 / 2
     thread = instructions(graph, work, selection, choice, target.warp)
-    issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
-    there = min(resident, -(-work.blocks // target.sms)) * tile.threads / target.warp  # warps of an SM
-    cycles = ALONE_CYCLES + there / target.schedulers_per_sm
-    alone_us = waits(work, selection) + moved.moved / work.blocks / (SM_GBS * 1e3)
-    own_us = thread * cycles * target.sms * target.f32_lanes / per_us
-    alone_us += own_us
-    waves = max(1.0, work.blocks / target.sms / resident)
-    waiting_us = (waves + math.ceil(waves)) / 2 * alone_us  # blocks of the last wave need not start together
+    blocks = taken(target, work, moved, registers, thread, waits(work, selection), ALONE_CYCLES)
+    again = read_again(target, graph, work, selection, choice, blocks.resident)
+    memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work, chosen=True))
+    waves = max(1.0, work.blocks / target.sms / blocks.resident)
+    waits_us = waiting_us(waves, blocks)
     if tile.cluster > 1 and waves > 1:
-        waiting_us *= CLUSTERED
-    if target.shared_per_sm > LITTLE_SHARED and share_of_shared(target, work, resident) > ROOMY:
+        waits_us *= CLUSTERED
+    if target.shared_per_sm > LITTLE_SHARED and share_of_shared(target, work, blocks.resident) > ROOMY:
         memory_us *= CROWDED
-        waiting_us *= CROWDED
-    norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
-    first = sum(load.access.dtype.bytes for load in work.stages[-1].loads)
+        waits_us *= CROWDED
+    norm = (memory_us**OVERLAP + blocks.issue_us**OVERLAP + waits_us**OVERLAP) ** (1 / OVERLAP)
     at_once = tile.per_thread if selection.by == "team" else selection.turn
-    return Cost(
-        traffic=moved,
-        floor_us=max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6)),
-        time_us=LAUNCH_US + norm + LAST * own_us,
-        bound="memory" if memory_us >= issue_us else "instruction",
-        in_flight_bytes=resident * tile.threads * at_once * tile.vector * first,
-        registers=registers,
-        blocks_per_sm=resident,
-    )
+    time_us = LAUNCH_US + norm + LAST * blocks.own_us
+    return cost_by(target, work, moved, registers, blocks, memory_us, time_us, at_once)
 
 
 def share_of_shared(target: Target, work: Work, resident: int) -> float:

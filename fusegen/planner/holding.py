@@ -128,27 +128,60 @@ def cost_of(
 ) -> Cost:
     """Of blocks that hold their rows, a thread of which has so many instructions, and which wait so long beside."""
     tile = work.tile
-    resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
-    per_us = target.fp32_tflops * 1e6 / 2
+    blocks = taken(target, work, moved, registers, thread, waits_us, pace.alone_cycles)
     share = min(side_steps(access) for access in work.accesses)
     memory_us = moved.moved / (target.dram_gbs * COPY_SHARE * 1e3 * share)
-    issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
-    there = min(resident, -(-work.blocks // target.sms)) * tile.threads / target.warp  # warps of an SM
-    cycles = pace.alone_cycles + there / target.schedulers_per_sm
-    alone_us = waits_us + moved.moved / work.blocks / (SM_GBS * 1e3)
-    alone_us += thread * cycles * target.sms * target.f32_lanes / per_us
-    waves = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident)
-    waiting_us = (waves + math.ceil(waves)) / 2 * alone_us  # the last wave's blocks start before those before them end
-    limits = (memory_us, issue_us, waiting_us)
+    waves = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / blocks.resident)
+    limits = (memory_us, blocks.issue_us, waiting_us(waves, blocks))
+    time_us = pace.launch_us + sum(us**pace.overlap for us in limits) ** (1 / pace.overlap)
+    return cost_by(target, work, moved, registers, blocks, memory_us, time_us, tile.per_thread)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What the blocks of a launch take, in microseconds."""
+
+    resident: int  # blocks of an SM
+    issue_us: float  # all their instructions, of all schedulers
+    own_us: float  # its instructions, of one block,
+    alone_us: float  # and all that it takes when nothing else runs
+
+
+def taken(
+    target: Target, work: Work, moved: Traffic, registers: int, thread: float, waits_us: float, alone_cycles: float
+) -> Taken:
+    """By blocks, a thread of which has so many instructions, each of so many cycles when its scheduler has no other
+    warp, and which wait so long beside."""
+    threads = work.tile.threads
+    resident = max(1, resident_blocks(target, threads, registers, work.shared_bytes))
+    per_us = target.fp32_tflops * 1e6 / 2
+    there = min(resident, -(-work.blocks // target.sms)) * threads / target.warp  # warps of an SM
+    cycles = alone_cycles + there / target.schedulers_per_sm
+    own_us = thread * cycles * target.sms * target.f32_lanes / per_us
+    alone_us = waits_us + moved.moved / work.blocks / (SM_GBS * 1e3) + own_us
+    return Taken(resident, ISSUE * work.blocks * threads * thread / per_us, own_us, alone_us)
+
+
+def waiting_us(waves: float, blocks: Taken) -> float:
+    """Of so many waves of blocks one after another: the last wave's start before those before them end."""
+    return (waves + math.ceil(waves)) / 2 * blocks.alone_us
+
+
+def cost_by(
+    target: Target, work: Work, moved: Traffic, registers: int, blocks: Taken, memory_us: float, time_us: float,
+    at_once: int,
+) -> Cost:  # fmt: skip
+    """Where a thread has the loads of `at_once` vectors on their way."""
+    tile = work.tile
     first = sum(load.access.dtype.bytes for load in work.stages[-1].loads)
     return Cost(
         traffic=moved,
         floor_us=max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6)),
-        time_us=pace.launch_us + sum(us**pace.overlap for us in limits) ** (1 / pace.overlap),
-        bound="memory" if memory_us >= issue_us else "instruction",
-        in_flight_bytes=resident * tile.threads * tile.per_thread * tile.vector * first,
+        time_us=time_us,
+        bound="memory" if memory_us >= blocks.issue_us else "instruction",
+        in_flight_bytes=blocks.resident * tile.threads * at_once * tile.vector * first,
         registers=registers,
-        blocks_per_sm=resident,
+        blocks_per_sm=blocks.resident,
     )
 
 
