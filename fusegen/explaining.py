@@ -78,7 +78,7 @@ def product_sections(plan: Plan) -> tuple[Section, ...]:
 def products(plan: Plan) -> list[str]:
     graph = plan.lowered
     names, parts = value_names(graph), split(graph)
-    scales = [names[n] for n in hoisted_scales(plan.graph, graph) if n in names]
+    scales = [names[n] for n in hoisted_scales(graph) if n in names]
     lines = []
     for product in parts.products:
         sides = [side_text(factor, graph) for factor in (product.left, product.right)]

@@ -84,16 +84,16 @@ def roofline(benches: Sequence[Bench], file: Path) -> None:
     with plt.rc_context(style):
         figure, axes = plt.subplots(figsize=(9.6, 6.2), layout="constrained")
         try:
-            span = draw_roofs(axes, benches[0], points)
+            draw_roofs(axes, benches[0], points)
             draw_points(axes, points, len(benches))
-            frame(axes, benches, span)
+            frame(axes, benches)
             figure.savefig(file, dpi=180, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
         finally:
             plt.close(figure)
 
 
-def draw_roofs(axes: Any, bench: Bench, points: Sequence[Point]) -> tuple[float, float]:
-    """The ceilings over the span of intensities that is shown, which is returned."""
+def draw_roofs(axes: Any, bench: Bench, points: Sequence[Point]) -> None:
+    """The ceilings over the span of intensities that is shown."""
     low = min(p.intensity for p in points) / 2
     ridge = bench.sheet_tflops * 1e3 / bench.copy_gbs
     high = max(max(p.intensity for p in points) * 2, ridge * 2.5)
@@ -116,7 +116,6 @@ def draw_roofs(axes: Any, bench: Bench, points: Sequence[Point]) -> tuple[float,
         f"f32, data sheet: {top:.0f} TFLOP/s", (high, top), xytext=(-6, 6), textcoords="offset points", ha="right",
         color=INK, fontsize=9,
     )  # fmt: skip
-    return low, high
 
 
 def draw_points(axes: Any, points: Sequence[Point], benches: int) -> None:
@@ -155,7 +154,7 @@ def label_heights(axes: Any, points: Sequence[Point], apart: float = 12.0) -> li
     return found
 
 
-def frame(axes: Any, benches: Sequence[Bench], span: tuple[float, float]) -> None:
+def frame(axes: Any, benches: Sequence[Bench]) -> None:
     first = benches[0]
     title = first.chain if len(benches) == 1 else f"{len(benches)} chains"
     axes.set_title(f"{title} on {first.device}", loc="left", fontsize=12, fontweight="bold", pad=22)

@@ -125,7 +125,7 @@ def merged_room(limit: int, warps: int, cluster: int) -> int:
     return power_from(cluster * (limit + warps))
 
 
-def picker_bytes(selection: Selection, tile: Tile, warp: int, cols: int) -> int:
+def picker_bytes(selection: Selection, tile: Tile, warp: int) -> int:
     """Of the struct Picker in templates/parts/picking.j2."""
     if selection.by == "team":
         keys = tile.per_thread * tile.threads_per_row * tile.vector
@@ -175,15 +175,15 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
     return Choice(cols, passing, math.ceil(max(0.0, over) / (selection.entries - selection.limit)))
 
 
-def fits(selection: Selection, tile: Tile, target: Target, cols: int) -> bool:
-    return picker_bytes(selection, tile, target.warp, cols) + 1024 <= target.shared_bytes
+def fits(selection: Selection, tile: Tile, target: Target) -> bool:
+    return picker_bytes(selection, tile, target.warp) + BLOCK_BYTES <= target.shared_bytes
 
 
 def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, moved: Traffic, registers: int) -> Cost:
     """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
     tile = work.tile
     choice = expected(selection, tile, graph.cols)
-    thread = instructions(graph, work, selection, choice, target.warp)
+    thread = instructions(graph, work, selection, choice)
     blocks = taken(target, work, moved, registers, thread, waits(work, selection), ALONE_CYCLES)
     again = read_again(target, graph, work, selection, choice, blocks.resident)
     memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work, chosen=True))
@@ -215,7 +215,7 @@ def read_again(target: Target, graph: Graph, work: Work, selection: Selection, c
     return missing * graph.rows * choice.candidates * selection.note * len(selection.loads) * AGAIN_BYTES
 
 
-def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice, warp: int) -> float:
+def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice) -> float:
     """Of one thread."""
     tile = work.tile
     issued = {name: node.op.issued for node, name in value_names(graph).items()}

@@ -172,7 +172,7 @@ def product_rounding(graph: Graph, target: Target) -> tuple[str, ...]:
             if not plain(factor.node):
                 lines.append(f"{text_of(factor, lowered)} to {factor.dtype} before it is multiplied")
     if lowered is not graph and lines:
-        moved = ", ".join(dict.fromkeys(names[n] for n in hoisted_scales(graph, lowered) if n in names))
+        moved = ", ".join(dict.fromkeys(names[n] for n in hoisted_scales(lowered) if n in names))
         lines = [f"{line}, and only then scaled by {moved}" for line in dict.fromkeys(lines)] if moved else lines
     if f32 in lowered.factor_types.values() and not target.multiplies_f32:
         lines.append("factors to the nearest tf32, 11 significant bits")
@@ -188,8 +188,8 @@ def text_of(factor: Factor, graph: Graph) -> str:
     return names[node]
 
 
-def hoisted_scales(graph: Graph, lowered: Graph) -> tuple[Node, ...]:
-    """The scales that ride in the epilogue of `lowered`, where `graph` has them before its products."""
+def hoisted_scales(lowered: Graph) -> tuple[Node, ...]:
+    """The scales that ride in the epilogue of `lowered`, and that its author wrote before the products."""
     found = []
     for product in lowered.products:
         node = product

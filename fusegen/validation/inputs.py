@@ -99,7 +99,7 @@ def make_operands(
     for tensor in graph.inputs:
         shape = tuple(size_of(size, sizes) for size in tensor.shape)
         cols = shape[-1] if shape else 1
-        safe = safe_magnitude(graph, tensor.dtype, cols)
+        safe = safe_magnitude(tensor.dtype, cols)
         room = Room(rng, math.prod(shape[:-1]), cols, tensor.dtype, safe, graph.picks)
         if tensor in mains:
             place = mains.index(tensor)

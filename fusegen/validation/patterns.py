@@ -219,7 +219,7 @@ def by_tf32(graph: Graph) -> bool:
     return f32 in graph.factor_types.values()
 
 
-def safe_magnitude(graph: Graph, dtype: DType, cols: int) -> float:
+def safe_magnitude(dtype: DType, cols: int) -> float:
     """Where row sums of squares of a few such operands still fit f32."""
     return float(min(dtype.largest / 16, np.sqrt(f32.largest / max(1, cols)) / 64))
 

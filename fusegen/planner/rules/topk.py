@@ -100,7 +100,7 @@ def by_team(draft: Draft) -> Iterator[Plan]:
         if few and per_thread * draft.vector <= most and draft.vectors > lanes // 2:
             tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
             chosen = selection_of(walks, graph.picks, "team")
-            if fits(chosen, tile, target, graph.cols):
+            if fits(chosen, tile, target):
                 yield candidate(draft, walks, tile, chosen)
         lanes //= 2
 
@@ -114,7 +114,7 @@ def by_threshold(draft: Draft) -> Iterator[Plan]:
             for cluster in clusters(target):
                 if tile := tile_of(draft, threads, turn, cluster):
                     chosen = threshold_of(walks, graph, tile, turn, target)
-                    if chosen and fits(chosen, tile, target, graph.cols):
+                    if chosen and fits(chosen, tile, target):
                         yield candidate(draft, walks, tile, chosen)
 
 
@@ -190,7 +190,7 @@ def threshold_of(walks: Picking, graph: Graph, tile: Tile, turn: int, target: Ta
     )
     if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
         return chosen
-    shared = picker_bytes(chosen, tile, target.warp, graph.cols)  # which may have room for fewer than registers have
+    shared = picker_bytes(chosen, tile, target.warp)  # which may have room for fewer than registers have
     blocks = resident_blocks(target, tile.threads, wanted_registers(chosen, tile), shared)
     return replace(chosen, resident=blocks) if blocks else None
 
@@ -218,7 +218,7 @@ def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> Ro
     plan = assemble(
         draft, walks.walks, tile, rule="topk", regime=regime, staging="registers" if team else "stream",
     )  # fmt: skip
-    shared = picker_bytes(chosen, tile, draft.target.warp, draft.graph.cols)
+    shared = picker_bytes(chosen, tile, draft.target.warp)
     read = tuple(a for a in draft.accesses if not a.output)
     work = Work(
         tile=tile,
