@@ -10,13 +10,13 @@ from typing import Any
 from fusegen.planner.heading import header_lines
 from fusegen.planner.model import Param, Plan, Statement
 from fusegen.planner.pieces import CTYPE
-from fusegen.prelude import WORD_FUNCTIONS
+from fusegen.prelude import SPECIAL_FUNCTIONS, WORD_FUNCTIONS
 from fusegen.targets.base import Spelling
 from fusegen.types import DType, b8, bf16, f16, i32
 
 UNROLL = "#pragma unroll"
 CONSTANTS = (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
-TESTED = ("round_f16", "round_bf16", "exponential", *WORD_FUNCTIONS)  # functions that expressions call by name
+TESTED = ("round_f16", "round_bf16", *SPECIAL_FUNCTIONS, *WORD_FUNCTIONS)  # functions that expressions call by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +73,27 @@ class Dialect:
         self.functions.update(name for name in TESTED if f"{name}(" in text)
         if "MaxSum" in self.functions:
             self.functions.add("exponential")
-        if "exponential" in self.functions:
-            self.functions.add("power_of_2")
+        self.functions.update(*(s.needs for name, s in SPECIAL_FUNCTIONS.items() if name in self.functions))
 
     def word_functions(self) -> list[Mapping[str, Any]]:
-        """The functions whose bodies the target spells, those that the text calls."""
-        return [
-            {"name": name, "what": what, "parameters": parameters, "body": self.spelling.functions[name]}
-            for name, (what, parameters) in WORD_FUNCTIONS.items()
-            if name in self.functions
-        ]
+        """The functions whose bodies the target spells and those made of them, as far as the text calls them."""
+        texts = [(name, *said, self.spelling.functions[name]) for name, said in WORD_FUNCTIONS.items()
+                 if name in self.functions]  # fmt: skip
+        texts += [(name, s.what, "float x", s.body) for name, s in SPECIAL_FUNCTIONS.items() if name in self.functions]
+        return [dict(zip(("name", "what", "parameters", "body"), text, strict=True)) for text in texts]
 
     def frame(self, plan: Plan, text: str) -> dict[str, Any]:
         """What stands around every kernel's body; `text`: all expressions, for the constants that they name."""
         conversions = self.spelling.to_float, self.spelling.from_float
+        functions = self.word_functions()
+        text = " ".join([text, *(line for f in functions for line in f["body"])])
         return {
             "p": plan,
             "t": Words(plan.target.warp, self.spelling.barrier),
             "header": header_lines(plan),
             "constants": [(name, bits) for name, bits in CONSTANTS if re.search(rf"\b{name}\b", text)],
             "round_trip": {d.name: conversions[0][d].format(conversions[1][d].format("x")) for d in (f16, bf16)},
-            "word_functions": self.word_functions(),
+            "word_functions": functions,
             "function": self.spelling.functions,
             "signature": [self.parameter(p) for p in plan.params],
         }

@@ -27,8 +27,8 @@ FRAME = frozenset(
     """row rows lane team tile tiles col v j base live start shift part partial shared warp threadIdx
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
     load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
-    row_max_sum row_welford partner exponential power_of_2 reciprocal element values at np math ml_dtypes bfloat16 erf
-    n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once load_where load_once_where words
+    row_max_sum row_welford partner exponential power_of_2 reciprocal log_2 element values at np math ml_dtypes bfloat16
+    erf n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once load_where load_once_where words
     copy_async commit_copies wait_copies joined
     Span phase load_span load_across load_first load_last store_across load_pieces load_kept copy_part copy_across
     head_of load_block load_kept_block load_shifted store_block store_row head edge

@@ -76,15 +76,21 @@ _map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="flo
 # 2 ulp (PTX ISA, ex2.approx.ftz); beyond |x| = 128 it is 0 or infinite like the true one
 _map("exp", 1, "np.exp({0})", "exponential({0})", "e ** x", takes="float", flops=4, slots=3, ulps=2.25,
      slopes=("{out}",), scale="{out} * (1 + 0.3 * np.minimum(np.abs({0}), 128))")  # fmt: skip
-_map("log", 1, "np.log({0})", "logf({0})", "natural logarithm", takes="float", flops=4, slots=24, ulps=3,
+_map("log", 1, "np.log({0})", "natural_log({0})", "natural logarithm", takes="float", flops=4, slots=13, ulps=3,
      slopes=("1 / np.abs({0})",))  # fmt: skip
+_map("log1p", 1, "np.log1p({0})", "log_1_plus({0})", "log(1 + x)", takes="float", flops=5, slots=9, ulps=4,
+     slopes=("1 / np.abs(1 + {0})",))  # fmt: skip
 _map("sqrt", 1, "np.sqrt({0})", "sqrtf({0})", "square root", takes="float", flops=4, slots=8, ulps=3,
      slopes=("0.5 / {out}",))  # fmt: skip
 _map("rsqrt", 1, "1 / np.sqrt({0})", "rsqrtf({0})", "1 / sqrt(x)", takes="float", flops=4, slots=5, ulps=3,
      slopes=("0.5 * {out} / np.abs({0})",))  # fmt: skip
-_map("tanh", 1, "np.tanh({0})", "tanhf({0})", "hyperbolic tangent", takes="float", flops=8, slots=14, ulps=5,
-     slopes=("1 - {out} * {out}",))  # fmt: skip
-_map("erf", 1, "erf({0})", "erff({0})", "error function", takes="float", flops=12, slots=20, ulps=16,
+_map("log_of_normal", 1, "np.log({0})", "log_of_normal({0})", "log of what is no subnormal number; planners choose it",
+     takes="float", flops=4, slots=9, ulps=3, slopes=("1 / np.abs({0})",))  # fmt: skip
+_map("tanh", 1, "np.tanh({0})", "hyperbolic_tangent({0})", "hyperbolic tangent", takes="float", flops=8, slots=13,
+     ulps=5, slopes=("1 - {out} * {out}",))  # fmt: skip
+_map("tanh_log1p", 1, "np.tanh(np.log1p({0}))", "tanh_of_log({0})", "tanh(log(1 + x)); planners choose it",
+     takes="float", flops=8, slots=8, ulps=4, slopes=("1.3 / np.maximum(1 + {0}, 1) ** 2",))  # fmt: skip
+_map("erf", 1, "erf({0})", "error_function({0})", "error function", takes="float", flops=12, slots=14, ulps=6,
      slopes=("1.1283791670955126 * np.exp(-{0} * {0})",))  # fmt: skip
 
 # ---- activations; the slope bounds hold for every x. reciprocal(x) is within 1 ulp (PTX ISA, rcp.approx.ftz); above
@@ -97,8 +103,8 @@ _map("silu", 1, "{0} / (1 + np.exp(-{0}))", "{0} * reciprocal(1.0f + exponential
      takes="float", flops=10, slots=7, ulps=5, slopes=("1.1",),
      scale="{out} * (1 + 0.2 * np.minimum(np.abs({0}), 128) / (1 + np.exp({0})))")  # fmt: skip
 _map("gelu_erf", 1, "0.5 * {0} * (1 + erf({0} * 0.7071067811865476))",
-     "0.5f * {0} * (1.0f + erff({0} * 0.707106781f))", "x * Phi(x), exact",
-     takes="float", flops=16, slots=26, ulps=11, scale="{0}", slopes=("1.13",))  # fmt: skip
+     "{0} * normal_cdf({0})", "x * Phi(x), exact",
+     takes="float", flops=16, slots=11, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
 _map("gelu_tanh", 1, "0.5 * {0} * (1 + np.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
      # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), with the factors -2 sqrt(2 / pi) log2(e) in the polynomial
      "{0} * reciprocal(1.0f + power_of_2({0} * (-2.30220819f - 0.102943240f * {0} * {0})))", "x * Phi(x) by tanh",
@@ -159,6 +165,11 @@ def exp(x: Value) -> Value:
 def log(x: Value) -> Value:
     """Natural logarithm; -inf at 0, NaN below."""
     return apply("log", x)
+
+
+def log1p(x: Value) -> Value:
+    """log(1 + x), as exact near 0 as x is; -inf at -1, NaN below."""
+    return apply("log1p", x)
 
 
 def sqrt(x: Value) -> Value:
@@ -520,10 +531,10 @@ PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUC
 COMPOSITES = (gelu, clip, mean, var, softmax, log_softmax, layernorm, rmsnorm, causal)
 SELECTIONS = (topk, argmax, take)
 FUNCTIONS = (
-    "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "square", "pow", "abs", "neg",
-    "minimum", "maximum", "clip", "logical_and", "logical_or", "logical_not", "where", "cast", "col_index", "row_index",
-    "size", "matmul", "sum", "max", "min", "mean", "var", "softmax", "log_softmax", "layernorm", "rmsnorm", "causal",
-    "topk", "argmax", "take",
+    "exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "square", "pow", "abs",
+    "neg", "minimum", "maximum", "clip", "logical_and", "logical_or", "logical_not", "where", "cast", "col_index",
+    "row_index", "size", "matmul", "sum", "max", "min", "mean", "var", "softmax", "log_softmax", "layernorm", "rmsnorm",
+    "causal", "topk", "argmax", "take",
 )  # fmt: skip
 
 

@@ -165,7 +165,7 @@ SIGNS: Mapping[str, Callable[..., Sign]] = {
     **dict.fromkeys(("exp", "sigmoid", "rsqrt", "size"), lambda *_: Sign.POSITIVE),
     **dict.fromkeys(("abs", "square", "sqrt", "relu"), at_least_zero),
     **dict.fromkeys(("col_index", "row_index", "to_b8"), lambda *_: Sign.NONNEGATIVE),
-    **dict.fromkeys(("sum", "max", "min", "to_f32", "minimum", "mul", "div"), lesser),
+    **dict.fromkeys(("sum", "max", "min", "to_f32", "minimum", "mul", "div", "log1p"), lesser),
     **dict.fromkeys(("round_f16", "round_bf16", "to_i32"), zero_at_most),  # a small positive number may become 0
     "add": total,
     "maximum": greater,

@@ -1,7 +1,12 @@
 """The functions that stand in front of a kernel: what they are called, and what each is for.
 
 Their texts are in templates/parts, but for those that a vendor's hardware has a word for: these are the target's
-(`Spelling.functions`).
+(`Spelling.functions`). What is made of such words stands here, beside its bound.
+
+A special function is as exact near its zero as elsewhere, which the words are not: log_2 is off by 2^-22 where it is
+next to nothing, 1 - e^x by half a place of 1. So each has two pieces, both of which are computed, and a selection, as
+no warp's lanes would agree on a branch. A polynomial is the one whose largest error, of the result, is the least
+(Lawson's algorithm, in double; its coefficients rounded); an error is counted in 2^-23 of the result, as `Op.ulps` is.
 """
 
 from __future__ import annotations
@@ -14,7 +19,87 @@ WORD_FUNCTIONS: Mapping[str, tuple[str, str]] = {
     "smaller": ("the smaller of two; NaN wins", "float a, float b"),
     "power_of_2": ("2^x, within 2 ulp; below 2^-126 it is 0", "float x"),
     "reciprocal": ("1 / x, within 1 ulp; above 2^126 it is 0", "float x"),
+    "log_2": ("log2(x) of no subnormal x: within 2^-22 from 1/2 to 2, within 2 ulp elsewhere", "float x"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A function of one f32, made of the words and of arithmetic: alike for every vendor."""
+
+    what: str
+    body: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+# ln x = (x - 1) y' / (e^y' - 1) with y' = ln x, and y' / (e^y' - 1) is smooth: 1 - y' / 2 and an even rest, so an error
+# of y' there is halved. With y = log2 x from -0.9 to 0.9 the rest is known to 0.8 ulp by two terms, and there the
+# product is within 2.9 ulp; beyond, where log_2 is off by 2^-22 / 0.9 of it at most, ln 2 y is. logf took 25
+# instructions and this takes 13, of which 4 are for subnormals, which ln(1 + x) needs as little as what is none.
+LOG_PIECES = (
+    "const float w = y * y;",
+    "const float near = {0} * fmaf(-0.34657359f, y, fmaf(fmaf(-0.000316441874f, w, 0.040036682f), w, 1.0f));",
+    "return fabsf(y) < 0.9f ? near : 0.693147181f * y;",
+)
+
+SPECIAL_FUNCTIONS: Mapping[str, Special] = {
+    "exponential": Special(
+        "e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0",
+        ("return power_of_2(1.44269504f * x);",), ("power_of_2",),
+    ),
+    "log_of_normal": Special(
+        "ln x of no subnormal x, within 3 ulp",
+        ("const float y = log_2(x);", *(line.format("(x - 1.0f)") for line in LOG_PIECES)), ("log_2",),
+    ),
+    "natural_log": Special(
+        "ln x, within 3 ulp",
+        ("const bool tiny = x < 1.17549435e-38f;",
+         "float y = log_2(tiny ? 16777216.0f * x : x);",
+         "if (tiny) y -= 24.0f;",
+         *(line.format("(x - 1.0f)") for line in LOG_PIECES)), ("log_2",),
+    ),
+    "log_1_plus": Special(
+        "ln(1 + x), within 4 ulp",
+        ("const float y = log_2(1.0f + x);", *(line.format("x") for line in LOG_PIECES)), ("log_2",),
+    ),
+    # the polynomial is off by 2.4 ulp at most; the other piece by 4.5 at 0.45, and by less beyond
+    "hyperbolic_tangent": Special(
+        "tanh x, within 5 ulp",
+        ("const float w = x * x;",
+         "const float near = x * fmaf(fmaf(fmaf(-0.0463219024f, w, 0.132466495f), w, -0.333304852f), w, 1.0f);",
+         "const float far = 1.0f - 2.0f * reciprocal(1.0f + power_of_2(2.88539008f * fabsf(x)));",
+         "return fabsf(x) < 0.45f ? near : copysignf(far, x);"), ("power_of_2", "reciprocal"),
+    ),
+    # e^(2 ln(1 + x)) - 1 = x (x + 2), without an exponential or a logarithm; 1e9 is as good as any more, whose square
+    # would have no reciprocal
+    "tanh_of_log": Special(
+        "tanh(ln(1 + x)), within 4 ulp",
+        ("const float y = smaller(x, 1e9f);",
+         "const float n = y * (y + 2.0f);",
+         "return x < -1.0f ? NAN : n * reciprocal(n + 2.0f);"), ("smaller", "reciprocal"),
+    ),
+    # log2 of 1 - erf x by a polynomial: of the result it is off by 1.5 ulp at most, and falls for ever; the other piece
+    # by 1.1 ulp
+    "error_function": Special(
+        "erf x, within 6 ulp",
+        ("const float t = fabsf(x);",
+         "const float w = t * t;",
+         "const float near = t * fmaf(fmaf(fmaf(-0.0243893117f, w, 0.112456292f), w, -0.376107335f), w, 1.12837899f);",
+         "float rest = fmaf(fmaf(-0.00246955547f, t, 0.0270251036f), t, -0.143506646f);",
+         "rest = fmaf(fmaf(fmaf(rest, t, -0.92332983f), t, -1.62579215f), t, -0.000342250249f);",
+         "const float far = 1.0f - power_of_2(rest);",
+         "return copysignf(t < 0.5f ? near : far, x);"), ("power_of_2",),
+    ),
+    # log2 of Phi(-|x|) by a polynomial: Phi is off by 2.8 * 2^-23 at most, and down to -8 by 2^-11 of itself
+    "normal_cdf": Special(
+        "Phi(x), within 5 * 2^-23",
+        ("const float t = fabsf(x);",
+         "float tail = fmaf(fmaf(fmaf(-1.22736037e-06f, t, 4.89666163e-05f), t, -0.000833088707f), t, 0.00816331804f);",
+         "tail = fmaf(fmaf(fmaf(fmaf(tail, t, -0.0533921272f), t, -0.458870947f), t, -1.15115058f), t, -0.999999046f);",
+         "const float below = power_of_2(tail);",
+         "return x < 0.0f ? below : 1.0f - below;"), ("power_of_2",),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

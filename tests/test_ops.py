@@ -41,6 +41,9 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "pow": lambda a, b: math.pow(a, b),
     "exp": math.exp,
     "log": math.log,
+    "log1p": math.log1p,
+    "log_of_normal": math.log,
+    "tanh_log1p": lambda a: 1 - 2 / ((1 + a) ** 2 + 1),
     "sqrt": math.sqrt,
     "rsqrt": lambda a: a**-0.5,
     "tanh": math.tanh,
@@ -61,7 +64,7 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "ne": lambda a, b: a != b,
 }
 SPECIAL = {"where", "logical_and", "logical_or", "logical_not", "round_f16", "round_bf16"}  # tested by name below
-POSITIVE = {"log", "sqrt", "rsqrt", "pow"}
+POSITIVE = {"log", "log1p", "log_of_normal", "tanh_log1p", "sqrt", "rsqrt", "pow"}
 
 
 def test_every_op_has_an_independent_meaning() -> None:
@@ -215,6 +218,9 @@ def map_chain(op: Op, cols: int) -> Chain:
     def power(x: f32[M, N]) -> f32[M, N]:
         return F.pow(F.abs(x) + 0.5, 1.7)
 
+    def normal(x: f32[M, N]) -> f32[M, N]:
+        return F.log(F.maximum(x, 1e-30))
+
     def to_i32(x: f32[M, N]) -> i32[M, N]:
         return F.cast(F.clip(x, -1e6, 1e6), i32)
 
@@ -227,6 +233,7 @@ def map_chain(op: Op, cols: int) -> Chain:
     named: dict[str, Callable[..., Any]] = {
         "where": where,
         "pow": power,
+        "log_of_normal": normal,
         "to_i32": to_i32,
         "to_b8": to_b8,
         "to_f32": to_f32,

@@ -91,6 +91,7 @@ SPELLING = Spelling(
     functions={
         "power_of_2": ("float y;", 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "return y;"),
         "reciprocal": ("float y;", 'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "return y;"),
+        "log_2": ("float y;", 'asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "return y;"),
         "larger": ("float y;", 'asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));', "return y;"),
         "smaller": ("float y;", 'asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));', "return y;"),
         "forget": ('asm volatile("" : "+r"(words[i]));',),

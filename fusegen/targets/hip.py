@@ -56,11 +56,12 @@ SPELLING = Spelling(
     warp_barrier="__syncthreads();",  # ROCm has no word for less; teams of one wave take equally many steps
     shuffle_xor="__shfl_xor({0}, {1})",  # the _sync form of ROCm 7 wants a 64-bit mask, and ROCm 6 has none
     shuffle="__shfl({0}, {1}, {2})",
-    # v_exp_f32 and v_rcp_f32, 1 ulp each ("CDNA 3 instruction set", VOP1); v_max_f32 drops a NaN, so the larger is a
-    # comparison and a selection
+    # v_exp_f32, v_rcp_f32 and v_log_f32, 1 ulp each ("CDNA 3 instruction set", VOP1); v_max_f32 drops a NaN, so the
+    # larger is a comparison and a selection
     functions={
         "power_of_2": ("return __builtin_amdgcn_exp2f(x);",),
         "reciprocal": ("return __builtin_amdgcn_rcpf(x);",),
+        "log_2": ("return __builtin_amdgcn_logf(x);",),
         "larger": ("return a > b || a != a ? a : b;",),
         "smaller": ("return a < b || a != a ? a : b;",),
         "ballot": ("__ballot(says)",),
