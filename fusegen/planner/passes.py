@@ -9,15 +9,17 @@ from dataclasses import replace
 from fusegen.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
 from fusegen.ordering import along_row, order_by_keys, with_nodes
 from fusegen.trace import OPS
-from fusegen.types import DType, b8, f32, i32
+from fusegen.types import DType, b8, f16, f32, i32
 
 
 def simplify(graph: Graph) -> Graph:
     """The graph that rules plan: every pass, in order."""
     shared = share_common(graph)
-    if shared.selection is None:
-        return shared
-    return replace(share_common(sink_takes(order_by_keys(shared))), origin=shared.written)
+    found = shared
+    if shared.selection is not None:
+        found = share_common(sink_takes(order_by_keys(shared)))
+    found = cheaper_logs(found)
+    return found if found is shared else replace(found, origin=shared.written)
 
 
 def share_common(graph: Graph) -> Graph:
@@ -38,6 +40,68 @@ def share_common(graph: Graph) -> Graph:
             seen[key] = node if inputs == node.inputs else replace(node, inputs=inputs)
         made[node] = seen[key]
     return with_nodes(graph, made)
+
+
+def cheaper_logs(graph: Graph) -> Graph:
+    """log(1 + x)      ->  log1p(x)
+    tanh(log1p(x))  ->  tanh_log1p(x) = (x^2 + 2x) / (x^2 + 2x + 2)
+    log(x)          ->  log_of_normal(x)     where x is surely no subnormal number
+
+    Exact, and the first two round less: 1 + x loses what a small x says. The graph as it is, where there is none.
+    """
+    if not any(node.op.name == "log" or is_tanh_log1p(node) for node in graph.nodes):
+        return graph
+    normal = normal_values(graph)
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        inputs = tuple(made[a] for a in node.inputs)
+        same = node if inputs == node.inputs else replace(node, inputs=inputs)
+        if node.op.name == "log":
+            if (added := added_to_one(inputs[0])) is not None:
+                same = replace(node, op=OPS["log1p"], inputs=(added,))
+            elif normal[node.inputs[0]]:
+                same = replace(node, op=OPS["log_of_normal"], inputs=inputs)
+        elif is_tanh_log1p(same):
+            same = replace(node, op=OPS["tanh_log1p"], inputs=inputs[0].inputs)
+        made[node] = same
+    return graph if all(made[node] is node for node in graph.nodes) else with_nodes(graph, made)
+
+
+def is_tanh_log1p(node: Node) -> bool:
+    return node.op.name == "tanh" and node.inputs[0].op.name == "log1p"
+
+
+def added_to_one(node: Node) -> Node | None:
+    """The x of 1 + x."""
+    if node.op.name != "add":
+        return None
+    a, b = node.inputs
+    return b if a.literal == 1 else a if b.literal == 1 else None
+
+
+def normal_values(graph: Graph) -> dict[Node, bool]:
+    """Of each value: is it surely no subnormal f32, but 0, or 2^-126 at least, or no finite number?"""
+    normal: dict[Node, bool] = {}
+    for node in graph.nodes:
+        name, of = node.op.name, [normal[a] for a in node.inputs]
+        if node.op.kind is Kind.INPUT:
+            normal[node] = graph.storage[node] in (f16, i32, b8)
+        elif node.literal is not None:
+            normal[node] = node.literal == 0 or abs(node.literal) >= SMALLEST_NORMAL
+        elif name == "maximum" and any((a.literal or 0) >= SMALLEST_NORMAL for a in node.inputs):
+            normal[node] = True
+        elif name in ("where", "take"):
+            normal[node] = all(of[1:] if name == "where" else of[:1])
+        else:
+            normal[node] = name in NEVER_SUBNORMAL or (name in CHOICES and all(of))
+    return normal
+
+
+SMALLEST_NORMAL = 2.0**-126
+CHOICES = ("abs", "neg", "relu", "maximum", "minimum", "max", "min", "to_f32")
+"""Ops whose result is one of their arguments, or its magnitude, or 0."""
+NEVER_SUBNORMAL = ("exp", "sigmoid", "sqrt", "rsqrt", "round_f16", "size", "col_index", "row_index", "to_i32")
+"""Ops whose result is 0 where it would be smaller, or is large enough whatever their argument is."""
 
 
 def sink_takes(graph: Graph) -> Graph:
