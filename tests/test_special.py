@@ -3,32 +3,35 @@
 In the emulator the words of the hardware are as good as exact; here they are also as far off as their manuals allow.
 """
 
+# mypy: disable-error-code="valid-type, misc"
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fusegen
-from fusegen import bf16, chain, dims, f16, f32
+from fusegen import bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import Buffer, build
 from fusegen.graph import Kind, Op
 from fusegen.pipeline import compile
+from fusegen.planner.passes import simplify
 from fusegen.prelude import SPECIAL_FUNCTIONS
 from fusegen.runtime import Kernel
 from fusegen.runtime.devices import present, target_of
 from fusegen.spec import Chain
-from fusegen.targets import H200
+from fusegen.targets import H200, MI300X, Target
 from fusegen.trace import apply
 from fusegen.types import DType
 from fusegen.validation import analyse
 from fusegen.validation.bounds import FLOOR, ULP, formula
 from fusegen.validation.compare import compare, figures
 
-(N,) = dims("N")
+M, N = dims("M N")
 TORCH = {f16: "float16", bf16: "bfloat16", f32: "float32"}
 Array = np.ndarray[Any, np.dtype[Any]]
 OPS = [
@@ -134,3 +137,72 @@ def test_every_half_and_a_sweep_on_a_gpu(op: Op, dtype: DType) -> None:
     given = torch.from_numpy(x.view(bits).copy()).cuda().view(getattr(torch, TORCH[dtype]))
     got = kernel(given).view(getattr(torch, bits.__name__)).cpu().numpy().view(dtype.numpy)
     check(kernel, x, got)
+
+
+# ---------------------------------------------------------------- which function stands for a logarithm
+
+
+def ops_of(function: Callable[[Any], Any], dtype: DType = f32) -> list[str]:
+    """The ops of function(x) as they are planned."""
+
+    def spec(x):  # type: ignore[no-untyped-def]
+        return function(x)
+
+    spec.__annotations__ = {"x": dtype[N], "return": f32[N]}
+    once = simplify(chain(N=100)(spec).graph)
+    names, again = ([n.op.name for n in made.nodes if n.op.kind is Kind.MAP] for made in (once, simplify(once)))
+    assert names == again
+    return names
+
+
+def test_a_logarithm_of_one_and_something_is_log1p() -> None:
+    assert ops_of(lambda x: F.log(1.0 + x)) == ["log1p"]
+    assert ops_of(lambda x: F.log(x + 1)) == ["log1p"]
+    assert ops_of(lambda x: F.log(x + 1.5)) == ["add", "log"]
+    assert ops_of(lambda x: F.tanh(F.log(1.0 + F.exp(x)))) == ["exp", "tanh_log1p"]
+    assert ops_of(lambda x: F.tanh(F.log1p(x)) + F.log1p(x)) == ["log1p", "tanh_log1p", "add"]
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "normal"),
+    [
+        (lambda x: x, f32, False),
+        (lambda x: x, bf16, False),
+        (lambda x: x, f16, True),
+        (lambda x: F.abs(x), f16, True),
+        (lambda x: x * 0.5, f16, False),
+        (lambda x: F.maximum(F.abs(x), 1e-9), f32, True),
+        (lambda x: F.maximum(1e-9, x), f32, True),
+        (lambda x: F.maximum(x, 1e-40), f32, False),
+        (lambda x: F.minimum(x, 1e-9), f32, False),
+        (lambda x: F.clip(x, 1e-9, 1.0), f32, True),
+        (lambda x: F.exp(x), f32, True),
+        (lambda x: F.where(x > 0.0, x, 1.0), f32, False),
+        (lambda x: F.where(x > 0.0, F.sqrt(x), 1.0), f32, True),
+        (lambda x: F.cast(x, f16), f32, True),
+        (lambda x: F.cast(x, bf16), f32, False),
+        (lambda x: F.cast(F.col_index(x), f32), f32, True),
+    ],
+)
+def test_what_is_surely_no_subnormal_number(function: Callable[[Any], Any], dtype: DType, normal: bool) -> None:
+    found = ops_of(lambda x: F.log(function(x)) + x, dtype)
+    assert ("log_of_normal" in found, "log" in found) == (normal, not normal)
+
+
+@pytest.mark.parametrize("dtype", [f16, f32], ids=str)
+@pytest.mark.parametrize("target", [H200, MI300X], ids=str)
+def test_chains_of_logarithms_are_right(target: Target, dtype: DType) -> None:
+    def spec(x):  # type: ignore[no-untyped-def]
+        soft = F.log(1.0 + F.exp(x))
+        return x * F.tanh(soft), soft, F.log(F.maximum(F.abs(x), 1e-9)), F.gelu(x, approximate="none")
+
+    spec.__annotations__ = {"x": dtype[M, N], "return": tuple[(dtype[M, N],) * 4]}
+    compile(chain(M=3, N=1001)(spec), target, on="emulator")
+
+
+def test_a_selection_by_a_logarithm_keeps_its_key() -> None:
+    @chain(M=3, N=200)
+    def spec(x: f32[M, N]) -> tuple[f32[M, 4], i32[M, 4]]:
+        return F.topk(F.log(1.0 + F.exp(x)), 4)
+
+    compile(spec, H200, on="emulator")
