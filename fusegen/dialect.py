@@ -79,7 +79,9 @@ class Dialect:
         """The functions whose bodies the target spells and those made of them, as far as the text calls them."""
         texts = [(name, *said, self.spelling.functions[name]) for name, said in WORD_FUNCTIONS.items()
                  if name in self.functions]  # fmt: skip
-        texts += [(name, s.what, "float x", s.body) for name, s in SPECIAL_FUNCTIONS.items() if name in self.functions]
+        texts += [
+            (name, s.what, s.parameters, s.body) for name, s in SPECIAL_FUNCTIONS.items() if name in self.functions
+        ]
         return [dict(zip(("name", "what", "parameters", "body"), text, strict=True)) for text in texts]
 
     def frame(self, plan: Plan, text: str) -> dict[str, Any]:

@@ -69,7 +69,10 @@ _map("maximum", 2, "np.maximum({0}, {1})", "larger({0}, {1})", "the larger; NaN 
      slopes=("1", "1"), ulps=0)  # fmt: skip
 _map("minimum", 2, "np.minimum({0}, {1})", "smaller({0}, {1})", "the smaller; NaN wins",
      slopes=("1", "1"), ulps=0)  # fmt: skip
-_map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, slots=30, ulps=16,
+_map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, slots=76, ulps=16,
+     slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
+_map("small_pow", 2, "np.power({0}, {1})", "small_power({0}, {1})", "x ** number up to 4, not whole; planners choose",
+     takes="float", flops=16, slots=27, ulps=16,
      slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
 
 # ---- exponentials and roots. exponential(x) is 2^(x log2 e): the product's rounding moves it by x 2^-24, the power by
@@ -84,12 +87,12 @@ _map("sqrt", 1, "np.sqrt({0})", "sqrtf({0})", "square root", takes="float", flop
      slopes=("0.5 / {out}",))  # fmt: skip
 _map("rsqrt", 1, "1 / np.sqrt({0})", "rsqrtf({0})", "1 / sqrt(x)", takes="float", flops=4, slots=5, ulps=3,
      slopes=("0.5 * {out} / np.abs({0})",))  # fmt: skip
-_map("log_of_normal", 1, "np.log({0})", "log_of_normal({0})", "log of what is no subnormal number; planners choose it",
+_map("log_of_normal", 1, "np.log({0})", "log_of_normal({0})", "log of what is no subnormal number; planners choose",
      takes="float", flops=4, slots=9, ulps=3, slopes=("1 / np.abs({0})",))  # fmt: skip
 _map("tanh", 1, "np.tanh({0})", "hyperbolic_tangent({0})", "hyperbolic tangent", takes="float", flops=8, slots=13,
      ulps=5, slopes=("1 - {out} * {out}",))  # fmt: skip
-_map("tanh_log1p", 1, "np.tanh(np.log1p({0}))", "tanh_of_log({0})", "tanh(log(1 + x)); planners choose it",
-     takes="float", flops=8, slots=8, ulps=4, slopes=("1.3 / np.maximum(1 + {0}, 1) ** 2",))  # fmt: skip
+_map("tanh_log1p", 1, "np.tanh(np.log1p({0}))", "tanh_of_log({0})", "tanh(log(1 + x)); planners choose",
+     takes="float", flops=8, slots=8, ulps=4, slopes=("1.3",))  # fmt: skip
 _map("erf", 1, "erf({0})", "error_function({0})", "error function", takes="float", flops=12, slots=14, ulps=6,
      slopes=("1.1283791670955126 * np.exp(-{0} * {0})",))  # fmt: skip
 

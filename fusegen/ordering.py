@@ -169,6 +169,6 @@ SIGNS: Mapping[str, Callable[..., Sign]] = {
     **dict.fromkeys(("round_f16", "round_bf16", "to_i32"), zero_at_most),  # a small positive number may become 0
     "add": total,
     "maximum": greater,
-    "pow": lambda base, _: base,
+    **dict.fromkeys(("pow", "small_pow"), lambda base, _: base),
 }
 """The sign of each op's result from those of its arguments; what is not here is unknown."""

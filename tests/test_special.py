@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fusegen.runtime import Kernel
 from fusegen.runtime.devices import present, target_of
 from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, Target
+from fusegen.trace import OPS as OPERATIONS
 from fusegen.trace import apply
 from fusegen.types import DType
 from fusegen.validation import analyse
@@ -38,6 +40,7 @@ OPS = [
     op for op in F.PRIMITIVES
     if op.kind is Kind.MAP and op.arity == 1 and op.takes == "float" and op.ulps > 1 and op.name[:6] != "round_"
 ]  # fmt: skip
+POWERS = (1e-3, 0.3, 1.7, 3.9, -0.6, -2.5)
 MADE = [op for op in OPS if any(f"{name}(" in op.expr for name in SPECIAL_FUNCTIONS)]
 # the hardware's words, off by what the PTX ISA and the CUDA guide allow beside rounding, in the direction of `s`
 OFF = """
@@ -66,9 +69,9 @@ def inputs(op: Op, dtype: DType, step: int) -> Array:
     return values
 
 
-def chain_of(op: Op, dtype: DType, count: int) -> Chain:
+def chain_of(function: Callable[[Any], Any], dtype: DType, count: int) -> Chain:
     def spec(x):  # type: ignore[no-untyped-def]
-        return apply(op.name, x)
+        return function(x)
 
     spec.__annotations__ = {"x": dtype[N], "return": dtype[N]}
     return chain(N=count)(spec)
@@ -86,15 +89,42 @@ def check(kernel: Kernel, x: Array, got: Array) -> None:
 @pytest.mark.parametrize("op", OPS, ids=str)
 def test_every_half_and_a_sweep(op: Op, dtype: DType) -> None:
     x = inputs(op, dtype, 65537)
-    kernel = compile(chain_of(op, dtype, len(x)), H200, on="emulator", validate=False)
+    kernel = compile(chain_of(partial(apply, op.name), dtype, len(x)), H200, on="emulator", validate=False)
+    check(kernel, x, np.asarray(kernel(x)))
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+@pytest.mark.parametrize("exponent", POWERS)
+def test_powers_of_every_half_and_a_sweep(exponent: float, dtype: DType) -> None:
+    x = inputs(OPS[0], dtype, 65537)
+    kernel = compile(chain_of(lambda x: F.pow(x, exponent), dtype, len(x)), H200, on="emulator", validate=False)
+    assert "small_power(" in kernel.source.text
     check(kernel, x, np.asarray(kernel(x)))
 
 
 @pytest.mark.parametrize("direction", [-1, 1])
 @pytest.mark.parametrize("op", MADE, ids=str)
 def test_bounds_hold_where_the_hardware_is_as_far_off_as_it_may(op: Op, direction: int) -> None:
-    bodies = {name: " ".join(special.body) for name, special in SPECIAL_FUNCTIONS.items()}
-    functions = "\n".join(f"__device__ float {name}(float x) {{ {body} }}" for name, body in bodies.items())
+    x = inputs(op, f32, 16411)
+    with np.errstate(all="ignore"):
+        wide = x.astype(np.float64)
+        exact = formula(op.ref, 1)(wide)
+        scale = formula(op.scale, 1)(wide, out=exact)
+    check_off(op, op.expr.format("x"), direction, x, exact, scale)
+
+
+@pytest.mark.parametrize("direction", [-1, 1])
+@pytest.mark.parametrize("exponent", POWERS)
+def test_bounds_of_powers_hold_where_the_hardware_is_as_far_off_as_it_may(exponent: float, direction: int) -> None:
+    x, y = inputs(OPS[0], f32, 16411), np.float32(exponent)
+    with np.errstate(all="ignore"):
+        exact = np.power(x.astype(np.float64), np.float64(y))
+    check_off(OPERATIONS["small_pow"], f"small_power(x, {float(y)!r}f)", direction, x, exact, exact)
+
+
+def check_off(op: Op, expression: str, direction: int, x: Array, exact: Array, scale: Array) -> None:
+    bodies = [(name, special.parameters, " ".join(special.body)) for name, special in SPECIAL_FUNCTIONS.items()]
+    functions = "\n".join(f"__device__ float {name}({parameters}) {{ {body} }}" for name, parameters, body in bodies)
     text = f"""#define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fc00000)
 constexpr double s = {direction};
@@ -104,18 +134,14 @@ __device__ float flushed(double x) {{ return fabs(x) < 0x1p-126 ? copysign(0.0, 
 extern "C" __global__ void kernel(const float* xs, float* ys, int n) {{
   for (int i = threadIdx.x; i < n; i += blockDim.x) {{
     const float x = xs[i];
-    ys[i] = {op.expr.format("x")};
+    ys[i] = {expression};
   }}
 }}
 """
-    x = inputs(op, f32, 16411)
     found = np.zeros_like(x)
     kernel = build(text, "kernel", warp=32, check=False, filename="off.cu")
     buffers = [Buffer(name, a.ctypes.data, a.ctypes.data, a.nbytes) for name, a in (("xs", x), ("ys", found))]
     kernel.launch((1, 1, 1), (64, 1, 1), 0, [*buffers, ctypes.c_int(x.size)])
-    with np.errstate(all="ignore"):
-        exact = formula(op.ref, 1)(x.astype(np.float64))
-        scale = formula(op.scale, 1)(x.astype(np.float64), out=exact)
     sure = np.isfinite(exact) & (np.abs(exact) < 0.99 * f32.largest)
     off = np.abs(found[sure] - exact[sure]) - FLOOR
     worst = np.max(off / np.maximum(ULP * np.abs(scale[sure]), 1e-300))
@@ -127,12 +153,22 @@ extern "C" __global__ void kernel(const float* xs, float* ys, int n) {{
 @pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
 @pytest.mark.parametrize("op", OPS, ids=str)
 def test_every_half_and_a_sweep_on_a_gpu(op: Op, dtype: DType) -> None:
+    check_on_gpu(partial(apply, op.name), dtype, inputs(op, dtype, 8209))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+@pytest.mark.parametrize("exponent", POWERS)
+def test_powers_of_every_half_and_a_sweep_on_a_gpu(exponent: float, dtype: DType) -> None:
+    check_on_gpu(lambda x: F.pow(x, exponent), dtype, inputs(OPS[0], dtype, 8209))
+
+
+def check_on_gpu(function: Callable[[Any], Any], dtype: DType, x: Array) -> None:
     torch = pytest.importorskip("torch")
     target = next((found for gpu in present().gpus if (found := target_of(gpu)) is not None), None)
     if target is None:
         pytest.skip("no GPU that a target fits: `fusegen doctor` says why")
-    x = inputs(op, dtype, 8209)
-    kernel = fusegen.compile(chain_of(op, dtype, len(x)), target=target, validate=False)
+    kernel = fusegen.compile(chain_of(function, dtype, len(x)), target=target, validate=False)
     bits = np.int16 if dtype is not f32 else np.int32
     given = torch.from_numpy(x.view(bits).copy()).cuda().view(getattr(torch, TORCH[dtype]))
     got = kernel(given).view(getattr(torch, bits.__name__)).cpu().numpy().view(dtype.numpy)
@@ -161,6 +197,11 @@ def test_a_logarithm_of_one_and_something_is_log1p() -> None:
     assert ops_of(lambda x: F.log(x + 1.5)) == ["add", "log"]
     assert ops_of(lambda x: F.tanh(F.log(1.0 + F.exp(x)))) == ["exp", "tanh_log1p"]
     assert ops_of(lambda x: F.tanh(F.log1p(x)) + F.log1p(x)) == ["log1p", "tanh_log1p", "add"]
+
+
+@pytest.mark.parametrize(("exponent", "op"), [(1.7, "small_pow"), (-0.5, "small_pow"), (4.5, "pow"), (-2.0, "pow")])
+def test_powers_of_small_exponents(exponent: float, op: str) -> None:
+    assert ops_of(lambda x: F.pow(x, exponent)) == [op]
 
 
 @pytest.mark.parametrize(

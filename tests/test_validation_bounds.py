@@ -28,7 +28,8 @@ from fusegen.validation.compare import compare, stored
 
 M, N = dims("M N")
 SMOOTH = [op for op in PRIMITIVES if op.kind is Kind.MAP and op.name not in RULES]
-DOMAIN = {"log": (1e-6, 1e6), "sqrt": (1e-6, 1e6), "rsqrt": (1e-6, 1e6), "pow": (1e-3, 50.0), "exp": (-80.0, 80.0)}
+POSITIVE = dict.fromkeys(("log", "log_of_normal", "sqrt", "rsqrt"), (1e-6, 1e6))
+DOMAIN = {**POSITIVE, **dict.fromkeys(("pow", "small_pow"), (1e-3, 50.0)), "exp": (-80.0, 80.0)}
 
 
 def points(op: Op, seed: int, count: int = 64) -> list[np.ndarray]:

@@ -139,7 +139,7 @@ class Numpy:
 
     def __getattr__(self, name: str) -> Callable[[Any], Array]:
         function = getattr(torch, {"abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh",
-                                   "trunc": "trunc"}[name])  # fmt: skip
+                                   "trunc": "trunc", "log1p": "log1p"}[name])  # fmt: skip
         return lambda x: Array(function(bare(x)))
 
 

@@ -18,7 +18,7 @@ def simplify(graph: Graph) -> Graph:
     found = shared
     if shared.selection is not None:
         found = share_common(sink_takes(order_by_keys(shared)))
-    found = cheaper_logs(found)
+    found = cheaper_functions(found)
     return found if found is shared else replace(found, origin=shared.written)
 
 
@@ -42,14 +42,15 @@ def share_common(graph: Graph) -> Graph:
     return with_nodes(graph, made)
 
 
-def cheaper_logs(graph: Graph) -> Graph:
+def cheaper_functions(graph: Graph) -> Graph:
     """log(1 + x)      ->  log1p(x)
     tanh(log1p(x))  ->  tanh_log1p(x) = (x^2 + 2x) / (x^2 + 2x + 2)
     log(x)          ->  log_of_normal(x)     where x is surely no subnormal number
+    pow(x, y)       ->  small_pow(x, y)      where y is at most 4 in magnitude, and no whole number
 
     Exact, and the first two round less: 1 + x loses what a small x says. The graph as it is, where there is none.
     """
-    if not any(node.op.name == "log" or is_tanh_log1p(node) for node in graph.nodes):
+    if not any(node.op.name in ("log", "pow") or is_tanh_log1p(node) for node in graph.nodes):
         return graph
     normal = normal_values(graph)
     made: dict[Node, Node] = {}
@@ -63,12 +64,18 @@ def cheaper_logs(graph: Graph) -> Graph:
                 same = replace(node, op=OPS["log_of_normal"], inputs=inputs)
         elif is_tanh_log1p(same):
             same = replace(node, op=OPS["tanh_log1p"], inputs=inputs[0].inputs)
+        elif node.op.name == "pow" and is_small(node.inputs[1].literal):
+            same = replace(node, op=OPS["small_pow"], inputs=inputs)
         made[node] = same
     return graph if all(made[node] is node for node in graph.nodes) else with_nodes(graph, made)
 
 
 def is_tanh_log1p(node: Node) -> bool:
     return node.op.name == "tanh" and node.inputs[0].op.name == "log1p"
+
+
+def is_small(exponent: float | None) -> bool:
+    return exponent is not None and abs(exponent) <= 4 and exponent % 1 != 0
 
 
 def added_to_one(node: Node) -> Node | None:

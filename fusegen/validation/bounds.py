@@ -141,7 +141,7 @@ def step(
     if rule is not None:
         return bounded(*rule(node.op, args))
     if node.op.name == "sqrt" and signs_of(node.inputs[0])[node.inputs[0]]:
-        return root(node.op, args[0])
+        return bounded(*rising(node.op, args[0], 0.0))
     return smooth(node, args)
 
 
@@ -202,13 +202,14 @@ def smooth(node: Node, args: list[Bounded]) -> Bounded:
     return bounded(value, settle(op, args, value, error, LARGEST[node.dtype]))
 
 
-def root(op: Op, arg: Bounded) -> Bounded:
-    """A square root of what is nowhere negative: infinitely steep at 0, and yet off by no more than its ends are."""
+def rising(op: Op, arg: Bounded, least: float = -np.inf) -> tuple[Array, Array]:
+    """A function that rises wherever it is defined, of what is nowhere below `least`: off by no more than its ends are.
+    A square root is infinitely steep at 0, log(1 + x) at -1, tanh of that is steepest somewhere between."""
     value = apply(op, [arg.value])
-    low, high = (apply(op, [np.maximum(end, 0.0)]) for end in (arg.low, arg.high))
+    low, high = (apply(op, [np.maximum(end, least)]) for end in (arg.low, arg.high))
     moved = np.maximum(gap(low, value), gap(high, value))
-    error = moved + np.where((value == 0) & (moved == 0), 0.0, op.ulps * ULP * (value + moved) + FLOOR)
-    return bounded(value, settle(op, [arg], value, error, f32.largest))
+    error = moved + np.where((value == 0) & (moved == 0), 0.0, op.ulps * ULP * (np.abs(value) + moved) + FLOOR)
+    return value, settle(op, [arg], value, error, f32.largest)
 
 
 def scales_exactly(node: Node) -> bool:
@@ -334,6 +335,7 @@ RULES: Mapping[str, Rule] = {
     "maximum": extreme,
     "minimum": extreme,
     "relu": extreme,  # of something surely negative it is 0, and no root or quotient of that is in doubt
+    **dict.fromkeys(("log1p", "tanh_log1p"), lambda op, args: rising(op, args[0])),
     "to_i32": stepped,
     "round_f16": stepped,
     "round_bf16": stepped,
