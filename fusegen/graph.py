@@ -52,7 +52,7 @@ class Op:
     `slopes` are the absolute partial derivatives, one for each argument, as numpy text: an error e of an argument
     becomes slope * e. `ulps` bounds the device function's own error in units in the last place of `scale` (numpy text,
     the result unless named). Bounds are those of the OpenCL full profile (OpenCL C 3.0, table 65), which AMD's device
-    library keeps and NVIDIA's undercuts.
+    library keeps and NVIDIA's undercuts; those of what fusegen.prelude makes are derived there.
     """
 
     name: str
