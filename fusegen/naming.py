@@ -9,6 +9,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping
+from functools import cache
 
 from fusegen.graph import Graph, Kind, Node, once_per_graph
 from fusegen.trace import OPS
@@ -87,11 +88,13 @@ VALUE_SUFFIXES = ("_rest", "_last", "_kept", "_part", "_part_values", "_all")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
 
+@cache
 def called() -> frozenset[str]:
     """Functions that op expressions call: a value of such a name would hide them."""
     return frozenset(name for op in OPS.values() for name in re.findall(r"[A-Za-z_]\w*(?=\()", op.expr))
 
 
+@once_per_graph
 def entry_name(graph: Graph) -> str:
     """The kernel's own name: the chain's, with `_kernel` behind it where a compiler has taken that."""
     taken = CPP | FRAME | FILE_SCOPE | called() | {f"{name}f" for name in FILE_SCOPE}

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ def ship(monkeypatch: pytest.MonkeyPatch, *rows: Measurement) -> None:
     by_graph: dict[str, tuple[Measurement, ...]] = {}
     for row in rows:
         by_graph[row.graph] = (*by_graph.get(row.graph, ()), row)
-    monkeypatch.setattr(lookup, "shipped", lambda: by_graph)
+    monkeypatch.setattr(lookup, "shipped", lambda graph: by_graph.get(graph, ()))
 
 
 @pytest.fixture
@@ -324,10 +323,22 @@ def test_what_is_shipped_is_sound_and_current() -> None:
 def test_a_damaged_line_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "tuned.jsonl").write_text(f"{{\n{ROW.line()}\n")
-    monkeypatch.setattr(lookup, "files", lambda package: tmp_path)
+    place = tmp_path / "tuned.jsonl"
+    place.write_text(f"{{\n{ROW.line()}\n")
+    monkeypatch.setattr(lookup, "SHIPPED", place)
     assert read_shipped() == [ROW]
     assert "line 1" in caplog.text
-    shutil.rmtree(tmp_path / "data")
+    place.unlink()
     assert read_shipped() == []
+
+
+def test_only_lines_of_the_graph_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = replace(ROW, graph="0" * 64)
+    place = tmp_path / "tuned.jsonl"
+    place.write_text(f"{other.line()}\n{{\n{ROW.line()}\n{ROW.line()[:-1]}\n")
+    monkeypatch.setattr(lookup, "SHIPPED", place)
+    assert read_shipped(ROW.graph) == [ROW]
+    assert "line 4" in caplog.text
+    assert "line 2" not in caplog.text

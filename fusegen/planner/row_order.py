@@ -33,6 +33,8 @@ def ordered(graph: Graph, target: Target, dims: tuple[RowDim, ...]) -> tuple[Row
 def order_decisions(graph: Graph, target: Target, dims: Sequence[RowDim]) -> Iterator[Decision]:
     """What the order of `dims` saves against the shape's; nothing where it is the shape's."""
     natural = sorted(dims, key=lambda dim: dim.axes)
+    if list(dims) == natural:
+        return
     for tensor in walked(graph):
         before, after = (again(graph, target, order, tensor) for order in (natural, dims))
         if after < before:
