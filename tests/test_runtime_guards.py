@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import logging
+import re
 import struct
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,16 +19,15 @@ import pytest
 
 from fusegen.errors import CompileError, FusegenError, MissingError
 from fusegen.runtime import guards, native
-from fusegen.runtime.arrays import CPU
+from fusegen.runtime.arrays import CPU, contiguous_strides
 from fusegen.runtime.devices import Block
+from fusegen.runtime.guards import Functions
 from fusegen.runtime.libraries import torch_empty
 from fusegen.runtime.shortcuts import Kind, in_c
 from fusegen.storage import Store
 
 torch = pytest.importorskip("torch", reason="torch is missing: pip install torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-Functions = tuple[Any, Any]
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +42,15 @@ class Noted:
     """What tensors are like, as C++ has it."""
 
     def __init__(self, functions: Functions, *tensors: Any) -> None:
-        self.note, self.compare = functions
-        count = ctypes.c_ssize_t(len(tensors))
-        size = self.note(guards.objects(*tensors), count, None)
-        assert size == sum(6 + 2 * tensor.ndim for tensor in tensors)
-        self.traits = (ctypes.c_int64 * size)()
-        assert self.note(guards.objects(*tensors), count, self.traits) == size
+        self.functions = functions
+        self.traits = guards.written(functions.note, *tensors)
+        assert len(self.traits) == sum(6 + 2 * tensor.ndim for tensor in tensors)
 
-    def alike(self, *tensors: Any, traits: bool = True) -> list[int] | None:
+    def alike(self, *tensors: Any) -> list[int] | None:
         """Their addresses; None where they are not."""
         found = (ctypes.c_uint64 * len(tensors))()
-        given = guards.objects(*tensors), ctypes.c_ssize_t(len(tensors)), self.traits if traits else None, found
-        return [*found] if self.compare(*given) else None
+        given = guards.objects(*tensors), ctypes.c_ssize_t(len(tensors)), self.traits, found
+        return [*found] if self.functions.alike(*given) else None
 
 
 def plain() -> Any:
@@ -145,7 +144,6 @@ def test_addresses(functions: Functions, name: str) -> None:
     other = ALIKE[name](X)
     noted = Noted(functions, X, X)
     assert noted.alike(other, X) == [other.data_ptr(), X.data_ptr()]
-    assert noted.alike(other, traits=False) == [other.data_ptr()]
 
 
 def test_tensors_have_traits_of_their_own(functions: Functions) -> None:
@@ -219,10 +217,115 @@ def test_modes_are_seen(functions: Functions) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*prototype.*:UserWarning")
 def test_what_torch_can_not_tell(functions: Functions) -> None:
-    note, _ = functions
     nested = torch.nested.nested_tensor([X, X[:2]])
-    assert note(guards.objects(nested), ctypes.c_ssize_t(1), None) == -1
-    assert note(guards.objects(X, nested), ctypes.c_ssize_t(2), None) == -1
+    for write in (functions.note, functions.form):
+        assert guards.written(write, nested) is None
+        assert guards.written(write, X, nested) is None
+
+
+# ---------------------------------------------------------------- fresh tensors
+
+
+def remade(functions: Functions, *tensors: Any) -> list[Any]:
+    """As many tensors like these."""
+    form = guards.written(functions.form, *tensors)
+    assert form is not None
+    forms, place = ctypes.c_void_p(ctypes.addressof(form)), ctypes.c_uint64()
+    made = []
+    for _ in tensors:
+        made.append(guards.remade(functions, forms, place))
+        assert made[-1].data_ptr() == place.value
+    assert forms.value == ctypes.addressof(form) + ctypes.sizeof(form)
+    return made
+
+
+def empty(*shape: int, dtype: Any = torch.float32) -> Any:
+    return torch_empty(CPU)(shape, contiguous_strides(shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int32], ids=str)
+@pytest.mark.parametrize("shape", [(4, 6), (2, 1, 3), (7,), (1, 1), (2, 3, 1, 5, 1, 2, 4)], ids=str)
+def test_fresh_tensors_are_as_torch_makes_them(functions: Functions, shape: tuple[int, ...], dtype: Any) -> None:
+    one, other = empty(*shape, dtype=dtype), empty(3, dtype=torch.float32)
+    for made, like in zip(remade(functions, one, other), (one, other), strict=True):
+        assert type(made) is torch.Tensor
+        assert guards.guard((like,))(made)
+        for trait in ("shape", "dtype", "device", "layout", "is_leaf", "requires_grad", "grad", "_version"):
+            assert getattr(made, trait) == getattr(like, trait), trait
+        assert (made.stride(), made.storage_offset()) == (like.stride(), 0)
+        assert made.is_contiguous()
+        assert made.untyped_storage().nbytes() == like.untyped_storage().nbytes()
+        assert made.untyped_storage().resizable() == like.untyped_storage().resizable()
+        assert made.data_ptr() != like.data_ptr()
+        assert torch._C._dispatch_keys(made) == torch._C._dispatch_keys(like)
+
+
+def test_fresh_tensors_work_as_any(functions: Functions) -> None:
+    (x,) = remade(functions, empty(4, 6))
+    x.copy_(X)
+    assert torch.equal(x + 1, X + 1)
+    assert x._version == 1
+    x.requires_grad_()
+    (2 * x).sum().backward()
+    assert torch.equal(x.grad, torch.full((4, 6), 2.0))
+    assert torch.equal(x.detach().resize_(5, 6)[:4], X)
+    assert torch.equal(torch.from_dlpack(x.detach()), X)
+    assert torch.equal(copy.deepcopy(x.detach()), X)
+    x.keep = "an attribute"
+    view = x.view(-1)
+    del x
+    gc.collect()
+    assert view._base.keep == "an attribute"
+
+
+def test_fresh_tensors_of_inference_mode(functions: Functions) -> None:
+    with torch.inference_mode():
+        (x,) = remade(functions, one := empty(4, 6))
+        assert x.is_inference()
+        assert torch._C._dispatch_keys(x) == torch._C._dispatch_keys(one)
+
+
+def test_their_memory_goes_with_them(functions: Functions) -> None:
+    one = empty(256, 1024)
+    (x,) = remade(functions, one)
+    gone, storage = weakref.ref(x), weakref.ref(x.untyped_storage())
+    assert sys.getrefcount(x) == sys.getrefcount(one)
+    del x
+    assert gone() is None
+    assert storage() is None
+    resident = Path("/proc/self/statm")
+    before = int(resident.read_text().split()[1])
+    for _ in range(500):
+        remade(functions, one)[0].fill_(1)
+    assert int(resident.read_text().split()[1]) - before < 100 * 256, "in pages; each of the tensors has 256"
+
+
+NOT_MADE: dict[str, Callable[[Any], Any]] = {
+    "rows of a larger one": lambda x: torch.zeros(9, 6)[3:7],
+    "gradient": lambda x: x.clone().requires_grad_(),
+    "somebody's memory": lambda x: torch.from_numpy(x.numpy().copy()),
+    "no strides": lambda x: x.to_sparse(),
+    "an operation's": lambda x: torch.func.vmap(lambda part: part * 2)(x.expand(2, 4, 6))._base,
+}
+
+
+@pytest.mark.parametrize("name", NOT_MADE)
+def test_what_takes_more_than_memory_has_no_form(functions: Functions, name: str) -> None:
+    other = NOT_MADE[name](X)
+    if other is not None:
+        assert guards.written(functions.form, other) is None
+        assert guards.written(functions.form, empty(4, 6), other) is None
+
+
+def test_without_memory_it_makes_nothing(functions: Functions) -> None:
+    form = guards.written(functions.form, empty(4, 6))
+    form[3] = 2**62
+    forms = ctypes.c_void_p(ctypes.addressof(form))
+    assert guards.remade(functions, forms, ctypes.c_uint64()) is None
+    assert forms.value == ctypes.addressof(form)
+
+
+# ---------------------------------------------------------------- all of it
 
 
 def test_no_call_leaves_a_reference_behind(functions: Functions) -> None:
@@ -250,6 +353,7 @@ def test_no_call_leaves_a_reference_behind(functions: Functions) -> None:
             ends=(96,) * 3,
             place=0,
             current_stream=abs,
+            stream_of=0,
             current_device=None,
         )
         for filling in (False, True)
@@ -261,10 +365,10 @@ def test_no_call_leaves_a_reference_behind(functions: Functions) -> None:
 
     def work() -> list[int]:
         for _ in range(25_000):
-            fresh(x, y)
-            filling(x, y, out=out)
-            filling(y, x, out=out)
-            filling(x, None, out=out)
+            fresh(None, x, y)
+            filling(None, x, y, out=out)
+            filling(None, y, x, out=out)
+            filling(None, x, None, out=out)
         gc.collect()
         return [sys.getrefcount(one) for one in kept]
 
@@ -312,9 +416,9 @@ def test_it_is_compiled_once_and_kept(functions: Functions, anew: Path, monkeypa
     module = Module()
     assert guards.begin(module).result() is True
     assert guards.begin(module).result() is True
-    ((note, alike),) = module.told
-    assert note
-    assert alike
+    (told,) = module.told
+    assert len(told) == 4
+    assert all(told)
     (entry,) = (anew / "extensions").iterdir()
     assert entry.name.startswith("guards-torch_")
     monkeypatch.setattr(native, "run", raising)
@@ -370,11 +474,20 @@ def test_tensors_that_hide_their_place(
     assert "don't say where their TensorImpl is" in reason(caplog)
 
 
-LIES: dict[str, tuple[Callable[..., int] | None, Callable[..., int] | None]] = {
-    "notes nothing": (lambda *_: -1, None),
-    "notes another size each time": (lambda _, __, traits: 3 if traits else 4, None),
-    "finds all alike": (None, lambda *_: 1),
-    "finds none alike": (None, lambda *_: 0),
+def elsewhere(forms: Any, place: Any) -> int:
+    place._obj.value = 64
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(X))
+    return id(X)
+
+
+LIES: dict[str, dict[str, Callable[..., Any]]] = {
+    "notes nothing": {"note": lambda *_: -1},
+    "notes another size each time": {"note": lambda _, __, traits: 3 if traits else 4},
+    "finds all alike": {"alike": lambda *_: 1},
+    "finds none alike": {"alike": lambda *_: 0},
+    "forms nothing": {"form": lambda *_: -1},
+    "forms whatever it gets": {"form": lambda *_: 1},
+    "makes it elsewhere": {"make": elsewhere},
 }
 
 
@@ -382,21 +495,21 @@ LIES: dict[str, tuple[Callable[..., int] | None, Callable[..., int] | None]] = {
 def test_functions_that_fail_their_proof_are_not_used(
     functions: Functions, anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    note, alike = (lie or truth for lie, truth in zip(LIES[name], functions, strict=True))
-    monkeypatch.setattr(guards, "load", lambda library: type("Library", (), {"note": note, "alike": alike}))
-    with pytest.raises(MissingError, match="doesn't tell all tensors of torch"):
+    monkeypatch.setattr(guards, "load", lambda library: functions._replace(**LIES[name]))
+    words = "doesn't (tell all tensors of|make tensors as) torch"
+    with pytest.raises(MissingError, match=words):
         guards.get()
-    assert "doesn't tell all tensors of torch" in reason(caplog)
+    assert re.search(words, reason(caplog))
 
 
 def test_every_example_is_needed(functions: Functions, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is alike among those that must not be fails the proof."""
     one, other, others = guards.examples()
-    assert guards.holds(*functions)
+    assert guards.holds(functions)
     monkeypatch.setattr(guards, "examples", lambda: (one, other, (*others, one.clone())))
-    assert not guards.holds(*functions)
+    assert not guards.holds(functions)
     monkeypatch.setattr(guards, "examples", lambda: (one, others[0], others))
-    assert not guards.holds(*functions)
+    assert not guards.holds(functions)
 
 
 def test_no_thread_can_be_started(

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ class Driver:
             ends=(64, 64, 64),
             place=3,
             current_stream=lambda place: self.stream,
+            stream_of=0,
             current_device=None,
         )
         self.filling = replace(self.kind, filling=True, offsets=(0, 8, 0))
@@ -101,9 +103,10 @@ class Driver:
     def made(self, module: Any, kind: Kind) -> Any:
         found: Any = in_c(self.block, kind, module)
         found.hand_on(self.otherwise)
-        return found
+        return partial(found, self)
 
-    def otherwise(self, *operands: object, **options: object) -> str:
+    def otherwise(self, kernel: object, /, *operands: object, **options: object) -> str:
+        assert kernel is self
         self.passed.append((operands, options))
         return "checked"
 
@@ -159,6 +162,9 @@ OTHERS: dict[str, Callable[[Any], object]] = {
     "no out= in words": lambda call: call(X, 1.0, Y, out=None),
     "a stream": lambda call: call(X, 1.0, Y, out=OUT, stream=0),
     "what there is not": lambda call: call(X, 1.0, Y, out=OUT, to=None),
+    "operands by name": lambda call: call(X, x=1.0, y=Y, out=OUT),
+    "one by name too many": lambda call: call(X, 1.0, Y, out=OUT, kernel=Y),
+    "a word that is made": lambda call: call(X, 1.0, Y, **{"".join(["o", "ut"]): OUT}),
     "another kind of tensor": lambda call: call(X, 1.0, Tensor(8, like=[]), out=OUT),
     "a nested tensor": lambda call: call(X, 1.0, Tensor(Y.address, is_nested=True), out=OUT),
     "another class": lambda call: call(X, 1.0, Y.address, out=OUT),
@@ -273,9 +279,10 @@ def test_before_it_knows_where_to_hand_on(module: Any, driver: Driver) -> None:
 
 
 class Reader:
-    """Notes of each tensor whether it is `like`, and finds none alike of those in `strange`."""
+    """Notes of each tensor whether it is `like`, and of what is fresh where it is: others lie behind it."""
 
     note_type = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p)
+    make_type = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     alike_type = ctypes.PYFUNCTYPE(
         ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_void_p
     )  # fmt: skip
@@ -285,7 +292,14 @@ class Reader:
         self.sizes: Iterator[int] | None = None  # what `note` says, if not the truth
         self.noted: list[list[Any]] = []
         self.compared: list[list[Any]] = []
-        self.functions = self.note_type(self.note), self.alike_type(self.alike)
+        self.formed: list[list[Any]] = []
+        self.formless = False
+        self.made: list[Tensor] = []
+        self.most = 99  # made before there is no more memory
+        self.functions = (
+            self.note_type(self.note), self.alike_type(self.alike), self.note_type(self.form),
+            self.make_type(self.make),
+        )  # fmt: skip
 
     def begin(self) -> Any:
         self.module.read_by(*(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions))
@@ -301,10 +315,28 @@ class Reader:
             (ctypes.c_int64 * count).from_address(traits)[:] = [bool(tensor.like) for tensor in given]
         return count if self.sizes is None else next(self.sizes)
 
-    def alike(self, tensors: int, count: int, traits: int | None, addresses: int) -> int:
+    def form(self, tensors: int, count: int, forms: int | None) -> int:
+        given = self.objects(tensors, count)
+        if forms:
+            self.formed.append(given)
+            (ctypes.c_int64 * count).from_address(forms)[:] = [tensor.address for tensor in given]
+        return -1 if self.formless else count
+
+    def make(self, forms: int, address: int) -> int | None:
+        if len(self.made) == self.most:
+            return None
+        form = ctypes.c_void_p.from_address(forms)
+        assert form.value
+        self.made.append(Tensor(ctypes.c_int64.from_address(form.value).value + 2**20 * (1 + len(self.made))))
+        ctypes.c_uint64.from_address(address).value = self.made[-1].address
+        form.value += 8
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.made[-1]))
+        return id(self.made[-1])
+
+    def alike(self, tensors: int, count: int, traits: int, addresses: int) -> int:
         given = self.objects(tensors, count)
         self.compared.append(given)
-        if traits and [bool(tensor.like) for tensor in given] != [*(ctypes.c_int64 * count).from_address(traits)]:
+        if [bool(tensor.like) for tensor in given] != [*(ctypes.c_int64 * count).from_address(traits)]:
             return 0
         (ctypes.c_uint64 * count).from_address(addresses)[:] = [tensor.address for tensor in given]
         return 1
@@ -335,13 +367,78 @@ def test_functions_that_come_later_are_taken(reader: Reader, driver: Driver) -> 
     assert len({tuple(launched[:3]) for launched in driver.launched}) == 1
 
 
-def test_fresh_outputs_are_found_too(reader: Reader, driver: Driver) -> None:
-    kind = but(driver.kind, numbers=(None, float), fresh=((64,), (64,)), offsets=(0,), address=lambda tensor: 0)
+@pytest.mark.parametrize("count", [1, 2])
+def test_outputs_are_made_like_those_that_torch_made(reader: Reader, driver: Driver, count: int) -> None:
+    fresh = ((64,),) * count
+    kind = but(driver.kind, numbers=(None, float), fresh=fresh, offsets=(0,), ends=(64,) * (1 + count))
+    shortcut = driver.made(reader.begin(), kind)
+    torchs = shortcut(X, 0.0)
+    first = [torchs] if count == 1 else [*torchs]
+    assert (reader.formed, reader.made) == ([first], [])
+    for turn in range(1, 3):
+        outs = shortcut(X, 0.0)
+        made = [outs] if count == 1 else [*outs]
+        assert made == reader.made[-count:]
+        assert [out.address - like.address for out, like in zip(made, first, strict=True)] == [
+            2**20 * (turn * count - count + place + 1) for place in range(count)
+        ]
+        assert driver.launched[-1][3 : 3 + count] == [out.address for out in made]
+    assert len(reader.formed) == 1
+
+
+@pytest.mark.parametrize("most", range(5))
+def test_without_memory_torch_is_asked(reader: Reader, driver: Driver, most: int) -> None:
+    """It may find some, or say why not."""
+    kind = but(driver.kind, numbers=(None, float), fresh=((64,), (64,)), offsets=(0,))
     shortcut = driver.made(reader.begin(), kind)
     shortcut(X, 0.0)
-    outs = shortcut(X, 0.0)
-    assert reader.compared[-1] == [*outs]
-    assert driver.launched[-1] == [5, X.address, 0, outs[0].address, outs[1].address, 99]
+    reader.most, before = most, driver.next
+    for _ in range(2):
+        outs = shortcut(X, 0.0)
+        assert driver.launched[-1] == [5, X.address, 0, outs[0].address, outs[1].address, 99]
+    assert len(reader.made) == most
+    assert driver.next - before == 256 * (4 - most)
+
+
+def test_outputs_that_take_more_than_memory(reader: Reader, driver: Driver) -> None:
+    reader.formless = True
+    shortcut = driver.made(reader.begin(), driver.kind)
+    for turn in range(1, 4):
+        assert shortcut(X, 1.0, Y).address == driver.next == 2**40 + 256 * turn
+    assert not reader.made
+
+
+def test_the_stream_is_asked_in_c(module: Any, driver: Driver) -> None:
+    status, asked = 0, []
+
+    def stream_of(device: int, stream: int) -> int:
+        asked.append(device)
+        ctypes.c_uint64.from_address(stream).value = 2**33
+        return status
+
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)(stream_of)
+    kind = but(driver.kind, stream_of=ctypes.cast(function, ctypes.c_void_p).value)
+    shortcut = driver.made(module, kind)
+    shortcut(X, 1.0, Y)
+    status = 1
+    shortcut(X, 1.0, Y)
+    assert [launched[0] for launched in driver.launched] == [2**33, 5]
+    assert asked == [3, 3]
+
+
+def test_a_launch_without_operands(module: Any, driver: Driver) -> None:
+    kind = but(
+        driver.kind, guard=lambda: True, types=(), numbers=(), empty=tuple, fresh=(), offsets=(), ends=(), widest=1
+    )
+    driver.block = replace(driver.block, words=struct.pack("7Q", 77, 0, 1, 2, 3, 4, 99))
+    shortcut = driver.made(module, kind)
+    for stream in (5, 6):
+        driver.stream = stream
+        assert shortcut() == ()
+        assert driver.launched[-1] == [stream, 1, 4, 2, 3, 99]
+    driver.status = 201
+    shortcut()
+    assert driver.again == [struct.pack("7Q", 77, 6, 1, 2, 3, 4, 99)]
 
 
 class Other(Tensor):
@@ -358,10 +455,11 @@ def test_other_classes_are_not_handed_to_it(reader: Reader, driver: Driver) -> N
         assert filling(X, 1.0, Y, out=other or 3) == "checked"
     assert not reader.compared
     driver.next, made = 2**40, driver.empty
+    reader.formed.clear()
     other = driver.made(reader.module, but(driver.kind, empty=lambda size: Other(made(size).address)))
     for _ in range(2):
         assert type(other(X, 1.0, Y)) is Other
-    assert reader.compared == [[X, Y]], "the output's address is asked as ever"
+    assert not reader.formed, "torch makes the output as ever"
     assert driver.launched[-1][4] == driver.next
 
 
@@ -404,8 +502,8 @@ def test_what_it_noted_goes_with_the_shortcut(reader: Reader, driver: Driver) ->
                 fresh(X, 1.0, Y)
                 filling(X, 1.0, Y, out=OUT)
         driver.launched.clear()
-        reader.noted.clear()
-        reader.compared.clear()
+        for noted in (reader.noted, reader.compared, reader.formed, reader.made):
+            noted.clear()
 
     work()
     before, objects = references(*kept), len(gc.get_objects())
@@ -460,7 +558,7 @@ def test_a_cycle_through_what_it_hands_on_to_is_collected(module: Any, driver: D
 
 def test_shortcuts_may_go_while_they_run(module: Any, driver: Driver) -> None:
     """A call that none takes makes a new one, and the oldest is dropped: it may be the one that handed the call on."""
-    first, second = in_c(driver.block, driver.kind, module), driver.made(module, driver.kind)
+    first, second = (in_c(driver.block, driver.kind, module) for _ in range(2))
     held = [first, second]
     first.hand_on(second)  # type: ignore[attr-defined]
 
@@ -470,9 +568,9 @@ def test_shortcuts_may_go_while_they_run(module: Any, driver: Driver) -> None:
         gc.collect()
         return "checked"
 
-    second.hand_on(drop)
+    second.hand_on(drop)  # type: ignore[attr-defined]
     del second
-    assert first(X) == "checked"
+    assert first(driver, X) == "checked"
     alone: list[Any] = [in_c(driver.block, driver.kind, module)]
     alone[0].hand_on(lambda *_: alone.clear())
     assert alone[0]() is None

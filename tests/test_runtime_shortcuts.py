@@ -165,9 +165,9 @@ class Counted(Kernel):
 
     checked = 0
 
-    def call(self, *operands: Any, out: Any = None, stream: object = None) -> Any:
+    def call(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Any:
         self.checked += 1
-        return super().call(*operands, out=out, stream=stream)
+        return super().call(*operands, out=out, stream=stream, **named)
 
 
 def made(spec: Chain) -> Counted:
@@ -293,6 +293,61 @@ def test_numbers_are_passed_and_checked() -> None:
     for _ in range(3):
         assert kernel(x, 3, row, 1, out=outs) is outs
         assert torch.equal(outs[0], x * 3 + row + 1)
+
+
+def test_results_that_are_kept_stay_as_they_are() -> None:
+    kernel = settled(add, X, Y)
+    pairs = [(numbers(4, 64, seed=seed), numbers(4, 64, seed=seed + 9)) for seed in range(9)]
+    found = [kernel(x, y) for x, y in pairs]
+    assert all(torch.equal(one, x + y) for one, (x, y) in zip(found, pairs, strict=True))
+    found[0].resize_(9, 64).zero_()
+    assert all(torch.equal(one, x + y) for one, (x, y) in zip(found[1:], pairs[1:], strict=True))
+
+
+def test_operands_by_name_end_in_the_shortcut() -> None:
+    x, row, outs = X.clone(), numbers(4, 1), (torch.empty(4, 64), torch.empty(4, 1))
+    kernel = settled(affine, x, 2.0, row, 3)
+    wanted = kernel(x, 2.0, row, 3)
+    for found in (
+        kernel(x=x, scale=2.0, row=row, shift=3),
+        kernel(x, 2.0, shift=3, row=row),
+        kernel(shift=3, row=row, scale=2.0, x=x, out=None),
+        kernel.call(x, 2.0, row, shift=3),
+    ):
+        assert all(map(torch.equal, found, wanted))
+    assert kernel.checked == 6, "once each, for the order"
+    assert kernel(x, 2.0, shift=3, row=row, out=outs, stream=0) is outs
+    assert all(map(torch.equal, outs, wanted))
+    prepared = kernel.prepare(x, shift=3, row=row, scale=2.0)
+    prepared()
+    assert all(map(torch.equal, prepared.result, wanted))
+
+
+WRONG_NAMES: dict[str, Callable[[Any], object]] = {
+    "scale is given twice": lambda call: call(X, 2.0, scale=2.0, row=X, shift=3),
+    "width is no operand, shift is missing": lambda call: call(X, 2.0, X, width=3),
+    "scale is missing, row is missing, shift is missing": lambda call: call(x=X),
+    "kernel is no operand": lambda call: call(X, 2.0, X, 3, kernel=1),
+    "self is no operand": lambda call: call(X, 2.0, X, 3, self=1),
+    "y is no operand": lambda call: call(X, 2.0, X, 3, 4, y=1),
+}
+
+
+@pytest.mark.parametrize("words", WRONG_NAMES)
+def test_wrong_names(words: str) -> None:
+    kernel = settled(affine, X, 2.0, numbers(4, 1), 3)
+    message = r"affine takes 4 operands \(x: f32\[M, N\], scale: f32, .*\); of these, " + words
+    for call in (kernel, kernel.call, kernel.prepare):
+        with pytest.raises(ArgumentError, match=message):
+            WRONG_NAMES[words](call)
+
+
+def test_an_operand_called_stream_is_given_by_its_place() -> None:
+    given = a, b, c, d, e = [numbers(4, 64, seed=seed) for seed in range(5)]
+    kernel = settled(awkward, *given)
+    assert torch.equal(kernel(a, b, c, type=e, launch=d), a + b + c * d - e)
+    with pytest.raises(ArgumentError, match="stream is missing in its place"):
+        kernel(a, b, stream=c, type=e, launch=d)
 
 
 def test_misaligned_tensors_have_shortcuts_too() -> None:
@@ -612,7 +667,7 @@ def test_the_text_is_logged(caplog: pytest.LogCaptureFixture, language: str) -> 
     if held != sent:
         stream_at, x_at, y_at, out__at = sent
         if (x_at | y_at) & 15:  # not as they were
-            return otherwise(*operands)
+            return otherwise(kernel, *operands)
         slot[0] = sent
 """
         in caplog.text
@@ -622,9 +677,10 @@ def test_the_text_is_logged(caplog: pytest.LogCaptureFixture, language: str) -> 
 def test_prepared_calls_repeat_their_numbers() -> None:
     x, row = X.clone(), numbers(4, 1)
     prepared = made(affine).prepare(x, 0.5, row, 3)
-    for _ in range(3):
+    assert (prepared.repeat is None) is (native.module() is None), "in C where there is any"
+    for turn in range(6):
         x += 1
-        prepared()
+        prepared(*[0] * (turn % 2))
         assert torch.equal(prepared.result[0], x * 0.5 + row + 3)
     assert made(affine).prepare(X[:0], 0.5, row[:0], 3)() is None, "nothing to launch"
 

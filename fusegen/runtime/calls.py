@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 class Forwarded(partial[Any]):
-    """An object whose calls go to a function of its own: the one that it was last told to `forward` to.
+    """An object whose calls go to a function: the one that it was last told to `forward` to, with the object before the
+    call's own arguments, as a method has it.
 
-    Python calls an object that has a `__call__` with a tuple, a dict and a bound method that it makes for that call,
-    a partial hands its arguments on as they came: five of them and `out=` in 0.21 us instead of 0.54 (Python 3.12).
+    Python calls an object that has a `__call__` with a tuple, a dict and a bound method that it makes for that call. A
+    partial hands its arguments on as they came, and with one before them even where they are. In ns over the function
+    itself, of five arguments and `out=` (Python 3.12): a `__call__` 124, a partial 33, a partial of one argument 20.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -33,9 +35,9 @@ class Forwarded(partial[Any]):
         return self
 
     def forward(self, function: Callable[..., Any]) -> None:
-        """Let calls go there, from any thread; those under way stay where they are."""
+        """Let calls go to `function(self, ...)`, from any thread; those under way stay where they are."""
         # a partial's one way to another function, which typeshed leaves out
-        self.__setstate__((function, (), None, self.__dict__))  # type: ignore[attr-defined]
+        self.__setstate__((function, (self,), None, self.__dict__))  # type: ignore[attr-defined]
 
 
 def nowhere(*_: Any, **__: Any) -> NoReturn:
@@ -100,11 +102,17 @@ class Prepared:
     outputs: tuple[Any, ...]
     arrays: tuple[Any, ...]  # kept alive
     send: Callable[[int], None]  # launches on a stream
+    repeat: Callable[[], object] | None = None  # launches on the caller's current one, in C
 
     def __call__(self, stream: object = None) -> None:
         """Launch on `stream`, or the one that the call was prepared for, or the caller's current one."""
         chosen = self.stream if stream is None else stream_address(stream)
-        self.send(self.record.stream() if chosen is None else chosen)
+        if chosen is not None:
+            self.send(chosen)
+        elif self.repeat is not None:
+            self.repeat()
+        else:
+            self.send(self.record.stream())
 
     @property
     def result(self) -> Any:

@@ -1,9 +1,10 @@
 // What torch's guards (fusegen/runtime/guards.py) say of tensors, and where these are, read from torch's own structs:
-// in a twentieth of the time. Compiled against the headers that torch brings along, for exactly that torch, and held
-// against its guards before anybody asks.
+// in a twentieth of the time. And fresh tensors like one that torch made, in half of it. Compiled against the headers
+// that torch brings along, for exactly that torch, and held against its guards before anybody asks.
 //
 // IMPL, given to the compiler, is how many bytes behind the start of a tensor's Python object its TensorImpl is said.
 
+#include <ATen/core/TensorBase.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -48,11 +49,13 @@ bool tell(const c10::TensorImpl &tensor, const Mode &mode, Word word)
 
 }  // namespace
 
-// Both take what Python knows to be tensors, with Python's lock held. Torch throws for those of which it can't tell
-// these things.
+struct _object *THPVariable_Wrap(const at::TensorBase &tensor);  // of libtorch_python: to a PyObject
+
+// All take what Python knows to be tensors, with Python's lock held. Torch throws for those of which it can't tell these
+// things. What they write down is so many numbers, or -1 where torch can't tell; they write if there is a place for it.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Writes down what tensors are like, if `traits` is a place for it: so many numbers, or -1 where torch can't tell.
+// Writes down what tensors are like.
 EXPORTED ptrdiff_t note(const void *const *tensors, ptrdiff_t count, int64_t *traits) noexcept
 try {
     const auto mode = c10::impl::tls_local_dispatch_key_set();
@@ -69,17 +72,69 @@ try {
     return -1;
 }
 
-// Whether as many tensors are like those that were noted (NULL: whatever they are like), and their addresses.
+// Whether as many tensors are like those that were noted, and their addresses.
 EXPORTED int alike(const void *const *tensors, ptrdiff_t count, const int64_t *traits, uint64_t *addresses) noexcept
 try {
     const auto mode = c10::impl::tls_local_dispatch_key_set();
     for (ptrdiff_t i = 0; i < count; i++) {
         auto &tensor = read(tensors[i]);
-        if (traits && !tell(tensor, mode, [&](int64_t trait) { return trait == *traits++; }))
+        if (!tell(tensor, mode, [&](int64_t trait) { return trait == *traits++; }))
             return 0;
         addresses[i] = reinterpret_cast<uintptr_t>(tensor.mutable_data());
     }
     return 1;
 } catch (...) {
     return 0;
+}
+
+// Writes down what it takes to make tensors like these, which torch has just made; also -1 where it takes more than
+// memory, a dtype, sizes and strides.
+EXPORTED ptrdiff_t form(const void *const *tensors, ptrdiff_t count, int64_t *forms) noexcept
+try {
+    ptrdiff_t size = 0;
+    const auto write = [&](int64_t number) {
+        if (forms)
+            forms[size] = number;
+        size++;
+    };
+    for (ptrdiff_t i = 0; i < count; i++) {
+        auto &tensor = read(tensors[i]);
+        const auto &storage = tensor.storage();
+        if (!storage.allocator() || storage.data() != tensor.data() || tensor.requires_grad())
+            return -1;
+        write(reinterpret_cast<intptr_t>(storage.allocator()));
+        write(static_cast<int64_t>(tensor.key_set().raw_repr()));
+        write(static_cast<int64_t>(tensor.dtype().toScalarType()));
+        write(static_cast<int64_t>(storage.nbytes()));
+        write(tensor.dim());
+        for (const auto extent : tensor.sizes())
+            write(extent);
+        for (const auto stride : tensor.strides())
+            write(stride);
+    }
+    return size;
+} catch (...) {
+    return -1;
+}
+
+// A new reference to a fresh tensor, on the current device and for the current stream, its address, and the next form.
+// It is what at::detail::empty_strided_generic does, with nothing left to find out. NULL where torch throws, as without
+// memory: it says why where it is asked for the same in Python.
+EXPORTED struct _object *make(const int64_t **forms, uint64_t *address) noexcept
+try {
+    const auto form = *forms;
+    const auto allocator = reinterpret_cast<c10::Allocator *>(static_cast<intptr_t>(form[0]));
+    const auto bytes = static_cast<size_t>(form[3]), axes = static_cast<size_t>(form[4]);
+    auto storage = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, /*resizable=*/true);
+    const at::TensorBase made(c10::make_intrusive<c10::TensorImpl>(
+        c10::Storage(std::move(storage)), c10::DispatchKeySet::from_raw_repr(static_cast<uint64_t>(form[1])),
+        c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(form[2]))));
+    auto &tensor = *made.unsafeGetTensorImpl();
+    tensor.set_sizes_and_strides({form + 5, axes}, {form + 5 + axes, axes});
+    *address = reinterpret_cast<uintptr_t>(tensor.mutable_data());
+    *forms = form + 5 + 2 * axes;
+    return THPVariable_Wrap(made);
+} catch (...) {
+    return nullptr;
 }

@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusegen.errors import MissingError
 from fusegen.runtime import native
@@ -47,7 +47,17 @@ SOURCE = Path(__file__).with_name("guards.cpp")
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 COMPILERS = ("c++", "g++", "clang++")  # not zig's, whose standard library is not torch's
 HINT = "apt install g++"
+LIBRARIES = ("libc10.so", "libtorch_python.so")  # of torch
 WORD = 8  # bytes
+
+
+class Functions(NamedTuple):
+    """Of guards.cpp, as ctypes has them."""
+
+    note: Any
+    alike: Any
+    form: Any
+    make: Any
 
 
 # ---------------------------------------------------------------- torch's own
@@ -127,8 +137,8 @@ def without(error: Exception) -> bool:
     return False
 
 
-def get() -> tuple[Any, Any]:
-    """`note` and `alike`, from the cache or compiled now.
+def get() -> Functions:
+    """The functions of guards.cpp, from the cache or compiled now.
 
     Raises MissingError, CompileError and OSError; and MissingError where they don't know this torch.
     """
@@ -139,14 +149,16 @@ def get() -> tuple[Any, Any]:
         raise MissingError(f"torch's headers are missing here: no {header}")
     command = (
         *compiler(), *FLAGS, f"-DIMPL={place}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        f"-isystem{home / 'include'}", str(SOURCE), str(home / "lib" / "libc10.so"),
+        f"-isystem{home / 'include'}", str(SOURCE), *(str(home / "lib" / name) for name in LIBRARIES),
     )  # fmt: skip
     text = hashlib.sha256(SOURCE.read_bytes() + header.read_bytes()).hexdigest()
     key = native.ModuleKey(SOURCE.stem, f"torch-{torch.__version__}", text, shlex.join(command))
     library = native.kept(key, ".so", lambda made: native.run([*command, "-o", str(made)], SOURCE), load)
-    found = library.note, library.alike
-    if not holds(*found):
+    found = Functions(library.note, library.alike, library.form, library.make)
+    if not holds(found):
         raise MissingError(f"{SOURCE.name} doesn't tell all tensors of torch {torch.__version__} apart")
+    if not makes(found):
+        raise MissingError(f"{SOURCE.name} doesn't make tensors as torch {torch.__version__} does")
     return found
 
 
@@ -176,7 +188,8 @@ def impl_offset() -> int:
 
 def load(library: Path) -> Any:
     found = ctypes.PyDLL(str(library))  # what keeps Python's lock
-    found.note.restype = ctypes.c_ssize_t
+    found.note.restype = found.form.restype = ctypes.c_ssize_t
+    found.make.restype = ctypes.c_void_p
     return found
 
 
@@ -184,29 +197,68 @@ def address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def holds(note: Any, alike: Any) -> bool:
+def holds(functions: Functions) -> bool:
     """Whether the functions tell apart what guards must, and find what they tell alike where it is."""
     torch = sys.modules["torch"]
     one, other, others = examples()
     shifted = torch.zeros(5, 6, dtype=torch.float32, device="cpu")[1:]
 
-    def noted(tensor: Any) -> Any:
-        size = note(objects(tensor), ctypes.c_ssize_t(1), None)
-        traits = (ctypes.c_int64 * max(size, 0))()
-        return traits if size > 0 and note(objects(tensor), ctypes.c_ssize_t(1), traits) == size else None
-
     def like(traits: Any, tensor: Any) -> bool:
         place = ctypes.c_uint64()
-        found = alike(objects(tensor), ctypes.c_ssize_t(1), traits, ctypes.byref(place))
+        found = functions.alike(objects(tensor), ctypes.c_ssize_t(1), traits, ctypes.byref(place))
         return bool(found) and place.value == tensor.data_ptr()
 
-    traits = noted(one)
+    traits = written(functions.note, one)
     if traits is None or not all(like(traits, tensor) for tensor in (one, other, shifted)):
         return False
     with torch.inference_mode():
         if like(traits, one):
             return False
     return not any(like(traits, tensor) for tensor in others)
+
+
+def makes(functions: Functions) -> bool:
+    """Whether the functions make of a tensor's form what torch makes, and know what takes more than that."""
+    torch = sys.modules["torch"]
+    one, _, _ = examples()
+    views = one[1:], one.t()[2:], one.clone().requires_grad_()
+    if any(written(functions.form, view) is not None for view in views):
+        return False
+    for tensor in (one, one.new_empty(3, 1, 5, dtype=torch.bfloat16), one.new_empty((), dtype=torch.int32)):
+        form = written(functions.form, tensor)
+        if form is None:
+            return False
+        forms, place = ctypes.c_void_p(ctypes.addressof(form)), ctypes.c_uint64()
+        made = remade(functions, forms, place)
+        if (
+            made is None
+            or forms.value != ctypes.addressof(form) + ctypes.sizeof(form)
+            or place.value != made.data_ptr()
+        ):
+            return False
+        if not guard((tensor,))(made) or made._version or made.data_ptr() == tensor.data_ptr():
+            return False
+        if made.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
+            return False
+    return True
+
+
+def remade(functions: Functions, forms: Any, place: Any) -> Any:
+    """A tensor of the first of `forms`, which go on to the next one, and its `place`; None without memory for it."""
+    found = functions.make(ctypes.byref(forms), ctypes.byref(place))
+    if not found:
+        return None
+    made = ctypes.cast(found, ctypes.py_object).value
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))  # the reference that came; `made` is one of its own
+    return made
+
+
+def written(write: Any, *tensors: Any) -> Any:
+    """The numbers that `note` or `form` writes of tensors; None where it can't."""
+    given = objects(*tensors), ctypes.c_ssize_t(len(tensors))
+    size = write(*given, None)
+    numbers = (ctypes.c_int64 * max(size, 0))()
+    return numbers if size > 0 and write(*given, numbers) == size else None
 
 
 def objects(*tensors: Any) -> Any:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +63,7 @@ class Kernel(Forwarded):
         self.variants: dict[Layout, Variant] = {source.plan.layout: self.main}
         self.loaded: dict[tuple[Layout, Place], Loaded] = {}
         self.records: dict[Signature, Record] = {}
-        self.shortcuts = Shortcuts(source.plan.graph, WIDEST, self.call)
+        self.shortcuts = Shortcuts(source.plan.graph, WIDEST, type(self).call)
         self.lock = threading.RLock()
         graph = source.plan.graph
         self.operands = graph.inputs
@@ -73,7 +72,7 @@ class Kernel(Forwarded):
         self.has_scalars = len(self.inputs) < len(self.operands)
         self.names = tuple(t.name for t in (*self.inputs, *self.outputs))
         self.load(self.main, device)  # now, so that no first call inside a graph capture has to
-        self.forward(self.call)
+        self.forward(type(self).call)
 
     # ---------------------------------------------------------------- what it is
 
@@ -107,17 +106,21 @@ class Kernel(Forwarded):
 
     # ---------------------------------------------------------------- calling it
 
-    def call(self, *operands: Any, out: Any = None, stream: object = None) -> Any:
+    def call(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Any:
         """Run the kernel; returns its output, or a tuple of them. Takes no shortcut: finds the record of like calls, or
         checks from the ground up.
 
-        Operands come in the spec's order: arrays, and numbers for run-time scalars. `out`: an array, or a tuple of
-        them, to write into. `stream`: where to launch; else the current stream of the first array's library. On a GPU
-        the call returns before the kernel is done; arrays on the CPU are copied there and back, complete on return.
+        Operands come in the spec's order, or by the names they have there (an operand that is itself called `out` or
+        `stream` in its place only), which takes a call some 2 us more: arrays, and numbers for run-time scalars. `out`:
+        an array, or a tuple of them, to write into. `stream`: where to launch; else the current stream of the first
+        array's library. On a GPU the call returns before the kernel is done; arrays on the CPU are copied there and
+        back, complete on return.
 
         Raises ArgumentError, with nothing launched, for operands that the kernel can't take, and KernelError when the
         launch is refused.
         """
+        if named:  # once more, in order: what repeats may have a shortcut
+            return self(*self.in_order(operands, named), out=out, stream=stream)
         arrays, values = self.split(operands)
         outs = () if out is None else self.split_out(out)
         signature = None
@@ -136,12 +139,12 @@ class Kernel(Forwarded):
                     return out
         return self.call_first(arrays, values, outs, stream, signature)
 
-    def prepare(self, *operands: Any, out: Any = None, stream: object = None) -> Prepared:
-        """The call `kernel(*operands, out=out, stream=stream)`, everything done but the launch.
+    def prepare(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Prepared:
+        """The call `kernel(*operands, out=out, stream=stream, **named)`, everything done but the launch.
 
         Raises ArgumentError as a call does, and for arrays that would have to be copied to the device.
         """
-        arrays, values = self.split(operands)
+        arrays, values = self.split(self.in_order(operands, named))
         outs = () if out is None else self.split_out(out)
         chosen = None if stream is None else stream_address(stream)
         views = self.views(arrays, outs, chosen)
@@ -149,14 +152,37 @@ class Kernel(Forwarded):
         if device is None:
             raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
         prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
-        send = repeating(prepared.record, prepared.pointers, prepared.values)
-        return prepared if send is None else replace(prepared, send=send)
+        return repeating(prepared, owner_of(arrays))
+
+    def in_order(self, operands: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All operands of a call that names some of them, in the spec's order."""
+        if not named:
+            return operands
+        names = [t.name for t in self.operands]
+        behind = names[len(operands) :]
+        wrong = [
+            f"{name} is {'given twice' if name in names else 'no operand'}" for name in named if name not in behind
+        ]
+        by_place = {"out", "stream"}
+        wrong += [
+            f"{name} is missing{' in its place, since a call has a word like that' if name in by_place else ''}"
+            for name in behind
+            if name not in named
+        ]
+        if wrong:
+            raise ArgumentError(f"{self.name} takes {self.takes}; of these, {', '.join(wrong)}")
+        return (*operands, *(named[name] for name in behind))
+
+    @property
+    def takes(self) -> str:
+        """`2 operands (x: f32[M, N], scale: f32)`."""
+        declared = ", ".join(f"{t.name}: {t.type}" for t in self.operands)
+        return f"{len(self.operands)} operand{'s' * (len(self.operands) != 1)} ({declared})"
 
     def split(self, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[float, ...]]:
         """The arrays and the run-time scalars of a call."""
         if len(operands) != len(self.operands):
-            takes = ", ".join(f"{t.name}: {t.type}" for t in self.operands)
-            raise ArgumentError(f"{self.name} takes {len(self.operands)} operands ({takes}), and got {len(operands)}")
+            raise ArgumentError(f"{self.name} takes {self.takes}, and got {len(operands)}")
         if not self.has_scalars:
             return operands, ()
         pairs = list(zip(self.operands, operands, strict=True))

@@ -1,8 +1,8 @@
 // A shortcut (fusegen/runtime/shortcuts.py) in C: a call that repeats an earlier one, without the time that Python takes
 // for it. It knows neither torch nor CUDA: it gets functions of torch, and the launch's memory written beforehand, all
 // but the stream, the addresses and the run-time numbers (fusegen/runtime/devices.py, Block). Where there are functions
-// in C++ that read torch's tensors (guards.cpp), it asks torch's guards no more than once: of the first call that they let
-// pass it has noted what those that follow must be like.
+// in C++ that read torch's tensors (guards.cpp), it asks torch no more than once: of the first call that its guards let
+// pass it has noted what those that follow must be like, and how the results were made.
 //
 // Each call has that memory on its own stack, so that any number of threads may make one at the same time.
 
@@ -20,12 +20,15 @@ typedef struct {
 } Span;
 
 typedef int (*Launch)(const Word *config, void *function, Word **arguments, void **extra);  // cuLaunchKernelEx
+typedef int (*StreamOf)(int32_t device, Word *stream);  // aoti_torch_get_current_cuda_stream
 
 // Of guards.cpp, once `read_by` was told where they are.
-static Py_ssize_t (*note)(PyObject *const *tensors, Py_ssize_t count, int64_t *traits);
+typedef Py_ssize_t (*Write)(PyObject *const *tensors, Py_ssize_t count, int64_t *numbers);
+static Write note, form;
 static int (*alike)(PyObject *const *tensors, Py_ssize_t count, const int64_t *traits, Word *addresses);
+static PyObject *(*make_like)(const int64_t **forms, Word *address);
 
-static PyObject *is_nested;  // the word
+static PyObject *is_nested, *word_out, *word_stream;  // the words
 
 typedef struct {
     PyObject_HEAD
@@ -36,7 +39,9 @@ typedef struct {
     PyObject *like;            // like(*tensors): whether torch finds them to be as those were
     PyObject *current_device;  // current_device(): the current one's number; None where there is but one
     PyObject *current_stream;  // current_stream(place)
+    StreamOf stream_of;        // the same in C; NULL where there is none
     PyObject *place;           // the number of the device
+    int32_t device;            // the same in C
     PyObject *address;         // address(tensor)
     PyObject *types;           // of every array, as `spans`
     PyObject *numbers;         // for each operand: what makes a run-time number of it, None for a tensor
@@ -56,7 +61,9 @@ typedef struct {
     void *function;
     PyObject *again;  // again(words): launches with all care
 
-    int64_t *traits;  // of like tensors, as `note` has them; NULL before the first call that `like` let pass
+    // as C++ has them; NULL before the first call that `like` let pass
+    int64_t *traits;  // of like tensors
+    int64_t *forms;   // of the outputs that `empty` made
 } Shortcut;
 
 // ---------------------------------------------------------------- what Python's objects say; -1 is an exception
@@ -89,15 +96,16 @@ static int number(PyObject *found, Word *word)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-// `out=` of a call, NULL where it is none. 0 for other keywords, and for a stream of one's choice.
+// `out=` of a call, NULL where it is none. 0 for other keywords, and for a stream of one's choice. Words in a program's
+// text are the same objects everywhere; a call with words made otherwise is handed on.
 static int keywords(PyObject *names, PyObject *const *values, PyObject **out)
 {
     *out = NULL;
     for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i), *value = values[i] == Py_None ? NULL : values[i];
-        if (PyUnicode_CompareWithASCIIString(name, "out") == 0)
+        if (name == word_out)
             *out = value;
-        else if (value || PyUnicode_CompareWithASCIIString(name, "stream") != 0)
+        else if (value || name != word_stream)
             return 0;
     }
     return 1;
@@ -108,22 +116,6 @@ static int keywords(PyObject *names, PyObject *const *values, PyObject **out)
 static PyObject *const *items(Shortcut *self, PyObject *const *outputs)
 {
     return self->outputs == 1 ? outputs : PySequence_Fast_ITEMS(*outputs);
-}
-
-// The output, or a tuple of them.
-static PyObject *allocate(Shortcut *self)
-{
-    if (self->outputs == 1)
-        return PyObject_Call(self->empty, PyTuple_GET_ITEM(self->fresh, 0), NULL);
-    PyObject *made = PyTuple_New(self->outputs);
-    for (Py_ssize_t i = 0; made && i < self->outputs; i++) {
-        PyObject *one = PyObject_Call(self->empty, PyTuple_GET_ITEM(self->fresh, i), NULL);
-        if (one)
-            PyTuple_SET_ITEM(made, i, one);
-        else
-            Py_CLEAR(made);
-    }
-    return made;
 }
 
 static int read_addresses(Shortcut *self, PyObject *const *tensors, Py_ssize_t count, Word *addresses)
@@ -143,16 +135,16 @@ static int of_types(Shortcut *self, PyObject *const *tensors, Py_ssize_t first, 
     return 1;
 }
 
-// What the tensors that torch's guards have let pass are like. Without memory for it they will be asked again.
-static void learn(Shortcut *self, PyObject *const *tensors, Py_ssize_t count)
+// What C++ writes down of tensors; NULL where it can't, or without memory, so that torch will be asked again.
+static int64_t *written(Write write, PyObject *const *tensors, Py_ssize_t count)
 {
-    Py_ssize_t size = note(tensors, count, NULL);
-    int64_t *traits = size < 0 ? NULL : PyMem_Malloc(size * sizeof *traits);
-    if (traits && note(tensors, count, traits) != size) {
-        PyMem_Free(traits);
-        traits = NULL;
+    Py_ssize_t size = write(tensors, count, NULL);
+    int64_t *numbers = size < 0 ? NULL : PyMem_Malloc(size * sizeof *numbers);
+    if (numbers && write(tensors, count, numbers) != size) {
+        PyMem_Free(numbers);
+        return NULL;
     }
-    self->traits = traits;
+    return numbers;
 }
 
 // Whether the tensors given are like those were, and their addresses: 1, 0, or -1 for an exception.
@@ -171,17 +163,40 @@ static int look(Shortcut *self, PyObject *const *tensors, Py_ssize_t count, Word
     if (like <= 0)
         return like;
     if (note && !self->traits)
-        learn(self, tensors, count);
+        self->traits = written(note, tensors, count);
     return read_addresses(self, tensors, count, addresses) < 0 ? -1 : 1;
 }
 
-// The addresses of outputs that `empty` made.
-static int locate(Shortcut *self, PyObject *const *made, Word *addresses)
+// Fresh memory for output `i`, and its address. `forms` goes on to the next one, or to NULL where C++ can't.
+static PyObject *fresh(Shortcut *self, Py_ssize_t i, const int64_t **forms, Word *address)
 {
-    if (self->traits && of_types(self, made, self->arrays - self->outputs, self->outputs)
-        && alike(made, self->outputs, NULL, addresses))
-        return 0;
-    return read_addresses(self, made, self->outputs, addresses);
+    PyObject *made = *forms ? make_like(forms, address) : NULL;
+    if (made)
+        return made;
+    PyErr_Clear();
+    *forms = NULL;
+    made = PyObject_Call(self->empty, PyTuple_GET_ITEM(self->fresh, i), NULL);
+    if (made && read_addresses(self, &made, 1, address) < 0)
+        Py_CLEAR(made);
+    return made;
+}
+
+// The output, or a tuple of them, and their addresses.
+static PyObject *allocate(Shortcut *self, Word *addresses)
+{
+    const int64_t *forms = self->forms;
+    PyObject *made = self->outputs == 1 ? fresh(self, 0, &forms, addresses) : PyTuple_New(self->outputs);
+    for (Py_ssize_t i = 0; made && self->outputs > 1 && i < self->outputs; i++) {
+        PyObject *one = fresh(self, i, &forms, addresses + i);
+        if (one)
+            PyTuple_SET_ITEM(made, i, one);
+        else
+            Py_CLEAR(made);
+    }
+    if (made && self->traits && !self->forms
+        && of_types(self, items(self, &made), self->arrays - self->outputs, self->outputs))
+        self->forms = written(form, items(self, &made), self->outputs);
+    return made;
 }
 
 // Whether every address is as far beyond a multiple of the widest vector as it was.
@@ -202,6 +217,13 @@ static int apart(Shortcut *self, const Word *addresses)
                 && addresses[other] < addresses[out] + self->spans[out].bytes)
                 return 0;
     return 1;
+}
+
+static int ask_stream(Shortcut *self, Word *stream)
+{
+    if (self->stream_of && !self->stream_of(self->device, stream))
+        return 0;
+    return integer(PyObject_CallOneArg(self->current_stream, self->place), stream);
 }
 
 // The GPU's queue may be full: other threads run while the driver waits for it.
@@ -226,7 +248,7 @@ static int attempt(Shortcut *self, PyObject *const *operands, PyObject *out, PyO
                       : out != NULL)
         return 0;
     Py_ssize_t inputs = 0, read = self->arrays - (self->filling ? 0 : self->outputs);
-    PyObject *tensors[self->arrays];
+    PyObject *tensors[self->arrays + 1];
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->numbers); i++)
         if (PyTuple_GET_ITEM(self->numbers, i) == Py_None)
             tensors[inputs++] = operands[i];
@@ -253,12 +275,10 @@ static int attempt(Shortcut *self, PyObject *const *operands, PyObject *out, PyO
         if (reads != Py_None && number(PyObject_CallOneArg(reads, operands[i]), value++) < 0)
             return -1;
     }
-    PyObject *made = self->filling ? Py_NewRef(out) : allocate(self);
+    PyObject *made = self->filling ? Py_NewRef(out) : allocate(self, addresses + inputs);
     if (!made)
         return -1;
-    if ((!self->filling && locate(self, items(self, &made), addresses + inputs) < 0)
-        || integer(PyObject_CallOneArg(self->current_stream, self->place), words + self->stream) < 0
-        || launch(self, words) < 0) {
+    if (ask_stream(self, words + self->stream) < 0 || launch(self, words) < 0) {
         Py_DECREF(made);
         return -1;
     }
@@ -266,6 +286,7 @@ static int attempt(Shortcut *self, PyObject *const *operands, PyObject *out, PyO
     return 1;
 }
 
+// As a method of the kernel is called: `given` is the kernel and then the operands.
 static PyObject *call(PyObject *object, PyObject *const *given, size_t flags, PyObject *names)
 {
     Shortcut *self = (Shortcut *)object;
@@ -273,8 +294,8 @@ static PyObject *call(PyObject *object, PyObject *const *given, size_t flags, Py
     PyObject *out, *outputs = NULL;
     int taken = 0;
     Py_INCREF(self);  // while it runs, its kernel may put others in its place
-    if (count == PyTuple_GET_SIZE(self->numbers) && keywords(names, given + count, &out))
-        taken = attempt(self, given, out, &outputs);
+    if (count == 1 + PyTuple_GET_SIZE(self->numbers) && keywords(names, given + count, &out))
+        taken = attempt(self, given + 1, out, &outputs);
     if (!taken) {
         PyObject *otherwise = Py_NewRef(self->otherwise);
         outputs = PyObject_Vectorcall(otherwise, given, flags, names);
@@ -296,12 +317,12 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
     self->otherwise = Py_NewRef(Py_None);
     self->given = Py_NewRef(given);
     Py_ssize_t spans, words, places;
-    unsigned long long mask, start, function;
+    unsigned long long mask, stream_of, start, function;
     if (names || !PyArg_ParseTuple(
-            given, "OOOOOO!O!OO!py#Ky#nny#KKO", &self->like, &self->current_device, &self->current_stream, &self->place,
-            &self->address, &PyTuple_Type, &self->types, &PyTuple_Type, &self->numbers, &self->empty, &PyTuple_Type,
-            &self->fresh, &self->filling, &self->spans, &spans, &mask, &self->words, &words, &self->stream, &self->first,
-            &self->places, &places, &start, &function, &self->again)) {
+            given, "OOOKOiOO!O!OO!py#Ky#nny#KKO", &self->like, &self->current_device, &self->current_stream, &stream_of,
+            &self->place, &self->device, &self->address, &PyTuple_Type, &self->types, &PyTuple_Type, &self->numbers,
+            &self->empty, &PyTuple_Type, &self->fresh, &self->filling, &self->spans, &spans, &mask, &self->words, &words,
+            &self->stream, &self->first, &self->places, &places, &start, &function, &self->again)) {
         Py_DECREF(self);
         return NULL;
     }
@@ -310,6 +331,7 @@ static PyObject *make(PyTypeObject *type, PyObject *given, PyObject *names)
     self->mask = mask;
     self->size = words / (Py_ssize_t)sizeof(Word);
     self->params = places / (Py_ssize_t)sizeof(Word);
+    self->stream_of = (StreamOf)(uintptr_t)stream_of;
     self->launch = (Launch)(uintptr_t)start;
     self->function = (void *)(uintptr_t)function;
     return (PyObject *)self;
@@ -341,6 +363,7 @@ static void drop(Shortcut *self)
     Py_DECREF(self->otherwise);
     Py_DECREF(self->given);
     PyMem_Free(self->traits);
+    PyMem_Free(self->forms);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -363,20 +386,22 @@ static PyTypeObject ShortcutType = {
     .tp_dealloc = (destructor)drop,
 };
 
-// `give` of guards.py is the one caller, and vouches for both.
+// `give` of guards.py is the one caller, and vouches for all.
 static PyObject *read_by(PyObject *module, PyObject *given)
 {
     (void)module;
-    unsigned long long noting, comparing;
-    if (!PyArg_ParseTuple(given, "KK", &noting, &comparing))
+    unsigned long long noting, comparing, forming, making;
+    if (!PyArg_ParseTuple(given, "KKKK", &noting, &comparing, &forming, &making))
         return NULL;
-    note = (Py_ssize_t(*)(PyObject *const *, Py_ssize_t, int64_t *))(uintptr_t)noting;
     alike = (int (*)(PyObject *const *, Py_ssize_t, const int64_t *, Word *))(uintptr_t)comparing;
+    form = (Write)(uintptr_t)forming;
+    make_like = (PyObject *(*)(const int64_t **, Word *))(uintptr_t)making;
+    note = (Write)(uintptr_t)noting;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
-    {"read_by", read_by, METH_VARARGS, "Let shortcuts read tensors by `note` and `alike` of guards.cpp, at these addresses."},
+    {"read_by", read_by, METH_VARARGS, "Let shortcuts read and make tensors by guards.cpp, whose functions are there."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -384,7 +409,10 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "shortcut", .m
 
 PyMODINIT_FUNC PyInit_shortcut(void)
 {
-    PyObject *module = (is_nested = PyUnicode_InternFromString("is_nested")) ? PyModule_Create(&definition) : NULL;
+    is_nested = PyUnicode_InternFromString("is_nested");
+    word_out = PyUnicode_InternFromString("out");
+    word_stream = PyUnicode_InternFromString("stream");
+    PyObject *module = is_nested && word_out && word_stream ? PyModule_Create(&definition) : NULL;
     if (module && PyModule_AddType(module, &ShortcutType) < 0)
         Py_CLEAR(module);
     return module;

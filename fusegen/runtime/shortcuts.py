@@ -9,17 +9,17 @@ must be apart from the inputs'. Anything else, and any doubt, goes to the next s
 checked path. Addresses that are all the same as in an earlier call were looked at then, and lie where the driver reads
 them.
 
-    def shortcut(*operands, out=None, stream=None):
+    def shortcut(kernel, /, *operands, out=None, stream=None, **named):
         ...
         x, y = operands
         ...
         if (
-            out is not None or stream is not None
+            out is not None or stream is not None or named
             or type(x) is not x_type or x.is_nested
             or type(y) is not y_type or y.is_nested
             or not like(x, y)
         ):
-            return otherwise(*operands, out=out, stream=stream)
+            return otherwise(kernel, *operands, out=out, stream=stream, **named)
         result = empty(*result_like)
         sent = current_stream(place), x.data_ptr(), y.data_ptr(), result.data_ptr()
         ...
@@ -27,7 +27,7 @@ them.
             stream_at, x_at, y_at, result_at = sent
             if (x_at | y_at) & 15:
                 ...
-                return otherwise(*operands)
+                return otherwise(kernel, *operands)
             ...
             slot[0] = sent
         ...
@@ -51,11 +51,12 @@ from __future__ import annotations
 
 import logging
 import re
+import struct
 import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, zip_longest
 from types import CodeType, FunctionType
@@ -64,26 +65,33 @@ from typing import Any
 from fusegen.graph import Graph
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, contiguous_strides
-from fusegen.runtime.calls import Record
+from fusegen.runtime.calls import Prepared, Record
 from fusegen.runtime.devices import Block, Sending
-from fusegen.runtime.libraries import torch_current_device, torch_current_stream, torch_dtype, torch_empty
+from fusegen.runtime.libraries import (
+    torch_current_device,
+    torch_current_stream,
+    torch_dtype,
+    torch_empty,
+    torch_stream_of,
+)
 
 log = logging.getLogger("fusegen.shortcuts")
 
 MOST_SHORTCUTS = 6  # tried one after the other, at a fraction of a microsecond each
 MOST_PATIENCE = 1024  # missed calls for one more shortcut, at most: making one costs as much as a few of them
 SUFFIXES = ("", "_at", "_end", "_bytes", "_like", "_number", "_type")  # of a tensor's name, for what belongs to it
+WORD = 8  # bytes of what C calls a Word
 Shortcut = Callable[..., Any]
 OWN = frozenset(
-    {"shortcut", "operands", "out", "stream", "stream_at", "otherwise", "like", "empty", "place", "current_stream"}
-    | {"current_device", "sent", "held", "slot"}
+    {"shortcut", "kernel", "operands", "out", "stream", "named", "stream_at", "otherwise", "like", "empty", "place"}
+    | {"current_stream", "current_device", "sent", "held", "slot"}
     | {"len", "tuple", "type", "ValueError"}  # Python's, which a name of a function's own would hide
 )
 
 
 class Shortcuts:
     """The shortcuts of one kernel, the newest first. Each hands what it does not take to the next one, the last to
-    `checked`; all of them are called as the kernel is.
+    `checked`; all of them are called as the kernel's methods are.
 
     A kind of call that comes back gets one at its first return; where they change all the time, ever fewer are made.
     """
@@ -143,6 +151,7 @@ class Kind:
     ends: tuple[int, ...]  # bytes from each array's address; torch has no negative strides, so that all begin there
     place: int  # the device's number
     current_stream: Callable[[int], int]
+    stream_of: int  # the address of the same in C; 0 where there is none
     current_device: Callable[[], int] | None  # None where there is but one
 
     def __str__(self) -> str:
@@ -184,6 +193,7 @@ def shortcut(
         ends=tuple(end for _, end in record.launch.spans),
         place=place[1],
         current_stream=torch_current_stream(place),
+        stream_of=torch_stream_of(place),
         current_device=torch_current_device() if place != CPU and torch.cuda.device_count() > 1 else None,
     )
     if sending.block is not None:
@@ -222,7 +232,7 @@ def in_c(block: Block, kind: Kind, module: Any) -> Shortcut:
     """The arguments of `make` in shortcut.c."""
     spans = chain.from_iterable(zip_longest(kind.offsets, kind.ends, fillvalue=0))
     made: Shortcut = module.Shortcut(
-        kind.guard, kind.current_device, kind.current_stream, kind.place, kind.address,
+        kind.guard, kind.current_device, kind.current_stream, kind.stream_of, kind.place, kind.place, kind.address,
         kind.types, kind.numbers, kind.empty, kind.fresh, kind.filling, words(spans), kind.widest - 1,
         block.words, block.stream, block.first, words(block.places), block.start, block.function, block.again,
     )  # fmt: skip
@@ -265,7 +275,7 @@ def shortcut_text(graph: Graph, called: Mapping[str, str], sending: Sending, kin
     outs = [called[t.name] for t in graph.outputs]
     read = [*arrays, *outs] if filling else arrays
     operands = ", ".join(called[t.name] for t in graph.inputs)
-    pass_on = "    return otherwise(*operands, out=out, stream=stream)"
+    pass_on = "    return otherwise(kernel, *operands, out=out, stream=stream, **named)"
     lines = ["try:", f"    {operands} = operands" if len(graph.inputs) > 1 else f"    ({operands},) = operands"]
     lines += ["except ValueError:  # too many or too few", pass_on]
     if filling and len(outs) == 1:
@@ -273,7 +283,7 @@ def shortcut_text(graph: Graph, called: Mapping[str, str], sending: Sending, kin
     elif filling:
         lines += [f"if type(out) is not tuple or len(out) != {len(outs)}:", pass_on]
         lines.append(f"{', '.join(outs)} = out")
-    another = [f"out is {'' if filling else 'not '}None or stream is not None"]
+    another = [f"out is {'' if filling else 'not '}None or stream is not None or named"]
     another += [f"or type({name}) is not {name}_type or {name}.is_nested" for name in read]
     lines += [
         "if (",
@@ -288,7 +298,7 @@ def shortcut_text(graph: Graph, called: Mapping[str, str], sending: Sending, kin
         lines += [f"{name} = empty(*{name}_like)" for name in outs]
     pointers = "".join(f", {name}.data_ptr()" for name in (*arrays, *outs))
     lines += [f"sent = current_stream(place){pointers}"]
-    give_up = indented([*sending.leave, f"return otherwise(*operands{', out=out' if filling else ''})"])
+    give_up = indented([*sending.leave, f"return otherwise(kernel, *operands{', out=out' if filling else ''})"])
     checks = [f"if {misaligned(read, kind.offsets, kind.widest)}:  # not as they were", *give_up]
     if filling:
         checks += [
@@ -299,7 +309,8 @@ def shortcut_text(graph: Graph, called: Mapping[str, str], sending: Sending, kin
         ]
     lines += launch_lines(sending, [f"{name}_at" for name in (*arrays, *outs)], numbers, checks)
     lines.append("return out" if filling else f"return {', '.join(outs)}")
-    return "".join(["def shortcut(*operands, out=None, stream=None):\n", *(f"    {line}\n" for line in lines)])
+    head = "def shortcut(kernel, /, *operands, out=None, stream=None, **named):\n"
+    return "".join([head, *(f"    {line}\n" for line in lines)])
 
 
 def launch_lines(
@@ -340,10 +351,12 @@ def overlaps(arrays: Sequence[str], outs: Sequence[str]) -> Sequence[str]:
 # ---------------------------------------------------------------- one call again and again
 
 
-def repeating(record: Record, pointers: tuple[int, ...], values: tuple[float, ...]) -> Callable[[int], None] | None:
-    """Launches one call on a given stream. None where a launch is not all of it, or there is none."""
+def repeating(prepared: Prepared, owner: str) -> Prepared:
+    """`prepared` with all that a launch of it does not need left out, if a launch is all of it. `owner` is the library
+    whose current stream it goes to."""
+    record, pointers, values = prepared.record, prepared.pointers, prepared.values
     if record.loaded is None or (record.waits and record.device.asynchronous):
-        return None
+        return prepared
     sending = record.loaded.sending(record.launch)
     addresses = [f"at_{position}" for position in range(len(pointers))]
     numbers = [f"value_{position}" for position in range(len(values))]
@@ -351,5 +364,28 @@ def repeating(record: Record, pointers: tuple[int, ...], values: tuple[float, ..
     text = "".join(["def again(stream):\n", *(f"    {line}\n" for line in lines)])
     names: dict[str, Any] = {**sending.names, "pointers": pointers, **dict(zip(numbers, values, strict=True))}
     exec(code_of(text, record.variant.plan.name), names)
-    made: Callable[[int], None] = names["again"]
-    return made
+    module = None
+    if owner == "torch" and prepared.stream is None and sending.block is not None:
+        from fusegen.runtime import native
+
+        module = native.module()
+    if module is None or sending.block is None:
+        return replace(prepared, send=names["again"])
+    return replace(prepared, send=names["again"], repeat=repeating_in_c(sending.block(), prepared, module))
+
+
+def repeating_in_c(block: Block, prepared: Prepared, module: Any) -> Shortcut:
+    """A shortcut without operands, whose launch has all its addresses and numbers already."""
+    held = bytearray(block.words)
+    codes = (
+        ("P" for _ in prepared.pointers),
+        ("f4x" if isinstance(value, float) else "i4x" for value in prepared.values),
+    )
+    struct.pack_into("".join(chain(*codes)), held, WORD * block.first, *prepared.pointers, *prepared.values)
+    place = prepared.record.device.place
+    nothing = Kind(
+        filling=False, guard=partial(bool, True), types=(), address=id, numbers=(), empty=tuple, fresh=(), offsets=(),
+        widest=1, ends=(), place=place[1], current_stream=torch_current_stream(place), stream_of=torch_stream_of(place),
+        current_device=None,
+    )  # fmt: skip
+    return partial(in_c(replace(block, words=bytes(held)), nothing, module), None)  # None for the kernel
