@@ -120,6 +120,7 @@ def launch_by_c(prepared: Any, batches: int) -> dict[str, float]:
 
     from fusegen.errors import FusegenError
     from fusegen.runtime import native
+    from fusegen.storage.libraries import run
 
     record = prepared.record
     make = record.loaded.sending(record.launch).block
@@ -129,7 +130,7 @@ def launch_by_c(prepared: Any, batches: int) -> dict[str, float]:
         source, library = Path(folder, "loop.c"), Path(folder, "loop.so")
         source.write_text(LOOP)
         try:
-            native.run([*native.compiler(), "-O2", "-fPIC", "-shared", str(source), "-o", str(library)], source)
+            run([*native.compiler(), "-O2", "-fPIC", "-shared", str(source), "-o", str(library)])
         except FusegenError:
             return {}
         loop = ctypes.CDLL(str(library)).loop

@@ -332,15 +332,65 @@ def test_shortcuts_from_a_thread_that_never_used_the_gpu(
     def work() -> None:
         try:
             kernel(x, y, out=out)
+            found.append(kernel(x, y))
             device.synchronize()
         except BaseException as error:
             failed.append(error)
 
+    found: list[Any] = []
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert not failed
     assert bool((out == 1).all())
+    assert bool((found[0] == 1).all())
+
+
+def test_results_of_shortcuts_are_in_torchs_memory(
+    torch: Any, target: Target, device: Device, cache: KernelCache, language: None
+) -> None:
+    """Counted, handed out again when they are gone, and kept for a stream that they are lent to."""
+    kernel = made(add, target, device, cache)
+    x, y, _ = settled_add(torch, kernel)
+    unchecked(kernel)
+    before = torch.cuda.memory_allocated()
+    kept = [kernel(x, y) for _ in range(5)]
+    assert torch.cuda.memory_allocated() - before == 5 * x.nbytes
+    assert len({z.data_ptr() for z in kept}) == 5
+    assert torch.cuda.memory_stats()["num_alloc_retries"] == 0
+    side, place = torch.cuda.Stream(), kept[0].data_ptr()
+    torch.cuda._sleep(50_000_000)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+    kept[0].record_stream(side)
+    kept.clear()
+    assert torch.cuda.memory_allocated() - before == x.nbytes
+    assert kernel(x, y).data_ptr() != place
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_shortcuts_without_memory(
+    torch: Any, target: Target, device: Device, cache: KernelCache, language: None
+) -> None:
+    """Torch says so, as ever."""
+    kernel = made(add, target, device, cache)
+    x, y = torch.zeros(2, 1 << 17, 512, device="cuda")
+    for _ in range(4):
+        z = kernel(x, y)
+    unchecked(kernel)
+    del z
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (100 << 20)) / total)
+        with pytest.raises(torch.OutOfMemoryError, match="allocate"):
+            kernel(x, y)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert kernel(x, y).shape == x.shape
+    torch.cuda.synchronize()
 
 
 def test_threads_share_shortcuts(
@@ -384,7 +434,7 @@ def test_shortcuts_of_two_gpus(torch: Any, target: Target, device: Device, cache
     assert len(kernel.shortcuts.made) == 4
 
 
-def test_prepared_calls(torch: Any, target: Target, device: Device, cache: KernelCache) -> None:
+def test_prepared_calls(torch: Any, target: Target, device: Device, cache: KernelCache, language: None) -> None:
     kernel = made(add, target, device, cache)
     x = torch.ones(64, 512, device="cuda")
     prepared = kernel.prepare(x, x)
@@ -392,6 +442,14 @@ def test_prepared_calls(torch: Any, target: Target, device: Device, cache: Kerne
     prepared()
     torch.cuda.synchronize()
     assert bool((prepared.result == 8).all())
+    side = torch.cuda.Stream()
+    for own in (False, True):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50_000_000)
+            x.add_(1.0)
+            prepared(side if own else None)
+        side.synchronize()
+        assert bool((prepared.result == 2 * x).all())
 
 
 def test_a_thread_that_never_used_the_gpu(torch: Any, target: Target, device: Device, cache: KernelCache) -> None:

@@ -638,6 +638,17 @@ def test_guards_that_fail_their_proof_are_not_used(
         guards.guards_hold.cache_clear()
 
 
+def test_guards_are_asked_where_all_tensors_are_pretended() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    guards.guards_hold.cache_clear()
+    try:
+        with FakeTensorMode():
+            assert not guards.guards_hold()
+    finally:
+        guards.guards_hold.cache_clear()
+
+
 def test_a_torch_without_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
     guards.guards_hold.cache_clear()

@@ -20,9 +20,9 @@ Nor are the others of DLPack used: memory comes from them in 3.1 us, from Induct
 stream 35 ns sooner, of which a whole call showed nothing.
 
 C++ is compiled against the headers that torch brings along, once for each torch, then cached; that takes a second or
-two, for which nobody waits but the end of a process that has called a kernel again and again. Before it is used, it has
-to tell the same tensors apart as the guards have to. Where there is no C++ compiler, or it fails for whatever reason,
-the guards are asked at each call. The logger `fusegen.shortcuts` says on DEBUG why.
+two, for which nobody waits. Before it is used, it has to tell the same tensors apart as the guards have to, and to make
+tensors as torch does. Where there is no C++ compiler, or it fails for whatever reason, the guards are asked at each
+call. The logger `fusegen.shortcuts` says on DEBUG why.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ import ctypes
 import hashlib
 import logging
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import Future
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusegen.errors import MissingError
-from fusegen.runtime import native
+from fusegen.runtime import background, native
+from fusegen.storage.libraries import LibraryKey, Wait, kept
 
 log = logging.getLogger("fusegen.shortcuts")
 
@@ -75,9 +77,9 @@ def guard(tensors: Sequence[Any]) -> Callable[..., bool]:
 def guards_hold() -> bool:
     """Whether this torch has the guards and they tell apart what they must; they are no public part of torch."""
     torch = sys.modules["torch"]
-    one, alike, others = examples()
-    others = (*others, torch.nn.Parameter(one, requires_grad=False), one.numpy(), None)
     try:
+        one, alike, others = examples()
+        others = (*others, torch.nn.Parameter(one, requires_grad=False), one.numpy(), None)
         like = guard((one, one))
         hold = like(one, alike) and not any(like(a, b) for x in others for a, b in ((one, x), (x, one)))
     except (AttributeError, ImportError, TypeError, RuntimeError) as error:
@@ -114,19 +116,17 @@ def examples() -> tuple[Any, Any, tuple[Any, ...]]:
 def begin(module: Any) -> Future[bool]:
     """Get the functions in the background, and let the module have them. Whether it does."""
     try:
-        pool = ThreadPoolExecutor(1, "fusegen-guards")
-        found = pool.submit(give, module)
-        pool.shutdown(wait=False)
+        found = background.begun(partial(give, module, background.wait), "fusegen-guards")
     except RuntimeError as error:  # no further threads here
         found = Future()
         found.set_result(without(error))
     return found
 
 
-def give(module: Any) -> bool:
+def give(module: Any, wait: Wait) -> bool:
     """Let the module of shortcut.c read tensors by the functions of guards.cpp, where they can be had."""
     try:
-        module.read_by(*map(address, get()))
+        module.read_by(*map(address, get(wait)))
     except Exception as error:  # whatever it is, calls go on without
         return without(error)
     return True
@@ -137,7 +137,7 @@ def without(error: Exception) -> bool:
     return False
 
 
-def get() -> Functions:
+def get(wait: Wait = subprocess.Popen.communicate) -> Functions:
     """The functions of guards.cpp, from the cache or compiled now.
 
     Raises MissingError, CompileError and OSError; and MissingError where they don't know this torch.
@@ -152,8 +152,8 @@ def get() -> Functions:
         f"-isystem{home / 'include'}", str(SOURCE), *(str(home / "lib" / name) for name in LIBRARIES),
     )  # fmt: skip
     text = hashlib.sha256(SOURCE.read_bytes() + header.read_bytes()).hexdigest()
-    key = native.ModuleKey(SOURCE.stem, f"torch-{torch.__version__}", text, shlex.join(command))
-    library = native.kept(key, ".so", lambda made: native.run([*command, "-o", str(made)], SOURCE), load)
+    key = LibraryKey(SOURCE.stem, f"torch-{torch.__version__}", text, shlex.join(command))
+    library = kept(key, command, ".so", load, wait)
     found = Functions(library.note, library.alike, library.form, library.make)
     if not holds(found):
         raise MissingError(f"{SOURCE.name} doesn't tell all tensors of torch {torch.__version__} apart")

@@ -2,7 +2,6 @@
 
     begin()     starts a thread that gets the module
     module()    the module, waited for a while; None where there is none
-    kept()      any library that is compiled once and cached
 
 There is none without a C compiler, without Python's headers, or where building or loading fails for whatever reason.
 Then shortcuts are functions in Python: the same calls, some 1 us longer. The logger `fusegen.shortcuts` says on DEBUG
@@ -21,20 +20,18 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
 
-from fusegen.errors import CompileError, MissingError
-from fusegen.storage import Key, Store
+from fusegen.errors import MissingError
+from fusegen.runtime import background
+from fusegen.storage.libraries import LibraryKey, Wait, kept
 
 log = logging.getLogger("fusegen.shortcuts")
 
@@ -44,16 +41,7 @@ FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 COMPILERS = ("cc", "gcc", "clang")
 ABI = EXTENSION_SUFFIXES[0]  # .cpython-312-x86_64-linux-gnu.so: what a module is good for
 HINT = "apt install gcc python3-dev"
-PATIENCE_S = 2  # from begin() on, of a call that waits; compiling takes 0.2 s, or 1 s from a disk that is cold
-LIMIT_S = 20  # of a compiler, for which the end of a process waits
-Library = TypeVar("Library")
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleKey(Key):
-    """Everything that the module depends on; `arch` is the interpreter's ABI."""
-
-    command: str
+PATIENCE_S = 2  # from begin() on, of a call that waits; compiling takes 0.3 s, or 1 s from a disk that is cold
 
 
 def begin() -> None:
@@ -78,35 +66,16 @@ def module() -> ModuleType | None:
 @cache
 def getting() -> tuple[Future[ModuleType], float]:
     """The module that a thread gets, and until when to wait for it. Raises RuntimeError where none can be started."""
-    pool = ThreadPoolExecutor(1, "fusegen-native")
-    found = pool.submit(get)
-    pool.shutdown(wait=False)
-    return found, time.monotonic() + PATIENCE_S
+    return background.begun(partial(get, background.wait), "fusegen-native"), time.monotonic() + PATIENCE_S
 
 
-def get() -> ModuleType:
+def get(wait: Wait = subprocess.Popen.communicate) -> ModuleType:
     """The module, loaded from the cache or compiled now. Raises MissingError, CompileError, OSError and ImportError."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():  # loading the module would bring it back
         raise MissingError("this Python runs without its global lock, on which the module relies")
-    command = (*compiler(), *FLAGS)
-    key = ModuleKey(SOURCE.stem, ABI, hashlib.sha256(SOURCE.read_bytes()).hexdigest(), shlex.join(command))
-    return kept(key, ABI, lambda library: build(command, library), load)
-
-
-def kept(key: ModuleKey, suffix: str, make: Callable[[Path], None], read: Callable[[Path], Library]) -> Library:
-    """What `read` loads from the library that the cache has under `key`, or that `make` compiles now.
-
-    It is loaded from a folder of its own, since others may replace or remove what is in the cache.
-    """
-    store = Store("extensions")
-    with tempfile.TemporaryDirectory(prefix="fusegen-", ignore_cleanup_errors=True) as folder:
-        library = Path(folder, key.entry + suffix)
-        if (data := store.load(key, lambda facts, data: data)) is not None:
-            library.write_bytes(data)
-        else:
-            make(library)
-            store.store(key, {}, library.read_bytes())
-        return read(library)
+    command = (*compiler(), *FLAGS, *headers())
+    key = LibraryKey(SOURCE.stem, ABI, hashlib.sha256(SOURCE.read_bytes()).hexdigest(), shlex.join(command))
+    return kept(key, [*command, str(SOURCE)], ABI, load, wait)
 
 
 def compiler() -> tuple[str, ...]:
@@ -124,25 +93,16 @@ def first_command(variable: str, names: Iterable[str]) -> tuple[str, ...]:
     return next((words for words in (named, *((name,) for name in names)) if words and shutil.which(words[0])), ())
 
 
-def build(command: tuple[str, ...], library: Path) -> None:
-    """Compile the source. Raises MissingError without Python's headers, and CompileError."""
-    import sysconfig  # takes milliseconds, for once
+def headers() -> list[str]:
+    """The options that let a compiler find Python's headers. Raises MissingError where there are none."""
+    import sysconfig  # takes milliseconds
 
     folders = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
     if not any(Path(folder, "Python.h").exists() for folder in folders):
         raise MissingError(
             f"Python's headers are missing here: no Python.h in {next(iter(folders))}\n  to get them: {HINT}"
         )
-    run([*command, *(f"-I{folder}" for folder in folders), str(SOURCE), "-o", str(library)], SOURCE)
-
-
-def run(command: Sequence[str], source: Path) -> None:
-    """Let a compiler compile `source`. Raises CompileError."""
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
-    )
-    if done.returncode:
-        raise CompileError(f"`{command[0]}` can't compile {source.name}\n{done.stderr}")
+    return [f"-I{folder}" for folder in folders]
 
 
 def load(library: Path) -> ModuleType:
