@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -515,11 +516,12 @@ def test_calls_are_cheap(torch: Any, target: Target, device: Device, cache: Kern
     out = kernel(*operands)
     prepared = kernel.prepare(*operands)
     took: dict[str, float] = {}
-    for name, call in (
-        ("result allocated", lambda: kernel(*operands)),
-        ("out given", lambda: kernel(*operands, out=out)),
-        ("prepared", prepared),
-    ):
+    calls: dict[str, Callable[[], object]] = {
+        "result allocated": lambda: kernel(*operands),
+        "out given": lambda: kernel(*operands, out=out),
+        "prepared": prepared,
+    }
+    for name, call in calls.items():
         best = float("inf")
         for _ in range(20):
             torch.cuda.synchronize()

@@ -688,12 +688,26 @@ def test_the_text_is_logged(caplog: pytest.LogCaptureFixture, language: str) -> 
 def test_prepared_calls_repeat_their_numbers() -> None:
     x, row = X.clone(), numbers(4, 1)
     prepared = made(affine).prepare(x, 0.5, row, 3)
-    assert (prepared.repeat is None) is (native.module() is None), "in C where there is any"
+    assert isinstance(prepared.func, FunctionType) is (native.module() is None), "in C where there is any"
     for turn in range(6):
         x += 1
         prepared(*[0] * (turn % 2))
         assert torch.equal(prepared.result[0], x * 0.5 + row + 3)
     assert made(affine).prepare(X[:0], 0.5, row[:0], 3)() is None, "nothing to launch"
+
+
+def test_prepared_calls_keep_their_tensors_and_nothing_longer() -> None:
+    prepared = made(add).prepare(X.clone(), Y.clone())
+    gone = [weakref.ref(tensor) for tensor in prepared.arrays]
+    gc.collect()
+    prepared()
+    assert torch.equal(prepared.result, X + Y)
+    gc.disable()
+    try:
+        del prepared
+        assert [ref() for ref in gone] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_no_tensor_is_kept_alive() -> None:

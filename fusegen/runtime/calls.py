@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class Forwarded(partial[Any]):
-    """An object whose calls go to a function: the one that it was last told to `forward` to, with the object before the
-    call's own arguments, as a method has it.
+    """An object whose calls go to a function: the one that it was last told to `forward` to, with one argument before
+    the call's own, as a method has it.
 
     Python calls an object that has a `__call__` with a tuple, a dict and a bound method that it makes for that call. A
     partial hands its arguments on as they came, and with one before them even where they are. In ns over the function
@@ -34,10 +34,10 @@ class Forwarded(partial[Any]):
         """An attribute of a class is no method of it, though a partial is one from Python 3.14 on."""
         return self
 
-    def forward(self, function: Callable[..., Any]) -> None:
-        """Let calls go to `function(self, ...)`, from any thread; those under way stay where they are."""
+    def forward(self, function: Callable[..., Any], first: object) -> None:
+        """Let calls go to `function(first, ...)`, from any thread; those under way stay where they are."""
         # a partial's one way to another function, which typeshed leaves out
-        self.__setstate__((function, (self,), None, self.__dict__))  # type: ignore[attr-defined]
+        self.__setstate__((function, (first,), None, self.__dict__))  # type: ignore[attr-defined]
 
 
 def nowhere(*_: Any, **__: Any) -> NoReturn:
@@ -91,28 +91,34 @@ class Record:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """One call, ready to launch again and again into the same outputs: what a benchmark or a graph capture repeats."""
+class Prepared(Forwarded):
+    """One call, ready to launch again and again into the same outputs: what a benchmark or a graph capture repeats.
 
-    record: Record
-    pointers: tuple[int, ...]
-    values: tuple[float, ...]
-    stream: int | None  # None: the caller's current one, asked at each launch
-    outputs: tuple[Any, ...]
-    arrays: tuple[Any, ...]  # kept alive
-    send: Callable[[int], None]  # launches on a stream
-    repeat: Callable[[], object] | None = None  # launches on the caller's current one, in C
+    `prepared(stream)` launches on `stream`, or the one that the call was prepared for, or the caller's current one.
+    """
 
-    def __call__(self, stream: object = None) -> None:
-        """Launch on `stream`, or the one that the call was prepared for, or the caller's current one."""
-        chosen = self.stream if stream is None else stream_address(stream)
-        if chosen is not None:
-            self.send(chosen)
-        elif self.repeat is not None:
-            self.repeat()
-        else:
-            self.send(self.record.stream())
+    def __init__(
+        self, record: Record, pointers: tuple[int, ...], values: tuple[float, ...], stream: int | None,
+        outputs: tuple[Any, ...], arrays: tuple[Any, ...],
+    ) -> None:  # fmt: skip
+        self.record = record
+        self.pointers = pointers
+        self.values = values
+        self.stream = stream  # None: the caller's current one, asked at each launch
+        self.outputs = outputs
+        self.arrays = arrays  # kept alive
+        self.hasten(partial(record.run, pointers, values))
+
+    def hasten(self, send: Callable[[int], None], repeat: Callable[[Callable[..., None]], Any] | None = None) -> None:
+        """Launch by `send(stream)`, and on the caller's current stream by what `repeat(otherwise)` gives, if there is
+        any; it hands calls with a stream on to `otherwise`."""
+        record, own = self.record, self.stream
+
+        def launch(_: None, stream: object = None) -> None:  # knows nothing of `self`, which goes as soon as it can
+            chosen = own if stream is None else stream_address(stream)
+            send(record.stream() if chosen is None else chosen)
+
+        self.forward(launch if repeat is None else repeat(launch), None)
 
     @property
     def result(self) -> Any:

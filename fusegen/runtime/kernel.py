@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import ArgumentError, KernelError, RequestError
@@ -30,7 +29,7 @@ from fusegen.runtime.calls import Forwarded, Prepared, Record, Variant
 from fusegen.runtime.copied import run_copied
 from fusegen.runtime.devices import Device, Launch, Loaded, runs
 from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
-from fusegen.runtime.shortcuts import Shortcuts, repeating
+from fusegen.runtime.shortcuts import Shortcuts, hasten
 from fusegen.runtime.signatures import Signature, fast_signature, view_signature
 from fusegen.targets import Target
 from fusegen.types import DType
@@ -72,7 +71,7 @@ class Kernel(Forwarded):
         self.has_scalars = len(self.inputs) < len(self.operands)
         self.names = tuple(t.name for t in (*self.inputs, *self.outputs))
         self.load(self.main, device)  # now, so that no first call inside a graph capture has to
-        self.forward(type(self).call)
+        self.forward(type(self).call, self)
 
     # ---------------------------------------------------------------- what it is
 
@@ -111,7 +110,7 @@ class Kernel(Forwarded):
         checks from the ground up.
 
         Operands come in the spec's order, or by the names they have there (an operand that is itself called `out` or
-        `stream` in its place only), which takes a call some 2 us more: arrays, and numbers for run-time scalars. `out`:
+        `stream` in its place only), which takes some 3 us more: arrays, and numbers for run-time scalars. `out`:
         an array, or a tuple of them, to write into. `stream`: where to launch; else the current stream of the first
         array's library. On a GPU the call returns before the kernel is done; arrays on the CPU are copied there and
         back, complete on return.
@@ -129,7 +128,7 @@ class Kernel(Forwarded):
             record = self.records.get(signature)
             if record is not None:
                 if self.shortcuts.learn(record, arrays, outs, pointers):
-                    self.forward(self.shortcuts.first)
+                    self.forward(self.shortcuts.first, self)
                 if not outs:
                     made = tuple([maker(arrays, None) for maker in record.makers])
                     record.run((*pointers, *map(record.address, made)), values, record.stream())
@@ -152,7 +151,8 @@ class Kernel(Forwarded):
         if device is None:
             raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
         prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
-        return repeating(prepared, owner_of(arrays))
+        hasten(prepared, owner_of(arrays))
+        return prepared
 
     def in_order(self, operands: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """All operands of a call that names some of them, in the spec's order."""
@@ -233,8 +233,7 @@ class Kernel(Forwarded):
         pointers = tuple(v.address for v in views.values())
         if not outs:
             pointers += tuple(map(record.address, made))
-        send = partial(record.run, pointers, values)
-        return Prepared(record, pointers, values, stream, made, (*arrays, *made), send)
+        return Prepared(record, pointers, values, stream, made, (*arrays, *made))
 
     def views(self, arrays: Sequence[Any], outs: Sequence[Any], stream: int | None) -> dict[str, ArrayView]:
         """Every array's view by its tensor's name, inputs first. `stream` will use them (None: the current one)."""

@@ -181,9 +181,11 @@ static PyObject *fresh(Shortcut *self, Py_ssize_t i, const int64_t **forms, Word
     return made;
 }
 
-// The output, or a tuple of them, and their addresses.
+// The output, or a tuple of them, and their addresses; None for none.
 static PyObject *allocate(Shortcut *self, Word *addresses)
 {
+    if (!self->outputs)
+        Py_RETURN_NONE;
     const int64_t *forms = self->forms;
     PyObject *made = self->outputs == 1 ? fresh(self, 0, &forms, addresses) : PyTuple_New(self->outputs);
     for (Py_ssize_t i = 0; made && self->outputs > 1 && i < self->outputs; i++) {

@@ -64,7 +64,7 @@ from typing import Any
 
 from fusegen.graph import Graph
 from fusegen.runtime import arguments
-from fusegen.runtime.arrays import CPU, contiguous_strides
+from fusegen.runtime.arrays import CPU, Place, contiguous_strides
 from fusegen.runtime.calls import Prepared, Record
 from fusegen.runtime.devices import Block, Sending
 from fusegen.runtime.libraries import (
@@ -351,12 +351,12 @@ def overlaps(arrays: Sequence[str], outs: Sequence[str]) -> Sequence[str]:
 # ---------------------------------------------------------------- one call again and again
 
 
-def repeating(prepared: Prepared, owner: str) -> Prepared:
-    """`prepared` with all that a launch of it does not need left out, if a launch is all of it. `owner` is the library
-    whose current stream it goes to."""
+def hasten(prepared: Prepared, owner: str) -> None:
+    """Leave out what a launch of `prepared` does not need, if a launch is all of it. `owner` is the library whose
+    current stream it goes to."""
     record, pointers, values = prepared.record, prepared.pointers, prepared.values
     if record.loaded is None or (record.waits and record.device.asynchronous):
-        return prepared
+        return
     sending = record.loaded.sending(record.launch)
     addresses = [f"at_{position}" for position in range(len(pointers))]
     numbers = [f"value_{position}" for position in range(len(values))]
@@ -364,28 +364,27 @@ def repeating(prepared: Prepared, owner: str) -> Prepared:
     text = "".join(["def again(stream):\n", *(f"    {line}\n" for line in lines)])
     names: dict[str, Any] = {**sending.names, "pointers": pointers, **dict(zip(numbers, values, strict=True))}
     exec(code_of(text, record.variant.plan.name), names)
-    module = None
+    repeat = None
     if owner == "torch" and prepared.stream is None and sending.block is not None:
         from fusegen.runtime import native
 
-        module = native.module()
-    if module is None or sending.block is None:
-        return replace(prepared, send=names["again"])
-    return replace(prepared, send=names["again"], repeat=repeating_in_c(sending.block(), prepared, module))
+        if (module := native.module()) is not None:
+            repeat = partial(repeating, sending.block(), pointers, values, record.device.place, module)
+    prepared.hasten(names["again"], repeat)
 
 
-def repeating_in_c(block: Block, prepared: Prepared, module: Any) -> Shortcut:
+def repeating(
+    block: Block, pointers: Sequence[int], values: Sequence[float], place: Place, module: Any, otherwise: Shortcut
+) -> Shortcut:
     """A shortcut without operands, whose launch has all its addresses and numbers already."""
     held = bytearray(block.words)
-    codes = (
-        ("P" for _ in prepared.pointers),
-        ("f4x" if isinstance(value, float) else "i4x" for value in prepared.values),
-    )
-    struct.pack_into("".join(chain(*codes)), held, WORD * block.first, *prepared.pointers, *prepared.values)
-    place = prepared.record.device.place
-    nothing = Kind(
+    codes = chain("P" * len(pointers), ("f4x" if type(value) is float else "i4x" for value in values))
+    struct.pack_into("".join(codes), held, WORD * block.first, *pointers, *values)
+    kind = Kind(
         filling=False, guard=partial(bool, True), types=(), address=id, numbers=(), empty=tuple, fresh=(), offsets=(),
         widest=1, ends=(), place=place[1], current_stream=torch_current_stream(place), stream_of=torch_stream_of(place),
         current_device=None,
     )  # fmt: skip
-    return partial(in_c(replace(block, words=bytes(held)), nothing, module), None)  # None for the kernel
+    made = in_c(replace(block, words=bytes(held)), kind, module)
+    hand_on(made, otherwise)
+    return made
