@@ -3,9 +3,17 @@
     python benchmarks/overheads.py [--json FILE] [--batches 40] [--processes 5] [--only calls]
 
 Calls: the host's time to return from a launch on six operands of 8 x 4096 halves (bias_gelu_residual_ln and its
-output), median over batches of 300 launches, the GPU idle before each. The bare launch is the driver's own part: its
-arguments are packed beforehand, and nothing is looked at; by C in a loop there is no Python around it. Parts are what a
-call is made of, each alone.
+output), median over batches of 300 launches, the GPU idle before each. All that is measured takes turns, batch by
+batch, since hosts change their speed within seconds. The bare launch is the driver's own part: its arguments are packed
+beforehand, and nothing is looked at; by C in a loop there is no Python around it. Parts are what a call is made of,
+each alone.
+
+That is the host's time and not the GPU's pace: by C in a loop a launch took 3.1 to 3.3 us in batches of 20, 50, 100,
+200, 300, 500 and 3000, of this kernel and of an empty one of a warp, on an idle GPU and behind a kernel that spins for
+5 ms. Nor does it matter how it is launched: cuLaunchKernel or cuLaunchKernelEx, 0, 6 or 10 arguments, each by its
+address or all in one buffer, with 0 to 100 KiB of dynamic shared memory, 1 or 132 blocks, on the default stream, a
+thread's or one of its own, as a CUfunction or a CUkernel: all within 0.2 us, which is what runs of one of them differ
+by (an H200's host in a virtual machine, driver 580).
 
 Processes: a new process each, after `import torch`, `import fusegen` and six tensors on the GPU. `modules` is the time
 to import what fusegen.compile needs beside these (cold: jinja2 and the compiler's bindings among them, not NVRTC's
@@ -52,18 +60,27 @@ def operands() -> tuple[Any, ...]:
 # ---------------------------------------------------------------- calls
 
 
-def microseconds(call: Callable[[], object], batches: int) -> float:
-    """Host time of one call."""
-    import torch
+Batch = Callable[[], float]
+"""Makes so many calls, and says how many seconds that took."""
 
+
+def batch_of(call: Callable[[], object]) -> Batch:
     timer = timeit.Timer(call)
     timer.timeit(20)
-    times = []
+    return lambda: timer.timeit(CALLS)
+
+
+def microseconds(found: Mapping[str, Batch], batches: int) -> dict[str, float]:
+    """Host time of one call of each."""
+    import torch
+
+    times: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(batches):
-        torch.cuda.synchronize()
-        times.append(timer.timeit(CALLS) / CALLS * 1e6)
+        for name, batch in found.items():
+            torch.cuda.synchronize()
+            times[name].append(batch() / CALLS * 1e6)
     torch.cuda.synchronize()
-    return statistics.median(times)
+    return {name: statistics.median(of) for name, of in times.items()}
 
 
 def calls(batches: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -72,31 +89,34 @@ def calls(batches: int) -> tuple[dict[str, float], dict[str, float]]:
 
     import fusegen
 
-    kernel = fusegen.compile(chain())
+    kernel, filling, checked = (fusegen.compile(chain()) for _ in range(3))  # each knows its own kind of calls
     tensors = operands()
     x, bias, residual, gamma, beta = tensors
     for _ in range(3):
         out = kernel(*tensors)
-        kernel(*tensors, out=out)
+        filling(*tensors, out=out)
     prepared = kernel.prepare(*tensors)
-    idle = microseconds(lambda: None, batches)
 
-    def measured(found: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-        return {name: microseconds(call, batches) - idle for name, call in found.items()}
+    def measured(found: Mapping[str, Callable[[], object]], in_c: Mapping[str, Batch]) -> dict[str, float]:
+        times = microseconds(
+            {"": batch_of(lambda: None), **{n: batch_of(c) for n, c in found.items()}, **in_c}, batches
+        )
+        idle = times.pop("")
+        return {name: us if name in in_c else us - idle for name, us in times.items()}
 
-    whole = measured({
+    whole = {
         "kernel(...), result allocated": lambda: kernel(x, bias, residual, gamma, beta),
-        "kernel(..., out=out)": lambda: kernel(x, bias, residual, gamma, beta, out=out),
-        "the first without its shortcut": lambda: kernel.call(*tensors),
-        "the second without its shortcut": lambda: kernel.call(*tensors, out=out),
+        "kernel(..., out=out)": lambda: filling(x, bias, residual, gamma, beta, out=out),
+        "the first, by name": lambda: kernel(x=x, bias=bias, residual=residual, gamma=gamma, beta=beta),
+        "the first without its shortcut": lambda: checked.call(*tensors),
+        "the second without its shortcut": lambda: checked.call(*tensors, out=out),
         "prepared()": prepared,
         "torch: x + y": lambda: x + residual,
         "torch.add(x, y, out=out)": lambda: torch.add(x, residual, out=out),
         **triton_launch(tensors, out),
         **bare_launches(prepared),
-    })  # fmt: skip
-    whole |= launch_by_c(prepared, batches)
-    return whole, measured(parts(tensors, out))
+    }  # fmt: skip
+    return measured(whole, launch_by_c(prepared)), measured(parts(tensors, out), {})
 
 
 LOOP = """
@@ -112,11 +132,9 @@ int loop(int (*launch)(void *, void *, void **, void **), void *config, void *fu
 """
 
 
-def launch_by_c(prepared: Any, batches: int) -> dict[str, float]:
-    """Microseconds of the same launch made by C in a loop, where a C compiler is: the floor of any call."""
+def launch_by_c(prepared: Any) -> dict[str, Batch]:
+    """The same launch made by C in a loop, where a C compiler is: the floor of any call."""
     import ctypes
-
-    import torch
 
     from fusegen.errors import FusegenError
     from fusegen.runtime import native
@@ -140,15 +158,15 @@ def launch_by_c(prepared: Any, batches: int) -> dict[str, float]:
     places = [ctypes.addressof(words) + 8 * place for place in block.places]
     arguments = (ctypes.c_void_p * len(places))(*places)
     given = ctypes.c_void_p(block.start), words, ctypes.c_void_p(block.function), arguments, CALLS
-    times = []
-    for _ in range(batches):
-        torch.cuda.synchronize()
+
+    def batch() -> float:
         begin = time.perf_counter()
         refused = loop(*given)
-        times.append((time.perf_counter() - begin) / CALLS * 1e6)
+        took = time.perf_counter() - begin
         assert not refused
-    torch.cuda.synchronize()
-    return {"bare cuLaunchKernelEx, by C in a loop": statistics.median(times)}
+        return took
+
+    return {"bare cuLaunchKernelEx, by C in a loop": batch}
 
 
 def triton_launch(tensors: tuple[Any, ...], out: Any) -> dict[str, Callable[[], object]]:
