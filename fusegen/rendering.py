@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fusegen.errors import RequestError
 from fusegen.planner.gemm import GemmPlan
@@ -18,6 +18,10 @@ from fusegen.reference import reference_source
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+class Spelling(Protocol):
+    def context(self) -> dict[str, Any]: ...
 
 
 def template_folder() -> Path:
@@ -38,6 +42,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,  # the output is C++
+        optimized=False,  # folding constants takes a tenth of a compile, and a template is rendered a few times
     )
 
 
@@ -52,24 +57,40 @@ def render(plan: Plan) -> Source:
 
 def context(plan: Plan) -> dict[str, Any]:
     """What the plan's template sees: each kind of plan has a speller of its own."""
-    from fusegen.dense_spelling import DenseSpeller
-    from fusegen.gemm_spelling import GemmSpeller
-    from fusegen.held_spelling import HeldSpeller
-    from fusegen.rolling import RollingSpeller
-    from fusegen.selection_spelling import SelectionSpeller
-    from fusegen.spelling import Speller
-    from fusegen.wgmma_spelling import WgmmaSpeller
+    return speller(plan).context()
 
+
+def speller(plan: Plan) -> Spelling:
+    """Imports the one that is needed: a first result waits for it."""
     if isinstance(plan, WgmmaPlan):
-        return WgmmaSpeller(plan).context()
+        from fusegen.wgmma_spelling import WgmmaSpeller
+
+        return WgmmaSpeller(plan)
     if isinstance(plan, GemmPlan):
-        return GemmSpeller(plan).context()
-    if isinstance(plan, RowPlan) and plan.selection:
-        spellers: dict[str, type[SelectionSpeller]] = {"hold": HeldSpeller, "dense": DenseSpeller}
-        return spellers.get(plan.selection.by, SelectionSpeller)(plan).context()
-    if isinstance(plan, RowPlan):
-        return (RollingSpeller if plan.rolling else Speller)(plan).context()
-    raise TypeError(f"{plan.name}: nothing spells a {type(plan).__name__}")
+        from fusegen.gemm_spelling import GemmSpeller
+
+        return GemmSpeller(plan)
+    if not isinstance(plan, RowPlan):
+        raise TypeError(f"{plan.name}: nothing spells a {type(plan).__name__}")
+    if plan.selection and plan.selection.by == "dense":
+        from fusegen.dense_spelling import DenseSpeller
+
+        return DenseSpeller(plan)
+    if plan.selection and plan.selection.by == "hold":
+        from fusegen.held_spelling import HeldSpeller
+
+        return HeldSpeller(plan)
+    if plan.selection:
+        from fusegen.selection_spelling import SelectionSpeller
+
+        return SelectionSpeller(plan)
+    if plan.rolling:
+        from fusegen.rolling import RollingSpeller
+
+        return RollingSpeller(plan)
+    from fusegen.spelling import Speller
+
+    return Speller(plan)
 
 
 def tidy(text: str) -> str:
