@@ -365,7 +365,6 @@ def test_results_of_shortcuts_are_in_torchs_memory(
         torch.cuda._sleep(50_000_000)
     kept[0].record_stream(side)
     kept.clear()
-    assert torch.cuda.memory_allocated() - before == x.nbytes
     assert kernel(x, y).data_ptr() != place
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before

@@ -70,7 +70,7 @@ def compiler(place: Path, text: str) -> list[str]:
 
 
 def made(command: list[str], **options: Any) -> bytes:
-    return kept(KEY, command, ".so", Path.read_bytes, **options)
+    return kept(KEY, lambda: command, ".so", Path.read_bytes, **options)
 
 
 def stored() -> bytes | None:

@@ -2,7 +2,7 @@
 
     guard(tensors)     torch's own guards for tensors like these
     guards_hold()      whether this torch has guards that tell apart what they must
-    begin(module)      starts a thread that gets C++ (`guards.cpp`) for the module of shortcut.c
+    begin(module)      starts a thread that gets C++ (`guards.cpp`) for the module of shortcut.c: guards, fresh tensors
 
 `TensorGuards`, which torch.compile calls before each of its own graphs, compares class, dtype, device, layout, sizes,
 strides, gradient and lazy negation, and what modes are active. It is the law here, and takes most of what a call in C
@@ -16,8 +16,13 @@ H200's host (torch 2.11):
      453    DLPack's functions for C (__dlpack_c_exchange_api__), which leave out lazy negation and the modes
      708    is_neg, for the first of these
 
-Nor are the others of DLPack used: memory comes from them in 3.1 us, from Inductor's function in 2.0; and the current
-stream 35 ns sooner, of which a whole call showed nothing.
+Fresh tensors come from C++ too, which notes how torch made the first results and makes later ones alike: by the same
+allocator, with the same sizes. In us, with the memory given back (a slower host; torch's allocator alone takes 0.93):
+
+    2.56    Inductor's function, called by Python
+    2.07    at::detail::empty_strided_cuda, called by C++, made an object of Python's
+    1.59    C++, which puts the tensor together itself
+    3.1     DLPack's function (on the host above, where Inductor's takes 2.0)
 
 C++ is compiled against the headers that torch brings along, once for each torch, then cached; that takes a second or
 two, for which nobody waits. Before it is used, it has to tell the same tensors apart as the guards have to, and to make
@@ -153,7 +158,7 @@ def get(wait: Wait = subprocess.Popen.communicate) -> Functions:
     )  # fmt: skip
     text = hashlib.sha256(SOURCE.read_bytes() + header.read_bytes()).hexdigest()
     key = LibraryKey(SOURCE.stem, f"torch-{torch.__version__}", text, shlex.join(command))
-    library = kept(key, command, ".so", load, wait)
+    library = kept(key, lambda: command, ".so", load, wait)
     found = Functions(library.note, library.alike, library.form, library.make)
     if not holds(found):
         raise MissingError(f"{SOURCE.name} doesn't tell all tensors of torch {torch.__version__} apart")

@@ -73,9 +73,9 @@ def get(wait: Wait = subprocess.Popen.communicate) -> ModuleType:
     """The module, loaded from the cache or compiled now. Raises MissingError, CompileError, OSError and ImportError."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():  # loading the module would bring it back
         raise MissingError("this Python runs without its global lock, on which the module relies")
-    command = (*compiler(), *FLAGS, *headers())
+    command = (*compiler(), *FLAGS)
     key = LibraryKey(SOURCE.stem, ABI, hashlib.sha256(SOURCE.read_bytes()).hexdigest(), shlex.join(command))
-    return kept(key, [*command, str(SOURCE)], ABI, load, wait)
+    return kept(key, lambda: [*command, *headers(), str(SOURCE)], ABI, load, wait)
 
 
 def compiler() -> tuple[str, ...]:

@@ -42,17 +42,17 @@ class LibraryKey(Key):
 
 
 def kept(
-    key: LibraryKey, command: Sequence[str], suffix: str, read: Callable[[Path], Library],
+    key: LibraryKey, command: Callable[[], Sequence[str]], suffix: str, read: Callable[[Path], Library],
     wait: Wait = subprocess.Popen.communicate,
 ) -> Library:  # fmt: skip
-    """What `read` loads from the library that the cache has under `key`, or that `command -o FILE` makes now.
+    """What `read` loads from the library that the cache has under `key`, or that `command() -o FILE` makes now.
 
     It is loaded from a folder of its own, since others may replace or remove what is in the cache. `wait` is how the
     compiling process is waited for. Raises CompileError, MissingError where there is no Python to start, and OSError.
     """
     data = Store("extensions").load(key, lambda facts, data: data)
     if data is None:
-        data = made(key, command, suffix, wait)
+        data = made(key, command(), suffix, wait)
     with tempfile.TemporaryDirectory(prefix="fusegen-", ignore_cleanup_errors=True) as folder:
         library = Path(folder, key.entry + suffix)
         library.write_bytes(data)
