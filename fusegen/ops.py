@@ -72,14 +72,14 @@ _map("minimum", 2, "np.minimum({0}, {1})", "smaller({0}, {1})", "the smaller; Na
 _map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, slots=76, ulps=16,
      slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
 _map("small_pow", 2, "np.power({0}, {1})", "small_power({0}, {1})", "x ** number up to 4, not whole; planners choose",
-     takes="float", flops=16, slots=27, ulps=16,
+     takes="float", flops=16, slots=24, ulps=16,
      slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
 
 # ---- exponentials and roots. exponential(x) is 2^(x log2 e): the product's rounding moves it by x 2^-24, the power by
 # 2 ulp (PTX ISA, ex2.approx.ftz); beyond |x| = 128 it is 0 or infinite like the true one
 _map("exp", 1, "np.exp({0})", "exponential({0})", "e ** x", takes="float", flops=4, slots=3, ulps=2.25,
      slopes=("{out}",), scale="{out} * (1 + 0.3 * np.minimum(np.abs({0}), 128))")  # fmt: skip
-_map("log", 1, "np.log({0})", "natural_log({0})", "natural logarithm", takes="float", flops=4, slots=13, ulps=3,
+_map("log", 1, "np.log({0})", "natural_log({0})", "natural logarithm", takes="float", flops=4, slots=12, ulps=3,
      slopes=("1 / np.abs({0})",))  # fmt: skip
 _map("log1p", 1, "np.log1p({0})", "log_1_plus({0})", "log(1 + x)", takes="float", flops=5, slots=9, ulps=4,
      slopes=("1 / np.abs(1 + {0})",))  # fmt: skip

@@ -44,7 +44,7 @@ class Special:
 # ln x = (x - 1) y' / (e^y' - 1) with y' = ln x, and y' / (e^y' - 1) is smooth: 1 - y' / 2 and an even rest, so an error
 # of y' there is halved. With y = log2 x from -0.9 to 0.9 the rest is known to 0.8 ulp by two terms, and there the
 # product is within 2.9 ulp; beyond, where log_2 is off by 2^-22 / 0.9 of it at most, ln 2 y is. logf took 25
-# instructions and this takes 13, of which 4 are for subnormals, which ln(1 + x) needs as little as what is none.
+# instructions and this takes 12, of which 3 are for subnormals, which ln(1 + x) needs as little as what is none.
 LOG_PIECES = (
     "const float w = y * y;",
     "const float near = {0} * fmaf(-0.34657359f, y, fmaf(fmaf(-0.000316441874f, w, 0.040036682f), w, 1.0f));",
@@ -63,32 +63,34 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
     "natural_log": Special(
         "ln x, within 3 ulp",
         ("const bool tiny = x < 1.17549435e-38f;",
-         "float y = log_2(tiny ? 16777216.0f * x : x);",
+         "const float t = tiny ? 16777216.0f * x : x;",
+         "float y = log_2(t);",
          "if (tiny) y -= 24.0f;",
-         *(line.format("(x - 1.0f)") for line in LOG_PIECES)), ("log_2",),
+         *(line.format("(t - 1.0f)") for line in LOG_PIECES)), ("log_2",),
     ),
     "log_1_plus": Special(
         "ln(1 + x), within 4 ulp",
         ("const float y = log_2(1.0f + x);", *(line.format("x") for line in LOG_PIECES)), ("log_2",),
     ),
-    # 2^(y log2 x) with x = m 2^k, m between the roots of 1/2 and 2: y k = high + low, to the last place, of which
-    # 2^(2 half) takes the whole, and the rest is less than 3, with y log2 m off by 4 * 2^-22. powf takes 76
-    # instructions, and this 27
+    # 2^(y log2 x) with x = m 2^k, m between the roots of 1/2 and 2. y k is taken apart to its last place: into an even
+    # number, by a sum whose last place is 2, and what is left, at most 1, which y log2 m comes to, off by 4 * 2^-22.
+    # powf takes 76 instructions, and this 24
     "small_power": Special(
         "x^y of a y that is no whole number and at most 4 in magnitude, within 16 ulp",
-        ("const float t = fabsf(x);",
-         "const bool tiny = t < 1.17549435e-38f;",
-         "const int bits = __float_as_int(tiny ? 16777216.0f * t : t);",
+        ("const bool tiny = fabsf(x) < 1.17549435e-38f;",
+         "const float t = fabsf(tiny ? 16777216.0f * x : x);",
+         "const int bits = __float_as_int(t);",
          "const int exponent = (bits - 0x3f3504f3) & 0xff800000;",
-         "const float k = fmaf(static_cast<float>(exponent), 1.1920929e-07f, tiny ? -24.0f : 0.0f);",
-         "const float high = y * k;",
-         "const float half = fmaf(0.5f, high, 12582912.0f) - 12582912.0f;",
-         "const float left = fmaf(y, k, -high) + fmaf(-2.0f, half, high);",
-         "const float root = power_of_2(half);",
-         "float power = power_of_2(fmaf(y, log_2(__int_as_float(bits - exponent)), left)) * root * root;",
+         "const float step = 1.1920929e-07f * y;",
+         "float k = static_cast<float>(exponent);",
+         "if (tiny) k -= 201326592.0f;",
+         "const float even = fmaf(step, k, 25165824.0f) - 25165824.0f;",
+         "const float left = fmaf(y, log_2(__int_as_float(bits - exponent)), fmaf(step, k, -even));",
+         "const float root = power_of_2(0.5f * even);",
+         "float power = power_of_2(left) * root * root;",
          "if (!(x > 0.0f)) power = NAN;",
-         "if (t == 0.0f || t == INFINITY) power = y > 0.0f ? t : reciprocal(t);",
-         "return power;"), ("power_of_2", "log_2", "reciprocal"), "float x, float y",
+         "if (t == 0.0f || t == INFINITY) power = y > 0.0f ? t : t == 0.0f ? INFINITY : 0.0f;",
+         "return power;"), ("power_of_2", "log_2"), "float x, float y",
     ),
     # the polynomial is off by 2.4 ulp at most; the other piece by 4.5 at 0.45, and by less beyond
     "hyperbolic_tangent": Special(

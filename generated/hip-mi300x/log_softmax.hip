@@ -53,10 +53,11 @@ __device__ __forceinline__ float exponential(float x) {
 // ln x, within 3 ulp
 __device__ __forceinline__ float natural_log(float x) {
   const bool tiny = x < 1.17549435e-38f;
-  float y = log_2(tiny ? 16777216.0f * x : x);
+  const float t = tiny ? 16777216.0f * x : x;
+  float y = log_2(t);
   if (tiny) y -= 24.0f;
   const float w = y * y;
-  const float near = (x - 1.0f) * fmaf(-0.34657359f, y, fmaf(fmaf(-0.000316441874f, w, 0.040036682f), w, 1.0f));
+  const float near = (t - 1.0f) * fmaf(-0.34657359f, y, fmaf(fmaf(-0.000316441874f, w, 0.040036682f), w, 1.0f));
   return fabsf(y) < 0.9f ? near : 0.693147181f * y;
 }
 
