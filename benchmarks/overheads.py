@@ -8,12 +8,12 @@ batch, since hosts change their speed within seconds. The bare launch is the dri
 beforehand, and nothing is looked at; by C in a loop there is no Python around it. Parts are what a call is made of,
 each alone.
 
-That is the host's time and not the GPU's pace: by C in a loop a launch took 3.1 to 3.3 us in batches of 20, 50, 100,
-200, 300, 500 and 3000, of this kernel and of an empty one of a warp, on an idle GPU and behind a kernel that spins for
-5 ms. Nor does it matter how it is launched: cuLaunchKernel or cuLaunchKernelEx, 0, 6 or 10 arguments, each by its
-address or all in one buffer, with 0 to 100 KiB of dynamic shared memory, 1 or 132 blocks, on the default stream, a
-thread's or one of its own, as a CUfunction or a CUkernel: all within 0.2 us, which is what runs of one of them differ
-by (an H200's host in a virtual machine, driver 580).
+That is the host's time and not the GPU's pace: by C in a loop a launch took 3.1 to 3.3 us in batches of 50 to 3000, of
+this kernel and of an empty one of a warp, on an idle GPU and behind one that spins for 5 ms. Nor does it matter how it
+is launched: cuLaunchKernel or cuLaunchKernelEx, 0, 6 or 10 arguments, each by its address or all in one buffer, with 0
+to 100 KiB of dynamic shared memory, 1 or 132 blocks, on the default stream, a thread's or one of its own, as a
+CUfunction or a CUkernel took 3.1 to 3.5 us, by which two runs of one and the same differ too (medians of 60 batches of
+200 on an H200's host, a virtual machine; a few rows came out at 4 while the host changed its speed).
 
 Processes: a new process each, after `import torch`, `import fusegen` and six tensors on the GPU. `modules` is the time
 to import what fusegen.compile needs beside these (cold: jinja2 and the compiler's bindings among them, not NVRTC's

@@ -4,8 +4,8 @@ arrays       any library's array as one plain value
 libraries    what a kernel asks of an array library
 arguments    a chain's operands against the arrays of one call
 devices      what runs a kernel: nvidia and amd (both on gpu), emulated
-kernel       a compiled kernel as a Python callable (calls, signatures, shortcuts, guards, native, copied: its
-             parts)
+kernel       a compiled kernel as a Python callable (calls, signatures, shortcuts, guards, native, background,
+             copied: its parts)
 cache        compiled kernels on disk
 """
 

@@ -43,7 +43,7 @@ C++ made results and C asked for the stream:
     in C               5.4        7.2          7.6        9.9
     and C++            4.1        5.5          5.6        8.1          4.4        6.0
     and its results                                                    4.2        5.3          4.8        6.7
-    prepared                                                           4.2                     4.4
+    prepared                                                                                   4.4
     the launch         3.4                     4.3                     3.6                     4.0
     torch.add          6.3                     9.0                     6.7                     8.3
 

@@ -1,8 +1,9 @@
 """What fusegen keeps on disk because it can make it again: compiled kernels, the emulator's libraries, sources.
 
-    folders  where it lies, how much of it there may be, what a file's name says
-    bounds   all files together: counted, listed, evicted, cleared
-    entries  one file: named by the hash of everything that it depends on, written whole, checked when read
+    folders    where it lies, how much of it there may be, what a file's name says
+    bounds     all files together: counted, listed, evicted, cleared
+    entries    one file: named by the hash of everything that it depends on, written whole, checked when read
+    libraries  entries that a compiler makes, in a process of its own
 
 Any number of processes may share a folder, on a network file system too, because nothing relies on a lock:
 

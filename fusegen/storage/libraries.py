@@ -62,7 +62,8 @@ def kept(
 def made(key: LibraryKey, command: Sequence[str], suffix: str, wait: Wait) -> bytes:
     """The library, which a process of its own compiles and keeps, whatever becomes of this one."""
     home = str(Path(__file__).resolve().parent.parent.parent)
-    task = {"path": [home, *sys.path], "key": asdict(key), "command": [*command], "suffix": suffix}
+    path = [home, *(folder for folder in sys.path if isinstance(folder, str))]
+    task = {"path": path, "key": asdict(key), "command": [*command], "suffix": suffix}
     child = subprocess.Popen(
         [python(), "-S", "-P", "-c", START, json.dumps(task)], start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
