@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fusegen.errors import RequestError
-from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Plan, RowPlan, Source
-from fusegen.planner.wgmma import WgmmaPlan
 from fusegen.reference import reference_source
 
 if TYPE_CHECKING:
@@ -62,6 +60,11 @@ def context(plan: Plan) -> dict[str, Any]:
 
 def speller(plan: Plan) -> Spelling:
     """Imports the one that is needed: a first result waits for it."""
+    if isinstance(plan, RowPlan):
+        return row_speller(plan)
+    from fusegen.planner.gemm import GemmPlan
+    from fusegen.planner.wgmma import WgmmaPlan
+
     if isinstance(plan, WgmmaPlan):
         from fusegen.wgmma_spelling import WgmmaSpeller
 
@@ -70,8 +73,10 @@ def speller(plan: Plan) -> Spelling:
         from fusegen.gemm_spelling import GemmSpeller
 
         return GemmSpeller(plan)
-    if not isinstance(plan, RowPlan):
-        raise TypeError(f"{plan.name}: nothing spells a {type(plan).__name__}")
+    raise TypeError(f"{plan.name}: nothing spells a {type(plan).__name__}")
+
+
+def row_speller(plan: RowPlan) -> Spelling:
     if plan.selection and plan.selection.by == "dense":
         from fusegen.dense_spelling import DenseSpeller
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 
 from fusegen.graph import Graph
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal
@@ -10,17 +11,29 @@ from fusegen.planner.passes import simplify
 from fusegen.planner.rules import NoMatch
 from fusegen.planner.rules.dense import dense
 from fusegen.planner.rules.elementwise import elementwise
-from fusegen.planner.rules.gemm import gemm
 from fusegen.planner.rules.held import held
 from fusegen.planner.rules.rowwise import rowwise
 from fusegen.planner.rules.topk import topk
-from fusegen.planner.rules.wgmma import wgmma
 from fusegen.targets.base import Target
 
 Rule = Callable[[Graph, Target, Layout], Iterator[Plan]]
+
+
+def for_products(name: str) -> Rule:
+    """A rule that is imported with the first product: it and what it needs are half of the planner."""
+
+    def rule(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+        if not graph.products:
+            raise NoMatch("the chain multiplies no matrices")
+        found: Rule = getattr(import_module(f"fusegen.planner.rules.{name}"), name)
+        return found(graph, target, layout)
+
+    return rule
+
+
 RULES: Mapping[str, Rule] = {
     "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "held": held, "dense": dense,
-    "gemm": gemm, "wgmma": wgmma,
+    "gemm": for_products("gemm"), "wgmma": for_products("wgmma"),
 }  # fmt: skip
 CONTIGUOUS = Layout()
 

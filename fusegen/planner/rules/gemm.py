@@ -215,8 +215,6 @@ class Draft:
 
 def gemm(graph: Graph, target: Target, layout: Layout) -> Iterator[GemmPlan]:
     """Every tile that fits the target."""
-    if not graph.products:
-        raise NoMatch("the chain multiplies no matrices")
     drawn = draft(graph, target, layout)
     for tile, atom in tiles(drawn):
         if fits(drawn, tile, atom):

@@ -153,8 +153,6 @@ MOST_PRODUCTS = 2  # whose sums a thread has registers for
 
 def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     """Every tile, by turns and in halves."""
-    if not graph.products:
-        raise NoMatch("the chain multiplies no matrices")
     if not target.wgmma:
         raise NoMatch(f"{target.arch} has no wgmma; sm_90a has")
     hoisted = hoist_scales(graph)
