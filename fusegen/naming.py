@@ -34,8 +34,8 @@ FRAME = frozenset(
     Span phase load_span load_across load_first load_last store_across load_pieces load_kept copy_part copy_across
     head_of load_block load_kept_block load_shifted store_block store_row head edge
     in_rest rest_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival
-    away rows_after row_at leave_rows copy_bulk bulk_bytes bring bring_end bring_rows show_copies leave wait_copies_left
-    leave_packed memcpy top_columns take""".split()  # noqa: SIM905
+    away place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left
+    leave_packed memcpy unknown top_columns take""".split()  # noqa: SIM905
 )
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(

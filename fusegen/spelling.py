@@ -43,10 +43,11 @@ class Speller(BulkRows):
             tiles = f"{tiles} * {tile.blocks_per_row}"
         shared_by = tile.blocks_per_row
         row = f"{self.tile()} / {shared_by}" if shared_by > 1 else self.tile()
-        if tile.rows_per_block > 1:
-            wide = row if self.plan.folded else f"static_cast<long long>({row})"
-            row = f"{wide} * {tile.rows_per_block} + {self.team()}"
-        return {"tiles": tiles, "row": row}
+        if tile.rows_per_block == 1:
+            return {"tiles": tiles, "row": row}
+        wide = row if self.plan.folded else f"static_cast<long long>({row})"
+        first = f"{wide} * {tile.rows_per_block}"
+        return {"tiles": tiles, "first": first, "own": self.team(), "row": f"{first} + {self.team()}"}
 
     def first_element(self) -> str:
         """Of a thread, in a flat plan."""
@@ -100,25 +101,25 @@ class Speller(BulkRows):
         dims = self.plan.row_dims
         if self.plan.flat or len(dims) == 1 or not dims:
             return []
-        # a block's own number has 31 bits, and so has each dimension of a launch with a block for every row
-        narrow = not self.plan.folded and self.plan.tile.rows_per_block == 1
-        ctype, row = ("unsigned", "static_cast<unsigned>(row)") if narrow else ("long long", "row")
-        sizes = [f"static_cast<unsigned>({d.extent})" if narrow else d.extent for d in dims]
+        row, sizes = "static_cast<unsigned>(row)", [f"static_cast<unsigned>({d.extent})" for d in dims]
         lines = []
         for place, dim in enumerate(dims):
             inner = " / ".join(reversed(sizes[place + 1 :]))
             base = f"{row} / {inner}" if inner else row
-            lines.append(f"const {ctype} {dim.index} = {base}" + (f" % {sizes[place]};" if place else ";"))
+            lines.append(f"const unsigned {dim.index} = {base}" + (f" % {sizes[place]};" if place else ";"))
         return lines
 
     def row_pointers(self) -> list[Mapping[str, str]]:
         dims = self.plan.row_dims
         found: list[Mapping[str, str]] = []
         for access in self.plan.accesses:
-            if not access.strided or self.plan.flat:
+            if not access.strided or self.plan.flat or self.plan.follows(access):
                 continue
             terms = [f"{dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided]
             const = "" if access.output else "const "
+            if access.output and len(terms) > 1 and self.plan.tile.rows_per_block > 1:
+                self.functions.add("unknown")
+                terms = [f"unknown({' + '.join(terms)})"]
             found.append(
                 {
                     "type": f"{const}{self.ctype(access.dtype)}",
@@ -139,7 +140,7 @@ class Speller(BulkRows):
 
     def row_load(self, load: Load) -> str:
         text = self.to_value(load.access.dtype, f"*{self.pointer(load.access)}")
-        if not self.live():
+        if not self.tests_rows():
             return text
         return f"live ? {text} : {'false' if load.ctype == 'bool' else '0'}"
 
@@ -273,14 +274,6 @@ class Speller(BulkRows):
             "refill": [],
         }
         return {**made, "spans": [made]}
-
-    def packed_calls(self, stage: Stage) -> list[str]:
-        """The statements that leave in registers what was read, and not what an earlier walk has made of it."""
-        if not self.plan.packed:
-            return []
-        self.functions.add("leave_packed")
-        kept = [load.access for load in stage.loads if load.when == "kept"]
-        return [f"leave_packed({self.kept_at(self.kept_name(access), True)});" for access in kept]
 
     def end_of_array(self, stage: Stage) -> Mapping[str, Any]:
         """What becomes of the vector that a flat array ends in. It has a branch of its own: where each load had one,
@@ -436,7 +429,8 @@ class Speller(BulkRows):
         for store in stage.stores:
             placed = store.access.mode == "bulk" and store.staged
             place = self.at(store.access) if placed else f"{store.access.name}_vec.at[j]"
-            lines.append(f"{place} = {self.to_storage(store.access.dtype, store.value)};")
+            live = "if (live) " if placed and self.live() else ""
+            lines.append(f"{live}{place} = {self.to_storage(store.access.dtype, store.value)};")
         return lines
 
     def part(self, r: Reduction) -> Mapping[str, str]:
@@ -563,6 +557,7 @@ class Speller(BulkRows):
             "lanes": lanes,
             "tiling": self.tiling(),
             "live": self.live(),
+            "stands_in": self.stands_in(),
             "lane": self.lane(),
             "lane_note": self.lane_note(),
             "rows_product": self.rows_product(),

@@ -12,7 +12,7 @@ Most rows are written otherwise, see fusegen.blocks; where a GPU has bulk copies
 from __future__ import annotations
 
 from fusegen.dialect import Dialect
-from fusegen.planner.model import Access, Load, RowPlan
+from fusegen.planner.model import Access, Load, RowPlan, Stage
 from fusegen.planner.pieces import WORD_BYTES, stride_name
 
 PIECES = ("load", "phase", "load_pieces")  # functions that every read of such pieces calls
@@ -52,7 +52,12 @@ class Vectors(Dialect):
 
     def tests_rows(self) -> bool:
         """Must a vector be left out where its row is behind the last one?"""
-        return self.live()
+        return self.live() and not self.stands_in()
+
+    def stands_in(self) -> bool:
+        """Does a thread without a row take the last one once more, and write nothing? Tests around loads would take
+        apart what is narrower than a word before the next load is issued."""
+        return self.live() and self.plan.selection is None
 
     def guard(self) -> str:
         """When a vector is worth a look."""
@@ -222,7 +227,7 @@ class Vectors(Dialect):
 
     def store_call(self, access: Access) -> str:
         row, value = self.pointer(access), f"{access.name}_vec"
-        width = access.vector
+        width, live = access.vector, "if (live) " if self.stands_in() else ""
         if access.mode == "across":
             self.functions.update(("phase", "store", "store_across"))
             cols = self.vector_cols
@@ -231,11 +236,19 @@ class Vectors(Dialect):
             self.functions.add("store_each_within")
             if access.mode != "element":
                 self.functions.update(("store_within", "store"))
-                return f"store_within<{width}>({row}, col, {self.cols}, {value})"
-            return f"store_each_within<{width}>({row}, col, {self.cols}, {value})"
+                return f"{live}store_within<{width}>({row}, col, {self.cols}, {value})"
+            return f"{live}store_each_within<{width}>({row}, col, {self.cols}, {value})"
         name = "store_each" if access.mode == "element" else "store"
         self.functions.add(name)
-        return f"{name}<{width}>({row} + col, {value})"
+        return f"{live}{name}<{width}>({row} + col, {value})"
+
+    def packed_calls(self, stage: Stage) -> list[str]:
+        """The statements that leave in registers what was read, and not what an earlier walk has made of it."""
+        if not self.plan.packed:
+            return []
+        self.functions.add("leave_packed")
+        kept = [load.access for load in stage.loads if load.when == "kept"]
+        return [f"leave_packed({self.kept_at(self.kept_name(access), True)});" for access in kept]
 
     def from_before(self, lanes: int) -> str:
         """Word i of the block that ends the vector of the lane before, around the lanes that share a row."""

@@ -14,7 +14,10 @@ from fusegen.planner.bulk import bulk_loads, with_places
 from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
+from fusegen.runtime.arguments import layout_needed
+from fusegen.runtime.arrays import ArrayView
 from fusegen.targets import A100, H200, MI300X, Target
+from fusegen.types import f16
 from fusegen.validation import Report, validate
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS
@@ -95,6 +98,30 @@ def test_walks_by_blocks_need_no_place_for_results() -> None:
     assert found
 
 
+def test_rows_that_lie_apart_or_that_a_mask_ends_come_alone() -> None:
+    assert all(plan.together for plan in plans("rmsnorm", 127))
+    assert not any(plan.together for plan in plans("rmsnorm", 127, layout=Layout(split=True)))
+    assert not any(plan.together for plan in plans("scale_causal_softmax", 515))
+    assert any(plan.together for plan in plans("masked_softmax", 515)), "several dimensions of rows are no matter"
+
+
+def test_rows_that_lie_apart_are_seen_by_the_launch() -> None:
+    plan = next(plan for plan in plans("rmsnorm", 127) if plan.together)
+    x, y = (ArrayView(1 << 20, f16, (9, 127), strides) for strides in ((127, 1), (128, 1)))
+    gain = ArrayView(1 << 20, f16, (127,), (1,))
+    views = {"x": x, "gain": gain, "out": x}
+    assert set(views) == {access.tensor for access in plan.accesses}
+    assert layout_needed(plan, views) == Layout()
+    assert layout_needed(plan, {**views, "x": y}) == Layout(split=True)
+    assert layout_needed(plan, {**views, "out": y}) == Layout(split=True)
+
+
+def test_a_divided_row_number_has_32_bits() -> None:
+    for plan in plans("masked_softmax", 515):
+        assert plan.max_rows <= 2**32 - plan.tile.rows_per_block
+    assert any(plan.max_rows > 2**32 for plan in plans("rmsnorm", 127))
+
+
 CASES = [
     ("rmsnorm", 127, 4),  # rows that come together
     ("rmsnorm", 37, 1),
@@ -104,6 +131,7 @@ CASES = [
     ("scale_softmax", 1027, 128),
     ("scale_causal_softmax", 515, 64),  # what lies behind the mask is not brought
     ("masked_softmax", 515, 64),  # several dimensions of rows
+    ("masked_softmax", 259, 32),  # that come together
     ("log_softmax", 2051, 128),
 ]
 

@@ -116,7 +116,7 @@ def assemble(
         tail=tail_of(draft, tile),
         row_dims=draft.dims,
         accesses=draft.accesses,
-        params=params(graph, draft.dims, draft.accesses, draft.flat),
+        params=params(graph, draft.dims, with_strides(draft, tile)),
         launch_body=walks.launch_body,
         row_loads=walks.row_loads,
         row_body=index_rows(walks.row_body, draft),
@@ -130,6 +130,13 @@ def assemble(
         decisions=(*order_decisions(graph, target, draft.dims), *decisions(graph)),
         rounding=roundings(graph),
     )
+
+
+def with_strides(draft: Draft, tile: Tile) -> tuple[Access, ...]:
+    """The tensors whose rows may lie apart."""
+    together = draft.bulk and tile.rows_per_block > 1
+    apart = tuple(access for access in draft.accesses if not (together and access.mode == "bulk"))
+    return () if draft.flat else apart
 
 
 def can_copy(stages: Sequence[Stage]) -> bool:

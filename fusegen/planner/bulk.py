@@ -1,8 +1,8 @@
 """Where rows that come and go by bulk copies have their places in a block's shared memory.
 
 A bulk copy moves aligned blocks of 16 bytes, so a row lies as far behind the first one as in global memory. A thread
-reads and writes single elements there, which may lie anywhere. Where a block has several rows that follow one another,
-they come and go as one, and their places follow one another as well; in all other cases each row has its own.
+reads and writes single elements there, which may lie anywhere. Where a block has several rows they follow one another,
+in memory and there, and come and go as one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from fusegen.planner.model import Access, Load, Stage, Store, Tile
 from fusegen.planner.pieces import VECTOR_BYTES
 
 
-def place_elements(access: Access, cols: int) -> int:
-    """Room for one row, wherever it starts."""
-    block = VECTOR_BYTES // access.dtype.bytes
-    return -(-(cols + block - 1) // block) * block
+def begins_anywhere(access: Access, tile: Tile, cols: int) -> bool:
+    """May a block's rows begin between two blocks of 16 bytes?"""
+    return tile.rows_per_block * cols * access.dtype.bytes % VECTOR_BYTES != 0
 
 
 def place_bytes(access: Access, tile: Tile, cols: int) -> int:
-    """Room for a block's rows."""
-    return place_elements(access, cols) * access.dtype.bytes * tile.rows_per_block
+    """Room for a block's rows, wherever they begin."""
+    size = tile.rows_per_block * cols * access.dtype.bytes
+    block = VECTOR_BYTES - access.dtype.bytes if tile.rows_per_block == 1 or begins_anywhere(access, tile, cols) else 0
+    return -(-(size + block) // VECTOR_BYTES) * VECTOR_BYTES
 
 
 def brought(stages: Iterable[Stage]) -> dict[str, Access]:

@@ -37,7 +37,7 @@ from fusegen.types import b8, bf16
 COPY_SHARE = 0.88  # of the data sheet's DRAM rate, what a plain device copy reaches: 4.2 of 4.8 TB/s on an H200
 BY_WIDTH = {16: 1.0, 8: 0.96, 4: 0.84, 2: 0.8, 1: 0.5}  # share of the rate by bytes of one access
 CHOSEN_BY_WIDTH = {16: 1.0, 8: 0.87, 4: 0.5, 2: 0.8, 1: 0.5}  # the same beside a choice of columns, as that was fitted
-BULK_ROW = 42  # bytes more for each row that a bulk copy moves: its ends fill no sector
+BULK_ROW = 42  # bytes more for what a bulk copy moves, a row or several: its ends fill no sector
 BULK_ALONE = 1.05  # where an SM holds one such row, and nothing hides what that waits for
 TWICE = 0.45  # a vector of two accesses leaves every other 16 bytes to the second
 APART = (
@@ -290,7 +290,8 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         memory_us += again / (target.dram_gbs * COPY_SHARE * 1e3)
     if work.bulk:
         memory_us *= 1.0 if writes else READ_ONLY
-        memory_us += rows_moved(work) * graph.rows * BULK_ROW / (target.dram_gbs * COPY_SHARE * 1e3)
+        ends = rows_moved(work) * graph.rows / tile.rows_per_block
+        memory_us += ends * BULK_ROW / (target.dram_gbs * COPY_SHARE * 1e3)
         if work.in_shared and resident == 1:
             memory_us *= BULK_ALONE
     elif work.in_shared:

@@ -28,7 +28,8 @@ from fusegen.types import DType, Shape, f16
 class Layout:
     """What a plan may assume of its operands in memory. The default is what a fresh contiguous tensor gives.
 
-    `split`: the leading axes of some operand can't be walked with one stride, so each axis keeps its own.
+    `split`: the leading axes of some operand can't be walked with one stride, so each axis keeps its own; nor does each
+    row begin where the one before it ends.
     `unaligned`: operands whose address or row stride is no multiple of the vector; they move one element at a time.
     `turned`: factors of products whose matrices lie the other way round: the elements along their last axis but one are
     next to each other.
@@ -425,6 +426,10 @@ class Plan(ABC):
         """Of one launch."""
         return self.target.max_blocks(self.threads) * (self.target.max_grid_y if self.folded else 1)
 
+    def follows(self, access: Access) -> bool:
+        """Must each row of this tensor begin where the one before it ends?"""
+        return False
+
     @property
     def across(self) -> bool:
         """Are there rows that start anywhere, whose vectors lie across aligned blocks?"""
@@ -489,6 +494,11 @@ class RowPlan(Plan):
         return any(access.mode == "bulk" for access in self.accesses)
 
     @property
+    def together(self) -> bool:
+        """Do a block's rows come and go as one, since each begins where the one before it ends?"""
+        return self.bulk and self.tile.rows_per_block > 1
+
+    @property
     def in_shared(self) -> bool:
         """Is what later walks need again in shared memory, or most of it?"""
         return self.staging in ("shared", "rolling")
@@ -496,6 +506,9 @@ class RowPlan(Plan):
     @property
     def rolling(self) -> bool:
         return self.staging == "rolling"
+
+    def follows(self, access: Access) -> bool:
+        return self.together and access.mode == "bulk"
 
     @property
     def threads(self) -> int:
@@ -539,7 +552,9 @@ class RowPlan(Plan):
     def max_rows(self) -> int:
         if self.rolling:
             return 2**62  # counted in 64 bits, one turn beyond the last row included
-        return self.max_blocks // self.tile.blocks_per_row * self.tile.rows_per_block
+        most = self.max_blocks // self.tile.blocks_per_row * self.tile.rows_per_block
+        # with several dimensions a row's number has 32 bits, that of a block's last thread included: it is divided
+        return most if len(self.row_dims) == 1 else min(most, 2**32 - self.tile.rows_per_block)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -161,9 +161,9 @@ def words_of(access: Access) -> float:
     return (size + (min(size, PIECE_BYTES) if access.mode == "across" else 0)) / WORD_BYTES
 
 
-def params(graph: Graph, dims: tuple[RowDim, ...], found: tuple[Access, ...], flat: bool) -> tuple[Param, ...]:
-    """The kernel's arguments: operands in the spec's order, outputs, sizes, strides."""
-    return (*params_of(graph, dims), *(() if flat else stride_params(dims, found)))
+def params(graph: Graph, dims: tuple[RowDim, ...], strided: Iterable[Access]) -> tuple[Param, ...]:
+    """The kernel's arguments: operands in the spec's order, outputs, sizes, and the strides of those that have some."""
+    return (*params_of(graph, dims), *stride_params(dims, strided))
 
 
 def params_of(graph: Graph, dims: tuple[RowDim, ...]) -> Iterator[Param]:
@@ -181,7 +181,7 @@ def params_of(graph: Graph, dims: tuple[RowDim, ...]) -> Iterator[Param]:
         yield Param("extent", dim.extent, dim=index)
 
 
-def stride_params(dims: tuple[RowDim, ...], found: tuple[Access, ...]) -> Iterator[Param]:
+def stride_params(dims: tuple[RowDim, ...], found: Iterable[Access]) -> Iterator[Param]:
     for access in found:
         for index in access.strided:
             yield Param("stride", stride_name(access, dims, index), access.tensor, dim=index)

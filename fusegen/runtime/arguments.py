@@ -303,7 +303,12 @@ def walks(plan: Plan, access: Access, view: ArrayView) -> bool:
     strides = row_strides(plan, access, view)
     if strides is None:
         return False
-    return not plan.flat or all(stride == 1 or view.size == 1 for stride in strides)
+    if plan.flat:
+        return all(stride == 1 or view.size == 1 for stride in strides)
+    if plan.follows(access):
+        leading = range(len(view.shape) - 1)
+        return merged_stride(view, leading) == plan.cols or math.prod(view.shape[axis] for axis in leading) <= 1
+    return True
 
 
 def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:

@@ -94,6 +94,7 @@ SPELLING = Spelling(
         "log_2": ("float y;", 'asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "return y;"),
         "larger": ("float y;", 'asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));', "return y;"),
         "smaller": ("float y;", 'asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));', "return y;"),
+        "unknown": ('asm("" : "+l"(x));', "return x;"),
         "forget": ('asm volatile("" : "+r"(words[i]));',),
         "load_once": (
             "static_assert(sizeof(Vec<T, N>) == 16);",

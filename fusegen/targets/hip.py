@@ -75,6 +75,7 @@ SPELLING = Spelling(
         "shuffle_up": ("__shfl_up(v, step)",),
         "from_first_lane": ("__shfl(start, 0)",),
         "meet": ('__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");', "__builtin_amdgcn_wave_barrier();"),
+        "unknown": ("return x;",),
         "forget": ('asm volatile("" : "+v"(words[i]));',),
         "load_once": (
             "typedef unsigned Bits __attribute__((vector_size(sizeof(Vec<T, N>))));",

@@ -21,6 +21,13 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
 
+// x, of which the compiler knows nothing: where it knows a row's number to be a quotient and a rest, NVRTC writes the first
+// vector of each thread value by value
+__device__ __forceinline__ long long unknown(long long x) {
+  asm("" : "+l"(x));
+  return x;
+}
+
 // the vector at p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
@@ -91,13 +98,14 @@ masked_softmax(
 {
   const int lane = threadIdx.x % 32;  // of the 32 threads that share a row
   const long long rows = B_size * H_S_size;
-  const long long row = static_cast<long long>(blockIdx.x) * 4 + threadIdx.x / 32;
-  const bool live = row < rows;
-  const long long B_at = row / H_S_size;
-  const long long H_S_at = row % H_S_size;
+  const long long own_row = static_cast<long long>(blockIdx.x) * 4 + threadIdx.x / 32;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
+  const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_S_size);
+  const unsigned H_S_at = static_cast<unsigned>(row) % static_cast<unsigned>(H_S_size);
   const __nv_bfloat16* const scores_row = scores_ptr + B_at * scores_stride_B + H_S_at * scores_stride_H_S;
   const unsigned char* const mask_row = mask_ptr + B_at * mask_stride_B;
-  __nv_bfloat16* const out_row = out_ptr + B_at * out_stride_B + H_S_at * out_stride_H_S;
+  __nv_bfloat16* const out_row = out_ptr + unknown(B_at * out_stride_B + H_S_at * out_stride_H_S);
   float z_kept[4][8];
   float e_kept[4][8];
 
@@ -108,23 +116,19 @@ masked_softmax(
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 32 + lane) * 8;
-    if (live) {
-      scores_vec[v] = load<8>(scores_row + col);
-      mask_vec[v] = load<8>(mask_row + col);
-    }
+    scores_vec[v] = load<8>(scores_row + col);
+    mask_vec[v] = load<8>(mask_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    if (live) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float scores = __bfloat162float(scores_vec[v].at[j]);
-        const bool mask = mask_vec[v].at[j] != 0;
-        const float mul = scores * scale;
-        const float z = mask ? mul : (-INFINITY);
-        z_kept[v][j] = z;
-        top_part = larger(top_part, z);
-      }
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float scores = __bfloat162float(scores_vec[v].at[j]);
+      const bool mask = mask_vec[v].at[j] != 0;
+      const float mul = scores * scale;
+      const float z = mask ? mul : (-INFINITY);
+      z_kept[v][j] = z;
+      top_part = larger(top_part, z);
     }
   }
   const float top = row_max(top_part);
@@ -135,15 +139,13 @@ masked_softmax(
   float total_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    if (live) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float z = z_kept[v][j];
-        const float sub = z - pivot;
-        const float e = exponential(sub);
-        e_kept[v][j] = e;
-        total_part += e;
-      }
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float z = z_kept[v][j];
+      const float sub = z - pivot;
+      const float e = exponential(sub);
+      e_kept[v][j] = e;
+      total_part += e;
     }
   }
   const float total = row_sum(total_part);
@@ -155,15 +157,13 @@ masked_softmax(
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 32 + lane) * 8;
-    if (live) {
-      Vec<__nv_bfloat16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float e = e_kept[v][j];
-        const float softmax = e * scale_2;
-        out_vec.at[j] = __float2bfloat16_rn(softmax);
-      }
-      store<8>(out_row + col, out_vec);
+    Vec<__nv_bfloat16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float e = e_kept[v][j];
+      const float softmax = e * scale_2;
+      out_vec.at[j] = __float2bfloat16_rn(softmax);
     }
+    if (live) store<8>(out_row + col, out_vec);
   }
 }

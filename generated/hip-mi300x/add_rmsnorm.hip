@@ -57,8 +57,9 @@ add_rmsnorm(
   const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
-  const long long row = tile * 2 + threadIdx.x / 64;
-  const bool live = row < rows;
+  const long long own_row = tile * 2 + threadIdx.x / 64;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const __bf16* const x_row = x_ptr + row * x_stride;
   const __bf16* const residual_row = residual_ptr + row * residual_stride;
   __bf16* const h_row = h_ptr + row * h_stride;
@@ -72,28 +73,24 @@ add_rmsnorm(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
-    if (live) {
-      x_vec[v] = load<8>(x_row + col);
-      residual_vec[v] = load<8>(residual_row + col);
-    }
+    x_vec[v] = load<8>(x_row + col);
+    residual_vec[v] = load<8>(residual_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
-    if (live) {
-      Vec<__bf16, 8> h_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float x = static_cast<float>(x_vec[v].at[j]);
-        const float residual = static_cast<float>(residual_vec[v].at[j]);
-        const float h = x + residual;
-        const float square = h * h;
-        h_kept[v][j] = h;
-        total_part += square;
-        h_vec.at[j] = static_cast<__bf16>(h);
-      }
-      store<8>(h_row + col, h_vec);
+    Vec<__bf16, 8> h_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float x = static_cast<float>(x_vec[v].at[j]);
+      const float residual = static_cast<float>(residual_vec[v].at[j]);
+      const float h = x + residual;
+      const float square = h * h;
+      h_kept[v][j] = h;
+      total_part += square;
+      h_vec.at[j] = static_cast<__bf16>(h);
     }
+    if (live) store<8>(h_row + col, h_vec);
   }
   const float total = row_sum(total_part);
   const float mean = total / 4096.0f;
@@ -104,18 +101,16 @@ add_rmsnorm(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
-    if (live) {
-      const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
-      Vec<__bf16, 8> y_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float gain = static_cast<float>(gain_vec.at[j]);
-        const float h = h_kept[v][j];
-        const float y = h * rrms;
-        const float y_2 = y * gain;
-        y_vec.at[j] = static_cast<__bf16>(y_2);
-      }
-      store<8>(y_row + col, y_vec);
+    const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
+    Vec<__bf16, 8> y_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float gain = static_cast<float>(gain_vec.at[j]);
+      const float h = h_kept[v][j];
+      const float y = h * rrms;
+      const float y_2 = y * gain;
+      y_vec.at[j] = static_cast<__bf16>(y_2);
     }
+    if (live) store<8>(y_row + col, y_vec);
   }
 }

@@ -63,8 +63,9 @@ rmsnorm(
   const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
-  const long long row = tile * 2 + threadIdx.x / 64;
-  const bool live = row < rows;
+  const long long own_row = tile * 2 + threadIdx.x / 64;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const __bf16* const x_row = x_ptr + row * x_stride;
   __bf16* const out_row = out_ptr + row * out_stride;
   Vec<__bf16, 8> x_vec[8];
@@ -74,19 +75,15 @@ rmsnorm(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
-    if (live) {
-      x_vec[v] = load<8>(x_row + col);
-    }
+    x_vec[v] = load<8>(x_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    if (live) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float x = static_cast<float>(x_vec[v].at[j]);
-        const float square = x * x;
-        total_part += square;
-      }
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float x = static_cast<float>(x_vec[v].at[j]);
+      const float square = x * x;
+      total_part += square;
     }
   }
   const float total = row_sum(total_part);
@@ -100,18 +97,16 @@ rmsnorm(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
-    if (live) {
-      const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
-      Vec<__bf16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float x = static_cast<float>(x_vec[v].at[j]);
-        const float gain = static_cast<float>(gain_vec.at[j]);
-        const float y = x * rrms;
-        const float rmsnorm = y * gain;
-        out_vec.at[j] = static_cast<__bf16>(rmsnorm);
-      }
-      store<8>(out_row + col, out_vec);
+    const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
+    Vec<__bf16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float x = static_cast<float>(x_vec[v].at[j]);
+      const float gain = static_cast<float>(gain_vec.at[j]);
+      const float y = x * rrms;
+      const float rmsnorm = y * gain;
+      out_vec.at[j] = static_cast<__bf16>(rmsnorm);
     }
+    if (live) store<8>(out_row + col, out_vec);
   }
 }

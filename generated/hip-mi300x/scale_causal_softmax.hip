@@ -120,8 +120,8 @@ scale_causal_softmax(
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= rows) return;  // the grid's last line is longer than what is left
   const long long row = tile;
-  const long long B_H_at = row / S_size;
-  const long long S_at = row % S_size;
+  const unsigned B_H_at = static_cast<unsigned>(row) / static_cast<unsigned>(S_size);
+  const unsigned S_at = static_cast<unsigned>(row) % static_cast<unsigned>(S_size);
   const _Float16* const scores_row = scores_ptr + B_H_at * scores_stride_B_H + S_at * scores_stride_S;
   _Float16* const out_row = out_ptr + B_H_at * out_stride_B_H + S_at * out_stride_S;
   const int last = static_cast<int>(S_at);

@@ -80,8 +80,9 @@ scale_softmax(
   const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
-  const long long row = tile * 2 + threadIdx.x / 64;
-  const bool live = row < rows;
+  const long long own_row = tile * 2 + threadIdx.x / 64;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const _Float16* const scores_row = scores_ptr + row * scores_stride;
   _Float16* const out_row = out_ptr + row * out_stride;
   float mul_kept[8][8];
@@ -93,20 +94,16 @@ scale_softmax(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
-    if (live) {
-      scores_vec[v] = load<8>(scores_row + col);
-    }
+    scores_vec[v] = load<8>(scores_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    if (live) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float scores = static_cast<float>(scores_vec[v].at[j]);
-        const float mul = scores * 0.125f;
-        mul_kept[v][j] = mul;
-        top_part = larger(top_part, mul);
-      }
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float scores = static_cast<float>(scores_vec[v].at[j]);
+      const float mul = scores * 0.125f;
+      mul_kept[v][j] = mul;
+      top_part = larger(top_part, mul);
     }
   }
   const float top = row_max(top_part);
@@ -117,15 +114,13 @@ scale_softmax(
   float total_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    if (live) {
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float mul = mul_kept[v][j];
-        const float sub = mul - pivot;
-        const float e = exponential(sub);
-        e_kept[v][j] = e;
-        total_part += e;
-      }
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float mul = mul_kept[v][j];
+      const float sub = mul - pivot;
+      const float e = exponential(sub);
+      e_kept[v][j] = e;
+      total_part += e;
     }
   }
   const float total = row_sum(total_part);
@@ -137,15 +132,13 @@ scale_softmax(
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
-    if (live) {
-      Vec<_Float16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float e = e_kept[v][j];
-        const float softmax = e * scale;
-        out_vec.at[j] = static_cast<_Float16>(softmax);
-      }
-      store<8>(out_row + col, out_vec);
+    Vec<_Float16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float e = e_kept[v][j];
+      const float softmax = e * scale;
+      out_vec.at[j] = static_cast<_Float16>(softmax);
     }
+    if (live) store<8>(out_row + col, out_vec);
   }
 }
