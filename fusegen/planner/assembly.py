@@ -95,6 +95,7 @@ def assemble(
         shared_bytes=shared + 4 * slots * parts * (2 if rolling else 1),
         kept_bytes=walks.kept_bytes,
         ragged=not draft.flat and not draft.divides,
+        flat=draft.flat,
         bulk=draft.bulk,
         packed=staging == "registers" and walks.keeps == "inputs",
         blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block))

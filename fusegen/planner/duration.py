@@ -14,8 +14,11 @@ and shapes (medians of 9, 4.25 TB/s), by which the first choice took 2 % more th
 worst. Registers, what waits and what clusters, copies and masks cost were fitted again to 2878 candidates of 223 chains
 and shapes, most of them of benchmarks/heldout.py (medians of 15, 4.22 TB/s; those of its cases are in
 benchmarks/data/h200_heldout_candidates.json): there the first choice takes 1.7 % more than the best one measured in the
-mean and 17 % at worst, over the 32 of benchmarks/tune_shipped.py 0.8 % and 3.4 %. On other GPUs they stand for want of
-measurements; what is taken from a target are its facts.
+mean and 17 % at worst, over the 32 of benchmarks/tune_shipped.py 0.8 % and 3.4 %. What several rows of a block, rows
+brought by bulk copies and threads without a vector cost was fitted once more to 1672 candidates of 182 chains and
+shapes, 60 of them measured anew (medians of 9, 4.25 TB/s): the first choice takes 1.2 % more than the best one measured
+in the mean and 15 % at worst, in a launch of 6 us. On other GPUs they stand for want of measurements; what is taken
+from a target are its facts.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ SECTOR = 18  # bytes that the threads of a row should find next to each other
 # threads a row and 256 B side by side, 36.7 by half of them, 39.2 by a quarter, 41.3 by an eighth.
 WHOLE = 256
 APART_BYTES = 9  # the fit to whole chains; head_layernorm of 64 took 110 us by 32 B and 77 by 64 B
-APART_ACROSS = 32  # where rows start anywhere, a run lies across one more sector
+APART_ACROSS = 32  # where rows start anywhere and are written, a run lies across one more sector
 FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
 # The same of a row that is partly kept, which the fit counted as bytes of DRAM: with 7 of 8 vectors kept a softmax at
 # 4096 x 131072 took 568 us, by clusters that keep all 560.
@@ -59,7 +62,6 @@ COPIED = 1.05
 ROLLED = 1.11  # computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
 ALONE = 1.04  # where an SM holds one block, whose registers hold its row
 MASKED = 1.1  # a loop over a row that a mask ends: alibi_softmax of 16 x 4096 x 4096 took 235 us so and 210 unrolled
-READ_ONLY = 1.27  # by bulk copies, where no results leave meanwhile: sums of 255 f32 took 141 us so and 131 otherwise
 # Of a byte that all rows share, where what the blocks of an SM keep in shared memory leaves its L1 cache no room for
 # it: layernorm_affine 8192 x 16384 in bf16 took 146 us with seven blocks of 33 KB and 136 with four.
 PAST_L1 = 0.06
@@ -68,6 +70,11 @@ IN_TURN = 1.03  # rolling: a softmax of 500 x 262144 took 306 us so and 285 by c
 # the held-out chains alone ask for, log_softmax 1024 x 131072 goes to blocks, which took 255 us, and clusters 206.
 CLUSTERED = 1.05
 BRANCHED = 1.34  # and where each load has a branch of its own, they wait for one another
+# The same where nothing but sums is written: those of 10001 bf16 took 169 us so and 155 with all loads ahead.
+BRANCHED_SUMS = 1.2
+# Threads without a vector in the last turn: RMSNorm's gradient by 768 columns took 83 us with 64 threads and two turns,
+# of which a half is empty in one, and 75 with 32 and three; layernorm_affine 16384 x 5120 95 with 256 and 86 with 128.
+IDLE = 0.1
 # Rows that start anywhere, copied to shared memory by blocks of which an SM holds two at most, and so hides less of
 # what each waits for: log_softmax took 453 us at 4096 x 50257 with 1024 threads and 379 with 512, at 4096 x 32001 269
 # and 232.
@@ -91,15 +98,18 @@ PLACED = 40.0  # copied to shared memory, to where a row's block lies
 ACROSS_THREAD = 55.0  # of a row whose vectors are shifted into place, once a thread: its ends
 COPIES_THREAD = 400.0  # of a row whose blocks are copied to shared memory: turns, ends, and waiting for each vector
 EDGE = 30.0  # of a row, whose ends fill no block: a turn of the threads that share it
-LYING = 15.0  # of a thread, to find out how each tensor's row lies
+LYING = 24.0  # of a thread, to find out how each tensor's row lies
 THREAD = 30.0
 DIVISION = 60.0  # of a row's number by a dimension
 STEP = 2.0  # of a reduction across lanes
 # Rows by bulk copies, whose elements are read and written one by one in shared memory
-BULK_READ = 3.72  # beside MOVE
+BULK_READ = 5.0  # beside MOVE
 BULK_WRITE = 0.3
 BULK_CONFLICT = 1.9  # each time more that an access goes to the same bank
 BULK_VECTOR = 2.5  # of what all rows share
+# Each line of the L1 cache more that a warp's rows of another operand lie in: windows of 49 x 49 with a bias took 55 us
+# with two threads a row and 49 with four.
+LINE = 1.0
 BULK_UNTIL = 6.2  # to find whether a vector lies beyond a mask's limit
 BULK_THREAD = 23.0
 BULK_TENSOR = 3.1
@@ -107,11 +117,10 @@ BULK_TENSOR = 3.1
 LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
 LOAD_US = 0.66  # from a load to its value, once a turn of loads
 LATER_US = 0.3  # the same of what a later walk reads
-# Before the first load, where 64 bits of a row's number are divided: a causal softmax of 48 x 1000 x 1000 took 57 us
-# with a warp a row and four rows a block, 48 with a block of 64 threads a row.
-NUMBER_US = 0.6
-TURN_US = 0.04  # a vector of a row that a mask ends: its test stands between it and the next one, in each walk
-BULK_US = 1.5  # from asking for a row to its values
+# Before the first load, where threads of a block divide the numbers of rows of their own.
+NUMBER_US = 0.25
+TURN_US = 0.022  # a vector of a row that a mask ends: its test stands between it and the next one, in each walk
+BULK_US = 0.8  # from asking for a row to its values
 OVERLAPPED = 0.75  # n turns of loads take n^0.75 times as long as one
 REDUCTION_US = 0.1
 # More for each warp that comes to a reduction's barrier, where no other block hides it: LayerNorm took 5.1 us at
@@ -152,6 +161,7 @@ class Work:
     kept_bytes: int  # for one element
     ragged: bool  # a row is no whole number of vectors
     blocks: int  # in the launch
+    flat: bool = False  # one array without rows
     bulk: bool = False  # rows come to shared memory and leave it by bulk copies
     packed: bool = False  # registers hold what was read as it was read
 
@@ -289,7 +299,6 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         again = PAST_L1 * work.blocks * tile.rows_per_block * shared_by_rows(work, graph.cols)
         memory_us += again / (target.dram_gbs * COPY_SHARE * 1e3)
     if work.bulk:
-        memory_us *= 1.0 if writes else READ_ONLY
         ends = rows_moved(work) * graph.rows / tile.rows_per_block
         memory_us += ends * BULK_ROW / (target.dram_gbs * COPY_SHARE * 1e3)
         if work.in_shared and resident == 1:
@@ -304,8 +313,12 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         memory_us *= MASKED
     if tile.cluster > 1:
         memory_us *= CLUSTERED
-    if work.ragged and tile.vector > 1 and not work.whole and not work.bulk and writes:
-        memory_us *= BRANCHED
+    if work.ragged and tile.vector > 1 and not work.whole and not work.bulk:
+        memory_us *= BRANCHED if writes else BRANCHED_SUMS
+    if work.unrolled and not work.ragged and not work.flat:
+        memory_us *= 1 + IDLE * (
+            1 - graph.cols / (tile.threads_per_row * tile.per_thread * tile.vector * tile.col_tiles)
+        )
     if work.ragged and work.copies and 2 * tile.threads >= target.threads_per_sm:
         memory_us *= CROWDED
     thread = instructions(graph, work)
@@ -411,6 +424,8 @@ def brought(stage: Stage, tile: Tile, cols: int) -> float:
         vectors += len(stage.stores)
     writes = sum(store.staged for store in stage.stores)
     tests = BULK_UNTIL / tile.vector if stage.until else 0.0
+    beside = sum(load.access.mode == "element" and len(load.access.strided) > 0 for load in stage.reads)
+    conflicts += LINE * beside * (max(1, WARP // tile.threads_per_row) - 1)
     return BULK_READ * reads + BULK_WRITE * writes + BULK_VECTOR * vectors / tile.vector + tests + conflicts
 
 
@@ -458,6 +473,7 @@ def width_share(work: Work, chosen: bool = False) -> float:
     by_width = CHOSEN_BY_WIDTH if chosen else BY_WIDTH
     shares = [(a.dtype.bytes, by_width[a.vector_bytes] * side_steps(a)) for a in moving]
     side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
-    more = APART_ACROSS if work.ragged and work.tile.vector > 1 else APART_BYTES
+    across = work.ragged and work.tile.vector > 1 and any(access.output and access.by_column for access in moving)
+    more = APART_ACROSS if across else APART_BYTES
     next_to = (1 + more / WHOLE) / (1 + more / side_by_side)
     return sum(size * share for size, share in shares) / max(1, bytes_all) * min(1.0, side_by_side / SECTOR, next_to)

@@ -2,7 +2,7 @@
 // softmax(scores / sqrt(64)) over the keys up to each query; a row with nothing left gives zeros.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a block of 128 threads a row, 4 x 8 elements a thread; z, e in registers
+// tile     a warp a row, 2 rows a block, 8 x 8 elements a thread; z, e in registers
 // traffic  1611.7 MB moved, 1611.7 MB ideal, 7516.2 MB unfused in 3 launches
 // floor    304.1 us at 5.3 TB/s; memory-bound at 3.66 flop/B
 // rounding out to f16 when stored; f32 between
@@ -18,6 +18,12 @@ template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
+
+// x, of which the compiler knows nothing: where it knows a row's number to be a quotient and a rest, NVRTC writes the first
+// vector of each thread value by value
+__device__ __forceinline__ long long unknown(long long x) {
+  return x;
+}
 
 // the vector to p, which is aligned to it
 template <int N, typename T>
@@ -67,37 +73,19 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the largest value over the 128 threads of a row, in every one of them
-__device__ __forceinline__ float row_max(float v, float* part) {
+// the largest value over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
-  }
-  if (threadIdx.x % 64 == 0) {
-    part[threadIdx.x / 64] = v;
-  }
-  __syncthreads();
-  v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
   return v;
 }
 
-// the sum over the 128 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v, float* part) {
+// the sum over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
-  if (threadIdx.x % 64 == 0) {
-    part[threadIdx.x / 64] = v;
-  }
-  __syncthreads();
-  v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
     v += partner(v, step);
   }
   return v;
@@ -114,31 +102,32 @@ scale_causal_softmax(
     long long out_stride_B_H,
     long long out_stride_S)
 {
-  const int lane = threadIdx.x;  // of the 128 threads that share a row
-  __shared__ float part[2][2];
+  const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
   const long long rows = B_H_size * S_size;
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile;
+  if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * 2 + threadIdx.x / 64;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned B_H_at = static_cast<unsigned>(row) / static_cast<unsigned>(S_size);
   const unsigned S_at = static_cast<unsigned>(row) % static_cast<unsigned>(S_size);
   const _Float16* const scores_row = scores_ptr + B_H_at * scores_stride_B_H + S_at * scores_stride_S;
-  _Float16* const out_row = out_ptr + B_H_at * out_stride_B_H + S_at * out_stride_S;
+  _Float16* const out_row = out_ptr + unknown(B_H_at * out_stride_B_H + S_at * out_stride_S);
   const int last = static_cast<int>(S_at);
-  float z_kept[4][8];
-  float e_kept[4][8];
+  float z_kept[8][8];
+  float e_kept[8][8];
 
   // walk 1 of 3: read scores; keep z; top = max(z)
   float top_part = -INFINITY;
-  Vec<_Float16, 8> scores_vec[4];
+  Vec<_Float16, 8> scores_vec[8];
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
     scores_vec[v] = load_once_where<8>(col <= last, scores_row + col);
   }
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
     if (col <= last) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -154,7 +143,7 @@ scale_causal_softmax(
       top_part = larger(top_part, (-INFINITY));
     }
   }
-  const float top = row_max(top_part, part[0]);
+  const float top = row_max(top_part);
   const bool eq = top == (-INFINITY);
   const float pivot = eq ? 0.0f : top;
 
@@ -163,8 +152,8 @@ scale_causal_softmax(
   const float e_rest = exponential(sub_rest);
   float total_part = 0.0f;
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
     if (col <= last) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -178,7 +167,7 @@ scale_causal_softmax(
       total_part += 8.0f * e_rest;
     }
   }
-  const float total = row_sum(total_part, part[1]);
+  const float total = row_sum(total_part);
   const bool eq_2 = total == 0.0f;
   const float div = 1.0f / total;
   const float scale = eq_2 ? 0.0f : div;
@@ -186,8 +175,8 @@ scale_causal_softmax(
   // walk 3 of 3: write out
   const float softmax_rest = e_rest * scale;  // beyond the mask, all along the row
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+  for (int v = 0; v < 8; ++v) {
+    const int col = (v * 64 + lane) * 8;
     if (col <= last) {
       Vec<_Float16, 8> out_vec;
       #pragma unroll
@@ -196,12 +185,12 @@ scale_causal_softmax(
         const float softmax = e * scale;
         out_vec.at[j] = static_cast<_Float16>(softmax);
       }
-      store<8>(out_row + col, out_vec);
+      if (live) store<8>(out_row + col, out_vec);
     } else {
       Vec<_Float16, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) out_vec.at[j] = static_cast<_Float16>(softmax_rest);
-      store<8>(out_row + col, out_vec);
+      if (live) store<8>(out_row + col, out_vec);
     }
   }
 }

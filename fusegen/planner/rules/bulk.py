@@ -33,12 +33,14 @@ SEVERAL_ROWS = 128  # threads of a block of several rows: a softmax of 131072 x 
 
 
 def bulk_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draft | None:
-    """The draft with `vector` elements a thread, or None where rows are whole blocks, or may not be copied so.
+    """The draft with `vector` elements a thread, or None where rows are whole blocks, or may not be copied so, or where
+    none are written: sums of 524288 x 255 bf16 took 77 us so and 72 otherwise, of 4194304 x 33 85 and 76.
 
     A chain without leading axes has one row, which starts where it is allocated."""
     draft = row_draft(graph, target, layout, vector)
     rows = [access for access in draft.accesses if access.by_column and len(access.strided) == len(draft.dims)]
-    lie_anywhere = draft.dims and any(graph.cols * access.dtype.bytes % VECTOR_BYTES for access in rows)
+    written = any(access.output for access in rows)
+    lie_anywhere = draft.dims and written and any(graph.cols * access.dtype.bytes % VECTOR_BYTES for access in rows)
     if not target.bulk_copies or not lie_anywhere or any(access.tensor in layout.unaligned for access in rows):
         return None
     found = tuple(
