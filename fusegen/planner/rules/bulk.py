@@ -60,7 +60,7 @@ def bulk_tiles(draft: Draft) -> Iterator[Tile]:
         per_thread = -(-cols // (draft.vector * per_row))
         side_by_side = draft.vector == 1 or per_row >= target.warp
         held = per_thread * draft.vector
-        few = 2 * per_row < target.warp and cols >= LEAST_ELEMENTS * target.warp  # more would have enough to do
+        few = per_row < target.warp and cols >= LEAST_ELEMENTS * target.warp  # a warp would have enough to do
         if side_by_side and not few and LEAST_ELEMENTS <= held <= MOST_ELEMENTS:
             threads = SEVERAL_ROWS if together and per_row <= target.warp else per_row
             if threads >= target.warp:
