@@ -114,6 +114,7 @@ CASES: tuple[Case, ...] = (
     *each("softcap_softmax", heads((32, 2048, 2048), (16, 4096, 6144))),
     *each("alibi_softmax", heads((32, 2048, 2048), (16, 4096, 4096))),
     *each("odd_causal_softmax", heads((48, 1000, 1000), (16, 4088, 4088), (24, 2050, 2050), (16, 2047, 2047))),
+    *each("odd_causal_softmax", heads((192, 512, 512), (768, 256, 256))),
     *each("window_softmax", heads((32, 4096, 4096))),
     *each("bool_softmax", [{"B": 8, "S": 4096, "N": 4096}, {"B": 32, "S": 1024, "N": 1536}], "bf16", "f32"),
     *each("shared_mask_softmax", [{"B": 4, "H": 16, "S": 2048, "N": 2048}], "bf16", "f32"),
@@ -157,6 +158,8 @@ CASES: tuple[Case, ...] = (
     # softmaxes, forward and backward
     *each("capped_causal_softmax", heads((32, 2048, 2048), (24, 1500, 1500))),
     *each("padded_softmax", [{"B": 8, "H": 16, "S": 1024, "N": 1024}, {"B": 32, "H": 12, "S": 577, "N": 577}]),
+    *each("patch_softmax", [{"B": 128, "H": 12, "S": 197, "N": 197}]),
+    *each("window_bias_softmax", [{"B": 2048, "H": 8, "S": 49, "N": 49}]),
     *each("softmax_backward", heads((16, 2048, 2048), (24, 1500, 1500))),
     *each("router_softmax", [{"T": 524288, "N": n} for n in (32, 64, 96, 160)], "f32"),
     *each("cross_entropy_backward", [{"T": 4096, "V": v} for v in (32000, 50257)], "bf16", "f32"),
@@ -173,6 +176,13 @@ CASES: tuple[Case, ...] = (
     *each("scaled_residual_rmsnorm", rows((262144, 127), (131072, 257), (16384, 5001)), "bf16"),
     *each("plain_softmax", rows((131072, 513), (16384, 4095)), "bf16", "f32"),
     *each("gated_rmsnorm", rows((65536, 1001)), "bf16"),
+    *each("plain_softmax", rows((1048576, 65)), "bf16"),
+    *each("plain_softmax", rows((65536, 1001)), "f32"),
+    *each("row_variance", rows((524288, 127)), "bf16"),
+    # heads whose vectors are no power of two
+    *each("head_rmsnorm", [{"T": 65536, "H": 16, "D": d} for d in (80, 112)], "bf16"),
+    *each("head_rmsnorm", [{"T": 32768, "H": 32, "D": 65}], "bf16"),
+    *each("head_layernorm", [{"M": 32768, "G": 16, "D": d} for d in (81, 100)], "bf16"),
     # element by element
     *each("rotated_halves", [{"B": 4, "S": 4096, "H": 32, "D": d} for d in (32, 64)]),
     *each("biased_swiglu", rows((8192, 14336), (16384, 5500)), "bf16"),

@@ -200,6 +200,18 @@ def padded_softmax(scores: bf16[B, H, S, N], padding: f32[B, 1, 1, N]) -> bf16[B
     return F.softmax(scores * 0.125 + padding)
 
 
+@chain(B=64, H=12, S=197, N=197)
+def patch_softmax(scores: bf16[B, H, S, N], scale: f32) -> bf16[B, H, S, N]:
+    """Attention among a picture's patches and one token more."""
+    return F.softmax(scores * scale)
+
+
+@chain(B=2048, H=8, S=49, N=49)
+def window_bias_softmax(scores: bf16[B, H, S, N], bias: bf16[H, S, N]) -> bf16[B, H, S, N]:
+    """Attention within windows of 7 x 7, with a bias of positions for each head."""
+    return F.softmax(scores * 0.125 + bias)
+
+
 @chain(B=1, H=16, S=2048, N=2048)
 def softmax_backward(p: bf16[B, H, S, N], grad: bf16[B, H, S, N]) -> bf16[B, H, S, N]:
     """The gradient of a softmax by its scores."""
