@@ -50,7 +50,29 @@ def test_each_launch_is_timed_alone_behind_a_fill() -> None:
     assert timing.us == (10.0, 30.0, 10.0, 30.0)
     warm, timed = gpu.asked[:4], gpu.asked[4:]
     assert warm == ["fill", "a", "fill", "b"]  # each of them once at least
-    assert timed == ["wait", *["fill", "mark", "a", "mark", "fill", "mark", "b", "mark"] * 2, "wait"]
+    assert timed == ["wait", *["fill", "mark", "a", "mark", "fill", "fill", "mark", "b", "mark"] * 2, "wait"]
+
+
+@pytest.mark.parametrize("kernels", [1, 2, 3, 4])
+@pytest.mark.parametrize("contenders", [1, 2, 3, 4])
+def test_launches_of_all_numbers_modulo_four_are_timed_alike(kernels: int, contenders: int) -> None:
+    gpu = PretendGpu()
+    numbers: list[list[int]] = [[] for _ in range(contenders)]
+
+    def launches(place: int) -> Any:
+        def launch(stream: int) -> None:
+            numbers[place].append(sum(word != "mark" for word in gpu.asked) % 4)
+            for _ in range(kernels):
+                gpu.work("kernel", 1.0)
+
+        return [launch]
+
+    watch = Stopwatch(gpu)
+    gpu.asked.clear()
+    watch.time_together([launches(place) for place in range(contenders)], repeats=16, warmup=1)
+    for met in numbers:
+        timed = met[1:]
+        assert [timed.count(number) for number in range(4)] == [4] * 4
 
 
 def test_what_is_compared_takes_turns() -> None:
