@@ -78,7 +78,7 @@ class BulkRows(Blocks):
         tensors = brought(self.plan.stages)
         if not tensors:
             return []
-        self.functions.add("bring")
+        self.functions.update(("bring", "copy_bulk"))
         lines = ["__shared__ unsigned long long arrivals;", "if (threadIdx.x == 0) {"]
         lines.append(f"  start_arrivals(arrivals, {len(tensors)});")
         for access in tensors.values():

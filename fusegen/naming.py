@@ -76,7 +76,7 @@ FILE_SCOPE = frozenset(
 # what a kernel makes of a name, alone or with more words behind it: `x_vec`, `x_vec_next`, `x_stride_M`
 TENSOR_SUFFIXES = (
     "_ptr", "_row", "_vec", "_stride", "_kept", "_span", "_ends", "_staged", "_last", "_edge", "_at", "_place",
-    "_first", "_part", "_start", "_read",
+    "_first", "_part", "_start", "_read", "_fetched",
 )  # fmt: skip
 FACTOR_SUFFIXES = (
     "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",

@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.bulk_rows import BulkRows
 from fusegen.dialect import UNROLL
+from fusegen.fetching import Fetching
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
 from fusegen.planner.pieces import PIECE_BYTES, stride_name
@@ -19,7 +19,7 @@ from fusegen.prelude import REDUCERS, Reducer
 from fusegen.vectors import bracketed, scaled
 
 
-class Speller(BulkRows):
+class Speller(Fetching):
     """The words of one plan in one dialect; `context()` is what the templates see."""
 
     parts = "part"  # the array of a reduction's partial results
@@ -190,7 +190,7 @@ class Speller(BulkRows):
         staged = [load for load in stage.loads if load.when != "now"] if self.plan.in_shared else []
         copies = [load for load in staged if load.when == "keep"] if self.plan.copies else []
         for load in (*stage.reads, *(load for load in staged if load.when == "kept")):
-            if load.access.mode == "bulk":
+            if load.access.mode == "bulk" or load.when == "fetched":
                 continue
             name = f"{load.access.name}_vec"
             kept = load.when in ("keep", "ahead")
@@ -269,7 +269,8 @@ class Speller(BulkRows):
             "rest": [self.update_rest(r) for r in stage.reductions if stage.until],
             "first_results": stage is next(s for s in self.plan.stages if s.reductions) if stage.reductions else False,
             "results": [line for r in stage.reductions for line in self.results(r)],
-            "before": [f"{self.spelling.barrier}  // all have read what was brought"] if self.gives_way(stage) else [],
+            "before": self.before(stage),
+            **self.fetching(stage),
             "packed": self.packed_calls(stage),
             "refill": [],
         }
@@ -418,8 +419,8 @@ class Speller(BulkRows):
                 lines.append(f"const {load.ctype} {load.value} = {value};")
                 continue
             name = f"{load.access.name}_vec"
-            kept = load.when != "now" and not self.plan.in_shared
-            in_array = loads_first and load.access.mode != "across"
+            kept = load.when not in ("now", "fetched") and not self.plan.in_shared
+            in_array = loads_first and load.access.mode != "across" and load.when != "fetched"
             vector = self.kept_at(name, True) if kept else f"{name}[v]" if in_array else name
             lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
         lines += [f"const {k.ctype} {k.value} = {self.kept_at(f'{k.value}_kept', False)};" for k in stage.takes]
@@ -570,6 +571,7 @@ class Speller(BulkRows):
             "kept_shared": [{"type": t, "name": n, "offset": o} for n, t, o, _ in keeps] if plan.in_shared else [],
             "staged_shared": [] if plan.bulk else self.staged_rows(),
             "bulk_places": places,
+            "fetched_shared": self.fetched_shared(),
             "together": self.together(),
             "leaves": any(walk["leaves"] for _, walk in walks),
             "kept_registers": [] if plan.in_shared else [

@@ -49,12 +49,14 @@ class Subject:
     fits: Callable[[Plan], bool]
     target: str = "cuda:h200"
     dtype: str = ""  # the spec's own unless named
+    rows: int = 0  # that the plan is made for, along M; as the spec says unless named
 
     def source(self, layout: Layout = CONTIGUOUS) -> Source:
         found = chains()[self.chain]
         if self.dtype:
             found = found.with_dtype(DTYPES[self.dtype])
-        graph = found.graph.at(**sizes_at(found.graph, self.cols))
+        rows = {"M": self.rows} if self.rows else {}
+        graph = found.graph.at(**sizes_at(found.graph, self.cols), **rows)
         plans = candidates(graph, target(self.target), layout).plans
         fitting = [p for p in plans if self.fits(p)] or ([plans[0]] if layout != CONTIGUOUS else [])
         assert fitting, f"the planner has no candidate for {self.chain} at {self.cols} that {self.fits.__name__} fits"
@@ -89,6 +91,10 @@ def across(plan: Plan) -> bool:
 def handed(plan: Plan) -> bool:
     stores = [store for stage in plan.stages for store in stage.stores if not stage.blocks_of]
     return plan.warps_per_row > 1 and any(s.access.mode == "across" and not s.staged for s in stores)
+
+
+def fetched(plan: Plan) -> bool:
+    return registers(plan) and bool(plan.fetched)
 
 
 def apart(plan: Plan) -> bool:
@@ -160,6 +166,7 @@ def whatever(plan: Plan) -> bool:
 
 
 LN = Subject("bias_gelu_residual_ln", 1000, registers)
+LN_FETCHED = Subject("bias_gelu_residual_ln", 4096, fetched, rows=512)
 LN_SHARED = Subject("bias_gelu_residual_ln", 1000, shared)
 COPIED = Subject("log_softmax", 2056, copied)
 PARTLY = Subject("log_softmax", 120000, partly_kept)
@@ -368,6 +375,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("barrier in a branch", "not every thread of the block arrives", LN, r"  __syncthreads\(\);\n",
              "  if (threadIdx.x < 32) __syncthreads();\n"),
     # ---- asynchronous copies and clusters
+    mutation("fetched vectors not awaited", "shared memory is read before the bulk copies land", LN_FETCHED,
+             r"  wait_arrivals\(arrivals\);\n", ""),
+    mutation("one fetched vector not counted", "the wait ends when the first of them has landed", LN_FETCHED,
+             r"expect_arrival\(arrivals, \d+\)", "expect_arrival(arrivals, 8192)"),
+    mutation("vector fetched in part", "its last block stays what it was", LN_FETCHED,
+             r"(copy_bulk\(beta_fetched, beta_ptr, )8192", r"\g<1>8176",
+             r"expect_arrival\(arrivals, 16384\)", "expect_arrival(arrivals, 16368)"),
+    mutation("fetched by every thread", "the barrier of the copies is begun again and again", LN_FETCHED,
+             r"if \(threadIdx\.x == 0\) (\{\s+start_arrivals)", r"\1"),
+    mutation("fetched vector of another thread", "a neighbour's columns of gamma", LN_FETCHED,
+             r"(= gamma_fetched\[.*?)lane\]", r"\1(lane ^ 1)]"),
     mutation("wait for a copy dropped", "shared memory is read before its copy lands", COPIED,
              r"wait_copies<\d+>\(\);", ""),
     mutation("wait for too few copies", "the last copies are not waited for", COPIED,

@@ -41,6 +41,7 @@ LAYERS = (
     "vectors",
     "blocks",
     "bulk_rows",
+    "fetching",
     "spelling",
     "rolling selection_spelling",
     "held_spelling",

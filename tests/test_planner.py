@@ -162,7 +162,7 @@ def test_what_rows_share_is_read_ahead_or_where_it_is_used() -> None:
     """gamma and beta, which the last walk uses; bias is needed at once, and by no later walk."""
     found = set()
     for rows in (8, 8192):
-        for made in candidates(mission.at(M=rows).graph, H200).plans:
+        for made in candidates(mission.at(M=rows).graph, A100).plans:
             if made.staging != "registers":
                 continue
             first, *later = made.stages
@@ -175,6 +175,26 @@ def test_what_rows_share_is_read_ahead_or_where_it_is_used() -> None:
             assert [stage.late for stage in made.stages] == [False, False, not ahead]
             found.add(bool(ahead))
     assert found == {True, False}
+
+
+def test_few_rows_fetch_the_vectors_they_share_by_bulk_copies() -> None:
+    """Where a barrier stands between who asks for gamma and beta and who takes them, and a launch has few waves."""
+    for made in candidates(mission.at(M=1024).graph, H200).plans:
+        barrier = made.staging == "registers" and made.warps_per_row > 1
+        assert [access.name for access in made.fetched] == (["gamma", "beta"] if barrier else []), made.configuration
+    made = plan(mission.at(M=1024).graph, H200)
+    assert made.fetched
+    assert made.stages[0].title.endswith("; fetch gamma, beta")
+    assert made.stages[-1].title == "take gamma, beta; write out"
+    assert made.static_shared_bytes > 2 * made.fetched[0].dtype.bytes * made.cols
+    text = render(made).text
+    assert text.index("copy_bulk(gamma_fetched") < text.index("wait_arrivals(arrivals);\n", text.index("// walk 1"))
+    assert not any(p.fetched for p in candidates(mission.at(M=65536).graph, H200).plans), "the caches have them"
+    assert not any(p.fetched for p in candidates(mission.at(M=1024).graph, A100).plans), "which has no bulk copies"
+    assert not any(p.fetched for p in candidates(SPECS["add_rmsnorm"].at(M=1024).graph, H200).plans), "of one vector"
+    assert not any(p.fetched for p in candidates(mission.at(M=8, N=2048).graph, H200).plans), "vectors of 4 KB"
+    assert not any(p.fetched for p in candidates(mission.at(M=8, N=16384).graph, H200).plans), "64 KB of them"
+    assert not any(p.fetched for p in candidates(normed.at(M=8, N=4096).graph, H200).plans), "a row has less"
 
 
 def test_halves_stay_packed_in_registers_where_that_takes_fewer() -> None:

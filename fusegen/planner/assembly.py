@@ -92,7 +92,7 @@ def assemble(
         stages=stages,
         accesses=draft.accesses,
         copies=copies,
-        shared_bytes=shared + 4 * slots * parts * (2 if rolling else 1),
+        shared_bytes=shared + 4 * slots * parts * (2 if rolling else 1) + fetched_bytes(stages, graph.cols),
         kept_bytes=walks.kept_bytes,
         ragged=not draft.flat and not draft.divides,
         flat=draft.flat,
@@ -138,6 +138,12 @@ def with_strides(draft: Draft, tile: Tile) -> tuple[Access, ...]:
     together = draft.bulk and tile.rows_per_block > 1
     apart = tuple(access for access in draft.accesses if not (together and access.mode == "bulk"))
     return () if draft.flat else apart
+
+
+def fetched_bytes(stages: Sequence[Stage], cols: int) -> int:
+    """Of shared memory, for the vectors that bulk copies bring there."""
+    fetched = {load.access for stage in stages for load in stage.loads if load.when == "fetched"}
+    return sum(access.dtype.bytes for access in fetched) * cols
 
 
 def can_copy(stages: Sequence[Stage]) -> bool:

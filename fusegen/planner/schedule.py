@@ -418,8 +418,10 @@ def title_of(
 ) -> str:
     """What a walk is for, in the spec's names: `read x, bias; keep h; total = sum(h)`."""
     parts = []
-    if read := [load.value for load in loads if load.when != "kept"]:
+    if read := [load.value for load in loads if load.when not in ("kept", "fetched")]:
         parts.append("read " + ", ".join(read))
+    if fetched := [load.value for load in loads if load.when == "fetched"]:
+        parts.append("take " + ", ".join(fetched))
     if keep := [*(k.value for k in keeps), *(load.value for load in loads if load.when == "keep")]:
         parts.append("keep " + ", ".join(keep))
     for r in reductions:

@@ -24,6 +24,25 @@ Regimes, from short rows to long ones, with times on an H200 (cold L2, medians o
 
 Rows that are no whole number of 16 bytes come and go by bulk copies where a GPU has them (planner/rules/bulk.py).
 
+How far that is from what memory allows was searched with kernels that only load, reduce and store as these chains do
+(medians in random order beside the emitted ones; 64 to 1024 threads, a block a row or a persistent grid, vectors or
+bulk copies, results held back, orders, clusters, prefetches, policies of loads and stores):
+
+- 2 x 32 MiB read and 32 MiB written, 920 ways: with two reductions 28.9 to 29.4 us at best in four runs, without them
+  29.3 to 29.8; reading alone took 21.7, writing alone 10.7. The LayerNorm chain at 4096 x 4096 took 31.0 with its
+  vectors fetched (planner/rules/fetching.py), 31.3 to 31.9 with them read late, 30.0 to 30.8 without any vectors of
+  columns, 31.0 to 31.2 without GELU, 30.8 to 31.1 without reductions;
+- 2 x 128 MiB read and as many written, 284 ways: with a reduction of whole rows 132.1 to 132.8 at best, by clusters of
+  two blocks that share nothing, which gain nothing in add_rmsnorm 16384 x 4096: it took 133.0 to 134.0 beside them, the
+  driver's copy of as many bytes 129.8 to 130.6;
+- 8 rows of 4096 bf16: an empty kernel took 3.25 to 3.4, loads and stores 4.3 to 4.5, with a reduction 4.6 to 4.75,
+  add_rmsnorm 4.7 to 4.8. Clusters and several blocks a row were no faster, nor was it to have gain read at once with
+  the rest (by relaxed loads, whose order the compiler keeps).
+
+Of all policies one helps: results that the L2 cache is told to keep (evict_last) took 27.5 to 28.4 us in place of 29.7
+at 2 + 1 x 32 MiB, where the lines kept were given back before each launch. Where they were not, a kernel beside them
+took 1.1 us more. It is not done: what one launch saves others pay.
+
 Rows in registers across clusters would be a regime of their own: the blocks of a cluster wait for one another, and
 with one block an SM nothing hides that (scale_softmax 4096 x 131072 took 750 us so).
 """
@@ -42,6 +61,7 @@ from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging,
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, team_text, vector_widths
 from fusegen.planner.rules import NoMatch, need_countable, need_no_selection
 from fusegen.planner.rules.bulk import bulk_draft, bulk_tiles, held_by_value, kept_as_read
+from fusegen.planner.rules.fetching import fetched, worth_fetching
 from fusegen.planner.schedule import Schedule, schedule, title_of
 from fusegen.targets.base import Target
 
@@ -54,12 +74,11 @@ MOST_VECTORS = 8
 SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
 WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more blocks
 # Elements of a thread up to which the vectors that rows share are read before the first walk, not before the one that
-# uses them: they wait in registers meanwhile, and are asked for first (behind the row's own loads NVRTC 13.0 schedules
-# them late again, and 8 x 4096 takes as long as without). add_rmsnorm 8 x 4096 took 4.64 us so and 5.10 without (an
-# empty kernel took 3.5; in another run it took 4.77, the loads and stores alone 4.46, an empty kernel 3.30), rmsnorm
-# 262144 x 128 36.4 and 36.9, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but with 64 elements a thread 117.0 and
-# 109.4, and at 16384 x 16384, where an SM then held one block less, 633 and 425. Which of both is better where both can
-# be, the registers say.
+# uses them: they wait in registers meanwhile, and are asked for first. rmsnorm 262144 x 128 took 36.4 us so and 36.9
+# without, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but with 64 elements a thread 117.0 and 109.4, and at
+# 16384 x 16384, where an SM then held one block less, 633 and 425. Which of both is better where both can be, the
+# registers say. (Of add_rmsnorm 8 x 4096 with 512 threads a row NVRTC 13.0 and 13.5 put the load of gain off all the
+# same.)
 MOST_AHEAD = 32
 # Where rows lie across blocks, whose pieces wait in registers too, elements of all those vectors together: at
 # 16384 x 4097 the LayerNorm chain took 127 us with 64 of them read ahead and 111 without, and in f32 with 32 of them
@@ -212,6 +231,9 @@ def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]
     ways = [candidate(draft, walks, tile, staging)]
     if draft.divides and in_whole_turns(draft, tile) and (late := read_late(draft, walks)) != walks:
         ways = [candidate(draft, late, tile, staging)]
+        if (fetching := fetched(draft, late, tile)) != late:
+            made = candidate(draft, fetching, tile, staging)
+            ways = [made] if worth_fetching(made) else ways
     if held <= MOST_AHEAD and (early := read_ahead(walks)) != walks:
         ahead = sum(load.when == "ahead" for load in early.stages[0].loads)
         if draft.divides or held * ahead <= MOST_AHEAD_ACROSS:
