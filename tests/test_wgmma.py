@@ -597,6 +597,34 @@ def test_what_shares_a_tile_is_shared_as_well(spec: Chain) -> None:
     assert validate(kernel_of(shared(spec, SHARED[1])), rows=(140,), cases=("rows",)).ok
 
 
+def walked(spec: Chain, width: str) -> WgmmaPlan:
+    """Of two blocks, each of which walks over several tiles of few columns."""
+    found = plans(spec.at(M=140, N=232, K=136).graph, target=replace(H200, sms=2))
+    return next(p for p in found if f"80x{width}" in p.configuration and p.tile.shares == 1)
+
+
+ODD = [(transposed, "64 8"), (transposed, "192 4"), (normed, "64 8"), (normed, "192 4")]  # one box, and three
+
+
+@needs_check
+@pytest.mark.parametrize(("spec", "width"), ODD)
+def test_an_odd_number_of_boxes_leaves_no_buffer_in_use(spec: Chain, width: str) -> None:
+    plan = walked(spec, width)
+    assert plan.uneven_boxes
+    assert validate(kernel_of(plan), rows=(140,), cases=("rows",)).ok
+
+
+@needs_check
+@pytest.mark.parametrize(("spec", "width"), ODD[:3])
+def test_a_buffer_in_use_is_caught(spec: Chain, width: str) -> None:
+    def edit(text: str) -> str:
+        found = [line for line in text.splitlines() if "wait_stores<0>();  // of an odd" in line]
+        assert len(found) == 1
+        return text.replace(found[0], "")
+
+    assert not validate(kernel_of(walked(spec, width), edit), rows=(140,), cases=("rows",)).ok
+
+
 @needs_check
 def test_few_tiles_in_any_layout() -> None:
     assert validate(kernel_of(shared(skipped, SHARED[0])), quick=True).ok

@@ -358,6 +358,12 @@ class WgmmaPlan(Plan):
         return self.finished // self.box_cols
 
     @property
+    def uneven_boxes(self) -> bool:
+        """Does a warp store an odd number of boxes of a tile, and then those of another one? The buffers take turns."""
+        counts = {self.tile.parts * self.chunks * len(span.boxes) for span in self.spans}
+        return self.tile.shares == 1 and any(count % BUFFERS for count in counts)
+
+    @property
     def brought(self) -> int:
         """Places of the ring that boxes of operands take behind a tile's slices, two side by side in each."""
         return sum(len(span.brought) for span in self.spans) * -(-self.chunks // 2)
