@@ -251,6 +251,17 @@ class WgmmaSpeller(CopySpeller):
             at += self.tile.stages * LINE * access.dtype.bytes
         return found
 
+    def ahead(self) -> Mapping[str, str]:
+        """Of the pairs that a lane has in registers: the first slices they are of, and those they are of next."""
+        plan = self.plan
+        count = plan.pairs_ahead
+        following = f"(next < {plan.steps} ? next : i)"
+        if self.tile.shares > 1:
+            first, following = (f"(rank * {plan.steps} + {step})" for step in ("i", following))
+        else:
+            first = "i"
+        return {"first": first, "next": following, "guard": f"first + i < {plan.steps}" if plan.steps % count else ""}
+
     # ---- the epilogue
 
     def row_values(self, span: WgmmaSpan) -> list[Mapping[str, str]]:
@@ -409,6 +420,7 @@ class WgmmaSpeller(CopySpeller):
             "fragments": fragments,
             "kept": self.kept(spans[0]["boxes"][0]) if plan.keeps else None,
             "slices": slices,
+            "ahead": self.ahead() if plan.pairs_ahead > 1 else None,
             "bringers": 2 if slices else 1,
             "own_rows": f" + own * {tile.parts * SEGMENT}" if tile.schedule == "halves" else "",
             "names_row": not plan.keeps or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in spans),

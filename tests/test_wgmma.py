@@ -626,6 +626,17 @@ def test_a_buffer_in_use_is_caught(spec: Chain, width: str) -> None:
 
 
 @needs_check
+@pytest.mark.parametrize("depth", [64, 136, 200, 520])
+def test_pairs_are_asked_for_ahead_where_tiles_are_narrow(depth: int) -> None:
+    """Of one slice, of an odd number, of several tiles for a block; of wide tiles one at a time."""
+    found = plans(normed.at(M=140, N=232, K=depth).graph, target=replace(H200, sms=2))
+    assert {p.pairs_ahead for p in found if p.tile.cols == 256} == {1}
+    plan = next(p for p in found if p.tile.cols == 128 and p.tile.shares == 1)
+    assert plan.pairs_ahead == (2 if depth > 64 else 1)
+    assert validate(kernel_of(plan), rows=(140,), cases=("rows",)).ok
+
+
+@needs_check
 def test_few_tiles_in_any_layout() -> None:
     assert validate(kernel_of(shared(skipped, SHARED[0])), quick=True).ok
     assert validate(kernel_of(shared(skipped, SHARED[2])), cases=("layout",)).ok
