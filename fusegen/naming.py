@@ -62,7 +62,7 @@ PRODUCT_FRAME = frozenset(
     staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of start_barrier wait_at arrive_at arrive_in
     expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter
     both made pair word prepare prepare_next kept kept_at store_kept ring_at turned multiply_add_across
-    right_slices_across place_across advance ahead copy_one load_one slices slot take_step
+    right_slices_across place_across advance ahead copy_one load_one slices slot take_step next
     """.split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
@@ -80,7 +80,7 @@ TENSOR_SUFFIXES = (
 )  # fmt: skip
 FACTOR_SUFFIXES = (
     "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
-    "_lane", "_col", "_slice", "_slices", "_box", "_stage",
+    "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead",
 )  # fmt: skip
 SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])
