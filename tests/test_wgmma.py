@@ -636,6 +636,27 @@ def test_pairs_are_asked_for_ahead_where_tiles_are_narrow(depth: int) -> None:
     assert validate(kernel_of(plan), rows=(140,), cases=("rows",)).ok
 
 
+def test_clusters_share_lines_that_start_between_sectors() -> None:
+    """Where tiles are few, too: K = 1000 is 2000 bytes, no multiple of 32."""
+
+    def clusters(depth: int) -> set[tuple[int, int]]:
+        found = plans(transposed.at(M=512, N=4096, K=depth).graph)
+        return {(p.tile.cols, p.tile.cluster) for p in found if p.tile.schedule == "halves" and p.tile.cols < 256}
+
+    assert clusters(1000) == {(cols, cluster) for cols in (64, 128, 160, 192) for cluster in (1, 2)}
+    assert clusters(1024) == {(cols, 1) for cols in (64, 128, 160, 192)}
+    costs = {p.configuration: p.cost.time_us for p in plans(transposed.at(M=4096, N=4096, K=4104).graph)}
+    assert costs["wgmma halves 128x256 4 cluster=2"] < 0.8 * costs["wgmma halves 128x256 4"]
+
+
+@needs_check
+@pytest.mark.parametrize("spec", [skipped, normed], ids=lambda s: s.graph.name)
+def test_few_tiles_in_clusters_are_right(spec: Chain) -> None:
+    sized = spec.at(M=300, N=72, K=136)
+    plan = next(p for p in plans(sized.graph) if p.tile.cluster == 2 and p.tile.cols == 128 and p.tile.rows < 128)
+    assert validate(kernel_of(plan), rows=(300, 130), cases=("rows",)).ok
+
+
 @needs_check
 def test_few_tiles_in_any_layout() -> None:
     assert validate(kernel_of(shared(skipped, SHARED[0])), quick=True).ok

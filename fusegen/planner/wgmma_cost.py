@@ -4,6 +4,20 @@ Three limits that overlap: products and what is made of them; the bytes that com
 factors that all blocks take from the L2 cache. The constants are fitted to 312 candidates of 57 chains and shapes, of
 65 to 16384 rows, bf16 and f16, on one H200 (cold L2, medians of 15), which they meet within 5 % (rms): the first choice
 took 0.2 % more than the best of those measured in the mean, and 4 % at worst. f32's are of 3 shapes (rules/wgmma.py).
+
+Where lines start between sectors of 32 bytes, blocks by themselves take no more than 6 TB/s of them from the L2 cache.
+In shares of the bare product, x @ w.T alone, and with bias and residual (*), medians of 15 to 21, L2 cold, in turns:
+
+                                              2048 x 4096 x 1000   4096 x 4096 x 4104   2048 x 1000 x 1000 *
+    128 x 256 tiles in halves                    1.33                 1.48                 1.34
+    in clusters of two                           1.01                 1.04                 1.36
+    128 x 128 tiles in halves                    1.70                                      1.34
+    in clusters of two                                                                     1.24
+    128 x 256, the bringing warps copy 16 bytes a lane
+    by cp.async                                  1.30                 1.52
+
+4096^3 took 1.00 with those warps' copies, 0.985 with tensor copies; by 8 bytes a lane 4096 x 4096 x 4100 took 405 us by
+turns and by 4 bytes 4096 x 4096 x 4098 534, where mma.sync takes 383 and 697, and cuBLAS 550 and 537.
 """
 
 from __future__ import annotations
@@ -44,6 +58,7 @@ PUSHED_OUT = 0.56  # a launch that finds the L2 full of what others wrote pushes
 MET_US = 1.5  # until all have multiplied, and their sums are where they are added up
 EXCHANGED_US = 2.2  # and for each 128 columns
 CLUSTERS = 1.005
+CLUSTER_US = 1.0  # until both blocks find room, and end: without it 1000^3 went to clusters, where it took no less
 # f32 is twice as many bytes for as many products, and half as many of them a second: what brings less is faster. 4096^3
 # took 395 us by turns, 368 in clusters and 333 in halves, whatever else; 8192^3 3132, 3269 and 3763, in clusters 3293,
 # and by 16 rows of tiles besides 3083. cuBLAS took 333 and 2662.
@@ -104,7 +119,7 @@ def multiplying(plan: WgmmaPlan, *extents: int) -> float:
     if time > HOT_US:
         time *= HOT if turns else HOT * HOT_HALVES
     if tile.cluster > 1:
-        time *= CLUSTERS_F32 if f32_factors else CLUSTERS
+        time = CLUSTER_US + time * (CLUSTERS_F32 if f32_factors else CLUSTERS)
     if f32_factors and tile.group > 8:
         time *= GROUPS_F32
     if tile.shares > 1:
@@ -114,9 +129,12 @@ def multiplying(plan: WgmmaPlan, *extents: int) -> float:
 
 def lines(plan: WgmmaPlan) -> float:
     """Bytes of the factors that the tiles of a cluster take from the L2 cache; where lines start between sectors, they
-    take as long as more. That one block brings what others need was no faster."""
-    right = plan.width * sum(askew(plan, found) for span in plan.spans for found in span.rights) / len(plan.spans)
-    return plan.tile.cluster * (plan.tile.rows * askew(plan, plan.left) + right) * LINE_BYTES * plan.slices
+    take as long as more. What one block brings to all others then is brought once; of other lines that was no faster:
+    at 4096 x 4096 x 4104, x @ w.T took 282 us, and 194 in clusters of two."""
+    cluster = plan.tile.cluster
+    left = plan.tile.rows * askew(plan, plan.left)
+    each = [max(1.0, askew(plan, found) / cluster) for span in plan.spans for found in span.rights]
+    return cluster * (left + plan.width * sum(each) / len(plan.spans)) * LINE_BYTES * plan.slices
 
 
 def askew(plan: WgmmaPlan, operand: Operand) -> float:

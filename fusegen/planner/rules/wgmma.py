@@ -79,11 +79,28 @@ product alone of 128 rows, 4096 and 1024 columns, and behind it bias and GELU of
     two share 128                               1.09         1.39         1.12         0.97
     none shares 64                              1.14         1.23         1.06         0.90
 
+RMSNorm and its gain before products of few tiles, in shares of the bare product (L2 cold, in turns with cuBLAS; the
+first two and mma.sync's of one run, the others of three more; medians of 15 to 21). A warp asks for pairs of the gain,
+one a lane, before it waits for a slice's place in the ring:
+
+                                                       128 x 4096   65 x 4096   512 x 1024   256 x 6144
+    for those of this slice                               1.28         1.35        1.43         1.37
+    of the next one as well                               1.09         1.16        1.33         1.27
+    of eight                                              1.07         1.12        1.37         1.25
+    and no turns                                          1.05                     1.29         1.25
+    that, without the statistic                           1.02                     1.20         1.20
+    of two slices, squares summed by mma.sync             1.08         1.17        1.35         1.38
+    of two slices and no turns, as it is (a run more)     1.09         1.09        1.32         1.23
+
+Squares summed by two of the warps that bring slices, for rows that are new to a block, took 1.10 at 4096 x 6144 x 4096
+and 1.14 of 16384 rows, where the statistic takes 1.4 % and nothing. 16384 rows take 1.004 to 1.009 (four runs), and as
+long as 16896, which leave no SM without a tile and take 0.96 to 0.98 of cuBLAS.
+
 Clusters of four have room on 120 of 132 SMs. What lies beyond the last row takes a tensor copy longer than rows do;
 boxes of 32 and of 16 rows, without those that lie beyond it, cost more than they saved where all rows are there (1.06
-and 1.15 at 128 x 4096 x 4096). Fetching the tensor maps ahead made no difference. A residual that comes through the
-ring took relu(x @ w.T + bias) + residual from 1.040 to 1.020 at 4096^3, in halves, and from 1.62 to 1.07 at
-333 x 5000 x 1200.
+and 1.15 at 128 x 4096 x 4096). Fetching the tensor maps ahead made no difference. Asking for boxes of the right factor
+in the L2 cache ahead of their copies took 1.1 to 1.6 times as long. A residual that comes through the ring took
+relu(x @ w.T + bias) + residual from 1.040 to 1.020 at 4096^3, in halves, and from 1.62 to 1.07 at 333 x 5000 x 1200.
 """
 
 from __future__ import annotations
@@ -97,6 +114,7 @@ from fusegen.graph import Extent, Graph, Kind, Node, Tensor
 from fusegen.naming import entry_name, value_names
 from fusegen.planner.cost import decisions
 from fusegen.planner.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
+from fusegen.planner.gemm_duration import lying
 from fusegen.planner.model import Access, Layout, Load, Param, Reduction, RowDim, Store
 from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import VECTOR_BYTES
@@ -165,8 +183,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     drafts = {
         schedule: Draft.of(graph, hoisted, parts, found, target, layout, schedule) for schedule in get_args(Schedule)
     }
-    few = [replace(tile, rows=drafts[tile.schedule].even_rows) for tile in FEW]
-    plans = [plan for tile in (*MANY, *few) for plan in drafts[tile.schedule].plans(tile)]
+    plans = [plan for drawn in drafts.values() for tile in drawn.tiles() for plan in drawn.plans(tile)]
     if not plans:
         raise NoMatch(
             f"slices of the factors, and of the vectors that the left one is computed from, take more than the "
@@ -197,8 +214,9 @@ def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What all tiles share. `access`: how each use of a tensor is read or written, by its tensor's name."""
+    """What a schedule's tiles share. `access`: how each use of a tensor is read or written, by its tensor's name."""
 
+    schedule: Schedule
     graph: Graph
     hoisted: Graph
     parts: Split
@@ -244,7 +262,7 @@ class Draft:
             output = any(use.tensor is t for t in hoisted.outputs)
             word = name if output else names[use.tensor.node]  # in the kernel
             found[name] = access_of(hoisted, dims, layout, use, word, width)
-        draft = cls(graph, hoisted, parts, found_groups, target, layout, dims, found, factors)
+        draft = cls(schedule, graph, hoisted, parts, found_groups, target, layout, dims, found, factors)
         draft.check_ways()
         draft.check_f32()
         return draft
@@ -390,6 +408,15 @@ class Draft:
         room = int(CLUSTERED.get(tile.shares, 1.0) * self.target.sms)
         fits = tiles * tile.shares <= room and slices >= LEAST_SLICES * tile.shares
         return fits and self.operand(left).along
+
+    def tiles(self) -> Iterator[WgmmaTile]:
+        """Those of this schedule. Where lines of right factors start between sectors, what is brought once for the
+        blocks of a cluster is worth more: there others than the usual ones have them as well."""
+        yield from (tile for tile in MANY if tile.schedule == self.schedule)
+        few = [replace(tile, rows=self.even_rows) for tile in FEW if tile.schedule == self.schedule]
+        yield from few
+        if any(lying(self.operand(p.right.operand).access, self.graph) > 1.0 for p in self.parts.products):
+            yield from (replace(tile, cluster=2) for tile in few if tile.shares == 1)
 
     def plans(self, tile: WgmmaTile) -> Iterator[WgmmaPlan]:
         """At most one."""
