@@ -70,16 +70,20 @@ class Pace:
     tile_us: float  # before a tile's first product, where no other block hides it
     first_us: float  # before the first tile's
 
-    def burden(self, rows: int, cols: int, tile_rows: int, tile_cols: int) -> float:
-        """The time of multiplying, loading and copying, against that of multiplying, for a warp's part of a tile."""
+    def burden(self, rows: int, cols: int, tile_rows: int, tile_cols: int, narrow: float = 1.0) -> float:
+        """The time of multiplying, loading and copying, against that of multiplying, for a warp's part of a tile;
+        `narrow` copies bring what one of 16 bytes would."""
         fragments = self.fragment * (1 / rows + 1 / cols)
-        return 1 + fragments + self.copied * (1 / tile_rows + 1 / tile_cols)
+        return 1 + fragments + self.copied * narrow * (1 / tile_rows + 1 / tile_cols)
 
 
 # Fitted to 69 measurements of gelu(x @ w.T + bias), bf16, on an H200: 14 tiles, 16 to 16384 rows of 4096 x 4096, up to
 # 512 of 14336 x 4096, and 8192 of 8192 x 8192; and to 8 of residual, normed and gated chains. It meets them within 7 %
 # (rms). Where a launch of milliseconds slows the GPU down, from 1.75 to 1.56 GHz at 8192^3, it takes up to 18 % longer.
-MMA_PACE = Pace(share=0.85, fragment=25.0, copied=47.0, prepared=50.0, enough=4.7, tile_us=1.4, first_us=3.5)
+# With the `first_us` of 3.5 that it found, 96 x 4096 x 1200 was taken for 10.3 and 10.8 us by tiles that took 12.5 and
+# 12.3. Copies narrower than 16 bytes were not in the fit: of 4096 x 4096 x 4100, by 8 bytes, the best took 383 us, and
+# is said to take 373; of 4096 x 4096 x 4098, by 4 bytes, 586, and is said to take 475.
+MMA_PACE = Pace(share=0.85, fragment=25.0, copied=47.0, prepared=50.0, enough=4.7, tile_us=1.4, first_us=4.8)
 TF32_PACE = replace(MMA_PACE, share=0.74)  # 219 TFLOP/s at 4096^3 where lines run along the depth, 190 elsewhere
 MFMA_PACE = Pace(share=0.37, fragment=32.0, copied=0.0, prepared=60.0, enough=5.6, tile_us=2.5, first_us=1.2)
 
@@ -99,6 +103,7 @@ class Work:
     statistics: int
     once: bool  # is the L2 told that the right factors are read once?
     askew: float  # how much longer lines of the factors take from the L2 cache
+    narrow: float  # copies that bring what one of 16 bytes would
     elements: int  # that a thread loads one by one for each slice, where no copy can bring them
 
 
@@ -158,7 +163,7 @@ def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float
     instructions = MMA_SYNC if target.wgmma else 1.0
     rate = own.share * instructions * target.product_tflops(work.dtype) * 1e6 / target.sms  # flop per us of one SM
     share = own.burden(64, 64, 128, 256) / own.burden(
-        tile.warp_rows, tile.warp_cols * work.products, tile.rows, tile.cols * work.products
+        tile.warp_rows, tile.warp_cols * work.products, tile.rows, tile.cols * work.products, work.narrow
     )
     flops = 2.0 * tile.rows * tile.cols * work.products * work.depth / tile.cluster
     prepared = own.prepared / (tile.cols * work.products) if work.prepared else 0.0

@@ -509,8 +509,9 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
     once = all(f.once for f in right.values())
     dtype, prepared = drawn.dtype, prologue is not None
     askew = max(lying(f.access, hoisted) for f in (*left, *right.values()))
+    narrow = max((drawn.chunk / f.width for f in (*left, *right.values()) if f.width > 1), default=1.0)
     work = Work(
-        tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once, askew,
+        tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once, askew, narrow,
         elements(drawn, tile),
     )  # fmt: skip
     return GemmPlan(
