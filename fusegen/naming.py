@@ -62,7 +62,7 @@ PRODUCT_FRAME = frozenset(
     staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of start_barrier wait_at arrive_at arrive_in
     expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter
     both made pair word prepare prepare_next kept kept_at store_kept ring_at turned multiply_add_across
-    right_slices_across place_across advance ahead copy_one load_one slices slot take_step next
+    right_slices_across place_across advance ahead copy_one load_one slices slot take_step next aim more copies
     """.split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives

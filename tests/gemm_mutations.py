@@ -8,8 +8,9 @@ from fusegen import Chain
 from fusegen.planner import CONTIGUOUS
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
+from fusegen.targets import Target
 from tests import gemms
-from tests.gemms import Fits, banded, circled, clustered, plan_for, streamed, streamed_waves, tiled
+from tests.gemms import FEW, Fits, banded, circled, clustered, plan_for, streamed, streamed_waves, tiled
 from tests.mutations import Mutation
 
 
@@ -20,7 +21,7 @@ class GemmSubject:
     spec: Chain
     fits: Fits
     sizes: tuple[tuple[str, int], ...]
-    target: str = "cuda:h200"
+    target: str | Target = "cuda:h200"
 
     @property
     def chain(self) -> str:
@@ -30,12 +31,12 @@ class GemmSubject:
         return render(plan_for(self.spec, self.target, self.fits, layout, **dict(self.sizes)))
 
 
-def subject(spec: Chain, fits: Fits, target: str = "cuda:h200", **sizes: int) -> GemmSubject:
+def subject(spec: Chain, fits: Fits, target: str | Target = "cuda:h200", **sizes: int) -> GemmSubject:
     return GemmSubject(spec, fits, tuple(sizes.items()), target)
 
 
 TILED = subject(gemms.bias_gelu, tiled, M=160, N=320, K=264)
-CIRCLED = subject(gemms.bias_gelu, circled, M=160, N=256, K=512)
+CIRCLED = subject(gemms.bias_gelu, circled, FEW, M=300, N=512, K=512)
 TURNED = subject(gemms.turned, tiled, M=96, N=200, K=136)
 STREAMED = subject(gemms.bias_gelu, streamed, M=8, N=96, K=1032)
 CLUSTERED = subject(gemms.bias_gelu, clustered, M=8, N=96, K=1032)
@@ -102,12 +103,20 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("circled: a slice in the place before its own", "it is overwritten while it is read", CIRCLED,
              r"\(slot \+ 3\) % 4", "(slot + 2) % 4"),
     mutation("circled: around the ring on the spot", "the first slices again", CIRCLED, r"advance\(4\);", ""),
-    mutation("circled: a chunk left out", "a step's last copy is not made", CIRCLED, r"at < (\d+) && step",
-             r"at < \1 - 1 && step"),
+    mutation("circled: a chunk left out", "a step's last copy is not made", CIRCLED, r"at < (\d+) && copies",
+             r"at < \1 - 1 && copies"),
     mutation("circled: fragments of the slice before", "a slice's first step is the last one's", CIRCLED,
              r"\(slot \+ 1\) % 4", "slot"),
     mutation("circled: the last time around left out", "the sum ends early", CIRCLED, r"step < 8; step",
              "step < 4; step"),
+    mutation("circled: the same tile again", "copies go on where they are", CIRCLED, r"if \(more\) aim\([^\n]*\);", ""),
+    mutation("circled: the next tile aimed at too late", "its first slice is one of this tile", CIRCLED,
+             r"if \(slot == 0\) \{", "if (slot == 1) {"),
+    mutation("circled: tiles behind the last one", "memory behind the right factor", CIRCLED,
+             r"more = tile[^;]*;", "more = true;"),
+    mutation("circled: rows of the tile before", "rows beyond the last are read", CIRCLED,
+             r"rows_here = rows - row0 < [^\n]*", "rows_here = 128;"),
+    mutation("circled: one tile a block", "the others are never written", CIRCLED, r"tile \+= gridDim\.x\)", "tile += 99)"),
     # ---- products
     mutation("fragments of the wrong depth", "columns of one half of a slice meet rows of the other", TILED,
              r"(load_right\(w_part.*?\^ \()k \* 32\)", r"\1(k ^ 1) * 32)"),

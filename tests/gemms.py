@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
@@ -13,7 +14,7 @@ from fusegen.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Layout
-from fusegen.targets import target
+from fusegen.targets import Target, target
 
 B, M, N, K, L = dims("B M N K L")
 Fits = Callable[[GemmPlan], bool]
@@ -184,9 +185,17 @@ def tiled(plan: GemmPlan) -> bool:
     return plan.tile.warps > 1 and plan.cluster == 1 and plan.tile.bands == 1
 
 
+FEW = replace(target("cuda:h200"), sms=2)  # where blocks take several tiles of a small product
+
+
 def circled(plan: GemmPlan) -> bool:
     """Once around the ring at a time, with copies among the products."""
     return plan.tile.spread
+
+
+def circled_in_halves(plan: GemmPlan) -> bool:
+    """The same with slices half as deep, for which every GPU has room."""
+    return plan.tile.spread and plan.tile.depth == 32
 
 
 def streamed(plan: GemmPlan) -> bool:
@@ -216,14 +225,15 @@ def any_plan(plan: GemmPlan) -> bool:
     return True
 
 
-def gemm_plans(graph: Graph, name: str, layout: Layout = CONTIGUOUS) -> list[GemmPlan]:
-    """The gemm candidates for the target of that name, in order."""
-    return [p for p in candidates(graph, target(name), layout).plans if isinstance(p, GemmPlan)]
+def gemm_plans(graph: Graph, on: str | Target, layout: Layout = CONTIGUOUS) -> list[GemmPlan]:
+    """The gemm candidates for that target, or the one of that name, in order."""
+    chosen = target(on) if isinstance(on, str) else on
+    return [p for p in candidates(graph, chosen, layout).plans if isinstance(p, GemmPlan)]
 
 
-def plan_for(spec: Chain, name: str, fits: Fits = any_plan, layout: Layout = CONTIGUOUS, **sizes: int) -> GemmPlan:
+def plan_for(spec: Chain, on: str | Target, fits: Fits = any_plan, layout: Layout = CONTIGUOUS, **sizes: int) -> GemmPlan:
     """The first candidate that fits; under another layout than the usual one the first of all if none does."""
-    plans = gemm_plans(spec.at(**sizes).graph, name, layout)
+    plans = gemm_plans(spec.at(**sizes).graph, on, layout)
     fitting = [p for p in plans if fits(p)] or (plans[:1] if layout != CONTIGUOUS else [])
-    assert fitting, f"no candidate for {spec.name} at {sizes} on {name} that {fits.__name__} fits"
+    assert fitting, f"no candidate for {spec.name} at {sizes} on {on} that {fits.__name__} fits"
     return fitting[0]

@@ -22,10 +22,12 @@ from fusegen.types import DTYPES
 from fusegen.validation import validate
 from tests import gemms, specs
 from tests.gemms import (
+    FEW,
     Fits,
     any_plan,
     banded,
     circled,
+    circled_in_halves,
     clustered,
     clustered_tiles,
     gemm_plans,
@@ -49,13 +51,14 @@ def can_emulate() -> bool:
 needs_emulator = pytest.mark.skipif(not can_emulate(), reason="no C++ compiler for the emulator")
 
 
-def kernel(spec: Chain, name: str, fits: Fits = any_plan, **sizes: int) -> Kernel:
+def kernel(spec: Chain, on: str | Target, fits: Fits = any_plan, **sizes: int) -> Kernel:
     """The first candidate that fits, in the emulator, in every layout."""
 
     def variant(layout: Layout) -> tuple[Source, None]:
-        return render(plan_for(spec, name, fits, layout, **sizes)), None
+        return render(plan_for(spec, on, fits, layout, **sizes)), None
 
-    return Kernel(*variant(Layout()), devices.find(target(name), "emulator"), variant)
+    chosen = target(on) if isinstance(on, str) else on
+    return Kernel(*variant(Layout()), devices.find(chosen, "emulator"), variant)
 
 
 # ---------------------------------------------------------------- what is computed
@@ -144,19 +147,47 @@ def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str,
     assert report.ok, str(report)[:2000]
 
 
-CIRCLED = (  # slices that go around a ring of 4 once, twice, and three times
-    (gemms.bias_gelu, {"M": 160, "N": 256, "K": 512}),
-    (gemms.bias_gelu, {"M": 300, "N": 512, "K": 256}),
-    (gemms.gram, {"M": 256, "K": 768}),
-    (gemms.side_by_side, {"B": 2, "M": 70, "N": 256, "L": 512, "K": 256}),
+SIDES = {"B": 2, "M": 70, "N": 256, "L": 512, "K": 256}
+CIRCLED = (  # slices that go around the ring one to six times
+    (gemms.bias_gelu, circled, {"M": 160, "N": 256, "K": 512}),
+    (gemms.bias_gelu, circled, {"M": 300, "N": 512, "K": 256}),
+    (gemms.bias_gelu, circled_in_halves, {"M": 300, "N": 512, "K": 128}),
+    (gemms.bias_gelu, circled_in_halves, {"M": 290, "N": 512, "K": 768}),
+    (gemms.gram, circled, {"M": 512, "K": 768}),
+    (gemms.side_by_side, circled, SIDES),
+    (gemms.side_by_side, circled_in_halves, SIDES),
 )
 
 
 @needs_emulator
-@pytest.mark.parametrize(("spec", "sizes"), CIRCLED, ids=lambda value: getattr(value, "name", ""))
-def test_copies_among_the_products(spec: Chain, sizes: dict[str, int]) -> None:
-    report = validate(kernel(spec, CUDA, circled, **sizes), quick=True)
+@pytest.mark.parametrize(("spec", "fits", "sizes"), CIRCLED)
+def test_copies_among_the_products(spec: Chain, fits: Fits, sizes: dict[str, int]) -> None:
+    """By two blocks, which go on from tile to tile."""
+    made = kernel(spec, FEW, fits, **sizes)
+    assert made.plan.blocks(*(sizes[name] for name in ("B", "M") if name in sizes)) <= 2
+    report = validate(made, quick=True)
     assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+def test_blocks_of_one_tile_and_none_behind_it() -> None:
+    assert validate(kernel(gemms.bias_gelu, CUDA, circled, M=300, N=512, K=256), quick=True).ok
+
+
+def test_blocks_stay_for_as_many_tiles_as_there_are_rounds() -> None:
+    plan = plan_for(gemms.bias_gelu, CUDA, circled, M=4096, N=4096, K=4096)
+    assert [plan.blocks(rows) for rows in (1, 1000, 1024, 1152, 4096, 16384)] == [16, 128, 128, 72, 128, 128]
+    assert plan.tiles(16384) == 2048
+    plain = plan_for(gemms.bias_gelu, CUDA, lambda p: not p.tile.spread, M=4096, N=4096, K=4096)
+    assert plain.blocks(16384) == plain.tiles(16384)
+
+
+@pytest.mark.parametrize(("name", "best"), [
+    ("cuda:h200", "128x256x64 2x4 4"), ("cuda:a100", "128x256x32 2x4 4"), ("cuda:l40s", "128x256x32 2x4 4"),
+])  # fmt: skip
+def test_copies_are_spread_wherever_a_ring_has_room(name: str, best: str) -> None:
+    plan = gemm_plans(gemms.bias_gelu.at(M=4096, N=4096, K=4096).graph, name)[0]
+    assert plan.configuration == f"gemm {best} spread"
 
 
 @pytest.mark.parametrize("sizes", [{"K": 4104}, {"K": 4160}, {"N": 1000}], ids=str)

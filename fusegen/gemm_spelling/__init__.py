@@ -21,15 +21,38 @@ class GemmSpeller(FactorSpeller, SumSpeller):
     """The words of one plan in one dialect; `context()` is what the template sees."""
 
     def tile_place(self) -> list[str]:
+        """Where the block's tile lies; of one that stays, where any tile does."""
         plan, tile = self.plan, self.tile
         *others, rows = plan.row_dims
         across = plan.tiles_across
-        block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
         lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
-        if others or (tile.group > 1 and across > 1):
+        if tile.spread or others or (tile.group > 1 and across > 1):
             lines.append(f"const unsigned tiles_down = static_cast<unsigned>((rows + {tile.rows - 1}) / {tile.rows});")
+        if tile.spread or others:
+            lines.append(f"const unsigned tiles = tiles_down * {across}u;{'  // of one product' if others else ''}")
+        if not tile.spread:
+            block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
+            return [*lines, *self.place_in_grid(block), self.rows_here("const int "), *self.span_place(), *self.sides()]
         if others:
-            lines.append(f"const unsigned tiles = tiles_down * {across}u;  // of one product")
+            each = " * ".join(f"static_cast<unsigned>({dim.extent})" for dim in others)
+            lines.append(f"const unsigned tiles_here = tiles * {each};")
+        fields = ["long long row0;", "int across;", *(f"long long {dim.index};" for dim in others)]
+        names = ["row0", "across", *(dim.index for dim in others)]
+        return [
+            *lines,
+            f"struct Place {{ {' '.join(fields)} }};",
+            "const auto place_of = [&](unsigned number) {",
+            *(f"  {line}" for line in self.place_in_grid("number")),
+            f"  return Place{{{', '.join(names)}}};",
+            "};",
+        ]
+
+    def place_in_grid(self, block: str) -> list[str]:
+        """The first row of a block's tile, how many lie before it in its row of tiles, and whose product's it is."""
+        plan, tile = self.plan, self.tile
+        *others, _ = plan.row_dims
+        across, lines = plan.tiles_across, []
+        if others:
             for place, dim in enumerate(others):
                 inner = " / ".join([f"({block}) / tiles", *(d.extent for d in reversed(others[place + 1 :]))])
                 lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
@@ -50,17 +73,26 @@ class GemmSpeller(FactorSpeller, SumSpeller):
                 f"const long long row0 = (first + tile % {both} % height) * {tile.rows}LL;",
                 f"const int across = tile % {both} / height;",
             ]
-        lines.append(f"const int rows_here = rows - row0 < {tile.rows} ? static_cast<int>(rows - row0) : {tile.rows};")
-        return lines + self.span_place()
+        return lines
+
+    def rows_here(self, declared: str) -> str:
+        tile = self.tile
+        return f"{declared}rows_here = rows - row0 < {tile.rows} ? static_cast<int>(rows - row0) : {tile.rows};"
 
     def span_place(self) -> list[str]:
-        """The first column of the block's tile; with several spans, which one it is and what it multiplies."""
+        """The first column of the block's tile; with several spans, which one it is."""
         if not self.several:
             return [f"const int col0 = across * {self.tile.cols};"]
         spans = self.plan.spans
         lines = [f"const int span = {self.by_span([str(i) for i in range(len(spans))], 'across')};"]
         first = self.by_span([str(s.first_tile) for s in spans])
-        lines.append(f"const int col0 = (across - ({first})) * {self.tile.cols};")
+        return [*lines, f"const int col0 = (across - ({first})) * {self.tile.cols};"]
+
+    def sides(self) -> list[str]:
+        """What the tile's span multiplies, where there are several."""
+        if not self.several:
+            return []
+        spans, lines = self.plan.spans, []
         if self.cols_ragged():
             lines.append(f"const int cols = {self.by_span([str(s.cols) for s in spans])};")
         for place, own in enumerate(self.owns[len(self.plan.left) :]):
@@ -71,6 +103,25 @@ class GemmSpeller(FactorSpeller, SumSpeller):
                 strides = self.by_span([r.batch[dim][1] for r in rights])
                 lines.append(f"const long long {own.name}_batch_{dim} = {strides};")
         return lines
+
+    def aim(self, factors: list[dict[str, Any]]) -> list[str]:
+        """Copies begin at the first slice of another tile."""
+        starts = [line for f in factors for line in f["starts"]]
+        lines = [*self.sides(), *starts]
+        return [*self.unpacked(lines), self.rows_here(""), *lines]
+
+    def unpacked(self, lines: list[str]) -> list[str]:
+        """A tile's place in the words that `lines` take it by."""
+        *others, _ = self.plan.row_dims
+        text = " ".join(lines)
+        used = [dim.index for dim in others if re.search(rf"\b{dim.index}\b", text)]
+        return [
+            "const Place at = place_of(tile);",
+            "const long long row0 = at.row0;",
+            "const int across = at.across;",
+            *self.span_place(),
+            *(f"const long long {index} = at.{index};" for index in used),
+        ]
 
     def by_span(self, texts: list[str], by: str = "span") -> str:
         """Each span's own text, by its number or by the tile's place."""
@@ -133,6 +184,9 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "warp_row": f"warp / {tile.warps_across} * {tile.warp_rows}" if tile.warps_down > 1 else "0",
             "warp_col": f"warp % {tile.warps_across} * {tile.warp_cols}" if tile.warps_across > 1 else "0",
             "tile_place": self.tile_place(),
+            "aim": self.aim(factors) if tile.spread else [],
+            "tile_at": self.unpacked([dim.index for dim in plan.row_dims[:-1]]) if tile.spread else [],
+            "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else "tiles",
             "ring_offset": f" + team * {self.slice_elements * tile.stages}" if tile.teams > 1 else "",
             "slice_elements": self.slice_elements,
             "slice_at": slice_at,

@@ -65,6 +65,7 @@ class FactorSpeller(GemmWords):
         lines = [f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {chunk};"]
         if dealt:
             lines.append(f"const int {brought} = {self.dealt(side)};  // that lies in this row of the tile")
+        pointers, starts = self.pointers_to(own, passes, f"{pointer}{batch} + {start}", f"({far}) * {stride}")
         advance = str(self.tile.depth * self.tile.shares)
         copy = "copy_once" if f.once else "copy_chunk"
         if f.copied:
@@ -81,10 +82,12 @@ class FactorSpeller(GemmWords):
             "at_depth": at_depth,
             "declares": [
                 *lines,
-                *self.pointers_to(own, passes, f"{pointer}{batch} + {start}", f"({far}) * {stride}"),
+                *pointers,
+                *([] if self.tile.spread else starts),
                 *([f"const int {name}_to = {self.place(own, side, depth)};"] if affine and not hidden else []),
                 *([f"unsigned {name}_to = ({self.place(own, side, depth)}) * {self.size};", *hidden] if hidden else []),
             ],
+            "starts": starts,
             "place": place,
             "to": to,
             "away": f"const int away = {far};  // columns from the first" if named else "",
@@ -93,14 +96,17 @@ class FactorSpeller(GemmWords):
             "advance": advance if f.along else f"{advance} * {stride}",
         }
 
-    def pointers_to(self, own: Own, passes: int, first: str, far: str) -> list[str]:
-        """Where the thread reads: its first chunk, or where copies are spread each of them, since to make an address
-        costs two instructions, and on the way from slice to slice of a circle nothing."""
+    def pointers_to(self, own: Own, passes: int, first: str, far: str) -> tuple[list[str], list[str]]:
+        """Where the thread reads, declared and set: its first chunk, or where copies are spread each of them, since to
+        make an address costs two instructions, and on the way from slice to slice of a circle nothing."""
         ctype, name = f"const {self.ctype(own.factor.access.dtype)}*", f"{own.name}_from"
         if not self.plan.tile.spread:
-            return [f"{ctype} {name} = {first};"]
+            return [f"{ctype} {name} = {first};"], []
         from_each = first + (f" + {far}" if passes > 1 else "")
-        return [f"{ctype} {name}[{passes}];", UNROLL, f"for (int v = 0; v < {passes}; ++v) {name}[v] = {from_each};"]
+        return [f"{ctype} {name}[{passes}];"], [
+            UNROLL,
+            f"for (int v = 0; v < {passes}; ++v) {name}[v] = {from_each};",
+        ]
 
     def number_chunks(self, factors: list[dict[str, Any]]) -> None:
         """The thread's chunks of a slice are counted through all factors."""

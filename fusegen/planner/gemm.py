@@ -290,9 +290,18 @@ class GemmPlan(Plan):
         """Floats from one row of sums to the next in shared memory."""
         return self.tile.cols + SUMS_PADDING
 
-    def blocks(self, *extents: int, resident: int | None = None) -> int:
+    def tiles(self, *extents: int) -> int:
+        """Of the whole launch, of products of those sizes."""
         *others, rows = extents or (1,)
-        return math.prod(others) * -(-rows // self.tile.rows) * self.tiles_across * self.tile.cluster
+        return math.prod(others) * -(-rows // self.tile.rows) * self.tiles_across
+
+    def blocks(self, *extents: int, resident: int | None = None) -> int:
+        """A tile's each, or where they stay as few as need no more rounds than all that the GPU has room for."""
+        tiles = self.tiles(*extents)
+        if not self.tile.spread:
+            return tiles * self.tile.cluster
+        rounds = max(1, -(-tiles // (self.target.sms * self.cost.blocks_per_sm)))
+        return -(-tiles // rounds)
 
     @property
     def max_rows(self) -> int:

@@ -131,6 +131,7 @@ from fusegen.types import DType, f32, size_of
 TILES: Mapping[int, tuple[GemmTile, ...]] = {
     1: (
         GemmTile(128, 256, 64, 4, 2, 4, spread=True),
+        GemmTile(128, 256, 32, 4, 2, 4, spread=True),
         GemmTile(128, 256, 64, 4, 2, 4),
         GemmTile(128, 256, 64, 3, 2, 4),
         GemmTile(256, 128, 64, 4, 4, 2),
