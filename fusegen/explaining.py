@@ -112,9 +112,8 @@ def waves(plan: Plan) -> list[str]:
     graph = plan.graph
     extents = [math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes) for dim in plan.row_dims]
     places = plan.target.sms * plan.cost.blocks_per_sm
-    if not isinstance(plan, WgmmaPlan):
-        return [wave_text(plan.blocks(*extents), places)]
-    return [wave_text(plan.tiles(*extents) * plan.tile.cluster, places, plan.tile.shares)]
+    shares = plan.tile.shares if isinstance(plan, WgmmaPlan) else 1
+    return [wave_text(plan.tiles(*extents) * plan.tile.cluster, places, shares)]
 
 
 def side_text(factor: Factor, graph: Graph) -> str:

@@ -116,7 +116,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"more = tile[^;]*;", "more = true;"),
     mutation("circled: rows of the tile before", "rows beyond the last are read", CIRCLED,
              r"rows_here = rows - row0 < [^\n]*", "rows_here = 128;"),
-    mutation("circled: one tile a block", "the others are never written", CIRCLED, r"tile \+= gridDim\.x\)", "tile += 99)"),
+    mutation("circled: one tile a block", "the others are never written", CIRCLED,
+             r"tile \+= gridDim\.x\)", "tile += 99)"),
     # ---- products
     mutation("fragments of the wrong depth", "columns of one half of a slice meet rows of the other", TILED,
              r"(load_right\(w_part.*?\^ \()k \* 32\)", r"\1(k ^ 1) * 32)"),

@@ -231,7 +231,9 @@ def gemm_plans(graph: Graph, on: str | Target, layout: Layout = CONTIGUOUS) -> l
     return [p for p in candidates(graph, chosen, layout).plans if isinstance(p, GemmPlan)]
 
 
-def plan_for(spec: Chain, on: str | Target, fits: Fits = any_plan, layout: Layout = CONTIGUOUS, **sizes: int) -> GemmPlan:
+def plan_for(
+    spec: Chain, on: str | Target, fits: Fits = any_plan, layout: Layout = CONTIGUOUS, **sizes: int
+) -> GemmPlan:
     """The first candidate that fits; under another layout than the usual one the first of all if none does."""
     plans = gemm_plans(spec.at(**sizes).graph, on, layout)
     fitting = [p for p in plans if fits(p)] or (plans[:1] if layout != CONTIGUOUS else [])

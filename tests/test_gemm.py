@@ -17,7 +17,7 @@ from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
-from fusegen.targets import H200, target
+from fusegen.targets import H200, Target, target
 from fusegen.types import DTYPES
 from fusegen.validation import validate
 from tests import gemms, specs

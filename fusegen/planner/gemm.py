@@ -54,7 +54,9 @@ class GemmTile:
     A block computes `rows` x `cols` of every product of its span. Its threads are `teams`, each of which takes
     `warps_down` x `warps_across` warps' worth of the tile and every so many-th slice of `depth` of what is summed; with
     several teams or a `cluster` of blocks, their sums are added up in a fixed order. `stages` slices are in shared
-    memory at a time, in a ring of each team. `group` rows of tiles are walked column by column.
+    memory at a time, in a ring of each team. `group` rows of tiles are walked column by column. Where it is `spread`,
+    chunks of slices are copied among the products, and no more blocks than the GPU has room for walk over all tiles:
+    the next tile's first slices are on their way while one's last slices are multiplied and its sums are stored.
     """
 
     rows: int
@@ -296,7 +298,7 @@ class GemmPlan(Plan):
         return math.prod(others) * -(-rows // self.tile.rows) * self.tiles_across
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
-        """A tile's each, or where they stay as few as need no more rounds than all that the GPU has room for."""
+        """One for each tile; of those that are spread as few as need no more rounds than all that the GPU holds."""
         tiles = self.tiles(*extents)
         if not self.tile.spread:
             return tiles * self.tile.cluster
@@ -305,7 +307,8 @@ class GemmPlan(Plan):
 
     @property
     def max_rows(self) -> int:
-        return self.max_blocks // (self.tiles_across * self.tile.cluster) * self.tile.rows
+        """Tiles are counted in 32 bits; of products with one row each, every one takes a row of tiles."""
+        return self.max_blocks // (self.tiles_across * self.tile.cluster) * (1 if self.row_dims[1:] else self.tile.rows)
 
 
 def tile_elements(tile: GemmTile, products: int) -> int:

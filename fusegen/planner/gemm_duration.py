@@ -33,18 +33,20 @@ ASKEW = 3.1
 SECTOR = 32
 # ---- multiplying
 MMA_SYNC = 0.66  # of the data sheet's rate, where that takes warpgroups: 6.03 cycles an instruction on an H200, not 4
-SUMS_US = 3.1  # from the last product of a tile of 128 x 256 to its end, where no other block hides it: 5400 cycles,
+SUMS_US = 2.7  # from the last product of a tile of 128 x 256 to its end, where no other block hides it: 5400 cycles,
 THROUGH_US = 1.5  # and more where sums go through shared memory
-# Time of a tile's slices of so many bytes a line where copies are spread among the products, of 128 x 256 tiles at 4096
-# and 16384 rows of 4096 x 4096, bf16 and f16: whole launches took 0.966 to 0.974 of one that is not spread, of the same
-# depth, and 0.978 to 0.996 with slices half as deep, of which the estimate has the start of all tiles but the first.
-SPREAD = {128: 0.982, 64: 1.005}
+# Where copies are spread among the products these take longer, and slices are waited for less. At 4096 and 16384 rows
+# of 4096 x 4096, bf16 and f16, by turns, launches took 0.966 to 0.974 of one that is not spread, with slices of 64, and
+# 0.977 to 0.996 with slices of 32. The estimate has the start of one tile in it, and that of others the start of each.
+SPREAD = 1.015
+SPREAD_SLICE_US = 0.02
 CLUSTER_ROOM = 0.95  # of the SMs, that clusters of more than 2 find side by side: 32 of 4 took two waves of 132 SMs
 # An element that one thread loads by itself on its way to shared memory; it waits for each slice's. Of 9 candidates at
 # 333 x 1001 x 1003 and one at 2048 x 4095 x 4097, bf16: 23.2 and 534 us at best, cuBLAS 22.9 and 549.
 ELEMENT_US = 0.023
 ADD_US = 0.6  # adding up the sums of a cluster's blocks
-CLUSTER_US = 2.2  # more for each doubling of a cluster
+CLUSTER_US = 2.2  # more for each doubling of a cluster of streams,
+TILE_CLUSTER_US = 0.23  # and of tiles
 OVERLAP = 4.0  # the norm's exponent
 # ---- streams
 STREAM_US = 6.7  # launch, the first loads' way through a cold GPU, the last sums' way out; an empty kernel took 3.3
@@ -73,6 +75,7 @@ class Pace:
     enough: float  # warps of an SM: with fewer, what each waits for is not hidden
     tile_us: float  # before a tile's first product, where no other block hides it
     first_us: float  # before the first tile's
+    slice_us: float  # that a slice waits for, where no other block hides it
 
     def burden(self, rows: int, cols: int, tile_rows: int, tile_cols: int, narrow: float = 1.0) -> float:
         """The time of multiplying, loading and copying, against that of multiplying, for a warp's part of a tile;
@@ -84,12 +87,13 @@ class Pace:
 # Fitted to 69 measurements of gelu(x @ w.T + bias), bf16, on an H200: 14 tiles, 16 to 16384 rows of 4096 x 4096, up to
 # 512 of 14336 x 4096, and 8192 of 8192 x 8192; and to 8 of residual, normed and gated chains. It meets them within 7 %
 # (rms). Where a launch of milliseconds slows the GPU down, from 1.75 to 1.56 GHz at 8192^3, it takes up to 18 % longer.
-# With the `first_us` of 3.5 that it found, 96 x 4096 x 1200 was taken for 10.3 and 10.8 us by tiles that took 12.5 and
-# 12.3. Copies narrower than 16 bytes were not in the fit: of 4096 x 4096 x 4100, by 8 bytes, the best took 383 us, and
-# is said to take 373; of 4096 x 4096 x 4098, by 4 bytes, 586, and is said to take 475.
-MMA_PACE = Pace(share=0.85, fragment=25.0, copied=47.0, prepared=50.0, enough=4.7, tile_us=1.4, first_us=4.8)
-TF32_PACE = replace(MMA_PACE, share=0.74)  # 219 TFLOP/s at 4096^3 where lines run along the depth, 190 elsewhere
-MFMA_PACE = Pace(share=0.37, fragment=32.0, copied=0.0, prepared=60.0, enough=5.6, tile_us=2.5, first_us=1.2)
+MMA_PACE = Pace(
+    share=0.94, fragment=5.0, copied=49.0, prepared=50.0, enough=4.1, tile_us=1.25, first_us=6.3, slice_us=0.056
+)
+TF32_PACE = replace(MMA_PACE, share=0.82)  # 219 TFLOP/s at 4096^3 where lines run along the depth, 190 elsewhere
+MFMA_PACE = Pace(
+    share=0.37, fragment=32.0, copied=0.0, prepared=60.0, enough=5.6, tile_us=2.5, first_us=1.2, slice_us=0.0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +140,12 @@ def estimate(graph: Graph, target: Target, work: Work) -> Cost:
     blocks = -(-max(1, graph.rows) // tile.rows) * work.across * tile.cluster
     segment = work.dtype.bytes * (tile.depth if work.along else tile.cols)
     share = SEGMENT.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
-    own_us = streams_us if tile.teams > 1 else tiles_us
+    own_us, cluster_us = (streams_us, CLUSTER_US) if tile.teams > 1 else (tiles_us, TILE_CLUSTER_US)
     least = floors(target, moved, work.dtype)
     return Cost(
         traffic=moved,
         floor_us=max(least.values()),
-        time_us=CLUSTER_US * math.log2(tile.cluster) + own_us(target, work, blocks, resident, moved.ideal, share),
+        time_us=cluster_us * math.log2(tile.cluster) + own_us(target, work, blocks, resident, moved.ideal, share),
         bound="memory" if least["memory"] >= least["products"] else "compute",
         in_flight_bytes=resident * room,
         registers=registers,
@@ -177,13 +181,15 @@ def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float
     last = -(-rest // sms)
     waves = resident * full * wave_share(resident, tile, own) + last * wave_share(last, tile, own)
     sums = 0.0 if own is MFMA_PACE else sums_us(work)
-    first, ends = own.first_us, own.tile_us + sums
+    first, ends, slice_us = own.first_us, own.tile_us + sums, own.slice_us
     if tile.spread:  # the next tile's first slices come while this one's last ones are multiplied
-        first, ends = own.first_us + own.tile_us, sums
-        tile_us *= SPREAD[work.dtype.bytes * tile.depth]
+        first, ends, slice_us = own.first_us + own.tile_us, sums, SPREAD_SLICE_US
+        tile_us *= SPREAD
     slices = -(-work.depth // (tile.depth * tile.cluster))
     by_element = -(-blocks // (sms * resident)) * slices * work.elements * ELEMENT_US
-    return first + waves * tile_us + by_element + ends * (full + bool(rest)) / max(1, resident - 1)
+    alone = full / resident + (1 / last if rest else 0.0)
+    waiting = alone * slices * slice_us + ends * (full + bool(rest)) / max(1, resident - 1)
+    return first + waves * tile_us + waiting + by_element
 
 
 def pace_of(work: Work) -> Pace:
