@@ -198,6 +198,15 @@ def circled_in_halves(plan: GemmPlan) -> bool:
     return plan.tile.spread and plan.tile.depth == 32
 
 
+def of_96(plan: GemmPlan) -> bool:
+    """Rows that are no power of 2."""
+    return plan.tile.rows == 96 and plan.cluster == 1
+
+
+def of_192(plan: GemmPlan) -> bool:
+    return plan.tile.rows == 192 and plan.cluster == 1
+
+
 def streamed(plan: GemmPlan) -> bool:
     """Teams of one warp share K."""
     return plan.tile.teams > 1 and plan.cluster == 1 and plan.tile.stages > 2

@@ -31,6 +31,8 @@ from tests.gemms import (
     clustered,
     clustered_tiles,
     gemm_plans,
+    of_96,
+    of_192,
     plan_for,
     streamed,
     streamed_waves,
@@ -145,6 +147,24 @@ KINDS = (
 def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str, int]) -> None:
     report = validate(kernel(spec, name, fits, **sizes), quick=True)
     assert report.ok, str(report)[:2000]
+
+
+@needs_emulator
+@pytest.mark.parametrize(("fits", "sizes"), [
+    (of_96, {"M": 100, "N": 320, "K": 264}), (of_192, {"M": 200, "N": 136, "K": 264}),
+])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec", [gemms.bias_gelu, gemms.residual, gemms.norm, gemms.prepared, gemms.tf32, gemms.tf32_across],
+    ids=lambda spec: spec.name,
+)  # fmt: skip
+def test_rows_that_are_no_power_of_2(spec: Chain, fits: Fits, sizes: dict[str, int]) -> None:
+    report = validate(kernel(spec, CUDA, fits, **sizes), quick=True)
+    assert report.ok, str(report)[:2000]
+
+
+@pytest.mark.parametrize("spec", [gemms.turned, gemms.tf32_turned], ids=lambda spec: spec.name)
+def test_lines_along_the_rows_are_powers_of_2(spec: Chain) -> None:
+    assert {p.tile.rows & (p.tile.rows - 1) for p in gemm_plans(spec.at(M=777, N=2880, K=2880).graph, CUDA)} == {0}
 
 
 SIDES = {"B": 2, "M": 70, "N": 256, "L": 512, "K": 256}

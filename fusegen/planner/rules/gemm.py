@@ -56,24 +56,39 @@ place of the block's barrier, copies by way of the L1 cache, and an epilogue of 
 270.0). Blocks that stay for all tiles, and copy the next one's first slices before the epilogue, gain 0.5 %. Two blocks
 an SM, 128 x 128 each, hide the epilogue but copy a third more, for which the SM slows down to 1.69 GHz: 282 us.
 
-Tiles that are `spread` have both an unrolled ring with all addresses kept and copies among the products; each alone is
-slower. An integer instruction more in the loop costs 1.2 cycles a warp, and 26 of them make addresses: those that are
-kept differ by constants from slice to slice, which a copy adds by itself (12 bits of bytes). Copies at once fill the
-queue that loads of fragments wait in, too. In one run of prototypes, by turns with cuBLAS's 175.4 us (medians of 40,
-L2 cold); the last two waited for one group of copies less than they have to, and came out right all the same, where the
-tile that is emitted waits for it. That was not timed:
-
-    twelve copies at once, addresses made anew: not spread      269.0 us    0.652 of cuBLAS
-    four in each of 3 steps, addresses made anew                285.8
-    twelve at once, addresses kept                              278.8
-    six in each of 2 steps, addresses kept                      270.2
-    three in each of 4 steps, addresses kept: spread            265.5       0.661
-
+Tiles that are `spread` have an unrolled ring with all addresses kept, copies among the products, and blocks that stay.
+An integer instruction more in the loop costs 1.2 cycles a warp, and 26 of them make addresses: those that are kept
+differ by constants from slice to slice, which a copy adds by itself (12 bits of bytes). Copies at once fill the queue
+that loads of fragments wait in, too: of prototypes, twelve at once with addresses made anew took 269.0 us, four in each
+of 3 steps 285.8; with addresses kept twelve at once took 278.8, six in each of 2 steps 270.2, three in each of 4 265.5.
 ptxas keeps the order of loads and copies, and moves products: a step's fragments are loaded in the order of their use,
 one before each product, and its copies come behind them. With all loads and copies before the first product the tile
-took 287.8 us, where one that is not spread took 270.1. Blocks that stay, and copy the next tile's first slices among
-the last products of this one, would gain more: 262.6 us in that run, 0.672 of cuBLAS; 1043 at 16384 rows, 0.680, where
-the tile that is not spread took 1074.
+took 287.8 us, where one that is not spread took 270.1. Products column by column took as long, and as much power.
+
+A block that stays goes on around the ring from tile to tile: from the second slice of a tile's last round on, it copies
+the next tile's slices, which come while sums are stored. Launches took 0.981 to 0.986 of the time of spread tiles whose
+blocks end with them at 4096 rows, 0.991 at 16384, and as long with one tile a block or at 8192^3. As emitted, gelu(x @
+w.T + bias), us, L2 cold, by turns with cuBLAS's bare product, whose time over the tile's stands beside; after 2 s of
+rest, medians of 10 at N = K = 4096 and 4096 rows, otherwise the second and third launch of each:
+
+                               bf16, 4096 rows   f16, 4096       bf16, 16384     f16, 16384      bf16, 8192^3
+    cuBLAS                     175.2             180.8           700             727             1389
+    128x256x64 2x4 4 spread    260.1   0.674     265.2   0.682   1029   0.681    1051   0.691    2025   0.686
+    128x256x32 2x4 4 spread    269.0   0.651     273.3   0.662   1055   0.664    1076   0.675    2060   0.674
+    128x256x64 2x4 4           268.5   0.652     273.3   0.662   1061   0.660    1086   0.669    2073   0.670
+    128x256x64 2x4 3           269.3   0.650     274.3   0.659   1063   0.659    1094   0.665    2077   0.669
+
+The second one fits an A100 and an L40S, which were not measured. The GPU's 700 W last for a few launches of a
+millisecond; then its clock falls, and mma.sync loses more by turns with wgmma: 1197 us and 0.628 in the 40 launches
+after these at 16384 rows, bf16, 1225 and 0.632 in f16, 2337 and 0.632 at 8192^3, all tiles alike. By turns with cuBLAS
+alone, medians of 20 and 30, it was 0.680, 0.667, 0.631 and 0.694; at 4096 rows on a GPU just heated 0.640 to 0.669.
+Running alone for half a second, cuBLAS took 842 us at 1.48 GHz, and the spread tile 1215 at 1.65, which is 0.69.
+
+A ring of 3 slices, whose last round leaves one over for most depths, has room on an A100, too: what was left over took
+255 registers and 273.5 to 274.5 us, no less than slices of 32, and was not kept.
+
+Tiles of 96 and of 192 rows fill the SMs where others don't: 777 x 2880 x 2880, bf16, took 43.4 us, and 52.9 at best
+without them; 1024 x 2880 x 2880 46.5 and 53.2; 1000 x 3072 x 1024 20.7 and 24.2.
 
 f32 factors lie in shared memory as they are, and become tf32 as a warp loads its fragments: mma.sync takes no notice of
 the 13 bits that tf32 lacks, which is to cut them off (PTX ISA, "mma", operands of type .tf32). 4096^3, the same tile of
@@ -137,6 +152,9 @@ TILES: Mapping[int, tuple[GemmTile, ...]] = {
         GemmTile(256, 128, 64, 4, 4, 2),
         GemmTile(256, 128, 64, 3, 4, 2),
         GemmTile(128, 256, 32, 4, 2, 4),
+        GemmTile(96, 256, 64, 4, 2, 4),
+        GemmTile(192, 128, 64, 4, 4, 2),
+        GemmTile(96, 128, 64, 4, 2, 2),
         GemmTile(128, 128, 64, 3, 2, 2),
         GemmTile(128, 128, 32, 4, 2, 2),
         GemmTile(128, 128, 64, 3, 2, 4),
@@ -373,8 +391,9 @@ def spreads(drawn: Draft, tile: GemmTile) -> bool:
     """Are copies cheap enough to be dealt out among the products?
 
     A thread keeps the address of each chunk, and from slice to slice these differ by constants: of factors that lie
-    along the depth and are copied as they are. Ragged columns and depths, or slices that do not fill the ring, cost
-    registers that are not there: ptxas spilled 8 to 92 bytes. f32 factors and clusters were not measured.
+    along the depth and are copied as they are. Ragged columns and depths cost registers that are not there: ptxas
+    spilled 8 to 92 bytes. Sums that go through shared memory would have to take the ring's place, which holds the next
+    tile's slices by then. f32 factors and clusters were not measured.
     """
     factors = (*left_factors(drawn), *right_factors(drawn).values())
     if drawn.dtype is f32 or drawn.parts.statistics or drawn.left.operand is None:
@@ -386,7 +405,11 @@ def spreads(drawn: Draft, tile: GemmTile) -> bool:
 
 
 def chunks_fit(factor: Factor, tile: GemmTile, team: int, chunk: int) -> bool:
+    """Has every thread a whole number of the factor's chunks to bring, and are lines along its side, whose addresses
+    have bits turned, a power of 2 long?"""
     extent = tile.rows if factor.side == "rows" else tile.cols
+    if not factor.tile_along and extent & (extent - 1):
+        return False
     beside = (tile.depth if factor.along else extent) // chunk
     return team % beside == 0 and extent * tile.depth // chunk % team == 0
 
