@@ -33,7 +33,7 @@ ASKEW = 3.1
 SECTOR = 32
 # ---- multiplying
 MMA_SYNC = 0.66  # of the data sheet's rate, where that takes warpgroups: 6.03 cycles an instruction on an H200, not 4
-SUMS_US = 2.4  # from the last product of a tile of 128 x 256 to its end, where no other block hides it,
+SUMS_US = 2.5  # from the last product of a tile of 128 x 256 to its end, where no other block hides it,
 THROUGH_US = 1.5  # and more where sums go through shared memory
 # Where copies are spread among the products these take longer, and slices are waited for less. At 4096 and 16384 rows
 # of 4096 x 4096, bf16 and f16, by turns, launches took 0.966 to 0.974 of one that is not spread, with slices of 64, and
@@ -44,7 +44,7 @@ CLUSTER_ROOM = 0.95  # of the SMs, that clusters of more than 2 find side by sid
 # An element that one thread loads by itself on its way to shared memory; it waits for each slice's. Of 9 candidates at
 # 333 x 1001 x 1003 and one at 2048 x 4095 x 4097, bf16: 23.2 and 534 us at best, cuBLAS 22.9 and 549.
 ELEMENT_US = 0.023
-ADD_US = 1.25  # adding up the sums of a cluster's blocks
+ADD_US = 1.35  # adding up the sums of a cluster's blocks
 CLUSTER_US = 2.2  # more for each doubling of a cluster of streams
 OVERLAP = 2.5  # the norm's exponent
 # ---- streams
@@ -75,6 +75,7 @@ class Pace:
     tile_us: float  # before a tile's first product, where no other block hides it
     first_us: float  # before the first tile's
     slice_us: float  # that a slice waits for, where no other block hides it
+    count_us: float  # that a warp takes to find out how many elements of its chunks there are
 
     def burden(self, rows: int, cols: int, tile_rows: int, tile_cols: int, narrow: float = 1.0) -> float:
         """The time of multiplying, loading and copying, against that of multiplying, for a warp's part of a tile;
@@ -83,16 +84,32 @@ class Pace:
         return 1 + fragments + self.copied * narrow * (1 / tile_rows + 1 / tile_cols)
 
 
-# Fitted, with ADD_US, SUMS_US and OVERLAP, to 371 measurements of gelu(x @ w.T + bias), bf16, on an H200: up to 15 tiles
-# of each of 30 shapes, of 65 to 16384 rows and depths from 256 to 14336. It meets them within 6 % (rms), and the first
-# choice took 1.3 % more than the best tile in the mean, where it was 3.4 % before slices had a time of their own. Where
-# the power limit slows the GPU down, tiles take up to 18 % longer. `prepared` is of 8 normed and gated chains.
+# Fitted, with ADD_US, SUMS_US and OVERLAP, to measurements of gelu(x @ w.T + bias), bf16, on an H200: up to 15 tiles of
+# each of 35 shapes, of 65 to 16384 rows and depths from 256 to 14336. It meets them within 6 % (rms), and what comes
+# first took 2 % more than the best tile in the mean. Loading fragments is in `share`. Where the power limit slows the
+# GPU down, tiles take up to 18 % longer. `prepared` is of 8 normed and gated chains.
 MMA_PACE = Pace(
-    share=0.94, fragment=0.3, copied=53.0, prepared=50.0, enough=3.4, tile_us=1.1, first_us=5.2, slice_us=0.06
+    share=1.0,
+    fragment=0.0,
+    copied=48.0,
+    prepared=50.0,
+    enough=3.3,
+    tile_us=1.1,
+    first_us=5.0,
+    slice_us=0.056,
+    count_us=0.0012,
 )
-TF32_PACE = replace(MMA_PACE, share=0.82)  # 219 TFLOP/s at 4096^3 where lines run along the depth, 190 elsewhere
+TF32_PACE = replace(MMA_PACE, share=0.87)  # 219 TFLOP/s at 4096^3 where lines run along the depth, 190 elsewhere
 MFMA_PACE = Pace(
-    share=0.37, fragment=32.0, copied=0.0, prepared=60.0, enough=5.6, tile_us=2.5, first_us=1.2, slice_us=0.0
+    share=0.37,
+    fragment=32.0,
+    copied=0.0,
+    prepared=60.0,
+    enough=5.6,
+    tile_us=2.5,
+    first_us=1.2,
+    slice_us=0.0,
+    count_us=0.0,
 )
 
 
@@ -113,6 +130,7 @@ class Work:
     askew: float  # how much longer lines of the factors take from the L2 cache
     narrow: float  # copies that bring what one of 16 bytes would
     elements: int  # that a thread loads one by one for each slice, where no copy can bring them
+    counted: int  # chunks that a thread brings of a slice, and which may not be whole
 
 
 def lying(access: Access, graph: Graph) -> float:
@@ -175,7 +193,8 @@ def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float
     )
     flops = 2.0 * tile.rows * tile.cols * work.products * work.depth / tile.cluster
     prepared = own.prepared / (tile.cols * work.products) if work.prepared else 0.0
-    tile_us = flops / (rate * share) * (1 + prepared)
+    slices = -(-work.depth // (tile.depth * tile.cluster))
+    tile_us = flops / (rate * share) * (1 + prepared) + slices * work.counted * tile.warps * own.count_us
     sms = int(target.sms * CLUSTER_ROOM) if tile.cluster > 2 else target.sms
     full, rest = divmod(blocks, sms * resident)
     last = -(-rest // sms)
@@ -185,7 +204,6 @@ def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float
     if tile.spread:  # the next tile's first slices come while this one's last ones are multiplied
         first, ends, slice_us = own.first_us + own.tile_us, sums, SPREAD_SLICE_US
         tile_us *= SPREAD
-    slices = -(-work.depth // (tile.depth * tile.cluster))
     by_element = -(-blocks // (sms * resident)) * slices * work.elements * ELEMENT_US
     alone = full / resident + (1 / last if rest else 0.0)
     waiting = alone * slices * slice_us + ends * (full + bool(rest)) / max(1, resident - 1)

@@ -2,7 +2,7 @@
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 3
+// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copied among the products
 // traffic  285.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
 // floor    660.8 us at 312 TFLOP/s for products; compute-bound at 722.82 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between
@@ -103,159 +103,202 @@ qkv(
   const int warp_row = warp / 4 * 64;  // the warp's part of the tile
   const int warp_col = warp % 4 * 64;
   const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
-  const unsigned tile = blockIdx.x;
-  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 192 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 192 % height) * 128LL;
-  const int across = tile % 192 / height;
-  const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int span = across < 16 ? 0 : across < 20 ? 1 : 2;
-  const int col0 = (across - (span == 0 ? 0 : span == 1 ? 16 : 20)) * 256;
-  const __nv_bfloat16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
-  const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
+  const unsigned tiles = tiles_down * 24u;
+  struct Place { long long row0; int across; };
+  const auto place_of = [&](unsigned number) {
+    const unsigned tile = number;
+    // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
+    const unsigned first = tile / 192 * 8;
+    const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
+    const long long row0 = (first + tile % 192 % height) * 128LL;
+    const int across = tile % 192 / height;
+    return Place{row0, across};
+  };
 
-  // the ring of 3 slices, and what the thread brings of each
+  // the ring of 4 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  unsigned x_to = (place<8>(x_m, x_k)) * 2;
+  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
+  const __nv_bfloat16* x_from[2];
+  unsigned x_to = (place<4>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));
-  const int right_n = threadIdx.x / 8, right_k = threadIdx.x % 8 * 8;
+  const int right_n = threadIdx.x / 4, right_k = threadIdx.x % 4 * 8;
   const int right_col = right_n / 64 * 64 + right_n % 8 * 8 + right_n % 64 / 8;  // that lies in this row of the tile
-  const __nv_bfloat16* right_from = right_ptr + (col0 + right_col) * right_stride + right_k;
-  unsigned right_to = (8192 + place<8>(right_n, right_k)) * 2;
+  const __nv_bfloat16* right_from[4];
+  unsigned right_to = (4096 + place<4>(right_n, right_k)) * 2;
   asm volatile("" : "+r"(right_to));
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
-  const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % 3 * 49152;
+  int rows_here;  // of the tile that is copied
+  const auto aim = [&](unsigned tile) {
+    const Place at = place_of(tile);
+    const long long row0 = at.row0;
+    const int across = at.across;
+    const int span = across < 16 ? 0 : across < 20 ? 1 : 2;
+    const int col0 = (across - (span == 0 ? 0 : span == 1 ? 16 : 20)) * 256;
+    rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
+    const __nv_bfloat16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
+    const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 2; ++v) x_from[v] = x_ptr + (row0 + x_m) * x_stride + x_k + (v * 64) * x_stride;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) right_from[v] = right_ptr + (col0 + right_col) * right_stride + right_k + (v * 64) * right_stride;
+  };
+  aim(blockIdx.x);
+  bool more = true;  // is there a slice left to copy?
+  // one of the thread's chunks of a slice, which is `ahead` slices from where the pointers are
+  const auto copy_one = [&](int slot, int ahead, int number) {
+    const unsigned slice = ring_at + slot * 24576;
+    if (number < 2) {
+      const int v = number;
       const unsigned to = slice + x_to + v * 4096;
-      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
+      copy_chunk<8>(to, x_from[v] + ahead * 32, x_m + v * 64 < rows_here ? 8 : 0);
     }
-    x_from += 64;
-    #pragma unroll
-    for (int v = 0; v < 8; ++v) {
+    if (2 <= number && number < 6) {
+      const int v = number - 2;
       const unsigned to = slice + right_to + v * 4096;
-      const int away = v * 32 / 64 * 64 + v * 32 % 64 / 8;  // columns from the first
-      copy_chunk<8>(to, right_from + away * right_stride, 8);
+      copy_chunk<8>(to, right_from[v] + ahead * 32, 8);
     }
-    right_from += 64;
+  };
+  const auto advance = [&](int slices) {
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) x_from[v] += slices * 32;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) right_from[v] += slices * 32;
   };
 
-  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][4][4];
   unsigned right_part[2][4][4];
-  float right_sums[4][8][4] = {};
-  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned right_lane = ring_at + 16384 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 3 * 49152;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
+  const unsigned x_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned right_lane = ring_at + 8192 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  // fragment `number` of a step, in the order that products need them
+  const auto load_one = [&](int slot, int k, int buffer, int number) {
+    const unsigned slice = slot * 24576;
+    if (number < 1 || number >= 5) {
+      const int i = number < 1 ? 0 : number - 4;
+      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
     }
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      load_right(right_part[buffer][i], (right_lane ^ (k * 32)) + slice + i * 2048);
-    }
-  };
-  const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int m = 0; m < 8; ++m) {
-      #pragma unroll
-      for (int turned = 0; turned < 4; ++turned) {  // to and fro: what was multiplied last is at hand
-        const int n = m % 2 ? 3 - turned : turned;
-        multiply_add(right_sums[n][m], right_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
-      }
+    if (1 <= number && number < 5) {
+      const int i = number - 1;
+      load_right(right_part[buffer][i], (right_lane ^ (k * 32)) + slice + i * 1024);
     }
   };
 
   #pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    if (s < 64) copy_slice(s);
+  for (int slot = 0; slot < 3; ++slot) {
+    #pragma unroll
+    for (int number = 0; number < 6; ++number) copy_one(slot, slot, number);
     commit_copies();
   }
-  wait_copies<1>();
+  wait_copies<2>();
   __syncthreads();
-  load_parts(0, 0, 0);
-  const auto take_slice = [&](int step, bool last) {
-    #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k == 3 && !last) {
-        wait_copies<1>();
+  #pragma unroll
+  for (int number = 0; number < 8; ++number) load_one(0, 0, 0, number);
+  for (unsigned tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    float right_sums[4][8][4] = {};
+    // the products of step k, with what they are not to wait for: the next step's fragments, one before each product, then
+    // chunks of the slice that is 3 ahead, in the place of the slice before
+    const auto take_step = [&](int slot, int k, bool copies) {
+      #pragma unroll
+      for (int m = 0; m < 8; ++m) {
+        #pragma unroll
+        for (int turned = 0; turned < 4; ++turned) {  // to and fro: what was multiplied last is at hand
+          const int n = m % 2 ? 3 - turned : turned;
+          const int at = m * 4 + turned;
+          if (at < 8) {
+            load_one(k < 1 ? slot : (slot + 1) % 4, (k + 1) % 2, (k + 1) % 2, at);
+          } else if (at < 11 && copies) {
+            copy_one((slot + 3) % 4, slot == 0 ? 3 : slot - 1, k * 3 + at - 8);
+          }
+          multiply_add(right_sums[n][m], right_part[k % 2][n], x_part[k % 2][m / 2][m % 2 * 2], x_part[k % 2][m / 2][m % 2 * 2 + 1]);
+        }
       }
-      if (k < 3) {
-        load_parts(step, k + 1, (k + 1) % 2);
-      } else if (!last) {
-        __syncthreads();
-        load_parts(step + 1, 0, 0);
-      }
-      if (k == 0 && !last) {
-        if (step + 2 < 64) copy_slice(step + 2);
+    };
+
+    // with a slice's last step the next one is waited for: behind this tile's last slice, the next tile's first one
+    #pragma unroll 1
+    for (int step = 0; step < 128; step += 4) {
+      #pragma unroll
+      for (int slot = 0; slot < 4; ++slot) {
+        #pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if (k == 1) {
+            wait_copies<1>();
+            __syncthreads();
+          }
+          take_step(slot, k, slot == 0 || more);
+        }
         commit_copies();
-      }
-      multiply(k % 2);
-    }
-  };
-  #pragma unroll 1
-  for (int step = 0; step < 63; ++step) take_slice(step, false);
-  take_slice(63, true);
-
-  if (span == 0) {
-    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
-    const int col = col0 + n;
-    #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const long long row = row0 + m;
-      if (row < rows) {
-        Vec<__nv_bfloat16, 8> out0_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-          out0_vec.at[j] = __float2bfloat16_rn(matmul);
+        if (slot == 0) {  // from here on copies are of the next round, or of the next tile
+          if (step + 4 < 128) {
+            advance(4);
+          } else {
+            more = tile + gridDim.x < tiles;
+            if (more) aim(tile + gridDim.x);
+          }
         }
-        store<8>(out0_ptr + row * out0_stride + col, out0_vec);
       }
     }
-  }
 
-  if (span == 1) {
-    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
-    const int col = col0 + n;
-    #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const long long row = row0 + m;
-      if (row < rows) {
-        Vec<__nv_bfloat16, 8> out1_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul_2 = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-          out1_vec.at[j] = __float2bfloat16_rn(matmul_2);
+    const Place at = place_of(tile);
+    const long long row0 = at.row0;
+    const int across = at.across;
+    const int span = across < 16 ? 0 : across < 20 ? 1 : 2;
+    const int col0 = (across - (span == 0 ? 0 : span == 1 ? 16 : 20)) * 256;
+
+    if (span == 0) {
+      const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+      const int col = col0 + n;
+      #pragma unroll
+      for (int v = 0; v < 16; ++v) {
+        const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+        const long long row = row0 + m;
+        if (row < rows) {
+          Vec<__nv_bfloat16, 8> out0_vec;
+          #pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float matmul = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+            out0_vec.at[j] = __float2bfloat16_rn(matmul);
+          }
+          store<8>(out0_ptr + row * out0_stride + col, out0_vec);
         }
-        store<8>(out1_ptr + row * out1_stride + col, out1_vec);
       }
     }
-  }
 
-  if (span == 2) {
-    const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
-    const int col = col0 + n;
-    #pragma unroll
-    for (int v = 0; v < 16; ++v) {
-      const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-      const long long row = row0 + m;
-      if (row < rows) {
-        Vec<__nv_bfloat16, 8> out2_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul_3 = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-          out2_vec.at[j] = __float2bfloat16_rn(matmul_3);
+    if (span == 1) {
+      const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+      const int col = col0 + n;
+      #pragma unroll
+      for (int v = 0; v < 16; ++v) {
+        const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+        const long long row = row0 + m;
+        if (row < rows) {
+          Vec<__nv_bfloat16, 8> out1_vec;
+          #pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float matmul_2 = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+            out1_vec.at[j] = __float2bfloat16_rn(matmul_2);
+          }
+          store<8>(out1_ptr + row * out1_stride + col, out1_vec);
         }
-        store<8>(out2_ptr + row * out2_stride + col, out2_vec);
+      }
+    }
+
+    if (span == 2) {
+      const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
+      const int col = col0 + n;
+      #pragma unroll
+      for (int v = 0; v < 16; ++v) {
+        const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
+        const long long row = row0 + m;
+        if (row < rows) {
+          Vec<__nv_bfloat16, 8> out2_vec;
+          #pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float matmul_3 = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+            out2_vec.at[j] = __float2bfloat16_rn(matmul_3);
+          }
+          store<8>(out2_ptr + row * out2_stride + col, out2_vec);
+        }
       }
     }
   }

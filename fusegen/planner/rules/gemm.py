@@ -387,6 +387,15 @@ def elements(drawn: Draft, tile: GemmTile) -> int:
     return (left + right) * tile.depth // (tile.warps * drawn.target.warp)
 
 
+def counted(drawn: Draft, tile: GemmTile) -> int:
+    """Chunks that a thread brings of a slice, and which may not be whole: of all rows, since these are a launch's own,
+    of columns that fill no tile, and of a depth that fills no slice."""
+    ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
+    uneven = drawn.depth % (tile.depth * tile.shares) != 0
+    extent = tile.rows + tile.cols * drawn.products * (ragged or uneven)
+    return extent * tile.depth // drawn.chunk // (tile.warps * drawn.target.warp)
+
+
 def spreads(drawn: Draft, tile: GemmTile) -> bool:
     """Are copies cheap enough to be dealt out among the products?
 
@@ -536,7 +545,7 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
     narrow = max((drawn.chunk / f.width for f in (*left, *right.values()) if f.width > 1), default=1.0)
     work = Work(
         tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once, askew, narrow,
-        elements(drawn, tile),
+        elements(drawn, tile), counted(drawn, tile),
     )  # fmt: skip
     return GemmPlan(
         name=entry_name(graph),
