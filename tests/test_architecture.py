@@ -25,6 +25,7 @@ LAYERS = (
     "emulator",
     "compiling",
     "planner.traffic planner.held_rows",
+    "planner.parts",
     "planner.model planner.heading",
     "planner.pieces planner.passes planner.limits planner.factors",
     "planner.schedule planner.bulk planner.gemm planner.wgmma",

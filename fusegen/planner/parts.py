@@ -1,0 +1,231 @@
+"""What a plan is made of, all frozen: operands as a kernel reads them, walks over a row, the choice of columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fusegen.planner.held_rows import Dense, Hold
+from fusegen.types import DType, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a plan may assume of its operands in memory. The default is what a fresh contiguous tensor gives.
+
+    `split`: the leading axes of some operand can't be walked with one stride, so each axis keeps its own; nor does each
+    row begin where the one before it ends.
+    `unaligned`: operands whose address or row stride is no multiple of the vector; they move one element at a time.
+    `turned`: factors of products whose matrices lie the other way round: the elements along their last axis but one are
+    next to each other.
+    """
+
+    split: bool = False
+    unaligned: frozenset[str] = frozenset()
+    turned: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RowDim:
+    """One run-time dimension of rows: neighbouring axes of the chain's shape, walked with one stride.
+
+    `extent` is the kernel argument that holds the product of their sizes; `index` the kernel's variable.
+    A flat plan has a single RowDim "n" over all axes, the last one included.
+    """
+
+    extent: str
+    index: str
+    axes: tuple[int, ...]
+
+
+Mode = Literal[
+    "vector",  # whole vectors; the address and every stride are multiples of the vector
+    "across",  # vectors of rows that start anywhere: they lie across aligned blocks, which move whole
+    "bulk",  # rows that start anywhere, whole, by way of shared memory: bulk copies of the blocks that they lie in
+    "element",  # one element at a time: always right
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How one tensor is read or written.
+
+    `strided` holds the positions in `Plan.row_dims` along which the tensor moves, each by a run-time stride in
+    elements (the argument `<tensor>_stride` or `<tensor>_stride_<dim>`); along the others it is broadcast.
+    `by_column` is False for a per-row scalar. `vector_bytes` is what one instruction moves: the alignment that the
+    launcher must check (mode "vector": address and strides; "across" and "bulk": the address, and no stride is
+    negative, so that nothing is read before the first byte).
+
+    A factor of a product says more of how it lies. `line`: its axis whose elements are next to each other, counted from
+    the right; `pitch`: the other axis of its matrices, where no row dimension walks it; `axes`: the tensor's own axes
+    that each of `strided` walks, where they are not those below the chain's.
+    """
+
+    tensor: str
+    name: str  # C identifier stem: `<name>_ptr`, `<name>_row`, `<name>_vec`
+    dtype: DType
+    shape: Shape
+    output: bool
+    by_column: bool
+    strided: tuple[int, ...]
+    mode: Mode
+    vector: int  # elements that one thread moves together
+    vector_bytes: int
+    once: bool = False  # each byte is used once and by one thread: a read leaves the caches first
+    line: int = -1
+    pitch: int | None = None
+    axes: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One kernel argument, in order.
+
+    kind "pointer": address of `tensor`; "value": a run-time scalar; "extent": size of `row_dims[dim]` (64-bit);
+    "stride": stride of `tensor` along `row_dims[dim]`, or along its own `axes`, in elements (64-bit); "map": how
+    `tensor` lies in memory, for tensor copies of a `box`, whose axes walk the tensor's own axes `walks` (counted from
+    the right; the last one's elements are next to each other), in shared memory permuted within lines of `swizzle`
+    bytes, f32 rounded to tf32 on the way if that is its `dtype`.
+    """
+
+    kind: Literal["pointer", "value", "extent", "stride", "map"]
+    name: str
+    tensor: str = ""
+    dim: int = 0
+    dtype: DType | None = None
+    output: bool = False
+    axes: tuple[int, ...] = ()  # of the tensor, counted from the right
+    walks: tuple[tuple[int, ...], ...] = ()
+    box: tuple[int, ...] = ()
+    swizzle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`const <ctype> name = expr;` in single-assignment order."""
+
+    name: str
+    ctype: str
+    expr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A tensor's element as the value `value`, from the vector that a stage reads ("now"), reads and keeps for later
+    stages ("keep"), reads only for later ones ("ahead"), finds kept by an earlier one ("kept"), or in shared memory,
+    where a bulk copy has brought it since the first stage ("fetched")."""
+
+    access: Access
+    value: str
+    ctype: str
+    when: Literal["now", "keep", "ahead", "kept", "fetched"] = "now"
+    offset_bytes: int = 0  # of the kept vectors in dynamic shared memory
+    until: str = ""  # `<= last`: the columns whose values are needed; the others read as zero
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The value `value`, written to a tensor; `rest` beyond the stage's limit.
+
+    `staged`: by way of shared memory, `offset_bytes` from its start, where the row is complete before its aligned
+    blocks are written.
+    """
+
+    access: Access
+    value: str
+    rest: str = ""
+    staged: bool = False
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A computed value that later stages take up again, in `<value>_kept`: registers, or dynamic shared memory."""
+
+    value: str
+    ctype: str
+    offset_bytes: int = 0
+
+
+ReductionKind = Literal["sum", "max", "min", "softmax", "welford"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What one walk accumulates of the element value `value`, and the row values it leaves behind.
+
+    "sum", "max", "min" leave one. "softmax" is the pair max, sum(exp(value - max)) in a single walk, rescaling the sum
+    when the maximum grows (Milakov & Gimelshein 2018); "welford" the pair sum, sum((value - mean)^2) in a single walk
+    (Welford 1962, merged after Chan, Golub & LeVeque 1983).
+    """
+
+    kind: ReductionKind
+    value: str
+    results: tuple[str, ...]
+    slot: int = 0  # first row of the shared array that carries it across warps
+    guarded: bool = True  # softmax: a row of -inf gives 0, not NaN; welford: an infinite sum stays one
+    rest: str = ""  # the element value beyond the stage's limit
+
+    @property
+    def part(self) -> str:
+        """The thread's own partial result."""
+        return f"{self.results[-1]}_part"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One walk over the row: read, compute, reduce, write; then what is computed once a row."""
+
+    title: str
+    loads: tuple[Load, ...]
+    takes: tuple[Keep, ...]  # values kept by earlier stages
+    body: tuple[Statement, ...]
+    keeps: tuple[Keep, ...]
+    reductions: tuple[Reduction, ...]
+    stores: tuple[Store, ...]
+    row_body: tuple[Statement, ...]
+    row_stores: tuple[Store, ...]
+    until: str = ""  # `<= last`: columns beyond are all alike, and their vectors are not computed one by one
+    rest_body: tuple[Statement, ...] = ()  # what they are, once a row, before the walk
+    backward: bool = False  # from the row's end: what the last walk read last is the likeliest to be in a cache
+    blocks_of: str = ""  # an output whose aligned blocks are the walk's vectors; else the row's first column begins one
+    late: bool = False  # reads each vector where it is used, where registers would hold all of a thread's before
+
+    @property
+    def reads(self) -> tuple[Load, ...]:
+        """The loads that go to memory in this walk."""
+        return tuple(load for load in self.loads if load.when != "kept")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """How a kernel chooses k columns of each row, and what it makes of them. See planner/rules/topk.py.
+
+    `by` "team": the keys of a row lie in the registers of one warp or of a part of it; "threshold": the row streams by,
+    `turn` vectors of a thread at a time, and of every `note` of these the largest key stays, in one of `notes` words of
+    its warp. Behind every `segment` vectors of a thread the largest keys of `groups` parts of what it has seen give a
+    threshold; a lane then looks at one vector that exceeds it at a time. The block holds `entries` candidates, and cuts
+    them down to `limit` where they grow too many, with counts of `bins` ranges of keys. "hold": a block's or a
+    cluster's registers hold the row, and `hold` says the rest. "dense": a block's do, and many are chosen: see `dense`.
+    """
+
+    by: Literal["team", "threshold", "hold", "dense"]
+    k: int
+    key: str  # the element value that decides
+    loads: tuple[Load, ...]  # what the key is made from,
+    body: tuple[Statement, ...]  # and how
+    columns: str  # the k columns' name,
+    values: str  # and that of the keys there; empty where nothing asks for them
+    picked: tuple[Stage, ...]  # walks over the k columns: their loads are gathered
+    turn: int = 0
+    groups: int = 0  # 0: the first cut gives the threshold
+    note: int = 0
+    notes: int = 0
+    segment: int = 0
+    entries: int = 0
+    limit: int = 0
+    bins: int = 0
+    resident: int = 0  # blocks that an SM is to hold, and for which the compiler keeps registers; 0: it is not told
+    vote_bytes: int = 0  # static shared memory of the block's votes
+    hold: Hold | None = None
+    dense: Dense | None = None
