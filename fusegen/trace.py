@@ -93,6 +93,7 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
     """
     trace = Trace()
     inner: dict[Node, str] = {}
+    results: dict[Node, str] = {}  # what composites return unnamed, by the name of the outermost
     code = own.__code__
     before = sys.getprofile()
 
@@ -112,8 +113,8 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
         name = frame.f_code.co_name
         if isinstance(argument, Value) and not name.startswith("_"):
             result = argument.node
-            if result not in inner and result.op.kind is Kind.MAP:
-                found.setdefault(result, name)
+            if result not in inner and result not in found and result.op.kind is Kind.MAP:
+                results[result] = name
         inner.update(found)
 
     token = _current.set(trace)
@@ -125,7 +126,7 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
         if before is not None and not callable(before):
             before.enable()  # cProfile's own object, which setprofile does not take
         _current.reset(token)
-    trace.names = {**inner, **trace.names}
+    trace.names = {**results, **inner, **trace.names}
 
 
 class Value:

@@ -50,6 +50,15 @@ def test_names_come_from_the_spec() -> None:
     assert {"x", "y", "mixed", "top", "e", "total", "softmax"} <= names
 
 
+def test_an_unnamed_result_has_the_name_of_what_the_spec_calls() -> None:
+    """Not of what that calls in turn: a variance is no mean."""
+
+    def spec(x: f16[M, N]) -> tuple[f16[M, N], f16[M, 1], f16[M, N]]:
+        return F.clip(x, 0.0, 1.0), F.var(x), F.softmax(x)
+
+    assert [t.name for t in build(spec).outputs] == ["clip", "var", "softmax"]
+
+
 def test_names_survive_a_profiler() -> None:
     import sys
 
