@@ -60,6 +60,8 @@ def spec_text(seed: int, select: bool = False) -> str:
         reduce(draft)
         for _ in range(rng.randint(0, 3)):
             step(draft)
+    if reductions and (other := random.Random(f"{seed} shared")).random() < 0.4:
+        share(draft, other)
     return numbered(finish(draft, select), seed)
 
 
@@ -138,6 +140,21 @@ def reduce(draft: Draft) -> None:
     else:
         result = draft.add(draft.row, f"F.{rng.choice(REDUCE)}({anchored})")
         draft.add(draft.element, f"{draft.take(draft.element)} * 0.5 + {result} * 0.125")
+
+
+def share(draft: Draft, rng: random.Random) -> None:
+    """Two of three that share a maximum, a mean, or the deviations from it: a walk can merge one pair of reductions."""
+    whole = draft.add([], f"{draft.element[-1]} + {draft.element[0]} * 0.0")
+    top = draft.add([], f"F.max({whole})")
+    centered = draft.add([], f"{whole} - F.mean({whole})")
+    squares = draft.add([], f"{centered} * {centered}")
+    first, second = rng.choice((
+        (f"F.log(F.sum(F.exp({whole} - {top}))) + {top}", f"F.softmax({whole})"),
+        (f"F.mean({squares})", f"F.layernorm({whole})"),
+        (f"F.var({squares}) / (F.square(F.mean({squares})) + 1.0)", centered),
+    ))  # fmt: skip
+    draft.add(draft.row, first)
+    draft.add(draft.element, f"{second} * 0.5 + {draft.row[-1]} * 0.125")
 
 
 def live_names(draft: Draft, result: str) -> set[str]:
