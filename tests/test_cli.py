@@ -519,6 +519,16 @@ def test_bad_usage_is_exit_2(run: Run, words: tuple[str, ...]) -> None:
     assert error["message"] in " ".join(result.stderr.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("verb", ["plan", "explain"])
+def test_a_chain_without_a_plan_hides_no_other(run: Run, tmp_path: Path, verb: str) -> None:
+    text = "\n\n@chain(N=8, M=8)\ndef unplanned(x: f16[M, N], w: f16[N, N]) -> f16[M, N]:\n    return F.sum(x @ w)*x\n"
+    (tmp_path / "chains.py").write_text(text.join(SPEC.rsplit("\n\n\n", 1)))
+    result = run(verb, "chains.py", "--target", "cuda")
+    assert all(f"{name}  f16" in result.stdout for name in ("scaled", "normed"))
+    assert "no rule can plan unplanned on cuda:h200" in error_of(result, 2)
+    assert document(run(verb, "chains.py", "--target", "cuda", "--json"), 2)["error"]["kind"] == "NoPlan"
+
+
 def test_what_memory_cannot_hold_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 52.2 GiB")

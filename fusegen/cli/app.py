@@ -162,13 +162,13 @@ def plan(
 
     chosen = asking.ask_target(target)
     found = [candidates(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
-    choices = [choose(each) for each in found]
     if not as_json:
-        for number, (each, choice) in enumerate(zip(found, choices, strict=True)):
+        for number, each in enumerate(each for each in found if each.plans):
             say(*[""] * bool(number))
-            plans.show_plan(each, choice, every)
+            plans.show_plan(each, choose(each), every)
+        plans.need_all(found)
         return 0
-    facts = [plans.choice_facts(choice) for choice in choices]
+    facts = [plans.choice_facts(choose(each)) for each in found]
     for each, fact in zip(found, facts, strict=True):
         fact["candidates"] = [plans.candidate_facts(p) for p in each.plans] if every else []
         fact["refusals"] = [{"rule": r.rule, "reason": r.reason} for r in each.refusals]
@@ -189,17 +189,18 @@ def explain(
 
     chosen = asking.ask_target(target)
     documents = []
-    for number, chain in enumerate(asking.ask_chains(specs, sets or (), dtype)):
-        found = candidates(chain.graph, chosen)
-        choice = choose(found)
-        sections = explanation(found, choice)
+    found = [candidates(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
+    for number, each in enumerate(found if as_json else [each for each in found if each.plans]):
+        choice = choose(each)
+        sections = explanation(each, choice)
         if not as_json:
             say(*[""] * bool(number))
             plans.show_explanation(choice.plan, sections)
         points = {s.title: [{"text": p.text, "bytes_saved": p.bytes_saved} for p in s.points] for s in sections}
-        documents.append({"chain": chain.name, "target": chosen.name, "sections": points})
+        documents.append({"chain": each.graph.name, "target": chosen.name, "sections": points})
     if as_json:
         print_json({"explanations": documents})
+    plans.need_all(found)
     return 0
 
 

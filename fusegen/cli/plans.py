@@ -9,6 +9,7 @@ from typing import Any
 from fusegen import ops
 from fusegen.cli.showing import heading, mebibytes, say, table, times
 from fusegen.database import Choice
+from fusegen.errors import NoPlan
 from fusegen.explaining import Section
 from fusegen.graph import Kind, Op
 from fusegen.planner.heading import header_lines
@@ -131,6 +132,18 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "decisions": [asdict(d) for d in plan.decisions],
         **candidate_facts(plan),
     }
+
+
+def need_all(found: Iterable[Candidates]) -> None:
+    """Raises NoPlan for all that have no plan, each with every rule's reason."""
+    refusals = []
+    for each in found:
+        try:
+            each.need()
+        except NoPlan as error:
+            refusals.append(str(error))
+    if refusals:
+        raise NoPlan("\n".join(refusals))
 
 
 def choice_facts(choice: Choice) -> dict[str, Any]:
