@@ -118,25 +118,40 @@ def unused(text: str) -> str:
     return ""
 
 
+def reads_like_code(made: Plan) -> None:
+    graph, text = made.graph, render(made).text
+    assert text.startswith(f"// {graph.name}  ")
+    assert not re.search(r"[ \t]$", text, re.M), "no trailing blanks"
+    assert "\n\n\n" not in text
+    assert not re.search(r"\{\n\n", text)
+    assert not re.search(r"^\}\n(?!\n|$)", text, re.M), "a blank line between functions"
+    assert text.count("{") == text.count("}")
+    assert max(map(len, text.splitlines())) <= 140
+    assert "None" not in text
+    assert not re.search(r"^( *)#pragma unroll.*\n(?!\1\S)", text, re.M), "what is unrolled stands below"
+    inside = re.search(r"^( *)(?:for|if|while) .*\{(?:  //.*)?\n(?!\1  \S|#)", text, re.M)
+    assert not inside, "what is in braces stands further right"
+    assert not (found := unused(text)), f"{made.regime}: {found} is never used"
+    for tensor in (*graph.inputs, *graph.outputs):
+        assert re.search(rf"\b{tensor.name}\w*\b", text)
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda c: c.name)
 def test_text_reads_like_code(spec: Chain, target: Target) -> None:
     for cols in (37, 4096, 5001, 131072):
-        graph = spec.graph
-        for made in candidates(graph.at(**sizes_at(graph, cols)), target).plans[::20]:
-            text = render(made).text
-            assert text.startswith(f"// {graph.name}  ")
-            assert not re.search(r"[ \t]$", text, re.M), "no trailing blanks"
-            assert "\n\n\n" not in text
-            assert not re.search(r"\{\n\n", text)
-            assert text.count("{") == text.count("}")
-            assert max(map(len, text.splitlines())) <= 140
-            assert "None" not in text
-            assert not re.search(r"^( *)#pragma unroll.*\n(?!\1\S)", text, re.M), "what is unrolled stands below"
-            inside = re.search(r"^( *)(?:for|if|while) .*\{(?:  //.*)?\n(?!\1  \S|#)", text, re.M)
-            assert not inside, "what is in braces stands further right"
-            assert not (found := unused(text)), f"{made.regime}: {found} is never used"
-            for tensor in (*graph.inputs, *graph.outputs):
-                assert re.search(rf"\b{tensor.name}\w*\b", text)
+        for made in candidates(spec.graph.at(**sizes_at(spec.graph, cols)), target).plans[::20]:
+            reads_like_code(made)
+
+
+@pytest.mark.parametrize(("dtype", "cols"), [("f16", 4096), ("bf16", 5120), ("f32", 2048)])
+def test_few_rows_read_like_code_and_compile(dtype: str, cols: int) -> None:
+    """Where vectors are fetched by bulk copies, which the specs' own sizes are too large for."""
+    graph = ALL["bias_gelu_residual_ln"].with_dtype(DTYPES[dtype]).at(M=512, N=cols).graph
+    fetching = [made for made in candidates(graph, H200).plans if isinstance(made, RowPlan) and made.fetched]
+    assert fetching
+    for made in fetching:
+        reads_like_code(made)
+        compiles(made)
 
 
 @pytest.mark.parametrize(("spec", "dtype"), [(c, d) for c in SPECS for d in storage_types(c)], ids=str_or_name)

@@ -26,6 +26,7 @@ from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.schedule import Schedule, title_of
 
 FEWEST = 2
+FEWEST_THREADS = 128  # of a row, and so several warps; of fewer it is not measured
 LEAST_BYTES = 8 << 10  # of a vector; shorter ones are not measured, from where a bulk copy should begin
 MOST_BYTES = 48 << 10  # static shared memory of a block
 MOST_WAVES = 6.0  # of blocks: later ones find the vectors in the caches
@@ -35,7 +36,7 @@ def fetched(draft: Draft, walks: Schedule, tile: Tile) -> Schedule:
     """The walks, with such vectors fetched by a bulk copy each; the same where there are too few, or no barrier stands
     between the first thread, which asks for them, and the others, which take them."""
     first, *later = walks.stages
-    barrier = first.reductions and tile.rows_per_block == tile.cluster == 1 and tile.team > draft.target.warp
+    barrier = first.reductions and tile.rows_per_block == tile.cluster == 1 and tile.team >= FEWEST_THREADS
     if not draft.target.bulk_copies or not draft.divides or not barrier or any(stage.until for stage in walks.stages):
         return walks
     early = {load.access.tensor for load in first.loads}
