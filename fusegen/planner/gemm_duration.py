@@ -86,7 +86,7 @@ class Pace:
 
 # Fitted, with ADD_US, SUMS_US and OVERLAP, to measurements of gelu(x @ w.T + bias), bf16, on an H200: up to 15 tiles of
 # each of 35 shapes, of 65 to 16384 rows and depths from 256 to 14336. It meets them within 6 % (rms), and what comes
-# first took 2 % more than the best tile in the mean. Loading fragments is in `share`. Where the power limit slows the
+# first took 1.4 % more than the best tile in the mean. Loading fragments is in `share`. Where the power limit slows the
 # GPU down, tiles take up to 18 % longer. `prepared` is of 8 normed and gated chains.
 MMA_PACE = Pace(
     share=1.0,
