@@ -5,10 +5,11 @@ begins; and to ask for them early is not enough, since the compiler (NVRTC 13.0,
 cp.async off until what was loaded before is used. A bulk copy by one thread stays where it is, and takes no registers.
 
 The LayerNorm chain in f16 on an H200 (cold L2, medians of 16 to 70 launches in random order, each kernel loaded two or
-three times) took, read late and fetched: 5.1 and 5.05 us with 512 threads a row at 8 x 4096; 12.8 and 11.7 with 256,
-12.4 and 12.2 with 128, 12.8 and 12.0 with 512 at 1024 x 4096; 20.2 and 19.3 with 512 at 1024 x 8192; 31.5 and 31.0
-with 256, 32.2 and 31.3 with 128 at 4096 x 4096; 100.25 and 100.0, 100.55 and 100.45 at 16384 x 4096, but with 512
-threads 101.1 and 102.75. Without any vectors of columns it would take 30.2 at 4096 x 4096.
+three times) took, read late and fetched: 12.8 and 11.7 us with 256 threads a row, 12.4 and 12.2 with 128, 12.8 and 12.0
+with 512 at 1024 x 4096; 31.5 and 31.0 with 256, 32.2 and 31.3 with 128 at 4096 x 4096; with 512 threads 5.1 and 5.05 at
+8 x 4096, but 5.8 and 5.9 at 64 x 4096, 9.1 and 9.0 at 512 x 4096, 19.7 and 19.2 at 2048 x 4096, 20.2 and 19.3 at
+1024 x 8192; at 16384 x 4096 100.25 and 100.0, 100.55 and 100.45, but with 512 threads 101.1 and 102.75. Without any
+vectors of columns it would take 30.0 to 30.8 at 4096 x 4096. Other types are not measured.
 
 Of a single vector nothing was gained: add_rmsnorm took 4.68 and 4.72 at 8 x 4096, 133.1 and 133.6 at 16384 x 4096. Nor
 where the vectors are more than what is read of a row: layernorm_affine took 10.9 and 11.0 at 1024 x 4096, 24.9 and 25.7
