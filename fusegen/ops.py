@@ -28,6 +28,7 @@ from fusegen.trace import (
     power,
     product,
     promote,
+    python_number,
     size_leaf,
 )  # fmt: skip
 from fusegen.types import Dim, DType, Shape, Size, b8, bf16, f16, f32, i32, shape_text
@@ -411,6 +412,7 @@ def take(x: Value, columns: Value, missing: Number | bool = 0) -> Value:
             f"take: found {shape_text(x.shape)}, but the columns were chosen from rows of {chosen.shape[-1]}", caller()
         )
     kind = {f32: float, i32: int, b8: bool}[x.dtype]
+    missing = python_number(missing)
     fits = type(missing) is kind or (type(missing) is int and (x.dtype is f32 or missing in (0, 1)))
     if not fits:
         raise SpecError(f"take: missing={missing!r} is nothing that {x.dtype} holds", caller())
@@ -422,6 +424,7 @@ def _columns(name: str, x: Value, k: Size, ordered: bool) -> Value:
         raise SpecError(f"{name}: found {x!r} where a traced value is wanted", caller())
     if not x.shape or x.shape[-1] == 1:
         raise SpecError(f"{name}: {shape_text(x.shape)} has no row to choose from", caller())
+    k = python_number(k)
     if not isinstance(k, Dim) and (isinstance(k, bool) or not isinstance(k, int)):
         what = "a traced value" if isinstance(k, Value) else repr(k)
         raise SpecError(f"{name}: k is {what}; it is an integer or a dim, a constant of the kernel", caller())
@@ -514,6 +517,7 @@ def rmsnorm(x: Value, gain: Value | None = None, eps: float = 1e-6) -> Value:
 
 
 def _eps(name: str, eps: float) -> None:
+    eps = python_number(eps)
     if isinstance(eps, Value):
         return
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:

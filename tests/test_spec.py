@@ -449,6 +449,14 @@ def test_literals_may_be_infinite_the_largest_or_numpys() -> None:
     build(spec)
 
 
+def test_numbers_of_numpys_are_numbers() -> None:
+    def spec(x: f32[M, N]) -> f32[M, 3]:
+        _, columns = F.topk(x, untyped(np.int64(3)))
+        return F.take(F.rmsnorm(x, eps=untyped(np.float32(1e-6))), columns, missing=untyped(np.float32(0)))
+
+    build(spec)
+
+
 def test_an_array_is_no_literal() -> None:
     def spec(x: f16[M, N]) -> f16[M, N]:
         return x * untyped(np.ones(16))

@@ -1,7 +1,7 @@
 """Products on Hopper's tensor cores: tensor copies bring both factors as they lie, wgmma sums, registers hold the rest.
 
 What a tensor copy moves is a box of a tensor at a multiple of 16 bytes, with strides in multiples of 16 bytes: factors
-that lie otherwise, and factors that are computed, are the general rule's, `gemm`.
+that lie otherwise, and right factors that are computed, are the general rule's, `gemm`.
 
 Measured on an H200 with a text of this design by hand: bf16, x @ w.T, bias and GELU, in turns with cuBLAS's bare
 product (medians of 41, L2 cold, one run). In shares of its time, at 4096^3, 16384 x 4096 x 4096 and 8192^3:
