@@ -696,12 +696,12 @@ def test_tiles_have_rows_alike() -> None:
 def test_operands_of_whole_rows_come_by_tensor_copies() -> None:
     plan = named(two_skips, "halves 80x128 6")
     assert plan is not None
-    assert [load.access.name for load in plan.spans[0].brought] == ["skip", "more"]
+    assert [load.access.tensor for load in plan.spans[0].brought] == ["skip", "more"]
     assert [load.access.name for load in plan.spans[0].loads] == ["scale"]
     assert (plan.brought, plan_of(two_skips).brought) == (2, 0)  # by turns they would hold up the ring
     assert not plan_of(sides, "halves").brought  # a tile of the other span has none
     unaligned = next(p for p in plans(two_skips.graph, Layout(unaligned=frozenset({"skip"}))) if p.brought)
-    assert [load.access.name for load in unaligned.spans[0].brought] == ["more"]
+    assert [load.access.tensor for load in unaligned.spans[0].brought] == ["more"]
 
 
 def test_boxes_are_as_wide_as_what_a_block_finishes() -> None:
