@@ -1,7 +1,7 @@
 """The words of rows that come to shared memory and leave it by bulk copies.
 
-A row lies as far behind a block of 16 bytes there as in global memory, so the copy engine moves whole blocks, and a
-thread reads and writes the element at any column: `x_at[col]`. The rows of a block of several come together, as one
+A row lies as far behind a line of 128 bytes there as in global memory, so the copy engine moves whole blocks of 16, and
+a thread reads and writes the element at any column: `x_at[col]`. The rows of a block of several come together, as one
 copy.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from fusegen.blocks import Blocks
 from fusegen.planner.bulk import begins_anywhere, brought, bulk_loads
-from fusegen.planner.model import Access, Load, Stage
-from fusegen.planner.pieces import VECTOR_BYTES
+from fusegen.planner.model import LINE_BYTES, Access, Load, Stage
 
 
 class BulkRows(Blocks):
@@ -65,11 +64,11 @@ class BulkRows(Blocks):
             ctype, at = self.ctype(access.dtype), self.place(access, offset)
             if self.together():
                 if begins_anywhere(access, self.plan.tile, self.plan.cols):
-                    at += f" + phase<{VECTOR_BYTES}>({self.first(access)})"
+                    at += f" + phase<{LINE_BYTES}>({self.first(access)})"
                 lines.append(f"{ctype}* const {name}_place = {at};")
                 at = f"{name}_place + own_row * {self.cols}"
             else:
-                at += f" + phase<{VECTOR_BYTES}>({self.pointer(access)})"
+                at += f" + phase<{LINE_BYTES}>({self.pointer(access)})"
             lines.append(f"{ctype}* const {name}_at = {at};")
         return [*lines, *self.bring()]
 

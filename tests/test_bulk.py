@@ -11,7 +11,7 @@ from fusegen.emulator import compiler
 from fusegen.errors import FusegenError
 from fusegen.planner import candidates
 from fusegen.planner.bulk import bulk_loads, with_places
-from fusegen.planner.model import Layout, RowPlan, Source
+from fusegen.planner.model import LINE_BYTES, Layout, RowPlan, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.runtime.arguments import layout_needed
@@ -72,12 +72,21 @@ def test_what_several_rows_share_stays_in_the_l1_cache() -> None:
 def test_results_take_the_place_of_what_no_walk_reads_any_more() -> None:
     for plan in plans("bias_gelu_residual_ln", 4097):
         if plan.staging == "registers":
-            assert plan.shared_bytes == 2 * 4104 * 2 * plan.tile.rows_per_block, plan.regime
+            assert plan.shared_bytes == 2 * 65 * LINE_BYTES, plan.regime
     first, last = plans("add_rmsnorm", 2047)[0].stages
     (kept,), (written,) = first.stores, last.stores
     places = {load.offset_bytes for load in bulk_loads((first,))}
     assert kept.offset_bytes > max(places), "the walk that writes it still reads"
     assert written.offset_bytes == min(places)
+
+
+def test_rows_lie_behind_a_line_as_in_memory() -> None:
+    for plan in plans("rmsnorm", 1027):
+        text = render(plan).text
+        assert f"__align__({LINE_BYTES}) unsigned char shared[]" in text
+        assert f"phase<{LINE_BYTES}>(x_" in text
+        loads = bulk_loads(plan.stages)
+        assert not any(load.offset_bytes % LINE_BYTES for load in loads)
 
 
 def test_a_row_read_late_keeps_its_place() -> None:
@@ -93,7 +102,7 @@ def test_walks_by_blocks_need_no_place_for_results() -> None:
     found = [plan for plan in plans("log_softmax", 50257) if plan.staging == "shared"]
     for plan in found:
         assert plan.stages[-1].blocks_of == "out"
-        assert plan.shared_bytes == 50264 * 2
+        assert plan.shared_bytes == 787 * LINE_BYTES
         assert "wait_copies_left();\n}" not in render(plan).text
     assert found
 

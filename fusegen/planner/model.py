@@ -343,7 +343,8 @@ class RowPlan(Plan):
         for access in self.fetched:
             fetched = -(-fetched // LINE_BYTES) * LINE_BYTES + self.cols * access.dtype.bytes
         static = fetched + 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1) + votes + arrivals
-        return -(-static // 16) * 16 if self.shared_bytes else static  # where the rest begins
+        start = LINE_BYTES if self.bulk else 16  # of the rest: what it holds is aligned so
+        return -(-static // start) * start if self.shared_bytes else static
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
         blocks = -(-math.prod(extents) // self.tile.rows_per_block) * self.tile.blocks_per_row
