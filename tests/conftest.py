@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,8 @@ from fusegen.targets import H200, MI300X, Target
 
 hypothesis.settings.register_profile("fusegen", deadline=None)  # no test is timed: machines differ
 hypothesis.settings.load_profile("fusegen")
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes three quarters of a GPU that others share
 
 ROOT = Path(__file__).resolve().parent.parent
 
