@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.dialect import Dialect, choice
-from fusegen.planner.model import Access, Load
+from fusegen.planner.model import LINE_BYTES, Access, Load
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.wgmma import (
     ATOM_ROWS,
     LINE,
-    LINE_BYTES,
     SEGMENT,
     STAGED_ROWS,
     Operand,

@@ -14,11 +14,11 @@ and shapes (medians of 9, 4.25 TB/s), by which the first choice took 2 % more th
 worst. Registers, what waits and what clusters, copies and masks cost were fitted again to 2878 candidates of 223 chains
 and shapes, most of them of benchmarks/heldout.py (medians of 15, 4.22 TB/s; those of its cases are in
 benchmarks/data/h200_heldout_candidates.json): there the first choice takes 1.7 % more than the best one measured in the
-mean and 17 % at worst, over the 32 of benchmarks/tune_shipped.py 0.8 % and 3.4 %. What several rows of a block, rows
-brought by bulk copies and threads without a vector cost was fitted once more to 1672 candidates of 182 chains and
-shapes, 60 of them measured anew (medians of 9, 4.25 TB/s): the first choice takes 1.2 % more than the best one measured
-in the mean and 15 % at worst, in a launch of 6 us. On other GPUs they stand for want of measurements; what is taken
-from a target are its facts.
+mean and 17 % at worst. What several rows of a block, rows brought by bulk copies and threads without a vector cost was
+fitted once more to 1672 candidates of 182 chains and shapes, 60 of them measured anew (medians of 9, 4.25 TB/s): the
+first choice takes 1.2 % more than the best one measured in the mean and 15 % at worst, in a launch of 6 us; and over
+the 32 of benchmarks/tune_shipped.py, which was run with these constants, 0.8 % and 3.1 %. On other GPUs they stand for
+want of measurements; what is taken from a target are its facts.
 """
 
 from __future__ import annotations

@@ -236,8 +236,9 @@ class Plan(ABC):
         return tuple(a for a in self.accesses if a.output)
 
 
-# Where a bulk copy should begin in shared memory: from 16, 32 or 64 bytes behind such a place on, the LayerNorm chain
-# at 4096 x 4096 took 38 us in place of 31, and at 4096 x 1024 18 to 23 in place of 12.
+# Of a line of shared memory, the widest swizzle, and where a bulk copy should begin there: from 16, 32 or 64 bytes
+# behind such a place on, the LayerNorm chain at 4096 x 4096 took 38 us in place of 31, and at 4096 x 1024 18 to 23 in
+# place of 12.
 LINE_BYTES = 128
 
 
@@ -343,8 +344,12 @@ class RowPlan(Plan):
         for access in self.fetched:
             fetched = -(-fetched // LINE_BYTES) * LINE_BYTES + self.cols * access.dtype.bytes
         static = fetched + 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1) + votes + arrivals
-        start = LINE_BYTES if self.bulk else 16  # of the rest: what it holds is aligned so
-        return -(-static // start) * start if self.shared_bytes else static
+        return -(-static // self.shared_alignment) * self.shared_alignment if self.shared_bytes else static
+
+    @property
+    def shared_alignment(self) -> int:
+        """Of what follows the static shared memory, in bytes."""
+        return LINE_BYTES if self.bulk else 16
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
         blocks = -(-math.prod(extents) // self.tile.rows_per_block) * self.tile.blocks_per_row

@@ -25,11 +25,10 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from fusegen.graph import Graph
-from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store, Summed
+from fusegen.planner.model import LINE_BYTES, Access, Load, Plan, Reduction, Statement, Store, Summed
 from fusegen.types import DType
 
-LINE_BYTES = 128  # of a line of shared memory, the widest swizzle
-LINE = 64  # halves of one
+LINE = 64  # halves of a line of shared memory, the widest swizzle
 GROUP = 128  # threads of a warpgroup
 GROUPS = 3
 WARPS = 8  # of the two groups that multiply

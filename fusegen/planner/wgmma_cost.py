@@ -28,9 +28,9 @@ from collections.abc import Iterable
 from fusegen.graph import Extent, Kind, Node
 from fusegen.planner.duration import COPY_SHARE
 from fusegen.planner.gemm_duration import L2_GBS, lying
-from fusegen.planner.model import Cost, Traffic
+from fusegen.planner.model import LINE_BYTES, Cost, Traffic
 from fusegen.planner.product_cost import floors, product_traffic
-from fusegen.planner.wgmma import LINE_BYTES, Operand, WgmmaPlan
+from fusegen.planner.wgmma import Operand, WgmmaPlan
 from fusegen.products import Split, split
 from fusegen.types import f32, size_of
 

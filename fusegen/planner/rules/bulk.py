@@ -6,12 +6,12 @@ at 65536 x 1024 and 22.6 at 65536 x 1027. Here the copy engine moves the blocks,
 elements in shared memory, where they may lie anywhere: neighbouring threads at neighbouring addresses.
 
 Times on an H200 (cold L2, medians of 9), and of vectors shifted into place in the same run: the LayerNorm chain in f16
-at 16384 x 4097 107.4 us and 117.3, at 16384 x 16385 421.8 and 581.5 (589 where results had a place of their own: the
-L1 cache then has no room for what all rows share); rmsnorm 262144 x 127 43.4 and 50.0 (46.0 with a copy for each row);
+at 16384 x 4097 107.4 us and 117.3, at 16384 x 16385 421.8 and 581.5 (589 where results had a place of their own: the L1
+cache then has no room for what all rows share); rmsnorm 262144 x 127 43.4 and 50.0 (46.0 with a copy for each row);
 masked_softmax 16 x 12 x 1000 x 1023 202.6 and 244.1; log_softmax from bf16 to f32 at 4096 x 50257 326.7 and 376.3, at
 4096 x 32001 206.2 and 225.9, in f16 at 32768 x 3333 111.1 and 140.7. What the copies alone take, in and out, leaves
-little to gain for the rest: rmsnorm 65536 x 1027 took 73.4 us so, 73.1 by vectors, 72.5 without any computation, and
-65536 x 1024 69.8.
+little to gain for the rest (all this before rows lay in lines as in memory, see planner/bulk.py): rmsnorm 65536 x 1027
+took 73.4 us so, 73.1 by vectors, 72.5 without any computation, and 65536 x 1024 69.8.
 
 What a block does once is much of it where rows are short, so several come together, of several dimensions too, and
 nothing is asked of their strides at run time: where they lie apart, the launch asks for another plan. A padded softmax

@@ -115,7 +115,7 @@ from fusegen.naming import entry_name, value_names
 from fusegen.planner.cost import decisions
 from fusegen.planner.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
 from fusegen.planner.gemm_duration import lying
-from fusegen.planner.model import Access, Layout, Load, Param, Reduction, RowDim, Store
+from fusegen.planner.model import LINE_BYTES, Access, Layout, Load, Param, Reduction, RowDim, Store
 from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.product_cost import product_rounding
@@ -123,7 +123,6 @@ from fusegen.planner.rules import NoMatch
 from fusegen.planner.spans import Group, groups, indexed, load, within
 from fusegen.planner.wgmma import (
     LINE,
-    LINE_BYTES,
     STAGED_ROWS,
     Fragments,
     Operand,
