@@ -2,7 +2,8 @@
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copied among the products
+// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copied among the products; blocks
+//          stay
 // traffic  285.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
 // floor    660.8 us at 312 TFLOP/s for products; compute-bound at 722.82 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between

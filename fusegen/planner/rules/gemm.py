@@ -553,7 +553,8 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
 
 def regime(tile: GemmTile) -> str:
     shape = f"{tile.rows} x {tile.cols}"
-    slices = f"slices of {tile.depth} in a ring of {tile.stages}{', copied among the products' if tile.spread else ''}"
+    spread = ", copied among the products; blocks stay" if tile.spread else ""
+    slices = f"slices of {tile.depth} in a ring of {tile.stages}{spread}"
     if tile.shares == 1:
         return f"{shape} tiles of {tile.warps} warps, {slices}"
     blocks = f" of each of {tile.cluster} blocks" if tile.cluster > 1 else ""
