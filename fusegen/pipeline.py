@@ -6,18 +6,20 @@ Candidates come in the cost model's order, but for one that was measured as the 
 comes first (`fusegen.database.lookup`). The *gate* reads the binary's own resource report: a candidate that spills
 registers or has a stack frame loses to the next one that does not, since either sends row values through memory; and
 where it is to run on a GPU here, one whose clusters this GPU has no room for, as a part of one may not, loses to the
-next with smaller ones or none. The choice and the verdicts stay with the kernel.
+next with smaller ones or none. One that fails its validation loses to the next as well, after a warning: the chain is
+right on another path, and the fault is fusegen's. The choice and the verdicts stay with the kernel.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Container
 from dataclasses import dataclass
 from hashlib import sha256
 
 from fusegen.compiling import Binary, Resources
 from fusegen.database import Choice, choose
-from fusegen.errors import KernelError, MissingError, RequestError, ValidationError
+from fusegen.errors import KernelError, MissingError, NoPlan, RequestError, ValidationError
 from fusegen.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Plan, Source
@@ -34,14 +36,15 @@ from fusegen.validation import Report
 log = logging.getLogger("fusegen.pipeline")
 
 MOST_GATED = 6  # candidates to compile before the least bad one is taken
+MOST_VALIDATED = 3  # candidates to validate before the chain is refused: what three get wrong is no candidate's fault
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate said of one candidate."""
+    """What the gate, or the validation, said of one candidate; `resources` is None where nothing could be compiled."""
 
     plan: Plan
-    resources: Resources
+    resources: Resources | None
     reason: str  # empty when it passed
 
     @property
@@ -92,9 +95,10 @@ def plan(chain: Chain | Graph, target: str | Target | None = None, *, tuned: boo
 
 def build(
     graph: Graph, target: Target, layout: Layout = CONTIGUOUS, need_binary: bool = True, tuned: bool = True,
-    device: Device | None = None,
+    device: Device | None = None, without: Container[str] = (),
 ) -> Built:  # fmt: skip
-    """The first candidate that passes the gate, and for whose clusters `device` has room.
+    """The first candidate that passes the gate, and for whose clusters `device` has room; none of the configurations
+    in `without`.
 
     Raises NoPlan, CompileError, MissingError if `need_binary`, and KernelError where `device` has room for none.
     """
@@ -102,7 +106,9 @@ def build(
     verdicts: list[Verdict] = []
     least: tuple[int, Source, Binary] | None = None
     refused: KernelError | None = None
-    fitting = list(choice.plans)
+    fitting = [plan for plan in choice.plans if plan.configuration not in without]
+    if not fitting:
+        raise NoPlan(f"{graph.name} on {target}: every candidate for this layout is one that failed its validation")
     for _ in range(MOST_GATED):
         if not fitting:
             break
@@ -167,27 +173,45 @@ def compile(
 
     `target` names a GPU ("cuda:h200", "hip:gfx90a"); without one, the GPU present, else cuda:h200. `on` says what
     runs it: "gpu", "emulator", or "auto" (a matching GPU if there is one). The first build is validated against the
-    generated reference; the verdict is kept with the cached binary. Raises ValidationError rather than hand out a
-    kernel that failed; with `validate=False` it comes unproven, with None as its `kernel.report`. With `tuned=False`
-    nothing that was measured has a say in which candidate it is.
+    generated reference; the verdict is kept with the cached binary. A candidate that fails is reported by a warning,
+    and the next one is tried. Raises ValidationError rather than hand out a kernel that failed; with `validate=False`
+    it comes unproven, with None as its `kernel.report`. With `tuned=False` nothing that was measured has a say in which
+    candidate it is.
     """
     graph = graph_of(chain)
     chosen = choose_target(target)
     device = devices.find(chosen, on)
     emulated = not device.asynchronous
-    built = build(graph, chosen, need_binary=not emulated, tuned=tuned, device=device)
+    refuted: dict[str, Verdict] = {}  # by configuration
+    failure = ""
+
+    def built(layout: Layout = CONTIGUOUS) -> Built:
+        return build(graph, chosen, layout, not emulated, tuned, device, refuted)
 
     def variant(layout: Layout) -> tuple[Source, Binary | None]:
-        made = build(graph, chosen, layout, need_binary=not emulated, tuned=tuned, device=device)
+        made = built(layout)
         return made.source, made.binary
 
-    kernel = Kernel(built.source, built.binary, device, variant)
-    kernel.gate, kernel.choice = built.verdicts, built.choice
-    if validate:
+    while True:
+        made = built()
+        kernel = Kernel(made.source, made.binary, device, variant)
+        kernel.gate, kernel.choice = (*refuted.values(), *made.verdicts), made.choice
+        if not validate:
+            return kernel
         kernel.report = proven(kernel)
-        if not kernel.report.ok:
-            raise ValidationError(f"{graph.name} on {chosen} failed its validation\n{kernel.report}")
-    return kernel
+        if kernel.report.ok:
+            return kernel
+        failure = failure or f"{graph.name} on {chosen} failed its validation\n{kernel.report}"
+        plan, resources = made.source.plan, made.binary.resources if made.binary else None
+        refuted[plan.configuration] = Verdict(plan, resources, f"failed its validation: {kernel.report.failure}")
+        left = any(other.configuration not in refuted for other in made.choice.plans)
+        if not left or len(refuted) == MOST_VALIDATED:
+            raise ValidationError(failure)
+        log.warning(
+            "%s on %s: the next candidate is tried, since one failed its validation; this is a fault of fusegen, "
+            "please report it\n  %s: %s",
+            graph.name, chosen, plan.configuration, kernel.report.failure,
+        )  # fmt: skip
 
 
 def proven(kernel: Kernel) -> Report:

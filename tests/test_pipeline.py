@@ -9,21 +9,25 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
+import numpy as np
 import pytest
 
 import fusegen
-from fusegen import chain, dims, f16, f32, pipeline
+from fusegen import Chain, Kernel, chain, dims, f16, f32, pipeline
 from fusegen import ops as F
-from fusegen.emulator import toolchain
-from fusegen.errors import KernelError, RequestError
-from fusegen.planner.model import Plan, Source
+from fusegen.emulator import EmulatorUnavailable, toolchain
+from fusegen.errors import KernelError, RequestError, ValidationError
+from fusegen.planner.model import Layout, Plan, Source
 from fusegen.rendering import render
+from fusegen.runtime import devices
 from fusegen.runtime.cache import Entry, KernelCache, key_of
 from fusegen.runtime.devices import Loaded
+from fusegen.spec import load_chains
 from fusegen.targets import H200
 from fusegen.validation import validate
+from fusegen.validation.emulated import twin
 from tests.pretend import PretendGpu
 from tests.tools import needs_both
 
@@ -180,3 +184,104 @@ def test_a_gpu_that_has_room_for_nothing_says_why(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pipeline, "MOST_GATED", 1)
     with pytest.raises(KernelError, match="no room for a cluster of 8 blocks"):
         pipeline.build(soft.graph.at(M=512, N=1 << 20), H200, tuned=False, device=Slice(1))
+
+
+# ---------------------------------------------------------------- candidates that fail their validation
+
+
+def tripled(plans: Callable[[Plan], bool]) -> Callable[[Plan], Source]:
+    """Rendering with a fault: of the plans chosen, the kernel adds once too often."""
+
+    def rendered(plan: Plan) -> Source:
+        source = render(plan)
+        assert "x + x;" in source.text
+        return replace(source, text=source.text.replace("x + x;", "x + x + x;")) if plans(plan) else source
+
+    return rendered
+
+
+def test_a_candidate_that_fails_its_validation_loses_to_the_next(
+    validations: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = pipeline.plan(doubled, H200)
+    broken = tripled(lambda plan: plan.configuration == first.configuration)
+    monkeypatch.setattr(pipeline, "remembered", lambda plan, _: broken(plan))
+    kernel = made()
+    assert len(validations) == 2
+    assert kernel.report.ok
+    assert kernel.plan.configuration != first.configuration
+    x = np.arange(80, dtype=np.float32).reshape(2, 40)
+    assert (kernel(x) == 2 * x).all()
+    padded = np.zeros((2, 41), np.float32)[:, :40]
+    padded[:] = x
+    assert (kernel(padded) == 2 * x).all()  # nor is it taken for another layout
+    assert "failed its validation: normal: " in kernel.gate[0].reason
+    assert kernel.gate[0].plan.configuration == first.configuration
+    assert f"fault of fusegen, please report it\n  {first.configuration}: normal: " in caplog.text
+
+
+def test_a_chain_whose_candidates_all_fail_is_refused(
+    validations: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tripled(lambda plan: True)
+    monkeypatch.setattr(pipeline, "remembered", lambda plan, _: broken(plan))
+    with pytest.raises(ValidationError, match="doubled on cuda:h200 failed its validation\n") as refused:
+        made()
+    assert len(validations) == pipeline.MOST_VALIDATED
+    assert caplog.text.count("the next candidate is tried") == len(validations) - 1
+    assert "elements are wrong" in str(refused.value)
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+RACE = "    __shared__ int last;\n    last = threadIdx.x;\n"  # changes no number
+
+
+def no_other(layout: Layout) -> NoReturn:
+    pytest.fail(f"a variant was made for {layout}")
+
+
+def on_pretended_gpu(chosen: Chain, racing: bool) -> Kernel:
+    source = render(pipeline.plan(chosen, H200))
+    if racing:
+        place = source.text.index("{\n", source.text.index("__global__")) + 2
+        source = replace(source, text=source.text[:place] + RACE + source.text[place:])
+    return Kernel(source, None, PretendGpu(), no_other)
+
+
+@pytest.mark.parametrize("racing", [False, True])
+def test_a_race_that_changes_no_number_is_seen_in_the_emulator(racing: bool) -> None:
+    report = validate(on_pretended_gpu(soft, racing), quick=True)
+    faults = {case.name: case.problem for case in report.cases if not case.ok}
+    assert "emulated" in {case.name for case in report.cases}
+    if racing:
+        assert faults.keys() == {"emulated"}
+        assert "race" in faults["emulated"]
+    assert report.ok != racing
+
+
+def test_without_the_checking_build_the_report_says_what_was_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*, check: bool) -> NoReturn:
+        raise EmulatorUnavailable("the checking build needs g++")
+
+    kernel = on_pretended_gpu(soft, racing=True)
+    loaded = kernel.device.load(kernel.source, None)  # the pretended GPU needs a compiler, too
+    monkeypatch.setattr("fusegen.emulator.toolchain.compiler_for", missing)
+    monkeypatch.setattr(kernel.device, "load", lambda *_: loaded)
+    report = validate(kernel, quick=True)
+    assert report.ok
+    assert report.on == "Pretend (cuda:0); races were not looked for: the checking build needs g++"
+
+
+def test_a_large_product_has_a_smaller_twin_of_its_own_configuration() -> None:
+    (spec,) = load_chains(Path("specs/gemm_bias_gelu.py"))
+    large = spec.at(M=4096, K=4096 + 8, N=4096 + 24)
+    for name in ("cuda:h200", "cuda:a100", "hip:mi300x"):
+        plan = pipeline.plan(large, name)
+        other = twin(Kernel(render(plan), None, devices.find(plan.target, "emulator"), no_other)).plan
+        assert other.graph.sizes == {"M": 4096, "K": 512 + 8, "N": 512 + 24}
+        assert other.configuration == plan.configuration
+    small = pipeline.plan(spec.at(M=64, K=64, N=64))
+    source = render(small)
+    assert twin(Kernel(source, None, devices.find(small.target, "emulator"), no_other)).source is source

@@ -64,20 +64,18 @@ def compile_one(chain: Chain, target: Target, validate: bool) -> Outcome:
     except (KernelError, RequestError) as error:
         return Outcome(chain, target, None, time.perf_counter() - start, skipped, error)
     seconds = time.perf_counter() - start
-    return Outcome(chain, target, built, seconds, validated(chain, target) if validate else skipped)
-
-
-def validated(chain: Chain, target: Target) -> Validation:
-    """The pipeline's own first validation: small ragged sizes, on a GPU where there is one."""
-    from fusegen import pipeline
-
-    try:
+    if not validate:
+        return Outcome(chain, target, built, seconds, skipped)
+    try:  # the pipeline's own first validation: small ragged sizes, on a GPU where there is one
         kernel = pipeline.compile(chain, target)
     except KernelError as error:
-        return Validation(False, "", str(error), None, error.exit_code)
+        return Outcome(chain, target, built, seconds, Validation(False, "", str(error), None, error.exit_code))
     except MissingError as error:
-        return Validation(None, "", f"not validated: {error}", None, error.exit_code)
-    return Validation(True, str(kernel.device), gist(kernel.report), kernel.report)
+        missing = Validation(None, "", f"not validated: {error}", None, error.exit_code)
+        return Outcome(chain, target, built, seconds, missing)
+    handed_out = pipeline.Built(kernel.source, kernel.binary, kernel.gate, kernel.choice)
+    validation = Validation(True, str(kernel.device), gist(kernel.report), kernel.report)
+    return Outcome(chain, target, handed_out, seconds, validation)
 
 
 def gist(report: Report) -> str:
@@ -193,7 +191,7 @@ def show_outcomes(outcomes: Sequence[Outcome]) -> None:
             say("", f"{outcome.chain.name} for {outcome.target}:", str(outcome.error or outcome.validation.text))
     refused = [(o, v) for o in outcomes if o.built for v in o.built.verdicts if not v.passed]
     for outcome, verdict in refused:
-        say(f"{outcome.chain.name}: the gate refused a candidate, which {verdict.reason}: {verdict.plan.regime}")
+        say(f"{outcome.chain.name}: a candidate was refused, which {verdict.reason}: {verdict.plan.regime}")
     unproven = [o.validation.text for o in outcomes if o.validation.ok is None and not o.error]
     for text in dict.fromkeys(unproven):
         say("", text)

@@ -18,7 +18,7 @@ from zlib import crc32
 
 import numpy as np
 
-from fusegen.errors import KernelError, NoPlan, RequestError
+from fusegen.errors import KernelError, MissingError, NoPlan, RequestError
 from fusegen.graph import Graph, Kind, Node, plain
 from fusegen.ordering import along_row
 from fusegen.planner.model import Plan
@@ -33,6 +33,8 @@ from fusegen.validation.bounded import Bounded, gap
 from fusegen.validation.bounds import analyse_nodes
 from fusegen.validation.columns import compare_columns
 from fusegen.validation.compare import Compared, Figures, compare, figures, largest_errors
+from fusegen.validation.emulated import NAME as EMULATED
+from fusegen.validation.emulated import REASON, twin
 from fusegen.validation.inputs import NORMAL, USUAL, Operands, free_dims, main_tensors, make_operands, sizes_for, take
 from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, Placed, place, read_output, reserve, untouched
 from fusegen.validation.patterns import (
@@ -85,11 +87,12 @@ def validate(
 ) -> Report:
     """Check `kernel` against the reference generated from its graph.
 
-    `quick` is what every first build gets: a ragged launch, malicious rows, repetition and row independence.
+    `quick` is what every first build gets: a ragged launch, malicious rows, repetition and row independence; of a
+    kernel on a GPU also one launch in the checking emulator, where g++ can build it.
     Otherwise row counts around the tile's edges (or `rows`), layouts and shared operands vary too. `cases` keeps only
-    those named: patterns ("nan"), or groups ("rows", "layout", "again", "apart"). A kernel that is caught by the
-    emulator or refused by a driver fails its case; nothing is raised for a wrong kernel. Raises RequestError for what
-    is no kernel, no seed or no number of rows.
+    those named: patterns ("nan"), or groups ("rows", "layout", "again", "apart", "emulated"). A kernel that is caught
+    by the emulator or refused by a driver fails its case; nothing is raised for a wrong kernel. Raises RequestError for
+    what is no kernel, no seed or no number of rows.
     """
     need_kernel(kernel, "validate")
     for what, number in (("seed", seed), *(("rows", count) for count in rows or ())):
@@ -109,7 +112,13 @@ def validate(
     elif rows is not None:
         for count in rows:
             checks.rows(count)
-    return Report(kernel.plan.name, place_of(kernel), seed, tuple(checks.found))
+    where = place_of(kernel)
+    if kernel.device.kind != "emulator" and checks.wants(EMULATED):
+        try:
+            checks.emulated()
+        except MissingError as missing:
+            where += f"; races were not looked for: {str(missing).splitlines()[0]}"
+    return Report(kernel.plan.name, where, seed, tuple(checks.found))
 
 
 def place_of(kernel: Kernel) -> str:
@@ -209,7 +218,7 @@ class Checks:
             self.launch_case(GENTLE.name, GENTLE.reason, gentle)
         self.again(operands, first)
         self.apart(operands, first)
-        if self.graph.products:
+        if self.graph.products and self.wants(UNIT_SETTING.name):
             self.promise(make_operands(self.plan, sizes, self.rng(UNIT_SETTING.name), (NORMAL,), UNIT_SETTING))
 
     def promise(self, operands: Operands) -> None:
@@ -322,6 +331,14 @@ class Checks:
             arrays = [name for name in arrays if name in factors]
         arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
         self.launch_case(f"layout: {name}", reason, operands, arranged)
+
+    def emulated(self) -> None:
+        """A ragged launch of the kernel's twin in the checking emulator. Raises MissingError where there is none."""
+        other = Checks(twin(self.kernel), self.seed, frozenset({NORMAL.name}))
+        other.ragged(FULL_ELEMENTS if self.graph.products else QUICK_ELEMENTS)
+        wrong = [case for case in other.found if not case.ok]
+        first = (wrong or other.found)[0]
+        self.found.append(replace(first, name=EMULATED, reason=REASON))
 
     # ---------------------------------------------------------------- launching and judging
 

@@ -85,6 +85,12 @@ class Report:
         """The largest error of all cases, over what was allowed."""
         return max((case.share for case in self.cases), default=0.0)
 
+    @property
+    def failure(self) -> str:
+        """The first case that is wrong, `nan: 3 of 40 elements are wrong: ...`; empty where all are right."""
+        wrong = next((case for case in self.cases if not case.ok), None)
+        return f"{wrong.name}: {wrong.problem}" if wrong else "" if self.cases else "nothing was checked"
+
     def raise_for_error(self) -> None:
         """Raise ValidationError, with the report, unless every case is right."""
         if not self.ok:
