@@ -215,16 +215,19 @@ def cache_folder() -> Check:
     name = "cache folder"
 
     def look() -> Check:
-        from fusegen.storage import FOLDER_VARIABLE, cache_bound, cache_root, survey
+        from fusegen.storage import FOLDER_VARIABLE, KINDS, cache_bound, cache_root, distrusted, make_folder, survey
 
         folder, bound = cache_root(), cache_bound()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             with tempfile.NamedTemporaryFile(dir=folder):
                 pass
         except OSError as error:
             found = f"{folder} can't be written: {error.strerror}"
             return Check(name, "broken", found, f"name another in {FOLDER_VARIABLE}")
+        for each in (folder, *(folder / kind for kind in KINDS)):
+            if said := distrusted(each):
+                return Check(name, "broken", *said)
         kinds = survey(folder).values()
         entries, size = sum(kind.entries for kind in kinds), sum(kind.bytes for kind in kinds)
         return Check(

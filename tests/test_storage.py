@@ -285,8 +285,11 @@ def in_a_namespace(script: str, here: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("disk", "reason"),
     [
-        ("mount -t tmpfs -o size=64k none $HERE; head -c 64k /dev/zero > $HERE/full", "No space left on device"),
-        ("mount -t tmpfs -o ro none $HERE", "Read-only file system"),
+        (
+            "mount -t tmpfs -o mode=755,size=64k none $HERE; head -c 64k /dev/zero > $HERE/full",
+            "No space left on device",
+        ),
+        ("mount -t tmpfs -o mode=755,ro none $HERE", "Read-only file system"),
     ],
     ids=["full", "read-only"],
 )
@@ -393,3 +396,113 @@ def test_fifty_processes(tmp_path: Path) -> None:
     make_room(cache, 200 * 1024, 0)
     assert survey(cache)["kernels"].bytes <= 200 * 1024
     assert not [path for path in cache.glob(".*") if path.name not in (bounds.TALLY, bounds.LOCK)]
+
+
+# ---------------------------------------------------------------- other users
+
+
+WRITABLE = {"all may write": 0o777, "the group may write": 0o775}
+PLACES: Mapping[str, Callable[[Store], Path]] = {
+    "the root": lambda store: store.root,
+    "the folder": lambda store: store.folder,
+    "the entry": lambda store: store.path(KEY),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", WRITABLE)
+def test_what_others_may_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str, mode: str
+) -> None:
+    """Whoever may write an entry can make its checksum anew; what it holds would be run."""
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    store = Store("kernels")
+    store.store(KEY, {}, b"code")
+    assert store.load(KEY, payload_of) == b"code"
+    where = PLACES[place](store)
+    where.chmod(WRITABLE[mode])
+    with caplog.at_level(logging.DEBUG, "fusegen.cache"):
+        assert store.load(KEY, payload_of) is None
+        store.store(KEY, {}, b"new")
+    if place == "the entry":
+        assert "is damaged: other users may write to it" in caplog.text
+        assert store.load(KEY, payload_of) == b"new"  # replaced by one of our own
+    else:
+        (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert said.startswith(f"the cache in {where} is not used: other users may write to it, and what")
+        assert f"compiled anew each time; chmod go-w {where}, or name another folder in FUSEGEN_CACHE_DIR" in said
+        where.chmod(0o755)
+        assert store.load(KEY, payload_of) == b"code"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("place", PLACES)
+def test_what_belongs_to_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    store = Store("kernels")
+    store.store(KEY, {}, b"code")
+    os.chown(PLACES[place](store), 12345, -1)
+    assert store.load(KEY, payload_of) is None
+
+
+def test_folders_and_files_are_safe_under_any_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """002 is a usual one, and would let a group write."""
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        store = Store("kernels")
+        store.store(KEY, {}, b"code")
+    finally:
+        os.umask(before)
+    assert store.load(KEY, payload_of) == b"code"
+
+
+# ---------------------------------------------------------------- many processes that want the same
+
+
+def make_slowly(folder: str) -> bool:
+    """Whether this process had to make the entry."""
+    store = Store("kernels", Path(folder))
+    with store.making(KEY) as waited:
+        if waited and store.load(KEY, payload_of) == b"code":
+            return False
+        time.sleep(0.3)
+        store.store(KEY, {}, b"code")
+    return True
+
+
+def test_one_makes_and_the_others_wait(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(6, mp_context=multiprocessing.get_context("spawn")) as pool:
+        made = list(pool.map(make_slowly, [str(tmp_path)] * 6))
+    assert 1 <= sum(made) <= 2  # one that starts when the first has ended finds no lock, as it would find the entry
+
+
+def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "PATIENCE_S", 0.1)
+    store = Store("kernels", tmp_path)
+    with store.making(KEY) as first, store.making(KEY) as second:
+        assert not first
+        assert second
+
+
+@pytest.mark.parametrize("why", ["nothing is kept", "no folder can be made", "there are no locks"])
+def test_nobody_waits_where_nothing_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    folder = tmp_path / "cache"
+    if why == "nothing is kept":
+        monkeypatch.setenv("FUSEGEN_CACHE_SIZE", "0")
+    elif why == "no folder can be made":
+        folder.write_text("in the way")
+    else:
+        monkeypatch.setattr("filelock.FileLock.acquire", raises(NotImplementedError("flock")))
+    store = Store("kernels", folder)
+    with store.making(KEY) as first, store.making(KEY) as second:
+        assert not first
+        assert not second
+    assert why != "nothing is kept" or not folder.exists()
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    def call(*_: object, **__: object) -> Any:
+        raise error
+
+    return call

@@ -59,7 +59,8 @@ def working(place: Path) -> list[int]:
 def left(place: Path) -> list[str]:
     """What there is beside whole entries, and the cache's own books."""
     files = [path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()]
-    return [name for name in files if not name.startswith("cache/extensions/thing-any-") and name not in BOOKS]
+    books = (*BOOKS, "cache/.making-", "cache/extensions/thing-any-")
+    return [name for name in files if not name.startswith(books)]
 
 
 def compiler(place: Path, text: str) -> list[str]:

@@ -272,23 +272,27 @@ def build_kernel(
 def _provide(path: Path, key: LibraryKey, cache: Path | None, make: Callable[[Path], str | None]) -> str | None:
     """Have a library at `path`: this process's own, the cache's, or one made now. Gives the log of a failure."""
     store = Store("emulator", cache)
+
+    def kept() -> bytes | None:
+        return store.load(key, lambda facts, library: library)
+
     try:
         if path.exists():
             if not store.holds(key):  # evicted since
                 store.store(key, {}, path.read_bytes())
             return None
-        if (data := store.load(key, lambda facts, library: library)) is not None:
-            place(path, data)
-            return None
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder, path.name)
-            if (log := make(made)) is not None:
-                return log
-            data = made.read_bytes()
+        if (data := kept()) is None:
+            with store.making(key) as waited:
+                if not waited or (data := kept()) is None:
+                    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                        made = Path(folder, path.name)
+                        if (log := make(made)) is not None:
+                            return log
+                        data = made.read_bytes()
+                    store.store(key, {}, data)
     except OSError as error:
         raise no_room(error.strerror or str(error)) from error
     place(path, data)
-    store.store(key, {}, data)
     return None
 
 

@@ -10,6 +10,8 @@ Any number of processes may share a folder, on a network file system too, becaus
 - A file appears whole, under its name, by a rename; one that is damaged nevertheless is a miss, and is replaced.
 - A reader takes all bytes at once and works on those, so whoever removes a file fails nobody: at worst, somebody makes
   it again.
+- What is kept is run, so folders and files must belong to the user or root, and nobody else may write them: others are
+  not used, after one warning.
 - The cache is a help and no need: where it can't be written, everything is made anew, after one warning.
 
 cuda.core has a cache of its own, for what NVRTC made: bytes as they are, without a checksum. Here the compiler may be
@@ -25,6 +27,8 @@ from fusegen.storage.folders import (
     SIZE_VARIABLE,
     cache_bound,
     cache_root,
+    distrusted,
+    make_folder,
 )
 
 __all__ = [
@@ -40,6 +44,8 @@ __all__ = [
     "cache_bound",
     "cache_root",
     "clear",
+    "distrusted",
+    "make_folder",
     "make_room",
     "survey",
 ]

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusegen.storage.folders import KINDS, SIZE_VARIABLE, File, files
+from fusegen.storage.folders import FILE_MODE, KINDS, SIZE_VARIABLE, File, files
 
 log = logging.getLogger("fusegen.cache")
 
@@ -160,7 +160,7 @@ def removed(file: File) -> bool:
 @contextlib.contextmanager
 def turn(root: Path) -> Iterator[bool]:
     """Whether it is this process's turn to make a pass: nobody else makes one now."""
-    handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    handle = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,7 +180,7 @@ def replace_with(path: Path, data: bytes) -> None:
     No fsync: after a crash of the machine a file may be empty, and its checksum tells.
     """
     temporary = path.with_name(f".{uuid.uuid4().hex}.fusegen")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # the umask has its say
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
         with open(handle, "wb") as file:
             file.write(data)

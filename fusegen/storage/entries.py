@@ -2,10 +2,11 @@
 
 A file is data, never code to run on reading: a line of magic, a checksum, a line of JSON with the key and the facts,
 and the bytes as they are. What is read is checked: a file that is cut short, altered, of another format or another
-key's is a miss like one that is absent, and is replaced.
+key's is a miss like one that is absent, and is replaced. The checksum is against accidents; against other users stand
+the owner and the mode of the file, and of the folders it is in.
 
 The logger `fusegen.cache` says on DEBUG what was hit and what was missed, and why: what is different from the newest
-file of the same kernel and architecture. It says on WARNING, once, that nothing can be kept.
+file of the same kernel and architecture. It says on WARNING, once, that nothing can be kept, or that others may write.
 """
 
 from __future__ import annotations
@@ -19,18 +20,29 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fusegen.storage.bounds import make_room, replace_with
-from fusegen.storage.folders import FOLDER_VARIABLE, SIZE_VARIABLE, SUFFIXES, cache_bound, cache_root
+from fusegen.storage.folders import (
+    FILE_MODE,
+    FOLDER_VARIABLE,
+    SIZE_VARIABLE,
+    SUFFIXES,
+    cache_bound,
+    cache_root,
+    distrust,
+    distrusted,
+    make_folder,
+)
 
 log = logging.getLogger("fusegen.cache")
 
 MAGIC = b"fusegen cache 1\n"  # the number is the format's
 TOUCHED_S = 60  # an entry's last use is known to a minute: a write for every read would be dear on a network
+PATIENCE_S = 60  # with another process that makes the same; the slowest of them, a large product, takes 10 s
 IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 Read = TypeVar("Read")
 warned: set[Path] = set()  # roots of which this process has said that nothing can be kept there
@@ -76,6 +88,8 @@ class Store:
 
     def load(self, key: Key, read: Callable[[Mapping[str, Any], bytes], Read]) -> Read | None:
         """What `read` makes of the entry's facts and bytes; None on a miss. `read` may raise Damaged."""
+        if not self.trusted():
+            return None
         path = self.path(key)
         try:
             data, used = read_file(path)
@@ -107,8 +121,17 @@ class Store:
         touch(path, used)
         return True
 
+    def trusted(self) -> bool:
+        """Whether only this user and root can have written what the folders hold. Says once for each root if not."""
+        said = distrusted(self.root) or distrusted(self.folder)
+        if said:
+            self.warn(*said)
+        return said is None
+
     def store(self, key: Key, facts: Mapping[str, Any], payload: bytes) -> None:
         """Keep an entry, in place of what is there; `facts` are JSON values."""
+        if not self.trusted():
+            return
         data = pack(key, facts, payload)
         if len(data) > self.bound:
             log.debug("not stored: %s for %s: %d bytes are more than %s allows, which is %d",
@@ -118,20 +141,43 @@ class Store:
             write(self.path(key), data)
         except OSError as error:
             log.debug("not stored: %s for %s: %s", key.entry, key.arch, error)
-            self.warn(error)
+            in_the_way = error.filename2 or error.filename if error.errno in IN_THE_WAY else None
+            reason = f"{error.strerror}: {in_the_way}" if in_the_way else error.strerror
+            self.warn(
+                f"the cache in {self.root} can't be written: {reason}", f"name another folder in {FOLDER_VARIABLE}"
+            )
         else:
             make_room(self.root, self.bound, len(data))
 
-    def warn(self, error: OSError) -> None:
-        """Say once for each root and process that it keeps nothing."""
+    def warn(self, said: str, mend: str) -> None:
+        """Say once for each root and process why nothing is kept there, and what to do."""
         if self.root not in warned:
             warned.add(self.root)
-            in_the_way = error.filename2 or error.filename if error.errno in IN_THE_WAY else None
-            log.warning(
-                "the cache in %s can't be written: %s\n"
-                "  kernels work all the same, and are compiled anew each time; name another folder in %s",
-                self.root, f"{error.strerror}: {in_the_way}" if in_the_way else error.strerror, FOLDER_VARIABLE,
-            )  # fmt: skip
+            log.warning("%s\n  kernels work all the same, and are compiled anew each time; %s", said, mend)
+
+    @contextlib.contextmanager
+    def making(self, key: Key) -> Iterator[bool]:
+        """Make the entry for `key` while no other process does. Whether one did, so that it may be there by now.
+
+        Of fifty processes that start at once one runs the compiler, which takes 300 MB, and the others wait, for
+        `PATIENCE_S` at most. Where nothing is kept, or there are no locks, nobody waits. A lock is for all keys whose
+        digests begin alike, so that there are at most 256 files of locks.
+        """
+        with contextlib.ExitStack() as stack:
+            waited = False
+            if self.bound and self.trusted():
+                from filelock import FileLock, Timeout  # takes milliseconds
+
+                lock = FileLock(self.root / f".making-{key.digest[:2]}", mode=FILE_MODE)
+                with contextlib.suppress(OSError, NotImplementedError, Timeout):
+                    make_folder(self.root)
+                    try:
+                        stack.enter_context(lock.acquire(timeout=0))
+                    except Timeout:
+                        log.debug("%s for %s: another process makes it", key.entry, key.arch)
+                        waited = True
+                        stack.enter_context(lock.acquire(timeout=PATIENCE_S))
+            yield waited
 
     def note_absent(self, key: Key) -> None:
         if log.isEnabledFor(logging.DEBUG):
@@ -169,6 +215,8 @@ def read_file(path: Path) -> tuple[bytes, float]:
         facts = os.fstat(handle)
         if not stat.S_ISREG(facts.st_mode):
             raise Damaged("it is no file")
+        if reason := distrust(facts):
+            raise Damaged(reason)
         with open(handle, "rb", closefd=False) as file:
             return file.read(), facts.st_mtime
     finally:
@@ -179,7 +227,9 @@ def write(path: Path, data: bytes, attempts: int = 10) -> None:
     """Write a file whole, and its folders before it, which somebody may be removing at this moment. Raises OSError."""
     for attempt in range(1, attempts + 1):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.parent.exists():
+                make_folder(path.parent.parent)
+            make_folder(path.parent)
             replace_with(path, data)
         except FileNotFoundError:
             if attempt == attempts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ SUFFIXES = {  # of the entries of each kind, in a folder of its name
     "compilers": ".note",
     "extensions": ".extension",
 }
+FOLDER_MODE, FILE_MODE = 0o755, 0o644  # of what is made here, less the umask: nobody else may write it
 ENTRY = re.compile(rf"[\w-]+-[0-9a-f]{{64}}({'|'.join(map(re.escape, SUFFIXES.values()))})", re.ASCII)
 TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.fusegen")  # becomes an entry once it is whole
 
@@ -62,6 +64,39 @@ def cache_bound() -> int:
             f"{SIZE_VARIABLE}={text} is no size\n  write bytes, or K, M, G or T of them, as in 512M; 0 keeps nothing"
         )
     return int(float(found[1]) * UNITS[found[2]])
+
+
+def make_folder(folder: Path) -> None:
+    """Have a folder that nobody else may write, whatever the umask. Raises OSError."""
+    folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def distrust(facts: os.stat_result) -> str:
+    """Why another user may have chosen what a file or folder holds; empty where only its owner or root can have.
+
+    What the cache keeps is run, so what others may write there is not used.
+    """
+    if facts.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to user {facts.st_uid}"
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "other users may write to it"
+    return ""
+
+
+def distrusted(folder: Path) -> tuple[str, str] | None:
+    """Why `folder` is not used as a cache, and what to do about it; None where it may be, or is not there."""
+    try:
+        facts = folder.stat()
+    except OSError:
+        return None
+    if not (reason := distrust(facts)):
+        return None
+    ours = facts.st_uid in (os.geteuid(), 0)
+    mend = f"chmod go-w {folder}, or name another folder in {FOLDER_VARIABLE}"
+    return (
+        f"the cache in {folder} is not used: {reason}, and what a cache holds is run",
+        mend if ours else f"name another folder in {FOLDER_VARIABLE}",
+    )
 
 
 def files(root: Path) -> Iterator[File]:

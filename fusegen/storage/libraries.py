@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from fusegen.errors import CompileError, MissingError
-from fusegen.storage.entries import Key, Store
+from fusegen.storage.entries import PATIENCE_S, Key, Store
 
 LIMIT_S = 20  # of a compiler
 ALARM_S = LIMIT_S + 10  # of the process that started it, whatever it waits for
@@ -91,17 +91,27 @@ def keep(task: dict[str, Any]) -> None:
     """Compile, store the library whole, and write it to the one who waits, if there still is one."""
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, leave)
-    signal.alarm(ALARM_S)
-    with tempfile.TemporaryDirectory(prefix="fusegen-", ignore_cleanup_errors=True) as folder:
-        library = Path(folder, f"library{task['suffix']}")
-        try:
-            run([*task["command"], "-o", str(library)])
-        except CompileError as error:
-            sys.exit(str(error))
-        data = library.read_bytes()
-    Store("extensions").store(LibraryKey(**task["key"]), {}, data)
+    signal.alarm(PATIENCE_S + ALARM_S)
+    store, key = Store("extensions"), LibraryKey(**task["key"])
+    with store.making(key) as waited:
+        data = store.load(key, lambda facts, data: data) if waited else None
+        if data is None:
+            signal.alarm(ALARM_S)
+            data = compiled(task["command"], task["suffix"])
+            store.store(key, {}, data)
     with contextlib.suppress(OSError), open(1, "wb", closefd=False) as out:
         out.write(data)
+
+
+def compiled(command: Sequence[str], suffix: str) -> bytes:
+    """The library. Ends the process where the compiler refuses it."""
+    with tempfile.TemporaryDirectory(prefix="fusegen-", ignore_cleanup_errors=True) as folder:
+        library = Path(folder, f"library{suffix}")
+        try:
+            run([*command, "-o", str(library)])
+        except CompileError as error:
+            sys.exit(str(error))
+        return library.read_bytes()
 
 
 def leave(*_: object) -> NoReturn:
