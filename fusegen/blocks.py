@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusegen.dialect import all_of
 from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, staged_elements
 from fusegen.types import b8
@@ -36,10 +37,9 @@ class Blocks(Vectors):
     def block_guard(self) -> str:
         """When a block is worth a look: when all of it lies in the row."""
         width, cols = self.plan.tile.vector, self.plan.cols
-        parts = ["live"] if self.live() else []
         certain = (cols - width + 1) // width
         test = self.in_later_turns(f"col + {width} <= {cols}", certain, elements=certain < cols // width)
-        return " && ".join([*parts, test])
+        return all_of("live" * self.live(), test)
 
     def from_blocks(self, load: Load) -> str:
         """The vector at a block's columns, from memory."""
@@ -114,13 +114,13 @@ class Blocks(Vectors):
         """Which threads have a value that no vector holds; empty where there are no such values."""
         if not self.plan.tile.apart or all(stage.blocks_of for stage in self.plan.stages):
             return ""
-        return f"live && lane < {self.plan.tile.apart}" if self.live() else f"lane < {self.plan.tile.apart}"
+        return all_of("live" * self.live(), f"lane < {self.plan.tile.apart}")
 
     def single_read(self, load: Load, test: str, col: str, suffix: str) -> str:
         """One value of a tensor, zero where the thread has none or the row does not need it."""
         access = load.access
         ctype = self.ctype(access.dtype)
-        tests = " && ".join(filter(None, [test, f"{col} {load.until}" if load.until else ""]))
+        tests = all_of(test, f"{col} {load.until}" if load.until else "")
         text = f"{self.pointer(access)}[{col}]"
         return f"const {ctype} {access.name}{suffix} = {f'{tests} ? {text} : {self.zero(access)}' if tests else text};"
 

@@ -8,6 +8,7 @@ copy.
 from __future__ import annotations
 
 from fusegen.blocks import Blocks
+from fusegen.dialect import all_of
 from fusegen.planner.bulk import begins_anywhere, brought, bulk_loads
 from fusegen.planner.model import LINE_BYTES, Access, Load, Stage
 
@@ -36,7 +37,7 @@ class BulkRows(Blocks):
     def at_end(self, statement: str) -> str:
         """A statement for an element, where the row may end before it."""
         ragged = f"col + j < {self.cols}" if self.plan.cols % self.plan.tile.vector else ""
-        tests = " && ".join(filter(None, ["live" if self.together() else "", ragged]))
+        tests = all_of("live" * self.together(), ragged)
         return f"if ({tests}) {statement}" if tests else statement
 
     def element(self, load: Load, col: str = "col + j") -> str:

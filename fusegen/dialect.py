@@ -104,3 +104,18 @@ class Dialect:
 def choice(tests: Sequence[str], texts: Sequence[str]) -> str:
     """Each test's own text in one expression; the last one needs no test."""
     return " : ".join([*(f"{test} ? {text}" for test, text in zip(tests[:-1], texts[:-1], strict=True)), texts[-1]])
+
+
+def all_of(*tests: str) -> str:
+    """One test that passes where each of `tests` does; empty ones say nothing. What binds less tightly than && is
+    bracketed here, and tests are joined nowhere else, so that none of them can lose its neighbours."""
+    said = [test for test in tests if test]
+    return " && ".join(f"({test})" if len(said) > 1 and offers_choice(test) else test for test in said)
+
+
+def offers_choice(test: str) -> bool:
+    """Has it an `||` or a `?` outside of brackets?"""
+    inner = re.compile(r"\([^()]*\)")
+    while inner.search(test):
+        test = inner.sub("", test)
+    return "||" in test or "?" in test

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fusegen.dialect import CONSTANTS
+from fusegen.dialect import CONSTANTS, all_of
 from fusegen.planner.choosing import COMPARED, merged_room, most_ranked
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Statement
@@ -164,7 +164,7 @@ class SelectionSpeller(Speller):
     def team_guard(self) -> str:
         if not self.inside():
             return self.guard()
-        return f"live && {self.inside()}" if self.live() else self.inside()
+        return all_of("live" * self.live(), self.inside())
 
     def team_body(self) -> list[str]:
         lines = self.body(replace(self.last, reductions=(), stores=()), loads_first=True)
@@ -339,6 +339,7 @@ class SelectionSpeller(Speller):
             "wanted_at_most": want + want // ENOUGH,
             "noted_key": place if noted > 1 else f"slot * {warp} + lane_of_warp",
             "noted_col": self.col_of(vector),
+            "looks": all_of("place < vectors", "!late" * bool(chosen.groups), self.guard() * (chosen.note > 1)),
             "many_marks": MANY_MARKS,
             "col_of_v": self.col_of("v"),
             "first_col": last if chosen.note > 1 else "notes[place]",

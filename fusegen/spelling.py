@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.dialect import UNROLL
+from fusegen.dialect import UNROLL, all_of
 from fusegen.fetching import Fetching
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
@@ -150,12 +150,8 @@ class Speller(Fetching):
     def first_lane(self) -> str:
         """One thread a row writes what is one value a row."""
         tile = self.plan.tile
-        parts = ["live"] if self.live() else []
-        if tile.threads_per_row > 1:
-            parts.append("lane == 0")
-        if tile.col_tiles > 1:
-            parts.append(f"{self.tile()} % {tile.col_tiles} == 0")
-        return " && ".join(parts) or "true"
+        first_tile = f"{self.tile()} % {tile.col_tiles} == 0" if tile.col_tiles > 1 else ""
+        return all_of("live" * self.live(), "lane == 0" * (tile.threads_per_row > 1), first_tile) or "true"
 
     # ---- kept values
 
@@ -361,11 +357,9 @@ class Speller(Fetching):
         """What such a walk leaves over, a value a thread where a row has so many threads."""
         tile = self.plan.tile
         enough = 2 * (tile.vector - 1) <= tile.threads_per_row
-        tests = ["live"] if self.live() else []
-        if tile.col_tiles > 1:
-            tests.append(f"{self.tile()} % {tile.col_tiles} == 0")
+        first_tile = f"{self.tile()} % {tile.col_tiles} == 0" if tile.col_tiles > 1 else ""
         place = "lane" if enough else "i"
-        test = " && ".join([*tests, f"{place} < edge"])
+        test = all_of("live" * self.live(), first_tile, f"{place} < edge")
         lane, step = ("lane", f"i += {tile.threads_per_row}") if tile.threads_per_row > 1 else ("0", "++i")
         col = f"const int col = {place} < head ? {place} : {self.cols} - edge + {place};"
         reads = [self.single_read(load, "", "col", "_edge") for load in stage.loads if load.access.mode != "bulk"]

@@ -11,7 +11,7 @@ Most rows are written otherwise, see fusegen.blocks; where a GPU has bulk copies
 
 from __future__ import annotations
 
-from fusegen.dialect import Dialect
+from fusegen.dialect import Dialect, all_of
 from fusegen.planner.model import Access, Load, RowPlan, Stage
 from fusegen.planner.pieces import WORD_BYTES, stride_name
 
@@ -62,11 +62,11 @@ class Vectors(Dialect):
 
     def guard(self) -> str:
         """When a vector is worth a look."""
-        parts = ["live"] if self.tests_rows() else []
+        test = ""
         if self.plan.tail != "none":
             test = f"col < {self.cols if self.plan.flat else self.vector_cols}"
-            parts.append(self.in_later_turns(test, -(-self.vector_cols // self.plan.tile.vector)))
-        return " && ".join(parts)
+            test = self.in_later_turns(test, -(-self.vector_cols // self.plan.tile.vector))
+        return all_of("live" * self.tests_rows(), test)
 
     def whole(self) -> str:
         """When every element of a vector lies in the row; empty where they always do."""
@@ -87,7 +87,7 @@ class Vectors(Dialect):
             return test
         if vectors == turns * tile.threads_per_row and not elements:
             return f"v < {turns}"
-        return f"v < {turns} || {test}" if not self.tests_rows() else f"(v < {turns} || {test})"
+        return f"v < {turns} || {test}"
 
     def unrolled(self) -> bool:
         """Are all turns of a thread's loops laid out one after another?"""
@@ -159,7 +159,7 @@ class Vectors(Dialect):
         turns = max(0, vectors) // self.plan.tile.threads_per_row
         if self.plan.tile.col_tiles > 1 or not self.unrolled() or not turns:
             return test
-        return f"v >= {turns}" if test == "true" else f"v >= {turns} && {test}"
+        return all_of(f"v >= {turns}", "" if test == "true" else test)
 
     def kept_block(self, access: Access) -> str:
         """Where the block lies that a copied vector begins in: a warp has its own side by side, and one more behind."""

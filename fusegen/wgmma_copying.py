@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.dialect import Dialect, choice
+from fusegen.dialect import Dialect, all_of, choice
 from fusegen.planner.model import LINE_BYTES, Access, Load
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.wgmma import (
@@ -196,7 +196,7 @@ class CopySpeller(Dialect):
         pair = f"{name}_box + r8 * {8 * line} + ((n8 ^ lane / {4 * lines}) << 4)"
         first = ["i == 0"] * (tile.parts > 1) + ["chunk % 2 == 0"] * (plan.chunks > 1)
         last = [f"i == {tile.parts - 1}"] * (tile.parts > 1) + [
-            f"(chunk % 2 == 1 || chunk == {plan.chunks - 1})" if plan.chunks % 2 else "chunk % 2 == 1"
+            f"chunk % 2 == 1 || chunk == {plan.chunks - 1}" if plan.chunks % 2 else "chunk % 2 == 1"
         ] * (plan.chunks > 1)
         found = f"load<2>(reinterpret_cast<const {self.ctype(load.access.dtype)}*>({pair}))"
         return {
@@ -207,10 +207,14 @@ class CopySpeller(Dialect):
             "place": f"shared + {place}",
             "at": f"({own}{part}warp * {STAGED_ROWS} + lane / 4) * {line} + lane % 4 * 4",
             "call": f"inside ? {found} : {self.pair(load.access)}{{}}" if self.inside else found,
-            "first": " && ".join(first),
-            "last": "".join(f"{test} && " for test in last),
+            "first": all_of(*first),
+            "gives_back": all_of(*last, self.releasing()),
             "release": self.release(f"{name}_stage"),
         }
+
+    def releasing(self) -> str:
+        """Which lanes of a warp give a place back: one for each block that writes there."""
+        return f"lane < {self.tile.cluster}" if self.tile.cluster > 1 else "lane == 0"
 
     def release(self, stage: str) -> str:
         """Gives a place of the ring back, to all blocks that write there."""

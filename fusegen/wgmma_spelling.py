@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fusegen.dialect import all_of
 from fusegen.planner.model import Load, Reduction
 from fusegen.planner.wgmma import (
     ATOM_DEPTH,
@@ -399,7 +400,7 @@ class WgmmaSpeller(CopySpeller):
             "first_tile": self.first_tile,
             "this_tile": self.first_tile if tile.shares > 1 else "tile",
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
-            "releasing": f"lane < {tile.cluster}" if tile.cluster > 1 else "lane == 0",
+            "releasing": self.releasing(),
             "release": self.release("before"),
             "left": self.factor(plan.left, tile.left_bytes),
             "ways": self.ways(),
@@ -435,7 +436,7 @@ class WgmmaSpeller(CopySpeller):
     def span(self, number: int) -> Mapping[str, Any]:
         """What is brought for one span's tiles, and made of their sums."""
         span = self.plan.spans[number]
-        guard = " && ".join(filter(None, ["inside" * bool(self.inside), self.inside_row, self.inside_col(span)]))
+        guard = all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(span))
         loads, direct = [self.read(load, guard) for load in span.loads], self.direct(span)
         row_lines, element = self.row_lines(span), self.element(span)
         inside = " ".join([*element, *([guard] if direct else []), *(d["call"] for d in direct)])

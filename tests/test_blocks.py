@@ -1,5 +1,7 @@
 """Rows that start anywhere: which walks go by blocks, what is staged or taken singly, the same bits at every place."""
 
+# mypy: disable-error-code="valid-type"
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,13 +10,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fusegen import chain, dims, f32
+from fusegen import ops as F
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError
 from fusegen.planner import candidates
 from fusegen.planner.model import RowPlan
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
-from fusegen.targets import H200, MI300X, Target
+from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS
@@ -113,3 +117,20 @@ def test_all_threads_of_a_row_have_the_same_bits_of_what_is_one_value_a_row(
         first = np.asarray(kernel(rows))
         again = np.asarray(kernel(np.ascontiguousarray(rows[[1, 2, 3, 0]])))
         assert np.array_equal(again, first[[1, 2, 3, 0]])
+
+
+M, N = dims("M, N")
+
+
+@chain(M=6, N=13)
+def scaled_by_a_sum(x: f32[M, N], y: f32[M, N]) -> f32[M, N]:
+    return F.sum(y) * x
+
+
+def test_threads_without_a_row_write_nothing_whichever_the_candidate() -> None:
+    """A walk by blocks tests whether a thread has a row, and where the row ends: in some turns either of two things."""
+    found = [p for p in candidates(scaled_by_a_sum.graph, A100).plans if isinstance(p, RowPlan)]
+    assert {p.tile.rows_per_block > 1 and any(s.blocks_of for s in p.stages) for p in found} == {True, False}
+    for plan in found:
+        report = validate(kernel_of(plan), cases=["normal", "rows"])
+        assert report.ok, f"{plan.configuration}\n{report}"

@@ -15,6 +15,7 @@ import pytest
 from fusegen import chain, dims
 from fusegen import ops as F
 from fusegen.compiling import ptx
+from fusegen.dialect import all_of
 from fusegen.errors import MissingError
 from fusegen.graph import Graph
 from fusegen.planner import candidates, plan
@@ -131,9 +132,34 @@ def reads_like_code(made: Plan) -> None:
     assert not re.search(r"^( *)#pragma unroll.*\n(?!\1\S)", text, re.M), "what is unrolled stands below"
     inside = re.search(r"^( *)(?:for|if|while) .*\{(?:  //.*)?\n(?!\1  \S|#)", text, re.M)
     assert not inside, "what is in braces stands further right"
+    assert not (lines := mixing_tests(text)), f"{made.regime}: || binds less tightly than && in {lines}"
     assert not (found := unused(text)), f"{made.regime}: {found} is never used"
     for tensor in (*graph.inputs, *graph.outputs):
         assert re.search(rf"\b{tensor.name}\w*\b", text)
+
+
+def mixing_tests(text: str) -> list[str]:
+    """The lines in which && and || stand side by side, without brackets between them."""
+    found, inner = [], re.compile(r"\(([^()]*)\)")
+    for line in text.splitlines():
+        whole, parts = line.split("//")[0], []
+        while part := inner.search(whole):
+            parts.append(part[1])
+            whole = inner.sub("", whole, count=1)
+        found += [line for part in (*parts, whole) if "&&" in part and "||" in part]
+    return found
+
+
+def test_tests_are_joined_with_brackets(target: Target) -> None:
+    assert all_of("live", "v < 1 || col + 2 <= 13") == "live && (v < 1 || col + 2 <= 13)"
+    assert all_of("", "v < 1 || col + 2 <= 13") == "v < 1 || col + 2 <= 13"
+    assert all_of("(a || b)", "c < (d ? e : f)", "") == "(a || b) && c < (d ? e : f)"
+    assert mixing_tests("if (live && v < 1 || col + 2 <= 13) {")
+    for spec in ROWS.values():
+        for made in candidates(spec.graph.at(**sizes_at(spec.graph, 13)), target).plans:
+            assert not mixing_tests(render(made).text), made.configuration
+    joining = [file.name for file in Path("fusegen").rglob("*.py") if '" && ".join' in file.read_text()]
+    assert joining == ["dialect.py"]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda c: c.name)

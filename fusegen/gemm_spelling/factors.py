@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.dialect import UNROLL
+from fusegen.dialect import UNROLL, all_of
 from fusegen.gemm_spelling.words import GemmWords, Own
 from fusegen.planner.gemm import LANE_COLS
 from fusegen.planner.model import Access
@@ -167,7 +167,7 @@ class FactorSpeller(GemmWords):
         if partial:
             self.functions.add("within")
         text = f"within({partial})" if partial else str(self.plan.chunk)
-        return f"{' && '.join(tests)} ? {text} : 0" if tests else text
+        return f"{all_of(*tests)} ? {text} : 0" if tests else text
 
     def depth_text(self) -> str:
         if self.tile.shares > 1:

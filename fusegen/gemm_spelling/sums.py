@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fusegen.dialect import UNROLL
+from fusegen.dialect import UNROLL, all_of
 from fusegen.gemm_spelling.words import GemmWords, Own
 from fusegen.planner.gemm import Span
 from fusegen.planner.model import Access, Load, Store
@@ -241,7 +241,7 @@ class SumSpeller(GemmWords):
             "test": f"span == {number}" if self.several else "",
             "unroll": UNROLL if plan.run or ahead or places["passes"] <= 4 else f"{UNROLL} 4",
             "vector": vector,
-            "guard": " && ".join(guard),
+            "guard": all_of(*guard),
             "row_at": f"row0 + {self.tile_row()}",
             "vectors": [
                 {
