@@ -104,14 +104,6 @@ class BulkRows(Blocks):
 
     # ---- results
 
-    def gives_way(self, stage: Stage) -> bool:
-        """Do the walk's results take the place of rows that another warp may still be reading, or another thread of a
-        warp, whose reductions are no barrier?"""
-        behind_barrier = self.plan.tile.threads_per_row > self.plan.target.warp
-        if behind_barrier or not brought(self.plan.stages) or not any(store.staged for store in stage.stores):
-            return False
-        return not bulk_loads(self.plan.stages[self.plan.stages.index(stage) :])
-
     def leave_calls(self, stage: Stage) -> list[str]:
         """The statements that send off what the walk has written to shared memory."""
         staged = [store.access for store in stage.stores if store.staged and store.access.mode == "bulk"]

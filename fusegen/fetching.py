@@ -43,10 +43,9 @@ class Fetching(BulkRows):
 
     def before(self, stage: Stage) -> list[str]:
         """What a walk waits for. The first one that takes a fetched vector waits for all."""
-        if self.gives_way(stage):
-            return [f"{self.spelling.barrier}  // all have read what was brought"]
+        lines = [f"{self.spelling.barrier}  // all have read what was brought"] if stage.behind_barrier else []
         takes = (other for other in self.plan.stages if any(load.when == "fetched" for load in other.loads))
-        return ["wait_arrivals(arrivals);"] if stage is next(takes, None) else []
+        return [*lines, "wait_arrivals(arrivals);"] if stage is next(takes, None) else lines
 
     def fetching(self, stage: Stage) -> Mapping[str, Any]:
         """What the template of a walk prints of all this."""

@@ -1,23 +1,30 @@
 """Rows that come to shared memory and leave it by bulk copies: when, where they lie there, and that they are right."""
 
+# mypy: disable-error-code="valid-type"
+
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
 import pytest
 
+from fusegen import chain, dims
+from fusegen import ops as F
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError
+from fusegen.graph import Graph
 from fusegen.planner import candidates
-from fusegen.planner.bulk import bulk_loads, with_places
+from fusegen.planner.bulk import brought, bulk_loads, bulk_stores, place_bytes, with_places
 from fusegen.planner.model import LINE_BYTES, Layout, RowPlan, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.runtime.arguments import layout_needed
 from fusegen.runtime.arrays import ArrayView
-from fusegen.targets import A100, H200, MI300X, Target
-from fusegen.types import f16
+from fusegen.spec import Chain
+from fusegen.targets import A100, B200, H200, MI300X, Target
+from fusegen.types import DType, f16, f32
 from fusegen.validation import Report, validate
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS
@@ -93,7 +100,7 @@ def test_a_row_read_late_keeps_its_place() -> None:
     plan = plans("rmsnorm", 1027)[0]
     first, last = plan.stages
     late = replace(last, loads=(*last.loads, *bulk_loads((first,))))
-    stages, size = with_places((first, late), plan.tile, plan.cols)
+    stages, size = with_places((first, late), plan.tile, plan.cols, plan.target.warp)
     (store,) = stages[-1].stores
     assert store.offset_bytes == size // 2
 
@@ -170,3 +177,79 @@ def test_the_emulator_sees_what_is_missing(name: str, cols: int, per_row: int, l
     text, count = re.subn(line, "", source.text)
     assert count == 1
     assert not checked(replace(source, text=text), ["normal", "layout"]).ok
+
+
+M, N = dims("M, N")
+
+
+def in_two_walks(read: DType, first: DType, last: DType) -> Chain:
+    @chain(M=64, N=515)
+    def two(x: read[M, N]) -> tuple[first[M, N], last[M, N]]:
+        return x * 2.0, x + F.mean(x)
+
+    return two
+
+
+def in_three_walks(read: DType, late: DType, first: DType, second: DType, last: DType) -> Chain:
+    @chain(M=64, N=515)
+    def three(x: read[M, N], y: late[M, N]) -> tuple[last[M, N], first[M, N], second[M, N]]:
+        centered = x - F.mean(x)
+        return centered * F.rsqrt(F.mean(F.square(centered)) + 1e-3) + y, x * 2.0, centered
+
+    return three
+
+
+def bulk_plans(graph: Graph, gpu: Target) -> list[RowPlan]:
+    return [plan for plan in candidates(graph, gpu).plans if isinstance(plan, RowPlan) and plan.bulk]
+
+
+def test_what_lies_in_the_same_bytes_is_never_there_at_once() -> None:
+    """A row of halves leaves room for half a row of floats: results of several widths, stored by several walks."""
+    types, seen = (f16, f32), 0
+    chains = [in_two_walks(*those) for those in itertools.product(types, repeat=3)]
+    chains += [in_three_walks(*those) for those in itertools.product(types, repeat=5)]
+    for written, (cols, gpu) in itertools.product(chains, ((515, B200), (4097, H200))):
+        for plan in bulk_plans(written.graph.at(M=64, N=cols), gpu):
+            apart(plan)
+            seen += 1
+    assert seen > 300
+
+
+def apart(plan: RowPlan) -> None:
+    tile, stages = plan.tile, plan.stages
+    results = [
+        (number, store.offset_bytes, store.offset_bytes + place_bytes(store.access, tile, plan.cols))
+        for number, stage in enumerate(stages)
+        for store in bulk_stores(stage)
+        if store.staged
+    ]
+    for (_, at, end), (_, other, other_end) in itertools.combinations(results, 2):
+        assert end <= other or other_end <= at, f"{plan.configuration}: one result runs over another"
+    for name, access in brought(stages).items():
+        begins = next(load.offset_bytes for load in bulk_loads(stages) if load.access.tensor == name)
+        ends = begins + place_bytes(access, tile, plan.cols)
+        last = max(n for n, stage in enumerate(stages) if any(x.access.tensor == name for x in bulk_loads((stage,))))
+        for number, at, end in results:
+            if at < ends and begins < end:
+                assert last < number, f"{plan.configuration}: a result runs over {name}, which is still read"
+                between = stages[last:number]
+                meets = any(store.staged for stage in between for store in stage.stores)
+                meets |= any(stage.reductions for stage in between) and tile.threads_per_row > 32
+                assert meets or any(stage.behind_barrier for stage in stages[last + 1 : number + 1])
+        assert plan.shared_bytes >= max([ends, *(end for *_, end in results)])
+
+
+@pytest.mark.parametrize(
+    ("written", "gpu"),
+    [
+        (in_two_walks(f16, f16, f32), H200),  # the floats need more room than the halves that were brought leave
+        (in_three_walks(f16, f16, f32, f16, f32), B200),
+    ],
+    ids=["two", "three"],
+)
+def test_results_of_several_walks_and_widths_are_right(written: Chain, gpu: Target) -> None:
+    found = bulk_plans(written.graph, gpu)
+    assert len({plan.tile.rows_per_block > 1 for plan in found}) == 2
+    for plan in found:
+        report = checked(render(plan), ["normal"])
+        assert report.ok, f"{plan.configuration}\n{report}"

@@ -82,7 +82,7 @@ def assemble(
     copies = copies and all_whole(stages, graph.cols - tile.apart)
     room = target.shared_bytes - 4 * slots * parts * (2 if rolling else 1)
     if draft.bulk:
-        stages, shared = with_places(stages, tile, graph.cols)
+        stages, shared = with_places(stages, tile, graph.cols, target.warp)
     else:
         stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_shared, copies)
     moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)

@@ -12,7 +12,8 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 
 from fusegen.planner.model import LINE_BYTES, Access, Load, Stage, Store, Tile
 from fusegen.planner.pieces import VECTOR_BYTES
@@ -39,46 +40,80 @@ def bulk_loads(stages: Iterable[Stage]) -> list[Load]:
     return [load for stage in stages for load in stage.loads if load.access.mode == "bulk"]
 
 
-def with_places(stages: Sequence[Stage], tile: Tile, cols: int) -> tuple[tuple[Stage, ...], int]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes of shared memory, from `at` to `end`. A walk behind `last`, the last one that uses them, may have them."""
+
+    at: int
+    end: int
+    last: float
+
+    def overlaps(self, other: Place) -> bool:
+        return self.at < other.end and other.at < self.end
+
+
+def with_places(stages: Sequence[Stage], tile: Tile, cols: int, warp: int) -> tuple[tuple[Stage, ...], int]:
     """The walks with the places of what they read and write, and the bytes of shared memory that all of it takes.
 
-    What is written once no walk reads what was brought takes that one's place: between two walks all threads of a row
-    have met. A walk that may take any columns, and writes blocks of 16 bytes, goes by those and needs no place.
+    A result may lie where a tensor was brought that no walk reads any more, its own walk included; a barrier stands
+    between the last one that does and its own. No two results share a byte: copies may be on their way out of a place
+    until the kernel ends. The last walk's are placed first, which have the most to choose from.
+
+    A walk that may take any columns, and writes blocks of 16 bytes, goes by those and needs no place.
     """
-    starts: dict[str, int] = {}
-    end = 0
+    places: dict[str, Place] = {}
     for name, access in brought(stages).items():
-        starts[name] = end
-        end += place_bytes(access, tile, cols)
-    found = []
-    again = 0  # from where on what was brought has been given up
+        at = max((place.end for place in places.values()), default=0)
+        last = max(number for number, stage in enumerate(stages) if name in brought((stage,)))
+        places[name] = Place(at, at + place_bytes(access, tile, cols), last)
+    for number, stage in reversed(list(enumerate(stages))):
+        for store in () if by_blocks(stage) else bulk_stores(stage):
+            taken = [place for place in places.values() if place.last >= number]
+            places[store.access.tensor] = lowest(place_bytes(store.access, tile, cols), taken)
+
+    def placed(store: Store) -> Store:
+        at = places.get(store.access.tensor) if store.access.mode == "bulk" else None
+        return replace(store, staged=True, offset_bytes=at.at) if at else store
+
+    found: list[Stage] = []
     for number, stage in enumerate(stages):
         loads = tuple(
-            replace(load, offset_bytes=starts[load.access.tensor]) if load.access.mode == "bulk" else load
+            replace(load, offset_bytes=places[load.access.tensor].at) if load.access.mode == "bulk" else load
             for load in stage.loads
         )
-        if by_blocks(stage):
-            name = next(store.access.name for store in stage.stores if store.access.mode == "bulk")
-            found.append(replace(stage, loads=loads, blocks_of=name))
-            continue
-        stores: list[Store] = []
-        for store in stage.stores:
-            if store.access.mode != "bulk":
-                stores.append(store)
-                continue
-            size = place_bytes(store.access, tile, cols)
-            if bulk_loads(stages[number:]):
-                at, end = end, end + size
-            else:
-                at, again = again, again + size
-            stores.append(replace(store, staged=True, offset_bytes=at))
-        found.append(replace(stage, loads=loads, stores=tuple(stores)))
-    return tuple(found), max(end, again)
+        stores = tuple(map(placed, stage.stores))
+        blocks_of = bulk_stores(stage)[0].access.name if by_blocks(stage) else stage.blocks_of
+        own = [places[store.access.tensor] for store in stores if store.staged]
+        before = [place for place in places.values() if place.last < number and any(map(place.overlaps, own))]
+        met = all(met_since(found[int(place.last) :], tile, warp) for place in before)
+        found.append(replace(stage, loads=loads, stores=stores, blocks_of=blocks_of, behind_barrier=not met))
+    return tuple(found), max((place.end for place in places.values()), default=0)
+
+
+def lowest(size: int, taken: Iterable[Place]) -> Place:
+    """The first place of so many bytes beside those taken, for good."""
+    found = Place(0, size, inf)
+    for place in sorted(taken, key=lambda place: place.at):
+        if found.overlaps(place):
+            found = Place(place.end, place.end + size, inf)
+    return found
+
+
+def met_since(walks: Sequence[Stage], tile: Tile, warp: int) -> bool:
+    """Have all threads of a block met behind the first walk's reads, when the last one is done? For a reduction across
+    warps, for a row that is complete before it leaves, or before a later walk; a warp's reductions are no barrier."""
+    across_warps = tile.threads_per_row > warp
+    ends = any((walk.reductions and across_warps) or any(store.staged for store in walk.stores) for walk in walks)
+    return ends or any(walk.behind_barrier for walk in walks[1:])
+
+
+def bulk_stores(stage: Stage) -> list[Store]:
+    return [store for store in stage.stores if store.access.mode == "bulk"]
 
 
 def by_blocks(stage: Stage) -> bool:
     """May the walk's threads take any columns, and does a vector of each of its results fill 16 bytes?"""
     bound = stage.reductions or stage.keeps or stage.takes
-    stores = [store.access for store in stage.stores if store.access.mode == "bulk"]
+    stores = [store.access for store in bulk_stores(stage)]
     fills = all(access.vector * access.dtype.bytes == VECTOR_BYTES for access in stores)
     return bool(stores) and not bound and fills

@@ -189,6 +189,7 @@ class Stage:
     rest_body: tuple[Statement, ...] = ()  # what they are, once a row, before the walk
     backward: bool = False  # from the row's end: what the last walk read last is the likeliest to be in a cache
     blocks_of: str = ""  # an output whose aligned blocks are the walk's vectors; else the row's first column begins one
+    behind_barrier: bool = False  # it writes where others may still be reading: all threads of the block meet before it
     late: bool = False  # reads each vector where it is used, where registers would hold all of a thread's before
 
     @property
