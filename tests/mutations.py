@@ -366,9 +366,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("Welford merge without counts", "halves weigh alike whatever they hold", LN_STREAM,
              r"all > 0\.0f \? other_count / all : 0\.0f", "0.5f"),
     mutation("Welford merge without the cross term", "the means' distance is left out", LN_STREAM,
-             r" \+ delta \* delta \* count \* share", ""),
+             r" \+ delta \* count \* \(delta \* share\)", ""),
     mutation("Welford with the old mean twice", "delta squared for delta times the new one", LN_STREAM,
-             r"delta \* \(x - mean\)", "delta * delta"),
+             r"delta \* \(delta - step\)", "delta * delta"),
     # ---- barriers
     mutation("barrier dropped", "parts are read before they are written", LN, r"  __syncthreads\(\);\n", ""),
     mutation("barrier moved up", "parts are written after the barrier", LN_SHARED,

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fusegen import bf16, chain, dims, f16, f32
 from fusegen import ops as F
-from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.emulator import EmulatorUnavailable, compiler, toolchain
 from fusegen.errors import NoPlan
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source
@@ -65,3 +66,41 @@ def test_they_are_right(spec: Chain, name: str) -> None:
 def test_a_product_of_one_column_of_row_values_is_refused(name: str) -> None:
     with pytest.raises(NoPlan, match=r"gemm: the left factor is computed .* write x \* w in place of x @ w"):
         candidates(outer.graph, target(name)).need()
+
+
+def no_variant(layout: Layout) -> tuple[Source, None]:
+    raise AssertionError(f"the arrays fit the plan, and {layout} was asked for")
+
+
+@chain(M=6, N=257)
+def of_products(x: f32[M, N]) -> f32[M, 1]:
+    return F.var(x * 3.0)
+
+
+@pytest.mark.parametrize("fuses", ["off", "fast"])
+@pytest.mark.parametrize("name", ["cuda:a100", "hip:mi300x"])
+def test_no_variance_is_negative_however_products_are_fused(
+    name: str, fuses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """x * 3 - mean may be one rounding or two, as a GPU's compiler likes: what a row of one value leaves of it is
+    nothing, or the square of that rounding. A thread without values is part of it too: the square of what is far from
+    its mean of 0 would be infinite."""
+    try:
+        compiler()
+    except EmulatorUnavailable as error:
+        pytest.skip(f"the emulator can't run here: {error}")
+    monkeypatch.setattr(toolchain, "_COMMON", (*toolchain._COMMON, f"-ffp-contract={fuses}"))
+    gpu, cols = target(name), 257
+    rows = np.repeat(np.float32([[1.1], [-777.7], [23456.7], [3e-5], [0.0], [1e17]]), cols, 1)
+    plans = [plan for plan in candidates(of_products.graph, gpu).plans if isinstance(plan, RowPlan)]
+    online = [plan for plan in plans if plan.stages[0].reductions[0].kind == "welford"]
+    assert online
+    for plan in online:
+        kernel = Kernel(render(plan), None, devices.find(gpu, "emulator"), no_variant)
+        found = np.asarray(kernel(rows))
+        assert np.all(found >= 0), plan.configuration
+        assert np.all(found <= (2.0**-23 * 3 * rows[:, :1]) ** 2), plan.configuration
+        assert fuses == "fast" or not found[:-1].any(), plan.configuration
+        assert np.all(np.asarray(kernel(np.full_like(rows, 1e20)))[:, 0] < 1e33), "no NaN"
+        report = validate(kernel, cases=["normal", "constant"])
+        assert report.ok, f"{plan.configuration}\n{report}"

@@ -16,9 +16,10 @@ u * (K sum|x| + 6 sum|delta|), and |delta| summed is at most (1 + H_K) * sum|x -
 first, whose delta is exact. A merge of counts n_a <= n_b costs u|mean| + 8u|delta| * share, and n_b|delta| is at most
 n_b / n_a times what the deviations of both sides sum to: the vector width at the row's end, about 1 elsewhere.
 
-*welford*, the squared deviations Q. Every product delta * delta' rounds thrice, every addition once: 4 D u Q. The
-running mean is off by at most R = u * min(K * max|x|, sum|x|): 4 R sum|x - mean|. The mean's own error at the end comes
-in through the graph, as for any other chain.
+*welford*, the squared deviations Q. Every product delta * (delta - step) rounds thrice, and the step in it by
+5u / (k - 1), but not where it is half of delta; every addition once: 4 D u Q. The running mean is off by at most
+R = u * min(K * max|x|, sum|x|): 4 R sum|x - mean|. The mean's own error at the end comes in through the graph, as for
+any other chain.
 """
 
 from __future__ import annotations
