@@ -26,8 +26,9 @@ HIP_HEADERS = "#include <hip/hip_runtime.h>\n#include <hip/hip_fp16.h>\n#include
 
 
 def run(
-    body: str, *arrays: Array, warp: int = 32, threads: int = 64, before: str = "", check: bool | None = None
-) -> None:
+    body: str, *arrays: Array, warp: int = 32, threads: int = 64, before: str = "", check: bool | None = None,
+    contract: bool = False,
+) -> None:  # fmt: skip
     """Run `body` in one block. The arrays are a, b, c, ... in it; all may be written."""
     c_types = {
         "float32": "float", "float64": "double", "int32": "int", "uint32": "unsigned", "int64": "long long",
@@ -38,7 +39,7 @@ def run(
     parameters = ", ".join(f"{c_types[array.dtype.name]}* {name}" for name, array in zip(names, arrays, strict=True))
     source = f'{before}extern "C" __global__ void kernel({parameters}) {{\n  const int i = threadIdx.x;\n{body}\n}}\n'
     check = toolchain.can_check() if check is None else check
-    kernel = build(source, "kernel", warp=warp, check=check, filename="dialect.cu")
+    kernel = build(source, "kernel", warp=warp, check=check, filename="dialect.cu", contract=contract)
     buffers = [
         Buffer(n, array.ctypes.data, array.ctypes.data, array.nbytes) for n, array in zip(names, arrays, strict=True)
     ]
@@ -224,17 +225,20 @@ def test_special_values() -> None:
     assert np.signbit(out[15])
 
 
-def test_rounded_intrinsics_are_no_part_of_a_fused_multiply_add() -> None:
+@pytest.mark.parametrize("contract", [False, True])
+def test_products_and_sums_are_fused_where_the_text_or_the_build_says_so(contract: bool) -> None:
+    """And rounded intrinsics never are."""
     x = np.array([1 + 2.0**-12], np.float32)
-    out = np.zeros(3, np.float32)
+    out = np.zeros(4, np.float32)
     for check in (False, toolchain.can_check()):
         run("""  float rounded = __fmul_rn(a[0], a[0]);
           if (i == 0) {
             b[0] = __fadd_rn(a[0] * a[0], -rounded);
             b[1] = __fmul_rn(a[0], a[0]) - rounded;
             b[2] = fmaf(a[0], a[0], -rounded);
-          }""", x, out, check=check)  # fmt: skip
-        assert out.tolist() == [0, 0, 2.0**-24]
+            b[3] = a[0] * a[0] - rounded;
+          }""", x, out, check=check, contract=contract)  # fmt: skip
+        assert out.tolist() == [0, 0, 2.0**-24, 2.0**-24 if contract else 0]
 
 
 def test_bits_and_integers() -> None:

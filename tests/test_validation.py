@@ -299,6 +299,26 @@ def test_a_chain_that_blows_unit_scale_up_is_checked_at_a_gentle_one() -> None:
     assert report.cases[1].bounded == 1
 
 
+def test_a_full_validation_shows_what_depends_on_fused_multiply_adds() -> None:
+    graph = SPECS["rmsnorm"].with_dtype(f32).graph.at(N=100)
+    clipped = "const float z = fminf(fmaxf(x_row[col], -1.0f), 1.0f)"
+    rest = "1e4f * ((z + 2.0f * z) - z * 3.0f)"  # 0, unless the product is fused with the difference
+    edit = f"const float x = =>{clipped}; const float x = {rest} + "
+    kernel = emulated(graph, edit=edit)
+    assert validate(kernel, quick=True).ok
+    assert {case.name for case in validate(kernel).cases if not case.ok} == {"contracted"}
+    assert validate(emulated(graph), cases=["contracted"]).cases[0].ok
+
+
+@pytest.mark.parametrize("cols", [191, 257])
+def test_the_variance_of_a_constant_row_that_is_scaled_on_its_way(cols: int, target: Target) -> None:
+    @chain(M=4, N=191)
+    def scaled(x: f32[M, N]) -> f32[M, 1]:
+        return F.var(x * 3.0)
+
+    validate(emulated(scaled.graph.at(N=cols), target), quick=True, cases=["constant"]).raise_for_error()
+
+
 def test_the_reference_text_is_what_counts() -> None:
     kernel = emulated(SPECS["rmsnorm"].graph.at(N=8))
     wrong = replace(kernel.source, reference=kernel.source.reference.replace("1e-06", "1e-01"))

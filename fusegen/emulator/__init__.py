@@ -9,6 +9,8 @@ block is a fiber, warps are 32 or 64 wide, blocks go over worker threads (runtim
     check   one worker, and every memory access is judged against shadow memory. 1.5 to 6 times the time of one worker
             of the fast build.
 
+Either rounds each operation by itself, or, with `contract`, fuses products with sums (toolchain.py says why).
+
 A broken rule ends the launch with a KernelFault that names the line of the emitted source, the block and the thread.
 Its kinds, by the build that finds them:
 

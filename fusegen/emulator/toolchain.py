@@ -8,6 +8,13 @@ Which compiler makes which build:
     fast    g++ 12 or later, clang++ 15 or later, `python -m ziglang c++`
     check   g++ only. Clang's -fsanitize=thread splits a struct copy into its members, and its -fsanitize=alignment does
             not look at such copies, so a misaligned vector access would pass unnoticed (seen with clang 19 and 22).
+
+Either build comes in two arithmetics. By default each operation of the text rounds once, as it is written, and only
+what says fmaf is fused. With `contract`, products that are added become fused multiply-adds wherever the compiler can
+do it. Which of them a GPU's compiler fuses is its own choice: NVRTC mostly those that one sum alone uses, AMD's also
+one that several use, g++ one of which every use is a sum; another version may choose otherwise. So no setting of a host
+compiler stands for them, and a kernel is right only if it is right in both arithmetics, which lie at the two ends. The
+plain one is the default: it follows from the text, and is the same on every machine.
 """
 
 from __future__ import annotations
@@ -43,12 +50,11 @@ INSTALL_HINT = "install one with `apt install g++` (both builds) or `pip install
 _OLDEST = {"gcc": 12, "clang": 15}  # the first with -ftrivial-auto-var-init and, on x86-64, _Float16 in C++
 
 # - C++17: what NVRTC and hiprtc default to.
-# - Contraction to fused multiply-add: the default of both GPU compilers, so it is on here too. No -ffast-math;
-#   denormals are kept, as on the device.
+# - No -ffast-math; denormals are kept, as on the device.
 # - -fno-finite-loops: an endless loop must stay one.
 # - The pattern in locals: a read of one that nothing has written gives the same nonsense every time.
-_COMMON = ("-std=c++17", "-fPIC", "-g1", "-w", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast",
-           "-fno-finite-loops", "-fno-strict-aliasing", "-fno-exceptions", "-U_FORTIFY_SOURCE",
+_COMMON = ("-std=c++17", "-fPIC", "-g1", "-w", "-fvisibility=hidden", "-fno-math-errno", "-fno-finite-loops",
+           "-fno-strict-aliasing", "-fno-exceptions", "-U_FORTIFY_SOURCE",
            "-ftrivial-auto-var-init=pattern")  # fmt: skip
 _FAST = ("-O2",)
 # - -O1 and no -sra: one access of the machine per access of the source, a vector's as a whole.
@@ -239,19 +245,21 @@ def build_runtime(found: Compiler, *, check: bool, cache: Path | None, extra: Se
 
 
 def build_kernel(
-    text: str, *, entry: str, warp: int, check: bool, cache: Path | None, extra: Sequence[str] = (),
-    runtime: Path | None = None,
+    text: str, *, entry: str, warp: int, check: bool, cache: Path | None, contract: bool = False,
+    extra: Sequence[str] = (), runtime: Path | None = None,
 ) -> tuple[Path, str | None]:  # fmt: skip
     """Compile `text`, which ends with SIMT_EXPORT; gives the library and, if the compiler refused, its log.
 
-    `cache` None is the user's. Raises EmulatorUnavailable without a compiler, and where there is no room to build.
+    `contract`: with fused multiply-adds. `cache` None is the user's. Raises EmulatorUnavailable without a compiler, and
+    where there is no room to build.
     `extra` compiler flags and another `runtime`, which must lie in the workplace, are for the emulator's own tests.
     """
     found = compiler_for(check=check)
     beside = runtime or build_runtime(found, check=check, cache=cache)
-    flags = [*_COMMON, *_machine_flags(), *(_CHECK if check else _FAST), f"-DSIMT_WARP={warp}", *extra]
+    arithmetic = f"-ffp-contract={'fast' if contract else 'off'}"
+    flags = [*_COMMON, arithmetic, *_machine_flags(), *(_CHECK if check else _FAST), f"-DSIMT_WARP={warp}", *extra]
     link = [*_LINK, *(_NO_LIBSTDCXX if found.family == "gcc" else ())]
-    build = f"warp {warp}, {'checking' if check else 'fast'}"
+    build = f"warp {warp}, {'checking' if check else 'fast'}{', contracting' if contract else ''}"
     key = LibraryKey(entry, build, _digest(text.encode()), found.version, " ".join([*flags, *link]), _processor(),
                      _digest(_headers().encode(), beside.name.encode()))  # fmt: skip
     path = workplace() / f"kernel_{key.digest[:24]}.so"

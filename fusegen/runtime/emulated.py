@@ -24,7 +24,8 @@ VALUES: Mapping[DType, Any] = {f32: ctypes.c_float, i32: ctypes.c_int}
 
 
 class EmulatorDevice(Device):
-    """Runs sources for `target` on the CPU; with `check`, races and stray accesses are errors.
+    """Runs sources for `target` on the CPU; with `check`, races and stray accesses are errors, with `contract`,
+    products that are added become fused multiply-adds.
 
     `seed` picks the order in which warps run, `timeout_s` stops a kernel that hangs, `workers` is the number of CPU
     threads (None: the emulator's choice). They may be changed between launches.
@@ -34,21 +35,29 @@ class EmulatorDevice(Device):
     place = CPU
     asynchronous = False
 
-    def __init__(self, target: Target, *, check: bool = True, seed: int = 0, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, target: Target, *, check: bool = True, contract: bool = False, seed: int = 0, timeout_s: float = 60.0
+    ) -> None:
         self.target = target
         self.check = check
+        self.contract = contract
         self.seed = seed
         self.timeout_s = timeout_s
         self.workers: int | None = None
         self.name = "emulator" if check else "emulator (fast build)"
         self.arch = target.arch
 
+    def contracting(self) -> EmulatorDevice:
+        """The same with fused multiply-adds."""
+        return EmulatorDevice(self.target, check=self.check, contract=True, seed=self.seed, timeout_s=self.timeout_s)
+
     def load(self, source: Source, binary: Binary | None) -> Loaded:
         from fusegen import emulator
 
         kernel = emulator.build(
-            source.text, source.plan.name, warp=self.target.warp, check=self.check, filename=source.filename
-        )
+            source.text, source.plan.name, warp=self.target.warp, check=self.check, contract=self.contract,
+            filename=source.filename,
+        )  # fmt: skip
         return EmulatedLoaded(self, kernel, source)
 
     def at(self, ordinal: int) -> EmulatorDevice:

@@ -26,6 +26,7 @@ from fusegen.reference import load_reference
 from fusegen.runtime import Kernel
 from fusegen.runtime.arguments import turnable
 from fusegen.runtime.devices import Device
+from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.kernel import need_kernel
 from fusegen.types import Dim, f32, size_of
 from fusegen.validation.accumulation import How, accumulations
@@ -43,6 +44,7 @@ from fusegen.validation.patterns import (
     PATTERNS,
     SETTINGS,
     UNIT_SETTING,
+    Pattern,
     Setting,
     by_tf32,
     patterns_for,
@@ -88,11 +90,11 @@ def validate(
     """Check `kernel` against the reference generated from its graph.
 
     `quick` is what every first build gets: a ragged launch, malicious rows, repetition and row independence; of a
-    kernel on a GPU also one launch in the checking emulator, where g++ can build it.
-    Otherwise row counts around the tile's edges (or `rows`), layouts and shared operands vary too. `cases` keeps only
-    those named: patterns ("nan"), or groups ("rows", "layout", "again", "apart", "emulated"). A kernel that is caught
-    by the emulator or refused by a driver fails its case; nothing is raised for a wrong kernel. Raises RequestError for
-    what is no kernel, no seed or no number of rows.
+    kernel on a GPU also one launch in the checking emulator, where g++ can build it. Otherwise row counts around the
+    tile's edges (or `rows`), layouts and shared operands vary too, and the emulator also runs the kernel with products
+    and sums fused. `cases` keeps only those named: patterns ("nan"), or groups ("rows", "layout", "again", "apart",
+    "contracted", "emulated"). A kernel that is caught by the emulator or refused by a driver fails its case; nothing is
+    raised for a wrong kernel. Raises RequestError for what is no kernel, no seed or no number of rows.
     """
     need_kernel(kernel, "validate")
     for what, number in (("seed", seed), *(("rows", count) for count in rows or ())):
@@ -105,6 +107,7 @@ def validate(
     if not quick:
         for setting in SETTINGS[1:]:
             checks.malice(most, 1, setting)
+        checks.contracted(most)
         for count in row_counts(kernel.plan, most) if rows is None else rows:
             checks.rows(count)
         for name in ARRANGEMENTS:
@@ -297,15 +300,31 @@ class Checks:
         patterns = [p for p in patterns_for(self.graph) if self.wants(p.name) or p is NORMAL]
         if self.wanted is not None and len(patterns) == 1:
             return
-        usual = setting is USUAL
-        listed = patterns[1:] if usual else patterns  # the ragged launch was all normal rows
-        count = max(2, min(max(len(listed) * times, self.deep()), most_rows(self.plan, most)))
-        groups = [listed] if len(self.graph.shape) > 1 else [[p] for p in listed]  # of one axis: no rows to mix
+        if setting is USUAL:  # the ragged launch was all normal rows
+            self.side_by_side("malice", setting.reason, patterns[1:], most, times, setting, each=True)
+        else:
+            self.side_by_side(f"shared: {setting.name}", setting.reason, patterns, most, times, setting)
+
+    def contracted(self, most: int) -> None:
+        """Rows of every pattern once more, in the emulator's other arithmetic (`fusegen.emulator.toolchain`)."""
+        device = self.kernel.device
+        if not isinstance(device, EmulatorDevice) or device.contract or not self.wants("contracted"):
+            return
+        reason = "products and sums fused wherever a compiler may: which ones are is the choice of each GPU's compiler"
+        fused = Kernel(self.kernel.source, self.kernel.binary, device.contracting(), self.kernel.make_variant)
+        self.side_by_side("contracted", reason, patterns_for(self.graph), most, 1, USUAL, kernel=fused)
+
+    def side_by_side(
+        self, name: str, reason: str, patterns: Sequence[Pattern], most: int, times: int, setting: Setting,
+        each: bool = False, kernel: Kernel | None = None,
+    ) -> None:  # fmt: skip
+        """A launch with rows of all `patterns`; of a chain of one axis, whose rows can't be mixed, one for each."""
+        count = max(2, min(max(len(patterns) * times, self.deep()), most_rows(self.plan, most)))
+        groups = [patterns] if len(self.graph.shape) > 1 else [[p] for p in patterns]
         for group in groups:
             sizes = flat_sizes(self.plan, len(group)) if self.plan.flat else sizes_for(self.plan, count)
-            name = "malice" if usual else f"shared: {setting.name}"
             operands = make_operands(self.plan, sizes, self.rng(f"{name} {group[0].name}"), group, setting)
-            self.launch_case(name, setting.reason, operands, each=usual)
+            self.launch_case(name, reason, operands, each=each, kernel=kernel)
 
     def rows(self, count: int) -> None:
         if self.wants("rows") and free_dims(self.plan, self.plan.flat):
@@ -380,10 +399,10 @@ class Checks:
 
     def launch_case(
         self, name: str, reason: str, operands: Operands, arranged: Mapping[str, Arrangement] | None = None,
-        each: bool = False,
+        each: bool = False, kernel: Kernel | None = None,
     ) -> list[Array] | None:  # fmt: skip
         """Launch, judge, and note a case (with `each`, one for every pattern); the outputs, if they could be judged."""
-        outputs, problem = self.launch(operands, arranged)
+        outputs, problem = self.launch(operands, arranged, kernel)
         text = operands.text(self.graph)
         if not outputs:
             self.found.append(Case(name, reason, text, problem=problem))
