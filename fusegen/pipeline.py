@@ -174,9 +174,9 @@ def compile(
     `target` names a GPU ("cuda:h200", "hip:gfx90a"); without one, the GPU present, else cuda:h200. `on` says what
     runs it: "gpu", "emulator", or "auto" (a matching GPU if there is one). The first build is validated against the
     generated reference; the verdict is kept with the cached binary. A candidate that fails is reported by a warning,
-    and the next one is tried. Raises ValidationError rather than hand out a kernel that failed; with `validate=False`
-    it comes unproven, with None as its `kernel.report`. With `tuned=False` nothing that was measured has a say in which
-    candidate it is.
+    and the next one is tried. Raises ValidationError rather than hand out a kernel that failed, and RequestError where
+    no input would show whether it is right; with `validate=False` it comes unproven, with None as its `kernel.report`.
+    With `tuned=False` nothing that was measured has a say in which candidate it is.
     """
     graph = graph_of(chain)
     chosen = choose_target(target)
@@ -199,6 +199,8 @@ def compile(
         if not validate:
             return kernel
         kernel.report = proven(kernel)
+        if kernel.report.unjudged:
+            raise RequestError(f"{graph.name}: {kernel.report.unjudged}")
         if kernel.report.ok:
             return kernel
         failure = failure or f"{graph.name} on {chosen} failed its validation\n{kernel.report}"

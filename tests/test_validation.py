@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import b8, chain, dims, f16, f32, i32
+from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, RequestError, ValidationError
@@ -278,25 +278,70 @@ def test_a_result_that_depends_on_other_rows_is_found() -> None:
 
 def test_a_check_that_proves_nothing_fails() -> None:
     @chain(M=4, N=8)
-    def blown(x: f32[M, N]) -> f32[M, N]:
-        """Beyond f32 for most x."""
-        return F.exp(F.exp(abs(x) * 100.0))
+    def nothing(x: f32[M, N]) -> tuple[f32[M, N], f32[M, N]]:
+        """Deviations from the mean add up to rounding errors, and nothing else."""
+        deviation = x - F.mean(x)
+        return deviation, deviation / F.sum(deviation)
 
-    report = validate(emulated(blown.graph), quick=True)
-    assert [case.name for case in report.cases if "proves little" in case.problem] == ["gentle"]
+    report = validate(emulated(nothing.graph), quick=True)
+    assert [case.name for case in report.cases if not case.ok] == ["judged"]
+    assert {"normal", "gentle", "steady"} <= {case.name for case in report.cases}
+    refusal = "out1 can't be validated: no input leaves more than 0% of it with an error bound"
+    for raises in (report.raise_for_error, lambda: compile(nothing, H200, on="emulator")):
+        with pytest.raises(RequestError, match=refusal) as caught:
+            raises()
+        assert "of what div at " in str(caught.value)
+        assert "validate=False" in str(caught.value)
+    broken = emulated(nothing.graph, edit="total / 8.0f=>total / 9.0f")
+    assert not validate(broken, quick=True).unjudged  # what is wrong is wrong
 
 
 def test_a_chain_that_blows_unit_scale_up_is_checked_at_a_gentle_one() -> None:
     @chain(M=4, N=8)
     def steep(x: f32[M, N]) -> f32[M, N]:
-        """Beyond f32 for some x."""
-        return F.exp(F.square(x) * 24.0)
+        """On its way beyond f32 for some x."""
+        return F.exp(F.square(x) * 24.0) * 1e-30
 
     report = validate(emulated(steep.graph), quick=True)
     report.raise_for_error()
     assert report.cases[0].bounded < 0.99
     assert report.cases[1].name == "gentle"
     assert report.cases[1].bounded == 1
+
+
+def test_what_divides_by_almost_nothing_is_checked_on_steady_numbers() -> None:
+    @chain(M=9, N=2047)
+    def quotients(x: bf16[M, N], y: bf16[M, N]) -> bf16[M, N]:
+        return F.softmax(F.mean(x) / y * 2047.0)
+
+    report = validate(emulated(quotients.graph), quick=True)
+    report.raise_for_error()
+    assert [(case.name, case.bounded) for case in report.cases if case.name == "steady"] == [("steady", 1.0)]
+    found = validate(emulated(quotients.graph, edit="* 2047.0f=>* 2040.0f"), quick=True)
+    assert "steady" in [case.name for case in found.cases if not case.ok]
+
+
+def test_quotients_beyond_f32_are_judged() -> None:
+    @chain(M=4, N=100)
+    def inverse(x: f32[M, N]) -> f32[M, N]:
+        return 1e38 / x
+
+    report = validate(emulated(inverse.graph), quick=True)
+    report.raise_for_error()
+    assert report.cases[0].bounded == 1
+    clamped = emulated(inverse.graph, edit="= 1e+38f / x=>= fminf(1e+38f / x, 3.4e38f)")
+    assert "expected" in validate(clamped, quick=True).cases[0].problem
+
+
+def test_rows_that_cancel_promise_no_relative_error() -> None:
+    @chain(M=4, N=8193)
+    def nearly_nothing(x: f32[M, N], s: f32) -> f32[M, N]:
+        """The variance of what is the same all over."""
+        return F.var(F.where(x > 1e30, x, s)) / (abs(x) + 0.5)
+
+    report = validate(emulated(nearly_nothing.graph), quick=True, cases=["normal"])
+    report.raise_for_error()
+    assert all(np.isfinite(case.relative_l2) for case in report.cases)
 
 
 def test_a_full_validation_shows_what_depends_on_fused_multiply_adds() -> None:

@@ -21,6 +21,7 @@ from fusegen.planner import plan
 from fusegen.planner.model import Plan
 from fusegen.spec import Chain
 from fusegen.targets import H200
+from fusegen.trace import OPS
 from fusegen.types import DType
 from fusegen.validation.bounded import Bounded, bounded
 from fusegen.validation.bounds import RULES, analyse, apply, formula, steepest
@@ -156,6 +157,42 @@ def test_a_comparison_of_inexact_values_allows_either_branch() -> None:
     assert law.error[0, 0] == 2
     assert (law.error[0, 1:] == 0).all()
     assert law.value[0, 3] == -1  # NaN is not above
+
+
+def test_a_comparison_of_a_value_with_itself_is_certain() -> None:
+    """However inexact it is: only a NaN differs from itself, and what may be one or not is open."""
+
+    @chain(M=1, N=4)
+    def spec(x: f32[M, N]) -> tuple[f32[M, N], f32[M, N], f32[M, N]]:
+        h = F.silu(x)
+        root = F.sqrt(x * 3.0 - 1.0)  # of a third: NaN, or not
+        return F.where(h >= h, 1.0, -1.0), F.where(h != h, 1.0, -1.0), F.where(root < root, 1.0, root * 0.0)
+
+    x = np.array([[0.3, -2.0, np.nan, np.float32(1 / 3)]], np.float32)
+    same, other, never = analyse(plan_of(spec), [x])
+    assert same.value.tolist() == [[1, 1, -1, 1]]
+    assert other.value.tolist() == [[-1, -1, 1, -1]]
+    assert not same.error.any()
+    assert not other.error.any()
+    assert np.isinf(never.error[0, 3])
+    with np.errstate(invalid="ignore"):
+        close = [Bounded(np.array([1.0, np.nan]), np.array([np.inf, np.inf]))] * 2
+        ordered, equal = (RULES[name](OPS[name], close)[1] for name in ("lt", "ge"))
+    assert ordered.tolist() == [0, 0]
+    assert equal.tolist() == [1, 1]
+
+
+def test_a_result_beyond_f32_is_an_infinity_for_what_stores_it_and_unknown_for_what_computes_with_it() -> None:
+    @chain(M=1, N=4)
+    def spec(x: f32[M, N]) -> tuple[f32[M, N], f16[M, N], f32[M, N]]:
+        h = x * 3e30
+        return F.maximum(h, 0.0), h, h * 1e-20
+
+    x = np.array([[1e10, -1e10, 1.0, 1e8]], np.float32)
+    larger, half, scaled = analyse(plan_of(spec), [x])
+    assert np.isfinite(larger.error).all()
+    assert np.isfinite(half.error).all()
+    assert np.isinf(scaled.error).tolist() == [[True, True, False, False]]
 
 
 @chain(M=1, N=4)

@@ -431,6 +431,16 @@ def test_figures_of_columns_are_not_mixed_with_those_of_values() -> None:
     assert found.max_abs < 1e-6
 
 
+def test_columns_of_which_no_key_is_known_are_not_judged() -> None:
+    """But for what no selection gives, whatever its keys."""
+    key = Bounded(np.zeros((3, 4)), np.array([[np.inf] * 4, [np.inf] * 4, [0.0, 0.0, np.inf, np.inf]]))
+    tensor = plain.graph.outputs[1]
+    found = compare_columns(tensor, np.array([[3], [4], [1]], np.int32), np.zeros((3, 1), int), key, (), True)
+    assert np.isinf(found.allowed).tolist() == [[True], [False], [False]]
+    assert found.wrong.tolist() == [[False], [True], [True]]
+    assert figures([found]).wrong == 2
+
+
 def test_no_rows_are_right() -> None:
     for one in CHAINS.values():
         graph, operands = made(one, 0)

@@ -237,7 +237,8 @@ def validate_one(chain: Chain, target: Target, on: str, seed: int, quick: bool) 
         report = validate(kernel, seed=seed, quick=quick)
     except (KernelError, RequestError) as error:
         return Validation(False, "", str(error), None, error.exit_code)
-    return Validation(report.ok, str(kernel.device), gist(report), report, 0 if report.ok else 1)
+    exit_code = 0 if report.ok else 2 if report.unjudged else 1
+    return Validation(report.ok, str(kernel.device), gist(report), report, exit_code)
 
 
 def at_lengths(chain: Chain, target: Target, on: str) -> list[Chain]:

@@ -8,8 +8,10 @@ order) plus the op's own rounding:
 
 An f32's unit in the last place is at most 2^-23 of it. The floor covers results below the smallest normal f32, which a
 GPU may flush and whose exponentials may under- or overflow early. A fused multiply-add rounds once where the model
-rounds twice, so contraction stays inside. A bound of 0 means exact; an infinite one that nothing is known: an f32
-intermediate may overflow where float64 does not.
+rounds twice, so contraction stays inside. A bound of 0 means exact; an infinite one that nothing is known.
+
+A result beyond f32's range keeps its number and its bound: whatever stores it next makes an infinity of it, as the
+kernel has. An op that computes with it reads an infinity where float64 has a number, and nothing is known of that.
 
 After Wilkinson's running error analysis; see Higham, Accuracy and Stability of Numerical Algorithms (2002), 3.3.
 """
@@ -42,7 +44,7 @@ FLUSHED = 2.0**-126  # below it f32 results may become 0
 FLOOR = 2.0**-119
 SECOND_ORDER = 1 + 2.0**-10  # of a sum: rounding errors of its terms' errors
 EXACT_INTEGERS = 2.0**24  # integers up to here are f32 values
-LARGEST = {f32: f32.largest, i32: 2.0**31 - 1}
+LARGEST_INTEGER = 2.0**31 - 1  # of an i32
 
 
 def analyse(plan: Plan, operands: Sequence[Any]) -> tuple[Bounded, ...]:
@@ -70,12 +72,22 @@ def analyse_nodes(
             continue
         how = hows.get(node)
         if isinstance(how, Multiplication):
-            table[node] = product(node, how, [table[a] for a in node.inputs])
+            table[node] = product(node, how, [held(table[a]) for a in node.inputs])
         elif graph.selection and of_columns(node, graph.selection):
             table[node] = selected(node, graph.selection, table, sizes, columns)
         else:
-            table[node] = step(node, [table[a] for a in node.inputs], graph, sizes, how, table)
+            passes = node.op.name in PASSING or node.op.kind is Kind.VIEW
+            read = {a: table[a] if passes else held(table[a]) for a in node.inputs}
+            table[node] = step(node, [read[a] for a in node.inputs], graph, sizes, how, table)
     return table
+
+
+def held(arg: Bounded) -> Bounded:
+    """What an op reads of it: an f32, which may have become infinite where float64 has a number."""
+    if arg.value.dtype != np.float64:
+        return arg
+    left = (np.abs(arg.value) + arg.error > f32.largest) & np.isfinite(arg.value)
+    return Bounded(arg.value, np.where(left, np.inf, arg.error)) if left.any() else arg
 
 
 def of_columns(node: Node, selection: Node) -> bool:
@@ -88,7 +100,7 @@ def selected(
     node: Node, selection: Node, table: Mapping[Node, Bounded], sizes: Mapping[str, int], columns: Array | None
 ) -> Bounded:
     """The columns chosen, what is taken at them, and the mask of where there are none."""
-    key = table[selection.inputs[0]]
+    key = held(table[selection.inputs[0]])
     k = size_of(selection.shape[-1], sizes)
     if node is selection:
         return chosen_columns(key, k, columns)
@@ -199,7 +211,9 @@ def smooth(node: Node, args: list[Bounded]) -> Bounded:
         if scales_exactly(node):
             rounding = np.where(np.abs(value) - moved < FLUSHED, FLUSHED, 0.0)
         error = moved + np.where((scale == 0) & (moved == 0), 0.0, rounding)  # what must be 0 is 0: exp(-inf), 0 * x
-    return bounded(value, settle(op, args, value, error, LARGEST[node.dtype]))
+    if node.dtype is i32:
+        error = np.where(np.abs(value) + error > LARGEST_INTEGER, np.inf, error)
+    return bounded(value, settle(op, args, value, error))
 
 
 def rising(op: Op, arg: Bounded, least: float = -np.inf) -> tuple[Array, Array]:
@@ -209,7 +223,7 @@ def rising(op: Op, arg: Bounded, least: float = -np.inf) -> tuple[Array, Array]:
     low, high = (apply(op, [np.maximum(end, least)]) for end in (arg.low, arg.high))
     moved = np.maximum(gap(low, value), gap(high, value))
     error = moved + np.where((value == 0) & (moved == 0), 0.0, op.ulps * ULP * (np.abs(value) + moved) + FLOOR)
-    return value, settle(op, [arg], value, error, f32.largest)
+    return value, settle(op, [arg], value, error)
 
 
 def scales_exactly(node: Node) -> bool:
@@ -239,9 +253,8 @@ def steepest(op: Op, index: int, args: list[Bounded]) -> Array:
     return np.asarray(found)
 
 
-def settle(op: Op, args: list[Bounded], value: Array, error: Any, largest: float) -> Array:
-    """Infinities and NaN: certain where every corner of the arguments agrees; unknown where f32 may overflow."""
-    error = np.where(np.abs(value) + error > largest, np.inf, error)
+def settle(op: Op, args: list[Bounded], value: Array, error: Any) -> Array:
+    """Infinities and NaN: certain where every corner of the arguments agrees."""
     special = ~np.isfinite(value)
     if not special.any():
         return np.asarray(error)
@@ -259,9 +272,13 @@ def settle(op: Op, args: list[Bounded], value: Array, error: Any, largest: float
 
 
 def compared(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
-    """A comparison is sure where its sides are further apart than their errors, or where one is NaN."""
+    """A comparison is sure where its sides are further apart than their errors, or where one is NaN. Of one value with
+    itself, whatever that is, it is sure where that can't be NaN by chance."""
     a, b = args
     value = apply(op, [a.value, b.value])
+    if a is b:
+        never = op.name in ("lt", "gt")
+        return value, np.where(np.isinf(a.error) & (not never), 1.0, 0.0)
     margin = a.error + b.error
     apart = np.abs(a.value.astype(np.float64) - b.value.astype(np.float64)) > margin
     nan = (np.isnan(a.value) & ~a.unsure) | (np.isnan(b.value) & ~b.unsure)
@@ -308,7 +325,7 @@ def stepped(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     value = apply(op, [arg.value])
     error = np.maximum(gap(apply(op, [arg.low]), value), gap(apply(op, [arg.high]), value))
     if op.result is i32:
-        error = np.where(np.abs(arg.value) + arg.error < LARGEST[i32], error, np.inf)
+        error = np.where(np.abs(arg.value) + arg.error < LARGEST_INTEGER, error, np.inf)
     return value, np.where(arg.error == 0, np.where(np.isinf(error) & (op.result is i32), error, 0.0), error)
 
 
@@ -324,6 +341,9 @@ def nonzero(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     sure = (np.abs(arg.value) > arg.error) | np.isnan(arg.value)
     return apply(op, [arg.value]), np.where(arg.unsure & ~sure, 1.0, 0.0)
 
+
+PASSING = frozenset(("neg", "abs", "relu", "maximum", "minimum", "max", "min", "where", "round_f16", "round_bf16"))
+"""Ops that compute nothing: a number beyond f32's range and the infinity in its place give results alike."""
 
 Rule = Callable[[Op, list[Bounded]], tuple[Array, Array]]
 RULES: Mapping[str, Rule] = {

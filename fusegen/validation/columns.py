@@ -42,6 +42,11 @@ class Keys:
         return np.asarray((self.low > -np.inf).sum(-1))
 
     @property
+    def unknown(self) -> Array:
+        """The rows of which no key is known at all."""
+        return np.asarray(((self.low == -np.inf) & (self.high == NAN_RANK)).all(-1))
+
+    @property
     def perhaps(self) -> Array:
         """How many columns of each row may be not masked."""
         return np.asarray((self.high > -np.inf).sum(-1))
@@ -152,7 +157,9 @@ def compare_columns(
     wrong = verdict.reason > 0
     shown = np.where(wrong, wanted, found).astype(np.float64)
     off = np.abs(found - shown)
-    return Compared(tensor, got.shape, found.astype(np.float64), shown, np.zeros(off.shape), off, wrong, verdict.note)
+    anything = keys.unknown[:, None] & ~wrong  # of a row whose keys may be anything, no choice is worse than another
+    allowed = np.where(np.broadcast_to(anything, off.shape), np.inf, 0.0)
+    return Compared(tensor, got.shape, found.astype(np.float64), shown, allowed, off, wrong, verdict.note)
 
 
 REASONS = (

@@ -45,6 +45,7 @@ class Figures:
     elements: int
     bounded: float
     relative_l2: float
+    allowed_l2: float  # of what is allowed, relative as well
     max_abs: float
     max_rel: float
     share: float
@@ -85,7 +86,7 @@ def stored(value: Array, dtype: DType) -> Array:
 def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> Figures:
     """The figures of `rows` over all outputs."""
     elements = known = wrong = 0
-    squares = [0.0, 0.0]
+    lengths = [0.0, 0.0, 0.0]  # of the errors, of what is allowed, of what is expected
     max_abs = max_rel = share = 0.0
     worst: tuple[tuple[float, bool], Worst] | None = None
     for out in outputs:
@@ -93,7 +94,7 @@ def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> F
         error, bad = out.error[rows], out.wrong[rows]
         if not got.size:
             continue
-        bounded = np.isfinite(allowed)
+        bounded = np.isfinite(allowed) | bad
         plain = bounded & np.isfinite(expected) & np.isfinite(got)
         elements += got.size
         known += int(bounded.sum())
@@ -101,9 +102,9 @@ def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> F
         plain = plain & (out.note is None)
         size = np.where(plain, np.abs(expected), 0.0)
         off = np.where(plain, error, 0.0)
+        measured = off, np.where(plain, allowed, 0.0), size
+        lengths = [math.hypot(so_far, length(part)) for so_far, part in zip(lengths, measured, strict=True)]
         peak = max(float(size.max()), 1e-300)
-        squares[0] += float(np.square(off / peak).sum()) * peak * peak
-        squares[1] += float(np.square(size / peak).sum()) * peak * peak
         max_abs = max(max_abs, float(off.max()))
         typical = peak * float(np.sqrt(np.square(size / peak).mean()))
         counted = plain & (size >= typical / 1000) & (size > 0)
@@ -116,10 +117,24 @@ def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> F
         rank = most, out.note is not None  # a wrong column says more than the wrong values that come of it
         if bounded.any() and (worst is None or rank > worst[0]):
             worst = rank, element(out, rows, at)
-    l2 = float(np.sqrt(squares[0] / squares[1])) if squares[1] else float(np.sqrt(squares[0]))
-    return Figures(
-        elements, known / elements if elements else 1.0, l2, max_abs, max_rel, share, worst[1] if worst else None, wrong
-    )
+    relative_l2, allowed_l2 = (part / lengths[2] if lengths[2] else part for part in lengths[:2])
+    bounded_share = known / elements if elements else 1.0
+    found = worst[1] if worst else None
+    return Figures(elements, bounded_share, relative_l2, allowed_l2, max_abs, max_rel, share, found, wrong)
+
+
+def length(x: Array) -> float:
+    """The Euclidean length of a vector whose squares may leave float64."""
+    peak = float(x.max())
+    return peak * float(np.sqrt(np.square(x / peak).sum())) if peak else 0.0
+
+
+def judged(out: Compared, rows: Array | slice, numbers: bool) -> float:
+    """The share of elements that were held to a bound; with `numbers`, only those of which a number was expected."""
+    held = (np.isfinite(out.allowed) | out.wrong)[rows]
+    if numbers:
+        held = held & ~np.isnan(out.expected[rows])
+    return float(held.mean()) if held.size else 1.0
 
 
 @np.errstate(all="ignore")

@@ -256,6 +256,9 @@ UNIT_SETTING = Setting("unit", "weights of 1 / sqrt(K), as layers have them: res
 GENTLE = Pattern("gentle", "an eighth of unit scale, where a chain blows unit scale up beyond what f32 can bound",
                  lambda room: room.normal() / 8)  # fmt: skip
 GENTLE_SETTING = Setting("gentle", GENTLE.reason, GENTLE.make, uniform_scale, "few")
+STEADY = Pattern("steady", "between a half and 1, where unit scale leaves too much open: no sum of operands cancels, "
+                 "and none is almost 0", lambda room: room.rng.uniform(0.5, 1, room.shape))  # fmt: skip
+STEADY_SETTING = Setting("steady", STEADY.reason, STEADY.make, STEADY.make, "few")
 
 INTEGERS: Mapping[str, Callable[[Room, int], Array]] = {
     "small": lambda room, most: room.rng.integers(0, most if room.cols == 1 else min(most, 65), room.shape),

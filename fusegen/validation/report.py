@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusegen.errors import ValidationError
+from fusegen.errors import RequestError, ValidationError
+
+JUDGED = "judged"  # the case that fails where an output was never held to a bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Case:
     """One case: what it was, how far off it was, and what is wrong with it (`problem`, empty where nothing is).
 
     `share` is the largest error over what was allowed: above 1 is wrong. `bounded` is the share of elements that have
-    a bound; the others (an f32 intermediate may overflow) were only checked to be written. `max_rel` looks at elements
-    of at least a thousandth of the output's root mean square.
+    a bound; the others (an f32 intermediate may overflow, a comparison is too close) were only checked to be written.
+    `max_rel` looks at elements of at least a thousandth of the output's root mean square.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Case:
             head += f" {self.sizes:<18} rel L2 {self.relative_l2:.1e}  max abs {self.max_abs:.1e}"
             head += f"  max rel {self.max_rel:.1e}  error/bound {self.share:.2f}"
         if self.bounded < 1:
-            head += f"  {self.bounded:.1%} bounded"
+            head += f"  {self.bounded:.1%} judged"
         if self.worst and self.share > 0 and self.ok:
             head += f"  worst {self.worst}"
         return head.rstrip() + ("" if self.ok else f"\n       {self.problem}\n       the case: {self.reason}")
@@ -81,6 +83,12 @@ class Report:
         return bool(self.cases) and all(case.ok for case in self.cases)
 
     @property
+    def unjudged(self) -> str:
+        """Why nobody knows whether the kernel is right, where nothing is known to be wrong; else empty."""
+        failed = [case for case in self.cases if not case.ok]
+        return "\n".join(case.problem for case in failed) if all(case.name == JUDGED for case in failed) else ""
+
+    @property
     def share(self) -> float:
         """The largest error of all cases, over what was allowed."""
         return max((case.share for case in self.cases), default=0.0)
@@ -92,7 +100,10 @@ class Report:
         return f"{wrong.name}: {wrong.problem}" if wrong else "" if self.cases else "nothing was checked"
 
     def raise_for_error(self) -> None:
-        """Raise ValidationError, with the report, unless every case is right."""
+        """Unless every case is right: raise ValidationError, with the report, or RequestError where the chain is such
+        that no input could have shown whether they are."""
+        if self.unjudged:
+            raise RequestError(f"{self.kernel}: {self.unjudged}")
         if not self.ok:
             raise ValidationError(f"{self.kernel} disagrees with its reference\n{self}")
 
