@@ -25,7 +25,7 @@ from fusegen.trace import OPS
 from fusegen.types import DType
 from fusegen.validation.bounded import Bounded, bounded
 from fusegen.validation.bounds import RULES, analyse, apply, formula, steepest
-from fusegen.validation.compare import compare, stored
+from fusegen.validation.compare import compare, figures, stored
 
 M, N = dims("M N")
 SMOOTH = [op for op in PRIMITIVES if op.kind is Kind.MAP and op.name not in RULES]
@@ -271,6 +271,28 @@ def test_storage_allows_what_rounding_may_give_and_nothing_else(dtype: DType) ->
             wrong = compare(tensor, broken, bounded(expected, 0.0), expected).wrong
             assert wrong[0, wrong_at]
             assert wrong.sum() == 1
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
+def test_the_share_of_a_bound_is_what_was_used_beside_the_rounding_to_storage(dtype: DType) -> None:
+    """0 for the exact result's rounding; above 1 where the law is broken, and nowhere else."""
+    tensor = replace(mixture.graph.outputs[0], type=dtype[M, N])
+    rng = np.random.default_rng(0)
+    size = np.exp2(rng.uniform(math.log2(dtype.tiny) - 2, math.log2(dtype.largest) + 2, (64, 64)))
+    expected = size * rng.choice([-1.0, 1.0], size.shape)
+    error = np.maximum(size, dtype.tiny) * dtype.epsilon * np.exp2(rng.uniform(-12, 3, size.shape))
+    moved = expected + error * rng.uniform(-1.5, 1.5, size.shape)
+    with np.errstate(over="ignore"):
+        exact, got = expected.astype(dtype.numpy), moved.astype(dtype.numpy)
+    law = bounded(expected, error)
+    assert not compare(tensor, exact, law, expected).share.any()
+    found = compare(tensor, got, law, expected)
+    assert found.wrong.any()
+    assert ((found.share > 1) == found.wrong).all()
+    same = exact == got
+    assert not found.share[same].any()
+    assert (found.share <= np.abs(moved - expected) / error * (1 + 1e-9)).all()
+    assert figures([found]).share == found.share.max() > 1
 
 
 def test_an_unbounded_element_is_not_compared() -> None:

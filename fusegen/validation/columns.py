@@ -159,7 +159,8 @@ def compare_columns(
     off = np.abs(found - shown)
     anything = keys.unknown[:, None] & ~wrong  # of a row whose keys may be anything, no choice is worse than another
     allowed = np.where(np.broadcast_to(anything, off.shape), np.inf, 0.0)
-    return Compared(tensor, got.shape, found.astype(np.float64), shown, allowed, off, wrong, verdict.note)
+    used = np.where(wrong, np.inf, 0.0)
+    return Compared(tensor, got.shape, found.astype(np.float64), shown, allowed, off, used, wrong, verdict.note)
 
 
 REASONS = (

@@ -2,6 +2,10 @@
 
 Rounding to a storage type is monotone, so an f32 value in [v - e, v + e] is stored as something between
 storage(v - e) and storage(v + e): that is the law, to the last bit, for overflow to infinity and for subnormals too.
+
+What is reported of e is the part that was used: how far v lies from the nearest number that is stored as what was
+found, over e. It is 0 where the exact result would have been stored so, and above 1 exactly where the law is broken.
+Half a unit in the last place of a bf16 would hide it, as every right result is off by up to that.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ class Compared:
     expected: Array  # float64, stored and widened again would be `expected` +- half an ulp
     allowed: Array  # distance from `expected`; infinite: not compared
     error: Array
+    share: Array  # of the bound that was used, beside the rounding to the storage type; above 1: wrong
     wrong: Array
     note: Note | None = None  # of columns that were chosen, which are right or wrong, by no distance
 
@@ -69,9 +74,30 @@ def compare(tensor: Tensor, got: Array, law: Bounded, expected: Array) -> Compar
     off = np.where((found == value) | right_infinite, 0.0, np.abs(found - value))
     distances = (np.where(np.isfinite(end), np.abs(end - value), 0.0) for end in (low, high))
     allowed = np.where(unknown, np.inf, np.where(np.isfinite(value), np.maximum(*distances), 0.0))
+    wrong = ~right & ~unknown
+    beside = distance(value, got, found, tensor.dtype) / error
+    used = np.where(wrong, np.where(beside > 1, beside, np.inf), np.where(error > 0, np.fmin(beside, 1.0), 0.0))
     flat = (math.prod(shape[:-1]), shape[-1])
-    found, value, allowed, off = (np.asarray(a).reshape(flat) for a in (found, value, allowed, off))
-    return Compared(tensor, shape, found, value, allowed, off, (~right & ~unknown).reshape(flat))
+    found, value, allowed, off, used = (np.asarray(a).reshape(flat) for a in (found, value, allowed, off, used))
+    return Compared(tensor, shape, found, value, allowed, off, used, wrong.reshape(flat))
+
+
+def distance(value: Array, got: Array, found: Array, dtype: DType) -> Array:
+    """How far each value lies from the nearest number that is stored as `got`, which is `found` in float64."""
+    if dtype.kind != "float":
+        return np.asarray(np.abs(value - found))
+    end = np.array(np.inf, dtype.numpy)
+    next_to_largest = float(np.nextafter(np.array(dtype.largest, dtype.numpy), -end))
+
+    def number(x: Array) -> Array:
+        """With the infinities where the next numbers would be: what rounds to them begins halfway there."""
+        wide = x.astype(np.float64)
+        return np.where(np.isinf(wide), np.copysign(2 * dtype.largest - next_to_largest, wide), wide)
+
+    upper, lower = ((number(got) + number(np.nextafter(got, side))) / 2 for side in (end, -end))
+    above = np.where(got == end, -np.inf, value - upper)
+    below = np.where(got == -end, -np.inf, lower - value)
+    return np.fmax(np.fmax(above, below), 0.0)
 
 
 @np.errstate(over="ignore")
@@ -109,8 +135,7 @@ def figures(outputs: Sequence[Compared], rows: Array | slice = slice(None)) -> F
         typical = peak * float(np.sqrt(np.square(size / peak).mean()))
         counted = plain & (size >= typical / 1000) & (size > 0)
         max_rel = max(max_rel, float(np.max(off / size, initial=0.0, where=counted)))
-        used = np.where(bad, np.where(off > allowed, off / allowed, np.inf), np.where(allowed > 0, off / allowed, 0.0))
-        used = np.where(bounded, used, -1.0)
+        used = np.where(bounded, out.share[rows], -1.0)
         at = int(np.argmax(used))
         most = float(used.flat[at])
         share = max(share, most)

@@ -33,7 +33,8 @@ class Worst:
 class Case:
     """One case: what it was, how far off it was, and what is wrong with it (`problem`, empty where nothing is).
 
-    `share` is the largest error over what was allowed: above 1 is wrong. `bounded` is the share of elements that have
+    `share` is the largest error over its bound, both beside the rounding to the storage type: above 1 is wrong, and 0
+    says that every element is the exact one's rounding. `bounded` is the share of elements that have
     a bound; the others (an f32 intermediate may overflow, a comparison is too close) were only checked to be written.
     `max_rel` looks at elements of at least a thousandth of the output's root mean square.
     """
@@ -90,7 +91,7 @@ class Report:
 
     @property
     def share(self) -> float:
-        """The largest error of all cases, over what was allowed."""
+        """The largest error of all cases over its bound, beside the rounding to the storage type."""
         return max((case.share for case in self.cases), default=0.0)
 
     @property
