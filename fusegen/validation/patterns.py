@@ -84,9 +84,9 @@ def sparse(room: Room) -> Array:
 
 
 def inside_spread(room: Room) -> Array:
-    """A large mean with a spread of a few units in the last place."""
+    """A large mean with a spread of a unit in the last place."""
     mean = min(1000.0, room.dtype.largest / 64)
-    return mean * (1 + 8 * room.dtype.epsilon * np.round(room.normal() * 2) / 2)
+    return mean * (1 + 2 * room.dtype.epsilon * np.round(room.normal() * 2) / 2)
 
 
 def alternating(room: Room) -> Array:
