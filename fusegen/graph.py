@@ -344,7 +344,7 @@ class Graph:
             return Extent.ELEMENT if tensor.shape[-1] != 1 or self.shape[-1] == 1 else Extent.ROW
         return Extent.ELEMENT if tensor.shape[-1] == self.shape[-1] else Extent.ROW
 
-    def at(self, **sizes: int) -> Graph:
+    def at(self, /, **sizes: int) -> Graph:
         """The same graph at other sizes. Raises SpecError for a name that is not a dim of the chain or a size < 1."""
         wanted: dict[str, int] = {}
         for name, size in sizes.items():

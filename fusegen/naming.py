@@ -84,6 +84,7 @@ FACTOR_SUFFIXES = (
 )  # fmt: skip
 SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])
+MACROS = "SIMT_"  # the start of the names of the emulator's macros
 VALUE_SUFFIXES = ("_rest", "_last", "_kept", "_part", "_part_values", "_all")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
@@ -102,7 +103,8 @@ def entry_name(graph: Graph) -> str:
         taken |= SELECTION_FRAME
     if graph.products:
         taken |= PRODUCT_FRAME
-    return f"{graph.name}_kernel" if graph.name in taken or RESERVED.match(graph.name) else graph.name
+    steps_aside = graph.name in taken or RESERVED.match(graph.name) or graph.name.startswith(MACROS)
+    return f"{graph.name}_kernel" if steps_aside else graph.name
 
 
 @once_per_graph
@@ -136,7 +138,7 @@ def claim(wanted: str, suffixes: tuple[str, ...], claimed: dict[str, tuple[str, 
     name = wanted if wanted.isascii() else "value"
     if RESERVED.match(name):
         name = name.strip("_") or "value"
-    if name in CPP or name in FRAME or name in called() or keyword.iskeyword(name):
+    if name in CPP or name in FRAME or name in called() or keyword.iskeyword(name) or name.startswith(MACROS):
         name += "_"
     while other := next((o for o, theirs in claimed.items() if made_of(name, o, theirs)), ""):
         name = other + name[len(other) + 1 :]  # x_row becomes xrow: a number behind it would change nothing

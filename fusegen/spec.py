@@ -12,6 +12,7 @@ with a spec raises SpecError with one sentence that begins with its file and lin
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import importlib.util
 import inspect
@@ -57,7 +58,7 @@ class Chain:
             )
         raise SpecError(f"{self.name} is a chain, not a kernel; fusegen.compile({self.name}) makes one to call")
 
-    def at(self, **sizes: int) -> Chain:
+    def at(self, /, **sizes: int) -> Chain:
         """The same chain at other sizes. Raises SpecError for an unknown dim or a size below 1 (rows: below 0)."""
         return Chain(self.function, self.graph.at(**sizes))
 
@@ -99,7 +100,13 @@ def trace_function(function: Callable[..., Any], sizes: Mapping[str, int], scope
     inputs = tuple(input_tensor(n, t, i - len(types), where) for i, (n, t) in enumerate(types.items()))
     with tracing(function) as trace:
         trace.operands = {t.node: t for t in inputs}
-        returned = function(*(Value(t.node) for t in inputs))
+        try:
+            returned = function(*(Value(t.node) for t in inputs))
+        except FusegenError:
+            raise
+        except Exception as error:
+            place = where_in(Path(where.file), error)
+            raise SpecError(while_it_ran(error), place if place.line else where) from error
     names = {**trace.names, **{t.node: t.name for t in inputs}}
     outputs = output_tensors(returned, declared, names, [t.name for t in inputs], where)
     graph = Graph(
@@ -379,7 +386,7 @@ def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
         where = where_in(file, error)
         if isinstance(error, OSError) and not where.line:  # of the file itself
             raise RequestError(f"{file} can't be read: {error.strerror or error}") from error
-        raise SpecError(f"{type(error).__name__} while the spec ran: {error}{next_step(error)}", where) from error
+        raise SpecError(while_it_ran(error), where) from error
     finally:
         sys.modules.pop(label, None)
     found = tuple({id(v): v for v in vars(module).values() if isinstance(v, Chain)}.values())
@@ -395,11 +402,18 @@ def where_in(file: Path, error: BaseException) -> Where:
     return Where(str(file), lines[-1] if lines else 0)
 
 
+def while_it_ran(error: BaseException) -> str:
+    return f"{type(error).__name__} while the spec ran: {error}{next_step(error)}"
+
+
 def next_step(error: BaseException) -> str:
     """A further line for Python's own errors that people new to specs meet; empty for others."""
     from fusegen import ops
 
     said = str(error)
+    local = re.search(r"local variable '(\w+)'", said)
+    if isinstance(error, UnboundLocalError) and local and hasattr(builtins, local[1]):
+        return f"\n  {local[1]} is Python's own, and a variable of the spec has its name: give that another one"
     if isinstance(error, ImportError) and error.name == ops.__name__ and (missing := re.search(r"'(\w+)'", said)):
         return f"\n  {ops.advice(missing[1])}"
     if isinstance(error, ImportError) and error.name == "fusegen":

@@ -174,8 +174,13 @@ def biased(node: Node, graph: Graph) -> Biased | None:
 # ---------------------------------------------------------------- the text
 
 
+def function_name(graph: Graph) -> str:
+    return f"{graph.name}_" if graph.name in TAKEN else graph.name
+
+
 def torch_source(graph: Graph) -> str:
-    """A module with the chain as a function `graph.name` of its operands and of what `constants(device)` returns."""
+    """A module with the chain as a function of its operands and of what `constants(device)` returns; it has the chain's
+    name, or the nearest one that the module has no other use for."""
     graph = graph.written
     writer = Writer(graph)
     body = list(writer.body())
@@ -190,7 +195,7 @@ def torch_source(graph: Graph) -> str:
         "def constants(device):",
         *(f"    {line}" for line in made),
         f"    return ({hoisted},)\n\n" if hoisted else "    return ()\n\n",
-        f"def {graph.name}({parameters}):",
+        f"def {function_name(graph)}({parameters}):",
         *(f"    {line}" for line in body),
         f"    return {returned}",
     ]
@@ -357,4 +362,4 @@ def torch_chain(graph: Graph) -> TorchChain:
     module = ModuleType(f"fusegen_torch_{graph.name}")
     sys.modules[module.__name__] = module  # torch.compile imports the module of what it compiles
     exec(compile(source, f"<torch source of {graph.name}>", "exec"), vars(module))
-    return TorchChain(source, getattr(module, graph.name), module.constants)
+    return TorchChain(source, getattr(module, function_name(graph)), module.constants)

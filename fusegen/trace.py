@@ -253,6 +253,13 @@ class Value:
     def __iter__(self) -> Iterator[Value]:
         raise SpecError("a traced value can't be iterated or unpacked; ops work on whole arrays", caller())
 
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise SpecError(
+            "a traced value is called like a function: a variable of the spec has the function's name\n"
+            "  give the variable another name, as in scores for max, or call fusegen.ops: F.max(x)",
+            caller(),
+        )
+
     def __getitem__(self, key: Any) -> Value:
         raise SpecError(
             "a traced value can't be indexed or sliced; pass the part as an operand of its own "
@@ -324,6 +331,7 @@ class Transposed:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _only_factor
     __neg__ = __abs__ = __pow__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = _only_factor
     __and__ = __rand__ = __or__ = __ror__ = __invert__ = __bool__ = __len__ = __iter__ = __getitem__ = _only_factor
+    __call__ = _only_factor
 
 
 ONLY_FACTOR = "it is a view that only @ takes, as in x @ w.T"

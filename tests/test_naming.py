@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from fusegen import chain, dims
 from fusegen import ops as F
+from fusegen.errors import SpecError
 from fusegen.naming import (
     CPP,
     FACTOR_SUFFIXES,
@@ -26,12 +30,15 @@ from fusegen.naming import (
     made_of,
     value_names,
 )
+from fusegen.pipeline import compile
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan
+from fusegen.reference import reference
 from fusegen.rendering import render
 from fusegen.spec import Chain
-from fusegen.targets import Target
-from fusegen.types import f16, f32, i32
+from fusegen.targets import H200, MI300X, Target
+from fusegen.torch_source import torch_source
+from fusegen.types import Dim, f16, f32, i32
 from tests.specs import ALL
 from tests.test_rendering import compiles
 
@@ -101,6 +108,98 @@ def test_a_kernel_keeps_its_own_words_from_the_spec(spec: Chain, target: Target)
             and not any(made_of(word, name, suffixes) for name in names)
         ]  # fmt: skip
         assert not loose, f"{made.rule} {made.configuration}: a value of such a name would meet the kernel's own"
+
+
+# ---------------------------------------------------------------- names that mean something elsewhere
+
+GPU = """threadIdx blockIdx blockDim gridDim warpSize clock64 dim3 float4 half2 make_float4 hipError_t linux unix EOF
+errno stdout stderr SIMT_WARP simt fusegen_kernel self cls args kwargs function sizes name graph chain dims target"""
+NUMPY = """np numpy array asarray float64 int64 float16 arange where shape dtype exp sqrt maximum minimum swapaxes inf
+nan take_along_axis newaxis errstate math ml_dtypes bfloat16 top_columns take erf key columns order found rank"""
+OTHERS = ["ξ", "ß", "名前", "value", "_", "__", "x" * 120]
+LEGAL = {*dir(builtins), *keyword.softkwlist, *NUMPY.split(), *GPU.split(), *CPP, *OTHERS} - {"__debug__"}
+WORDS = sorted(w for w in LEGAL if not keyword.iskeyword(w) and not w.endswith(("Error", "Warning")))
+BATCH = 12
+
+
+def spec_of(text: str) -> Chain:
+    """The chain of a spec's text. Its own words are such as no test calls a value."""
+    scope: dict[str, object] = {"chain_": chain, "T": f32, "I": i32, "F_": F, "M_": Dim("M_"), "N_": Dim("N_")}
+    exec(text, scope)
+    made = scope["made"]
+    assert isinstance(made, Chain)
+    return made
+
+
+def sums_called(operands: list[str], values: list[str], name: str = "spec_") -> Chain:
+    """Running sums of operands, each a value; the last two and the row's sum are returned."""
+    steps = [
+        f"    {value} = {a} * 0.5 + {b}" for value, a, b in zip(values, [operands[0], *values], operands, strict=False)
+    ]
+    results = "T[M_, N_], T[M_, N_], T[M_, 1]"
+    lines = [
+        f"def {name}({', '.join(f'{operand}: T[M_, N_]' for operand in operands)}) -> tuple[{results}]:",
+        *steps,
+        f"    return {values[-1]}, {values[-2]}, F_.sum({values[-1]} * {operands[-1]})",
+    ]
+    return spec_of("@chain_(M_=3, N_=40)\n" + "\n".join(lines) + f"\nmade = {name}\n")
+
+
+def agrees(spec: Chain, target: Target) -> None:
+    """The reference with numpy on the sums as they are, and the kernel in the emulator with the reference."""
+    rng = np.random.default_rng(0)
+    operands = [rng.standard_normal((3, 40)).astype(np.float32) for _ in spec.graph.inputs]
+    wanted = [operands[0] * 0.5 + operands[0]]
+    for operand in operands[1:]:
+        wanted.append(wanted[-1] * 0.5 + operand)
+    found = reference(spec.graph)(*operands)
+    kernel = compile(spec, target, on="emulator", validate=False)
+    for results in (found, kernel(*operands)):
+        np.testing.assert_allclose(results[0], wanted[-1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(results[1], wanted[-2], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(results[2], (wanted[-1] * operands[-1]).sum(-1, keepdims=True), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("first", range(0, len(WORDS), 2 * BATCH), ids=lambda first: WORDS[first])
+def test_operands_and_values_may_be_called_what_python_numpy_or_a_compiler_call_theirs(first: int) -> None:
+    spare = [f"spare_{i}" for i in range(2 * BATCH)]
+    words = (WORDS[first : first + 2 * BATCH] + spare)[: 2 * BATCH]
+    agrees(sums_called(words[:BATCH], words[BATCH:]), H200)
+    agrees(sums_called(words[BATCH:], words[:BATCH]), MI300X)
+
+
+@pytest.mark.parametrize(
+    "name", ["abs", "float", "min", "range", "main", "np", "half", "threadIdx", "template", "take", "self", "F"]
+)
+def test_a_chain_and_its_dims_may_be_called_so_too(name: str, target: Target) -> None:
+    agrees(sums_called(["a", "b"], ["c", "d"], name=name), target)
+    sized = spec_of(
+        f"size = type(M_)({name!r})\n@chain_(**{{{name!r}: 3}}, N_=40)\n"
+        "def made(a: T[size, N_], b: T[size, N_]) -> tuple[T[size, N_], T[size, N_], T[size, 1]]:\n"
+        "    c = a * 0.5 + a\n    d = c * 0.5 + b\n    return d, c, F_.sum(d * b)\n"
+    )
+    agrees(sized.at(**{name: 5}).at(**{name: 3}), target)
+    assert f"def {name}{'_' * (name == 'F')}(" in torch_source(sums_called(["a", "b"], ["c", "d"], name=name).graph)
+    found, columns = reference(
+        spec_of(
+            f"@chain_(M_=3, N_=40)\ndef {name}(x: T[M_, N_]) -> tuple[T[M_, 3], I[M_, 3]]:\n"
+            f"    return F_.topk(F_.gelu(x, approximate='none'), 3)\nmade = {name}\n"
+        ).graph
+    )(np.tile(np.arange(40.0), (3, 1)))
+    assert columns.tolist() == [[39, 38, 37]] * 3
+    assert found.shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "body", ["float = abs(x)\n    return float('inf') + float", "min = F_.min(x)\n    return x * min(x, 1)"]
+)
+def test_a_function_of_python_that_a_variable_hides_is_an_error_with_its_place(body: str) -> None:
+    with pytest.raises(SpecError, match=r"(float is Python's own|called like a function)(.|\n)*another"):
+        spec_of(f"@chain_(M_=3, N_=40)\ndef made(x: T[M_, N_]) -> T[M_, N_]:\n    {body}\n")
+    with pytest.raises(SpecError, match=":4: UnboundLocalError while the spec ran"):
+        spec_of(
+            "@chain_(M_=3, N_=40)\ndef made(x: T[M_, N_]) -> T[M_, N_]:\n    y = x\n    return len(y) + (len := y)\n"
+        )
 
 
 def one_of_each(spec: Chain, target: Target) -> Iterator[Plan]:
