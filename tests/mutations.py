@@ -378,6 +378,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     # ---- asynchronous copies and clusters
     mutation("fetched vectors not awaited", "shared memory is read before the bulk copies land", LN_FETCHED,
              r"  wait_arrivals\(arrivals\);\n", ""),
+    mutation("copies' barrier not published", "they may find another count than it was made with", LN_FETCHED,
+             r'asm volatile\("fence\.mbarrier_init[^\n]*', ""),
     mutation("one fetched vector not counted", "the wait ends when the first of them has landed", LN_FETCHED,
              r"expect_arrival\(arrivals, \d+\)", "expect_arrival(arrivals, 8192)"),
     mutation("vector fetched in part", "its last block stays what it was", LN_FETCHED,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -82,6 +84,7 @@ __shared__ mbarrier_t full[2], empty[2];
 const int i = threadIdx.x, tiles = n / 96;
 if (i == 0) {
   for (int s = 0; s < 2; ++s) { init(&full[s], 1); init(&empty[s], 3); }
+  publish_init();
 }
 __syncthreads();
 if (i >= 96) {
@@ -151,7 +154,7 @@ RIGHT = [
             f"{HEAD}for (int k = 0; k < 2; ++k) {{\n  if (i == 0) {{ expect(&bar, 512); load(tile, x, 512, &bar); }}\n"
             "  wait(&bar, 0);\n  y[i] = tile[127 - i];\n  __syncthreads();\n  if (i == 0) {\n"
             "    asm volatile(\"mbarrier.inval.shared::cta.b64 [%0];\" :: \"r\"(shared_address(&bar)) : \"memory\");\n"
-            "    init(&bar, 1);\n  }\n  __syncthreads();\n}", lambda x: x[::-1], MBARRIER),
+            "    init(&bar, 1);\n    publish_init();\n  }\n  __syncthreads();\n}", lambda x: x[::-1], MBARRIER),
 ]  # fmt: skip
 
 
@@ -242,6 +245,43 @@ def test_right_programs(program: Program, check: bool) -> None:
 @pytest.mark.parametrize("program", BUGS, ids=lambda program: program.name)
 def test_planted_bug_is_reported_where_it_stands(program: Program, seed: int) -> None:
     require_fault(program, check=True, seed=seed)
+
+
+PROXY = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+MADE = "if (i == 0) { init(&bar, 1); publish_init(); }"
+PUBLISHED = {
+    "by the other fence": f"if (i == 0) {{ init(&bar, 1); {PROXY} }}",
+    "by the other fence of a thread that knows": f"if (i == 0) init(&bar, 1);\n__syncthreads();\nif (i == 9) {PROXY}",
+    "by the fence of who copies": f"if (i == 9) init(&bar, 1);\n__syncthreads();\nif (i == 0) {PROXY}",
+}
+UNPUBLISHED = {
+    "without a fence": "if (i == 0) init(&bar, 1);",
+    "in front of it": "if (i == 0) { publish_init(); init(&bar, 1); }",
+    "by another thread": "if (i == 0) init(&bar, 1);\n__syncthreads();\nif (i == 9) publish_init();",
+    "by one that has not met": f"if (i == 0) init(&bar, 1);\nif (i == 9) {PROXY}",
+}
+
+
+@needs_check
+@pytest.mark.parametrize("made", PUBLISHED.values(), ids=PUBLISHED)
+def test_an_mbarrier_that_is_published(made: str) -> None:
+    require_right(replace(RIGHT[0], body=RIGHT[0].body.replace(MADE, made)), check=True)
+
+
+@needs_check
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("made", UNPUBLISHED.values(), ids=UNPUBLISHED)
+def test_an_mbarrier_that_is_not_published_to_copies_is_reported(made: str, seed: int) -> None:
+    bug = replace(RIGHT[0], body=RIGHT[0].body.replace(MADE, made), before=at("LOAD"), kind="mbarrier",
+                  says="counted by an mbarrier that no fence has published")  # fmt: skip
+    require_fault(bug, check=True, seed=seed)
+
+
+@needs_check
+def test_an_mbarrier_that_is_made_anew_is_published_anew() -> None:
+    right = next(program for program in RIGHT if program.name == "an mbarrier that is made anew")
+    bug = replace(right, body=right.body.replace("    publish_init();\n", ""), before=at("LOAD"), kind="mbarrier")
+    require_fault(bug, check=True)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -27,15 +27,16 @@ Not found:
 - an access out of a local array through a pointer (an index into the array itself is checked);
 - a race between lanes that a partial __syncwarp(mask) of other lanes seems to order;
 - an access that the host compiler drops because nothing uses its value;
-- a missing proxy fence, but for shared memory that is written by plain stores and read by wgmma or a bulk store;
-- a fragment of A in registers that changes while a wgmma reads it;
+- a missing proxy fence, but for shared memory that is written by plain stores and read by wgmma or a bulk store, and
+  for mbarriers that count copies;
 - subnormal halves that gfx90a's matrix instructions take for zeros;
 - whatever is about speed, registers, occupancy, bank conflicts, weak memory order, or the error of approximate
   mathematics and of the sums that matrix instructions make.
 
 Reported though a GPU would forgive it: threads that all write the same value to one place; one block's plain accesses
 ordered with another's by anything but `__threadfence(); atomic` ("last block done"); a `_sync` operation that the lanes
-of its mask reach on different lines.
+of its mask reach on different lines; a copy counted by an mbarrier that no fence has published, where the toolkit is of
+PTX 9.3 or later.
 
 The blocks of a cluster run together on one worker, each with its own shared memory, which the others may reach.
 

@@ -1,7 +1,8 @@
 // mbarriers, bulk copies, and the fences between them. What waits takes the line of its statement.
 //
 // A form for shared::cluster takes addresses of other blocks (mapa); one for shared::cta those of its own. A fence of
-// the asynchronous proxy counts where shared memory is read after it; no other fence here orders anything.
+// the asynchronous proxy counts where shared memory is read after it, and it or fence.mbarrier_init where a copy is
+// counted by an mbarrier; see runtime/checker_copies.cpp.
 #pragma once
 
 namespace simt {
@@ -66,7 +67,7 @@ SIMT_PTX_WAIT(ptx_mbarrier_test_wait_parity_shared_cta_b64, mbarrier_test)
 SIMT_PTX_WAIT(ptx_mbarrier_test_wait_parity_acquire_cta_shared_cta_b64, mbarrier_test)
 SIMT_PTX_WAIT(ptx_mbarrier_test_wait_parity_acquire_cluster_shared_cta_b64, mbarrier_test)
 
-SIMT_INLINE void ptx_fence_mbarrier_init_release_cluster() {}
+SIMT_INLINE void ptx_fence_mbarrier_init_release_cluster() { fence_mbarriers(); }
 SIMT_INLINE void ptx_fence_proxy_async() { fence_proxy(); }
 SIMT_INLINE void ptx_fence_proxy_async_shared_cta() { fence_proxy(); }
 SIMT_INLINE void ptx_fence_proxy_async_global() {}

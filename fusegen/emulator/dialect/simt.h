@@ -165,6 +165,7 @@ void wait_all_copies();
 
 // --- mbarriers, by their addresses in the window
 void mbarrier_init(u64 address, u32 count, int line);
+void fence_mbarriers();  // fence.mbarrier_init: the mbarriers that this thread has made may be used by them
 void mbarrier_invalidate(u64 address, int line);
 u64 mbarrier_arrive(u64 address, u32 count, u32 expected_bytes, int line);  // the state before
 void mbarrier_expect(u64 address, u32 bytes, int line);

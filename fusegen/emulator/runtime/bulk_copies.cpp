@@ -90,6 +90,7 @@ static void issue(const Copy& copy, u64 to, u64 mbarrier) {
     fail_at(Fault::mbarrier, copy.site, 0, "a bulk copy into one block, counted by an mbarrier of another");
   }
   BulkLoad load{copy, mbarrier_at(mbarrier, true, copy.site)};
+  checker_use_mbarrier(load.mbarrier, copy.site);
   checker_begin_copy(copy);
   if (!worker->adversarial) {
     land(load);

@@ -99,11 +99,13 @@ struct Meeting {
   Known latest;  // to be joined into `given`
   Known taken;   // by who sees the phase complete
   u32 phase;     // of reads: that `taken` tells of
+  Stamp made;    // of an mbarrier: by whom, and when
 };
 
 struct Clocks {
   std::vector<ThreadOrder> threads;  // of the cluster, by author
   Clock fenced;                      // below these phases some fence.proxy.async has come behind an author's writes
+  Clock fenced_mbarriers;            // and it or fence.mbarrier_init behind what mbarriers an author has made
   std::unordered_map<const void*, Meeting> meetings;
   std::vector<std::vector<Stamp>> readers;  // of cells, where there are several
   std::vector<u32> free_readers;

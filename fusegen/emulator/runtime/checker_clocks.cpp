@@ -147,6 +147,7 @@ void clocks_begin_cluster(Checker& checker, u32 threads) {
   all.threads.assign(threads, ThreadOrder{checker.phase, nullptr});
   all.meetings.clear();
   all.fenced.clear();
+  all.fenced_mbarriers.clear();
   all.latest_left = all.latest_right = all.latest_join = nullptr;
 }
 
@@ -185,7 +186,42 @@ void checker_fence_proxy(const Fiber& fiber) {
     join(all.fenced, *thread.known);
   }
   learn(all.fenced, author_of(fiber), thread.phase + 1);
+  join(all.fenced_mbarriers, all.fenced);
   thread.phase = ++worker->checker->phase;
+}
+
+// --- mbarriers that count copies
+
+void checker_made_mbarrier(const Fiber& fiber, const void* mbarrier, const void* site) {
+  if (!worker->checker->clocks) {
+    return;
+  }
+  Critical critical;
+  meeting_at(mbarrier).made = clocks_stamp(fiber, offset_of_site(site));
+}
+
+void checker_fence_mbarriers(const Fiber& fiber) {
+  if (!worker->checker->clocks) {
+    return;
+  }
+  Critical critical;
+  ThreadOrder& thread = clocks().threads[author_of(fiber)];
+  learn(clocks().fenced_mbarriers, author_of(fiber), thread.phase + 1);
+  thread.phase = ++worker->checker->phase;
+}
+
+void checker_use_mbarrier(const void* mbarrier, const void* site) {
+  if (!worker->checker->clocks) {
+    return;
+  }
+  Critical critical;
+  const Stamp made = meeting_at(mbarrier).made;
+  const Clock& fenced = clocks().fenced_mbarriers;
+  if (made.phase && (made.who >= fenced.size() || made.phase >= fenced[made.who])) {
+    fail_at(Fault::mbarrier, site, made.site,
+            "this copy is counted by an mbarrier that no fence has published: fence.mbarrier_init.release.cluster must "
+            "come behind mbarrier.init, or fence.proxy.async");
+  }
 }
 
 void clocks_require_fenced(const Region& region, const Cell& cell, const char* place, const void* site) {

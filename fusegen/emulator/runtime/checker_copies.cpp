@@ -3,6 +3,11 @@
 // From issue to wait the destination belongs to the copy: whoever touches it, the issuing thread too, is told. Then it
 // is as if written by the thread that has waited, or, where an mbarrier counts the copy, by an author whom a thread
 // knows that has seen the phase complete. A source in shared memory may only be read until the copy has read it.
+//
+// The mbarrier. That threads see it made is what __syncthreads or the cluster's barrier is for. That a copy does, too,
+// takes a fence behind mbarrier.init, by the thread that made it (fence.mbarrier_init.release.cluster), or by one that
+// knows of it (fence.proxy.async). PTX says since 9.3 that copies reach mbarriers by the generic proxy, so that meeting
+// is enough; before, it left that open, and NVIDIA's guide and libraries fence. Kernels here run under older drivers.
 #ifdef SIMT_CHECK
 
 #include <algorithm>

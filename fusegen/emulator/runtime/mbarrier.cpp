@@ -79,7 +79,9 @@ void mbarrier_init(u64 address, u32 count, int line) {
   if (count == 0 || count > arrival_limit) {
     fail_at(Fault::mbarrier, site, 0, "an mbarrier for %u arrivals; 1 to %u are possible", count, arrival_limit);
   }
-  *mbarrier_at(address, false, site) = packed({0, count, count, 0});
+  u64* mbarrier = mbarrier_at(address, false, site);
+  *mbarrier = packed({0, count, count, 0});
+  checker_made_mbarrier(*current_fiber(), mbarrier, site);
 }
 
 void mbarrier_invalidate(u64 address, int line) {

@@ -243,6 +243,8 @@ void fence() { current_fiber()->fenced = true; }
 void fence_proxy() { checker_fence_proxy(*current_fiber()); }
 
 int device_printf(const char* format, ...) {
+void fence_mbarriers() { checker_fence_mbarriers(*current_fiber()); }
+
   char text[4096];
   va_list arguments;
   va_start(arguments, format);

@@ -305,6 +305,9 @@ void checker_complete(const void* object);                     // whose phase co
 void checker_acquire(const Fiber& fiber, const void* object);  // and tells it to who has waited
 const Report* checker_suspicion(Worker& worker);               // see checker_rules.cpp; null if there is none
 #else
+void checker_made_mbarrier(const Fiber& fiber, const void* mbarrier, const void* site);
+void checker_fence_mbarriers(const Fiber& fiber);
+void checker_use_mbarrier(const void* mbarrier, const void* site);  // by a copy that it counts
 inline Checker* make_checker() { return nullptr; }
 inline void destroy_checker(Checker*) {}
 inline void checker_begin_launch(Worker&) {}
@@ -332,5 +335,8 @@ inline void checker_complete(const void*) {}
 inline void checker_acquire(const Fiber&, const void*) {}
 inline const Report* checker_suspicion(Worker&) { return nullptr; }
 #endif
+inline void checker_made_mbarrier(const Fiber&, const void*, const void*) {}
+inline void checker_fence_mbarriers(const Fiber&) {}
+inline void checker_use_mbarrier(const void*, const void*) {}
 
 }  // namespace simt
