@@ -102,11 +102,12 @@ class Wgmma:
         word = "unsigned" if wide else "unsigned short"
         immediates = "" if wide else f", {immediates}"
         name = f"wgmma.mma_async.sync.aligned.m64n{self.n}k{self.k}.f32.{self.number}.{self.number}"
+        steps = self.steps or self.depth // self.k
         advance_a, advance_b = self.advance(self.trans_a, 64, stride_a), self.advance(self.trans_b, self.n, stride_b)
         call = (
-            "unsigned fragments[4];\n    for (int i = 0; i < 4; ++i) fragments[i] = *reinterpret_cast<const unsigned*>("
+            "for (int i = 0; i < 4; ++i) fragments[step][i] = *reinterpret_cast<const unsigned*>("
             f"left + (threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 2 * 8) * {self.depth} + step * {self.k} + "
-            f"threadIdx.x % 4 * {1 if wide else 2} + i / 2 * {self.k // 2});\n    multiply(d, fragments, "
+            f"threadIdx.x % 4 * {1 if wide else 2} + i / 2 * {self.k // 2});\n    multiply(d, fragments[step], "
             if self.registers
             else f"multiply(d, describe(place + step * {advance_a}, {leading_a}, {stride_a}), "
         )
@@ -134,8 +135,9 @@ extern "C" __global__ void __launch_bounds__(128) kernel(const uint4* image, con
   const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(tile));
   float d[{half}];
   for (int i = 0; i < {half}; ++i) d[i] = 1000.0f;
+  {f"unsigned fragments[{steps}][4];" if self.registers else ""}
   fence(); // FENCE
-  for (int step = 0; step < {self.steps or self.depth // self.k}; ++step) {{
+  for (int step = 0; step < {steps}; ++step) {{
     {call}describe(place + {offset_b} + step * {advance_b}, {leading_b}, {stride_b}), 1);
   }}
   commit(); // COMMIT
@@ -321,6 +323,14 @@ BROKEN = [
     ),
     ("a scale of two", [("p, 1, 1", "p, 1, 2")], "tensor", "a scale of 2 for wgmma", "WGMMA"),
 ]
+FRAGMENTS = Wgmma("bf16", 32, registers=True)
+OVERWRITTEN = {
+    "by the next step's": [("[step]", "[0]")],
+    "behind the loop": [("  commit(); // COMMIT\n", "  commit();\n  fragments[1][2] = 0; // BUG\n")],
+    "behind the wait for the group before": [
+        ("wait<0>(); // WAIT", "wait<1>();\n  fragments[0][3] = 0; // BUG\n  wait<0>();")
+    ],
+}
 
 
 @needs_check
@@ -338,6 +348,25 @@ def test_planted_bug_is_reported_where_it_stands(changes: Any, kind: str, says: 
         lines = source.splitlines()
         places = [lines[place - 1] for place in (fault.line, fault.other_line) if place]
         assert any(word in place for word in where.split("|") for place in places), fault
+
+
+@needs_check
+@pytest.mark.parametrize("changes", OVERWRITTEN.values(), ids=OVERWRITTEN)
+def test_registers_of_a_that_are_written_while_they_are_read_are_reported(changes: Any) -> None:
+    for seed in (0, 1):
+        with pytest.raises(KernelFault, match="write of a register of A while a wgmma") as caught:
+            FRAGMENTS.run(changed(*changes, wgmma=FRAGMENTS), check=True, seed=seed)
+        assert caught.value.kind == "race"
+        assert "fragments[" in str(caught.value.source_line)
+
+
+def test_registers_of_a_written_too_early_show_in_the_numbers_when_products_come_late() -> None:
+    for changes in OVERWRITTEN.values():
+        source = changed(*changes, wgmma=FRAGMENTS)
+        got, want = FRAGMENTS.run(source, check=False, seed=0)
+        assert np.array_equal(got, want)
+        got, _ = FRAGMENTS.run(source, check=False, seed=1)
+        assert not np.array_equal(got, want)
 
 
 @needs_check

@@ -10,7 +10,8 @@ instruction's order: a destination by reference, an immediate as a number, `_` a
 instructions are `.reg` declarations, braces, labels, `bra` and predicates in front (`@p`, `@!p`), so the usual loop
 around mbarrier.try_wait needs no form of its own. Anything else is refused with the line and the instruction.
 
-A wgmma.mma_async writes its outputs after the statement, so they are passed as they stand, not copied back. Its columns
+A wgmma.mma_async writes its outputs and reads its registers after the statement, so the former are passed as they
+stand, not copied back, and the latter with the places of their variables. Its columns
 (m64n128k16) and the axes of a tensor copy (tensor.2d) are an argument of one template, as in m64nNk16<128>, which is
 given the line first.
 """
@@ -37,7 +38,7 @@ _DECLARED = {
     "f32": "float", "f64": "double",
 }  # fmt: skip
 _SIZE = re.compile(r"(?<=_m64n)\d+(?=k)|(?<=_tensor_)\d+(?=d_)")  # in the name of an instruction of many sizes
-_LATER = "wgmma.mma_async"  # writes its outputs some time after the statement
+_LATER = "wgmma.mma_async"  # writes its outputs, and reads its registers, some time after the statement
 _MNEMONIC = r"[A-Za-z][\w.]*(?:::[\w.]+)*"
 _INSTRUCTION = re.compile(rf"(?:@(?P<guard>!?\w+)\s+)?(?P<mnemonic>{_MNEMONIC})(?:\s+(?P<operands>.+))?", re.DOTALL)
 _OPERANDS = re.compile(r"\[[^\]]*\]|\{[^}]*\}|[^,\s][^,]*")
@@ -100,7 +101,8 @@ class _Statement:
         if not self.text.strip():
             return 'asm volatile("" ::: "memory");'
         statements = [self._translate(part.strip()) for part in re.split(r"(?<=[{};])", self._without_vectors())]
-        references = range(len(self.outputs)) if _LATER in self.text else range(0)
+        later = _LATER in self.text
+        references = range(len(self.outputs)) if later else range(0)
         before: list[str] = []
         for place, (constraint, expression) in enumerate(self.operands):
             kind = self._type(constraint)
@@ -108,6 +110,8 @@ class _Statement:
                 before.append(f"{kind}& simt_{place} = {expression};")
             elif constraint.startswith("="):
                 before.append(f"{kind} simt_{place};")
+            elif later and constraint == "r":
+                before.append(f"const simt::PtxRegister simt_{place} = simt::ptx_register({expression});")
             elif kind == "auto":
                 before.append(f"const simt::u32 simt_{place} = simt::ptx_immediate({expression});")
             else:

@@ -18,6 +18,16 @@ SIMT_INLINE void ptx_out(T& place, Register value) {
   place = __builtin_bit_cast(T, value);
 }
 
+// For an instruction that reads its registers later.
+template <class T>
+SIMT_INLINE PtxRegister ptx_register(T& variable) {
+  return {ptx_in<u32>(variable), reinterpret_cast<const u32*>(&variable)};
+}
+template <class T>
+SIMT_INLINE PtxRegister ptx_register(T&& value) {
+  return {ptx_in<u32>(value), nullptr};
+}
+
 // Of the constraint "n", whatever its type: of the width of an immediate that is written out.
 template <class T>
 SIMT_INLINE constexpr u32 ptx_immediate(T value) {

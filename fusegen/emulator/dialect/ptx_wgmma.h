@@ -1,7 +1,7 @@
 // wgmma: matrix instructions of a warpgroup, which read shared memory and write accumulators some time before the wait.
 //
 // ptx.py makes a template's argument of the size in a name, gives the line first, and passes accumulators as they stand
-// in the kernel, since they change after the statement.
+// in the kernel, since they change after the statement, and registers of A with their places, since they are read then.
 #pragma once
 
 namespace simt {

@@ -133,10 +133,21 @@ void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int 
 void store_matrices(u32 count, u64 address, const u32* fragments, int line);  // stmatrix
 
 // --- wgmma, by the warpgroups of a block: n / 2 accumulators by reference, then the operands of the instruction
+// A register that an instruction reads some time after it is issued: its bits then, and where it lies, if it is a variable.
+struct PtxRegister {
+  u32 bits;
+  const u32* place;
+
+  inline __attribute__((always_inline)) operator u32() const { return bits; }
+};
+
 struct WgmmaOperand {
   u64 bits;
 
-  inline __attribute__((always_inline)) WgmmaOperand(float& place) : bits(reinterpret_cast<u64>(&place)) {}
+  const u32* place = nullptr;  // of a register that is read until the wait
+
+  inline __attribute__((always_inline)) WgmmaOperand(float& sum) : bits(reinterpret_cast<u64>(&sum)) {}
+  inline __attribute__((always_inline)) WgmmaOperand(const PtxRegister& value) : bits(value.bits), place(value.place) {}
   inline __attribute__((always_inline)) WgmmaOperand(u64 value) : bits(value) {}
   inline __attribute__((always_inline)) WgmmaOperand(u32 value) : bits(value) {}
   inline __attribute__((always_inline)) WgmmaOperand(int value) : bits(static_cast<u64>(i64{value})) {}

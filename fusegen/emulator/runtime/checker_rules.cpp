@@ -252,7 +252,7 @@ void check_access(const void* address, u64 bytes, Access access, bool needs_valu
   const Fiber& fiber = *static_cast<const Fiber*>(current_fiber());
   if (static_cast<u64>(place - fiber.stack_low) < fiber.stack_bytes || bytes == 0) {
     if (fiber.wgmma.pending || fiber.wgmma.high) {
-      touch_registers(*current_fiber(), place, bytes, verb(access), site);
+      touch_registers(*current_fiber(), place, bytes, verb(access), access != Access::read, site);
     }
     return;
   }

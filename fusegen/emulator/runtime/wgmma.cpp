@@ -1,7 +1,7 @@
 // wgmma.mma_async: 64 x n += 64 x 16 times 16 x n (of tf32, 8 deep) by the 128 threads of a warpgroup, some time before they wait for it.
 //
 // When it reads and writes is open until then. So it does at once in the plain schedule; in an adversarial one the
-// accumulators are NaN until the wait, and the shared memory is read then. All threads of the warpgroup meet where they
+// accumulators are NaN until the wait, and the shared memory and the registers of A are read then. All threads of the warpgroup meet where they
 // issue one; the first that waits for it ends its reads for all of them, since a pipeline's stage is commonly given
 // back by one thread of a warpgroup.
 //
@@ -111,19 +111,23 @@ static void read_matrix(const Wgmma& operation, const SharedMatrix& matrix, floa
   });
 }
 
+static u32 fragment_bits(const WgmmaOperand& fragment) {
+  return fragment.place ? *fragment.place : static_cast<u32>(fragment.bits);
+}
+
 static void read_fragments(const Wgmma& operation, float* a) {
   if (operation.number == Number::tf32) {
     for (u32 i = 0; i < 4 * warpgroup_threads; ++i) {
       const u32 thread = i / 4, part = i % 4, lane = thread % 32;
       const u32 row = thread / 32 * 16 + lane / 4 + part % 2 * 8, depth = lane % 4 + part / 2 * 4;
-      a[row * 8 + depth] = tf32_value(operation.fragments[i]);
+      a[row * 8 + depth] = tf32_value(fragment_bits(operation.fragments[i]));
     }
     return;
   }
   for (u32 i = 0; i < 8 * warpgroup_threads; ++i) {
     const u32 thread = i / 8, part = i % 8 / 2, half = i % 2, lane = thread % 32;
     const u32 row = thread / 32 * 16 + lane / 4 + part % 2 * 8, depth = lane % 4 * 2 + half + part / 2 * 8;
-    const u32 bits = operation.fragments[thread * 4 + part];
+    const u32 bits = fragment_bits(operation.fragments[thread * 4 + part]);
     a[row * 16 + depth] = value_of(operation.number, static_cast<u16>(bits >> 16 * half));
   }
 }
@@ -231,7 +235,7 @@ static Wgmma operation_of(const Warpgroup& group) {
       operation.sums.push_back(reinterpret_cast<float*>(mine[i].bits));
     }
     for (u32 i = 0; operation.a_in_registers && i < 4; ++i) {
-      operation.fragments.push_back(static_cast<u32>(mine[each + i].bits));
+      operation.fragments.push_back(mine[each + i]);
     }
   }
   return operation;
@@ -393,8 +397,9 @@ void end_wgmma(const Fiber& fiber) {
   }
 }
 
-// A thread touches its own local memory: not while that is an accumulator, and not without a fence afterwards.
-void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* verb, const void* site) {
+// A thread touches its own local memory: not while that is an accumulator, and not without a fence afterwards; and it
+// does not write what is still read as a register of A.
+void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* verb, bool writes, const void* site) {
   WgmmaOrder& order = fiber.wgmma;
   if (order.pending) {
     const Warpgroup& group = warpgroup_of(fiber);
@@ -406,6 +411,18 @@ void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* ver
         if (sum < place + bytes && place < sum + sizeof(float)) {
           fail_at(Fault::race, site, worker->launch->image.site(operation.site),
                   "%s of an accumulator of a wgmma.mma_async that this thread has not waited for", verb);
+        }
+      }
+      if (!writes || !operation.a_in_registers || operation.waited[thread]) {
+        continue;
+      }
+      for (u32 i = 4 * thread; i < 4 * thread + 4; ++i) {
+        const auto* fragment = reinterpret_cast<const char*>(operation.fragments[i].place);
+        if (fragment && fragment < place + bytes && place < fragment + sizeof(u32)) {
+          fail_at(Fault::race, site, worker->launch->image.site(operation.site),
+                  "%s of a register of A while a wgmma.mma_async that this thread has not waited for may still be "
+                  "reading it",
+                  verb);
         }
       }
     }

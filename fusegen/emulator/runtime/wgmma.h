@@ -41,7 +41,7 @@ struct Wgmma {
   bool adds;   // to what the accumulators hold
   float sign;  // of the product
   const void* site;
-  std::vector<u32> fragments;  // of A: four registers a thread
+  std::vector<WgmmaOperand> fragments;  // of A: four registers a thread
   std::vector<float*> sums;    // n / 2 a thread
   std::vector<float> addends;  // likewise; none if an earlier instruction gives them
   bool landed = false;

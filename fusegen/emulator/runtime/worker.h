@@ -236,7 +236,7 @@ const char* name_of(WarpOperation operation);
 
 // wgmma.cpp
 void end_wgmma(const Fiber& fiber);
-void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* verb, const void* site);
+void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* verb, bool writes, const void* site);
 void tell_of_warpgroup(Block& block);  // if it waits for a thread that does not come
 
 // signals.cpp: crashes and timeouts become reports for as long as one of these exists
