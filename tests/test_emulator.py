@@ -663,7 +663,7 @@ def test_ucontext_fallback_runs(tmp_path: Path) -> None:
         f'{case.before}extern "C" __global__ void kernel(const float* x, float* y, int* count) {{\n{case.body}\n}}\n',
         32,
     )
-    text = rewrite_shared(source).text + "\nSIMT_EXPORT(kernel)\n"
+    text = rewrite_shared(source).text + "\nSIMT_EXPORT(kernel, (), ())\n"
     made, log = toolchain.build_kernel(text, entry="kernel", warp=32, check=False, cache=tmp_path, runtime=library)
     assert log is None
     kernel = EmulatedKernel(made, source, "kernel", "fallback.cu", warp=32, check=False, alignment=16)

@@ -130,7 +130,7 @@ def test_portable_half_conversion_is_the_same(tmp_path: Path) -> None:
     text = (
         CONVERT.replace("TYPE", "__half").replace("TO_FLOAT", "float(in[i])").replace("FROM_FLOAT", "__half(from[i])")
     )
-    text = f"#include <cuda_fp16.h>\n{text}\nSIMT_EXPORT(convert)\n"
+    text = f"#include <cuda_fp16.h>\n{text}\nSIMT_EXPORT(convert, (), ())\n"
     library, log = toolchain.build_kernel(
         text, entry="kernel", warp=32, check=False, cache=None, extra=["-DSIMT_PORTABLE_HALF"]
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -171,6 +173,10 @@ BROKEN = [
     ("cp.async.bulk.wait_group.read 0;", "", "race"),
     ("fence.proxy.async.shared::cta;", "", "race"),
     (f"expect(&full[s], {STAGE_BYTES});", f"expect(&full[s], {STAGE_BYTES // 2});", "mbarrier|race"),
+    ("    publish_init();\n", "", "mbarrier"),
+    ("setmaxnreg.dec.sync.aligned.u32 40;", "", "deadlock"),  # nothing is given back
+    ("setmaxnreg.inc.sync.aligned.u32 232;", "setmaxnreg.inc.sync.aligned.u32 240;", "deadlock"),
+    ('asm volatile("setmaxnreg.dec', 'if (warp == 0) asm volatile("setmaxnreg.dec', "registers"),
 ]
 
 
@@ -242,8 +248,55 @@ BUGS = [
     Program("too few come", f"{TILE_OF_128}if (half) meet(2, 96);\ny[i] = 1.0f;", before=MEET_HERE, kind="deadlock",
             says="this thread waits at barrier 2, where 64 of 96 threads have arrived"),
     Program("too many registers", "asm volatile(\"setmaxnreg.inc.sync.aligned.u32 260;\"); // BUG\ny[0] = 1.0f;",
-            kind="tensor", says="setmaxnreg to 260 registers"),
+            kind="registers", says="setmaxnreg to 260 registers"),
 ]  # fmt: skip
+
+
+def moves(action: str, registers: int, who: str = "true") -> str:
+    return f'if ({who}) asm volatile("setmaxnreg.{action}.sync.aligned.u32 {registers};"); // BUG\n'
+
+
+# Two warpgroups of 128 registers a thread.
+REGISTERS = Program("", "y[threadIdx.x] = x[threadIdx.x];", lambda x: x, attributes="__launch_bounds__(256, 2)",
+                    threads=256, size=256)  # fmt: skip
+MOVED = [
+    moves("dec", 40, "threadIdx.x < 128") + moves("inc", 216, "threadIdx.x >= 128"),
+    moves("inc", 216, "threadIdx.x >= 128") + moves("dec", 40, "threadIdx.x < 128"),
+    moves("dec", 64) + "__syncthreads();\n" + moves("inc", 128),
+]
+STUCK = [
+    (moves("inc", 136), "deadlock", "waits for 136 registers and has 128, and the block's pool has 0 more"),
+    (moves("dec", 40, "threadIdx.x < 128") + moves("inc", 224, "threadIdx.x >= 128"), "deadlock",
+     "waits for 224 registers and has 128, and the block's pool has"),
+    (moves("dec", 40, "threadIdx.x < 32"), "registers",
+     "warp 0 has executed setmaxnreg 1 times and has 40 registers, warp 1 of its warpgroup 0 times and has 128"),
+    (moves("dec", 40, "threadIdx.x < 96") + moves("inc", 216, "threadIdx.x >= 128"), "registers",
+     "all warps of a warpgroup must execute the same"),
+    (moves("dec", 40, "threadIdx.x % 128 < 64") + moves("dec", 48, "threadIdx.x % 128 >= 64"), "registers",
+     "has 40 registers, warp 2 of its warpgroup 1 times and has 48"),
+    (moves("dec", 40, "threadIdx.x % 32 < 16"), "registers", "setmaxnreg by lanes 0xffff of a warp"),
+    (moves("dec", 136), "registers", "setmaxnreg.dec to 136 registers of a warp that has 128"),
+    (moves("inc", 120), "registers", "setmaxnreg.inc to 120 registers of a warp that has 128"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", BUILDS)
+@pytest.mark.parametrize("body", MOVED)
+def test_registers_move_between_warpgroups(body: str, check: bool) -> None:
+    require_right(replace(REGISTERS, body=body + REGISTERS.body), check=check)
+
+
+@pytest.mark.parametrize("check", BUILDS)
+@pytest.mark.parametrize(("body", "kind", "says"), STUCK, ids=[each[2] for each in STUCK])
+def test_registers_that_do_not_come_are_reported(body: str, kind: str, says: str, check: bool) -> None:
+    for seed in (0, 1, 2):
+        require_fault(replace(REGISTERS, body=body + REGISTERS.body, kind=kind, says=says), check=check, seed=seed)
+
+
+def test_registers_of_a_kernel_without_bounds_are_not_known() -> None:
+    bug = replace(REGISTERS, attributes="", body=moves("dec", 40), kind="registers",
+                  says="setmaxnreg in a kernel without __launch_bounds__")  # fmt: skip
+    require_fault(bug, check=False)
 
 
 @pytest.mark.parametrize("check", BUILDS)

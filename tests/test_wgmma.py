@@ -769,6 +769,11 @@ BROKEN = [
     ("turns", 2, "start_barrier(empty + 8 * stage, 8)", "start_barrier(empty + 8 * stage, 4)"),
     ("turns", 2, "__cluster_barrier_arrive();  // until", "//"),
     ("turns", 1, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', ""),
+    ("turns", 1, 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");', ""),
+    ("turns", 1, 'asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");', ""),  # nothing is given back
+    ("turns", 1, "setmaxnreg.inc.sync.aligned.u32 232;", "setmaxnreg.inc.sync.aligned.u32 240;"),
+    ("turns", 1, 'asm volatile("setmaxnreg.dec', 'if (threadIdx.x < 32) asm volatile("setmaxnreg.dec'),
+    ("turns", 2, 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");', ""),
     ("halves", 1, "left + own * 8192", "left"),
     ("halves", 1, "start_barrier(empty + 8 * stage, 8)", "start_barrier(empty + 8 * stage, 4)"),
 ]  # fmt: skip
@@ -813,12 +818,12 @@ BROKEN_FRAGMENTS = [  # at a depth of 72, whose last slice is mostly zeros, or o
     (520, "__syncwarp();  // all pairs are there", ""),
     (520, "wait_at(empty + 8 * stage, parity);\n          gain_slices", "gain_slices"),
     (520, "if (lane == 0) arrive_at(turn + 8 * (own ^ 1));", ""),
+    (520, "prepared[1]", "prepared[0]"),  # what is being multiplied does not stay
 ]
 
 
 @needs_check
 @pytest.mark.parametrize(("depth", "old", "new"), BROKEN_FRAGMENTS)
-    (520, "prepared[1]", "prepared[0]"),  # what is being multiplied does not stay
 def test_broken_fragments_are_caught(depth: int, old: str, new: str) -> None:
     def edit(text: str) -> str:
         assert old in text

@@ -15,7 +15,7 @@ A broken rule ends the launch with a KernelFault that names the line of the emit
 Its kinds, by the build that finds them:
 
     both    divergent-barrier divergent-warp inactive-lane mask deadlock timeout trap stack-overflow divide-by-zero
-            mbarrier tensor
+            mbarrier tensor registers
     fast    segfault
     check   out-of-bounds misaligned uninitialised read-only race shift
 
@@ -30,7 +30,7 @@ Not found:
 - a missing proxy fence, but for shared memory that is written by plain stores and read by wgmma or a bulk store, and
   for mbarriers that count copies;
 - subnormal halves that gfx90a's matrix instructions take for zeros;
-- whatever is about speed, registers, occupancy, bank conflicts, weak memory order, or the error of approximate
+- whatever is about speed, spilled registers, occupancy, bank conflicts, weak memory order, or the error of approximate
   mathematics and of the sums that matrix instructions make.
 
 Reported though a GPU would forgive it: threads that all write the same value to one place; one block's plain accesses
@@ -46,9 +46,13 @@ too early, in the numbers. The checking build reports either whatever the seed: 
 belongs to the copy.
 
 Matrix instructions (mma.sync with ldmatrix, MFMA, wgmma) multiply exactly, sum in double and round once; all lanes of
-the warp, or of the warpgroup, must take part. A wgmma reads shared memory and writes its accumulators between issue and
-wait, as above; until a thread has waited, its accumulators are not to be touched, and shared memory not to be written.
-A tensor map is an argument of its own (`fusegen.tensor_map.TensorMap`), and a Buffer says what it may reach.
+the warp, or of the warpgroup, must take part. A wgmma reads shared memory and registers of A and writes its
+accumulators between issue and wait, as above; until a thread has waited, its accumulators are not to be touched, and
+neither shared memory nor the variables that it gave for A to be written. A tensor map is an argument of its own
+(`fusegen.tensor_map.TensorMap`), and a Buffer says what it may reach.
+
+setmaxnreg moves registers through a pool of the block, which has as many as its __launch_bounds__ allow: who takes more
+waits until others have given back, and all warps of a warpgroup must do the same.
 
 Refused when compiling: PTX instructions without a function in dialect/ptx*.h, cooperative groups, textures, and
 whatever else dialect/ doesn't declare, INFINITY and uint32_t among them, as with NVRTC.

@@ -17,7 +17,7 @@ from typing import Any
 from fusegen.emulator import toolchain
 from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable, Index, KernelFault, LaunchError
 from fusegen.emulator.ptx import rewrite_asm
-from fusegen.emulator.rewrite import cluster_dims, require_grid_constants, rewrite_shared, rewrite_vectors
+from fusegen.emulator.rewrite import attribute, require_grid_constants, rewrite_shared, rewrite_vectors
 from fusegen.tensor_map import TensorMap
 from fusegen.types import tf32
 
@@ -43,6 +43,7 @@ KINDS = (
     "resources",
     "mbarrier",
     "tensor",
+    "registers",
 )
 
 TENSOR_MAP_MAGIC = 0x70616D2D726F736E  # tells a tensor map from other bytes
@@ -156,6 +157,7 @@ class _Request(ctypes.Structure):
         ("trampoline", ctypes.c_void_p),
         ("kernel", ctypes.c_void_p),
         ("static_shared_end", ctypes.c_void_p),
+        ("registers", ctypes.c_uint32),
         ("report", _Report),
     )
 
@@ -317,8 +319,8 @@ def build(
         rewritten = rewrite_shared(rewrite_vectors(rewrite_asm(source)))
     except EmulatorBuildError as refusal:
         raise EmulatorBuildError(f"{filename}: {refusal}") from None
-    export = ", ".join([entry, *cluster_dims(source, entry)])
-    text = f"{rewritten.text}\nSIMT_EXPORT({export})\n"
+    bounds, cluster = attribute(source, entry, "__launch_bounds__"), attribute(source, entry, "__cluster_dims__")
+    text = f"{rewritten.text}\nSIMT_EXPORT({entry}, ({bounds}), ({cluster}))\n"
     if "__bf16" in source:
         text = f"#include <cuda_bf16.h>\n#line 1\n{text}"  # HIP's compiler knows this type without a header
     library, log = toolchain.build_kernel(text, entry=entry, warp=warp, check=check, contract=contract, cache=cache_dir)

@@ -104,16 +104,16 @@ def rewrite_vectors(source: str) -> str:
     return _with_changes(source, changes)
 
 
-def cluster_dims(source: str, entry: str) -> list[str]:
-    """What stands in the __cluster_dims__ of a kernel, as written; nothing if it has none."""
+def attribute(source: str, entry: str, name: str) -> str:
+    """What stands in the __cluster_dims__ or __launch_bounds__ of a kernel, as written; empty if it has none."""
     tokens = list(read_tokens(source))
     for index, token in enumerate(tokens):
-        if token.text == "__cluster_dims__":
+        if token.text == name:
             end = matching(tokens, index + 1)
             head = itertools.takewhile(lambda each: each.text not in ("{", ";"), tokens[end:])
             if any(each.text == entry for each in head):
-                return [plain_text(source, tokens[index + 2 : end])]
-    return []
+                return plain_text(source, tokens[index + 2 : end])
+    return ""
 
 
 def require_grid_constants(source: str) -> None:

@@ -33,8 +33,8 @@ SIMT_INLINE void ptx_elect_sync(PtxNothing, bool& p, u32 mask, SIMT_LINE) {
   p = elected(lane, mask, line);
 }
 
-SIMT_INLINE void ptx_setmaxnreg_inc_sync_aligned_u32(u32 registers, SIMT_LINE) { set_registers(registers, line); }
-SIMT_INLINE void ptx_setmaxnreg_dec_sync_aligned_u32(u32 registers, SIMT_LINE) { set_registers(registers, line); }
+SIMT_INLINE void ptx_setmaxnreg_inc_sync_aligned_u32(u32 registers, SIMT_LINE) { set_registers(registers, true, line); }
+SIMT_INLINE void ptx_setmaxnreg_dec_sync_aligned_u32(u32 registers, SIMT_LINE) { set_registers(registers, false, line); }
 
 // Launches here come one after another.
 SIMT_INLINE void ptx_griddepcontrol_wait() {}

@@ -89,6 +89,7 @@ enum class Fault : u32 {
   resources,
   mbarrier,
   tensor,
+  registers,
 };
 
 // Ends the launch with a report. `line` is the kernel's source line, or 0 when the caller's address must tell it.
@@ -101,7 +102,7 @@ int barrier_reduce(int predicate, Reduce how, int line);
 
 // By a part of the block; no count stands for all of it. Who does not wait has arrived.
 void named_barrier(u32 id, u32 threads, bool waits, int line);
-void set_registers(u32 registers, int line);
+void set_registers(u32 registers, bool takes, int line);  // setmaxnreg: .inc takes, .dec gives
 
 // --- warp-wide. Each operation names the lanes that take part; `converged` stands for the forms without a mask, and
 // means those lanes that arrive together, as on a machine that runs a warp in lock step.
@@ -132,7 +133,6 @@ void mfma(Number number, u32 size, const void* a, const void* b, float* d, int m
 void load_matrices(u32 count, bool transposed, u64 address, u32* fragments, int line);  // ldmatrix: 8x8 of 16 bits
 void store_matrices(u32 count, u64 address, const u32* fragments, int line);  // stmatrix
 
-// --- wgmma, by the warpgroups of a block: n / 2 accumulators by reference, then the operands of the instruction
 // A register that an instruction reads some time after it is issued: its bits then, and where it lies, if it is a variable.
 struct PtxRegister {
   u32 bits;
@@ -141,6 +141,7 @@ struct PtxRegister {
   inline __attribute__((always_inline)) operator u32() const { return bits; }
 };
 
+// --- wgmma, by the warpgroups of a block: n / 2 accumulators by reference, then the operands of the instruction
 struct WgmmaOperand {
   u64 bits;
 
@@ -164,6 +165,7 @@ u64 shared_window(const void* address);        // the address in PTX's shared st
 const void* from_shared(u64 address);          // and back
 void fence();      // __threadfence: what this thread wrote becomes visible through a later atomic
 void fence_proxy();  // fence.proxy.async: what this thread knows of may be read by asynchronous instructions
+void fence_mbarriers();  // fence.mbarrier_init: the mbarriers that this thread has made may be used by them
 void yield_now();  // lets other threads of the block run, so that one thread may spin on another
 int device_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 i64 clock_ticks();
@@ -176,7 +178,6 @@ void wait_all_copies();
 
 // --- mbarriers, by their addresses in the window
 void mbarrier_init(u64 address, u32 count, int line);
-void fence_mbarriers();  // fence.mbarrier_init: the mbarriers that this thread has made may be used by them
 void mbarrier_invalidate(u64 address, int line);
 u64 mbarrier_arrive(u64 address, u32 count, u32 expected_bytes, int line);  // the state before
 void mbarrier_expect(u64 address, u32 bytes, int line);
@@ -255,6 +256,7 @@ struct Request {
   Trampoline trampoline;
   void* kernel;
   u32* static_shared_end;  // of the kernel's library: how far its static __shared__ variables reach so far
+  u32 registers;           // of a thread, at most, by its launch bounds; 0 if it has none
   Report report;
 };
 

@@ -3,8 +3,8 @@
 
 namespace simt {
 
-// No thread can run, and some are left. A thread that waits at a warp operation is the one to tell of, then one that
-// waits at an mbarrier or a barrier of part of a block, then at the cluster's barrier; where all wait at a block's, that has spoken already.
+// No thread can run, and some are left. One that waits for registers is the one to tell of, then one that waits at a
+// warp operation, at an mbarrier or a barrier of part of a block, then at the cluster's barrier; where all wait at a block's, that has spoken already.
 static void tell_of_warp_operation(Block& block) {
   for (Warp& warp : block.warps) {
     if (!warp.waiting) {
@@ -26,6 +26,7 @@ static void tell_of_warp_operation(Block& block) {
 
 void Worker::report_deadlock() {
   for (Block& block : blocks) {
+    tell_of_registers(block);
     tell_of_warp_operation(block);
     tell_of_warpgroup(block);
   }
@@ -81,6 +82,7 @@ void Worker::begin_block(Block& block, u64 linear) {
     warp.ready = 0;
     make_ready(warp, warp.members);
   }
+  begin_registers(block);
   for (Fiber& fiber : block.fibers) {
     // Stacks start at different offsets, or the first lines of all of them would fall into the same cache sets.
     char* top = fiber.stack_low + fiber.stack_bytes - 64 - ((fiber.linear * 208) & 8191);
@@ -93,6 +95,7 @@ void Worker::begin_block(Block& block, u64 linear) {
     fiber.mbarrier = nullptr;
     fiber.wgmma = WgmmaOrder{};
     fiber.named_barrier = nullptr;
+    fiber.wants_registers = false;
     fiber.at_cluster_barrier = false;
     fiber.cluster_arrivals = 0;
     fiber.cluster_waits = 0;

@@ -81,12 +81,4 @@ void fail_at_named_barrier(const Fiber& fiber) {
            static_cast<u32>(&named - block.named), named.arrived, named.expected);
 }
 
-// Moves registers between warpgroups; how many a thread has is nothing that the emulator knows.
-void set_registers(u32 registers, int line) {
-  current_fiber()->line = line;
-  if (registers < 24 || registers > 256 || registers % 8) {
-    fail(Fault::tensor, line, "setmaxnreg to %u registers; a multiple of 8 from 24 to 256 is wanted", registers);
-  }
-}
-
 }  // namespace simt

@@ -225,6 +225,7 @@ void thread_finished() {
     complete_converged(warp);
   }
   if (block.live == 0) {
+    end_registers(block);
     checker_end_block(block);
   } else if (block.arrived == block.live) {
     complete_barrier(block);
@@ -242,9 +243,9 @@ void fence() { current_fiber()->fenced = true; }
 
 void fence_proxy() { checker_fence_proxy(*current_fiber()); }
 
-int device_printf(const char* format, ...) {
 void fence_mbarriers() { checker_fence_mbarriers(*current_fiber()); }
 
+int device_printf(const char* format, ...) {
   char text[4096];
   va_list arguments;
   va_start(arguments, format);

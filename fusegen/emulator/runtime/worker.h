@@ -35,6 +35,7 @@ struct Fiber : ThreadView {
   u64* mbarrier;     // it sleeps at this one, or null
   WgmmaOrder wgmma;
   NamedBarrier* named_barrier;  // it sleeps at this one, or null
+  bool wants_registers;
   bool at_cluster_barrier;
   u32 cluster_arrivals;
   u32 cluster_waits;
@@ -68,6 +69,10 @@ struct Warp {
   u64 waiting;  // at a warp operation
   u64 at_barrier;
   u32 first_thread;
+  u32 registers;  // of each lane
+  u32 wanted;     // more than that while it waits for them
+  u32 register_changes;
+  int register_line;  // of the latest
   Combine combine;
   LaneWait lanes[64];
 };
@@ -83,6 +88,7 @@ struct Block : BlockView {
 
   std::vector<Warpgroup> warpgroups;
   NamedBarrier named[named_barriers];
+  u32 free_registers = 0;  // that warps have given back, by the lane of a warp
 
   // the block barrier
   u32 arrived = 0;
@@ -225,6 +231,11 @@ void complete_bytes(u64* mbarrier, u32 bytes, const void* site);
 // named_barriers.cpp
 [[noreturn]] void fail_at_named_barrier(const Fiber& fiber);
 
+// registers.cpp
+void begin_registers(Block& block);
+void end_registers(const Block& block);
+void tell_of_registers(const Block& block);  // if a warp waits for some that do not come
+
 // cluster.cpp
 void leave_cluster(const Fiber& fiber);
 [[noreturn]] void fail_at_cluster_barrier(const Fiber& fiber);
@@ -294,6 +305,9 @@ void checker_begin_source(const Copy& copy);  // for a copy that reads shared me
 void checker_end_source(const Copy& copy);
 void checker_end_load(const Copy& copy, const void* mbarrier);
 void checker_fence_proxy(const Fiber& fiber);
+void checker_made_mbarrier(const Fiber& fiber, const void* mbarrier, const void* site);
+void checker_fence_mbarriers(const Fiber& fiber);
+void checker_use_mbarrier(const void* mbarrier, const void* site);  // by a copy that it counts
 void checker_begin_read(const char* place, const void* site);  // of 16 bytes, which goes on until all have waited
 void checker_end_read(const char* place, const void* reader, const void* site, u32 phase);
 u32 checker_next_phase(const void* reader);
@@ -305,9 +319,6 @@ void checker_complete(const void* object);                     // whose phase co
 void checker_acquire(const Fiber& fiber, const void* object);  // and tells it to who has waited
 const Report* checker_suspicion(Worker& worker);               // see checker_rules.cpp; null if there is none
 #else
-void checker_made_mbarrier(const Fiber& fiber, const void* mbarrier, const void* site);
-void checker_fence_mbarriers(const Fiber& fiber);
-void checker_use_mbarrier(const void* mbarrier, const void* site);  // by a copy that it counts
 inline Checker* make_checker() { return nullptr; }
 inline void destroy_checker(Checker*) {}
 inline void checker_begin_launch(Worker&) {}
@@ -324,6 +335,9 @@ inline void checker_begin_source(const Copy&) {}
 inline void checker_end_source(const Copy&) {}
 inline void checker_end_load(const Copy&, const void*) {}
 inline void checker_fence_proxy(const Fiber&) {}
+inline void checker_made_mbarrier(const Fiber&, const void*, const void*) {}
+inline void checker_fence_mbarriers(const Fiber&) {}
+inline void checker_use_mbarrier(const void*, const void*) {}
 inline void checker_begin_read(const char*, const void*) {}
 inline void checker_end_read(const char*, const void*, const void*, u32) {}
 inline u32 checker_next_phase(const void*) { return 0; }
@@ -335,8 +349,5 @@ inline void checker_complete(const void*) {}
 inline void checker_acquire(const Fiber&, const void*) {}
 inline const Report* checker_suspicion(Worker&) { return nullptr; }
 #endif
-inline void checker_made_mbarrier(const Fiber&, const void*, const void*) {}
-inline void checker_fence_mbarriers(const Fiber&) {}
-inline void checker_use_mbarrier(const void*, const void*) {}
 
 }  // namespace simt
