@@ -10,13 +10,17 @@
     │   ├── CompileError        the runtime compiler refused the source
     │   ├── ValidationError     the kernel disagrees with its reference
     │   └── Drift               a golden source differs from what is emitted
-    └── MissingError            something is missing on this machine         exit 3
+    ├── MissingError            something is missing on this machine         exit 3
+    └── OutputError             what was made can't be written               exit 74
 
 The first line of a message is one sentence that stands alone; further lines add what was found, what was wanted and
 what to do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class FusegenError(Exception):
@@ -71,6 +75,24 @@ class MissingError(FusegenError):
     """Something this request needs is missing on this machine; the message says how to get it."""
 
     exit_code = 3
+
+
+class OutputError(FusegenError):
+    """What was made can't be written to where it was sent: a full disk, say, or a folder without permission."""
+
+    exit_code = 74  # EX_IOERR of sysexits.h
+
+
+@contextmanager
+def writing(what: object, advice: str) -> Iterator[None]:
+    """Around whatever writes `what`: what the system says against it becomes OutputError, with `advice` behind it."""
+    try:
+        yield
+    except BrokenPipeError:  # a reader that has seen enough is no error
+        raise
+    except OSError as error:
+        found = f"{error.filename or what} can't be written: {error.strerror or error}"
+        raise OutputError(f"{found}\n  {advice}" if advice else found) from error
 
 
 class Where:

@@ -11,13 +11,14 @@ depends on the spec and the target alone: neither on this machine, nor on its co
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fusegen.errors import Drift, RequestError
+from fusegen.errors import Drift, RequestError, writing
 from fusegen.planner import plan
 from fusegen.rendering import render
 from fusegen.spec import Chain, load_chains
@@ -83,31 +84,22 @@ def all_emitted(chains: Sequence[Chain], targets: Iterable[Target]) -> Iterator[
 def write(files: Iterable[File], out: Path, *, prune: Iterable[Target] = ()) -> Changes:
     """Bring `files` into `out`, each whole or not at all; remove what no chain makes for the targets of `prune`.
 
-    Raises RequestError where `out` can't be written.
+    Raises OutputError where `out` can't be written, and RequestError for what lies there and can't be read.
     """
-    try:
-        return written_to(files, out, prune)
-    except OSError as error:
-        raise RequestError(
-            f"{error.filename or out} can't be written: {error.strerror}\n  name another folder with --out"
-        ) from error
-
-
-def written_to(files: Iterable[File], out: Path, prune: Iterable[Target]) -> Changes:
-    """What `write` does, with the disk's own errors."""
     written: list[Path] = []
     unchanged: list[Path] = []
     kept = list(files)
-    for file in kept:
-        place = out / file.path
-        if read(place) == file.text:
-            unchanged.append(place)
-            continue
-        write_whole(place, file.text)
-        written.append(place)
-    removed = [out / path for path in stale(kept, out, prune)]
-    for place in removed:
-        place.unlink()
+    with writing(out, "name another folder with --out"):
+        for file in kept:
+            place = out / file.path
+            if read(place) == file.text:
+                unchanged.append(place)
+                continue
+            write_whole(place, file.text)
+            written.append(place)
+        removed = [out / path for path in stale(kept, out, prune)]
+        for place in removed:
+            place.unlink()
     return Changes(tuple(written), tuple(removed), tuple(unchanged))
 
 
@@ -155,20 +147,29 @@ def unified(before: str, after: str, path: Path) -> str:
 
 
 def read(path: Path) -> str | None:
-    """The text as it is, line ends included; None where there is no such file."""
+    """The text as it is, line ends included; None where there is no such file. Raises RequestError for what can't be
+    read, such as a folder."""
     try:
         return path.read_bytes().decode("utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise RequestError(f"{path} can't be read: {error.strerror}\n  it is to be a file; move it away") from error
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name and move it into place, so that no reader ever sees half of it."""
+    """Write a file under another name and move it into place, so that no reader sees half of it. Raises OSError."""
+    if path.is_dir():  # `/` and `.` have no name that another could be made of
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(text.encode())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.filename:
+            error.filename = str(path)  # the other name is nobody's concern
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

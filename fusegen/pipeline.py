@@ -230,7 +230,12 @@ def proven(kernel: Kernel) -> Report:
     if entry is not None and entry.verdict is not None and grounds.items() <= entry.verdict.items():
         try:
             report = Report.from_json(entry.verdict["report"])
-        except (KeyError, TypeError, ValueError) as error:  # kept by another version, or by nobody we know
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+        ) as error:  # kept by another version, or by nobody we know
             log.debug("%s: the verdict kept with it can't be read: %r", kernel.source.plan.name, error)
         else:
             log.debug("%s was validated before on %s", kernel.source.plan.name, where)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.benchmark import Bench, Entry
-from fusegen.errors import MissingError, RequestError
+from fusegen.errors import MissingError, RequestError, writing
 
 FORMATS = (".svg", ".png", ".pdf")
 INK, PALE, GRID = "#1f2933", "#7b8794", "#e4e7eb"
@@ -72,7 +72,8 @@ def check_file(file: Path) -> None:
 def roofline(benches: Sequence[Bench], file: Path) -> None:
     """Draw the benchmarks, which are of one device, into an SVG, PNG or PDF file.
 
-    Raises MissingError without matplotlib, RequestError for another kind of file or where there is no point to draw.
+    Raises MissingError without matplotlib, RequestError for another kind of file or where there is no point to draw,
+    and OutputError where the file can't be written.
     """
     check_file(file)
     points = [point for bench in benches for point in points_of(bench)]
@@ -87,7 +88,8 @@ def roofline(benches: Sequence[Bench], file: Path) -> None:
             draw_roofs(axes, benches[0], points)
             draw_points(axes, points, len(benches))
             frame(axes, benches)
-            figure.savefig(file, dpi=180, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
+            with writing(file, "name another file"):
+                figure.savefig(file, dpi=180, metadata={"Date": None} if file.suffix.lower() == ".svg" else None)
         finally:
             plt.close(figure)
 

@@ -20,7 +20,9 @@ import keyword
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -371,16 +373,17 @@ def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
     module = importlib.util.module_from_spec(loader)
     sys.modules[label] = module  # inspect.get_annotations finds the module's globals through it
     try:
-        loader.loader.exec_module(module)
+        with staying():
+            loader.loader.exec_module(module)
     except SpecError as error:
         if error.where is None:  # dims() and f16[...] know no place: they are also used outside of specs
             raise SpecError(str(error), where_in(file, error)) from error
         raise
-    except FusegenError:
+    except (FusegenError, KeyboardInterrupt):
         raise
     except SyntaxError as error:
         raise SpecError(f"not Python: {error.msg}", Where(str(file), error.lineno or 0)) from error
-    except (Exception, SystemExit) as error:  # a spec that calls sys.exit() is wrong; fusegen goes on
+    except BaseException as error:  # a spec that calls sys.exit() is wrong; fusegen goes on
         if isinstance(error, ValueError) and "null bytes" in str(error):  # a SyntaxError from Python 3.11.4 on
             raise SpecError(f"not Python: {error}", Where(str(file), 0)) from error
         where = where_in(file, error)
@@ -393,6 +396,26 @@ def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
     if need and not found:
         raise RequestError(f"{file} has no chain in it; a chain is a function under @chain(...)")
     return found
+
+
+@contextmanager
+def staying() -> Iterator[None]:
+    """Let `os._exit()`, which no `except` could hold up, raise SystemExit inside: fusegen still has something to say.
+
+    Processes that are forked meanwhile, and other threads, leave as they mean to.
+    """
+    leave, here = os._exit, (os.getpid(), threading.get_ident())
+
+    def stay(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) != here:
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = stay
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def where_in(file: Path, error: BaseException) -> Where:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -492,7 +493,6 @@ def test_a_wrong_spec_is_one_sentence_with_its_place(
         (("plan", "chains.py", "--dtype", "f8"), "--dtype f8: arrays are stored as f16, bf16, f32"),
         (("plan", "chains.py", "--target", "cuda:h300"), "'cuda:h300' is not a target"),
         (("validate", "chains.py", "--target", "cuda", "--on", "abacus"), "'abacus' names no device; say auto, gpu"),
-        (("emit", "chains.py", "--out", "chains.py/x"), "can't be written: Not a directory\n  name another folder"),
     ],
 )
 def test_a_wrong_request_is_exit_2(run: Run, words: tuple[str, ...], says: str) -> None:
@@ -556,6 +556,34 @@ def test_an_unexpected_exception_is_called_a_bug(run: Run, monkeypatch: pytest.M
     assert result.exit_code == 70
     assert "Traceback" in result.stderr
     assert "this is a bug in fusegen" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "says"),
+    [
+        ("raise KeyboardInterrupt", 130, "interrupted"),
+        ("raise GeneratorExit('enough')", 2, "chains.py:1: GeneratorExit while the spec ran: enough"),
+        ("raise type('Own', (BaseException,), {})('enough')", 2, "chains.py:1: Own while the spec ran: enough"),
+        ("import os; os._exit(3)", 2, "chains.py:1: SystemExit while the spec ran: 3"),
+        ("import sys; sys.exit()", 2, "chains.py:1: SystemExit while the spec ran: "),
+    ],
+)
+def test_a_spec_that_wants_to_leave(run: Run, tmp_path: Path, does: str, code: int, says: str) -> None:
+    (tmp_path / "chains.py").write_text(does)
+    leave = os._exit
+    assert error_of(run("list", "chains.py"), code) == f"{says}\n"
+    error = document(run("list", "chains.py", "--json"), code)["error"]
+    assert (error["message"], error["exit_code"]) == (says, code)
+    assert os._exit is leave
+
+
+def test_a_spec_may_start_processes(run: Run, tmp_path: Path) -> None:
+    """What it forks ends as it means to."""
+    forked = "import os\nif not (child := os.fork()):\n    os._exit(7)\n"
+    (tmp_path / "chains.py").write_text(
+        f"{forked}assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n{SPEC}"
+    )
+    assert run("list", "chains.py").exit_code == 0
 
 
 def test_what_a_spec_prints_stays_out_of_json(run: Run, tmp_path: Path) -> None:
@@ -632,7 +660,7 @@ def test_a_closed_pipe_is_no_accident() -> None:
     [
         "list", "list --json", "list --ops", "--help", "plan --help", "--version", "cache info", "emit --check",
         "plan specs/copy.py --target cuda", "inspect specs/copy.py --target cuda", "doctor",
-        "inspect specs/copy.py --target cuda --json",
+        "inspect specs/copy.py --target cuda --json", "db export --shipped -", "db show --shipped",
     ],
 )  # fmt: skip
 def test_output_that_can_not_be_written_is_one_sentence(words: str) -> None:
@@ -650,6 +678,52 @@ def test_errors_keep_their_exit_codes_when_nothing_can_be_written() -> None:
             assert (done.returncode, b"Traceback" in done.stderr) == (2, False)
         silent = subprocess.run([*COMMAND, "plan", "nosuch", "--json"], stdout=full, stderr=full, cwd=ROOT)
         assert silent.returncode == 2
+
+
+def test_a_folder_that_can_not_be_written_is_exit_74(run: Run) -> None:
+    said = error_of(run("emit", "chains.py", "--target", "cuda", "--out", "chains.py/x"), 74)
+    assert "can't be written: Not a directory\n  name another folder with --out" in said
+    if Path("/proc").is_dir():  # where not even root may make a file
+        said = error_of(run("emit", "chains.py", "--target", "cuda", "--out", "/proc/x"), 74)
+        assert said.startswith("/proc/x can't be written: ")
+
+
+def test_a_full_disk_is_exit_74(tmp_path: Path) -> None:
+    """No file may grow beyond a few bytes, which is how a full disk begins."""
+    limited = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); from fusegen.cli.app import main; main()"
+    )
+    words = ("emit", "specs/copy.py", "--target", "cuda", "--out", str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", limited, *words], capture_output=True, cwd=ROOT, text=True)
+    assert (done.returncode, done.stdout) == (74, "")
+    assert done.stderr.startswith(f"{tmp_path}/cuda-h200/copy.cu can't be written: File too large\n")
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()], "half a file"
+
+
+def test_a_full_disk_under_temporary_files_is_exit_74(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x.cubin")
+    monkeypatch.setattr("fusegen.cli.inspecting.look", raising(full))
+    said = error_of(run("inspect", "chains.py:scaled", "--target", "cuda"), 74)
+    assert said.startswith("/tmp/x.cubin can't be written: No space left on device\n  free space there")
+
+
+def test_a_folder_in_a_file_s_place(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "generated/cuda-h200/scaled.cu").mkdir(parents=True)
+    for words in (("emit", "chains.py"), ("emit", "chains.py", "--check")):
+        said = error_of(run(*words, "--target", "cuda:h200"), 2)
+        assert "generated/cuda-h200/scaled.cu can't be read: Is a directory" in said
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_folder_whose_name_is_no_text(tmp_path: Path, encoding: str) -> None:
+    """In JSON it reads back as Python has it; as text it is escaped."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    environment = {**os.environ, "FUSEGEN_CACHE_DIR": str(folder), "PYTHONIOENCODING": f"{encoding}:strict"}
+    found = shell("cache", "info", "--json", env=environment)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout.decode())["folder"] == str(folder)
+    said = shell("cache", "info", env=environment)
+    assert said.stdout.startswith(rf"the cache in {tmp_path}/caf\udce9".encode())
 
 
 def test_closed_outputs() -> None:

@@ -213,7 +213,6 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("import", "other.py"), "other.py: line 2 is no JSON: Expecting value\n  nothing was taken from it"),
     (("import", "bad.jsonl"), "bad.jsonl: line 2: "),
     (("show", "-d", "other.py"), "other.py is damaged"),
-    (("export", "other.py/file"), "can't be written"),
     (("import", "good.jsonl", "-d", "other.py"), "it is left as it is"),
 ]
 
@@ -226,6 +225,15 @@ def test_wrong_requests(run: Run, tmp_path: Path, words: tuple[str, ...], said: 
     assert said in found.stderr
     assert (tmp_path / "other.py").read_text() == SPEC
     assert Database().rows() == []
+
+
+@pytest.mark.parametrize("words", ["export /", "export .", "export other.py/file", "import good.jsonl -d other.py/db"])
+def test_what_can_not_be_written_is_exit_74(run: Run, tmp_path: Path, words: str) -> None:
+    (tmp_path / "good.jsonl").write_text(f"{ROW.line()}\n")
+    Database().record([ROW])
+    found = run("db", *words.split(), code=74)
+    assert " can't be written: " in found.stderr
+    assert "Traceback" not in found.stderr
 
 
 def test_facts_are_rows_again(run: Run) -> None:

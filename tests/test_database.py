@@ -41,7 +41,7 @@ from fusegen.database import (
 )
 from fusegen.database.keys import layout_text
 from fusegen.database.rows import contradict
-from fusegen.errors import MissingError, RequestError
+from fusegen.errors import MissingError, OutputError, RequestError
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout
 from fusegen.spec import Chain, load_chains
@@ -240,6 +240,9 @@ UNSOUND: Mapping[str, Any] = {
     "a text as a number": changed(time_us="10"),
     "a time that is none": changed(time_us=float("nan")),
     "an endless time": changed(time_us=float("inf")),
+    "a time of very many digits": changed(time_us=int("9" * 401)),
+    "a time beyond all": changed(time_us=1e308),
+    "a share of next to nothing": changed(share=5e-324),
     "a negative time": changed(time_us=-1.0),
     "ok without a time": changed(time_us=0.0),
     "ok without launches": changed(repeats=0),
@@ -259,6 +262,12 @@ def test_what_was_never_measured_is_no_row(wrong: str) -> None:
     (found,) = read_lines(json.dumps(UNSOUND[wrong]))
     assert isinstance(found, Unsound)
     assert str(found).startswith("line 1: ")
+
+
+def test_a_number_that_python_does_not_read_is_no_row() -> None:
+    text = json.dumps(changed()).replace(f'"time_us": {ROW.time_us}', f'"time_us": {"9" * 5000}')
+    (found,) = read_lines(text)
+    assert str(found) == "line 1: time_us is inf, and wanted is 0 or a number from 1e-12 to 1e+12"
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "null", "\ufeff", '{"graph": NaN}'])
@@ -498,13 +507,26 @@ def test_an_unsound_row_is_passed_over(place: Path, caplog: pytest.LogCaptureFix
 def test_what_the_system_forbids_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     kept = Database(tmp_path / "file" / "tuned.db")
-    with pytest.raises(MissingError, match="can't be used"):
+    with pytest.raises(OutputError, match="can't be written: File exists"):
         kept.record([ROW])
     folder = Database(tmp_path)
-    with pytest.raises(MissingError, match="can't be used"):
+    with pytest.raises(MissingError, match="can't be read"):
         folder.rows()
     assert choose(FOUND, database=folder).plans == FOUND.plans
     assert "serve instead" in caplog.text
+
+
+def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9.db")
+    try:
+        place.touch()
+        place.unlink()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    kept = Database(place)
+    kept.record([ROW])
+    assert place.exists()
+    assert kept.rows() == [ROW]
 
 
 def test_a_busy_database_is_waited_for_and_then_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,13 @@ def test_a_bound_that_is_no_size(monkeypatch: pytest.MonkeyPatch, text: str) -> 
         Store("kernels")
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 5000, "8388608T", "9" * 40])
+def test_a_bound_that_no_disk_reaches(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("FUSEGEN_CACHE_SIZE", text)
+    with pytest.raises(RequestError, match=r"is more than any disk holds\n  write at most 4194304T"):
+        cache_bound()
+
+
 def test_least_recently_used_goes_first(small: Store) -> None:
     files = [kib(small, f"kernel_{number}") for number in range(9)]
     for age, file in enumerate(reversed(files)):

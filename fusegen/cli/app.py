@@ -17,9 +17,7 @@ import typer
 from fusegen import __version__
 from fusegen.cli import caching
 from fusegen.cli.showing import (
-    NOT_WRITTEN,
     Group,
-    OutputError,
     complain,
     going_out,
     print_json,
@@ -29,7 +27,7 @@ from fusegen.cli.showing import (
     verb,
     worst,
 )
-from fusegen.errors import RequestError
+from fusegen.errors import OutputError, RequestError
 
 app = typer.Typer(
     cls=Group,
@@ -89,7 +87,9 @@ def main() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:  # >&-
         complain("the output can't be written: it is closed\n")
-        sys.exit(NOT_WRITTEN)
+        sys.exit(OutputError.exit_code)
+    elif sys.stdout.errors == "strict":  # a file's name may hold what no encoding has
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         with going_out():  # typer's own output, such as --help; a verb's is its own business
             try:

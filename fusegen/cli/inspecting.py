@@ -6,7 +6,6 @@ the binary that the gate let through, usually the same; where it is another cand
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from fusegen import pipeline, planner
 from fusegen.cli import builds, plans
 from fusegen.cli.asking import spec_text
-from fusegen.cli.showing import show_code
+from fusegen.cli.showing import complain, show_code
 from fusegen.compiling import Binary
 from fusegen.database import choose
 from fusegen.errors import MissingError
@@ -67,9 +66,7 @@ def gated(chain: Chain, target: Target) -> tuple[Built, Binary]:
     assert built.binary is not None  # build() was asked for one
     refused = [v for v in built.verdicts if v.plan is not built.source.plan]
     if refused:
-        sys.stderr.write(
-            f"the first choice {refused[0].reason}; this is another candidate: {built.source.plan.regime}\n"
-        )
+        complain(f"the first choice {refused[0].reason}; this is another candidate: {built.source.plan.regime}\n")
     return built, built.binary
 
 

@@ -6,10 +6,12 @@ Results go to stdout; progress and errors go to stderr, so that a pipe carries r
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
 import typer
 from typer.core import TyperGroup
 
-from fusegen.errors import FusegenError, MissingError
+from fusegen.errors import FusegenError, MissingError, OutputError, writing
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -28,17 +30,13 @@ if TYPE_CHECKING:
 AS_JSON = "fusegen.as_json"
 UsageError: Any = typer.BadParameter.__base__  # typer's own or click's, as its version has it
 PLAIN_WIDTH = 4096  # in a pipe nothing is wrapped: the reader may be a program
-BUG, NOT_WRITTEN = 70, 74  # EX_SOFTWARE and EX_IOERR of sysexits.h
+BUG = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130  # what a shell says of a program that SIGINT ended
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})  # what only writing meets
 Parameters = ParamSpec("Parameters")
 
 
 # ---------------------------------------------------------------- verbs
-
-
-class OutputError(FusegenError):
-    """The result could not be written to where it was sent: a full disk, say."""
-
-    exit_code = NOT_WRITTEN
 
 
 def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, None]:
@@ -50,15 +48,19 @@ def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, Non
             code = function(*args, **kwargs)
             with going_out():
                 sys.stdout.flush()
-        except (FusegenError, MemoryError) as caught:
-            error = caught if isinstance(caught, FusegenError) else no_memory(caught)
-            complain(f"{error}\n")
-            if kwargs.get("as_json"):
-                print_error(type(error).__name__, str(error), error.exit_code)
-            raise typer.Exit(error.exit_code) from None
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
+        except KeyboardInterrupt:
+            complain("interrupted\n")
+            if kwargs.get("as_json"):
+                print_error("KeyboardInterrupt", "interrupted", INTERRUPTED)
+            raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
+            if (meant := meaning(error)) is not None:
+                complain(f"{meant}\n")
+                if kwargs.get("as_json"):
+                    print_error(type(meant).__name__, str(meant), meant.exit_code)
+                raise typer.Exit(meant.exit_code) from None
             complain(traceback.format_exc())
             complain(f"\nthis is a bug in fusegen: {type(error).__name__} was not expected here\n")
             complain("  please report it with the command, the spec and the lines above\n")
@@ -71,21 +73,35 @@ def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, Non
     return run
 
 
-def no_memory(error: MemoryError) -> MissingError:
-    found = f"this machine's memory can't hold what that takes: {str(error) or 'out of memory'}"
-    return MissingError(f"{found}\n  ask for smaller sizes with --set")
+def meaning(error: Exception) -> FusegenError | None:
+    """The error to show for one that was raised on purpose, or that says what this machine has too little of."""
+    if isinstance(error, FusegenError):
+        return error
+    if isinstance(error, MemoryError):
+        found = f"this machine's memory can't hold what that takes: {str(error) or 'out of memory'}"
+        return MissingError(f"{found}\n  ask for smaller sizes with --set")
+    if isinstance(error, OSError) and error.errno in FULL:
+        where = error.filename or "a file"
+        advice = "free space there; TMPDIR names another folder for temporary files"
+        return OutputError(f"{where} can't be written: {error.strerror}\n  {advice}")
+    return None
 
 
 @contextmanager
 def going_out() -> Iterator[None]:
     """Around whatever writes to stdout: raises OutputError where that can't be written."""
     try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
+        with writing("the output", ""):
+            yield
+    except OutputError:
         discard(sys.stdout)
-        raise OutputError(f"the output can't be written: {error.strerror or error}") from error
+        raise
+
+
+def put(text: str) -> None:
+    """Write to stdout as it is. Raises OutputError where that can't be written."""
+    with going_out():
+        sys.stdout.write(text)
 
 
 def discard(stream: TextIO) -> None:
@@ -101,6 +117,8 @@ def complain(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
+    except ValueError:  # a spec has closed it
+        pass
     except OSError:
         discard(sys.stderr)
 
@@ -175,8 +193,7 @@ def heading(text: str) -> None:
 def show_code(text: str, language: str) -> None:
     """Source code: coloured on a terminal, byte for byte in a pipe."""
     if not sys.stdout.isatty():
-        with going_out():
-            sys.stdout.write(text)
+        put(text)
         return
     from rich.syntax import Syntax
 
@@ -226,10 +243,19 @@ def times(before: float, after: float) -> str:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout. JSON has no infinities and no NaN: they become text."""
+    """One JSON document on stdout. JSON has no infinities and no NaN: they become text.
+
+    What stdout's encoding can't say, such as the bytes of a file's name that is no UTF-8 (Python has them as lone
+    surrogates), JSON has its own escapes for.
+    """
+    text = json.dumps(finite(document), indent=2, ensure_ascii=not is_utf8(sys.stdout), allow_nan=False)
+    put(re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     with going_out():
-        sys.stdout.write(json.dumps(finite(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         sys.stdout.flush()
+
+
+def is_utf8(stream: TextIO) -> bool:
+    return (stream.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def print_error(kind: str, message: str, exit_code: int) -> None:

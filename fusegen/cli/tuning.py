@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusegen.cli.showing import Progress, print_json, say, table
+from fusegen.cli.showing import Progress, complain, print_json, put, say, table
 from fusegen.database import Database, Measurement, Merged, Unsound, read_lines, read_shipped, write_lines
-from fusegen.errors import FusegenError, MissingError, RequestError
+from fusegen.errors import FusegenError, MissingError, RequestError, writing
 from fusegen.golden import write_whole
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def tune_each(tuner: Tuner, chains: Sequence[Chain], bar: Progress) -> tuple[lis
             if len(chains) == 1:
                 raise
             errors.append(error)
-            sys.stderr.write(f"{chain.name} at {chain.graph.sizes_text()} is not tuned: {error}\n")
+            complain(f"{chain.name} at {chain.graph.sizes_text()} is not tuned: {error}\n")
     return reports, errors
 
 
@@ -177,14 +176,12 @@ def types_text(row: Measurement) -> str:
 
 
 def write_rows(rows: Sequence[Measurement], file: str) -> None:
-    """As lines of JSON to a file, or to stdout for `-`. Raises RequestError where the file can't be written."""
+    """As lines of JSON to a file, or to stdout for `-`. Raises OutputError where that can't be written."""
     if file == "-":
-        sys.stdout.write(write_lines(rows))
+        put(write_lines(rows))
         return
-    try:
+    with writing(file, "name another file"):
         write_whole(Path(file), write_lines(rows))
-    except OSError as error:
-        raise RequestError(f"{file} can't be written: {error.strerror}\n  name another file") from error
     say(f"wrote {len(rows)} rows to {file}")
 
 

@@ -24,7 +24,9 @@ Status = Literal[
 ]
 STATUSES: tuple[Status, ...] = get_args(Status)
 MOST_TEXT = 1000  # characters of any text in a row
+MOST_DIGITS = 100  # of an integer
 LARGEST = 2**62  # SQLite's integers have 63 bits
+LEAST, MOST = 1e-12, 1e12  # of times in us, shares and rates: nothing beyond was measured, and all ratios are finite
 CONFLICT = 0.10  # two measurements of the same thing that lie further apart contradict each other
 
 
@@ -144,8 +146,8 @@ def bucket_end(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise Unsound(f"{name} is {value!r:.60}, and wanted is a number of at least 0")
+    if type(value) not in (int, float) or not (value == 0 or LEAST <= value <= MOST):
+        raise Unsound(f"{name} is {value!r:.60}, and wanted is 0 or a number from {LEAST:g} to {MOST:g}")
     return float(value)
 
 
@@ -219,13 +221,18 @@ def write_lines(rows: Iterable[Measurement]) -> str:
     return "".join(f"{row.line()}\n" for row in order)
 
 
+def whole_number(digits: str) -> int | float:
+    """JSON's number; one that no field may be is not taken literally, for which Python has a limit of its own."""
+    return int(digits) if len(digits) < MOST_DIGITS else float(digits)
+
+
 def read_lines(lines: str) -> Iterator[Measurement | Unsound]:
     """Each line's row, or what is wrong with it."""
     for number, line in enumerate(lines.splitlines(), 1):
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            values = json.loads(line, parse_int=whole_number)
             if not isinstance(values, dict):
                 raise Unsound("it is no table")
             yield Measurement.of(values)

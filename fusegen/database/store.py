@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 import platformdirs
 
 from fusegen.database.keys import Problem, Tools
 from fusegen.database.rows import FIELDS, KEY, Measurement, Unsound, better, contradict
-from fusegen.errors import MissingError, RequestError
+from fusegen.errors import FusegenError, MissingError, OutputError, RequestError
 
 log = logging.getLogger("fusegen.database")
 
@@ -67,8 +67,8 @@ def default_path() -> Path:
 class Database:
     """Rows by their keys, in the user's own file or the one at `path`.
 
-    Methods raise Unreadable for a file that is none of ours, and MissingError for one that the system does not let us
-    read or write, or that others keep busy.
+    Methods raise Unreadable for a file that is none of ours, OutputError for one that the system does not let us write,
+    and MissingError for one that it does not let us read, or that others keep busy.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -154,7 +154,7 @@ class Database:
     def connect(self, create: bool = False) -> sqlite3.Connection:
         """Open the file; reading may have to undo what a killed writer began, so it is not opened read-only."""
         mode = "rwc" if create else "rw"
-        uri = f"file:{quote(str(self.path.absolute()))}?mode={mode}"
+        uri = f"file:{quote(os.fsencode(self.path.absolute()))}?mode={mode}"
         return sqlite3.connect(uri, timeout=PATIENCE_S, isolation_level=None, uri=True)
 
     def write(self, change: Callable[[sqlite3.Connection], Result]) -> Result:
@@ -171,13 +171,13 @@ class Database:
                 return result
 
         try:
-            return self.guarded(attempt)
+            return self.guarded(attempt, "written")
         except Unreadable as error:
             if not self.own:
                 raise Unreadable(f"{error}\n  it is left as it is; name another file") from error
             found = error
-        self.guarded(lambda: self.set_aside(found))
-        return self.guarded(attempt)
+        self.guarded(lambda: self.set_aside(found), "written")
+        return self.guarded(attempt, "written")
 
     def set_aside(self, error: Unreadable) -> None:
         """Move what can't be used out of the way, unless another process has just done so."""
@@ -202,20 +202,22 @@ class Database:
         with closing(self.connect(create=True)) as connection:
             whole(connection, self.path)
 
-    def guarded(self, action: Callable[[], Result]) -> Result:
+    def guarded(self, action: Callable[[], Result], used: Literal["read", "written"] = "read") -> Result:
+        """What `action` gives; what SQLite or the system says against it, as an error of ours."""
         try:
             return action()
-        except sqlite3.Error as error:
-            raise self.meaning(error) from error
-        except OSError as error:
-            raise MissingError(f"{self.path} can't be used: {error}") from error
+        except (sqlite3.Error, OSError) as error:
+            raise self.meaning(error, used) from error
 
-    def meaning(self, error: sqlite3.Error) -> MissingError | Unreadable:
+    def meaning(self, error: sqlite3.Error | OSError, used: str) -> FusegenError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in NOT_OURS:
             return Unreadable(f"{self.path} is damaged: {error}")
-        busy = f"; another process has kept it busy for {PATIENCE_S:.0f} s" if code == sqlite3.SQLITE_BUSY else ""
-        return MissingError(f"{self.path} can't be used: {error}{busy}")
+        if code == sqlite3.SQLITE_BUSY:
+            kept = f"another process has kept it busy for {PATIENCE_S:.0f} s"
+            return MissingError(f"{self.path} can't be {used}: {error}; {kept}")
+        kind = OutputError if used == "written" else MissingError
+        return kind(f"{self.path} can't be {used}: {getattr(error, 'strerror', None) or error}")
 
 
 def values_of(part: Problem | Tools) -> tuple[object, ...]:

@@ -65,14 +65,20 @@ class KernelCache:
         self.entries.store(key, facts, binary.code)
 
 
+def is_count(number: object) -> bool:
+    """An integer that a compiler may report of registers or bytes."""
+    return type(number) is int and 0 <= number < 2**63
+
+
 def unpack(facts: Mapping[str, Any], code: bytes, key: Key, target: Target) -> Entry:
     """The entry behind the facts and bytes of a file. Raises Damaged for anything but what `store` wrote."""
     numbers, verdict = facts.get("resources"), facts.get("verdict")
     names = {f.name for f in fields(Resources)}
-    if not isinstance(numbers, dict) or set(numbers) != names or not all(type(n) is int for n in numbers.values()):
+    if not isinstance(numbers, dict) or set(numbers) != names or not all(is_count(n) for n in numbers.values()):
         raise Damaged("its resources are not those of this version")
     text = [facts.get("log"), facts.get("compiler")]
-    if not all(isinstance(t, str) for t in text) or not isinstance(facts.get("seconds"), (int, float)):
+    seconds: Any = facts.get("seconds")
+    if not all(isinstance(t, str) for t in text) or type(seconds) not in (int, float) or not 0 <= seconds < 1e9:
         raise Damaged("its header lacks a field")
     if verdict is not None and not isinstance(verdict, dict):
         raise Damaged("its verdict is no table")
@@ -83,7 +89,7 @@ def unpack(facts: Mapping[str, Any], code: bytes, key: Key, target: Target) -> E
         code=code,
         log=str(facts["log"]),
         compiler=str(facts["compiler"]),
-        seconds=float(facts["seconds"]),
+        seconds=float(seconds),
         resources=Resources(**numbers),
     )
     return Entry(binary, verdict)

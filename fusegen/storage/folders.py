@@ -16,6 +16,7 @@ from fusegen.errors import RequestError
 FOLDER_VARIABLE = "FUSEGEN_CACHE_DIR"
 SIZE_VARIABLE = "FUSEGEN_CACHE_SIZE"
 DEFAULT_BOUND = 512 * 2**20  # bytes: some 20,000 kernels, or as many of the emulator's libraries
+MOST_BOUND = 2**62  # bytes: file systems count in 63 bits
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 KINDS = {
@@ -61,9 +62,15 @@ def cache_bound() -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", text.upper(), re.ASCII)
     if found is None:
         raise RequestError(
-            f"{SIZE_VARIABLE}={text} is no size\n  write bytes, or K, M, G or T of them, as in 512M; 0 keeps nothing"
+            f"{SIZE_VARIABLE}={text:.40} is no size\n"
+            "  write bytes, or K, M, G or T of them, as in 512M; 0 keeps nothing"
         )
-    return int(float(found[1]) * UNITS[found[2]])
+    bound = float(found[1]) * UNITS[found[2]]
+    if bound > MOST_BOUND:
+        raise RequestError(
+            f"{SIZE_VARIABLE}={text:.40} is more than any disk holds\n  write at most {MOST_BOUND // UNITS['T']}T"
+        )
+    return int(bound)
 
 
 def make_folder(folder: Path) -> None:

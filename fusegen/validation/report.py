@@ -122,7 +122,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
-        """What `to_json` made. Raises KeyError, TypeError or ValueError for anything else."""
+        """What `to_json` made. Raises KeyError, TypeError, ValueError or OverflowError for anything else."""
         cases = []
         for found in data["cases"]:
             case = {name: found[name] for name in Case.__dataclass_fields__}
