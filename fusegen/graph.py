@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
 from numbers import Integral
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fusegen.errors import SpecError, Where
 from fusegen.types import Dim, DType, Shape, Size, TensorType, bf16, f16, f32, size_of
@@ -43,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One op, whole: meaning, device text, cost and error, in one place.
+    """One op, whole: meaning, device text, cost and error, in one place. Ops are compared by identity.
 
     `ref` is its meaning as numpy text, `expr` its device text; `{0}`, `{1}` are arguments (always names or bracketed
     literals), `{out}` the result. A reduction's `ref` takes the whole row and keeps its axis; its `expr` combines
@@ -77,6 +77,18 @@ class Op:
     @property
     def issued(self) -> int:
         return self.slots or self.flops
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are the op itself, by its name."""
+        return op_named, (self.name,)
+
+
+OPS: dict[str, Op] = {}
+"""By name; filled by fusegen.ops, the one place where ops are declared."""
+
+
+def op_named(name: str) -> Op:
+    return OPS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +170,13 @@ class Graph:
     names: Mapping[Node, str]
     sizes: Mapping[str, int]
     origin: Graph | None = None  # what the spec said, where passes have made another graph of it
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name} {self.signature} at {self.sizes_text()}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled as a table of its nodes: a graph of thousands is deeper than recursion goes."""
+        return graph_of_table, table_of_graph(self)
 
     @property
     def written(self) -> Graph:
@@ -470,6 +489,47 @@ def behind(nodes: Iterable[Node], until: Node | None = None) -> tuple[Node, ...]
                 seen.setdefault(current)
                 stack.pop()
     return tuple(seen)
+
+
+# ---------------------------------------------------------------- as a table
+
+
+FACTS = tuple(field.name for field in fields(Node) if field.name not in ("op", "inputs"))
+Row = tuple[Op, tuple[int, ...], Any]
+"""A node: op, the numbers of its arguments, everything else of it."""
+
+
+def table_of_graph(graph: Graph) -> tuple[Any, ...]:
+    """The nodes of a graph and of the one it was made of, which share many; then what is said of them, for each."""
+    graphs = [graph, *([graph.origin] if graph.origin else [])]
+    # an operand may be unused
+    nodes = tuple(dict.fromkeys(n for g in graphs for n in (*(t.node for t in g.inputs), *g.nodes)))
+    numbers = {node: number for number, node in enumerate(nodes)}
+    rows: list[Row] = [
+        (n.op, tuple(numbers[a] for a in n.inputs), tuple(getattr(n, fact) for fact in FACTS)) for n in nodes
+    ]
+    return tuple(rows), [facts_of(g, numbers) for g in graphs]
+
+
+def facts_of(graph: Graph, numbers: Mapping[Node, int]) -> tuple[Any, ...]:
+    names = [(numbers[node], name) for node, name in graph.names.items() if node in numbers]
+    inputs, outputs = ([(t.name, t.type, numbers[t.node]) for t in side] for side in (graph.inputs, graph.outputs))
+    return graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes)
+
+
+def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Graph:
+    nodes: list[Node] = []
+    for op, arguments, facts in rows:
+        nodes.append(Node(op, tuple(nodes[a] for a in arguments), **dict(zip(FACTS, facts, strict=True))))
+    made = None
+    for name, doc, where, *sides, names, sizes in reversed(graphs):
+        taken, given = (tuple(Tensor(n, type, nodes[number]) for n, type, number in side) for side in sides)
+        made = Graph(name, doc, where, taken, given, {nodes[number]: text for number, text in names}, sizes, made)
+    assert made is not None
+    return made
+
+
+# ---------------------------------------------------------------- shapes
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:

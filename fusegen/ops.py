@@ -10,7 +10,7 @@ with nothing left (all -inf) gives zeros.
 
 from __future__ import annotations
 
-import difflib
+import re
 from typing import Any
 
 from fusegen.errors import SpecError, UnknownOp
@@ -283,11 +283,15 @@ def cast(x: Value, dtype: DType) -> Value:
         raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use f32, f16, bf16, i32 or b8", caller())
     if isinstance(x, Value) and dtype in (f32, i32, b8) and x.dtype is dtype:
         return x
-    return apply(kinds[dtype], x)
+    with current().operator(kinds[dtype]):
+        if isinstance(x, Value) and x.dtype is b8 and dtype in (f16, bf16):
+            x = apply("to_f32", x)
+        return apply(kinds[dtype], x)
 
 
 def col_index(x: Value) -> Value:
     """The column (0 ...) of each element of x's last axis, i32."""
+    _traced("col_index", x)
     if not x.shape:
         raise SpecError("col_index: a scalar has no columns", caller())
     return _index("col_index", (x.shape[-1],))
@@ -295,9 +299,16 @@ def col_index(x: Value) -> Value:
 
 def row_index(x: Value) -> Value:
     """The index (0 ...) along the axis before x's last, i32: the query position of scores [B, heads, S, N]."""
+    _traced("row_index", x)
     if len(x.shape) < 2:
         raise SpecError(f"row_index: found rank {len(x.shape)}, wanted an axis before the last", caller())
     return _index("row_index", (x.shape[-2], 1))
+
+
+def _traced(name: str, x: object) -> None:
+    if not isinstance(x, Value):
+        found = f"{x}, a dim," if isinstance(x, Dim) else repr(x)
+        raise SpecError(f"{name}: found {found} where a traced value is wanted, as in F.{name}(x)", caller())
 
 
 def _index(name: str, shape: Shape) -> Value:
@@ -308,7 +319,7 @@ def _index(name: str, shape: Shape) -> Value:
 def size(dim: Dim) -> Value:
     """The number of elements along the chain's last axis, as an f32 constant of the kernel."""
     if not isinstance(dim, Dim):
-        raise SpecError(f"size: {dim!r} is not a Dim", caller())
+        raise SpecError(f"size: {dim!r} is not a Dim, as one of M, N = dims('M N') is", caller())
     return size_leaf(dim)
 
 
@@ -420,8 +431,7 @@ def take(x: Value, columns: Value, missing: Number | bool = 0) -> Value:
 
 
 def _columns(name: str, x: Value, k: Size, ordered: bool) -> Value:
-    if not isinstance(x, Value):
-        raise SpecError(f"{name}: found {x!r} where a traced value is wanted", caller())
+    _traced(name, x)
     if not x.shape or x.shape[-1] == 1:
         raise SpecError(f"{name}: {shape_text(x.shape)} has no row to choose from", caller())
     k = python_number(k)
@@ -546,9 +556,35 @@ FUNCTIONS = (
 
 
 def advice(name: str) -> str:
-    """What whoever wrote `name` may have meant."""
-    near = difflib.get_close_matches(name, FUNCTIONS, n=1)
-    return f"did you mean F.{near[0]}?" if near else "`fusegen list --ops` shows every op"
+    """What whoever wrote `name` may have meant; the names that there are, where that is anybody's guess."""
+    if name in ELSEWHERE:
+        return f"it is F.{ELSEWHERE[name]} here"
+    if near := next((known for known in FUNCTIONS if mistyped(name, known)), None):
+        return f"did you mean F.{near}?"
+    return f"there are {', '.join(FUNCTIONS)}\n  `fusegen list --ops` says what each of them is"
+
+
+ELSEWHERE = {
+    "clamp": "clip", "swish": "silu", "amax": "max", "amin": "min", "power": "pow", "negative": "neg", "mm": "matmul",
+    "bmm": "matmul", "absolute": "abs",
+}  # fmt: skip
+"""Names of the same in other libraries."""
+
+
+def mistyped(name: str, known: str) -> bool:
+    """Whether `name` may be a slip of whoever meant `known`, and no other function's name, as `sort` is beside sqrt:
+    another case, underscores, doubled letters, letters in another order; in a long name also one letter more, less or
+    other."""
+    one, other = (re.sub(r"(.)\1+", r"\1", text.lower().replace("_", "")) for text in (name, known))
+    if sorted(one) == sorted(other):
+        return True
+    if len(other) < LONG or re.sub(r"\D", "", one) != re.sub(r"\D", "", other):  # log2 is not log1p
+        return False
+    without = [[text[:at] + text[at + 1 :] for at in range(len(text))] for text in (one, other)]
+    return one in without[1] or other in without[0] or (any(map(str.__eq__, *without)) and len(one) == len(other))
+
+
+LONG = 5  # letters of a name of which one may be wrong
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 
 from fusegen.compiling import Binary, Resources
@@ -196,6 +197,7 @@ def compile(
         made = built()
         kernel = Kernel(made.source, made.binary, device, variant)
         kernel.gate, kernel.choice = (*refuted.values(), *made.verdicts), made.choice
+        kernel.again = partial(compile, graph, chosen, on=on, validate=validate, tuned=tuned)
         if not validate:
             return kernel
         kernel.report = proven(kernel)

@@ -41,9 +41,8 @@ NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A traced chain: its function and its graph. `at` gives it other sizes, `with_dtype` another storage type."""
+    """A traced chain, which is its graph. `at` gives it other sizes, `with_dtype` another storage type."""
 
-    function: Callable[..., Any]
     graph: Graph
 
     @property
@@ -62,7 +61,7 @@ class Chain:
 
     def at(self, /, **sizes: int) -> Chain:
         """The same chain at other sizes. Raises SpecError for an unknown dim or a size below 1 (rows: below 0)."""
-        return Chain(self.function, self.graph.at(**sizes))
+        return Chain(self.graph.at(**sizes))
 
     def with_dtype(self, dtype: DType) -> Chain:
         """The same chain with every floating-point array stored as `dtype`. Raises SpecError for another type."""
@@ -70,7 +69,10 @@ class Chain:
             raise SpecError(f"{self.name}: arrays can't be stored as {dtype!s}; pass fusegen.f16, bf16 or f32")
         graph = self.graph.with_dtype(dtype)
         check_products(graph)
-        return Chain(self.function, graph)
+        return Chain(graph)
+
+    def __repr__(self) -> str:
+        return f"<Chain {self.name} {self.graph.signature} at {self.graph.sizes_text()}>"
 
     def __str__(self) -> str:
         return f"{self.name}  {self.graph.signature}  {self.graph.sizes_text()}"
@@ -85,7 +87,7 @@ def chain(*bare: object, **sizes: int) -> Callable[[Callable[..., Any]], Chain]:
             name = getattr(function, "name", None) or getattr(function, "__name__", repr(function))
             raise SpecError(f"@chain stands before a plain function, and {name} is {what}", caller())
         # annotations that are strings may name dims of the scope around the spec, a test's or a notebook cell's
-        return Chain(function, trace_function(function, sizes, sys._getframe(1).f_locals))
+        return Chain(trace_function(function, sizes, sys._getframe(1).f_locals))
 
     if bare or (len(sizes) == 1 and callable(next(iter(sizes.values())))):
         raise SpecError("write @chain(M=..., N=...), with a default size for each dim by its name", caller())
@@ -104,11 +106,15 @@ def trace_function(function: Callable[..., Any], sizes: Mapping[str, int], scope
         trace.operands = {t.node: t for t in inputs}
         try:
             returned = function(*(Value(t.node) for t in inputs))
-        except FusegenError:
-            raise
         except Exception as error:
-            place = where_in(Path(where.file), error)
-            raise SpecError(while_it_ran(error), place if place.line else where) from error
+            placed = (
+                not isinstance(error, SpecError) or error.where is not None
+            )  # what a dim says of itself has no place
+            if isinstance(error, FusegenError) and placed:
+                raise
+            line = where_in(Path(function.__code__.co_filename), error).line or where.line
+            said = str(error) if isinstance(error, SpecError) else while_it_ran(error)
+            raise SpecError(said, Where(where.file, line)) from error
     names = {**trace.names, **{t.node: t.name for t in inputs}}
     outputs = output_tensors(returned, declared, names, [t.name for t in inputs], where)
     graph = Graph(

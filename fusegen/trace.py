@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from fusegen.errors import SpecError, Where
+from fusegen.graph import OPS as OPS
 from fusegen.graph import Kind, Node, Op, Operator, Tensor, broadcast
 from fusegen.types import Dim, DType, Shape, Size, b8, f32, i32, shape_text
 
@@ -29,9 +30,6 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 OPS_FILE = PACKAGE + "ops.py"
 NOT_A_SPEC = (PACKAGE, contextlib.__file__, functools.__file__)
 Number = int | float
-
-# name -> Op; filled by fusegen.ops, the one place where ops are declared
-OPS: dict[str, Op] = {}
 
 
 class Trace:
@@ -262,8 +260,8 @@ class Value:
 
     def __getitem__(self, key: Any) -> Value:
         raise SpecError(
-            "a traced value can't be indexed or sliced; pass the part as an operand of its own "
-            "(a strided view costs no copy)",
+            "a traced value can't be indexed or sliced; pass the part as an operand of its own\n"
+            "  a view of whole rows, or of columns next to each other, costs no copy; other columns have to be copied",
             caller(),
         )
 
@@ -365,7 +363,7 @@ def apply(name: str, *arguments: Any) -> Value:
         except ValueError as error:
             shapes = " and ".join(shape_text(n.shape) for n in values)
             raise SpecError(
-                f"{op.name}: shapes {shapes} do not broadcast: {error} differ\n"
+                f"{operator}: shapes {shapes} do not broadcast: {error} differ\n"
                 "  sizes match by name, from the right; a size of 1 matches every other",
                 operator.where,
             ) from None
@@ -378,7 +376,7 @@ def product(name: str, left: Any, right: Any) -> Value:
     """`left @ right` on the last two axes, leading ones broadcast: checks and records."""
     op = OPS[name]
     with current().operator("matmul") as operator:
-        a, b = (factor(op, side, operator) for side in (left, right))
+        a, b = factor(op, left, operator, right=False), factor(op, right, operator, right=True)
         if a.shape[-1] != b.shape[-2]:
             raise SpecError(inner_sizes_differ(a, b), operator.where)
         try:
@@ -391,12 +389,12 @@ def product(name: str, left: Any, right: Any) -> Value:
         return Value(Node(op, (a, b), (*leading, a.shape[-2], b.shape[-1]), f32, operator))
 
 
-def factor(op: Op, side: Any, operator: Operator) -> Node:
+def factor(op: Op, side: Any, operator: Operator, *, right: bool) -> Node:
     """The node of one side of `@`; of a transposed operand, a view."""
     if isinstance(side, Transposed):
         node = side.value.node
         shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
-        return typed_factor(Node(OPS["transpose"], (node,), shape, node.dtype, operator))
+        return typed_factor(Node(OPS["transpose"], (node,), shape, node.dtype, operator), right)
     node = node_of(op, side, operator)
     if len(node.shape) < 2:
         found = f"{shape_text(node.shape)}" if node.shape else "a scalar"
@@ -404,15 +402,17 @@ def factor(op: Op, side: Any, operator: Operator) -> Node:
             f"matmul: found {found} where a matrix is wanted\n  declare a vector as a matrix with one row or column",
             operator.where,
         )
-    return typed_factor(node)
+    return typed_factor(node, right)
 
 
-def typed_factor(node: Node) -> Node:
+def typed_factor(node: Node, right: bool) -> Node:
     if node.dtype is not f32:
-        raise SpecError(
-            f"matmul: found {node.dtype} where a floating-point factor is wanted\n  convert it with F.cast(x, f16)",
-            node.where,
+        advice = (
+            "declare it as f16, bf16 or f32: it is read as it lies in memory"
+            if right
+            else "convert it with F.cast(x, f16)"
         )
+        raise SpecError(f"matmul: found {node.dtype} where a floating-point factor is wanted\n  {advice}", node.where)
     return node
 
 
@@ -449,10 +449,11 @@ def operand_name(node: Node) -> str:
 
 def reduced(op: Op, shape: Shape, operator: Operator) -> Shape:
     if not shape:
-        raise SpecError(f"{op.name}: a scalar has no axis to reduce", operator.where)
+        raise SpecError(f"{operator}: a scalar has no axis to reduce", operator.where)
     if shape[-1] == 1:
         raise SpecError(
-            f"{op.name}: the last axis of {shape_text(shape)} has size 1, so there is nothing to reduce", operator.where
+            f"{operator}: the last axis of {shape_text(shape)} has size 1, so there is nothing to reduce",
+            operator.where,
         )
     return (*shape[:-1], 1)
 
@@ -468,7 +469,7 @@ def node_of(op: Op, argument: Any, operator: Operator) -> Node:
     if isinstance(argument, Value):
         return argument.node
     if isinstance(argument, Transposed):
-        raise SpecError(f"{op.name}: found a transposed operand: {ONLY_FACTOR}", operator.where)
+        raise SpecError(f"{operator}: found a transposed operand: {ONLY_FACTOR}", operator.where)
     argument = python_number(argument)
     if isinstance(argument, bool):
         return Node(OPS["literal"], (), (), b8, operator, literal=argument)
@@ -477,10 +478,10 @@ def node_of(op: Op, argument: Any, operator: Operator) -> Node:
     if isinstance(argument, float):
         return f32_literal(argument, operator)
     if isinstance(argument, Dim):
-        raise SpecError(f"{op.name}: {argument} is a dim; F.size({argument}) is its number", operator.where)
+        raise SpecError(f"{operator}: {argument} is a dim; F.size({argument}) is its number", operator.where)
     advice = "\n  pass an array as an operand: a parameter with a type" if hasattr(argument, "shape") else ""
     raise SpecError(
-        f"{op.name}: {type(argument).__name__} {argument!r:.80} is neither a traced value nor a number{advice}",
+        f"{operator}: {type(argument).__name__} {argument!r:.80} is neither a traced value nor a number{advice}",
         operator.where,
     )
 
@@ -515,12 +516,13 @@ def promote(op: Op, values: list[Node], operator: Operator) -> list[Node]:
     for node in masks:
         if node.dtype is not b8:
             raise SpecError(
-                f"{op.name}: found {node.dtype} where a mask (b8) is wanted; compare first, as in x > 0", operator.where
+                f"{operator}: found {node.dtype} where a mask (b8) is wanted; compare first, as in x > 0",
+                operator.where,
             )
     for node in numbers:
         if node.dtype is b8:
             raise SpecError(
-                f"{op.name}: found a mask (b8) where a number is wanted; use F.where(mask, a, b) or F.cast(mask, f32)",
+                f"{operator}: found a mask (b8) where a number is wanted; use F.where(mask, a, b) or F.cast(mask, f32)",
                 operator.where,
             )
     as_float = op.takes == "float" or any(n.dtype is f32 for n in numbers)

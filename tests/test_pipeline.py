@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +20,7 @@ import fusegen
 from fusegen import Chain, Kernel, chain, dims, f16, f32, pipeline
 from fusegen import ops as F
 from fusegen.emulator import EmulatorUnavailable, toolchain
-from fusegen.errors import KernelError, RequestError, ValidationError
+from fusegen.errors import ArgumentError, KernelError, RequestError, ValidationError
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.rendering import render
 from fusegen.runtime import devices
@@ -184,6 +186,38 @@ def test_a_gpu_that_has_room_for_nothing_says_why(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pipeline, "MOST_GATED", 1)
     with pytest.raises(KernelError, match="no room for a cluster of 8 blocks"):
         pipeline.build(soft.graph.at(M=512, N=1 << 20), H200, tuned=False, device=Slice(1))
+
+
+def test_a_kernel_travels(caches: Path) -> None:
+    """A copy is the kernel itself; a pickle is compiled again."""
+    kernel = made()
+    assert copy.copy(kernel) is copy.deepcopy({"k": kernel})["k"] is kernel
+    there = pickle.loads(pickle.dumps(kernel))
+    assert there is not kernel
+    assert (repr(there), there.source.text) == (repr(kernel), kernel.source.text)
+    x = np.ones((3, 4), np.float32)
+    assert np.array_equal(there(x), kernel(x))
+    with pytest.raises(TypeError, match=r"a prepared call can't be pickled: .*; pickle its kernel"):
+        pickle.dumps(kernel.prepare(x))
+    alone = Kernel(kernel.source, None, kernel.device, lambda layout: (kernel.source, None))
+    with pytest.raises(TypeError, match=r"doubled can't be pickled: it was not made by fusegen.compile"):
+        pickle.dumps(alone)
+
+
+def test_arrays_that_no_kernel_is_for(caches: Path) -> None:
+    """Advice that fails is none: there is no kernel of rows without columns, or with fewer than are chosen of them."""
+    with pytest.raises(
+        ArgumentError, match=r"x on axis 1 has 0\n  there is no kernel for such arrays: soft: N=0 is not"
+    ):
+        pipeline.compile(soft, H200, on="emulator")(np.zeros((3, 0), np.float16))
+    with pytest.raises(ArgumentError, match=r"x on axis 1 has 5\n  compile soft.at\(N=5\) for such arrays"):
+        pipeline.compile(soft, H200, on="emulator")(np.zeros((3, 5), np.float16))
+
+
+@pytest.mark.parametrize("name", [None, 90, b"cuda"])
+def test_a_target_s_name_is_text(name: Any) -> None:
+    with pytest.raises(RequestError, match=r"is not a target; name one, as in fusegen.target\('cuda:h200'\)"):
+        fusegen.target(name)
 
 
 # ---------------------------------------------------------------- candidates that fail their validation

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import b8, chain, dims, f16, f32, i32
+from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import RequestError, SpecError
 from fusegen.graph import Extent, Graph, Kind
@@ -508,3 +510,85 @@ def test_annotations_may_be_strings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_a_type_is_itself_in_copies_and_pickles(dtype: DType) -> None:
     assert copy.deepcopy(dtype) is pickle.loads(pickle.dumps(dtype)) is dtype
+
+
+def test_chains_and_graphs_travel() -> None:
+    """By pickles and copies: their ops stay the same ones, however long they are."""
+
+    def long(x: f16[M, N]) -> f16[M, N]:
+        for _ in range(3000):
+            x = x + 1.0
+        return x
+
+    made = chain(M=8, N=16)(long)
+    for there in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
+        assert str(there) == str(made)
+        assert [n.op for n in there.graph.nodes] == [n.op for n in made.graph.nodes]
+        assert there.at(M=3).graph.sizes["M"] == 3
+    assert repr(made) == "<Chain long f16[M, N] -> f16[M, N] at M=8 N=16>"
+
+
+@pytest.mark.parametrize("names", [5, None, b"M N", ["M", "N"], "", " "], ids=repr)
+def test_names_of_dims_are_one_text(names: Any) -> None:
+    with pytest.raises(SpecError, match=r"as in dims\('M N'\)"):
+        dims(names)
+
+
+def test_one_dim_without_a_comma() -> None:
+    rows = dims("R")
+    assert f16[rows].shape == rows
+    with pytest.raises(SpecError, match=r"\(R,\) is a tuple of dims(.|\n)*write R, = dims\('R'\) with a comma"):
+        f16[rows, N]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [lambda: 2 * N, lambda: N * 2, lambda: N // 2, lambda: N - 1, lambda: M * N, lambda: -N, lambda: N > 2,
+     lambda: np.int64(2) * N, lambda: N**0.5, lambda: 1 / N],
+)  # fmt: skip
+def test_sizes_are_not_computed_with(computed: Callable[[], Any]) -> None:
+    with pytest.raises(SpecError, match=r"arithmetic on the dim [MN]: sizes are not computed with\n(.|\n)*F.size"):
+        computed()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (lambda x: x * math.sqrt(N), "the dim N is no Python number(.|\n)*as in F.sqrt\\(F.size\\(N\\)\\)"),
+        (lambda x: x * (2 * N), "arithmetic on the dim N"),
+        (lambda x: x[: int(N)], "the dim N is no Python number"),
+        (lambda x: N * x, "mul: N is a dim; F.size\\(N\\) is its number"),
+        (lambda x: x + F.col_index(N), "col_index: found N, a dim, where a traced value is wanted"),
+        (lambda x: x + F.row_index(3), "row_index: found 3 where a traced value is wanted"),
+        (lambda x: F.softmax(x > 0), "softmax: found a mask"),
+        (lambda x: x[:, ::2], "columns next to each other, costs no copy"),
+    ],
+)
+def test_what_a_dim_or_a_value_is_not(body: Callable[[Any], Any], says: str) -> None:
+    def spec(x: f16[M, N]) -> f16[M, N]:
+        return body(x)
+
+    assert re.search(says, wrong(spec))
+
+
+def test_a_mask_becomes_any_type() -> None:
+    def spec(x: f16[M, N]) -> bf16[M, N]:
+        return F.cast(x > 0, bf16)
+
+    (tensor,) = build(spec).outputs
+    assert tensor.node.op.name == "round_bf16"
+    assert tensor.node.inputs[0].op.name == "to_f32"
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("Relu", "did you mean F.relu?"), ("rleu", "did you mean F.relu?"), ("layer_norm", "did you mean F.layernorm?"),
+        ("softmx", "did you mean F.softmax?"), ("top_k", "did you mean F.topk?"), ("clamp", "it is F.clip here"),
+        *((name, "there are exp, log, ") for name in
+          ("sin", "cos", "tan", "sort", "cumsum", "norm", "logsumexp", "log2", "log10", "softmin", "argmin", "selu")),
+    ],
+)  # fmt: skip
+def test_only_what_is_near_is_suggested(name: str, advice: str) -> None:
+    assert F.advice(name).startswith(advice)
+    assert "list --ops" in F.advice("sin")

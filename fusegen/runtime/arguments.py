@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, SpecError
 from fusegen.graph import Graph, Tensor
 from fusegen.planner.model import Access, Layout, Param, Plan
 from fusegen.products import split
-from fusegen.runtime.arrays import ArrayView, Place, place_text
+from fusegen.runtime.arrays import ArrayView, Place, a_thing, place_text
 from fusegen.runtime.devices import Mapped
 from fusegen.runtime.libraries import advice
 from fusegen.tensor_map import GRAIN
@@ -82,10 +82,12 @@ def measure(plan: Plan, views: Views) -> Sizes:
 
 
 def other_size(graph: Graph, name: str, size: int, actual: int, place: str) -> ArgumentError:
-    return ArgumentError(
-        f"the kernel is compiled for {name}={size}, and {place} has {actual}\n"
-        f"  compile {graph.name}.at({name}={actual}) for such arrays"
-    )
+    advice = f"compile {graph.name}.at({name}={actual}) for such arrays"
+    try:
+        graph.at(**{name: actual})
+    except SpecError as error:  # a row without columns, or with fewer than are chosen of it
+        advice = f"there is no kernel for such arrays: {str(error).removeprefix(f'{error.where}: ')}"
+    return ArgumentError(f"the kernel is compiled for {name}={size}, and {place} has {actual}\n  {advice}")
 
 
 def measure_tensor(
@@ -415,9 +417,14 @@ def scalar(graph: Graph, tensor: Tensor, value: object) -> Number:
         if number is not None:
             return number
         raise ArgumentError(f"{tensor.name} is {value!r}, and {wanted}, which is {SCALAR_RANGES[tensor.dtype]}")
+    if hasattr(value, "shape") and not isinstance(value, np.generic):  # no repr: to print what a GPU holds waits for it
+        raise ArgumentError(
+            f"{tensor.name} is {a_thing(type(value).__name__)}, and {wanted}, a number\n"
+            f"  declare it {tensor.name}: {tensor.dtype}[1] in the spec, so that the kernel reads it where it is\n"
+            "  for an array of one element on the CPU, pass its .item(); on a GPU that would wait for all work there"
+        )
     raise ArgumentError(
-        f"{tensor.name} is {value!r:.80}, and {wanted}, a number\n"
-        "  pass a Python number or a numpy scalar; for a tensor of one element, its .item()"
+        f"{tensor.name} is {value!r:.80}, and {wanted}, a number\n  pass a Python number or a numpy scalar"
     )
 
 

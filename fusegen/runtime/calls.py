@@ -34,6 +34,13 @@ class Forwarded(partial[Any]):
         """An attribute of a class is no method of it, though a partial is one from Python 3.14 on."""
         return self
 
+    def __copy__(self) -> Self:
+        """Nothing that a call changes is its own: a copy is the thing itself, as a function's is."""
+        return self
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Self:
+        return self
+
     def forward(self, function: Callable[..., Any], first: object) -> None:
         """Let calls go to `function(first, ...)`, from any thread; those under way stay where they are."""
         # a partial's one way to another function, which typeshed leaves out
@@ -119,6 +126,9 @@ class Prepared(Forwarded):
             send(record.stream() if chosen is None else chosen)
 
         self.forward(launch if repeat is None else repeat(launch), None)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a prepared call can't be pickled: it holds addresses of this process; pickle its kernel")
 
     @property
     def result(self) -> Any:

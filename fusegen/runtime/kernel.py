@@ -49,7 +49,8 @@ class Kernel(Forwarded):
     """A chain, planned, compiled and ready to run on `device`: `kernel(x, y)` is `kernel.call(x, y)`, but faster.
 
     `variants(layout)` plans and compiles the chain for another layout. `report` is the validation's verdict, set by
-    whoever validated it. Calls may come from any thread.
+    whoever validated it. Calls may come from any thread. A copy is the kernel itself; a pickle says what was compiled
+    and how, which is done again where it is read.
     """
 
     def __init__(self, source: Source, binary: Binary | None, device: Device, variants: Variants) -> None:
@@ -57,6 +58,7 @@ class Kernel(Forwarded):
         self.report: Any = None
         self.gate: tuple[Any, ...] = ()  # what the gate said of each candidate, set by the pipeline
         self.choice: Any = None  # why the candidates were tried in that order, set by the pipeline
+        self.again: Callable[[], Kernel] | None = None  # what compiles it in another process, set by the pipeline
         self.make_variant = variants
         self.main = Variant(source, binary)
         self.variants: dict[Layout, Variant] = {source.plan.layout: self.main}
@@ -102,6 +104,13 @@ class Kernel(Forwarded):
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name} {self.plan.graph.signature} for {self.target} on {self.device}>"
+
+    def __reduce__(self) -> tuple[Callable[[], Kernel], tuple[()]]:
+        if self.again is None:
+            raise TypeError(
+                f"{self.name} can't be pickled: it was not made by fusegen.compile, which could make it again"
+            )
+        return self.again, ()
 
     # ---------------------------------------------------------------- calling it
 

@@ -51,8 +51,12 @@ NAMES: Mapping[str, Target] = {
 """Everything that `target` accepts."""
 
 
-def target(name: str) -> Target:
+def target(name: str | Target) -> Target:
     """The target of that name, in any case. Raises RequestError for a name that is not known, and says which are."""
+    if isinstance(name, Target):
+        return name
+    if not isinstance(name, str):
+        raise RequestError(f"{name!r} is not a target; name one, as in fusegen.target('cuda:h200')")
     if found := NAMES.get(name.strip().lower()):
         return found
     lines = [f"{name!r} is not a target"]
