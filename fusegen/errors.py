@@ -48,7 +48,7 @@ class UnknownOp(SpecError, AttributeError):
 
 
 class NoPlan(RequestError):
-    """No rule can plan the graph on the target; the message lists each rule's reason."""
+    """No rule can plan the graph on the target; the message gives the nearest rule's reason."""
 
 
 class ArgumentError(RequestError):

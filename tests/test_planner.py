@@ -407,10 +407,22 @@ def test_refusals_speak_the_users_words() -> None:
     assert "test_planner.py" in found.refusals[0].reason
 
 
-def test_no_plan_lists_every_reason() -> None:
+def test_no_plan_gives_the_nearest_reason() -> None:
+    """Of a rule for such chains, where there is one; all of them for whoever asks."""
     found = candidates(mission.graph, H200)
-    with pytest.raises(NoPlan, match="elementwise: "):
+    assert all(refusal.other_kind for refusal in found.refusals)
+    with pytest.raises(NoPlan) as every:
         replace(found, plans=()).need()
+    assert str(every.value).count("\n  ") == len(found.refusals)
+    long = candidates(SPECS["rmsnorm"].graph.at(N=2**32), H200)
+    with pytest.raises(NoPlan) as nearest:
+        long.need()
+    first, reason, advice = str(nearest.value).splitlines()
+    assert first == "no rule can plan rmsnorm on cuda:h200"
+    assert reason.startswith("  rowwise: a row of 4294967296 elements")
+    assert re.fullmatch(r"  `fusegen explain .*rmsnorm\.py:rmsnorm` says what every rule refused", advice)
+    with pytest.raises(NoPlan, match=r"elementwise: (.|\n)*rowwise: (.|\n)*wgmma: "):
+        long.need(every=True)
 
 
 def test_resident_blocks_by_hand() -> None:

@@ -166,7 +166,7 @@ def plan(
         for number, each in enumerate(each for each in found if each.plans):
             say(*[""] * bool(number))
             plans.show_plan(each, choose(each), every)
-        plans.need_all(found)
+        plans.need_all(found, every)
         return 0
     facts = [plans.choice_facts(choose(each)) for each in found]
     for each, fact in zip(found, facts, strict=True):
@@ -200,7 +200,7 @@ def explain(
         documents.append({"chain": each.graph.name, "target": chosen.name, "sections": points})
     if as_json:
         print_json({"explanations": documents})
-    plans.need_all(found)
+    plans.need_all(found, every=True)
     return 0
 
 

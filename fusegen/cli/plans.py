@@ -134,12 +134,12 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def need_all(found: Iterable[Candidates]) -> None:
-    """Raises NoPlan for all that have no plan, each with every rule's reason."""
+def need_all(found: Iterable[Candidates], every: bool = False) -> None:
+    """Raises NoPlan for all that have no plan, each with the nearest rule's reason, or `every` rule's."""
     refusals = []
     for each in found:
         try:
-            each.need()
+            each.need(every)
         except NoPlan as error:
             refusals.append(str(error))
     if refusals:

@@ -8,7 +8,7 @@ from importlib import import_module
 from fusegen.graph import Graph
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal
 from fusegen.planner.passes import simplify
-from fusegen.planner.rules import NoMatch
+from fusegen.planner.rules import NoMatch, NotFor
 from fusegen.planner.rules.dense import dense
 from fusegen.planner.rules.elementwise import elementwise
 from fusegen.planner.rules.held import held
@@ -24,7 +24,7 @@ def for_products(name: str) -> Rule:
 
     def rule(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
         if not graph.products:
-            raise NoMatch("the chain multiplies no matrices")
+            raise NotFor("the chain multiplies no matrices")
         found: Rule = getattr(import_module(f"fusegen.planner.rules.{name}"), name)
         return found(graph, target, layout)
 
@@ -47,11 +47,11 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
         try:
             plans.extend(rule(graph, target, layout))
         except NoMatch as reason:
-            refusals.append(Refusal(name, str(reason)))
+            refusals.append(Refusal(name, str(reason), isinstance(reason, NotFor)))
     ranked = tuple(sorted(plans, key=lambda p: p.cost.time_us))
     return Candidates(graph, target, ranked, tuple(refusals))
 
 
 def plan(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Plan:
-    """The cheapest legal plan for `graph` on `target`. Raises NoPlan with every rule's reason."""
+    """The cheapest legal plan for `graph` on `target`. Raises NoPlan with the nearest rule's reason."""
     return candidates(graph, target, layout).need()[0]

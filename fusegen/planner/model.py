@@ -371,10 +371,11 @@ class RowPlan(Plan):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A rule that can't plan the graph, and why."""
+    """A rule that can't plan the graph, and why. `other_kind`: it is for graphs of another kind, or other targets."""
 
     rule: str
     reason: str
+    other_kind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,12 +387,16 @@ class Candidates:
     plans: tuple[Plan, ...]
     refusals: tuple[Refusal, ...]
 
-    def need(self) -> tuple[Plan, ...]:
-        """The plans; raises NoPlan with every rule's reason when there is none."""
-        if not self.plans:
-            reasons = "".join(f"\n  {r.rule}: {r.reason}" for r in self.refusals)
-            raise NoPlan(f"no rule can plan {self.graph.name} on {self.target}{reasons}")
-        return self.plans
+    def need(self, every: bool = False) -> tuple[Plan, ...]:
+        """The plans; raises NoPlan when there is none, with the reason of the nearest rule, or of `every` one."""
+        if self.plans:
+            return self.plans
+        nearest = [r for r in self.refusals if not r.other_kind][:1]
+        shown = self.refusals if every or not nearest else nearest
+        lines = [f"no rule can plan {self.graph.name} on {self.target}", *(f"{r.rule}: {r.reason}" for r in shown)]
+        if len(shown) < len(self.refusals):
+            lines.append(f"`fusegen explain {self.graph.where.file}:{self.graph.name}` says what every rule refused")
+        raise NoPlan("\n  ".join(lines))
 
 
 @dataclass(frozen=True, slots=True)

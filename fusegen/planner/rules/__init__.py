@@ -1,6 +1,7 @@
 """One file a template: each rule yields every candidate plan it knows for a graph, or raises NoMatch with its reason.
 
-A rule never ranks; `fusegen.planner.cost` does.
+A rule never ranks; `fusegen.planner.cost` does. Where none can plan a graph, the reason to show is the one of the first
+rule that is for such graphs: rules of one kind stand in the order of how much they take.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ def need_countable(cols: int) -> None:
 
 
 def need_no_selection(graph: Graph) -> None:
-    """Raises NoMatch for a chain that chooses columns: its results have another row length than its walk."""
+    """Raises NotFor for a chain that chooses columns: its results have another row length than its walk."""
     if node := graph.selection:
-        raise NoMatch(
+        raise NotFor(
             f"{node.operator} at {node.where} chooses columns (k={node.shape[-1]}); this rule keeps whole rows"
         )
 
 
 def need_selection(graph: Graph, rule: str) -> Node:
-    """The node that chooses columns. Raises NoMatch for a chain without one, or one that does not order by f32."""
+    """The node that chooses columns. Raises NotFor for a chain without one, NoMatch where it does not order by f32."""
     node = graph.selection
     if node is None:
-        raise NoMatch(f"the chain keeps every column; {rule} is for chains that choose some, as F.topk does")
+        raise NotFor(f"the chain keeps every column; {rule} is for chains that choose some, as F.topk does")
     if node.inputs[0].dtype is not f32:
         raise NoMatch(f"{node.operator} at {node.where} orders by {node.inputs[0].dtype} values; {rule} orders by f32")
     return node
@@ -37,3 +38,7 @@ def need_selection(graph: Graph, rule: str) -> Node:
 
 class NoMatch(Exception):
     """This rule can't plan the graph; the text says why, in the user's words."""
+
+
+class NotFor(NoMatch):
+    """This rule is for graphs of another kind, or for other targets; its user need not know where another one is."""

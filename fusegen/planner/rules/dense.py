@@ -26,7 +26,7 @@ from fusegen.planner.duration import resident_blocks
 from fusegen.planner.model import Layout, Plan, RowPlan, Tile
 from fusegen.planner.picking import Picking, picking
 from fusegen.planner.pieces import team_text, vector_widths
-from fusegen.planner.rules import NoMatch, need_countable, need_selection
+from fusegen.planner.rules import NotFor, need_countable, need_selection
 from fusegen.planner.rules.held import MOST_REGISTERS, STATIC_BYTES, held_plan, need_one_walk, registers_of
 from fusegen.planner.rules.topk import BLOCKS, NARROW, selection_of
 from fusegen.targets.base import Target
@@ -39,7 +39,7 @@ def dense(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     node = need_selection(graph, "dense")
     need_countable(graph.cols)
     if graph.picks * SPARSEST < graph.cols:
-        raise NoMatch(
+        raise NotFor(
             f"{node.operator} at {node.where} chooses {graph.picks} of {graph.cols} columns; dense is for one in"
             f" {SPARSEST} and more"
         )

@@ -20,7 +20,7 @@ from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_contiguous_walk, vector_widths
-from fusegen.planner.rules import NoMatch, need_countable, need_no_selection
+from fusegen.planner.rules import NotFor, need_countable, need_no_selection
 from fusegen.planner.schedule import schedule
 from fusegen.targets.base import Target
 from fusegen.types import b8
@@ -33,10 +33,10 @@ def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPla
     need_no_selection(graph)
     if graph.products:
         first = graph.products[0]
-        raise NoMatch(f"{first.operator} at {first.where} multiplies matrices; elementwise has no products")
+        raise NotFor(f"{first.operator} at {first.where} multiplies matrices; elementwise has no products")
     if graph.reductions:
         first = graph.reductions[0]
-        raise NoMatch(f"{first.op.name} at {first.where} reduces a row; elementwise has no reductions")
+        raise NotFor(f"{first.op.name} at {first.where} reduces a row; elementwise has no reductions")
     if is_contiguous_walk(graph) and not layout.split:
         yield from flat(graph, target, layout)
     else:

@@ -229,7 +229,8 @@ def draft(graph: Graph, target: Target, layout: Layout) -> Draft:
         if product.right.operand is None:
             raise NoMatch(
                 f"the right factor of the product at {product.node.where} is computed element by element; gemm does "
-                "that to left factors only\n  write it as b.T @ a.T, or compute it beforehand"
+                "that to left factors only\n"
+                "  compute it beforehand, in a chain of its own, and pass it in the type to multiply in"
             )
     for group in (found := groups(hoisted, parts)):
         need_countable(size_of(group.width, graph.sizes))

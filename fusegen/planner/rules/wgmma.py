@@ -119,7 +119,7 @@ from fusegen.planner.model import LINE_BYTES, Access, Layout, Load, Param, Reduc
 from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.product_cost import product_rounding
-from fusegen.planner.rules import NoMatch
+from fusegen.planner.rules import NoMatch, NotFor
 from fusegen.planner.spans import Group, groups, indexed, load, within
 from fusegen.planner.wgmma import (
     LINE,
@@ -171,7 +171,7 @@ MOST_PRODUCTS = 2  # whose sums a thread has registers for
 def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     """Every tile, by turns and in halves."""
     if not target.wgmma:
-        raise NoMatch(f"{target.arch} has no wgmma; sm_90a has")
+        raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
     hoisted = hoist_scales(graph)
     try:
         parts = split(hoisted)
