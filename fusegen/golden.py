@@ -13,12 +13,12 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fusegen.errors import Drift, RequestError, writing
+from fusegen.errors import Drift, NoPlan, RequestError, writing
 from fusegen.planner import plan
 from fusegen.rendering import render
 from fusegen.spec import Chain, load_chains
@@ -67,8 +67,13 @@ def emitted(chain: Chain, target: Target) -> tuple[File, File]:
     )
 
 
-def all_emitted(chains: Sequence[Chain], targets: Iterable[Target]) -> Iterator[tuple[File, File]]:
-    """Every chain for every target. Raises RequestError when two chains would write the same file."""
+def all_emitted(
+    chains: Sequence[Chain], targets: Iterable[Target], passed_over: Callable[[NoPlan], None] | None = None
+) -> Iterator[tuple[File, File]]:
+    """Every chain for every target. Raises RequestError when two chains would write the same file.
+
+    A chain that has no plan raises NoPlan, or goes to `passed_over`, if there is one.
+    """
     seen: dict[str, Chain] = {}
     for chain in chains:
         if (first := seen.setdefault(chain.name, chain)) is not chain:
@@ -78,7 +83,12 @@ def all_emitted(chains: Sequence[Chain], targets: Iterable[Target]) -> Iterator[
             )
     for target in targets:
         for chain in chains:
-            yield emitted(chain, target)
+            try:
+                yield emitted(chain, target)
+            except NoPlan as error:
+                if passed_over is None:
+                    raise
+                passed_over(error)
 
 
 def write(files: Iterable[File], out: Path, *, prune: Iterable[Target] = ()) -> Changes:
@@ -167,7 +177,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_bytes(text.encode())
         os.replace(temporary, path)
     except OSError as error:
-        if error.filename:
+        if error.errno:
             error.filename = str(path)  # the other name is nobody's concern
         raise
     finally:

@@ -341,11 +341,12 @@ def check_selection(graph: Graph, shape: Shape) -> None:
 # ---------------------------------------------------------------- finding chains
 
 
-def load_chains(path: str | Path) -> tuple[Chain, ...]:
+def load_chains(path: str | Path, passed_over: Callable[[RequestError], None] | None = None) -> tuple[Chain, ...]:
     """Every chain in a file, in the order of their definition, or in a folder's `*.py` files, by name.
 
     `file.py:name` picks one. A spec is code and is run: load only what you trust. Raises RequestError when there is
-    nothing to find, SpecError when a spec is wrong.
+    nothing to find, SpecError when a spec is wrong; those of a folder's files go to `passed_over`, if there is one, and
+    the others are loaded all the same.
     """
     text = str(path)
     if not text:  # Path("") would be this folder, and a variable of a script that is empty by mistake would run it all
@@ -360,10 +361,19 @@ def load_chains(path: str | Path) -> tuple[Chain, ...]:
     place = Path(text)
     if place.is_dir():
         files = sorted(p for p in place.glob("*.py") if not p.name.startswith("_"))
-        chains = tuple(c for f in files for c in load_file(f, need=False))
-        if not chains:
+        chains: list[Chain] = []
+        wrong = False
+        for each in files:
+            try:
+                chains += load_file(each, need=False)
+            except RequestError as error:
+                if passed_over is None:
+                    raise
+                passed_over(error)
+                wrong = True
+        if not chains and not wrong:
             raise RequestError(f"{place} has no chain in it; a chain is a function under @chain(...)")
-        return chains
+        return tuple(chains)
     return load_file(place)
 
 

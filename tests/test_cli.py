@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -529,6 +530,83 @@ def test_a_chain_without_a_plan_hides_no_other(run: Run, tmp_path: Path, verb: s
     assert document(run(verb, "chains.py", "--target", "cuda", "--json"), 2)["error"]["kind"] == "NoPlan"
 
 
+@pytest.fixture
+def broken(tmp_path: Path) -> Callable[[Result], str]:
+    """A folder `some` of two specs, between whose files two are wrong; what a verb says of these."""
+    some = tmp_path / "some"
+    some.mkdir()
+    (some / "a.py").write_text(SPEC)
+    (some / "b.py").write_text("import nothing_of_that_name\n")
+    (some / "c.py").write_text(SPEC.replace("x + bias", "x + bia"))
+    (some / "d.py").write_text(SPEC.replace("def scaled", "def other").replace("def normed", "def another"))
+
+    def said(result: Result) -> str:
+        assert result.exit_code == 2, result.output
+        assert "some/b.py:1: ModuleNotFoundError while the spec ran" in result.stderr
+        assert "some/c.py:11: NameError while the spec ran" in result.stderr
+        assert "Traceback" not in result.output
+        return result.stdout
+
+    return said
+
+
+def test_a_bad_spec_stops_no_other(run: Run, broken: Callable[[Result], str]) -> None:
+    every = ("scaled", "normed", "other", "another")
+    for words in (("list", "some"), ("plan", "some", "--target", "cuda"), ("explain", "some", "--target", "cuda")):
+        text = broken(run(*words))
+        assert all(re.search(rf"^{name} +f16", text, re.MULTILINE) for name in every)
+    found = json.loads(broken(run("list", "some", "--json")))
+    assert [chain["name"] for chain in found["chains"]] == list(every)
+    assert [(e["kind"], e["exit_code"]) for e in found["passed_over"]] == [("SpecError", 2)] * 2
+    files = [f"some/{name}.py" for name in "bacd"]  # as a shell gives them
+    assert len(json.loads(broken(run("plan", *files, "--target", "cuda", "--json")))["plans"]) == 4
+    assert "passed_over" not in document(run("list", "some/a.py", "--json")), "it is of one verb"
+    alone = run("plan", "some/b.py", "some/c.py", "--json")
+    assert document(alone, 2)["error"]["message"].startswith("some/c.py:11: ")
+    assert "some/b.py:1: " in alone.stderr
+
+
+def test_what_a_bad_spec_has_emitted_stays(run: Run, tmp_path: Path) -> None:
+    specs = tmp_path / "specs"
+    specs.mkdir()
+    (specs / "a.py").write_text(SPEC)
+    (specs / "b.py").write_text(SPEC.replace("def scaled", "def third").replace("def normed", "def fourth"))
+    assert run("emit").exit_code == 0
+    kept = sorted(tmp_path.glob("generated/*/third*"))
+    assert len(kept) == 6
+    (specs / "b.py").write_text("oops")
+    for words in (("emit",), ("emit", "specs", "--check", "--all-targets")):
+        result = run(*words)
+        assert (result.exit_code, "specs/b.py:1: NameError" in result.stderr) == (2, True)
+    assert sorted(tmp_path.glob("generated/*/third*")) == kept
+
+
+def test_what_has_no_plan_stops_no_other_from_being_emitted(run: Run, tmp_path: Path) -> None:
+    text = "\n\n@chain(N=8, M=8)\ndef unplanned(x: f16[M, N], w: f16[N, N]) -> f16[M, N]:\n    return F.sum(x @ w)*x\n"
+    (tmp_path / "chains.py").write_text(SPEC + text)
+    result = run("emit", "chains.py", "--target", "cuda")
+    assert (result.exit_code, "no rule can plan unplanned" in result.stderr) == (2, True)
+    assert "4 written" in result.stdout
+    assert error_of(run("emit", "chains.py:unplanned", "--target", "cuda"), 2).startswith("no rule can plan unplanned")
+
+
+def test_a_size_that_one_chain_can_not_have(run: Run, tmp_path: Path) -> None:
+    chosen = "\n\n@chain(M=8, N=64)\ndef chosen(x: f16[M, N]) -> f16[M, 8]:\n    return F.topk(x, 8)[0]\n"
+    (tmp_path / "chains.py").write_text(SPEC + chosen)
+    result = run("plan", "chains.py", "--target", "cuda", "--set", "N=4")
+    assert result.exit_code == 2
+    assert "k is 8, but the rows of chosen have 4 columns" in result.stderr
+    assert "scaled  f16" in result.stdout
+
+
+@needs_compiler
+def test_validating_a_folder_with_a_bad_spec(run: Run, broken: Callable[[Result], str]) -> None:
+    words = ("validate", "some", "--target", "cuda", "--on", "emulator", "--quick", "--set", "M=3")
+    assert "4 of 4 kernels agree" in broken(run(*words))
+    facts = json.loads(broken(run(*words, "--json")))
+    assert (facts["ok"], len(facts["kernels"]), len(facts["passed_over"])) == (False, 4, 2)
+
+
 def test_what_memory_cannot_hold_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 52.2 GiB")
@@ -626,7 +704,9 @@ def test_json_has_no_infinities(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"a": "inf", "b": ["nan"], "c": [1, "x", None, True]}
 
 
-@pytest.mark.parametrize(("codes", "worst"), [((), 0), ((0, 0), 0), ((0, 2), 2), ((3, 2), 3), ((3, 1, 2), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("codes", "worst"), [((), 0), ((0, 0), 0), ((0, 2), 2), ((3, 2), 3), ((3, 1, 2), 1), ((0, 74), 74)], ids=str
+)
 def test_the_worst_of_many(codes: tuple[int, ...], worst: int) -> None:
     assert showing.worst(codes) == worst
 

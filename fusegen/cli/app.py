@@ -17,9 +17,11 @@ import typer
 from fusegen import __version__
 from fusegen.cli import caching
 from fusegen.cli.showing import (
+    PASSED_OVER,
     Group,
     complain,
     going_out,
+    pass_over,
     print_json,
     progress,
     say,
@@ -27,7 +29,7 @@ from fusegen.cli.showing import (
     verb,
     worst,
 )
-from fusegen.errors import OutputError, RequestError
+from fusegen.errors import KernelError, NoPlan, OutputError, RequestError
 
 app = typer.Typer(
     cls=Group,
@@ -227,12 +229,17 @@ def emit(
     named = specs or [asking.default_specs()]
     targets = asking.ask_targets(target, all_targets or (everything and target is None))
     chains = asking.ask_chains(named, sets or (), dtype)
+    skipped: list[NoPlan] = []
     with progress(len(chains) * len(targets)) as bar:
-        for pair in golden.all_emitted(chains, targets):
+        for pair in golden.all_emitted(chains, targets, skipped.append):
             bar.step(str(pair[0].path))
             files += pair
+    if skipped and not files:
+        raise skipped[0]
+    pass_over(*skipped)
+    everything = everything and not PASSED_OVER  # what is passed over leaves its files as they are
     if check:
-        whole = all(Path(name).is_dir() for name in named)
+        whole = all(Path(name).is_dir() for name in named) and not PASSED_OVER
         differences = golden.compare(files, out, stale_in=targets if whole else ())
         return report_drift(differences, len(files), out, as_json)
     changes = golden.write(files, out, prune=targets if everything else ())
@@ -384,7 +391,13 @@ def bench(
         for number, chain in enumerate(chains):
             bar.step(f"{chain.name} for {chosen}")
             against = others.get(chain.name, {}) if peers else None
-            found.append(benching.bench_one(chain, chosen, watch, against, alone, counters, repeats))
+            try:
+                found.append(benching.bench_one(chain, chosen, watch, against, alone, counters, repeats))
+            except (RequestError, KernelError) as error:
+                if len(chains) == 1:
+                    raise
+                pass_over(error)
+                continue
             if not as_json:
                 bar.say(*[""] * bool(number), *benching.shown(found[-1]))
     if plot is not None:

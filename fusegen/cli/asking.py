@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from fusegen.errors import RequestError
+from fusegen.cli.showing import pass_over
+from fusegen.errors import RequestError, SpecError
 from fusegen.spec import Chain, load_chains
 from fusegen.targets import GOLDEN_TARGETS, Target, target
 from fusegen.types import DTYPES, DType
@@ -17,21 +18,38 @@ def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None
     """The chains that SPEC... names, at the sizes and in the storage type asked for.
 
     A size goes to every chain that has its dim; a dim that none of them has is an error. A chain that is named twice,
-    as in `specs/ specs/copy.py`, counts once.
+    as in `specs/ specs/copy.py`, counts once. A spec that is wrong, or can't have these sizes, is passed over if there
+    are others, and is an error if there are none.
     """
     chains: list[Chain] = []
+    wrong: list[RequestError] = []
     with redirect_stdout(sys.stderr):  # what a spec prints is no part of a verb's result, which may be JSON
         for spec in specs:
             before = {identity(chain) for chain in chains}
-            chains += [chain for chain in load_chains(spec) if identity(chain) not in before]
+            try:
+                found = load_chains(spec, wrong.append)
+            except SpecError as error:
+                wrong.append(error)
+            else:
+                chains += [chain for chain in found if identity(chain) not in before]
     sizes = ask_sizes(sets)
     known = {name: None for chain in chains for name in chain.graph.sizes}
-    if unknown := [name for name in sizes if name not in known]:
+    if chains and (unknown := [name for name in sizes if name not in known]):
         raise RequestError(f"--set {unknown[0]}: no chain here has that dim; there are {', '.join(known)}")
-    if dtype is not None:
-        kind = ask_dtype(dtype)
-        chains = [chain.with_dtype(kind) for chain in chains]
-    return tuple(chain.at(**{n: s for n, s in sizes.items() if n in chain.graph.sizes}) for chain in chains)
+    kind = None if dtype is None else ask_dtype(dtype)
+    asked: list[Chain] = []
+    for chain in chains:
+        try:
+            stored = chain if kind is None else chain.with_dtype(kind)
+            asked.append(stored.at(**{n: s for n, s in sizes.items() if n in chain.graph.sizes}))
+        except SpecError as error:
+            wrong.append(error)
+    if not asked:
+        *others, last = wrong
+        pass_over(*others)
+        raise last
+    pass_over(*wrong)
+    return tuple(asked)
 
 
 def identity(chain: Chain) -> tuple[Path, int, str]:

@@ -44,8 +44,9 @@ def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, Non
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        PASSED_OVER.clear()
         try:
-            code = function(*args, **kwargs)
+            code = worst([function(*args, **kwargs) or 0, *(error.exit_code for error in PASSED_OVER)])
             with going_out():
                 sys.stdout.flush()
         except (typer.Exit, typer.Abort, BrokenPipeError):
@@ -71,6 +72,17 @@ def verb(function: Callable[Parameters, int | None]) -> Callable[Parameters, Non
             raise typer.Exit(code)
 
     return run
+
+
+PASSED_OVER: list[FusegenError] = []
+"""What the verb that is running has said, and gone on without."""
+
+
+def pass_over(*errors: FusegenError) -> None:
+    """Say what is wrong with some of many, and go on with the others; the verb's exit code and its JSON know of it."""
+    for error in errors:
+        complain(f"{error}\n")
+    PASSED_OVER.extend(errors)
 
 
 def meaning(error: Exception) -> FusegenError | None:
@@ -152,7 +164,7 @@ def usage_errors(as_json: bool) -> Iterator[None]:
 def worst(codes: Iterable[int]) -> int:
     """One exit code for many: a wrong kernel counts more than something missing, and that more than a wrong request."""
     found = set(codes)
-    return next((code for code in (1, 3, 2) if code in found), 0)
+    return next((code for code in (1, 3, 2) if code in found), max(found, default=0))
 
 
 # ---------------------------------------------------------------- text
@@ -242,12 +254,15 @@ def times(before: float, after: float) -> str:
 # ---------------------------------------------------------------- JSON
 
 
-def print_json(document: Any) -> None:
+def print_json(document: Mapping[str, Any]) -> None:
     """One JSON document on stdout. JSON has no infinities and no NaN: they become text.
 
     What stdout's encoding can't say, such as the bytes of a file's name that is no UTF-8 (Python has them as lone
     surrogates), JSON has its own escapes for.
     """
+    if PASSED_OVER and "error" not in document:
+        wrong = [error_facts(type(error).__name__, str(error), error.exit_code) for error in PASSED_OVER]
+        document = {**document, **({"ok": False} if "ok" in document else {}), "passed_over": wrong}
     text = json.dumps(finite(document), indent=2, ensure_ascii=not is_utf8(sys.stdout), allow_nan=False)
     put(re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     with going_out():
@@ -261,7 +276,11 @@ def is_utf8(stream: TextIO) -> bool:
 def print_error(kind: str, message: str, exit_code: int) -> None:
     """An error as JSON, unless it is that nothing can be printed."""
     with contextlib.suppress(OutputError):
-        print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})
+        print_json({"error": error_facts(kind, message, exit_code)})
+
+
+def error_facts(kind: str, message: str, exit_code: int) -> dict[str, Any]:
+    return {"kind": kind, "message": message, "exit_code": exit_code}
 
 
 def finite(value: Any) -> Any:
