@@ -22,6 +22,9 @@ class Unsplittable(Exception):
     """What one kernel can't hold of a chain with products; the text says what and where."""
 
 
+APART = "write it as two chains, the product in one and this in the other"
+
+
 @dataclass(frozen=True, slots=True)
 class Factor:
     """One side of a product.
@@ -161,8 +164,12 @@ def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
             )
         if node in made and node.op.kind is Kind.REDUCE:
             raise Unsplittable(
-                f"{node.operator} at {node.where} reduces rows of a product, which tiles of columns hold only a part of"
+                f"{node.operator} at {node.where} reduces rows of a product, which tiles of columns hold only a part "
+                f"of\n  {APART}"
             )
+        if node.op.kind is Kind.SELECT:
+            of = "of a product, which tiles hold only a part of" if node in made else "beside a product"
+            raise Unsplittable(f"{node.operator} at {node.where} chooses columns {of}\n  {APART}")
     first = products[0]
     for node in graph.reductions:
         if (length := node.inputs[0].shape[-1]) != first.contracted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusegen import Chain, bf16, chain, dims, f16, f32
+from fusegen import Chain, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
@@ -159,6 +159,26 @@ def uneven(x: f16[M, K], v: f16[K, N], w: f16[K, N], u: f16[K, L]) -> tuple[f16[
     return F.silu(x @ v) * (x @ w), x @ u
 
 
+@chain(M=8, N=8, K=8)
+def softmax_behind(x: bf16[M, K], w: bf16[N, K]) -> bf16[M, N]:
+    return F.softmax(x @ w.T)
+
+
+@chain(M=8, N=8, K=8)
+def argmax_behind(x: bf16[M, K], w: bf16[N, K]) -> i32[M, 1]:
+    return F.argmax(x @ w.T)
+
+
+@chain(M=8, N=8, K=8)
+def topk_behind(x: bf16[M, K], w: bf16[N, K], b: f32[N]) -> tuple[f32[M, 4], i32[M, 4]]:
+    return F.topk(F.relu(x @ w.T) + b, 4)
+
+
+@chain(M=8, N=8, K=8)
+def topk_of_softmax_behind(x: bf16[M, K], w: bf16[N, K]) -> tuple[f32[M, 4], i32[M, 4]]:
+    return F.topk(F.softmax(x @ w.T), 4)
+
+
 @chain(M=8, N=8)
 def no_product(x: f16[M, N]) -> f16[M, N]:
     return F.relu(x)
@@ -169,6 +189,7 @@ def crossed(x: bf16[M, K], w: bf16[K, N], v: bf16[L, K]) -> tuple[bf16[M, N], bf
     return x @ w, x @ v.T
 
 
+BEHIND: tuple[Chain, ...] = (softmax_behind, argmax_behind, topk_behind, topk_of_softmax_behind)
 REFUSED: tuple[tuple[Chain, str], ...] = (
     (two_lefts, "2 left factors"),
     (computed_right, "the right factor of the product at .* is computed"),
@@ -176,6 +197,10 @@ REFUSED: tuple[tuple[Chain, str], ...] = (
     (by_maximum, "max at .*: gemm takes sums along the rows"),
     (uneven, "2 and 1 products each"),
     (crossed, "one lies along the summed axis and the other across it"),
+    (softmax_behind, "softmax at .*gemms.py:.* reduces rows of a product, .*\n  write it as two chains"),
+    (argmax_behind, "argmax at .*gemms.py:.* chooses columns of a product, .*\n  write it as two chains"),
+    (topk_behind, "topk at .*gemms.py:.* chooses columns of a product, .*\n  write it as two chains"),
+    (topk_of_softmax_behind, "softmax at .*gemms.py:.* reduces rows of a product, .*\n  write it as two chains"),
     (no_product, "the chain multiplies no matrices"),
 )
 

@@ -17,7 +17,7 @@ from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
-from fusegen.targets import H200, Target, target
+from fusegen.targets import H200, TARGETS, Target, target
 from fusegen.types import DTYPES
 from fusegen.validation import validate
 from tests import gemms, specs
@@ -440,8 +440,20 @@ def test_what_it_cannot_hold_is_a_sentence(spec: Chain, said: str) -> None:
     (refusal,) = (r for r in found.refusals if r.rule == "gemm")
     assert re.search(said, refusal.reason), refusal.reason
     if not found.plans:
-        with pytest.raises(NoPlan, match="gemm: "):
+        with pytest.raises(NoPlan, match="gemm") as refused:
             found.need()
+        assert str(refused.value).count(refusal.reason.splitlines()[0]) == 1, "each reason once"
+
+
+@pytest.mark.parametrize("spec", gemms.BEHIND, ids=lambda spec: spec.name)
+def test_what_takes_whole_rows_of_a_product_has_no_plan(spec: Chain) -> None:
+    """Rules for rows know no products: not one of them takes the chain, and none but those for products is quoted."""
+    for gpu in (H200, TARGETS["cuda:a100"], TARGETS["hip:mi300x"]):
+        with pytest.raises(NoPlan, match="gemm") as refused:
+            candidates(spec.graph, gpu).need()
+        first, *reasons = str(refused.value).splitlines()
+        assert first == f"no rule can plan {spec.name} on {gpu}"
+        assert not any(rule in str(reasons) for rule in ("topk:", "held:", "dense:", "rowwise:", "elementwise:"))
 
 
 # ---------------------------------------------------------------- what is emitted

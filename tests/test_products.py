@@ -11,7 +11,7 @@ from fusegen import Chain, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import NoPlan, SpecError
 from fusegen.graph import Graph
-from fusegen.planner import plan
+from fusegen.planner import candidates, plan
 from fusegen.planner.passes import hoist_scales, simplify
 from fusegen.products import Unsplittable, split
 from fusegen.reference import reference
@@ -237,9 +237,13 @@ def test_what_one_kernel_cannot_hold_is_said() -> None:
     with pytest.raises(Unsplittable, match=r"softmax at .* reduces rows of a product"):
         split(reduced.graph)
     with pytest.raises(
-        NoPlan, match=r"on cuda:h200\n  gemm: softmax at .* reduces rows of a product.*\n  `fusegen explain"
+        NoPlan,
+        match=r"on cuda:h200\n  gemm: softmax at .* reduces rows of a product.*\n    write .*\n  `fusegen explain",
     ):
         plan(reduced.graph, H200)
+    refusals = {r.rule: r.reason for r in candidates(reduced.graph, H200).refusals}
+    assert "matmul at" in refusals["rowwise"]
+    assert "multiplies matrices; rowwise has no products" in refusals["rowwise"]
     beside = spec(lambda x, w, r: x @ w + F.sum(r), **dict((x, w, ("r", f32[M, N]))), **{"return": bf16[M, N]})
     with pytest.raises(Unsplittable, match=r"sum at .* reduces rows of N, .* the rows of K that it multiplies"):
         split(beside.graph)

@@ -393,7 +393,10 @@ class Candidates:
             return self.plans
         nearest = [r for r in self.refusals if not r.other_kind][:1]
         shown = self.refusals if every or not nearest else nearest
-        lines = [f"no rule can plan {self.graph.name} on {self.target}", *(f"{r.rule}: {r.reason}" for r in shown)]
+        lines = [
+            f"no rule can plan {self.graph.name} on {self.target}",
+            *(f"{r.rule}: {r.reason}".replace("\n", "\n  ") for r in shown),
+        ]
         if len(shown) < len(self.refusals):
             lines.append(f"`fusegen explain {self.graph.where.file}:{self.graph.name}` says what every rule refused")
         raise NoPlan("\n  ".join(lines))

@@ -18,6 +18,13 @@ def need_countable(cols: int) -> None:
         raise NoMatch(f"a row of {cols} elements; kernels count a row's columns in 32 bits, up to {MOST_COLS}")
 
 
+def need_no_product(graph: Graph, rule: str) -> None:
+    """Raises NotFor for a chain that multiplies matrices: it has rows of several lengths, and sums beside its walk."""
+    if graph.products:
+        first = graph.products[0]
+        raise NotFor(f"{first.operator} at {first.where} multiplies matrices; {rule} has no products")
+
+
 def need_no_selection(graph: Graph) -> None:
     """Raises NotFor for a chain that chooses columns: its results have another row length than its walk."""
     if node := graph.selection:
@@ -27,8 +34,10 @@ def need_no_selection(graph: Graph) -> None:
 
 
 def need_selection(graph: Graph, rule: str) -> Node:
-    """The node that chooses columns. Raises NotFor for a chain without one, NoMatch where it does not order by f32."""
+    """The node that chooses columns. Raises NotFor for a chain without one or with products, NoMatch where it does not
+    order by f32."""
     node = graph.selection
+    need_no_product(graph, rule)
     if node is None:
         raise NotFor(f"the chain keeps every column; {rule} is for chains that choose some, as F.topk does")
     if node.inputs[0].dtype is not f32:

@@ -20,7 +20,7 @@ from fusegen.graph import Graph
 from fusegen.planner.assembly import Draft, assemble, row_draft
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_contiguous_walk, vector_widths
-from fusegen.planner.rules import NotFor, need_countable, need_no_selection
+from fusegen.planner.rules import NotFor, need_countable, need_no_product, need_no_selection
 from fusegen.planner.schedule import schedule
 from fusegen.targets.base import Target
 from fusegen.types import b8
@@ -30,10 +30,8 @@ BLOCKS = (128, 256, 512)
 
 def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every block size, flat where the chain allows."""
+    need_no_product(graph, "elementwise")
     need_no_selection(graph)
-    if graph.products:
-        first = graph.products[0]
-        raise NotFor(f"{first.operator} at {first.where} multiplies matrices; elementwise has no products")
     if graph.reductions:
         first = graph.reductions[0]
         raise NotFor(f"{first.op.name} at {first.where} reduces a row; elementwise has no reductions")

@@ -59,7 +59,7 @@ from fusegen.planner.cost import rereads_hit
 from fusegen.planner.duration import kept_words
 from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, team_text, vector_widths
-from fusegen.planner.rules import NotFor, need_countable, need_no_selection
+from fusegen.planner.rules import NotFor, need_countable, need_no_product, need_no_selection
 from fusegen.planner.rules.bulk import bulk_draft, bulk_tiles, held_by_value, kept_as_read
 from fusegen.planner.rules.fetching import fetched, worth_fetching
 from fusegen.planner.schedule import Schedule, schedule, title_of
@@ -97,10 +97,8 @@ STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long
 
 def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every legal team, vector width and staging."""
+    need_no_product(graph, "rowwise")
     need_no_selection(graph)
-    if graph.products:
-        first = graph.products[0]
-        raise NotFor(f"{first.operator} at {first.where} multiplies matrices; rowwise has no products")
     if not graph.reductions:
         raise NotFor("the chain reduces nothing; rowwise is for rows with a sum, a maximum, a softmax ...")
     need_countable(graph.cols)
