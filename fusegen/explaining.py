@@ -97,7 +97,7 @@ def products(plan: Plan) -> list[str]:
             "the products and not to their factors: (s A) @ B = s (A @ B)"
         )
     for statistic in parts.statistics:
-        of = ", ".join(t.name for t in statistic.inputs)
+        of = ", ".join([*(t.name for t in statistic.inputs), *(names[n] for n in statistic.rows)])
         lines.append(f"{names[statistic.node]}: a row's {statistic.node.op.name} over {of}, in the same kernel")
     if parts.epilogue:
         steps = ", ".join(dict.fromkeys(names[n] for n in parts.epilogue))

@@ -356,11 +356,12 @@ class Graph:
         return frozenset(sizes)
 
     def input_extent(self, tensor: Tensor) -> Extent:
-        """Of a chain with products, in whichever space the tensor is walked."""
+        """Of a chain with products, in whichever space the tensor is walked: rows of a factor, or those of its product,
+        which may be of one column."""
         if not tensor.shape:
             return Extent.LAUNCH
         if self.products:
-            return Extent.ELEMENT if tensor.shape[-1] != 1 or self.shape[-1] == 1 else Extent.ROW
+            return Extent.ELEMENT if tensor.shape[-1] != 1 else Extent.ROW
         return Extent.ELEMENT if tensor.shape[-1] == self.shape[-1] else Extent.ROW
 
     def at(self, /, **sizes: int) -> Graph:

@@ -65,12 +65,13 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A reduction along the rows of operands: of `body`, made element by element from `inputs`; `body` ends with the
-    value that is reduced, and is empty where that is an operand itself."""
+    """A reduction along the rows of operands: of `body`, made element by element from `inputs` and `rows`, as a factor
+    is; `body` ends with the value that is reduced, and is empty where that is an operand itself."""
 
     node: Node
     body: tuple[Node, ...]
     inputs: tuple[Tensor, ...]
+    rows: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ def split(graph: Graph) -> Split:
     statistics = tuple(statistic(graph, node) for node in graph.reductions)
     outputs = {t.node for t in graph.outputs}
     wanted = outputs | {row for p in products for f in (p.left, p.right) for row in f.rows}
+    wanted |= {row for s in statistics for row in s.rows}
     alone = closure(graph, wanted | {a for n in made for a in n.inputs}, made)
     return Split(
         graph=graph,
@@ -202,6 +204,15 @@ def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:
         source = node.inputs[0] if node.op.kind is Kind.VIEW else node
         tensor = graph.tensor_of[source]
         return Factor(node, dtype, tensor, source is not node, (), (tensor,), ())
+    return Factor(node, dtype, None, False, *made_of(graph, node))
+
+
+def statistic(graph: Graph, node: Node) -> Statistic:
+    return Statistic(node, *made_of(graph, node.inputs[0]))
+
+
+def made_of(graph: Graph, node: Node) -> tuple[tuple[Node, ...], tuple[Tensor, ...], tuple[Node, ...]]:
+    """What an element is computed by, from which elements of operands, and from which values of its row."""
     body: list[Node] = []
     inputs: list[Tensor] = []
     rows: list[Node] = []
@@ -213,17 +224,7 @@ def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:
             inputs.append(graph.tensor_of[inside])
         elif is_computed(inside):
             body.append(inside)
-    return Factor(node, dtype, None, False, tuple(body), tuple(inputs), tuple(rows))
-
-
-def statistic(graph: Graph, node: Node) -> Statistic:
-    source = node.inputs[0]
-    found = elements(graph, source)
-    return Statistic(
-        node,
-        tuple(n for n in found if is_computed(n) and graph.extents[n] is Extent.ELEMENT),
-        tuple(graph.tensor_of[n] for n in found if n.op.kind is Kind.INPUT),
-    )
+    return tuple(body), tuple(inputs), tuple(rows)
 
 
 def elements(graph: Graph, node: Node) -> list[Node]:

@@ -90,6 +90,38 @@ def positions(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
     return F.causal(x @ w, 5)
 
 
+# ---- values [.., M, 1] that meet elements of the left factor, and of its rows' sums
+
+
+@chain(M=40, N=72, K=104)
+def norm_of_scaled(x: bf16[M, K], s: f32[M, 1], gain: bf16[K], w: bf16[K, N]) -> bf16[M, N]:
+    return F.rmsnorm(x * s, gain) @ w
+
+
+@chain(M=40, N=72, K=104)
+def over_their_sum(x: bf16[M, K], s: f32[M, 1], w: bf16[K, N]) -> bf16[M, N]:
+    t = x + s
+    return (t @ w) / (F.sum(t) + 1000.0)
+
+
+@chain(B=2, M=40, N=72, K=104)
+def beside_a_sum(x: f16[B, M, K], s: f32[B, M, 1], w: f16[N, K]) -> f16[B, M, N]:
+    return x @ w.T + F.mean(F.square(x + s * 2.0)) - s
+
+
+@chain(M=40, K=104)
+def one_column(x: bf16[M, K], s: f32[M, 1], w: bf16[K, 1]) -> f32[M, 1]:
+    return ((x + s) @ w) * s
+
+
+@chain(N=72, K=104)
+def one_row(x: bf16[1, K], gain: f32[K], w: bf16[K, N]) -> bf16[1, N]:
+    return (F.relu(x) + gain) @ w
+
+
+BY_ROWS: tuple[Chain, ...] = (norm_of_scaled, over_their_sum, beside_a_sum, one_column, one_row)
+
+
 # ---- f32 as tf32
 
 

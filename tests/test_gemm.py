@@ -74,6 +74,20 @@ def test_every_chain_is_right_on_every_vendor(spec: Chain, name: str) -> None:
     assert report.ok, str(report)[:2000]
 
 
+@needs_emulator
+@pytest.mark.parametrize("name", [CUDA, AMD])
+@pytest.mark.parametrize("spec", gemms.BY_ROWS, ids=lambda spec: spec.name)
+def test_values_of_rows_are_told_from_elements(spec: Chain, name: str) -> None:
+    """Each operand of the left factor and of its rows' sums is held once: as a matrix, a vector, or a value a row."""
+    plan = plan_for(spec, name, any_plan)
+    assert plan.prologue is not None
+    held = [*plan.prologue.loads, *plan.prologue.vectors, *plan.prologue.row_loads]
+    assert len({load.access.name for load in held}) == len(held)
+    assert {f.access.name for f in plan.left} == {load.access.name for load in plan.prologue.loads}
+    report = validate(kernel(spec, name), cases=("normal",))
+    assert report.ok, str(report)[:2000]
+
+
 ODD = (
     {"M": 1, "N": 1, "K": 1},
     {"M": 1, "N": 7, "K": 65},

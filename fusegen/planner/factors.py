@@ -65,6 +65,7 @@ def beside(graph: Graph, parts: Split) -> Iterator[Tensor]:
     yield from (t for statistic in parts.statistics for t in statistic.inputs)
     rows = {a for n in parts.row_body for a in n.inputs}
     rows.update(n for p in parts.products for f in (p.left, p.right) for n in f.rows)
+    rows.update(n for statistic in parts.statistics for n in statistic.rows)
     yield from (t for t in graph.inputs if t.node in rows)
     yield from parts.inputs
     yield from graph.outputs

@@ -113,8 +113,9 @@ def apart(graph: Graph) -> int:
                 total += size_in_memory(graph, factor.node)
     for factor in made.values():
         statistics = [s for s in parts.statistics if any(s.node in graph_above(graph, row) for row in factor.rows)]
-        read = {t.name: t for t in factor.inputs} | {t.name: t for s in statistics for t in s.inputs}
-        read |= {graph.tensor_of[n].name: graph.tensor_of[n] for n in factor.rows if n in graph.tensor_of}
+        read = {t.name: t for t in (*factor.inputs, *(t for s in statistics for t in s.inputs))}
+        rows = (*factor.rows, *(n for s in statistics for n in s.rows))
+        read |= {graph.tensor_of[n].name: graph.tensor_of[n] for n in rows if n in graph.tensor_of}
         total += sum(bytes_of(graph, t) for t in read.values() if t.shape) + size_in_memory(graph, factor.node)
     if parts.epilogue:
         total += sum(size_in_memory(graph, product.node) for product in parts.products)

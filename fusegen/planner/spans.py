@@ -113,6 +113,7 @@ def prologue_of(
     listed = [n for n in graph.nodes if n in needed and is_computed(n)]
     by_row = [n for n in listed if graph.extents[n] is not Extent.ELEMENT]
     by_element = [n for n in listed if graph.extents[n] is Extent.ELEMENT]
+    # an operand is held as one of three: what a thread brings of a slice, of a vector along it, or of its rows
     elements = [t for t in inputs if graph.extents[t.node] is Extent.ELEMENT]
     values = [t for t in inputs if graph.extents[t.node] is not Extent.ELEMENT]
     return Prologue(

@@ -418,7 +418,7 @@ def left_factors(drawn: Draft) -> list[Factor]:
             "write x * w in place of x @ w"
         )
     for tensor in [*side.inputs, *(t for s in drawn.parts.statistics for t in s.inputs)]:
-        rows = len(tensor.shape) > 1 and tensor.shape[-2] != 1  # else a vector [K]
+        rows = tensor.shape[-2:-1] == drawn.graph.shape[-2:-1]  # else a vector [K]
         if rows and tensor.name not in known:
             known.add(tensor.name)
             tensors.append((tensor.name, "tile", Use(tensor, "left")))
