@@ -15,7 +15,7 @@ from fusegen.naming import value_names
 from fusegen.planner.cost import operators
 from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan
-from fusegen.planner.product_cost import hoisted_scales, text_of, wave_text
+from fusegen.planner.product_cost import scale_texts, text_of, wave_text
 from fusegen.planner.schedule import schedule
 from fusegen.planner.wgmma import WgmmaPlan
 from fusegen.products import Factor, split
@@ -78,7 +78,6 @@ def product_sections(plan: Plan) -> tuple[Section, ...]:
 def products(plan: Plan) -> list[str]:
     graph = plan.lowered
     names, parts = value_names(graph), split(graph)
-    scales = [names[n] for n in hoisted_scales(graph) if n in names]
     lines = []
     for product in parts.products:
         sides = [side_text(factor, graph) for factor in (product.left, product.right)]
@@ -91,10 +90,10 @@ def products(plan: Plan) -> list[str]:
     for factor in {f.node: f for p in parts.products for f in (p.left, p.right) if f.operand is None}.values():
         made = text_of(factor, graph)
         lines.append(f"before them: {made}, element by element on the way to the tensor cores, never written")
-    if scales:
+    if scales := ", ".join(scale_texts(graph)):
         lines.append(
-            f"{', '.join(dict.fromkeys(scales))}: the same all along {parts.products[0].contracted}, so applied behind "
-            "the products and not to their factors: (s A) @ B = s (A @ B)"
+            f"{scales}: the same all along {parts.products[0].contracted}, and surely finite, so applied behind the "
+            "products and not to their factors: (s A) @ B = s (A @ B)"
         )
     for statistic in parts.statistics:
         of = ", ".join([*(t.name for t in statistic.inputs), *(names[n] for n in statistic.rows)])

@@ -119,6 +119,31 @@ def one_row(x: bf16[1, K], gain: f32[K], w: bf16[K, N]) -> bf16[1, N]:
     return (F.relu(x) + gain) @ w
 
 
+@chain(M=8, N=40, K=72)
+def scaled(x: bf16[M, K], s: f32[M, 1], w: bf16[K, N]) -> f32[M, N]:
+    return (x * s) @ w
+
+
+@chain(M=8, N=40, K=72)
+def scaled_by_one(x: bf16[M, K], w: bf16[K, N], a: f32) -> f32[M, N]:
+    return (x * a) @ w
+
+
+@chain(M=8, N=40, K=72)
+def over_a_sum(x: bf16[M, K], w: bf16[K, N]) -> f32[M, N]:
+    return (x / (F.sum(abs(x)) + 1e-3)) @ w
+
+
+@chain(M=8, N=8, K=8)
+def norm_of_nothing(x: bf16[M, K], w: bf16[K, N]) -> bf16[M, N]:
+    return F.rmsnorm(x, eps=0.0) @ w
+
+
+@chain(M=8, N=8, K=8)
+def scaled_columns(x: bf16[M, K], w: bf16[K, N], s: f32[N]) -> bf16[M, N]:
+    return x @ (w * s)
+
+
 BY_ROWS: tuple[Chain, ...] = (norm_of_scaled, over_their_sum, beside_a_sum, one_column, one_row)
 
 
@@ -225,6 +250,8 @@ BEHIND: tuple[Chain, ...] = (softmax_behind, argmax_behind, topk_behind, topk_of
 REFUSED: tuple[tuple[Chain, str], ...] = (
     (two_lefts, "2 left factors"),
     (computed_right, "the right factor of the product at .* is computed"),
+    (scaled_columns, r"the right factor of the product at .* is computed .*\n.* write \(x @ w\) \* s"),
+    (norm_of_nothing, "the left factor needs sum at .*\n  only a scale .* that is surely finite"),
     (layernorm_before, "the left factor needs sum at .* of its own row before it is multiplied"),
     (by_maximum, "max at .*: gemm takes sums along the rows"),
     (uneven, "2 and 1 products each"),

@@ -24,7 +24,7 @@ LAYERS = (
     "targets",
     "emulator",
     "compiling",
-    "planner.traffic planner.held_rows",
+    "planner.traffic planner.held_rows planner.ranges",
     "planner.parts",
     "planner.model planner.heading",
     "planner.pieces planner.passes planner.limits planner.factors",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusegen import Chain
+import fusegen
+from fusegen import Chain, bf16
 from fusegen.compiling import compile_source, disassemble
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, MissingError, NoPlan
@@ -86,6 +89,37 @@ def test_values_of_rows_are_told_from_elements(spec: Chain, name: str) -> None:
     assert {f.access.name for f in plan.left} == {load.access.name for load in plan.prologue.loads}
     report = validate(kernel(spec, name), cases=("normal",))
     assert report.ok, str(report)[:2000]
+
+
+def formula(x: np.ndarray, w: np.ndarray, s: np.ndarray | float) -> Any:
+    """x * s @ w in float64, term by term."""
+    with np.errstate(all="ignore"):
+        return np.sum((x.astype(float) * s)[:, :, None] * w.astype(float)[None], axis=1)
+
+
+@needs_emulator
+@pytest.mark.parametrize("name", [CUDA, "cuda:a100", "hip:mi300x"])
+def test_infinities_before_a_product_are_none_behind_it(name: str) -> None:
+    """Where a scale, or the sum that it is made of, is infinite or NaN, and where signs are mixed or are not."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(bf16.numpy) for shape in ((8, 72), (72, 40)))
+    w[:, 0] = abs(w[:, 0])
+    x[1], x[2, 3], x[3, 5] = abs(x[1]), np.inf, np.nan
+    rows = np.array([np.inf, np.inf, 0, 1, -np.inf, np.nan, 1e-30, 2], np.float32)[:, None]
+    got = fusegen.compile(gemms.scaled, target=name, on="emulator")(x, rows, w)
+    want = formula(x, w, rows)
+    assert np.isnan(want[0]).all()
+    assert want[1, 0] == np.inf
+    assert np.isnan(want[1, 1:]).all()
+    assert np.allclose(got, want, rtol=0.02, atol=0.05, equal_nan=True)
+    by_one = fusegen.compile(gemms.scaled_by_one, target=name, on="emulator")
+    for a in (0.0, 3.0, np.inf, -np.inf, np.nan):
+        assert np.allclose(by_one(x, w, a), formula(x, w, a), rtol=0.02, atol=0.05, equal_nan=True)
+    x[4], x[5] = 0.0, x[5] * 1e30
+    over = fusegen.compile(gemms.over_a_sum, target=name, on="emulator")
+    assert over.plan.rounding[0].endswith("scaled by 1 / add")
+    sums = abs(x.astype(float)).sum(1, keepdims=True) + 1e-3
+    assert np.allclose(over(x, w), formula(x, w, 1 / sums), rtol=0.02, atol=0.05, equal_nan=True)
 
 
 ODD = (

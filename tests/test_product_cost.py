@@ -23,7 +23,7 @@ from fusegen.profiling import checklist
 from fusegen.targets import H200, MI300X, Target
 from fusegen.timing import Timing
 from tests.products import NOTHING, sketch
-from tests.test_products import bias_gelu, norm_swiglu, qkv, scaled, with_tf32
+from tests.test_products import bias_gelu, norm_swiglu, qkv, scaled, unbounded, with_tf32
 
 M, N, K = dims("M N K")
 MIB = 2**20
@@ -117,7 +117,11 @@ ROUNDED = {
         norm_swiglu,
         ("x * gain to bf16 before it is multiplied, and only then scaled by rrms", "out to bf16 when stored"),
     ),
-    "scales alone": (scaled, ()),
+    "scales alone": (
+        scaled,
+        ("factors as they are, and only their products scaled by sigmoid, clip, tanh_, 1 / 3.0",),
+    ),
+    "a scale that stays": (unbounded, ("div to bf16 before it is multiplied, and only then scaled by 0.5",)),
     "tf32": (with_tf32, ("factors to the nearest tf32, 11 significant bits",)),
 }
 
@@ -157,7 +161,7 @@ def test_products_are_explained_in_the_authors_words() -> None:
     lines = products(sketch(graph))
     assert lines[0] == "matmul = (x * gain) @ w_gate: [M, N] over K, factors of bf16, summed in f32"
     assert "2 products share a left factor, which is read once for all of them" in lines
-    assert any(line.startswith("rrms: the same all along K, so applied behind the products") for line in lines)
+    assert any(line.startswith("rrms: the same all along K, and surely finite, so applied behind") for line in lines)
     assert any(line.startswith("total: a row's sum over x") for line in lines)
     assert products(sketch(simplify(bias_gelu.graph)))[0].startswith("matmul = x @ w.T: [M, N] over K")
 

@@ -40,7 +40,13 @@ def qkv(
 
 @chain(M=6, N=10, K=7)
 def scaled(x: bf16[M, K], row: f32[M, 1], w: bf16[K, N], col: f32[N], a: f32) -> f32[M, N]:
-    return (x * row * a) @ (w * col / 3.0)
+    """By what is surely finite."""
+    return (x * F.sigmoid(row) * F.clip(a, 0.0, 8.0)) @ (w * F.tanh(col) / 3.0)
+
+
+@chain(M=6, N=10, K=7)
+def unbounded(x: bf16[M, K], row: f32[M, 1], w: bf16[K, N], a: f32) -> f32[M, N]:
+    return (x * row * a * 0.5 / F.exp(row)) @ w
 
 
 @chain(M=6, K=7)
@@ -64,7 +70,7 @@ def square(x: bf16[M, K], w: bf16[K, K]) -> bf16[M, K]:
     return x + x @ w
 
 
-ALL = (bias_gelu, norm_swiglu, qkv, scaled, gram, turned, with_tf32, square)
+ALL = (bias_gelu, norm_swiglu, qkv, scaled, unbounded, gram, turned, with_tf32, square)
 
 
 def draw(graph: Graph, seed: int = 0) -> list[np.ndarray]:
@@ -143,8 +149,14 @@ def test_scales_of_rows_columns_and_all_leave_plain_factors() -> None:
     found = split(hoist_scales(scaled.graph))
     (product,) = found.products
     assert (product.left.operand.name, product.right.operand.name) == ("x", "w")
-    assert [n.op.name for n in found.epilogue] == ["mul", "mul", "mul", "div"]
+    assert [n.op.name for n in found.epilogue] == ["tanh", "mul", "mul", "mul", "div"]
     assert [t.name for t in found.inputs] == ["row", "col", "a"]
+
+
+def test_a_scale_that_may_be_infinite_stays_where_it_is() -> None:
+    """inf * x @ w is NaN where signs differ, and the product times inf is none; 1 / exp(row) may be infinite, too."""
+    (product,) = split(hoist_scales(simplify(unbounded.graph))).products
+    assert [n.op.name for n in product.left.body] == ["mul", "mul", "div"], "0.5 alone has moved"
 
 
 def test_factors_say_how_they_lie() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fusegen.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
 from fusegen.ordering import along_row, order_by_keys, with_nodes
+from fusegen.planner.ranges import ANY, SMALLEST_NORMAL, ranges
 from fusegen.trace import OPS
 from fusegen.types import DType, b8, f16, f32, i32
 
@@ -104,7 +105,6 @@ def normal_values(graph: Graph) -> dict[Node, bool]:
     return normal
 
 
-SMALLEST_NORMAL = 2.0**-126
 CHOICES = ("abs", "neg", "relu", "maximum", "minimum", "max", "min", "to_f32")
 """Ops whose result is one of their arguments, or its magnitude, or 0."""
 NEVER_SUBNORMAL = ("exp", "sigmoid", "sqrt", "rsqrt", "round_f16", "size", "col_index", "row_index", "to_i32")
@@ -162,16 +162,17 @@ def literal(value: float | int | bool | None, dtype: DType, beside: Node) -> Nod
 
 @once_per_graph
 def hoist_scales(graph: Graph) -> Graph:
-    """(s * A) @ (B * t)  ->  s * (A @ B) * t     where neither s nor t varies along the contracted axis.
+    """(s * A) @ (B * t)  ->  s * (A @ B) * t     where neither s nor t varies along the contracted axis
 
-    Lets RMSNorm's 1/rms, a scale of a whole row or channel, and a number ride in the epilogue. Exact but for rounding
-    and range: A is rounded to its storage type before it is scaled, not after, which the plan lists under `rounding`.
-    The graph as it is, where the factors would no longer be of one type.
+    and both are surely finite; the same of quotients by what is surely no 0. Lets RMSNorm's 1/rms and a number ride in
+    the epilogue. Exact but for rounding: A is rounded to its storage type, and summed, before it is scaled, which the
+    plan lists under `rounding`. A scale that may be infinite stays: before the product it makes NaN of what has another
+    sign or is 0, behind it an infinity. The graph as it is, where the factors would no longer be of one type.
     """
     if not graph.products:
         return graph
-    rows = Hoister(lambda node: graph.extents[node] is not Extent.ELEMENT)
-    columns = Hoister(lambda node: len(node.shape) < 2 or node.shape[-2] == 1)
+    rows = Hoister(graph, lambda node: graph.extents[node] is not Extent.ELEMENT)
+    columns = Hoister(graph, lambda node: len(node.shape) < 2 or node.shape[-2] == 1)
     made: dict[Node, Node] = {}
     moved: dict[Node, Node] = {}  # what stands for a product now
     for node in graph.nodes:
@@ -195,7 +196,8 @@ Scales = tuple[tuple[str, Node], ...]
 class Hoister:
     """Takes the scales out of a factor; a factor of several products is taken apart once."""
 
-    def __init__(self, constant: Callable[[Node], bool]) -> None:
+    def __init__(self, graph: Graph, constant: Callable[[Node], bool]) -> None:
+        self.ranges = ranges(graph)
         self.constant = constant  # along the contracted axis
         self.known: dict[Node, tuple[Node, Scales]] = {}
 
@@ -210,11 +212,16 @@ class Hoister:
         if node.op.name not in ("mul", "div"):
             return node, ()
         a, b = node.inputs
-        if self.constant(b):
+        if self.moves(b, node.op.name):
             inner, scales = self.strip(a)
             return inner, (*scales, (node.op.name, b))
-        if node.op.name == "mul" and self.constant(a):
+        if node.op.name == "mul" and self.moves(a, "mul"):
             inner, scales = self.strip(b)
             return inner, (*scales, ("mul", a))
         (x, first), (y, second) = self.strip(a), self.strip(b) if node.op.name == "mul" else (b, ())
         return (replace(node, inputs=(x, y)), (*first, *second)) if first or second else (node, ())
+
+    def moves(self, scale: Node, op: str) -> bool:
+        """Does the product mean the same where it is multiplied, or divided, by `scale` instead of its factor?"""
+        found = self.ranges.get(scale, ANY)
+        return (found.apart_from_zero if op == "div" else found.finite) and self.constant(scale)

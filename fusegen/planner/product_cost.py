@@ -20,7 +20,7 @@ from fusegen.naming import value_names
 from fusegen.planner.cost import count_bytes, unfused_kernels
 from fusegen.planner.model import TensorTraffic, Traffic
 from fusegen.planner.passes import hoist_scales
-from fusegen.planner.pieces import arrays, bytes_of, roundings
+from fusegen.planner.pieces import arrays, bytes_of, c_literal, roundings
 from fusegen.products import Factor, split
 from fusegen.targets.base import Target
 from fusegen.types import DType, Shape, f32, size_of
@@ -166,15 +166,14 @@ def wave_text(tiles: int, places: int, shares: int = 1) -> str:
 def product_rounding(graph: Graph, target: Target) -> tuple[str, ...]:
     """Where values of a chain with products are rounded; between those places everything is f32."""
     lowered = hoist_scales(graph)
-    names = value_names(lowered)
     lines = []
     for product in split(lowered).products:
         for factor in (product.left, product.right):
             if not plain(factor.node):
                 lines.append(f"{text_of(factor, lowered)} to {factor.dtype} before it is multiplied")
-    if lowered is not graph and lines:
-        moved = ", ".join(dict.fromkeys(names[n] for n in hoisted_scales(lowered) if n in names))
-        lines = [f"{line}, and only then scaled by {moved}" for line in dict.fromkeys(lines)] if moved else lines
+    if moved := ", ".join(scale_texts(lowered)):
+        lines = [f"{line}, and only then scaled by {moved}" for line in dict.fromkeys(lines)]
+        lines = lines or [f"factors as they are, and only their products scaled by {moved}"]
     if f32 in lowered.factor_types.values() and not target.multiplies_f32:
         lines.append("factors to the nearest tf32, 11 significant bits")
     return (*dict.fromkeys(lines), *roundings(graph))
@@ -189,12 +188,15 @@ def text_of(factor: Factor, graph: Graph) -> str:
     return names[node]
 
 
-def hoisted_scales(lowered: Graph) -> tuple[Node, ...]:
-    """The scales that ride in the epilogue of `lowered`, and that its author wrote before the products."""
+def scale_texts(lowered: Graph) -> tuple[str, ...]:
+    """`rrms`, `0.5`, `1 / norm`: what scales products in `lowered`, and before them their factors as written."""
+    names = value_names(lowered)
     found = []
     for product in lowered.products:
         node = product
         while (users := lowered.users[node]) and len(users) == 1 and users[0].operator is product.operator:
-            node = users[0]
-            found.append(node.inputs[1])
+            (node,) = users
+            scale = node.inputs[1]
+            text = names[scale] if scale in names else c_literal(scale, lowered).rstrip("f")
+            found.append(f"1 / {text}" if node.op.name == "div" else text)
     return tuple(dict.fromkeys(found))

@@ -85,6 +85,17 @@ def within(graph: Graph, *roots: Node, without: Iterable[Node] = ()) -> set[Node
     return found
 
 
+def need_plain_rights(parts: Split) -> None:
+    """Raises NoMatch for a right factor that is computed."""
+    for product in parts.products:
+        if product.right.operand is None:
+            raise NoMatch(
+                f"the right factor of the product at {product.node.where} is computed element by element, which "
+                "kernels do to left factors only\n  compute it beforehand; in place of x @ (w * s), with one s a "
+                "column, write (x @ w) * s"
+            )
+
+
 def prologue_of(
     graph: Graph, parts: Split, left: Side, factors: tuple[Factor, ...], accesses: Mapping[str, Access]
 ) -> Prologue | None:
@@ -105,7 +116,8 @@ def prologue_of(
         first = next(n for n in needed if n.op.kind is Kind.REDUCE)
         raise NoMatch(
             f"the left factor needs {first.op.name} at {first.where} of its own row before it is multiplied; gemm "
-            "reads the row once\n  only a scale of the whole row can wait until the products are summed"
+            "reads the row once\n  only a scale of the whole row can wait until the products are summed, and only one "
+            "that is surely finite, as F.rsqrt(F.mean(x * x) + 1e-6) is"
         )
     if any(n.op.name in ("row_index", "col_index") for n in needed):
         raise NoMatch("the left factor is computed from a position; gemm computes it from operands alone")

@@ -111,7 +111,7 @@ from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import VECTOR_BYTES, stride_name
 from fusegen.planner.product_cost import product_rounding
 from fusegen.planner.rules import NoMatch, need_countable
-from fusegen.planner.spans import Group, groups, prologue_of, span_of
+from fusegen.planner.spans import Group, groups, need_plain_rights, prologue_of, span_of
 from fusegen.products import Factor as Side
 from fusegen.products import Split, Unsplittable, split
 from fusegen.targets.base import Target
@@ -225,13 +225,7 @@ def draft(graph: Graph, target: Target, layout: Layout) -> Draft:
     first = parts.products[0]
     if len(parts.lefts) > 1:
         raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
-    for product in parts.products:
-        if product.right.operand is None:
-            raise NoMatch(
-                f"the right factor of the product at {product.node.where} is computed element by element; gemm does "
-                "that to left factors only\n"
-                "  compute it beforehand, in a chain of its own, and pass it in the type to multiply in"
-            )
+    need_plain_rights(parts)
     for group in (found := groups(hoisted, parts)):
         need_countable(size_of(group.width, graph.sizes))
     depth = size_of(first.contracted, graph.sizes)

@@ -120,7 +120,7 @@ from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.product_cost import product_rounding
 from fusegen.planner.rules import NoMatch, NotFor
-from fusegen.planner.spans import Group, groups, indexed, load, within
+from fusegen.planner.spans import Group, groups, indexed, load, need_plain_rights, within
 from fusegen.planner.wgmma import (
     LINE,
     STAGED_ROWS,
@@ -193,12 +193,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
 
 def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
     """Raises NoMatch for what the template has no place for."""
-    for product in parts.products:
-        if product.right.operand is None:
-            raise NoMatch(
-                f"the right factor of the product at {product.node.where} is computed; wgmma takes it as it lies in "
-                "memory"
-            )
+    need_plain_rights(parts)
     if len(parts.lefts) > 1:
         raise NoMatch("the products have different left factors; wgmma's tile has one")
     if (together := len(found[0].products)) > MOST_PRODUCTS:

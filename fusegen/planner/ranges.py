@@ -1,0 +1,153 @@
+"""Between which numbers a chain's values surely lie, whatever its operands hold: NaN aside, which stays NaN.
+
+An operand may hold anything, infinities among it. What ops make of that is narrower: a square is at least 0, a mean of
+squares plus 1e-6 at least 1e-6, and its reciprocal root at most 1000. Bounds are those of f32 arithmetic: what is too
+large for it is infinite, and what is no normal number may be 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fusegen.graph import Graph, Node, once_per_graph
+from fusegen.types import b8, f32, i32
+
+SMALLEST_NORMAL = 2.0**-126
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Both ends belong to it."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    @property
+    def apart_from_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+ANY = Range()
+
+
+@once_per_graph
+def ranges(graph: Graph) -> Mapping[Node, Range]:
+    found: dict[Node, Range] = {}
+    for node in graph.nodes:
+        made = range_of(node, [found[a] for a in node.inputs])
+        found[node] = in_i32(made) if node.dtype is i32 else in_f32(made)
+    return found
+
+
+def range_of(node: Node, of: list[Range]) -> Range:
+    if node.dtype is b8:
+        return Range(0.0, 1.0)
+    if node.op.name == "literal":
+        value = math.nan if node.literal is None else float(node.literal)
+        return ANY if math.isnan(value) else Range(value, value)
+    if node.op.name in ("mul", "square") and node.inputs[0] is node.inputs[-1]:
+        return Range(least_magnitude(of[0]) ** 2, product(of[0], of[0]).high)
+    return RANGES[node.op.name](*of) if node.op.name in RANGES else ANY
+
+
+def in_i32(found: Range) -> Range:
+    """What is too large for an integer may be any other one."""
+    return found if -i32.largest <= found.low and found.high <= i32.largest else Range(-i32.largest - 1, i32.largest)
+
+
+def in_f32(found: Range) -> Range:
+    """Ends that f32 has no number for are moved outward."""
+    low = -math.inf if found.low < -f32.largest else min(found.low, f32.largest)
+    high = math.inf if found.high > f32.largest else max(found.high, -f32.largest)
+    if 0 < low < SMALLEST_NORMAL:
+        low = 0.0
+    if -SMALLEST_NORMAL < high < 0:
+        high = 0.0
+    return Range(low, high)
+
+
+def least_magnitude(a: Range) -> float:
+    return min(abs(a.low), abs(a.high)) if a.apart_from_zero else 0.0
+
+
+def corners(a: Range, b: Range, op: Callable[[float, float], float]) -> Range:
+    """Of an op that goes up or down in each of its arguments. What has no value at a corner may be anything."""
+    values = [op(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    return ANY if any(map(math.isnan, values)) else Range(min(values), max(values))
+
+
+def product(a: Range, b: Range) -> Range:
+    return corners(a, b, lambda x, y: x * y if x and y else 0.0)  # 0 * inf is NaN, which is no end
+
+
+def quotient(a: Range, b: Range) -> Range:
+    return corners(a, b, lambda x, y: x / y) if b.apart_from_zero else ANY
+
+
+def added(a: Range, b: Range) -> Range:
+    return Range(sum_of(a.low, b.low, -math.inf), sum_of(a.high, b.high, math.inf))
+
+
+def sum_of(x: float, y: float, otherwise: float) -> float:
+    """Where infinities cancel, the end is `otherwise`."""
+    return otherwise if math.isnan(x + y) else x + y
+
+
+def summed(a: Range) -> Range:
+    """A row's sum, of however many."""
+    return Range(0.0 if a.low >= 0 else -math.inf, 0.0 if a.high <= 0 else math.inf)
+
+
+def negative(a: Range) -> Range:
+    return Range(-a.high, -a.low)
+
+
+def root(a: Range) -> Range:
+    return Range(math.sqrt(max(0.0, a.low)), math.sqrt(max(0.0, a.high)))
+
+
+def reciprocal_root(a: Range) -> Range:
+    found = root(a)
+    return Range(1 / found.high if found.high else 0.0, 1 / found.low if found.low else math.inf)
+
+
+def exponential(a: Range) -> Range:
+    return Range(0.0, math.exp(a.high) if a.high < 89 else math.inf)  # e ** 89 is beyond f32
+
+
+def between(low: float, high: float) -> Callable[..., Range]:
+    return lambda *of: Range(low, high)
+
+
+RANGES: Mapping[str, Callable[..., Range]] = {
+    "add": added,
+    "sub": lambda a, b: added(a, negative(b)),
+    "mul": product,
+    "div": quotient,
+    "neg": negative,
+    "abs": lambda a: Range(least_magnitude(a), max(abs(a.low), abs(a.high))),
+    "maximum": lambda a, b: Range(max(a.low, b.low), max(a.high, b.high)),
+    "minimum": lambda a, b: Range(min(a.low, b.low), min(a.high, b.high)),
+    "relu": lambda a: Range(max(a.low, 0.0), max(a.high, 0.0)),
+    "where": lambda _, a, b: Range(min(a.low, b.low), max(a.high, b.high)),
+    "sqrt": root,
+    "rsqrt": reciprocal_root,
+    "exp": exponential,
+    "sigmoid": between(0.0, 1.0),
+    "tanh": between(-1.0, 1.0),
+    "erf": between(-1.0, 1.0),
+    "size": between(1.0, 2.0**63),
+    "col_index": between(0.0, i32.largest),
+    "row_index": between(0.0, i32.largest),
+    "to_f32": lambda a: a,
+    "sum": summed,
+    "max": lambda a: a,
+    "min": lambda a: a,
+}
+"""By the op's name. Of an op that is not here a value may be anything."""
