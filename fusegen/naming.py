@@ -54,7 +54,7 @@ SELECTION_FRAME = frozenset(
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(
     """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here span ring
-    slice step depth left right place k m s last to from band count within gathered load_chunk copy_chunk
+    slice step depth left right place k m s last to from band count within gathered load_chunk load_apart copy_chunk
     load_left load_right load_left_half load_left_across load_right_across load_left_half_across load_fragment
     multiply_add copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2
     right_ptr right_2_ptr copy_once own_address
@@ -80,7 +80,7 @@ TENSOR_SUFFIXES = (
 )  # fmt: skip
 FACTOR_SUFFIXES = (
     "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
-    "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead",
+    "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead", "_step", "_batch",
 )  # fmt: skip
 SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])

@@ -99,6 +99,11 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             rights = [s.products[place].right for s in spans]
             lines.append(f"const {self.element}* const {own.name}_ptr = {self.by_span([r.pointer for r in rights])};")
             lines.append(f"const long long {own.name}_stride = {self.by_span([r.stride for r in rights])};")
+            if own.factor.step:
+                steps = self.by_span([r.step for r in rights])
+                lines.append(
+                    f"const long long {own.name}_step = {steps};  // along the depth: they lie both ways round"
+                )
             for dim in range(len(rights[0].batch)):
                 strides = self.by_span([r.batch[dim][1] for r in rights])
                 lines.append(f"const long long {own.name}_batch_{dim} = {strides};")
@@ -160,7 +165,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         if plan.dtype is f32 and not all(f.tile_along for f in plan.factors):
             self.functions.add(self.place_across)
         if fetches:
-            self.functions.update(("load", "load_chunk"))
+            self.functions.update(("load", "load_chunk") if "load_chunk" in self.functions or vectors else ())
         text = " ".join(expressions(plan))
         self.call_those_in(text)
         counts = {

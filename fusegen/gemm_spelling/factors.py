@@ -45,7 +45,10 @@ class FactorSpeller(GemmWords):
         outer, inner = (side, depth) if f.along else (depth, side)
         origin = "row0" if f.side == "rows" else "col0"
         batch = "".join(f" + {index} * {text}" for index, text in self.batch_strides(own))
-        if f.along:
+        if f.step:
+            first = f"({self.share_offset()}{depth})" if self.share_offset() else depth
+            start = f"({origin} + {brought}) * {stride} + {first} * {name}_step"
+        elif f.along:
             start = f"({origin} + {brought}) * {stride} + {self.share_offset()}{depth}"
         else:
             start = f"({self.share_offset()}{depth}) * {stride} + {origin} + {side}"
@@ -67,9 +70,20 @@ class FactorSpeller(GemmWords):
             lines.append(f"const int {brought} = {self.dealt(side)};  // that lies in this row of the tile")
         pointers, starts = self.pointers_to(own, passes, f"{pointer}{batch} + {start}", f"({far}) * {stride}")
         advance = str(self.tile.depth * self.tile.shares)
+        if not f.along or f.step:
+            advance = f"{advance} * {f'{name}_step' if f.step else stride}"
         copy = "copy_once" if f.once else "copy_chunk"
+        from_here = f"{name}_from" + (f" + {away} * {stride}" if passes > 1 else "")
+        count = self.count(own, at_brought, at_depth)
+        load = (
+            f"load_apart({from_here}, {name}_step, {count})"
+            if f.step
+            else f"load_chunk<{f.width}>({from_here}, {count})"
+        )
         if f.copied:
             self.functions.add(copy)
+        else:
+            self.functions.add("load_apart" if f.step else "load_chunk")
         return {
             "name": name,
             "own": own,
@@ -91,9 +105,10 @@ class FactorSpeller(GemmWords):
             "place": place,
             "to": to,
             "away": f"const int away = {far};  // columns from the first" if named else "",
-            "from": f"{name}_from" + (f" + {away} * {stride}" if passes > 1 else ""),
-            "count": self.count(own, at_brought, at_depth),
-            "advance": advance if f.along else f"{advance} * {stride}",
+            "from": from_here,
+            "load": load,
+            "count": count,
+            "advance": advance,
         }
 
     def pointers_to(self, own: Own, passes: int, first: str, far: str) -> tuple[list[str], list[str]]:

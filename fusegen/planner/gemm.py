@@ -110,7 +110,8 @@ class Factor:
 
     `along`: neighbours in memory differ in depth, else in the side. `tile_along`: the same of the tile. `width`:
     elements that one copy or load moves. `copied`: asynchronously, past the registers. `once`: read once, which the L2
-    cache is told.
+    cache is told. `step`: the stride along the depth, where that is a run-time number; `along` then says in which order
+    a thread takes elements, one by one, and not how they lie.
     """
 
     access: Access
@@ -123,6 +124,7 @@ class Factor:
     stride: str  # the kernel's argument: of the axis whose neighbours are not next to each other
     batch: tuple[tuple[str, str], ...] = ()  # (index, stride argument) of each further dimension that it moves along
     once: bool = False
+    step: str = ""
 
     @property
     def name(self) -> str:

@@ -435,14 +435,17 @@ def right_factors(drawn: Draft) -> Mapping[Node, Factor]:
         copied = drawn.target.async_copies and access.mode == "vector"
         made = factor(drawn, access, "cols", access.line == use.depth, copied)
         found[product.node] = replace(made, once=copied and read_once(drawn, access))
-    ways = {f.along: f for f in found.values()}
-    if len(ways) > 1 and len(drawn.groups) > 1:
-        one, other = (f.access.tensor for f in ways.values())
-        raise NoMatch(
-            f"{one} and {other} are multiplied side by side, and one lies along the summed axis and the other across "
-            "it\n  lay them alike, as in x @ w.T for all of them"
-        )
-    return alike(drawn, found) if len(drawn.groups) > 1 else found
+    if len(drawn.groups) == 1:
+        return found
+    if len({f.along for f in found.values()}) > 1:
+        found = {node: one_by_one(f) for node, f in found.items()}
+    return alike(drawn, found)
+
+
+def one_by_one(f: Factor) -> Factor:
+    """A right factor beside others that lie the other way round: a span's strides say how its own lies."""
+    stride, step = (f.stride, "1") if f.along else ("1", f.stride)
+    return replace(f, along=True, tile_along=True, width=1, copied=False, once=False, stride=stride, step=step)
 
 
 def alike(drawn: Draft, found: Mapping[Node, Factor]) -> Mapping[Node, Factor]:
