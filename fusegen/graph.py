@@ -116,6 +116,7 @@ class Node:
     size: Size | None = None  # of a size leaf: the dimension it counts
     missing: float | int | bool | None = None  # of a take: what stands where the column is -1
     ordered: bool = True  # of top_columns: best first; else in any order
+    bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
 
     @property
     def where(self) -> Where:

@@ -35,7 +35,7 @@ FRAME = frozenset(
     head_of load_block load_kept_block load_shifted store_block store_row head edge
     in_rest rest_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival
     away place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left
-    leave_packed memcpy unknown top_columns take""".split()  # noqa: SIM905
+    leave_packed memcpy unknown top_columns take bare""".split()  # noqa: SIM905
 )
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(

@@ -384,8 +384,10 @@ def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value,
     never chosen: a row with fewer than k others ends in columns of -1, whose values are -inf (0 for probabilities).
 
     The order is that of x's *key*: the value below a softmax, a log_softmax, or any steps that are strictly increasing
-    along the row (exp, sigmoid, + r, * s, / s with s surely positive). Probabilities that round to the same number, or
-    to 0, thus keep the order of their logits, and a masked logit has probability 0 and column -1.
+    along the row (exp, sigmoid, + r, * s, / s with r surely finite, s positive too: numbers, and what reductions of the
+    key itself give; not an operand, which may be inf or NaN). Probabilities that round to the same number, or to 0,
+    thus keep the order of their logits, those that a NaN or an inf makes NaN as well, and a masked logit has
+    probability 0 and column -1. (A softmax without a guard makes NaN of a row of nothing else: that is chosen.)
 
     k is a number or a dim, at most 1024 and at most the row's length; it is a constant of the kernel. With sorted=False
     and the columns returned, the k may come in any order, the missing last. Further ops on the values see k columns:
@@ -395,7 +397,7 @@ def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value,
     if isinstance(x, Value) and x.dtype is i32:
         x = cast(x, f32)  # as every reduction does
     columns = _columns("topk", x, k, bool(sorted))
-    values = _taken(x, columns, key_of(x.node)[1])
+    values = _taken(x, columns, key_of(x.node).limit)
     return values, columns
 
 

@@ -66,6 +66,8 @@ def helpers(graph: Graph) -> list[str]:
     names = dict.fromkeys(n.op.name for n in graph.nodes if n.op.kind is Kind.SELECT)
     if not names:
         return []
+    if any(n.bare for n in graph.nodes):
+        names["bare"] = None
     from fusegen.selection import source_of  # imports numpy, which tracing a spec does without
 
     return ["\n\n" + source_of(name).rstrip("\n") for name in names]
@@ -90,6 +92,8 @@ def line_of(node: Node, graph: Graph, names: Any) -> str:
     arguments = [names[a] if a in names else literal_text(a, graph, names) for a in node.inputs]
     if node.op.kind is Kind.SELECT:
         k = size_of(node.shape[-1], graph.sizes)
+        if node.bare:
+            arguments[0] = f"bare({arguments[0]})"
         return f"{name} = {node.op.ref.format(*arguments, k=k, missing=number_text(node.missing))}"
     return f"{name} = {node.op.ref.format(*arguments)}"
 

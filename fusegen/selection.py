@@ -1,4 +1,4 @@
-"""What choosing columns means, in numpy: the two functions that a chain's reference calls, and their text.
+"""What choosing columns means, in numpy: the functions that a chain's reference calls, and their text.
 
 A key of -inf is *masked*: its column is never chosen. NaN comes before every number, as in torch; columns whose keys
 are equal (0 and -0 are) come by their own order. So the columns are one certain answer, whatever computes it.
@@ -29,8 +29,13 @@ def take(x: Any, columns: Any, missing: Any) -> Array:
     return np.where(columns < 0, missing, np.take_along_axis(x, np.maximum(columns, 0), -1))
 
 
+def bare(key: Any) -> Array:
+    """key, but NaN all along a row of nothing but -inf: so is what a softmax without a guard makes of it."""
+    return np.where((key == -np.inf).all(-1, keepdims=True), np.nan, key)
+
+
 def source_of(name: str) -> str:
-    """The text of `top_columns` or `take`, as it stands above, without its types: it runs on numpy alone."""
-    functions: dict[str, Callable[..., Array]] = {"top_columns": top_columns, "take": take}
+    """The text of one of them, as it stands above, without its types: it runs on numpy alone."""
+    functions: dict[str, Callable[..., Array]] = {"top_columns": top_columns, "take": take, "bare": bare}
     text = inspect.getsource(functions[name])
     return text.replace(": Any", "").replace("k: int", "k").replace(" -> Array", "")

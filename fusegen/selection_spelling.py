@@ -241,6 +241,7 @@ class SelectionSpeller(Speller):
             "pick_lane": lane,
             "pick_team": team,
             "pick_turns": -(-chosen.k // team),
+            "none": self.none("held" if chosen.dense else "all", "i"),
             "picks": {"team": "picker.picks[at]", "hold": "picker.picks"}.get(chosen.by, "picks"),
         }
         context = super().context()
@@ -258,6 +259,11 @@ class SelectionSpeller(Speller):
             "last_walk": last,
             "picked_walks": picked,
         }
+
+    def none(self, candidates: str, rank: str) -> str:
+        """What stands for a rank behind the last candidate: no entry; in a row without any, where that is NaN, the
+        column of that number."""
+        return f"{candidates} ? 0 : entry_of(-INFINITY, {rank})" if self.selection.bare else "0"
 
     def words(self) -> Mapping[str, Any]:
         """Of the walk that chooses."""

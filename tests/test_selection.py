@@ -25,8 +25,8 @@ from fusegen import ops as F
 from fusegen.database import graph_digest
 from fusegen.errors import SpecError
 from fusegen.explaining import selection
-from fusegen.graph import Extent, Graph, Node
-from fusegen.ordering import key_of, order_by_keys
+from fusegen.graph import Extent, Graph
+from fusegen.ordering import Key, key_of, order_by_keys
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.cost import traffic
 from fusegen.planner.heading import selected
@@ -89,6 +89,11 @@ def test_take_at_minus_one_gives_what_is_missing_and_rows_broadcast() -> None:
 # ---------------------------------------------------------------- the graph
 
 
+def by_hand(x: Any) -> Any:
+    e = F.exp(x - F.max(x))
+    return e / F.sum(e)
+
+
 def best_of(function: Callable[[Any], Any]) -> Chain:
     @chain(M=4, N=16)
     def spec(x: f32[M, N], r: f32[M, 1], g: f32[N], s: f32) -> tuple[f32[M, 4], i32[M, 4], f32[M, 4], f32[M, 4]]:
@@ -99,7 +104,7 @@ def best_of(function: Callable[[Any], Any]) -> Chain:
     return spec
 
 
-def key(function: Callable[[Any], Any]) -> tuple[Node, float]:
+def key(function: Callable[[Any], Any]) -> Key:
     graph = best_of(function).graph
     assert graph.selection is not None
     return key_of(graph.selection.inputs[0])
@@ -145,12 +150,24 @@ STEPS: dict[str, tuple[Callable[[Any], Any], str, float]] = {
     "itself": (lambda v: v["x"], "x", -INF),
     "softmax": (lambda v: F.softmax(v["x"]), "x", 0),
     "log_softmax": (lambda v: F.log_softmax(v["x"] * 0.5), "x", -INF),
-    "rmsnorm": (lambda v: F.rmsnorm(v["x"]), "x", -INF),
-    "sigmoid": (lambda v: F.sigmoid(v["x"] - v["r"]), "x", 0),
+    "sigmoid": (lambda v: F.sigmoid(v["x"] - 2.0), "x", 0),
+    "a softmax by hand": (lambda v: by_hand(v["x"]), "x", 0),
+    "a softmax by hand that may overflow": (lambda v: F.exp(v["x"]) / F.sum(F.exp(v["x"])), "x", 0),
     "log of a softmax": (lambda v: F.log(F.softmax(v["x"])), "x", -INF),
     "root of a softmax": (lambda v: F.sqrt(F.softmax(v["x"])), "x", 0),
-    "over a root": (lambda v: v["x"] / F.sqrt(F.var(v["x"]) + 1e-5), "x", -INF),
-    "shifted and stretched": (lambda v: (v["x"] + v["r"]) * F.exp(v["r"]) / F.maximum(v["r"], 0.1), "x", -INF),
+    "by a count": (lambda v: v["x"] / (F.sum(F.cast(v["x"] > 0, f32)) + 1.0) - F.row_index(v["x"]), "x", -INF),
+    # what is masked makes the row's mean -inf, and its mean square inf
+    "rmsnorm": (lambda v: F.rmsnorm(v["x"]), "mul", -INF),
+    "layernorm": (lambda v: F.layernorm(v["x"]), "mul", -INF),
+    "over a root": (lambda v: v["x"] / F.sqrt(F.var(v["x"]) + 1e-5), "div", -INF),
+    # an operand may be inf or NaN
+    "shifted": (lambda v: v["x"] + v["r"], "add", -INF),
+    "softmax of what is shifted": (lambda v: F.softmax(v["x"] + v["r"]), "add", 0),
+    "log_softmax of what is shifted": (lambda v: F.log_softmax(v["x"] - v["s"]), "sub", -INF),
+    "sigmoid of what is shifted": (lambda v: F.sigmoid(v["x"] - v["r"]), "sub", 0),
+    "stretched": (lambda v: v["x"] * F.exp(v["r"]), "mul", -INF),
+    "over at least something": (lambda v: v["x"] / F.maximum(v["r"], 0.1), "div", -INF),
+    "plus inf": (lambda v: v["x"] + INF, "add", -INF),
     "number first": (lambda v: 3.0 + 2.0 * v["x"], "x", -INF),
     "of a mask": (lambda v: F.softmax(F.where(v["x"] > 0, v["x"], -INF)), "where", 0),
     "of a softcap": (lambda v: F.softmax(30.0 * F.tanh(v["x"] / 30.0)), "tanh", 0),
@@ -173,10 +190,9 @@ STEPS: dict[str, tuple[Callable[[Any], Any], str, float]] = {
 @pytest.mark.parametrize("name", STEPS)
 def test_key(name: str) -> None:
     function, wanted, missing = STEPS[name]
-    found, limit = key(function)
-    assert (found.op.name if wanted != "x" else "x", limit) == (wanted, missing)
-    if wanted == "x":
-        assert found.op.name == "input"
+    found = key(function)
+    assert (found.node.op.name.replace("input", "x"), found.limit) == (wanted, missing)
+    assert found.bare == ("by hand" in name)
 
 
 def test_the_law_is_the_key_whatever_pass_has_run() -> None:
@@ -204,6 +220,103 @@ def test_sinking_takes_keeps_every_bit(name: str, seed: int) -> None:
     before, after = (run(*operands) for run in before_and_after(name))
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+# ---------------------------------------------------------------- the formula itself, in float64
+
+
+def selected_by_hand(value: Any, logits: Any, k: int, limit: float) -> tuple[Any, Any]:
+    """The best k by the contract: NaN first, then descending; equals by what is below a softmax, NaN first, then by
+    column. Never -inf, nor what such a logit makes, unless it makes NaN of a row of nothing else."""
+    columns = np.full((*value.shape[:-1], k), -1)
+    values = np.full(columns.shape, float(limit))
+    for at in np.ndindex(value.shape[:-1]):
+        row = [(float(v), float(z), c) for c, (v, z) in enumerate(zip(value[at], logits[at], strict=True))]
+        alone = all(z == -INF for _, z, _ in row) and all(v != v for v, _, _ in row)
+        left = [(v, z, c) for v, z, c in row if v != -INF and (z != -INF or alone)]
+        left.sort(key=lambda found: [(part == part, -part if part == part else 0.0) for part in found[:2]])
+        for rank, (v, _, c) in enumerate(left[:k]):
+            columns[*at, rank], values[*at, rank] = c, v
+    return values, columns
+
+
+def probabilities(z: Any) -> Any:
+    """F.softmax's, by README: NaN stays in its row, a row of nothing but -inf has zeros."""
+    top = z.max(-1, keepdims=True)
+    e = np.exp(z - np.where(top == -INF, 0.0, top))
+    total = e.sum(-1, keepdims=True)
+    return np.where(total == 0, 0.0, e / total)
+
+
+def of_logits(z: Any) -> tuple[Any, Any]:
+    return probabilities(z), z
+
+
+def alone(z: Any) -> tuple[Any, Any]:
+    return z, z
+
+
+def without_guard(z: Any) -> tuple[Any, Any]:
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True), z
+
+
+FORMULAS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], tuple[Any, Any]], float]] = {
+    "softmax": (lambda x, m: F.softmax(x + m), lambda x, m: of_logits(x + m), 0),
+    "log_softmax": (
+        lambda x, m: F.log_softmax(x - m), lambda x, m: (np.log(probabilities(x - m)), x - m), -INF
+    ),
+    "sigmoid": (lambda x, m: F.sigmoid(x + m), lambda x, m: (1 / (1 + np.exp(-(x + m))), x + m), 0),
+    "exp": (lambda x, m: F.exp(x - m), lambda x, m: (np.exp(x - m), x - m), 0),
+    "root": (lambda x, m: F.sqrt(F.softmax(x + m)), lambda x, m: (np.sqrt(probabilities(x + m)), x + m), 0),
+    "by hand": (lambda x, m: by_hand(x + m), lambda x, m: without_guard(x + m), 0),
+    "sum": (lambda x, m: x + m, lambda x, m: alone(x + m), -INF),
+    "difference": (lambda x, m: x - m, lambda x, m: alone(x - m), -INF),
+    "product": (lambda x, m: x * F.exp(m), lambda x, m: alone(x * np.exp(m)), -INF),
+    "quotient": (lambda x, m: x / F.maximum(m, 0.5), lambda x, m: alone(x / np.maximum(m, 0.5)), -INF),
+    "logarithm": (lambda x, m: F.log(F.exp(m) * F.exp(x)), lambda x, m: alone(np.log(np.exp(m) * np.exp(x))), -INF),
+    "less its mean": (lambda x, m: x - F.mean(x + m), lambda x, m: alone(x - (x + m).mean(-1, keepdims=True)), -INF),
+    "over its root": (
+        lambda x, m: x / F.sqrt(F.sum(F.square(x + m)) + 1.0),
+        lambda x, m: alone(x / np.sqrt(((x + m) ** 2).sum(-1, keepdims=True) + 1)), -INF,
+    ),
+}  # fmt: skip
+SHAPES: dict[str, Any] = {"a row's": f32[M, 1], "a column's": f32[N], "everybody's": f32[1, 1], "a scalar": f32}
+SPECIAL = [-INF, -INF, -2.0, -1.0, 0.0, 0.5, 1.0, 3.0, INF, NAN]
+
+
+@cache
+def by_reference(name: str, shape: str) -> list[Callable[..., Any]]:
+    def spec(x, m):  # type: ignore[no-untyped-def]
+        values, columns = F.topk(FORMULAS[name][0](x, m), 5)
+        return values, columns
+
+    spec.__annotations__ = {"x": f32[M, N], "m": SHAPES[shape], "return": tuple[f32[M, 5], i32[M, 5]]}
+    graph = chain(M=4, N=6)(spec).graph
+    return [reference(graph), reference(simplify(graph))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", FORMULAS)
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_law_is_the_formula_where_something_is_not_finite(name: str, shape: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.choice([-2.0, -1.0, 0.0, 0.5, 1.0, 3.0], (4, 6))
+    at = rng.random((4, 6)) < rng.choice([0.0, 0.2, 0.6], (4, 1))
+    x = np.where(at, rng.choice(SPECIAL, (4, 6)), x)
+    x[0] = rng.choice([-INF, x[0, 0]])
+    m = rng.choice(SPECIAL, {"a row's": (4, 1), "a column's": (6,), "everybody's": (1, 1), "a scalar": ()}[shape])
+    _, formula, limit = FORMULAS[name]
+    with np.errstate(all="ignore"):
+        values, columns = selected_by_hand(*formula(x, m), 5, limit)
+    for run in by_reference(name, shape):
+        got_values, got_columns = run(x, m)
+        np.testing.assert_array_equal(got_columns, columns)
+        np.testing.assert_allclose(got_values, values, rtol=1e-12)
+
+
+# ---------------------------------------------------------------- random chains
 
 
 # steps of random chains: of x, a row vector g, one value a row r, and a mask

@@ -251,6 +251,60 @@ def test_keys_that_compilers_may_fuse_differently_leave_out_nothing(cols: int, n
     validate(made, quick=True).raise_for_error()
 
 
+@chain(M=8, V=301, K=6)
+def shifted(x: f32[M, V], m: f32[M, 1]) -> tuple[f32[M, K], i32[M, K]]:
+    """What is added to a row is no number everywhere."""
+    return F.topk(F.softmax(x + m), K)
+
+
+@chain(M=8, V=301, K=6)
+def by_hand(x: f32[M, V], m: f32[M, 1]) -> tuple[f32[M, K], i32[M, K]]:
+    """Of a row that is masked whole it makes NaN."""
+    z = x + m
+    e = F.exp(z - F.max(z))
+    return F.topk(e / F.sum(e), K)
+
+
+@chain(M=8, V=301)
+def best_by_hand(x: f32[M, V], m: f32[M, 1]) -> i32[M, 1]:
+    """The first of these."""
+    z = x + m
+    return F.argmax(F.exp(z) / F.sum(F.exp(z)))
+
+
+@pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize("which", ["team", "threshold", "hold", "dense"])
+@pytest.mark.parametrize("number", range(3), ids=("softmax", "by hand", "argmax by hand"))
+def test_rows_to_which_something_is_added_that_is_no_number(number: int, which: str, name: str) -> None:
+    """By the formula in float64, apart from the generated reference: NaN first, equals by logits and then by column."""
+    one = (shifted, by_hand, best_by_hand)[number]
+    if one is best_by_hand and which == "dense":
+        pytest.skip("dense chooses more than one of 301 columns")
+    rng = np.random.default_rng(11)
+    x = np.round(rng.standard_normal((10, 301)).astype(np.float32), 1)
+    x[6:8], x[8, 7::9], x[9, 2:299] = -np.inf, np.nan, -np.inf
+    x[0:6, 11], x[0:6, 12] = -np.inf, np.inf * np.array([-1, -1, -1, -1, 1, 1])
+    m = np.array([0, -np.inf, np.inf, np.nan, -np.inf, 1, 0, np.inf, 2, -1], np.float32)[:, None]
+    with np.errstate(all="ignore"):
+        z = x.astype(np.float64) + m
+        top = z.max(-1, keepdims=True)
+        e = np.exp(z - (np.where(top == -np.inf, 0, top) if one is shifted else top))
+        p = e / e.sum(-1, keepdims=True)
+    if one is shifted:
+        p = np.where((z == -np.inf).all(-1, keepdims=True), 0, p)
+    nothing = (z == -np.inf) & ~((z == -np.inf).all(-1, keepdims=True) & np.isnan(p))
+    k = one.graph.picks
+    order = np.lexsort((-z, ~np.isnan(z), -p, ~np.isnan(p), nothing))[:, :k]
+    columns = np.where(np.take_along_axis(nothing, order, -1), -1, order)
+    made = kernel(by(plans_of(one, name), which))(x, m)
+    if one is best_by_hand:
+        np.testing.assert_array_equal(made, columns)
+        return
+    np.testing.assert_array_equal(made[1], columns)
+    values = np.where(columns < 0, 0, np.take_along_axis(p, order, -1))
+    np.testing.assert_allclose(made[0], values, rtol=1e-5, atol=1e-30)
+
+
 @pytest.mark.parametrize("which", ["threshold", "hold", "dense"])
 def test_a_softmax_by_hand(which: str) -> None:
     validate(kernel(by(plans_of(unguarded, "cuda:h200"), which)), quick=True).raise_for_error()
@@ -278,8 +332,8 @@ def test_a_key_may_be_made_of_what_rows_share(which: str, cols: int) -> None:
 
 def test_what_the_order_does_not_depend_on_is_not_read() -> None:
     @chain(M=4, V=301)
-    def shifted(x: f32[M, V], shift: f16[M, 1], weights: b8[M, V]) -> i32[M, 1]:
-        """Adding the same to a whole row moves no column."""
+    def shifted(x: f32[M, V], shift: i32[M, 1], weights: b8[M, V]) -> i32[M, 1]:
+        """Adding the same number to a whole row moves no column; a float might be NaN."""
         return F.argmax(x * 0.5 + shift + F.sum(F.cast(weights, f32)))
 
     for which in ("team", "threshold", "hold"):

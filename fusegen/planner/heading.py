@@ -49,7 +49,8 @@ def selected(graph: Graph) -> str:
     assert graph.selection is not None
     order = "largest first" if graph.selection.ordered else "in any order"
     key = value_names(graph)[graph.selection.inputs[0]]
-    return f"{graph.picks} of {graph.cols} columns a row by {key}, {order}; NaN before all, ties by column, -inf never"
+    never = "-inf never" + (" but in a row of nothing else" if graph.selection.bare else "")
+    return f"{graph.picks} of {graph.cols} columns a row by {key}, {order}; NaN before all, ties by column, {never}"
 
 
 def field(name: str, text: str) -> list[str]:

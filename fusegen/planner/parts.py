@@ -218,6 +218,7 @@ class Selection:
     columns: str  # the k columns' name,
     values: str  # and that of the keys there; empty where nothing asks for them
     picked: tuple[Stage, ...]  # walks over the k columns: their loads are gathered
+    bare: bool = False  # of a row of nothing but -inf the first columns are chosen (see fusegen.ordering)
     turn: int = 0
     groups: int = 0  # 0: the first cut gives the threshold
     note: int = 0

@@ -27,6 +27,7 @@ class Picking:
     columns: str
     values: str
     picked: tuple[Stage, ...]
+    bare: bool
 
 
 class PickingScheduler(Scheduler):
@@ -152,6 +153,7 @@ class PickingScheduler(Scheduler):
             columns=self.names[self.columns],
             values=self.names[held[0]] if held else "",
             picked=picked,
+            bare=self.columns.bare,
         )
 
 

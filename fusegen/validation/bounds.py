@@ -30,6 +30,7 @@ from ml_dtypes import bfloat16
 from fusegen.graph import Graph, Kind, Node, Op, plain
 from fusegen.ordering import signs_of
 from fusegen.planner.model import Plan
+from fusegen.selection import bare
 from fusegen.types import Dim, f32, i32, size_of
 from fusegen.validation.accumulation import Accumulation, How, Multiplication, accumulation_error, accumulations
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
@@ -100,7 +101,7 @@ def selected(
     node: Node, selection: Node, table: Mapping[Node, Bounded], sizes: Mapping[str, int], columns: Array | None
 ) -> Bounded:
     """The columns chosen, what is taken at them, and the mask of where there are none."""
-    key = held(table[selection.inputs[0]])
+    key = held(selection_key(selection, table))
     k = size_of(selection.shape[-1], sizes)
     if node is selection:
         return chosen_columns(key, k, columns)
@@ -109,6 +110,12 @@ def selected(
         own = node.inputs[0] is selection.inputs[0]
         return taken(table[node.inputs[0]], at, node.missing, None if known else key, own)
     return missing_places(at, None if known else key)
+
+
+def selection_key(selection: Node, table: Mapping[Node, Bounded]) -> Bounded:
+    """What the selection orders by, as its law has it."""
+    key = table[selection.inputs[0]]
+    return bounded(bare(key.value), key.error) if selection.bare else key
 
 
 def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded:

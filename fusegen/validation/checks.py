@@ -31,7 +31,7 @@ from fusegen.runtime.kernel import need_kernel
 from fusegen.types import Dim, f32, size_of
 from fusegen.validation.accumulation import How, accumulations
 from fusegen.validation.bounded import Bounded, gap
-from fusegen.validation.bounds import analyse_nodes, held
+from fusegen.validation.bounds import analyse_nodes, held, selection_key
 from fusegen.validation.columns import compare_columns
 from fusegen.validation.compare import Compared, Figures, compare, figures, judged, largest_errors
 from fusegen.validation.emulated import NAME as EMULATED
@@ -543,7 +543,7 @@ def judge(
         law, value = laws[tensor.node], np.asarray(value)
         if graph.selection is not None and tensor.node is graph.selection:
             chosen_by, ordered = graph.selection.inputs[0], graph.selection.ordered
-            key, equals = held(laws[chosen_by]), [laws[n].value for n in varied(chosen_by)]
+            key, equals = held(selection_key(graph.selection, laws)), [laws[n].value for n in varied(chosen_by)]
             compared.append(compare_columns(tensor, got, value, key, equals, ordered))
             agrees = not compare_columns(tensor, value, value, key, equals, ordered).wrong.any()
         else:

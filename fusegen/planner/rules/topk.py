@@ -209,6 +209,7 @@ def selection_of(walks: Picking, k: int, by: str) -> Selection:
         columns=walks.columns,
         values=walks.values,
         picked=walks.picked,
+        bare=walks.bare,
     )
 
 
