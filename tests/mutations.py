@@ -129,6 +129,11 @@ def segmented(plan: Plan) -> bool:
     return threshold(plan) and bool(plan.selection) and plan.selection.segment < plan.tile.per_thread
 
 
+def ranked(plan: Plan) -> bool:
+    found = plan.selection
+    return bool(found) and found.by == "threshold" and plan.cluster == 1 and found.k < plan.threads // 32
+
+
 def ragged(plan: Plan) -> bool:
     return threshold(plan) and plan.across
 
@@ -198,6 +203,7 @@ HELD_MET = Subject("scale_mask_softmax_topk", 9000, held_met)
 DENSE = Subject("scale_mask_softmax_topk", 1000, dense)
 DENSE_RAGGED = Subject("topk", 1003, dense_across)
 ROUTED = Subject("router_topk", 200, team)
+RANKED = Subject("router_topk", 9000, ranked)
 GREEDY = Subject("argmax", 40000, threshold)
 SEGMENTED = Subject("topk", 9001, segmented)
 HIP_CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold, "hip:mi300x")
@@ -428,6 +434,10 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"bar = beyond\(order\)", "bar = __int_as_float(0x7f800000)"),
     mutation("cut too high", "the last of the k best falls away", CHOSEN, r"return low - 1;",
              "return low + (Entry(1) << (column_bits + 20));"),
+    mutation("a candidate too few is enough", "a cut's floor leaves k - 1", CHOSEN,
+             r"above \+ own\[q\] >= 128", "above + own[q] >= 127"),
+    mutation("a warp too few is enough", "k - 1 warps reach the threshold", RANKED, r"rank >= 7 \? own",
+             "rank >= 6 ? own"),
     mutation("masked columns chosen", "-inf counts as a key", CHOSEN, r"!\(keys\[j\] <= limit\)",
              "!(keys[j] < limit)", r"!\(peak <= limit\)", "!(peak < limit)",
              r"(Entry floor = )static_cast<Entry>\(masked\) << column_bits \| last_column", r"\g<1>0"),
@@ -475,6 +485,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"picker\.candidates\[at\]\[all \+ lane\] = 0;", ";"),
     mutation("team: the bound of another rank", "fewer than k lanes reach it", ROUTED, r"ahead < \d+ \?",
              "ahead < 2 ?"),
+    mutation("team: a candidate too few is enough", "the bound is the largest of the lane before", ROUTED,
+             r"ahead < 8 \?", "ahead < 7 ?"),
     mutation("team: ranks of candidates that are not there", "meet() forgotten", ROUTED,
              r"__syncwarp\(\);", ""),
     mutation("team: nothing where too few are left", "picks as they were", ROUTED,
@@ -490,6 +502,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("held: candidates beyond their room", "as many as there are", HELD, r"if \(place < room\) ", ""),
     mutation("held: too many taken for enough", "what had no room is lost", HELD,
              r"fits && all <= \d+ && ", ""),
+    mutation("held: a candidate too few is enough", "the search for a bar ends where k - 1 reach it", HELD_RAGGED,
+             r"all >= 50 \|\| floor == bottom", "all >= 49 || floor == bottom"),
     mutation("held: too few for good", "it is never found to be so", HELD, r"    few = floor;\n", ""),
     mutation("held: counted on", "candidates of the last try are not forgotten", HELD,
              r"picker\.found\[side \^ 1\] = 0;", ";"),
@@ -529,6 +543,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"(\+\+to;\n[ }\n]+)__syncthreads\(\);\n", r"\1\n"),
     mutation("dense: beyond their room", "ties are packed all the same", DENSE, r"if \(held > limit\) \{",
              "if (false) {"),
+    mutation("dense: a candidate too few is enough", "the search for a floor ends where k - 1 reach it", DENSE_RAGGED,
+             r"if \(more >= 50 && more <= limit\)", "if (more >= 49 && more <= limit)"),
     mutation("dense: what is let go stays", "ties are counted as before", DENSE,
              r"reaches\(order, col \+ j, floor\) \? key_at\(order\) : -INFINITY", "key_at(order)"),
     mutation("dense: ties with later columns", "the larger column stays", DENSE, r"col <= column_of\(floor\)",

@@ -467,4 +467,5 @@ def test_patterns_hold_what_they_say() -> None:
     assert (np.diff(by_name["descending"]) <= 0).all()
     assert (top_columns(by_name["best last"], K) == 39 - np.arange(K)).all()
     assert (by_name["two values"].sum(-1) < K).all()
+    assert ((by_name["k - 1 above"] > 0).sum(-1) == K - 1).all()
     assert np.isnan(by_name["some NaN"]).any()

@@ -141,6 +141,13 @@ def two_values(room: Room) -> Array:
     return x
 
 
+def all_but_one_above(room: Room) -> Array:
+    """One value all over, but for k - 1 columns of another one each, larger."""
+    best = min(max(1, room.picks - 1), room.cols)
+    above = np.where(np.arange(room.cols) < best, 1 + np.arange(room.cols) / 64, 0.0)
+    return room.rng.permuted(np.broadcast_to(above, room.shape), axis=-1)
+
+
 def unmasked(room: Room, count: int) -> Array:
     """Normal rows with `count` columns left, anywhere."""
     keep = room.rng.permuted(np.broadcast_to(np.arange(room.cols) < count, room.shape), axis=-1)
@@ -200,6 +207,8 @@ PATTERNS: tuple[Pattern, ...] = (
             needs="selection"),
     Pattern("descending", "the best come first: a threshold that starts there holds", descending, needs="selection"),
     Pattern("best last", "what was kept so far is all replaced at the row's end", best_last, needs="selection"),
+    Pattern("k - 1 above", "a threshold between them and the plateau below is one column short", all_but_one_above,
+            needs="selection"),
     Pattern("below a tf32", "factors that round up by an ulp of f32: to cut them off instead adds up",
             lambda room: np.full(room.shape, BELOW_TF32), needs="tf32"),
     Pattern("tiny", "at and below the storage type's smallest normal", tiny),
