@@ -168,7 +168,8 @@ class SelectionSpeller(Speller):
 
     def team_body(self) -> list[str]:
         lines = self.body(replace(self.last, reductions=(), stores=()), loads_first=True)
-        return [*lines, f"keys[v][j] = {self.selection.key};"]
+        key = self.selection.key
+        return [*lines, f"orders[v][j] = order_of({key});" if self.selection.in_turn else f"keys[v][j] = {key};"]
 
     # ---- behind it
 
@@ -229,6 +230,7 @@ class SelectionSpeller(Speller):
         last = {} if self.by_team else self.last_walk()
         words = self.words()
         lane, team = ("lane", plan.tile.threads_per_row) if self.by_team else ("threadIdx.x", plan.threads)
+        lane = lane if team > 1 else "0"
         picked = [(stage, self.picked_walk(i, stage)) for i, stage in enumerate(chosen.picked, 1)]
         target = plan.target
         functions = target.spelling.functions
@@ -267,21 +269,37 @@ class SelectionSpeller(Speller):
 
     def words(self) -> Mapping[str, Any]:
         """Of the walk that chooses."""
+        if self.selection.in_turn:
+            return self.turn_words()
         return self.team_words() if self.by_team else self.threshold_words()
+
+    def turn_words(self) -> Mapping[str, Any]:
+        chosen = self.selection
+        entry = f"static_cast<Entry>(best) << column_bits | (last_column - {chosen.columns})"
+        return {
+            "team_most": self.by_shuffles("unsigned", ">"),
+            "team_least": self.by_shuffles("int", "<"),
+            "team_guard": self.team_guard(),
+            "team_body": self.team_body(),
+            "taken_out": f"best > masked ? {entry} : {self.none('all', 'r')}",
+        }
+
+    def by_shuffles(self, ctype: str, order: str) -> tuple[str, ...]:
+        """The first of all v of a team of lanes, in that order."""
+        return (
+            "#pragma unroll",
+            f"for (int step = {self.plan.tile.threads_per_row // 2}; step > 0; step /= 2) {{",
+            f"  const {ctype} other = {self.plan.target.spelling.shuffle_xor.format('v', 'step')};",
+            f"  v = v {order} other ? v : other;",
+            "}",
+            "return v;",
+        )
 
     def team_words(self) -> Mapping[str, Any]:
         plan = self.plan
         team, warp = plan.tile.threads_per_row, plan.target.warp
         steps = team.bit_length() - 1
         functions = plan.target.spelling.functions
-        by_shuffles = (
-            "#pragma unroll",
-            f"for (int step = {team // 2}; step > 0; step /= 2) {{",
-            f"  const unsigned other = {plan.target.spelling.shuffle_xor.format('v', 'step')};",
-            "  v = v > other ? v : other;",
-            "}",
-            "return v;",
-        )
         tile, own = plan.tile, "i"
         if tile.per_thread == 1:
             own = f"lane * {tile.vector} + i"
@@ -296,7 +314,7 @@ class SelectionSpeller(Speller):
             "from_last_lane": plan.target.spelling.shuffle.format("upto", team - 1, team),
             "shuffle_up": functions["shuffle_up"][0],
             "compared": COMPARED,
-            "team_most": functions["warp_most"] if team == warp else by_shuffles,
+            "team_most": functions["warp_most"] if team == warp else self.by_shuffles("unsigned", ">"),
             "meet": functions["meet"],
             "most_ranked": most_ranked(self.selection.k),
             "entry_partner": plan.target.spelling.shuffle_xor.format("best_entry", "step"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fusegen import chain, dims, f32
+from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Plan, Source
@@ -35,9 +35,16 @@ def largest(x: f32[M, N]) -> f32[M, 1]:
     return F.max(x)
 
 
+@chain(M=64, N=16)
+def few_experts(x: bf16[M, N]) -> tuple[f32[M, 4], i32[M, 4]]:
+    """A router of few experts."""
+    p, experts = F.topk(F.softmax(x), 4)
+    return p / F.sum(p), experts
+
+
 @cache
 def chains() -> dict[str, Chain]:
-    return {c.name: c for c in (*load_chains(SPECS), largest)}
+    return {c.name: c for c in (*load_chains(SPECS), largest, few_experts)}
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,10 @@ def segmented(plan: Plan) -> bool:
     return threshold(plan) and bool(plan.selection) and plan.selection.segment < plan.tile.per_thread
 
 
+def in_turn(plan: Plan) -> bool:
+    return bool(plan.selection) and plan.selection.in_turn and plan.tile.threads_per_row == 2
+
+
 def ranked(plan: Plan) -> bool:
     found = plan.selection
     return bool(found) and found.by == "threshold" and plan.cluster == 1 and found.k < plan.threads // 32
@@ -203,6 +214,7 @@ HELD_MET = Subject("scale_mask_softmax_topk", 9000, held_met)
 DENSE = Subject("scale_mask_softmax_topk", 1000, dense)
 DENSE_RAGGED = Subject("topk", 1003, dense_across)
 ROUTED = Subject("router_topk", 200, team)
+ROUTED_FEW = Subject("few_experts", 16, in_turn)
 RANKED = Subject("router_topk", 9000, ranked)
 GREEDY = Subject("argmax", 40000, threshold)
 SEGMENTED = Subject("topk", 9001, segmented)
@@ -487,6 +499,15 @@ MUTATIONS: tuple[Mutation, ...] = (
              "ahead < 2 ?"),
     mutation("team: a candidate too few is enough", "the bound is the largest of the lane before", ROUTED,
              r"ahead < 8 \?", "ahead < 7 ?"),
+    mutation("turns: one too few", "the last of k is not looked for", ROUTED_FEW, r"r < 4; \+\+r", "r < 3; ++r"),
+    mutation("turns: ties by the last column", "the larger column wins", ROUTED_FEW, r"orders\[v\]\[j\] > best \? col",
+             "orders[v][j] >= best ? col"),
+    mutation("turns: ties of two lanes", "the larger column wins", ROUTED_FEW, r"v < other \? v : other",
+             "v > other ? v : other", r"\? experts : \d+", "? experts : -1"),
+    mutation("turns: ties taken out together", "all that are as large are gone", ROUTED_FEW,
+             r"col \+ j == experts", "orders[v][j] == best"),
+    mutation("turns: masked columns chosen", "-inf counts as a key", ROUTED_FEW, r"best > masked \?",
+             "best >= masked ?"),
     mutation("team: ranks of candidates that are not there", "meet() forgotten", ROUTED,
              r"__syncwarp\(\);", ""),
     mutation("team: nothing where too few are left", "picks as they were", ROUTED,

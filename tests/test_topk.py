@@ -138,9 +138,12 @@ def test_as_many_as_there_are(name: str, cols: int, k: int) -> None:
 
 
 def by(plans: Iterator[RowPlan], which: str, cluster: int = 1) -> RowPlan:
+    """The first candidate of that kind: "turns" is a team that takes the largest key out, "team" one that ranks."""
+    kind = ("team", True) if which == "turns" else (which, False)
     return next(
-        p for p in plans if p.selection and p.selection.by == which and p.cluster == cluster and p.threads < 512
-    )
+        p for p in plans
+        if p.selection and (p.selection.by, p.selection.in_turn) == kind and p.cluster == cluster and p.threads < 512
+    )  # fmt: skip
 
 
 ORDERS = ("ascending", "descending", "equal", "few", "outlier", "masked", "nan", "infinite", "half", "signed zeros")
@@ -183,6 +186,48 @@ def test_whatever_the_order(order: str, cols: int, which: str, cluster: int) -> 
     k = 8 if cols < 1000 else 50
     made = kernel(by(plans_of(plain, "cuda:h200", V=cols, K=k), which, cluster))
     x = np.stack([row(order, cols), row("few", cols)[::-1]])
+    values, columns = made(x)
+    wanted = top_columns(x.astype(np.float64), k)
+    np.testing.assert_array_equal(columns, wanted)
+    expected_values = np.where(wanted < 0, -np.inf, np.take_along_axis(x, np.maximum(wanted, 0), -1))
+    np.testing.assert_array_equal(values, expected_values)
+
+
+def router(experts: int, k: int, tokens: int = 65536) -> Chain:
+    @chain(M=tokens, V=experts, K=k)
+    def routed(x: bf16[M, V]) -> tuple[f32[M, K], i32[M, K]]:
+        p, columns = F.topk(F.softmax(x), K)
+        return p / F.sum(p), columns
+
+    return routed
+
+
+@pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize(("experts", "k"), [(8, 2), (16, 4)])
+def test_every_candidate_of_a_small_router(experts: int, k: int, name: str) -> None:
+    for plan in plans_of(router(experts, k), name):
+        report = validate(kernel(plan), quick=True)
+        assert report.ok, f"{plan.configuration}\n{report}"
+
+
+@pytest.mark.parametrize("name", ["cuda:sm_80", "cuda:h200", "hip:mi300x", "hip:gfx90a"])
+def test_fewer_columns_take_no_longer(name: str) -> None:
+    """Of few columns a row has few lanes, or one: a block for each row of 8 took thirty times as long."""
+    times = [next(plans_of(router(experts, 2), name)).cost.time_us for experts in (8, 16, 32, 64)]
+    assert times == sorted(times)
+    best = next(plans_of(router(8, 2), name))
+    assert best.selection
+    assert best.selection.in_turn
+    assert best.tile.threads_per_row == 1
+
+
+@pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
+@pytest.mark.parametrize(("cols", "lanes"), [(7, 1), (16, 1), (13, 2), (29, 4), (61, 8)])
+def test_the_largest_is_taken_out_whatever_the_order(cols: int, lanes: int, name: str) -> None:
+    k = min(cols, 11)
+    found = (p for p in plans_of(plain, name, V=cols, K=k) if p.selection and p.selection.in_turn)
+    made = kernel(next(p for p in found if p.tile.threads_per_row == lanes))
+    x = np.stack([row(order, cols) for order in ORDERS])
     values, columns = made(x)
     wanted = top_columns(x.astype(np.float64), k)
     np.testing.assert_array_equal(columns, wanted)
@@ -273,16 +318,16 @@ def best_by_hand(x: f32[M, V], m: f32[M, 1]) -> i32[M, 1]:
 
 
 @pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
-@pytest.mark.parametrize("which", ["team", "threshold", "hold", "dense"])
+@pytest.mark.parametrize("which", ["turns", "team", "threshold", "hold", "dense"])
 @pytest.mark.parametrize("number", range(3), ids=("softmax", "by hand", "argmax by hand"))
 def test_rows_to_which_something_is_added_that_is_no_number(number: int, which: str, name: str) -> None:
     """By the formula in float64, apart from the generated reference: NaN first, equals by logits and then by column."""
     one = (shifted, by_hand, best_by_hand)[number]
     if one is best_by_hand and which == "dense":
         pytest.skip("dense chooses more than one of 301 columns")
-    rng = np.random.default_rng(11)
-    x = np.round(rng.standard_normal((10, 301)).astype(np.float32), 1)
-    x[6:8], x[8, 7::9], x[9, 2:299] = -np.inf, np.nan, -np.inf
+    cols = 29 if which == "turns" else 301
+    x = np.round(np.random.default_rng(11).standard_normal((10, cols)).astype(np.float32), 1)
+    x[6:8], x[8, 7::9], x[9, 2 : cols - 2] = -np.inf, np.nan, -np.inf
     x[0:6, 11], x[0:6, 12] = -np.inf, np.inf * np.array([-1, -1, -1, -1, 1, 1])
     m = np.array([0, -np.inf, np.inf, np.nan, -np.inf, 1, 0, np.inf, 2, -1], np.float32)[:, None]
     with np.errstate(all="ignore"):
@@ -296,7 +341,7 @@ def test_rows_to_which_something_is_added_that_is_no_number(number: int, which: 
     k = one.graph.picks
     order = np.lexsort((-z, ~np.isnan(z), -p, ~np.isnan(p), nothing))[:, :k]
     columns = np.where(np.take_along_axis(nothing, order, -1), -1, order)
-    made = kernel(by(plans_of(one, name), which))(x, m)
+    made = kernel(by(plans_of(one, name, V=cols), which))(x, m)
     if one is best_by_hand:
         np.testing.assert_array_equal(made, columns)
         return

@@ -42,6 +42,11 @@ LOOK = 15.0  # at an element of a noted vector
 LIST = 95.0  # the vector's candidates
 CUT = 120.0
 CANDIDATE = 50.0  # each time that one is counted, moved or compared
+# Where the largest is taken out k times; counted in the text, and not yet measured
+ORDER = 6.0  # a key as an integer of its order
+TURN_ELEMENT = 5.0  # two to find the largest and its column, one of which has to be tested for; two to take it out
+TURN_STEP = 4.0  # two shuffles, and the better of each
+TURN_PICK = 8.0
 # ---- waiting of a block: cycles of an instruction, and microseconds
 ALONE_CYCLES = 2.8  # when its scheduler has no other warp; each one that it has adds a cycle
 FIRST_LOAD_US = 0.2
@@ -54,6 +59,7 @@ MEETING_US = 2.05  # of a cluster's blocks, three times
 # which few are chosen to 0.74.
 LAST = 0.7
 CLUSTERED = 1.042  # waves of clusters take longer: blocks wait for room together, and for the first one to rank
+SHUFFLE_US = 0.014
 TEAM_US = 1.5  # all of a team's work: one chain of rounds and comparisons
 
 AGAIN_BYTES = 174  # of DRAM for a noted vector
@@ -127,6 +133,8 @@ def merged_room(limit: int, warps: int, cluster: int) -> int:
 
 def picker_bytes(selection: Selection, tile: Tile, warp: int) -> int:
     """Of the struct Picker in templates/parts/picking.j2."""
+    if selection.in_turn:
+        return -(-tile.rows_per_block * ENTRY * selection.k // 16) * 16
     if selection.by == "team":
         keys = tile.per_thread * tile.threads_per_row * tile.vector
         entries = most_ranked(selection.k) + COMPARED + selection.k
@@ -156,6 +164,8 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
         return Choice(cols, reaching(selection.hold, tile, cols), 0)
     if selection.dense:
         return Choice(cols, candidates_of(selection.dense, tile, cols), 0)
+    if selection.in_turn:
+        return Choice(cols * selection.k, cols, 0)
     if selection.by == "team":
         return Choice(cols, min(cols, 1.3 * k + 2), 0)
     groups = tile.threads_per_row * selection.groups
@@ -231,6 +241,10 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
     steps = math.log2(max(2, tile.threads_per_row))
     walks = len(selection.picked)
     thread += walks * (20 + STEP * steps) + STEP * steps * sum(len(s.reductions) for s in work.stages)
+    if selection.in_turn:
+        elements = tile.per_thread * tile.vector
+        lanes = math.log2(tile.threads_per_row)
+        return thread + ORDER * elements + selection.k * (TURN_ELEMENT * elements + TURN_STEP * lanes + TURN_PICK)
     if selection.by == "team":
         stored = 2.0 * tile.per_thread * tile.vector  # tests of every element, and stores of a few
         return thread + stored + 60
@@ -247,6 +261,8 @@ def waits(work: Work, selection: Selection) -> float:
     """Microseconds that a block takes when nothing else runs."""
     tile = work.tile
     picked = PICKED_US * len(selection.picked)
+    if selection.in_turn:
+        return FIRST_LOAD_US + SHUFFLE_US * selection.k * 2 * math.log2(tile.threads_per_row) + picked
     if selection.by == "team":
         return FIRST_LOAD_US + TEAM_US + 0.03 * selection.k + picked
     turns = -(-tile.per_thread // selection.turn)

@@ -272,6 +272,7 @@ class RowPlan(Plan):
             "keeps": (self.keeps, "nothing" if self.staging == "stream" else "values"),
             "turn": (self.selection.turn if self.selection else 0, 0),
             "rows": ("bulk" if self.bulk else "", ""),
+            "best": ("in_turn" if self.selection and self.selection.in_turn else "", ""),
         }
         unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"

@@ -4,6 +4,7 @@ Regimes, from short rows to long ones:
 
 - a *team*: a warp, or a part of it, holds a row's keys. The k-th largest of the lanes' largest keys is a bound that k
   elements reach and few more do; these are ranked by comparing them;
+- a short row has fewer lanes than columns are chosen, down to one: they take the largest key out, k times (`in_turn`);
 - a *threshold*: a block streams the row by and keeps of every few vectors the largest key alone, 4 bytes. What k of
   those reach, by bisection within a warp over the largest keys of a thread's elements in a few groups, k elements reach
   and few more do, whatever the row's order. The vectors that exceed it, some k of them, are read again from the caches:
@@ -58,6 +59,7 @@ from fusegen.targets.base import Target
 WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
 TEAM_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32
 TEAM_PICKS = 32
+TURN_LANES = 8
 TEAM_BLOCK = 128
 # Of the candidates that a team ranks by comparing them, those of a row in random order: where more are likely, some row
 # of most warps has too many, and finds the best one after another. 4096 x 1000, k = 32, f32 took 228 us so, and 16 by a
@@ -84,8 +86,24 @@ def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
+        yield from by_turns(draft)
         yield from by_team(draft)
         yield from by_threshold(draft)
+
+
+def by_turns(draft: Draft) -> Iterator[Plan]:
+    """A few lanes for each row, or one, that find the largest of its keys, k times."""
+    graph, target = draft.graph, draft.target
+    walks = picking(graph, draft.accesses, "values")
+    lanes = 1
+    while lanes <= TURN_LANES and draft.vectors > lanes // 2:
+        per_thread = -(-draft.vectors // lanes)
+        if per_thread * draft.vector <= TEAM_ELEMENTS:
+            tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
+            chosen = replace(selection_of(walks, graph.picks, "team"), in_turn=True)
+            if fits(chosen, tile, target):
+                yield candidate(draft, walks, tile, chosen)
+        lanes *= 2
 
 
 def by_team(draft: Draft) -> Iterator[Plan]:
@@ -252,7 +270,8 @@ def registers_of(chosen: Selection, tile: Tile) -> int:
 def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
     """What the kernel does, and what it expects of a row whose keys lie in no order."""
     if chosen.by == "team":
-        return f"{chosen.key} in registers, the best {chosen.k} by rank"
+        how = "one after another" if chosen.in_turn else "by rank"
+        return f"{chosen.key} in registers, the best {chosen.k} {how}"
     found = expected(chosen, tile, cols)
     cuts = f", cut {'once' if found.cuts == 1 else f'{found.cuts} times'} to the best {chosen.k}" if found.cuts else ""
     return (
