@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from fusegen.errors import SpecError, UnknownOp
-from fusegen.graph import MOST_PICKED, Kind, Node, Op, broadcast
+from fusegen.graph import MOST_PICKED, Kind, Node, Op, behind, broadcast
 from fusegen.ordering import key_of
 from fusegen.trace import (
     OPS,
@@ -421,8 +421,10 @@ def take(x: Value, columns: Value, missing: Number | bool = 0) -> Value:
         raise SpecError("take: the second argument must be the columns that F.topk or F.argmax gave", caller())
     chosen = columns.node.inputs[0]
     if not x.shape or x.shape[-1] != chosen.shape[-1] or x.node.op.kind is Kind.SELECT:
+        already = ", which has the columns chosen alone" if columns.node in behind([x.node]) else ""
         raise SpecError(
-            f"take: found {shape_text(x.shape)}, but the columns were chosen from rows of {chosen.shape[-1]}", caller()
+            f"take: found {shape_text(x.shape)}{already}, but the columns were chosen from rows of {chosen.shape[-1]}",
+            caller(),
         )
     kind = {f32: float, i32: int, b8: bool}[x.dtype]
     missing = python_number(missing)

@@ -315,7 +315,7 @@ def check_selection(graph: Graph, shape: Shape) -> None:
     if more:
         raise SpecError(
             f"{more[0].operator} chooses columns, and {first.operator} at {first.where} has done so: "
-            "a chain chooses once\n  take other values at the same columns with F.take(x, columns)",
+            f"a chain chooses once\n  {once(graph, first, more[0])}",
             more[0].where,
         )
     k, cols = first.shape[-1], first.inputs[0].shape[-1]
@@ -332,10 +332,25 @@ def check_selection(graph: Graph, shape: Shape) -> None:
         if node in graph.picked and graph.extents[node] is Extent.ELEMENT:
             raise SpecError(
                 f"{node.operator} is of the whole row and needs what was chosen of it; behind {first.operator} there "
-                f"are only the {k} columns chosen\n  F.take(x, columns) gives x at these columns",
+                f"are only the {k} columns chosen\n  compute it behind F.take, which gives a row's values at these "
+                "columns; the whole row needs a second chain",
                 node.where,
             )
     graph.need_columns()
+
+
+def once(graph: Graph, first: Node, second: Node) -> str:
+    """What to do instead of choosing twice."""
+    if second in graph.picked and any(a in graph.picked for a in second.inputs):
+        return "choose from what was chosen in a second chain"
+    numbers: dict[Node, int] = {}  # the same for values that are computed alike
+    seen: dict[object, int] = {}
+    for node in graph.nodes:
+        facts = (node.op, tuple(numbers[a] for a in node.inputs), repr(node.literal), node.size, node.shape)
+        numbers[node] = seen.setdefault(node if node.op.kind is Kind.INPUT else facts, len(seen))
+    if numbers[first] == numbers[second]:
+        return f"one call gives both: values, columns = F.topk(x, {first.shape[-1]})"
+    return "choose in a second chain; at the same columns, F.take(y, columns) gives other values"
 
 
 # ---------------------------------------------------------------- finding chains

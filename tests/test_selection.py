@@ -571,12 +571,31 @@ def test_a_chain_chooses_once_and_does_not_walk_the_row_again() -> None:
         return x + F.topk(x, N)[0]
 
     assert "needs what was chosen of it" in wrong(alike)
+    # the advice works: what stands behind F.take, and both results of one call
+    assert "compute it behind F.take" in wrong(again)
+    twice = refused(lambda x: F.topk(F.softmax(x), 4)[0] + F.cast(F.topk(F.softmax(x), 4)[1], f32))
+    assert "values, columns = F.topk(x, 4)" in twice
+    assert "in a second chain" in refused(lambda x: F.topk(F.topk(x, 8)[0], 4)[0])
+    assert "F.take(y, columns)" in refused(lambda x: F.topk(x, 4)[0] + F.topk(x * g_of(x), 4)[0])
+
+    @chain(M=2, N=16)
+    def followed(x: f32[M, N]) -> tuple[f32[M, 4], i32[M, 4]]:
+        values, columns = F.topk(x, 4)
+        return F.take(x, columns) / F.sum(values), columns
+
+    x = np.arange(32.0).reshape(2, 16)
+    np.testing.assert_allclose(reference(followed.graph)(x)[0].sum(-1), 1)
+
     assert "16 and 4 differ" in refused(lambda x: x + F.topk(x, 4)[0]).replace("N", "16")
 
     def shape(x: f32[M, N]) -> f32[M, 5]:
         return F.topk(x, 4)[0]
 
     assert "has shape [M, 4], declared is [M, 5]" in wrong(shape)
+
+
+def taken_again(values: Any, columns: Any) -> Any:
+    return F.take(values, columns)
 
 
 def g_of(x: Any) -> Any:
@@ -588,6 +607,7 @@ def test_take_wants_columns_of_a_selection_and_a_row_of_that_length() -> None:
     assert "must be the columns" in refused(lambda x: F.take(x, F.topk(x, 4)[0]))
     assert "rows of N" in refused(lambda x: F.take(F.max(x), F.topk(x, 4)[1]))
     assert "rows of N" in refused(lambda x: F.take(F.topk(x, 4)[0], F.topk(x, 4)[1]))
+    assert "the columns chosen alone" in refused(lambda x: taken_again(*F.topk(x, 4)))
     assert "missing='a'" in refused(lambda x: F.take(x, F.topk(x, 4)[1], "a"))
     assert "missing=0.5" in refused(lambda x: F.take(F.cast(x, i32), F.topk(x, 4)[1], 0.5))
 
