@@ -1,14 +1,16 @@
 """Top-k of logits beside torch, and what it costs by row length and k: predicted, and measured where there is a GPU.
 
-    python benchmarks/topk.py --out benchmarks/data/h200_topk.json    # both tables on this GPU
+    python benchmarks/topk.py --out benchmarks/data/h200_topk.json    # all tables on this GPU
     python benchmarks/topk.py --predict                               # the planner's cost table alone; needs no GPU
     python benchmarks/topk.py --only torch                            # the first table alone
+    python benchmarks/topk.py --only routers                          # short rows alone, as routers have them
 
 The first table has one chain at each shape: logits * scale, softmax, the k largest probabilities and their columns. Its
 time stands beside torch.softmax and torch.topk of the same logits, and beside the copy rate of the same run: median of
 30, cold L2 (fusegen/timing.py). The second one says for V columns and k chosen what a row takes by the planner's count:
 bytes, exponentials, comparisons with the threshold, candidates that pass it, cuts of these to the best k, which of
-bytes and instructions bounds the time, and the time predicted; measured beside it. Every kernel is checked against
+bytes and instructions bounds the time, and the time predicted; measured beside it. Between them stand routers of 8 to
+384 experts and the best of 8 and 16 columns: short rows, of which many share a block. Every kernel is checked against
 torch's sort on some of its rows first. Run from the repository root.
 """
 
@@ -95,6 +97,18 @@ SHAPES: tuple[tuple[Chain, dict[str, int]], ...] = (
     (routed, {"B": 131072, "V": 64, "K": 2}),
     (greedy, {"B": 4096, "V": 128256}),
 )
+ROUTERS: tuple[tuple[Chain, dict[str, int]], ...] = (
+    *(
+        (found, {"B": 65536, "V": experts, "K": k})
+        for found in (routed, routed_bf16)
+        for experts, k in (
+            (8, 1), (8, 2), (16, 2), (16, 4), (24, 4), (32, 4), (40, 8), (60, 4), (64, 6), (64, 8), (128, 8), (160, 6),
+            (256, 8), (384, 8),
+        )
+    ),
+    (greedy, {"B": 65536, "V": 8}),
+    (greedy, {"B": 65536, "V": 16}),
+)  # fmt: skip
 LENGTHS = (10_000, 32_000, 100_000, 320_000, 1_000_000)
 CHOSEN = (16, 64, 256, 1024)
 ELEMENTS = 2**27  # of one cost: 512 MB of f32, several times any L2
@@ -264,7 +278,7 @@ def run(wanted: argparse.Namespace) -> int:
     if bench is not None:
         print(f"{bench.device}, copy {bench.rate / 1e3:.0f} GB/s; times in us, medians, cold L2")
     found: dict[str, list[Line]] = {}
-    for name, shapes in (("beside torch", SHAPES), ("cost", tuple(costs()))):
+    for name, shapes in (("beside torch", SHAPES), ("routers", ROUTERS), ("cost", tuple(costs()))):
         if wanted.only and wanted.only not in name:
             continue
         print(f"\n{name}")
