@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from fusegen.blocks import Blocks
 from fusegen.dialect import all_of
-from fusegen.planner.bulk import begins_anywhere, brought, bulk_loads
-from fusegen.planner.model import LINE_BYTES, Access, Load, Stage
+from fusegen.planner.bulk import brought, bulk_loads
+from fusegen.planner.model import LINE_BYTES, Access, Load, Stage, begins_anywhere
 
 
 class BulkRows(Blocks):

@@ -22,7 +22,7 @@ from fusegen.compiling import Binary, Resources
 from fusegen.database import Choice, choose
 from fusegen.errors import KernelError, MissingError, NoPlan, RequestError, ValidationError
 from fusegen.graph import Graph
-from fusegen.planner import CONTIGUOUS, candidates
+from fusegen.planner import CONTIGUOUS, alike, candidates
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
@@ -96,14 +96,14 @@ def plan(chain: Chain | Graph, target: str | Target | None = None, *, tuned: boo
 
 def build(
     graph: Graph, target: Target, layout: Layout = CONTIGUOUS, need_binary: bool = True, tuned: bool = True,
-    device: Device | None = None, without: Container[str] = (),
+    device: Device | None = None, like: Plan | None = None, without: Container[str] = (),
 ) -> Built:  # fmt: skip
-    """The first candidate that passes the gate, and for whose clusters `device` has room; none of the configurations
-    in `without`.
+    """The first candidate that passes the gate, and for whose clusters `device` has room. `like`: of those that compute
+    the same bits as this plan. `without`: of other configurations than these.
 
     Raises NoPlan, CompileError, MissingError if `need_binary`, and KernelError where `device` has room for none.
     """
-    choice = choose(candidates(graph, target, layout), tuned=tuned)
+    choice = choose(alike(like, layout) if like else candidates(graph, target, layout), tuned=tuned)
     verdicts: list[Verdict] = []
     least: tuple[int, Source, Binary] | None = None
     refused: KernelError | None = None
@@ -186,11 +186,11 @@ def compile(
     refuted: dict[str, Verdict] = {}  # by configuration
     failure = ""
 
-    def built(layout: Layout = CONTIGUOUS) -> Built:
-        return build(graph, chosen, layout, not emulated, tuned, device, refuted)
+    def built(layout: Layout = CONTIGUOUS, like: Plan | None = None) -> Built:
+        return build(graph, chosen, layout, not emulated, tuned, device, like, refuted)
 
     def variant(layout: Layout) -> tuple[Source, Binary | None]:
-        made = built(layout)
+        made = built(layout, like=kernel.plan)
         return made.source, made.binary
 
     while True:

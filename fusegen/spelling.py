@@ -511,8 +511,7 @@ class Speller(Fetching):
         are made of it are compared."""
         plan = self.plan
         compared = plan.selection is not None and any(stage.reductions for stage in plan.stages[:-1])
-        by_blocks = any(stage.blocks_of for stage in plan.stages)
-        if reducer.ctype == "float" or plan.tile.team == 1 or not (compared or by_blocks):
+        if reducer.ctype == "float" or plan.tile.team == 1 or not (compared or plan.settles):
             return []
         lanes = min(plan.tile.team, plan.target.warp)
         return [f"v.{field} = {self.spelling.shuffle.format(f'v.{field}', 0, lanes)};" for field in reducer.fields]

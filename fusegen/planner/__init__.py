@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 
 from fusegen.graph import Graph
-from fusegen.planner.model import Candidates, Layout, Plan, Refusal
+from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
 from fusegen.planner.passes import simplify
 from fusegen.planner.rules import NoMatch, NotFor
 from fusegen.planner.rules.dense import dense
 from fusegen.planner.rules.elementwise import elementwise
 from fusegen.planner.rules.held import held
-from fusegen.planner.rules.rowwise import rowwise
+from fusegen.planner.rules.rowwise import in_order_of, rowwise
 from fusegen.planner.rules.topk import topk
 from fusegen.targets.base import Target
 
@@ -55,3 +56,25 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
 def plan(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Plan:
     """The cheapest legal plan for `graph` on `target`. Raises NoPlan with the nearest rule's reason."""
     return candidates(graph, target, layout).need()[0]
+
+
+def alike(plan: Plan, layout: Layout) -> Candidates:
+    """The plans for operands that lie otherwise than `plan` expects, and that compute the same bits: they sum in the
+    same order. First those that compute again what `plan` does, which a compiler may fuse otherwise; then the cheapest.
+
+    How matrix products are summed is their instructions' own matter: of those, all candidates, as of chains that sum
+    nothing. A selection that no other plan makes in that order is made in another."""
+    found = candidates(plan.graph, plan.target, layout)
+    if not isinstance(plan, RowPlan) or not plan.order:
+        return found
+    like = [other for other in found.plans if isinstance(other, RowPlan) and computes_alike(other, plan)]
+    if plan.selection:
+        return replace(found, plans=tuple(like)) if like else found
+    like = like or [other for other in in_order_of(plan, layout) if computes_alike(other, plan)]
+    like.sort(key=lambda other: other.keeps != plan.keeps)
+    return replace(found, plans=tuple(replace(other, settles=plan.settles) for other in like))
+
+
+def computes_alike(other: RowPlan, plan: RowPlan) -> bool:
+    """Whose threads share one rounding may also do so where they need not."""
+    return other.order == plan.order and other.settles <= plan.settles

@@ -26,7 +26,7 @@ from fusegen.planner.pieces import (
     staged_elements,
 )
 from fusegen.planner.row_order import order_decisions, ordered
-from fusegen.planner.schedule import Schedule
+from fusegen.planner.schedule import ONLINE, Schedule
 from fusegen.targets.base import Target
 
 # A grid with room for this many blocks in a line has one for every row. A loop over rows would do with fewer, but the
@@ -126,11 +126,17 @@ def assemble(
         folded=target.max_blocks(tile.threads) < MANY_BLOCKS,
         copies=copies,
         slots=slots,
+        settles=any(stage.blocks_of for stage in stages) and merges(stages),
         shared_bytes=shared,
         cost=estimate(target, work, moved, graph),
         decisions=(*order_decisions(graph, target, draft.dims), *decisions(graph)),
         rounding=roundings(graph),
     )
+
+
+def merges(stages: Sequence[Stage]) -> bool:
+    """Is some reduction an online one, whose parts are rounded as they are merged?"""
+    return any(reduction.kind in ONLINE for stage in stages for reduction in stage.reductions)
 
 
 def with_strides(draft: Draft, tile: Tile) -> tuple[Access, ...]:

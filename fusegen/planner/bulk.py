@@ -15,13 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from fusegen.planner.model import LINE_BYTES, Access, Load, Stage, Store, Tile
+from fusegen.planner.model import LINE_BYTES, Access, Load, Stage, Store, Tile, begins_anywhere
 from fusegen.planner.pieces import VECTOR_BYTES
-
-
-def begins_anywhere(access: Access, tile: Tile, cols: int) -> bool:
-    """May a block's rows begin within a line?"""
-    return tile.rows_per_block * cols * access.dtype.bytes % LINE_BYTES != 0
 
 
 def place_bytes(access: Access, tile: Tile, cols: int) -> int:

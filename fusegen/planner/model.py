@@ -222,6 +222,16 @@ class Plan(ABC):
         """Must each row of this tensor begin where the one before it ends?"""
         return False
 
+    def lies_anywhere(self, access: Access) -> bool:
+        """May the tensor begin at the address of any element?"""
+        return access.mode == "element"
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """In which order the values of a row are summed, and by which threads: what its bits depend on beside the
+        formula. Empty where nothing is summed, and where it is not known."""
+        return ()
+
     @property
     def across(self) -> bool:
         """Are there rows that start anywhere, whose vectors lie across aligned blocks?"""
@@ -242,6 +252,11 @@ class Plan(ABC):
 LINE_BYTES = 128
 
 
+def begins_anywhere(access: Access, tile: Tile, cols: int) -> bool:
+    """May a block's rows begin within a line?"""
+    return tile.rows_per_block * cols * access.dtype.bytes % LINE_BYTES != 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowPlan(Plan):
     """A kernel that walks over rows, or over one flat array."""
@@ -257,6 +272,7 @@ class RowPlan(Plan):
     stages: tuple[Stage, ...]
     copies: bool  # what the first walk keeps in shared memory gets there by asynchronous copies
     slots: int  # rows of the shared array that carries partial results across warps; 0 without
+    settles: bool = False  # all threads of a row take the first one's bits of what a reduction rounds on its way
     selection: Selection | None = None
 
     @property
@@ -314,6 +330,27 @@ class RowPlan(Plan):
 
     def follows(self, access: Access) -> bool:
         return self.together and access.mode == "bulk"
+
+    def lies_anywhere(self, access: Access) -> bool:
+        """So may results of rows that start anywhere, whose blocks are found at run time. What is read so may not: its
+        first block would be read from before the first byte on."""
+        if access.output and access.mode == "bulk":
+            return not self.together or begins_anywhere(access, self.tile, self.cols)
+        return access.mode == "element" or (access.output and access.mode == "across")
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Whichever way it is kept, and read: a thread sums its own columns in ascending order, or in descending order
+        going backward, then all threads of a row in a tree."""
+        tile = self.tile
+        walks = tuple(
+            (tuple((r.kind, r.value) for r in stage.reductions), stage.backward, stage.until)
+            for stage in self.stages
+            if stage.reductions
+        )
+        chosen = (self.rule, self.selection.turn) if self.selection else ()
+        shared = (tile.threads_per_row, tile.vector, tile.cluster, tile.apart)
+        return (*chosen, *shared, *walks) if walks or chosen else ()
 
     @property
     def threads(self) -> int:

@@ -317,7 +317,7 @@ def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:
     """Whether the array has the alignment that the access's mode asks for."""
     if access.mode == "element":
         return True
-    if view.address % access.vector_bytes:
+    if view.address % access.vector_bytes and not plan.lies_anywhere(access):
         return False
     if not mappable(plan, access, view):
         return False

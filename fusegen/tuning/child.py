@@ -119,7 +119,7 @@ class Child:
         plan = task.source.plan
 
         def variant(layout: Layout) -> tuple[Source, Binary | None]:
-            made = build(plan.graph, plan.target, layout, tuned=False)
+            made = build(plan.graph, plan.target, layout, tuned=False, like=plan)
             return made.source, made.binary
 
         return Kernel(task.source, task.binary, self.device, variant)

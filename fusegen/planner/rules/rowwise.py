@@ -153,6 +153,23 @@ def by_bulk_copies(graph: Graph, target: Target, layout: Layout) -> Iterator[Row
                     yield made
 
 
+def in_order_of(plan: RowPlan, layout: Layout) -> Iterator[RowPlan]:
+    """Plans by the tile of `plan`, which this layout's own candidates need not have: values are in registers, or rows
+    are streamed, always forward, and with what `plan` merges merged."""
+    graph, target, tile = plan.graph, plan.target, replace(plan.tile, kept=0)
+    draft = row_draft(graph, target, layout, tile.vector)
+    if plan.keeps == "values":
+        values = schedule(graph, draft.accesses, "values", by_vectors=True)
+        made = candidate(draft, values, tile, "registers" if values.kept_bytes else "none")
+        if fits(made):
+            yield made
+    kinds = [reduction.kind for stage in plan.stages for reduction in stage.reductions]
+    again = read_again(draft)
+    nothing = schedule(graph, again.accesses, "nothing", by_vectors=True, online=kinds)
+    made = candidate(again, nothing, tile, "stream")
+    yield replace(made, stages=tuple(replace(stage, backward=False) for stage in made.stages))
+
+
 def fits(made: RowPlan) -> bool:
     """Does a block have the registers and the shared memory?"""
     target = made.target
