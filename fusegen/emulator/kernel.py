@@ -157,6 +157,8 @@ class _Request(ctypes.Structure):
         ("trampoline", ctypes.c_void_p),
         ("kernel", ctypes.c_void_p),
         ("static_shared_end", ctypes.c_void_p),
+        ("first_block", ctypes.c_uint64),
+        ("last_block", ctypes.c_uint64),
         ("registers", ctypes.c_uint32),
         ("report", _Report),
     )
@@ -200,14 +202,16 @@ class EmulatedKernel:
         timeout_s: float = 60.0,
         workers: int | None = None,
         memory: Sequence[Buffer] = (),
+        only: tuple[int, int] | None = None,
     ) -> None:
         """Run the kernel to its end.
 
         `seed` 0 runs the warps of a block in turn. Any other lets one warp run far ahead of the others, so that a
         missing barrier also gives wrong numbers, and repeatably so. `workers` is the number of threads that share the
         blocks; the checking build always uses one. `memory` is what the kernel may touch beside the buffers among
-        `args`: what its tensor maps point to. Raises KernelFault if the kernel breaks a rule or does not end within
-        `timeout_s`, LaunchError if the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
+        `args`: what its tensor maps point to. `only`: the grid's blocks that are to run, from one number to below the
+        other. Raises KernelFault if the kernel breaks a rule or does not end within `timeout_s`, LaunchError if
+        the launch doesn't fit the kernel, EmulatorUnavailable if memory runs out.
         """
         self._require_sane(grid, block, shared_bytes, args)
         values = [_value(arg) for arg in args]
@@ -230,6 +234,8 @@ class EmulatedKernel:
             arguments=pointers,
             buffers=ranges,
             buffer_count=len(buffers),
+            first_block=only[0] if only else 0,
+            last_block=min(only[1] if only else math.prod(grid), math.prod(grid)),
         )
         self._launch(ctypes.byref(request))
         if KINDS[request.report.kind] == "resources":  # the machine's fault, not the kernel's

@@ -96,12 +96,17 @@ class EmulatedLoaded:
     def sending(self, launch: Launch) -> Sending:
         return sent_by_call(self, launch)
 
-    def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
+    def launch(
+        self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int, *,
+        memory: Sequence[Buffer] | None = None, only: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """`memory` takes the place of the arrays' own bytes, and `only` some blocks that of all."""
         device, plan = self.device, self.plan
         self.kernel.launch(
             (*plan.grid(launch.blocks), 1), (plan.threads, 1, 1), plan.shared_bytes,
             self.arguments(launch, pointers, values),
-            seed=device.seed, timeout_s=device.timeout_s, workers=device.workers, memory=self.buffers(launch, pointers),
+            seed=device.seed, timeout_s=device.timeout_s, workers=device.workers,
+            memory=self.buffers(launch, pointers) if memory is None else memory, only=only,
         )  # fmt: skip
 
     def buffers(self, launch: Launch, pointers: Sequence[int]) -> list[Buffer]:
@@ -118,14 +123,15 @@ class EmulatedLoaded:
 
     def arguments(self, launch: Launch, pointers: Sequence[int], values: Sequence[float]) -> list[object]:
         """The emulator's arguments, in the plan's order."""
-        given = {buffer.name: buffer for buffer in self.buffers(launch, pointers)}
+        tensors = [param.tensor for param in self.plan.params if param.kind in ("pointer", "map")]
+        given = dict(zip(tensors, pointers, strict=True))
         maps, scalars, numbers = iter(launch.maps), iter(values), iter(launch.numbers)
 
         def argument(param: Param) -> object:
             if param.kind == "pointer":
-                return given[param.tensor]
+                return ctypes.c_void_p(given[param.tensor])
             if param.kind == "map":
-                return next(maps).at(given[param.tensor].address)
+                return next(maps).at(given[param.tensor])
             if param.kind == "value":
                 return VALUES[param.dtype or f32](next(scalars))
             return ctypes.c_longlong(next(numbers))

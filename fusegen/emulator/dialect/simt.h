@@ -256,6 +256,8 @@ struct Request {
   Trampoline trampoline;
   void* kernel;
   u32* static_shared_end;  // of the kernel's library: how far its static __shared__ variables reach so far
+  u64 first_block;         // the only ones that run, in the order of the grid; whole clusters
+  u64 last_block;          // one past the last
   u32 registers;           // of a thread, at most, by its launch bounds; 0 if it has none
   Report report;
 };

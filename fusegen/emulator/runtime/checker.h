@@ -133,6 +133,8 @@ enum class Access : u8 { read, write, atomic };
 
 struct Checker {
   std::vector<Region> regions;
+  u64 first_buffer = 0;  // of the regions; they are in order of their addresses
+  u64 last_buffer = 0;   // one past the last
   std::vector<Region> image;       // the library that holds the kernel
   std::vector<u32> static_shared;  // the variables that are regions already
   std::unique_ptr<Clocks> clocks;  // null in a launch that does without

@@ -75,9 +75,9 @@ static void add_buffers(Checker& checker, const Request& request) {
         {buffer.start, buffer.start + buffer.bytes, buffer.name, buffer.writable != 0, buffer.initialised != 0});
   }
   std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.low < b.low; });
-  u64 first_of_buffers = checker.regions.size();
+  checker.first_buffer = checker.regions.size();
   for (const Member& member : members) {
-    bool overlaps = checker.regions.size() > first_of_buffers && member.low < checker.regions.back().high;
+    bool overlaps = checker.regions.size() > checker.first_buffer && member.low < checker.regions.back().high;
     if (!overlaps) {
       add_region(checker, member, Memory::global);
       continue;
@@ -88,6 +88,7 @@ static void add_buffers(Checker& checker, const Request& request) {
     region.members.push_back(member);
     add_shadow(region);
   }
+  checker.last_buffer = checker.regions.size();
 }
 
 static void clear_regions(Checker& checker) {
@@ -252,14 +253,28 @@ void require_permission(const Region& region, const char* place, u64 bytes, Acce
           static_cast<long long>(place - holding->low), holding->name);
 }
 
+// Of buffers there may be many: one for each row, where rows lie far apart.
+static Region* region_holding(Checker& checker, const char* place, u64 bytes) {
+  Region* const begin = checker.regions.data() + checker.first_buffer;
+  Region* const end = checker.regions.data() + checker.last_buffer;
+  Region* behind = std::upper_bound(begin, end, place, [](const char* at, const Region& each) { return at < each.low; });
+  if (behind != begin && behind[-1].holds(place, bytes)) {
+    return behind - 1;
+  }
+  for (Region& region : checker.regions) {
+    if (region.memory == Memory::shared && region.holds(place, bytes)) {
+      return &region;
+    }
+  }
+  return nullptr;
+}
+
 Region& find_region(const char* place, u64 bytes, Access access, const void* site, u8& remembered) {
   Checker& checker = *worker->checker;
-  for (u64 i = 0; i < checker.regions.size(); ++i) {
-    Region& region = checker.regions[i];
-    if (region.holds(place, bytes)) {
-      remembered = static_cast<u8>(i < 255 ? i : 0);
-      return region;
-    }
+  if (Region* region = region_holding(checker, place, bytes)) {
+    const i64 i = region - checker.regions.data();
+    remembered = static_cast<u8>(i < 255 ? i : 0);
+    return *region;
   }
   for (Region& region : checker.image) {
     if (region.holds(place, bytes)) {

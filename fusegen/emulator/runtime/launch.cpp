@@ -252,9 +252,9 @@ static void work(Launch& launch, Worker& w) {
 static void launch_workers(Request& request) {
   Launch launch{request,
                 image_of(request.kernel),
-                u64{request.grid.x} * request.grid.y * request.grid.z / blocks_of(request.cluster),
+                request.last_block / blocks_of(request.cluster),
                 request.block.x * request.block.y * request.block.z,
-                {},
+                request.first_block / blocks_of(request.cluster),
                 {},
                 {}};
   SignalGuard guard;
@@ -263,8 +263,8 @@ static void launch_workers(Request& request) {
 #else
   u32 count = std::min(request.workers, most_stacks_of_launch / (launch.threads * blocks_of(request.cluster)));
 #endif
-  if (count > launch.clusters) {
-    count = static_cast<u32>(launch.clusters);
+  if (count > launch.clusters - launch.next_cluster) {
+    count = static_cast<u32>(launch.clusters - launch.next_cluster);
   }
   auto deadline = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                                          std::chrono::duration<double>(request.timeout_s));

@@ -115,7 +115,7 @@ struct Image {
 struct Launch {
   Request& request;
   Image image;
-  u64 clusters;
+  u64 clusters;  // one past the last that runs
   u32 threads;  // of a block
   std::atomic<u64> next_cluster;
   std::atomic<bool> stopped;
