@@ -9,7 +9,7 @@ also repeat itself bit for bit, and a row's result may not depend on the rows be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
@@ -19,7 +19,7 @@ from zlib import crc32
 import numpy as np
 
 from fusegen.errors import KernelError, MissingError, NoPlan, RequestError
-from fusegen.graph import Graph, Kind, Node, plain
+from fusegen.graph import Graph, Kind, Node, Tensor, plain
 from fusegen.ordering import along_row
 from fusegen.planner.model import Plan
 from fusegen.reference import load_reference
@@ -29,6 +29,7 @@ from fusegen.runtime.devices import Device
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.kernel import need_kernel
 from fusegen.types import Dim, f32, size_of
+from fusegen.validation import far
 from fusegen.validation.accumulation import How, accumulations
 from fusegen.validation.bounded import Bounded, gap
 from fusegen.validation.bounds import analyse_nodes, held, selection_key
@@ -116,6 +117,7 @@ def validate(
             checks.rows(count)
         for name in ARRANGEMENTS:
             checks.layout(name)
+        checks.far_apart()
     elif rows is not None:
         for count in rows:
             checks.rows(count)
@@ -229,6 +231,7 @@ class Checks:
                 self.launch_case(pattern.name, pattern.reason, other)
         self.again(operands, first)
         self.apart(operands, first)
+        self.last_rows(operands, first)
         if self.graph.products and self.wants(UNIT_SETTING.name):
             self.promise(make_operands(self.plan, sizes, self.rng(UNIT_SETTING.name), (NORMAL,), UNIT_SETTING))
 
@@ -290,6 +293,47 @@ class Checks:
                         array = np.take(array, list(picks[size.name]), axis)
                 wanted.append(array)
             self.same("apart", reason, few, outputs, wanted, problem)
+
+    @property
+    def strict(self) -> bool:
+        """Does the device allow a kernel no byte but those it is given?"""
+        return self.kernel.device.kind == "emulator" and bool(getattr(self.kernel.device, "check", False))
+
+    def last_rows(self, operands: Operands, first: list[Array]) -> None:
+        """The same rows as the last of as many as a launch takes: bitwise the same, by numbers that need 64 bits."""
+        name, dim = "last rows", far.outer_dim(self.plan, free_dims(self.plan, self.plan.flat))
+        skip = far.left_out(self.plan, operands.sizes, dim) if dim and self.strict else 0
+        if not skip or not self.wants(name, NORMAL.name):
+            return
+        inputs, outputs, values = self.placed(operands)
+        views = {t.name: placed.view for t, placed in zip(self.arrays, (*inputs, *outputs), strict=True)}
+        problem = failing(far.launch_last, self.kernel, views, values, operands.sizes, dim, skip)
+        found = [] if problem else [view.numpy() for view in list(views.values())[len(inputs) :]]
+        if self.deep() and str(self.graph.shape[-2]) == dim:  # rows that know their number are others there
+            found = []
+        reason = f"the rows behind {skip} of {dim}: their numbers or their places need more than 32 bits"
+        self.same(name, reason, operands, found, first if found else [], problem)
+
+    def far_apart(self) -> None:
+        """Rows 2^31 elements and more from one to the next."""
+        name = "layout: far apart"
+        if not self.strict or len(self.graph.shape) < 2 or not self.wants("layout", name):
+            return
+        count = 2 * math.prod(OUTER[:2])  # two along each axis, at least
+        operands = make_operands(self.plan, sizes_for(self.plan, count, OUTER, flat=False), self.rng(name))
+        text, reason = operands.text(self.graph), "rows so far apart that an offset needs more than 32 bits"
+        views = {t.name: far.spread([size_of(n, operands.sizes) for n in t.shape], t.dtype) for t in self.arrays}
+        values = []
+        for tensor, value in zip(self.graph.inputs, operands.values, strict=True):
+            if tensor.shape:
+                views[tensor.name].numpy()[...] = value
+            else:
+                values.append(value)
+        if problem := failing(far.launch_apart, self.kernel, views, values):
+            self.found.append(Case(name, reason, text, problem=problem))
+            return
+        compared, doubt = self.judge(operands, [views[t.name].numpy().copy() for t in self.graph.outputs])
+        self.note_figures(name, reason, text, figures(compared), doubt)
 
     def picks(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
         """Which indices of each free dim to keep, and in which order.
@@ -376,26 +420,16 @@ class Checks:
         """The outputs in their storage types and what was wrong with the launch itself (empty: nothing)."""
         kernel = kernel or self.kernel
         device = kernel.device
-        arranged = arranged or {}
-        inputs: list[Placed] = []
-        arguments: list[Any] = []
-        for tensor, value in zip(self.graph.inputs, operands.values, strict=True):
-            if not tensor.shape:
-                arguments.append(value)
-                continue
-            how = arranged.get(tensor.name, CONTIGUOUS)
-            inputs.append(place(device, value, tensor.dtype, how, POISON[tensor.dtype][poison]))
-            arguments.append(inputs[-1].view)
-        outputs = []
-        for tensor in self.graph.outputs:
-            shape = tuple(size if isinstance(size, int) else operands.sizes[size.name] for size in tensor.shape)
-            how = replace(arranged.get(tensor.name, CONTIGUOUS), broadcast=False)
-            outputs.append(reserve(device, shape, tensor.dtype, how, POISON[tensor.dtype][poison]))
-        try:
+        inputs, outputs, values = self.placed(operands, arranged or {}, poison)
+        views, scalars = iter(inputs), iter(values)
+        arguments = [next(views).view if tensor.shape else next(scalars) for tensor in self.graph.inputs]
+
+        def run() -> None:
             kernel(*arguments, out=tuple(o.view for o in outputs))
             device.synchronize()
-        except (KernelError, NoPlan) as error:
-            return [], f"{type(error).__name__}: {error}"
+
+        if problem := failing(run):
+            return [], problem
         found, problems = [], []
         for tensor, output in zip(self.graph.outputs, outputs, strict=True):
             array, problem = read_output(output, 0 if poison else POISON[tensor.dtype][0], tensor.name)
@@ -404,6 +438,32 @@ class Checks:
         if device.kind != "emulator" and not all(map(untouched, inputs)):  # the emulator stops at such a write
             problems.append("an operand was written to")
         return found, "; ".join(filter(None, problems))
+
+    def placed(
+        self, operands: Operands, arranged: Mapping[str, Arrangement] | None = None, poison: int = 0
+    ) -> tuple[list[Placed], list[Placed], list[Any]]:
+        """Inputs and poisoned outputs in the device's memory, and the run-time scalars."""
+        device = self.kernel.device
+        arranged = arranged or {}
+        inputs: list[Placed] = []
+        values: list[Any] = []
+        for tensor, value in zip(self.graph.inputs, operands.values, strict=True):
+            if not tensor.shape:
+                values.append(value)
+                continue
+            how = arranged.get(tensor.name, CONTIGUOUS)
+            inputs.append(place(device, value, tensor.dtype, how, POISON[tensor.dtype][poison]))
+        outputs = []
+        for tensor in self.graph.outputs:
+            shape = tuple(size_of(size, operands.sizes) for size in tensor.shape)
+            how = replace(arranged.get(tensor.name, CONTIGUOUS), broadcast=False)
+            outputs.append(reserve(device, shape, tensor.dtype, how, POISON[tensor.dtype][poison]))
+        return inputs, outputs, values
+
+    @property
+    def arrays(self) -> list[Tensor]:
+        """Operands and outputs that lie in memory, in a call's order."""
+        return [t for t in (*self.graph.inputs, *self.graph.outputs) if t.shape]
 
     def launch_case(
         self, name: str, reason: str, operands: Operands, arranged: Mapping[str, Arrangement] | None = None,
@@ -498,6 +558,15 @@ class Checks:
                     f"first {list(at)}: {got[at]} and before {want[at]}"
                 )
         self.found.append(Case(name, reason, operands.text(self.graph), elements, problem=problem, bitwise=True))
+
+
+def failing(launch: Callable[..., None], *arguments: Any) -> str:
+    """What was wrong with a launch; empty if nothing."""
+    try:
+        launch(*arguments)
+    except (KernelError, NoPlan) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def steps(graph: Graph) -> bool:
