@@ -79,7 +79,7 @@ def test_every_spec_passes_in_every_dtype(name: str, dtype: str, target: Target)
 @pytest.mark.parametrize("staging", ["registers", "shared", "stream"])
 @pytest.mark.parametrize("across", [False, True], ids=["whole", "across"])
 def test_every_regime_passes_and_uses_its_bound(name: str, staging: str, across: bool) -> None:
-    """In f32, where storage rounding hides nothing: errors are a good part of what is allowed, and no more."""
+    """In f32, where storage rounding hides little: errors are a good part of what is allowed, and no more."""
     found = SPECS[name].with_dtype(f32)
     graph = found.graph.at(**sizes_at(found.graph, 1031 if across else 2056))
 
@@ -90,7 +90,9 @@ def test_every_regime_passes_and_uses_its_bound(name: str, staging: str, across:
         pytest.skip(f"the planner has no {staging} candidate for {name} across blocks: {across}")
     report = validate(emulated(graph, fits=fits), quick=True)
     report.raise_for_error()
-    assert report.share >= 0.02, f"the bound is loose\n{report}"
+    worst = [case.worst for case in report.cases if case.worst and case.worst.allowed > 0]
+    used = max(abs(one.got - one.expected) / one.allowed for one in worst)
+    assert used >= 0.02, f"the bound is loose\n{report}"
 
 
 @pytest.mark.parametrize("cols", [4096, 1 << 20])
