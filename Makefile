@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 STAMP  := $(VENV)/.set-up
 IN     := $(VENV)/bin
+SEEDS  ?= 0-1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check golden gpu bench tuned clean
+.PHONY: help setup demo test fuzz check golden gpu bench tuned clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ demo: setup ## a fused kernel from spec to checked result, for both vendors
 
 test: setup ## all tests; those that need a GPU are skipped where there is none
 	$(IN)/python -m pytest -n auto --dist worksteal
+
+fuzz: setup ## random chains, judged independently: SEEDS=0-2000, ANY=1 for candidates of any rank, JOBS=2
+	$(IN)/python -m tests.fuzzing --seeds $(SEEDS) $(if $(ANY),--any) $(if $(JOBS),--jobs $(JOBS))
 
 check: setup ## lint, format, types, and that generated/ is what fusegen emits
 	$(IN)/ruff check

@@ -1,7 +1,6 @@
-"""Random specs, as text that a user could have written: the source of property tests and of the long fuzzing run.
+"""Random specs, as text that a user could have written: the source of property tests of graphs, plans and references.
 
-python -m tests.chains SEED             prints the spec of that seed
-python -m tests.chains --run FIRST END  compiles and validates those seeds at several row lengths and targets
+`python -m tests.chains SEED` prints the spec of that seed. What runs kernels of random chains is `tests.fuzzing`.
 """
 
 from __future__ import annotations
@@ -225,24 +224,5 @@ def random_chain(seed: int, select: bool = False) -> Chain:
     return chain
 
 
-def run(first: int, end: int) -> int:
-    """Validate the seeds first ... end - 1 in the emulator; prints each failure, returns how many there were."""
-    from fusegen.errors import FusegenError
-    from fusegen.pipeline import compile
-
-    failures = 0
-    for seed in range(first, end):
-        for cols, target in ((1, "cuda:h200"), (20, "hip:mi300x"), (257, "cuda:h200"), (1000, "hip:gfx90a")):
-            try:
-                compile(random_chain(seed).at(N=cols), target, on="emulator")
-            except FusegenError as error:
-                failures += 1
-                print(f"seed {seed}, N={cols}, {target}: {error}")
-        print(f"seed {seed}: {failures} failures so far", file=sys.stderr)
-    return failures
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--run"]:
-        sys.exit(min(1, run(int(sys.argv[2]), int(sys.argv[3]))))
     print(spec_text(int(sys.argv[1]) if len(sys.argv) > 1 else 0))

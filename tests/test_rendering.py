@@ -205,7 +205,7 @@ def test_every_staging_compiles(staging: str, name: str, cols: int, target: Targ
 @pytest.mark.parametrize("seed", range(16, 20))
 def test_random_chains_compile(seed: int) -> None:
     """What a host compiler accepts in the emulator, NVRTC or hiprtc may refuse: both must see random text too. (They do
-    in test_fuzz.py, which goes through other seeds; here also without the emulator.)"""
+    in test_fuzzing.py, which goes through other chains; here also without the emulator.)"""
     graph = random_chain(seed).graph
     for target, cols in ((H200, 20), (H200, 1000), (MI300X, 333)):
         compiles(plan(graph.at(N=cols), target))
