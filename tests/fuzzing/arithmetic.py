@@ -49,14 +49,10 @@ def along_row(a: Bounded) -> bool:
     return a.value.ndim > 0 and a.value.shape[-1] != 1
 
 
-def shifted(a: Bounded, row: Bounded, result: Bounded) -> Bounded:
-    """`result` = a + row: the order of `a` where the row's term is a number, and that of the sum where it is none."""
-    if a.key is not None and a.missing == 0.0:
-        return result
-    below = as_float(a if a.key is None else a.key)
-    plain = np.isfinite(row.value)
-    key = Bounded("f", np.where(plain, below.value, result.value), np.where(plain, below.error, result.error))
-    return Bounded("f", result.value, result.error, key=key, doubtful=a.doubtful)
+def shifted(a: Bounded, result: Bounded) -> Bounded:
+    """`result` = a + a term of the row. Where the term is no number, the order is that of the sum; else both have the
+    same. But what is not a number in a result that has a key may be one in that."""
+    return result if a.key is None and not a.doubtful else doubted(result)
 
 
 # ---------------------------------------------------------------- of one argument
@@ -177,9 +173,9 @@ def summed(a: Bounded, b: Bounded, sign: int) -> Bounded:
     value = a.value + sign * b.value
     result = settled(value, a.error + b.error + EPS * size_of(value))
     if along_row(a) and not along_row(b):
-        return shifted(a, b, result)
+        return shifted(a, result)
     if sign > 0 and along_row(b) and not along_row(a):
-        return shifted(b, a, result)
+        return shifted(b, result)
     return result if along_row(a) or along_row(b) else doubted(result)
 
 

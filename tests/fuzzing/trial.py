@@ -152,6 +152,7 @@ def warnings_of_fusegen() -> Iterator[list[str]]:
     """What fusegen warns of meanwhile: a candidate that failed its validation, where another one was taken."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
+    handler.addFilter(lambda record: "validation" in record.getMessage())
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("fusegen")
     logger.addHandler(handler)
