@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,8 @@ class Choice:
     columns: Array
     certain: Array
     missing: float  # the score's value where the column is -1
+    keys: Array  # of each column of the row
+    slack: Array  # one a row: keys nearer to each other than this may have changed places; inf where any may have
 
 
 def chosen(score: Bounded, k: int) -> Choice:
@@ -38,7 +40,8 @@ def chosen(score: Bounded, k: int) -> Choice:
     elif score.doubtful:
         certain &= np.isfinite(value).all(-1, keepdims=True)
     shape = (*key.value.shape[:-1], k)
-    return Choice(columns.reshape(shape), certain.reshape(shape), missing(score))
+    slack = slack_of(score, value, error).reshape(*shape[:-1], 1)
+    return Choice(columns.reshape(shape), certain.reshape(shape), missing(score), key.value, slack)
 
 
 def surely(value: Array, error: Array, order: Array, k: int, left: Array) -> Array:
@@ -48,6 +51,7 @@ def surely(value: Array, error: Array, order: Array, k: int, left: Array) -> Arr
     nan = np.isnan(ranked)
     with np.errstate(all="ignore"):
         apart = (nan[:, 1:] != nan[:, :-1]) | (np.abs(ranked[:, 1:] - ranked[:, :-1]) > 2 * worst)
+    apart |= (nan[:, 1:] & nan[:, :-1]) | (np.isinf(ranked[:, 1:]) & (ranked[:, 1:] == ranked[:, :-1]))  # by column
     apart |= np.arange(1, ranked.shape[-1]) >= left  # what comes next is masked
     edge = np.ones((len(value), 1), bool)
     apart = np.concatenate([edge, apart, edge], -1)
@@ -56,9 +60,15 @@ def surely(value: Array, error: Array, order: Array, k: int, left: Array) -> Arr
     return np.where(worst > 0, certain & ~doubt, True)
 
 
-def given(score: Bounded, columns: Array) -> Choice:
-    """The choice that a kernel made."""
-    return Choice(columns.astype(np.int64), np.ones(columns.shape, bool), missing(score))
+def slack_of(score: Bounded, value: Array, error: Array) -> Array:
+    """Twice the largest error of a row's keys; without a bound where a mask or the order itself is in doubt."""
+    doubt = ((error > 0) & (value == -INF)).any(-1) | score.doubtful
+    return np.where(doubt, INF, 2 * error.max(-1, initial=0.0))
+
+
+def given(choice: Choice, columns: Array) -> Choice:
+    """The choice that a kernel made in the place of this one."""
+    return replace(choice, columns=columns.astype(np.int64), certain=np.ones(columns.shape, bool))
 
 
 def missing(score: Bounded) -> float:

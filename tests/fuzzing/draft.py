@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tests.fuzzing.bounded import KINDS, Array, Bounded, Kind, exact
+from tests.fuzzing.choosing import Choice
 from tests.fuzzing.names import Names
 
 Size = str | int  # a dim's name, or a number in its place
@@ -93,7 +94,8 @@ class Draft:
         self.lines: list[str] = []
         self.outputs: list[Output] = []
         self.features: set[str] = {"awkward names"} if awkward else set()
-        self.chosen_at: int | None = None  # the output that holds a selection's columns
+        self.choice: Callable[[Values], Choice] | None = None  # of a selection
+        self.chosen_at: int | None = None  # the output that holds its columns
         self.ordered = True
         self.build()
         self.prune()

@@ -26,6 +26,7 @@ class Choices(Rows):
         if self.random.random() < 0.15:
             best = self.let(f"F.argmax({score.text})", "i", (*self.full[:-1], 1),
                             lambda a: choosing.columns(choosing.chosen(a, 1)), [score], False)  # fmt: skip
+            self.choice = lambda values: choosing.chosen(score.of(values), 1)
             self.outputs, self.chosen_at = [Output(best, "i32")], 0
             self.features.add("argmax")
             return
@@ -76,8 +77,10 @@ class Choices(Rows):
 
         def choice(values: Values) -> Choice:
             """By the score, or what came: a selection in any order is judged at the columns that it has."""
-            by = score.of(values)
-            return choosing.chosen(by, k) if values.columns is None else choosing.given(by, values.columns)
+            found = choosing.chosen(score.of(values), k)
+            return found if values.columns is None else choosing.given(found, values.columns)
+
+        self.choice = choice
 
         def best_of(values: Values) -> Bounded:
             return choosing.best(score.of(values), choice(values))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.fuzzing.bounded import STORED, Array, Bounded, rounded
+from tests.fuzzing.bounded import INF, STORED, Array, Bounded, rounded
+from tests.fuzzing.choosing import Choice
 
 
 @dataclass(frozen=True)
@@ -56,29 +57,44 @@ def complaint(wrong: Array, got: Array, value: Array, error: Array) -> str:
     return f"{int(wrong.sum())} of {wrong.size} are wrong, the first {first}"
 
 
-def judge_columns(got: Array, want: Bounded, cols: int, shape: tuple[int, ...], *, ordered: bool) -> Verdict:
-    """Columns of a selection: in their places, or the same ones in any order, the missing last; none twice."""
+def judge_columns(got: Array, choice: Choice, shape: tuple[int, ...], *, ordered: bool) -> Verdict:
+    """Columns of a selection: none twice, the missing last, certain ones in their places or the same ones in any order.
+
+    Where ranks are too close to call, the keys chosen must be as near to those due as their errors allow.
+    """
     if refusal := misfit(got, "i32", shape):
         return Verdict(got.size, 0, refusal)
-    k = shape[-1]
-    found = got.reshape(-1, k).astype(np.int64)
-    value = np.broadcast_to(want.value, shape).reshape(-1, k)
-    certain = np.broadcast_to(want.certain, shape).reshape(-1, k)
-    sets, wanted = np.sort(found, -1), np.sort(value, -1)
-    strange = ((found < -1) | (found >= cols)).any(-1) | ((np.diff(sets, axis=-1) == 0) & (sets[:, 1:] >= 0)).any(-1)
+    cols, k = choice.keys.shape[-1], shape[-1]
+    found, wanted = got.reshape(-1, k).astype(np.int64), np.broadcast_to(choice.columns, shape).reshape(-1, k)
+    certain = np.broadcast_to(choice.certain, shape).reshape(-1, k)
+    slack = np.broadcast_to(choice.slack, (*shape[:-1], 1)).reshape(-1, 1)
+    sets = np.sort(found, -1)
+    strange = ((found < -1) | (found >= cols)).any(-1) | ((np.diff(sets) == 0) & (sets[:, 1:] >= 0)).any(-1)
     if strange.any():
         return Verdict(got.size, 0, f"a column twice, or none of the row's: {found[strange][0][:16]}")
-    gaps = (np.diff((found < 0).astype(int), axis=-1) < 0).any(-1)
+    gaps = (np.diff((found < 0).astype(int)) < 0).any(-1)
     if gaps.any():
         return Verdict(got.size, 0, f"the missing are not last: {found[gaps][0][:16]}")
-    if ordered:
-        return judge(got, want, "i32", shape)
-    sure = certain.all(-1)
-    wrong = (sets != wanted).any(-1) & sure
-    said = (
-        f"row {int(np.argmax(wrong))} has {sets[wrong][0][:16]}, wanted {wanted[wrong][0][:16]}" if wrong.any() else ""
-    )
-    return Verdict(got.size, int((~sure).sum()) * k, said)
+    keys = np.broadcast_to(choice.keys, (*shape[:-1], cols)).reshape(-1, cols).astype(float)
+    has, due = keys_at(keys, found), keys_at(keys, wanted)
+    if not ordered:
+        has = -np.sort(-np.where(np.isnan(has), INF, has))
+        due = np.where(np.isnan(due), INF, due)
+    with np.errstate(all="ignore"):
+        near = (np.abs(has - due) <= slack) | (has == due) | (np.isnan(has) & np.isnan(due)) | np.isinf(slack)
+    sure = certain.all(-1, keepdims=True)
+    other = (found != wanted) & certain if ordered else (sets != np.sort(wanted)) & sure
+    wrong = (~near | other).any(-1)
+    said = ""
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        said = f"{int(wrong.sum())} rows are wrong, the first {row}: {found[row][:16]}, wanted {wanted[row][:16]}"
+    unjudged = np.isinf(slack) & ~np.broadcast_to(certain if ordered else sure, certain.shape)
+    return Verdict(got.size, int(unjudged.sum()), said)
+
+
+def keys_at(keys: Array, columns: Array) -> Array:
+    return np.where(columns < 0, -INF, np.take_along_axis(keys, np.maximum(columns, 0), -1))
 
 
 def same_bits(one: Array, other: Array) -> Array:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tests.fuzzing.bounded import Array, Bounded, exact
+from tests.fuzzing.choosing import Choice
 from tests.fuzzing.draft import Draft, Operand, Values
 from tests.fuzzing.drawing_choices import Choices
 from tests.fuzzing.drawing_integers import Integers
@@ -136,8 +137,17 @@ def call_of(one: Case) -> Call:
     return Call(tuple(laid), tuple(plain), tuple(meant))
 
 
-def meaning(one: Case, call: Call, columns: Array | None = None) -> list[Bounded]:
-    """What the outputs have to be; of a selection in any order, what they are at the `columns` that came."""
+@dataclass(frozen=True)
+class Meaning:
+    """What a call's outputs have to be, and what a selection has to choose."""
+
+    outputs: list[Bounded]
+    choice: Choice | None
+
+
+def meaning(one: Case, call: Call, columns: Array | None = None) -> Meaning:
+    """What is meant; or, of a selection in any order, what is meant at the `columns` that came."""
     values = Values(call.meant, one.sizes, columns)
     with np.errstate(all="ignore"):
-        return [out.term.of(values) for out in one.draft.outputs]
+        choice = one.draft.choice(values) if one.draft.choice else None
+        return Meaning([out.term.of(values) for out in one.draft.outputs], choice)

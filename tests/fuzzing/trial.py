@@ -267,16 +267,17 @@ def apart(found: Case, one: list[Array], other: list[Array]) -> list[str]:
 
 def judged(outcome: Outcome, found: Case, call: Call, got: list[Array]) -> list[str]:
     """Complaints of one call's results; counts what is judged."""
-    draft, wants = found.draft, meaning(found, call)
+    draft, meant = found.draft, meaning(found, call)
+    wants = meant.outputs
     verdicts: dict[int, Verdict] = {}
     shapes = [sized(out.term.shape, found.sizes) for out in draft.outputs]
     if (at := draft.chosen_at) is not None:
-        cols = draft.sizes["N"]
-        verdicts[at] = judge_columns(got[at], wants[at], cols, shapes[at], ordered=draft.ordered)
+        assert meant.choice is not None
+        verdicts[at] = judge_columns(got[at], meant.choice, shapes[at], ordered=draft.ordered)
         if not draft.ordered:
             if verdicts[at].complaint:
                 return [f"{draft.outputs[at].term.text}: {verdicts[at].complaint}"]
-            wants = meaning(found, call, got[at])
+            wants = meaning(found, call, got[at]).outputs
     for index, (out, array, want, shape) in enumerate(zip(draft.outputs, got, wants, shapes, strict=True)):
         if index not in verdicts:
             verdicts[index] = judge(array, want, out.dtype, shape)

@@ -44,8 +44,9 @@ class Worker:
     def give(self, seed: int, limit_s: float) -> None:
         assert self.process.stdin is not None
         self.seed, self.deadline = seed, time.monotonic() + limit_s
-        self.process.stdin.write(b"%d\n" % seed)
-        self.process.stdin.flush()
+        with contextlib.suppress(OSError):  # it has died: its output ends, and that is told
+            self.process.stdin.write(b"%d\n" % seed)
+            self.process.stdin.flush()
 
     def lines(self) -> list[bytes] | None:
         """Whole lines that have come; None where the process has ended."""
