@@ -1,4 +1,7 @@
-"""The k largest of each row by the order that README states, on bounded keys: NaN first, ties by column, -inf never."""
+"""The k largest of each row by the order that README states, on bounded keys: NaN first, ties by column, -inf never.
+
+Of i32 the lowest, -2^31, is what -inf is of floats.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def chosen(score: Bounded, k: int) -> Choice:
     value = key.value.reshape(-1, cols)
     error = np.broadcast_to(key.error, key.value.shape).reshape(-1, cols).astype(float)
     nan = np.isnan(value)
-    masked = value == -INF
+    masked = value == lowest(score)
     size = np.where(nan, 0, value).astype(float)  # i32 are exact in float64
     places = np.broadcast_to(np.arange(cols), value.shape)
     order = np.lexsort((places, -size, ~nan, masked), axis=-1)  # the last one counts first
@@ -71,8 +74,13 @@ def given(choice: Choice, columns: Array) -> Choice:
     return replace(choice, columns=columns.astype(np.int64), certain=np.ones(columns.shape, bool))
 
 
+def lowest(score: Bounded) -> float:
+    """What is masked, and never chosen."""
+    return -(2.0**31) if score.kind == "i" else -INF
+
+
 def missing(score: Bounded) -> float:
-    return -INF if score.key is None else score.missing
+    return lowest(score) if score.key is None else score.missing
 
 
 def columns(choice: Choice) -> Bounded:

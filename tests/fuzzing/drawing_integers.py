@@ -66,8 +66,6 @@ class Integers(Choices):
 
     def bits(self) -> None:
         a, b, op = self.whole(), self.other(), self.random.choice("&|^")
-        if self.random.random() < 0.6:  # not every version has them
-            return
         self.push(f"{a.text} {op} {b.text}", "i", joined(a.shape, b.shape), arithmetic.BITS[op], [a, b])
         self.features.add("bits of integers")
 
