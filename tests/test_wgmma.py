@@ -383,6 +383,14 @@ def test_factors_turned_one_by_one_are_the_general_rules() -> None:
     assert plans(gated.graph, Layout(turned=frozenset({"w_gate", "w_up"})))
 
 
+@pytest.mark.parametrize("spec", CHAINS, ids=lambda spec: spec.graph.name)
+def test_sums_are_used_behind_their_fence(spec: Chain) -> None:
+    """wgmma writes registers until it is waited for, which nothing else in the text says of the sums."""
+    for made in {plan.tile.schedule: plan for plan in plans(spec.graph)}.values():
+        _, behind = render(made).text.split('asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");\n')
+        assert "fence_sums(sums[" in behind.splitlines()[1 if made.tile.parts > 1 else 0]
+
+
 # ---------------------------------------------------------------- what the kernels compute
 
 

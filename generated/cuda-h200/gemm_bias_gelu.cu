@@ -153,6 +153,12 @@ __device__ __forceinline__ void multiply_add(
       : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
+// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
+__device__ __forceinline__ void fence_sums(float (&sums)[64]) {
+  #pragma unroll
+  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(sums[i]));
+}
+
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_bias_gelu(
     const __grid_constant__ CUtensorMap x_map,
@@ -255,6 +261,8 @@ gemm_bias_gelu(
       }
       if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) fence_sums(sums[i]);
       if (lane == 0) arrive_at(empty + 8 * before);
 
       #pragma unroll

@@ -166,6 +166,12 @@ __device__ __forceinline__ void multiply_add(
       : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
+// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
+__device__ __forceinline__ void fence_sums(float (&sums)[128]) {
+  #pragma unroll
+  for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(sums[i]));
+}
+
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_bias_relu_residual(
     const __grid_constant__ CUtensorMap x_map,
@@ -274,6 +280,7 @@ gemm_bias_relu_residual(
         }
       }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      fence_sums(sums[0]);
       if (lane == 0) arrive_at(empty + 8 * before);
 
       int residual_stage = 0;  // of the ring, where its boxes are

@@ -175,6 +175,12 @@ __device__ __forceinline__ void multiply_add(
       : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
+// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
+__device__ __forceinline__ void fence_sums(float (&sums)[128]) {
+  #pragma unroll
+  for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(sums[i]));
+}
+
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 gemm_tf32(
     const __grid_constant__ CUtensorMap x_map,
@@ -265,6 +271,7 @@ gemm_tf32(
         }
       }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      fence_sums(sums[0]);
       if (lane < 2) arrive_in(empty + 8 * before, lane);
 
       #pragma unroll

@@ -148,6 +148,12 @@ __device__ __forceinline__ void multiply_add(
       : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }
 
+// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
+__device__ __forceinline__ void fence_sums(float (&sums)[128]) {
+  #pragma unroll
+  for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(sums[i]));
+}
+
 extern "C" __global__ void __launch_bounds__(384, 1)
 qkv(
     const __grid_constant__ CUtensorMap x_map,
@@ -241,6 +247,7 @@ qkv(
         }
       }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      fence_sums(sums[0]);
       if (lane == 0) arrive_at(empty + 8 * before);
 
       if (at.span == 0) {

@@ -166,6 +166,12 @@ __device__ __forceinline__ void multiply_add(
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(static_cast<int>(add)));
 }
 
+// no instruction, but what uses the sums stays behind it: the compiler doesn't know that wgmma writes them until then
+__device__ __forceinline__ void fence_sums(float (&sums)[128]) {
+  #pragma unroll
+  for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(sums[i]));
+}
+
 extern "C" __global__ void __launch_bounds__(384, 1)
 rmsnorm_gemm(
     const __grid_constant__ CUtensorMap x_map,
@@ -348,6 +354,7 @@ rmsnorm_gemm(
         total_all[r8] += __shfl_xor_sync(0xffffffffu, total_all[r8], 2);
       }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      fence_sums(sums[0]);
       if (lane == 0) arrive_at(empty + 8 * before);
 
       #pragma unroll
