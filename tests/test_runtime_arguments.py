@@ -229,7 +229,10 @@ def test_subclasses_are_still_tensors() -> None:
     class Mine(torch.Tensor):  # type: ignore[misc, name-defined]
         pass
 
-    assert view(torch.nn.Parameter(torch.zeros(3))).library == "torch"
+    with torch.no_grad():
+        assert view(torch.nn.Parameter(torch.zeros(3))).library == "torch"
+    with pytest.raises(ArgumentError, match=r"w requires a gradient, and a kernel computes none: .*\n.*w.detach\(\)"):
+        view(torch.nn.Parameter(torch.zeros(3)), "w")
     assert view(torch.zeros(3).as_subclass(Mine)).library == "torch"
 
 

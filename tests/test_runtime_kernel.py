@@ -505,3 +505,28 @@ def test_compiled_once(target: Target, tmp_path: Any, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.DEBUG, "fusegen.cache"):
         assert compiled(source, cache) == first
     assert "hit: add for" in caplog.text
+
+
+@pytest.mark.parametrize("called", ["kernel", "its method", "prepared"])
+def test_torch_compile_breaks_its_graph_at_a_kernel(called: str) -> None:
+    """And runs it as it is, whatever the kernel's calls go to meanwhile."""
+    kernel = made(add)
+    x, y = torch.randn(4, 64), torch.randn(4, 64)
+    prepared = kernel.prepare(x, y)
+
+    def function(x: Any, y: Any) -> Any:
+        doubled = x * 2
+        if called == "prepared":
+            prepared()
+            return doubled + prepared.result
+        return (kernel if called == "kernel" else kernel.call)(doubled, y) + 1
+
+    torch._dynamo.reset()
+    compiled_by_torch = torch.compile(function, backend="eager")
+    for rows in (4, 4, 4) if called == "prepared" else (4, 4, 4, 5, 5, 7):
+        x, y = (x, y) if called == "prepared" else (torch.randn(rows, 64), torch.randn(rows, 64))
+        assert torch.equal(compiled_by_torch(x, y), function(x, y))
+    torch._dynamo.reset()
+    if called == "kernel":
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="fusegen's kernels are not traced"):
+            torch.compile(function, backend="eager", fullgraph=True)(x, y)

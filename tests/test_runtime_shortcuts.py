@@ -451,7 +451,6 @@ RIGHT: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda x: x.numpy(),
     "parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
     "subclass": lambda x: x.as_subclass(type("Mine", (torch.Tensor,), {})),
-    "gradient": lambda x: x.clone().requires_grad_(),
 }
 
 
@@ -464,6 +463,28 @@ def test_another_layout_is_checked_and_computed(name: str) -> None:
     found = kernel(changed, y)
     assert kernel.checked == 3
     assert torch.equal(torch.as_tensor(found).as_subclass(torch.Tensor), wanted)
+
+
+@pytest.mark.parametrize("filling", [False, True])
+def test_a_gradient_is_refused_whatever_was_learnt(filling: bool) -> None:
+    """Weights that require one are calls' daily bread under no_grad, and their shortcuts hold there alone."""
+    x, w = numbers(4, 64), numbers(4, 64, seed=1).requires_grad_()
+    out = {"out": torch.empty_like(x)} if filling else {}
+    with torch.no_grad():
+        kernel = settled(add, x, w, **out)
+        before = kernel.checked
+        for _ in range(3):
+            assert torch.equal(kernel(x, w, **out), x + w)
+    with torch.inference_mode():
+        assert torch.equal(kernel(x, w, **out), x + w)
+    with torch.no_grad():
+        counted = kernel.checked
+        assert torch.equal(kernel(x, w, **out), x + w)
+    assert kernel.checked == counted <= before + 2
+    for _ in range(3):
+        with pytest.raises(ArgumentError, match=r"y requires a gradient, .*\n  call it under torch.no_grad\(\)"):
+            kernel(x, w, **out)
+    assert torch.equal(kernel(x, w.detach(), **out), x + w.detach())
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype stage:UserWarning")

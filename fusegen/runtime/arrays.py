@@ -208,6 +208,11 @@ def torch_view(tensor: Any, name: str) -> ArrayView:
         raise ArgumentError(f"{name} has layout {tensor.layout}; a kernel takes dense tensors, so pass .to_dense()")
     if tensor.is_neg() or tensor.is_conj():
         raise ArgumentError(f"{name} is a lazily negated view; pass {name}.resolve_neg()")
+    if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise ArgumentError(
+            f"{name} requires a gradient, and a kernel computes none: what it returns would be detached from {name}\n"
+            f"  call it under torch.no_grad() or torch.inference_mode(), or pass {name}.detach()"
+        )
     address = tensor.data_ptr()
     check_address(name, address, dtype)
     return ArrayView(address, dtype, tuple(tensor.shape), tuple(tensor.stride()), place, True, "torch", tensor)

@@ -5,9 +5,12 @@ And what a kernel is called through: a function that may be another one after ea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from fusegen.planner.model import Plan, Source
@@ -42,9 +45,30 @@ class Forwarded(partial[Any]):
         return self
 
     def forward(self, function: Callable[..., Any], first: object) -> None:
-        """Let calls go to `function(first, ...)`, from any thread; those under way stay where they are."""
+        """Let calls go to `function(first, ...)`, from any thread; those under way stay where they are.
+
+        torch.compile looks into a partial, at no end where that holds itself; so `first` must not lead back to it. What
+        is called has to run as it is: there torch.compile breaks its graph.
+        """
+        untraced(function)
         # a partial's one way to another function, which typeshed leaves out
         self.__setstate__((function, (first,), None, self.__dict__))  # type: ignore[attr-defined]
+
+
+def untraced(function: Callable[..., Any]) -> None:
+    """Let torch.compile neither trace the function nor what it calls.
+
+    It is what torch.compiler.disable does, without a wrapper that would take longer than the call, and without loading
+    the compiler. A torch that has no such words traces what the function calls; results are the same.
+    """
+    if not isinstance(function, FunctionType):
+        return  # of C, which nobody traces
+    function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg="fusegen's kernels are not traced")
+    if "torch" in sys.modules:
+        with suppress(ImportError, TypeError):
+            from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+            set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def nowhere(*_: Any, **__: Any) -> NoReturn:

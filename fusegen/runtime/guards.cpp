@@ -5,6 +5,7 @@
 // IMPL, given to the compiler, is how many bytes behind the start of a tensor's Python object its TensorImpl is said.
 
 #include <ATen/core/TensorBase.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -25,7 +26,7 @@ c10::TensorImpl &read(const void *tensor)
 }
 
 // Tells `word` of everything in which like tensors are the same, until it says no: what torch would dispatch on here
-// and now (layout, modes and lazy negation among it), dtype, place, gradient, sizes and strides.
+// and now (layout, modes and lazy negation among it), dtype, place, whether a gradient is wanted, sizes and strides.
 template <typename Word>
 bool tell(const c10::TensorImpl &tensor, const Mode &mode, Word word)
 {
@@ -33,7 +34,8 @@ bool tell(const c10::TensorImpl &tensor, const Mode &mode, Word word)
         || !word(static_cast<int64_t>(tensor.dtype().toScalarType())))
         return false;
     const auto device = tensor.device();
-    if (!word(static_cast<int64_t>(device.type())) || !word(device.index()) || !word(tensor.requires_grad()))
+    const auto gradient = tensor.requires_grad() ? 1 + c10::GradMode::is_enabled() : 0;
+    if (!word(static_cast<int64_t>(device.type())) || !word(device.index()) || !word(gradient))
         return false;
     const auto sizes = tensor.sizes(), strides = tensor.strides();
     if (!word(static_cast<int64_t>(sizes.size())))

@@ -71,11 +71,15 @@ class Functions(NamedTuple):
 
 
 def guard(tensors: Sequence[Any]) -> Callable[..., bool]:
-    """Whether as many tensors are like these: a function of torch's own."""
+    """Whether as many tensors are like these: a function of torch's own. Where one of them requires a gradient, they
+    are only while torch computes none, which the guards leave out."""
     from torch._C._dynamo.guards import TensorGuards
 
     found: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    return found
+    if not any(tensor.requires_grad for tensor in tensors):
+        return found
+    differentiates = sys.modules["torch"].is_grad_enabled
+    return lambda *others: not differentiates() and found(*others)
 
 
 @cache
@@ -213,6 +217,14 @@ def holds(functions: Functions) -> bool:
         found = functions.alike(objects(tensor), ctypes.c_ssize_t(1), traits, ctypes.byref(place))
         return bool(found) and place.value == tensor.data_ptr()
 
+    gradient = one.clone().requires_grad_()
+    with torch.no_grad():
+        traits = written(functions.note, gradient)
+        if traits is None or not like(traits, gradient):
+            return False
+    with torch.enable_grad():
+        if like(traits, gradient):
+            return False
     traits = written(functions.note, one)
     if traits is None or not all(like(traits, tensor) for tensor in (one, other, shifted)):
         return False

@@ -25,7 +25,7 @@ from fusegen.planner.model import Layout, Plan, Source
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, ArrayView, Place, contiguous_strides, library_of, place_text, view
-from fusegen.runtime.calls import Forwarded, Prepared, Record, Variant
+from fusegen.runtime.calls import Forwarded, Prepared, Record, Variant, untraced
 from fusegen.runtime.copied import run_copied
 from fusegen.runtime.devices import Device, Launch, Loaded, runs
 from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
@@ -43,6 +43,20 @@ WIDEST = VECTOR_BYTES  # alignment beyond the widest vector of any plan makes no
 MOST_RECORDS = 4096  # a caller with ever new shapes must not fill the memory; a record takes about 1 KiB
 
 Variants = Callable[[Layout], "tuple[Source, Binary | None]"]
+
+
+class Held:
+    """A kernel, as what its calls go to is handed it: not the partial itself (`Forwarded.forward`)."""
+
+    __slots__ = ("kernel",)
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+
+def checked(held: Held, /, *operands: Any, **more: Any) -> Any:
+    """A call that takes no shortcut."""
+    return held.kernel.call(*operands, **more)
 
 
 class Kernel(Forwarded):
@@ -64,7 +78,8 @@ class Kernel(Forwarded):
         self.variants: dict[Layout, Variant] = {source.plan.layout: self.main}
         self.loaded: dict[tuple[Layout, Place], Loaded] = {}
         self.records: dict[Signature, Record] = {}
-        self.shortcuts = Shortcuts(source.plan.graph, WIDEST, type(self).call)
+        self.held = Held(self)
+        self.shortcuts = Shortcuts(source.plan.graph, WIDEST, checked)
         self.lock = threading.RLock()
         graph = source.plan.graph
         self.operands = graph.inputs
@@ -73,7 +88,8 @@ class Kernel(Forwarded):
         self.has_scalars = len(self.inputs) < len(self.operands)
         self.names = tuple(t.name for t in (*self.inputs, *self.outputs))
         self.load(self.main, device)  # now, so that no first call inside a graph capture has to
-        self.forward(type(self).call, self)
+        untraced(Kernel.call)
+        self.forward(checked, self.held)
 
     # ---------------------------------------------------------------- what it is
 
@@ -137,7 +153,7 @@ class Kernel(Forwarded):
             record = self.records.get(signature)
             if record is not None:
                 if self.shortcuts.learn(record, arrays, outs, pointers):
-                    self.forward(self.shortcuts.first, self)
+                    self.forward(self.shortcuts.first, self.held)
                 if not outs:
                     made = tuple([maker(arrays, None) for maker in record.makers])
                     record.run((*pointers, *map(record.address, made)), values, record.stream())

@@ -45,9 +45,10 @@ def torch_reader() -> Reader:
     What a signature leaves out: a lazily conjugated tensor is complex, so no call with one ever gets a record; a
     sparse tensor has no strides to ask for. A device's number alone would not do: the CPU's and meta's are both -1.
     """
-    tensor = sys.modules["torch"].Tensor
+    torch = sys.modules["torch"]
+    tensor, differentiates = torch.Tensor, torch.is_grad_enabled
     address, size, stride, negated = tensor.data_ptr, tensor.size, tensor.stride, tensor.is_neg
-    dtype, device = operator.attrgetter("dtype"), operator.attrgetter("device")
+    dtype, device, requires_grad = map(operator.attrgetter, ("dtype", "device", "requires_grad"))
 
     def read(arrays: Sequence[Any], widest: int) -> tuple[Signature, tuple[int, ...]] | None:
         try:
@@ -57,6 +58,8 @@ def torch_reader() -> Reader:
                 *map(negated, arrays),
             )  # fmt: skip
         except (TypeError, RuntimeError):  # not all are tensors; or sparse, fake: the views say what is wrong
+            return None
+        if differentiates() and any(map(requires_grad, arrays)):
             return None
         together = 0
         for pointer in pointers:
