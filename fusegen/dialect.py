@@ -80,9 +80,11 @@ class Dialect:
         texts = [(name, *said, self.spelling.functions[name]) for name, said in WORD_FUNCTIONS.items()
                  if name in self.functions]  # fmt: skip
         texts += [
-            (name, s.what, s.parameters, s.body) for name, s in SPECIAL_FUNCTIONS.items() if name in self.functions
+            (name, s.what, s.parameters, "float", s.body)
+            for name, s in SPECIAL_FUNCTIONS.items()
+            if name in self.functions
         ]
-        return [dict(zip(("name", "what", "parameters", "body"), text, strict=True)) for text in texts]
+        return [dict(zip(("name", "what", "parameters", "result", "body"), text, strict=True)) for text in texts]
 
     def frame(self, plan: Plan, text: str) -> dict[str, Any]:
         """What stands around every kernel's body; `text`: all expressions, for the constants that they name."""

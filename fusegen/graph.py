@@ -4,14 +4,14 @@ An `Op` is one entry of the table in `fusegen.ops`; a `Node` is one use of it; a
 Everything here is immutable. Nodes compare by identity, which makes them dict keys.
 
 Values between ops are f32, i32 or b8; storage dtypes (f16, bf16) appear where memory is read or written, and in an
-explicit `cast`.
+explicit `cast`. An i32 is one of two's complement: its arithmetic is exact, modulo 2^32.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
 from numbers import Integral
@@ -49,6 +49,9 @@ class Op:
     literals), `{out}` the result. A reduction's `ref` takes the whole row and keeps its axis; its `expr` combines
     `{0}` and `{1}`, starting from `init`.
 
+    `forms` are both texts once more for arguments of a type that wants others: arithmetic on i32 is that of numpy's
+    int32, exact and modulo 2^32.
+
     `slopes` are the absolute partial derivatives, one for each argument, as numpy text: an error e of an argument
     becomes slope * e. `ulps` bounds the device function's own error in units in the last place of `scale` (numpy text,
     the result unless named). Bounds are those of the OpenCL full profile (OpenCL C 3.0, table 65), which AMD's device
@@ -64,12 +67,13 @@ class Op:
     flops: int = 1
     slots: int = 0  # instructions that a GPU issues for one element; 0: as many as flops
     result: DType | None = None  # None: f32 when any argument is, else i32, else b8
-    takes: str = "number"  # "number" (f32 or i32), "float", "int", "bool"
+    takes: str = "number"  # "number" (f32 or i32), "float", "int", "bool", "where", "any"
     init: str = ""
     slopes: tuple[str, ...] = ()
     ulps: float = 1.0
     scale: str = "{out}"
     symbol: str = ""  # "+": how the spec writes it, for titles
+    forms: Mapping[DType, tuple[str, str]] = field(default_factory=dict)  # (ref, expr) by the last argument's type
 
     def __str__(self) -> str:
         return self.name
@@ -121,6 +125,21 @@ class Node:
     @property
     def where(self) -> Where:
         return self.operator.where
+
+    @property
+    def ref(self) -> str:
+        """The op's meaning, as numpy text, for arguments such as these."""
+        return self.texts[0]
+
+    @property
+    def expr(self) -> str:
+        """The op's device text for arguments such as these."""
+        return self.texts[1]
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        usual = (self.op.ref, self.op.expr)
+        return self.op.forms.get(self.inputs[-1].dtype, usual) if self.inputs else usual
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {list(map(str, self.shape))}>"

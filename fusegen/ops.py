@@ -1,11 +1,8 @@
-"""THE op table, and the functions a spec calls: `from fusegen import ops as F`.
+"""The functions a spec calls: `from fusegen import ops as F`.
 
-A primitive is one entry of the table: meaning (numpy text), device text, cost, slopes, error bound. A composite
-(softmax, layernorm, ...) is the textbook formula as a plain function: no new node, no new test harness, and its numpy
-meaning, cost and error bound come free.
-
-Edge cases are decided here, by the numpy text: NaN stays NaN through every op, max and min included; a softmax row
-with nothing left (all -inf) gives zeros.
+A primitive is one entry of `fusegen.op_table` and a function here. A composite (softmax, layernorm, ...) is the
+textbook formula as a plain function: no new node, no new test harness, and its numpy meaning, cost and error bound come
+free.
 """
 
 from __future__ import annotations
@@ -13,11 +10,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fusegen import op_table  # noqa: F401  fills OPS
 from fusegen.errors import SpecError, UnknownOp
-from fusegen.graph import MOST_PICKED, Kind, Node, Op, behind, broadcast
-from fusegen.ordering import key_of
+from fusegen.graph import MOST_PICKED, OPS, Kind, Node, behind, broadcast
+from fusegen.ordering import MASKED, key_of
 from fusegen.trace import (
-    OPS,
     Number,
     Transposed,
     Value,
@@ -31,131 +28,9 @@ from fusegen.trace import (
     python_number,
     size_leaf,
 )  # fmt: skip
-from fusegen.types import Dim, DType, Shape, Size, b8, bf16, f16, f32, i32, shape_text
+from fusegen.types import Dim, DType, Shape, Size, b8, bf16, f16, f32, fits_i32, i32, shape_text
 
 INF = float("inf")
-
-
-def _map(name: str, arity: int, ref: str, expr: str, doc: str, **facts: Any) -> None:
-    OPS[name] = Op(name, Kind.MAP, arity, ref, expr, doc, **facts)
-
-
-def _reduce(name: str, ref: str, expr: str, init: str, doc: str, **facts: Any) -> None:
-    OPS[name] = Op(name, Kind.REDUCE, 1, ref, expr, doc, init=init, **facts)
-
-
-def _select(name: str, arity: int, ref: str, doc: str, **facts: Any) -> None:
-    OPS[name] = Op(name, Kind.SELECT, arity, ref, "", doc, **facts)
-
-
-# ---- made from nothing
-OPS["input"] = Op("input", Kind.INPUT, 0, "", "", "an operand", flops=0, takes="any")
-OPS["literal"] = Op("literal", Kind.LEAF, 0, "", "", "a Python number", flops=0, takes="any")
-OPS["size"] = Op("size", Kind.LEAF, 0, "", "", "the number of a dimension", flops=0, takes="any", result=f32)
-OPS["col_index"] = Op("col_index", Kind.LEAF, 0, "", "", "the column of each element", flops=0, result=i32)
-OPS["row_index"] = Op(
-    "row_index", Kind.LEAF, 0, "", "", "the index along the axis before the last", flops=0, result=i32
-)
-
-# ---- arithmetic; + - * also on i32
-_map("add", 2, "{0} + {1}", "{0} + {1}", "sum of two", slopes=("1", "1"), ulps=0.5, symbol="+")
-_map("sub", 2, "{0} - {1}", "{0} - {1}", "difference", slopes=("1", "1"), ulps=0.5, symbol="-")
-_map("mul", 2, "{0} * {1}", "{0} * {1}", "product", slopes=("np.abs({1})", "np.abs({0})"), ulps=0.5, symbol="*")
-_map("div", 2, "{0} / {1}", "{0} / {1}", "quotient", takes="float", flops=4, slots=9, ulps=2.5, symbol="/",
-     slopes=("1 / np.abs({1})", "np.abs({out} / {1})"))  # fmt: skip
-_map("neg", 1, "-{0}", "-{0}", "negation", slopes=("1",), ulps=0)
-_map("abs", 1, "np.abs({0})", "fabsf({0})", "magnitude", takes="float", slopes=("1",), ulps=0)
-_map("square", 1, "{0} * {0}", "{0} * {0}", "x * x", slopes=("2 * np.abs({0})",), ulps=0.5)
-_map("maximum", 2, "np.maximum({0}, {1})", "larger({0}, {1})", "the larger; NaN wins",
-     slopes=("1", "1"), ulps=0)  # fmt: skip
-_map("minimum", 2, "np.minimum({0}, {1})", "smaller({0}, {1})", "the smaller; NaN wins",
-     slopes=("1", "1"), ulps=0)  # fmt: skip
-_map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, slots=76, ulps=16,
-     slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
-_map("small_pow", 2, "np.power({0}, {1})", "small_power({0}, {1})", "x ** number up to 4, not whole; planners choose",
-     takes="float", flops=16, slots=24, ulps=16,
-     slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
-
-# ---- exponentials and roots. exponential(x) is 2^(x log2 e): the product's rounding moves it by x 2^-24, the power by
-# 2 ulp (PTX ISA, ex2.approx.ftz); beyond |x| = 128 it is 0 or infinite like the true one
-_map("exp", 1, "np.exp({0})", "exponential({0})", "e ** x", takes="float", flops=4, slots=3, ulps=2.25,
-     slopes=("{out}",), scale="{out} * (1 + 0.3 * np.minimum(np.abs({0}), 128))")  # fmt: skip
-_map("log", 1, "np.log({0})", "natural_log({0})", "natural logarithm", takes="float", flops=4, slots=12, ulps=3,
-     slopes=("1 / np.abs({0})",))  # fmt: skip
-_map("log1p", 1, "np.log1p({0})", "log_1_plus({0})", "log(1 + x)", takes="float", flops=5, slots=9, ulps=4,
-     slopes=("1 / np.abs(1 + {0})",))  # fmt: skip
-_map("sqrt", 1, "np.sqrt({0})", "sqrtf({0})", "square root", takes="float", flops=4, slots=8, ulps=3,
-     slopes=("0.5 / {out}",))  # fmt: skip
-_map("rsqrt", 1, "1 / np.sqrt({0})", "rsqrtf({0})", "1 / sqrt(x)", takes="float", flops=4, slots=5, ulps=3,
-     slopes=("0.5 * {out} / np.abs({0})",))  # fmt: skip
-_map("log_of_normal", 1, "np.log({0})", "log_of_normal({0})", "log of what is no subnormal number; planners choose",
-     takes="float", flops=4, slots=9, ulps=3, slopes=("1 / np.abs({0})",))  # fmt: skip
-_map("tanh", 1, "np.tanh({0})", "hyperbolic_tangent({0})", "hyperbolic tangent", takes="float", flops=8, slots=13,
-     ulps=5, slopes=("1 - {out} * {out}",))  # fmt: skip
-_map("tanh_log1p", 1, "np.tanh(np.log1p({0}))", "tanh_of_log({0})", "tanh(log(1 + x)); planners choose",
-     takes="float", flops=8, slots=8, ulps=4, slopes=("1.3",))  # fmt: skip
-_map("erf", 1, "erf({0})", "error_function({0})", "error function", takes="float", flops=12, slots=14, ulps=6,
-     slopes=("1.1283791670955126 * np.exp(-{0} * {0})",))  # fmt: skip
-
-# ---- activations; the slope bounds hold for every x. reciprocal(x) is within 1 ulp (PTX ISA, rcp.approx.ftz); above
-# 2^126 it gives 0, where the quotient is below what f32 resolves here anyway
-_map("sigmoid", 1, "1 / (1 + np.exp(-{0}))", "reciprocal(1.0f + exponential(-{0}))", "1 / (1 + exp(-x))",
-     takes="float", flops=9, slots=6, ulps=4.5, slopes=("{out} * (1 - {out})",),
-     scale="{out} * (1 + 0.2 * np.minimum(np.abs({0}), 128) * (1 - {out}))")  # fmt: skip
-_map("relu", 1, "np.maximum({0}, 0)", "larger({0}, 0.0f)", "max(x, 0)", takes="float", ulps=0, slopes=("1",))
-_map("silu", 1, "{0} / (1 + np.exp(-{0}))", "{0} * reciprocal(1.0f + exponential(-{0}))", "x * sigmoid(x)",
-     takes="float", flops=10, slots=7, ulps=5, slopes=("1.1",),
-     scale="{out} * (1 + 0.2 * np.minimum(np.abs({0}), 128) / (1 + np.exp({0})))")  # fmt: skip
-_map("gelu_erf", 1, "0.5 * {0} * (1 + erf({0} * 0.7071067811865476))",
-     "{0} * normal_cdf({0})", "x * Phi(x), exact",
-     takes="float", flops=16, slots=11, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
-_map("gelu_tanh", 1, "0.5 * {0} * (1 + np.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
-     # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), with the factors -2 sqrt(2 / pi) log2(e) in the polynomial
-     "{0} * reciprocal(1.0f + power_of_2({0} * (-2.30220819f - 0.102943240f * {0} * {0})))", "x * Phi(x) by tanh",
-     takes="float", flops=16, slots=9, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
-
-# ---- comparisons and masks
-for _name, _sign, _doc in (
-    ("lt", "<", "less"), ("le", "<=", "less or equal"), ("gt", ">", "greater"),
-    ("ge", ">=", "greater or equal"), ("eq", "==", "equal"), ("ne", "!=", "not equal"),
-):  # fmt: skip
-    _map(_name, 2, f"{{0}} {_sign} {{1}}", f"{{0}} {_sign} {{1}}", _doc, result=b8, symbol=_sign, ulps=0)
-_map("logical_and", 2, "{0} & {1}", "{0} && {1}", "both", takes="bool", result=b8, symbol="&", ulps=0)
-_map("logical_or", 2, "{0} | {1}", "{0} || {1}", "either", takes="bool", result=b8, symbol="|", ulps=0)
-_map("logical_not", 1, "~{0}", "!{0}", "not", takes="bool", result=b8, symbol="~", ulps=0)
-_map("where", 3, "np.where({0}, {1}, {2})", "{0} ? {1} : {2}", "{1} where {0} holds, else {2}", takes="where", ulps=0,
-     slopes=("0", "1", "1"))  # fmt: skip
-
-# ---- conversions; a round trip through a storage type rounds there, to nearest even
-_map("to_f32", 1, "{0}.astype(np.float64)", "static_cast<float>({0})", "as f32", takes="any", result=f32,
-     slopes=("1",))  # fmt: skip
-_map("to_i32", 1, "np.trunc({0}).astype(np.int64)", "static_cast<int>({0})", "as i32, toward zero", takes="any",
-     result=i32, slopes=("1",))  # fmt: skip
-_map("to_b8", 1, "{0} != 0", "{0} != 0", "True where not zero", takes="any", result=b8, ulps=0)
-_map("round_f16", 1, "{0}.astype(np.float16).astype(np.float64)", "round_f16({0})", "rounded to f16, kept as f32",
-     takes="float", slopes=("1",), ulps=2.0**13)  # fmt: skip
-_map("round_bf16", 1, "{0}.astype(np.float32).astype(bfloat16).astype(np.float64)", "round_bf16({0})",
-     "rounded to bf16, kept as f32", takes="float", slopes=("1",), ulps=2.0**16)  # fmt: skip
-
-# ---- reductions over the last axis
-_reduce("sum", "{0}.sum(-1, keepdims=True)", "{0} + {1}", "0.0f", "sum of the row", takes="float")
-_reduce("max", "{0}.max(-1, keepdims=True)", "larger({0}, {1})", "-INFINITY",
-        "largest of the row; NaN wins", takes="float", ulps=0)  # fmt: skip
-_reduce("min", "{0}.min(-1, keepdims=True)", "smaller({0}, {1})", "INFINITY",
-        "smallest of the row; NaN wins", takes="float", ulps=0)  # fmt: skip
-
-# ---- selections from the last axis: the functions of fusegen.selection are their meaning
-_select("top_columns", 1, "top_columns({0}, {k})", "columns of the k largest; -inf is never chosen", takes="float",
-        result=i32)  # fmt: skip
-_select("take", 2, "take({0}, {1}, {missing})", "x at those columns", takes="any", slopes=("1", "0"), ulps=0)
-
-
-# ---- matrix products over the last two axes, summed in f32; factors are f16 or bf16 in memory, or rounded to it
-OPS["transpose"] = Op("transpose", Kind.VIEW, 1, "np.swapaxes({0}, -1, -2)", "", "an operand's matrices, transposed",
-                      flops=0, takes="any", slopes=("1",), ulps=0)  # fmt: skip
-OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32", symbol="@")
-OPS["matmul_tf32"] = Op("matmul_tf32", Kind.PRODUCT, 2, "{0} @ {1}", "",
-                        "matrix product of f32 factors that may become the nearest tf32, summed in f32")  # fmt: skip
 
 
 # ---------------------------------------------------------------- what a spec calls: elementwise
@@ -277,7 +152,11 @@ def where(condition: Value, x: Value | Number, y: Value | Number) -> Value:
 
 
 def cast(x: Value, dtype: DType) -> Value:
-    """x as `dtype`. f16 and bf16 round there and go on as f32: a rounding point the author asks for."""
+    """x as `dtype`. f16 and bf16 round there and go on as f32: a rounding point the author asks for.
+
+    To i32 it goes toward zero; what is beyond i32, infinities too, becomes the nearest i32, and NaN 0, on every target.
+    An i32 becomes the nearest f32: exact up to 2^24. A mask is 0 or 1, and b8 says what is not 0.
+    """
     kinds = {f32: "to_f32", i32: "to_i32", b8: "to_b8", f16: "round_f16", bf16: "round_bf16"}
     if dtype not in kinds:
         raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use f32, f16, bf16, i32 or b8", caller())
@@ -340,7 +219,7 @@ def _last(name: str, axis: int) -> None:
 
 
 def sum(x: Value, axis: int = -1) -> Value:
-    """Sum over the last axis, which stays as size 1."""
+    """Sum over the last axis, which stays as size 1. Of i32 it is i32, modulo 2^32; F.sum(F.cast(x, f32)) rounds."""
     _last("sum", axis)
     return apply("sum", x)
 
@@ -357,11 +236,15 @@ def min(x: Value, axis: int = -1) -> Value:
     return apply("min", x)
 
 
+def _real(x: Value) -> Value:
+    return cast(x, f32) if isinstance(x, Value) and x.dtype is i32 else x
+
+
 @composite
 def mean(x: Value, axis: int = -1) -> Value:
-    """sum(x) / N over the last axis."""
+    """sum(x) / N over the last axis, in f32."""
     _last("mean", axis)
-    total = apply("sum", x)
+    total = apply("sum", _real(x))
     return total / size_leaf(x.shape[-1])
 
 
@@ -369,7 +252,7 @@ def mean(x: Value, axis: int = -1) -> Value:
 def var(x: Value, axis: int = -1) -> Value:
     """mean((x - mean(x)) ** 2) over the last axis: in two passes, never E[x^2] - E[x]^2, which cancels."""
     _last("var", axis)
-    centered = x - mean(x)
+    centered = _real(x) - mean(x)
     return mean(square(centered))
 
 
@@ -381,7 +264,8 @@ def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value,
     """The k largest of each row and their columns (i32), largest first: `values, columns = F.topk(F.softmax(z), 8)`.
 
     NaN comes before every number; equals come by their column, lower first; 0 equals -0. What is -inf is masked and
-    never chosen: a row with fewer than k others ends in columns of -1, whose values are -inf (0 for probabilities).
+    never chosen: a row with fewer than k others ends in columns of -1, whose values are -inf (0 for probabilities). Of
+    i32, whose order is exact, -2^31 is masked, and stands where the column is -1.
 
     The order is that of x's *key*: the value below a softmax, a log_softmax, or any steps that are strictly increasing
     along the row (exp, sigmoid, + r, * s, / s with r surely finite, s positive too: numbers, and what reductions of the
@@ -394,16 +278,14 @@ def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value,
     `values / F.sum(values)` renormalises.
     """
     _last("topk", axis)
-    if isinstance(x, Value) and x.dtype is i32:
-        x = cast(x, f32)  # as every reduction does
     columns = _columns("topk", x, k, bool(sorted))
-    values = _taken(x, columns, key_of(x.node).limit)
+    values = _taken(x, columns, MASKED[i32] if x.dtype is i32 else key_of(x.node).limit)
     return values, columns
 
 
 @composite
 def argmax(x: Value, axis: int = -1) -> Value:
-    """The column of each row's largest, as F.topk(x, 1) gives it: i32 of [..., 1], -1 where all is -inf."""
+    """The column of each row's largest, as F.topk(x, 1) gives it: i32 of [..., 1], -1 where all is masked."""
     _last("argmax", axis)
     return _columns("argmax", x, 1, True)
 
@@ -429,7 +311,7 @@ def take(x: Value, columns: Value, missing: Number | bool = 0) -> Value:
     kind = {f32: float, i32: int, b8: bool}[x.dtype]
     missing = python_number(missing)
     fits = type(missing) is kind or (type(missing) is int and (x.dtype is f32 or missing in (0, 1)))
-    if not fits:
+    if not fits or (x.dtype is i32 and not fits_i32(missing)):
         raise SpecError(f"take: missing={missing!r} is nothing that {x.dtype} holds", caller())
     return _taken(x, columns, kind(missing))
 
@@ -488,6 +370,7 @@ def matmul(x: Value | Transposed, w: Value | Transposed, precision: str | None =
 def softmax(x: Value, axis: int = -1) -> Value:
     """exp(x - max) / sum(exp(x - max)). A row of -inf alone gives zeros; a NaN stays in its row."""
     _last("softmax", axis)
+    x = _real(x)
     top = max(x)
     pivot = where(top == -INF, 0.0, top)
     e = exp(x - pivot)
@@ -500,6 +383,7 @@ def softmax(x: Value, axis: int = -1) -> Value:
 def log_softmax(x: Value, axis: int = -1) -> Value:
     """x - max - log(sum(exp(x - max))). A row of -inf alone gives -inf; a NaN stays in its row."""
     _last("log_softmax", axis)
+    x = _real(x)
     top = max(x)
     pivot = where(top == -INF, 0.0, top)
     shifted = x - pivot
@@ -512,7 +396,7 @@ def log_softmax(x: Value, axis: int = -1) -> Value:
 def layernorm(x: Value, gamma: Value | None = None, beta: Value | None = None, eps: float = 1e-5) -> Value:
     """(x - mean) / sqrt(var + eps) * gamma + beta (Ba, Kiros & Hinton 2016), the variance in two passes."""
     _eps("layernorm", eps)
-    centered = x - mean(x)
+    centered = _real(x) - mean(x)
     variance = mean(square(centered))
     rstd = rsqrt(variance + eps)
     y = centered * rstd
@@ -525,6 +409,7 @@ def layernorm(x: Value, gamma: Value | None = None, beta: Value | None = None, e
 def rmsnorm(x: Value, gain: Value | None = None, eps: float = 1e-6) -> Value:
     """x / sqrt(mean(x^2) + eps) * gain (Zhang & Sennrich 2019)."""
     _eps("rmsnorm", eps)
+    x = _real(x)
     rrms = rsqrt(mean(square(x)) + eps)
     y = x * rrms
     return y if gain is None else y * gain

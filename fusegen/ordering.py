@@ -34,9 +34,11 @@ from functools import cache
 from itertools import pairwise, product
 
 from fusegen.graph import Graph, Kind, Node, behind
-from fusegen.types import b8, i32
+from fusegen.types import DType, b8, f32, i32
 
 INF = math.inf
+MASKED: Mapping[DType, float] = {f32: -INF, i32: -(2**31)}
+"""The key that is never chosen, by the keys' type: the least that there is."""
 
 
 class Sign(IntEnum):
@@ -102,6 +104,8 @@ def with_nodes(graph: Graph, made: Mapping[Node, Node]) -> Graph:
 def step_below(node: Node) -> Node | None:
     """The argument that `node` may rise with while all else is the same along the row; None without one."""
     name = node.op.name
+    if node.dtype is i32:  # whose sums wrap
+        return None
     if name in ("exp", "sigmoid", "log", "sqrt"):
         return node.inputs[0]
     if name not in ("add", "sub", "mul", "div"):
@@ -338,12 +342,12 @@ def signs_of(x: Node) -> dict[Node, Sign]:
     """
     signs: dict[Node, Sign] = {}
     for node in behind([x]):
-        rule = SIGNS.get(node.op.name)
+        rule = None if node.dtype is i32 and node.op.name in WRAP else SIGNS.get(node.op.name)
         if node.literal is not None:
             signs[node] = Sign.POSITIVE if node.literal > 0 else Sign(node.literal == 0)
         elif node.op.name == "where":
             signs[node] = sign_of_where(node, signs)
-        elif node.op.name == "mul" and node.inputs[0] is node.inputs[1]:
+        elif node.op.name == "mul" and node.inputs[0] is node.inputs[1] and node.dtype is f32:
             signs[node] = max(Sign.NONNEGATIVE, signs[node.inputs[0]])
         else:
             signs[node] = rule(*(signs[a] for a in node.inputs)) if rule else Sign.UNKNOWN
@@ -388,3 +392,5 @@ SIGNS: Mapping[str, Callable[..., Sign]] = {
     **dict.fromkeys(("pow", "small_pow"), lambda base, _: base),
 }
 """The sign of each op's result from those of its arguments; what is not here is unknown."""
+WRAP = frozenset({"add", "mul", "square", "abs", "sum"})
+"""Those that may take positive i32 below 0."""

@@ -22,12 +22,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-WORD_FUNCTIONS: Mapping[str, tuple[str, str]] = {
-    "larger": ("the larger of two; NaN wins", "float a, float b"),
-    "smaller": ("the smaller of two; NaN wins", "float a, float b"),
-    "power_of_2": ("2^x, within 2 ulp; below 2^-126 it is 0", "float x"),
-    "reciprocal": ("1 / x, within 1 ulp; above 2^126 it is 0", "float x"),
-    "log_2": ("log2(x) of no subnormal x: within 2^-22 from 1/2 to 2, within 2 ulp elsewhere", "float x"),
+from fusegen.types import LEAST_INT
+
+WORD_FUNCTIONS: Mapping[str, tuple[str, str, str]] = {  # what it is, its parameters, its result
+    "larger": ("the larger of two; NaN wins", "float a, float b", "float"),
+    "smaller": ("the smaller of two; NaN wins", "float a, float b", "float"),
+    "power_of_2": ("2^x, within 2 ulp; below 2^-126 it is 0", "float x", "float"),
+    "reciprocal": ("1 / x, within 1 ulp; above 2^126 it is 0", "float x", "float"),
+    "log_2": ("log2(x) of no subnormal x: within 2^-22 from 1/2 to 2, within 2 ulp elsewhere", "float x", "float"),
+    "to_int": ("x toward zero, the nearest int of what is beyond them, and 0 of NaN", "float x", "int"),
 }
 
 
@@ -154,3 +157,13 @@ REDUCERS: Mapping[str, Reducer] = {
     "welford": Reducer("row_welford", "the mean and the squared deviations from it", "Welford",
                        "{0.0f, 0.0f, 0.0f}", ("count", "mean", "deviations"), "v.merge({0}, {1}, {2});", ("Welford",)),
 }  # fmt: skip
+INT_REDUCERS: Mapping[str, Reducer] = {  # a sum is one of unsigned numbers, which wrap where an int may not
+    "sum": Reducer("row_sum", "the sum, modulo 2^32,", "unsigned", "0u", ("v",), "v += {0};"),
+    "max": Reducer("row_max", "the largest integer", "int", LEAST_INT.strip("()"), ("v",), "v = max(v, {0});"),
+    "min": Reducer("row_min", "the smallest integer", "int", "2147483647", ("v",), "v = min(v, {0});"),
+}
+
+
+def reducer_of(kind: str, ctype: str) -> Reducer:
+    """Of values of a C type."""
+    return (INT_REDUCERS if ctype == "int" else REDUCERS)[kind]

@@ -1,8 +1,8 @@
 """Graph -> numpy source: the meaning of a chain as text that a person can read, run alone, and argue with.
 
-float64 inside, one line per op, numpy (and ml_dtypes for bf16) only. Validation runs this very text. Float outputs
-come back unrounded, in float64: rounding to the storage type is the comparison's business, since it alone knows how
-much of a difference the storage type allows.
+float64 and int32 inside, one line per op, numpy (and ml_dtypes for bf16) only. Validation runs this very text. Float
+outputs come back unrounded, in float64: rounding to the storage type is the comparison's business, since it alone knows
+how much of a difference the storage type allows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from fusegen.graph import Graph, Kind, Node
 from fusegen.naming import entry_name, value_names
 from fusegen.ordering import order_by_keys
-from fusegen.types import Size, size_of
+from fusegen.types import Size, i32, size_of
 
 
 def reference_source(graph: Graph) -> str:
@@ -48,7 +48,7 @@ def escaped(doc: str) -> str:
 
 
 def imports(graph: Graph) -> list[str]:
-    texts = {n.op.ref for n in graph.nodes}
+    texts = {n.ref for n in graph.nodes}
     lines = []
     uses_erf = any("erf(" in t for t in texts)
     if uses_erf:
@@ -75,7 +75,7 @@ def helpers(graph: Graph) -> list[str]:
 
 def converted_inputs(graph: Graph) -> list[str]:
     names = value_names(graph)
-    kinds = {"float": "np.float64", "int": "np.int64", "bool": "bool"}
+    kinds = {"float": "np.float64", "int": "np.int32", "bool": "bool"}
     return [f"{names[t.node]} = np.asarray({names[t.node]}).astype({kinds[t.dtype.kind]})" for t in graph.inputs]
 
 
@@ -86,16 +86,23 @@ def wants_line(node: Node) -> bool:
 def line_of(node: Node, graph: Graph, names: Any) -> str:
     name = names[node]
     if node.op.name == "col_index":
-        return f"{name} = np.arange({axis_of(graph, -1, names, node.shape[-1])})"
+        return f"{name} = np.arange({axis_of(graph, -1, names, node.shape[-1])}, dtype=np.int32)"
     if node.op.name == "row_index":
-        return f"{name} = np.arange({axis_of(graph, -2, names, node.shape[-2])})[:, None]"
+        return f"{name} = np.arange({axis_of(graph, -2, names, node.shape[-2])}, dtype=np.int32)[:, None]"
     arguments = [names[a] if a in names else literal_text(a, graph, names) for a in node.inputs]
+    if not any(a.shape for a in numbers_of(node)):  # numpy takes whole numbers among themselves for int64
+        arguments = [f"np.int32({text.strip('()')})" if a.literal is not None and a.dtype is i32 else text
+                     for a, text in zip(node.inputs, arguments, strict=True)]  # fmt: skip
     if node.op.kind is Kind.SELECT:
         k = size_of(node.shape[-1], graph.sizes)
         if node.bare:
             arguments[0] = f"bare({arguments[0]})"
-        return f"{name} = {node.op.ref.format(*arguments, k=k, missing=number_text(node.missing))}"
-    return f"{name} = {node.op.ref.format(*arguments)}"
+        return f"{name} = {node.ref.format(*arguments, k=k, missing=number_text(node.missing))}"
+    return f"{name} = {node.ref.format(*arguments)}"
+
+
+def numbers_of(node: Node) -> tuple[Node, ...]:
+    return node.inputs[1:] if node.op.name == "where" else node.inputs
 
 
 def axis_of(graph: Graph, axis: int, names: Any, size: Size | None) -> str:

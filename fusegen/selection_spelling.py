@@ -15,11 +15,17 @@ from fusegen.dialect import CONSTANTS, all_of
 from fusegen.planner.choosing import COMPARED, merged_room, most_ranked
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Statement
-from fusegen.prelude import REDUCERS
+from fusegen.prelude import reducer_of
 from fusegen.spelling import Speller
-from fusegen.types import DType, bf16
+from fusegen.types import LEAST_INT, DType, bf16
 from fusegen.vectors import scaled
 
+KEYS: Mapping[str, Mapping[str, str]] = {
+    "float": {"ctype": "float", "least": "-INFINITY", "larger": "larger",
+              "to_word": "__float_as_int({0})", "from_word": "__int_as_float({0})"},
+    "int": {"ctype": "int", "least": LEAST_INT, "larger": "max", "to_word": "{0}", "from_word": "{0}"},
+}  # fmt: skip
+"""What a key is, the masked one, the larger of two; how one goes to a word of notes and back."""
 ROLLED = "#pragma unroll 1"
 MANY_MARKS = 8  # of a thread's vectors: random order marks one or two
 ENOUGH = 8  # a threshold that an eighth more groups reach than need to will do
@@ -32,7 +38,9 @@ class SelectionSpeller(Speller):
         super().__init__(plan)
         assert plan.selection is not None
         self.selection = plan.selection
-        self.functions.add("larger")
+        self.key_words = KEYS[plan.selection.ctype]
+        if plan.selection.ctype == "float":
+            self.functions.add("larger")
         self.last = plan.stages[-1]
 
     @property
@@ -123,10 +131,10 @@ class SelectionSpeller(Speller):
         slots = [f", {self.parts}[{r.slot + i}]" if self.plan.slots else "" for i in range(2)]
         return {"top": top, "total": total, "part": r.part, "slots": slots, "guarded": r.guarded}
 
-    def row_kinds(self) -> list[ReductionKind]:
+    def row_kinds(self) -> list[tuple[ReductionKind, str]]:
         """A sum of exponentials needs no more than to be added up where their largest is known."""
         found = [r for stage in self.plan.stages for r in stage.reductions]
-        return list(dict.fromkeys("sum" if r in self.of_key else r.kind for r in found))
+        return list(dict.fromkeys(("sum" if r in self.of_key else r.kind, r.ctype) for r in found))
 
     def last_walk(self) -> Mapping[str, Any]:
         """The walk that chooses by a threshold: the key's own maximum serves a softmax of the key too."""
@@ -199,7 +207,7 @@ class SelectionSpeller(Speller):
 
     def picked_result(self, r: Reduction) -> str:
         [line] = self.results(r)
-        function = REDUCERS[r.kind].function
+        function = reducer_of(r.kind, r.ctype).function
         return line.replace(f"= {function}(", f"= {self.picked_function(function)}(")
 
     def picked_function(self, function: str) -> str:
@@ -208,13 +216,13 @@ class SelectionSpeller(Speller):
 
     def row_reduces(self) -> list[Mapping[str, Any]]:
         whole = super().row_reduces()
-        kinds = dict.fromkeys(r.kind for stage in self.selection.picked for r in stage.reductions)
-        behind = [self.row_reduce(kind) for kind in kinds]
+        kinds = dict.fromkeys((r.kind, r.ctype) for stage in self.selection.picked for r in stage.reductions)
+        behind = [self.row_reduce(*kind) for kind in kinds]
         if self.plan.tile.cluster > 1:
             alone = {"threads": self.plan.threads, "clustered": False}
             return [*whole, *({**r, **alone, "function": self.picked_function(str(r["function"]))} for r in behind)]
-        there = {r["function"] for r in whole}
-        return [*whole, *(r for r in behind if r["function"] not in there)]
+        there = {(r["function"], r["ctype"]) for r in whole}
+        return [*whole, *(r for r in behind if (r["function"], r["ctype"]) not in there)]
 
     # ---- all of it
 
@@ -248,12 +256,15 @@ class SelectionSpeller(Speller):
         }
         context = super().context()
         nan = "NAN" in str(last) or "PivotSum" in self.functions
-        named = {"INFINITY", *(name for name, _ in context["constants"]), *(["NAN"] if nan else [])}
+        named = {name for name, _ in context["constants"]} | ({"NAN"} if nan else set())
+        if chosen.ctype == "float":
+            named.add("INFINITY")
         context["constants"] = [(name, bits) for name, bits in CONSTANTS if name in named]
         resident = f", {chosen.resident}" if chosen.resident else ""
         return {
             **context,
             "resident": resident,
+            "key": self.key_words,
             "s": chosen,
             "inside": self.inside(),
             "choose": choose,

@@ -11,18 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusegen.dialect import UNROLL, all_of
-from fusegen.fetching import Fetching
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
+from fusegen.planner.model import Load, RowPlan, Stage, Store
 from fusegen.planner.pieces import PIECE_BYTES, stride_name
-from fusegen.prelude import REDUCERS, Reducer
+from fusegen.reducing import Reducing
 from fusegen.vectors import bracketed, scaled
 
 
-class Speller(Fetching):
+class Speller(Reducing):
     """The words of one plan in one dialect; `context()` is what the templates see."""
-
-    parts = "part"  # the array of a reduction's partial results
 
     def __init__(self, plan: RowPlan) -> None:
         super().__init__(plan)
@@ -428,94 +425,6 @@ class Speller(Fetching):
             lines.append(f"{live}{place} = {self.to_storage(store.access.dtype, store.value)};")
         return lines
 
-    def part(self, r: Reduction) -> Mapping[str, str]:
-        reducer = REDUCERS[r.kind]
-        return {"ctype": reducer.ctype, "name": r.part, "init": f" = {reducer.start}"}
-
-    def update(self, r: Reduction) -> str:
-        if r.kind == "sum":
-            return f"{r.part} += {r.value};"
-        if r.kind in ("max", "min"):
-            function = "larger" if r.kind == "max" else "smaller"
-            self.functions.add(function)
-            return f"{r.part} = {function}({r.part}, {r.value});"
-        if r.kind == "welford" and r.guarded:
-            self.functions.add("infinite_mean")
-        return f"{r.part}_values[j] = {r.value};" if r.kind == "softmax" else f"{r.part}.add({r.value});"
-
-    def update_rest(self, r: Reduction) -> str:
-        """A whole vector of values that are all alike."""
-        count = f"{self.plan.tile.vector}.0f"
-        if whole := self.whole():
-            count = f"({whole} ? {count} : {self.plan.cols % self.plan.tile.vector}.0f)"
-        return {
-            "sum": f"{r.part} += {count} * {r.rest};",
-            "max": f"{r.part} = larger({r.part}, {r.rest});",
-            "min": f"{r.part} = smaller({r.part}, {r.rest});",
-            "softmax": f"{r.part}.merge({r.rest}, {count});",
-            "welford": f"{r.part}.merge({count}, {r.rest}, 0.0f);",
-        }[r.kind]
-
-    def results(self, r: Reduction) -> list[str]:
-        function = REDUCERS[r.kind].function
-        count = len(REDUCERS[r.kind].fields) if self.plan.slots else 0
-        slots = [f", {self.parts}[{r.slot + i}]" for i in range(count)]
-        call = f"{function}({r.part}{''.join(slots)})"
-        if r.kind == "softmax":
-            whole = f"{r.results[1]}_all"
-            total = f"{whole}.total" if r.guarded else f"{whole}.top == -INFINITY ? NAN : {whole}.total"
-            return [
-                f"const MaxSum {whole} = {call};",
-                f"const float {r.results[0]} = {whole}.top;",
-                f"const float {r.results[1]} = {total};",
-            ]
-        if r.kind == "welford":
-            whole = f"{r.results[1]}_all"
-            return [
-                f"const Welford {whole} = {call};",
-                f"const float {r.results[0]} = {whole}.mean * {whole}.count;",
-                f"const float {r.results[1]} = {whole}.deviations;",
-            ]
-        return [f"const float {r.results[0]} = {call};"]
-
-    def row_reduces(self) -> list[Mapping[str, Any]]:
-        """The reduction functions of the prelude, one a kind that the plan uses."""
-        return [self.row_reduce(kind) for kind in self.row_kinds()]
-
-    def row_kinds(self) -> list[ReductionKind]:
-        return list(dict.fromkeys(r.kind for s in self.plan.stages for r in s.reductions))
-
-    def row_reduce(self, kind: ReductionKind) -> Mapping[str, Any]:
-        reducer = REDUCERS[kind]
-        self.functions.update(reducer.needs)
-        shuffled = [f"partner(v.{f}, step)" if reducer.ctype != "float" else "partner(v, step)" for f in reducer.fields]
-        parts = [f"part_{f}" if len(reducer.fields) > 1 else "part" for f in reducer.fields]
-        return {
-            "what": reducer.what,
-            "function": reducer.function,
-            "ctype": reducer.ctype,
-            "shuffle_merge": reducer.merge.format(*shuffled),
-            "shared_parameters": "".join(f", float* {p}" for p in parts) if self.plan.slots else "",
-            "threads": self.plan.tile.threads_per_row,
-            "clustered": self.plan.tile.cluster > 1,
-            "settled": self.settled(reducer),
-            "fields": [
-                {"part": p, "value": f"v.{f}" if reducer.ctype != "float" else "v"}
-                for p, f in zip(parts, reducer.fields, strict=True)
-            ],
-        }
-
-    def settled(self, reducer: Reducer) -> list[str]:
-        """The statements that give all threads of a row the same bits. Which of two parts is the other's makes no
-        difference to a sum, but to what is rounded between; and by blocks any thread may have any column, or keys that
-        are made of it are compared."""
-        plan = self.plan
-        compared = plan.selection is not None and any(stage.reductions for stage in plan.stages[:-1])
-        if reducer.ctype == "float" or plan.tile.team == 1 or not (compared or plan.settles):
-            return []
-        lanes = min(plan.tile.team, plan.target.warp)
-        return [f"v.{field} = {self.spelling.shuffle.format(f'v.{field}', 0, lanes)};" for field in reducer.fields]
-
     # ---- all of it
 
     def walks(self) -> list[tuple[Stage, Mapping[str, Any]]]:
@@ -545,6 +454,7 @@ class Speller(Fetching):
             "uses": {"vec": self.uses_vec, "functions": self.functions},
             "index": self.index,
             "row_reduces": reduces,
+            "partners": list(dict.fromkeys(r["ctype"] if len(r["fields"]) == 1 else "float" for r in reduces)),
             "partner": self.spelling.shuffle_xor.format("v", "step"),
             "from_before": self.from_before(lanes),
             "piece": PIECE_BYTES,

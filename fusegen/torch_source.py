@@ -42,6 +42,8 @@ TEXTS: Mapping[str, str] = {
     "silu": "F.silu({0})", "gelu_erf": "F.gelu({0})", "gelu_tanh": 'F.gelu({0}, approximate="tanh")',
     "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}", "eq": "{0} == {1}",
     "ne": "{0} != {1}", "logical_and": "{0} & {1}", "logical_or": "{0} | {1}", "logical_not": "~{0}",
+    "bit_and": "{0} & {1}", "bit_or": "{0} | {1}", "bit_xor": "{0} ^ {1}", "bit_not": "~{0}",
+    "shift_left": "{0} << {1}", "shift_right": "{0} >> {1}",
     "where": "torch.where({0}, {1}, {2})",
     "to_f32": "{0}.to(torch.float32)", "to_i32": "{0}.to(torch.int32)", "to_b8": "{0} != 0",
     "round_f16": "{0}.to(torch.float16).to({0}.dtype)", "round_bf16": "{0}.to(torch.bfloat16).to({0}.dtype)",

@@ -22,9 +22,10 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from fusegen.errors import SpecError, Where
+from fusegen.factor_words import factor_text, inner_sizes_differ
 from fusegen.graph import OPS as OPS
 from fusegen.graph import Kind, Node, Op, Operator, Tensor, broadcast
-from fusegen.types import Dim, DType, Shape, Size, b8, f32, i32, shape_text
+from fusegen.types import Dim, DType, Shape, Size, b8, f32, fits_i32, i32, shape_text
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 OPS_FILE = PACKAGE + "ops.py"
@@ -128,7 +129,7 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
 
 
 class Value:
-    """A traced value: supports + - * / ** neg abs, comparisons, & | ^ ~, and every function of `fusegen.ops`."""
+    """A traced value: supports + - * / ** neg abs, comparisons, & | ^ ~ << >>, and every function of `fusegen.ops`."""
 
     __slots__ = ("node",)
     __hash__ = object.__hash__
@@ -221,22 +222,37 @@ class Value:
         return apply("ne", self, other)
 
     def __and__(self, other: Any) -> Value:
-        return apply("logical_and", self, other)
+        return bits("&", "logical_and", "bit_and", self, other)
 
     def __rand__(self, other: Any) -> Value:
-        return apply("logical_and", other, self)
+        return bits("&", "logical_and", "bit_and", other, self)
 
     def __or__(self, other: Any) -> Value:
-        return apply("logical_or", self, other)
+        return bits("|", "logical_or", "bit_or", self, other)
 
     def __ror__(self, other: Any) -> Value:
-        return apply("logical_or", other, self)
+        return bits("|", "logical_or", "bit_or", other, self)
 
     def __xor__(self, other: Any) -> Value:
-        return apply("ne", self, other)
+        return bits("^", "ne", "bit_xor", self, other)
+
+    def __rxor__(self, other: Any) -> Value:
+        return bits("^", "ne", "bit_xor", other, self)
 
     def __invert__(self) -> Value:
-        return apply("logical_not", self)
+        return bits("~", "logical_not", "bit_not", self)
+
+    def __lshift__(self, other: Any) -> Value:
+        return apply("shift_left", self, other)
+
+    def __rlshift__(self, other: Any) -> Value:
+        return apply("shift_left", other, self)
+
+    def __rshift__(self, other: Any) -> Value:
+        return apply("shift_right", self, other)
+
+    def __rrshift__(self, other: Any) -> Value:
+        return apply("shift_right", other, self)
 
     def __bool__(self) -> bool:
         raise SpecError(
@@ -281,7 +297,7 @@ class Value:
         raise SpecError("this operator is not supported on traced values; `fusegen list --ops` shows what is", caller())
 
     __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _unsupported
-    __lshift__ = __rshift__ = __divmod__ = __contains__ = _unsupported
+    __divmod__ = __contains__ = _unsupported
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -328,8 +344,8 @@ class Transposed:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _only_factor
     __neg__ = __abs__ = __pow__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = _only_factor
-    __and__ = __rand__ = __or__ = __ror__ = __invert__ = __bool__ = __len__ = __iter__ = __getitem__ = _only_factor
-    __call__ = _only_factor
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = __lshift__ = __rshift__ = _only_factor
+    __bool__ = __len__ = __iter__ = __getitem__ = __call__ = _only_factor
 
 
 ONLY_FACTOR = "it is a view that only @ takes, as in x @ w.T"
@@ -372,20 +388,32 @@ def apply(name: str, *arguments: Any) -> Value:
         return Value(Node(op, tuple(values), shape, result_dtype(op, values), operator))
 
 
+def bits(symbol: str, masks: str, integers: str, *arguments: Any) -> Value:
+    """`a & b` and its like: of masks, or of the bits of i32, never of one and the other."""
+    kinds = [a.dtype if isinstance(a, Value) else b8 if isinstance(python_number(a), bool) else i32 for a in arguments]
+    if f32 in kinds or len(set(kinds)) > 1:
+        raise SpecError(
+            f"{symbol}: found {' and '.join(map(str, kinds))}, wanted masks (b8) alone or whole numbers (i32) alone\n"
+            "  for a mask compare first, as in x > 0; for bits convert with F.cast(x, i32)",
+            caller(),
+        )
+    return apply(masks if kinds[0] is b8 else integers, *arguments)
+
+
 def product(name: str, left: Any, right: Any) -> Value:
     """`left @ right` on the last two axes, leading ones broadcast: checks and records."""
+    operands = current().operands
     op = OPS[name]
     with current().operator("matmul") as operator:
         a, b = factor(op, left, operator, right=False), factor(op, right, operator, right=True)
         if a.shape[-1] != b.shape[-2]:
-            raise SpecError(inner_sizes_differ(a, b), operator.where)
+            raise SpecError(inner_sizes_differ(a, b, operands), operator.where)
         try:
             leading = broadcast(a.shape[:-2], b.shape[:-2])
         except ValueError as error:
-            raise SpecError(
-                f"matmul: the leading axes of {factor_text(a)} @ {factor_text(b)} do not broadcast: {error} differ",
-                operator.where,
-            ) from None
+            factors = f"{factor_text(a, operands)} @ {factor_text(b, operands)}"
+            said = f"matmul: the leading axes of {factors} do not broadcast: {error} differ"
+            raise SpecError(said, operator.where) from None
         return Value(Node(op, (a, b), (*leading, a.shape[-2], b.shape[-1]), f32, operator))
 
 
@@ -414,37 +442,6 @@ def typed_factor(node: Node, right: bool) -> Node:
         )
         raise SpecError(f"matmul: found {node.dtype} where a floating-point factor is wanted\n  {advice}", node.where)
     return node
-
-
-def inner_sizes_differ(a: Node, b: Node) -> str:
-    first = "first dim" if len(b.shape) == 2 else "dim before the last"
-    lines = [
-        f"matmul: inner sizes differ: {factor_text(a)} @ {factor_text(b)}",
-        f"  the left operand's last dim is {a.shape[-1]}, the right operand's {first} is {b.shape[-2]}",
-    ]
-    x, w = operand_name(a), operand_name(b)
-    if w and a.shape[-1] == b.shape[-1]:
-        turned = w.removesuffix(".T") if w.endswith(".T") else f"{w}.T"
-        lines.append(f"  did you mean `{x or '...'} @ {turned}`?")
-    elif x and a.shape[-2] == b.shape[-2]:
-        turned = x.removesuffix(".T") if x.endswith(".T") else f"{x}.T"
-        lines.append(f"  did you mean `{turned} @ {w or '...'}`?")
-    return "\n".join(lines)
-
-
-def factor_text(node: Node) -> str:
-    """`f16[M, K]` of an operand or its view, `[M, K]` of a computed value."""
-    source = node.inputs[0] if node.op.kind is Kind.VIEW else node
-    tensor = current().operands.get(source)
-    return f"{tensor.dtype if tensor else ''}{shape_text(node.shape)}"
-
-
-def operand_name(node: Node) -> str:
-    """`w`, `w.T`; empty for a computed value."""
-    if node.op.kind is Kind.VIEW:
-        return f"{operand_name(node.inputs[0])}.T"
-    tensor = current().operands.get(node)
-    return tensor.name if tensor else ""
 
 
 def reduced(op: Op, shape: Shape, operator: Operator) -> Shape:
@@ -509,6 +506,11 @@ def promote(op: Op, values: list[Node], operator: Operator) -> list[Node]:
     """The arguments as the op takes them: numbers alike (f32 wins over i32), booleans only where booleans belong."""
     if op.takes == "any":
         return values
+    if op.takes == "int" and (other := next((n.dtype for n in values if n.dtype is not i32), None)):
+        raise SpecError(
+            f"{op.name}: found {other} where whole numbers (i32) are wanted; convert with F.cast(x, i32)",
+            operator.where,
+        )
     masks = values if op.takes == "bool" else values[:1] if op.takes == "where" else []
     numbers = values[len(masks) :]
     if op.name in ("eq", "ne") and all(n.dtype is b8 for n in numbers):
@@ -526,6 +528,13 @@ def promote(op: Op, values: list[Node], operator: Operator) -> list[Node]:
                 operator.where,
             )
     as_float = op.takes == "float" or any(n.dtype is f32 for n in numbers)
+    for node in numbers:
+        if not as_float and node.literal is not None and not fits_i32(node.literal):
+            raise SpecError(
+                f"{op.name}: the literal {node.literal!r:.40} is beyond i32, which holds -2147483648 to 2147483647\n"
+                "  write it as a float for arithmetic in f32",
+                operator.where,
+            )
     return [*masks, *(to_f32(n, operator) if as_float else n for n in numbers)]
 
 

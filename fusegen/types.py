@@ -147,6 +147,14 @@ class TensorType:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]" if self.shape else str(self.dtype)
 
 
+LEAST_INT = "(-2147483647 - 1)"
+"""The least i32 as C text, which has no literal for it."""
+
+
+def fits_i32(value: float) -> bool:
+    return -(2**31) <= value < 2**31
+
+
 def shape_text(shape: Shape) -> str:
     """`[M, N]`, the way shapes are written everywhere."""
     return f"[{', '.join(map(str, shape))}]"

@@ -42,9 +42,21 @@ def few_experts(x: bf16[M, N]) -> tuple[f32[M, 4], i32[M, 4]]:
     return p / F.sum(p), experts
 
 
+@chain(M=64, N=1000)
+def integers(x: i32[M, N]) -> tuple[i32[M, 1], i32[M, 1], i32[M, N]]:
+    """What f32 would round."""
+    return F.max(x), F.sum(x), F.minimum(x, 2**24 + 1)
+
+
+@chain(M=64, N=1000)
+def largest_integers(x: i32[M, N]) -> tuple[i32[M, 8], i32[M, 8]]:
+    """Keys that f32 would round."""
+    return F.topk(x, 8)
+
+
 @cache
 def chains() -> dict[str, Chain]:
-    return {c.name: c for c in (*load_chains(SPECS), largest, few_experts)}
+    return {c.name: c for c in (*load_chains(SPECS), largest, few_experts, integers, largest_integers)}
 
 
 @dataclass(frozen=True)
@@ -216,6 +228,8 @@ DENSE_RAGGED = Subject("topk", 1003, dense_across)
 ROUTED = Subject("router_topk", 200, team)
 ROUTED_FEW = Subject("few_experts", 16, in_turn)
 RANKED = Subject("router_topk", 9000, ranked)
+INTEGERS = Subject("integers", 1000, lambda plan: plan.warps_per_row > 1)
+INTEGER_KEYS = Subject("largest_integers", 2999, threshold)
 GREEDY = Subject("argmax", 40000, threshold)
 SEGMENTED = Subject("topk", 9001, segmented)
 HIP_CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold, "hip:mi300x")
@@ -611,6 +625,16 @@ MUTATIONS: tuple[Mutation, ...] = (
              "return __ballot(says) & 0xffffffffull;"),
     mutation("HIP: team's ties by the last column", "the larger column wins", HIP_ROUTED, r"\(last_column - col\)",
              "col", r"last_column - \(entry & last_column\)", "entry & last_column"),
+    # ---- whole numbers
+    mutation("largest integer by f32", "an i32 goes through f32", INTEGERS, r"max\((\w+_part), x\)",
+             r"static_cast<int>(fmaxf(\1, x))"),
+    mutation("integers added as f32", "a sum rounds", INTEGERS, r"unsigned (\w+_part) = 0u", r"float \1 = 0.0f"),
+    mutation("smaller integer by f32", "a choice rounds", INTEGERS, r"min\(x, 16777217\)",
+             "static_cast<int>(fminf(x, 16777217))"),
+    mutation("integer keys as f32", "neighbours are ties", INTEGER_KEYS, r"static_cast<unsigned>\(key\) \^",
+             "static_cast<unsigned>(__float2int_rn(static_cast<float>(key))) ^"),
+    mutation("integer keys unsigned", "negative keys are the largest", INTEGER_KEYS,
+             r"static_cast<unsigned>\(key\) \^ 0x80000000u", "static_cast<unsigned>(key)"),
     # ---- HIP: warps of 64
     mutation("HIP: a warp of 32 assumed", "half of the wavefront is never added", HIP_LN,
              r"int step = 32;", "int step = 16;"),

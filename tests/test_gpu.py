@@ -32,9 +32,9 @@ from fusegen.targets import Target
 from fusegen.types import DTYPES, Dim, DType, b8, bf16, f32, size_of
 from fusegen.validation import Report, analyse, validate
 from fusegen.validation.accumulation import accumulations
-from fusegen.validation.checks import judge
 from fusegen.validation.compare import figures
 from fusegen.validation.inputs import Operands
+from fusegen.validation.judging import judge
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS
 from tests.torch_reference import torch, torch_reference

@@ -63,6 +63,12 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "ge": lambda a, b: a >= b,
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,
+    "bit_and": lambda a, b: a & b,
+    "bit_or": lambda a, b: a | b,
+    "bit_xor": lambda a, b: a ^ b,
+    "bit_not": lambda a: -1 - a,
+    "shift_left": lambda a, b: a * 2**b,
+    "shift_right": lambda a, b: a // 2**b,
 }
 SPECIAL = {"where", "logical_and", "logical_or", "logical_not", "round_f16", "round_bf16"}  # tested by name below
 POSITIVE = {"log", "log1p", "log_of_normal", "tanh_log1p", "sqrt", "rsqrt", "pow", "small_pow"}
@@ -79,7 +85,9 @@ def test_numpy_meaning(op: Op, rng: np.random.Generator) -> None:
         arguments[0] = np.abs(arguments[0]) + 0.1
     if op.name in ("pow", "small_pow"):
         arguments[1] = np.full(200, 1.7)
-    if op.result is b8:
+    if op.takes == "int":
+        arguments = [rng.integers(0, 20, 200, dtype=np.int32) for _ in range(op.arity)]
+    elif op.result is b8:
         arguments[-1][::3] = arguments[0][::3] if op.arity == 2 else 0.0
     module = {"np": np, "erf": np.vectorize(math.erf)}
     text = op.ref.format(*(f"a{i}" for i in range(op.arity)), out="out")
@@ -210,6 +218,9 @@ def map_chain(op: Op, cols: int) -> Chain:
     def compare(x: f32[M, N], y: f16[M, N]) -> b8[M, N]:
         return F.apply(op.name, x, y)
 
+    def bits(x: i32[M, N], y: i32[M, N]) -> i32[M, N]:
+        return F.apply(op.name, x, y) if op.arity == 2 else F.apply(op.name, x) | y
+
     def logic(x: b8[M, N], y: b8[N]) -> b8[M, N]:
         return F.apply(op.name, x, y) if op.arity == 2 else F.apply(op.name, x) | y
 
@@ -244,6 +255,8 @@ def map_chain(op: Op, cols: int) -> Chain:
         made: Callable[..., Any] = named[op.name]
     elif op.takes == "bool":
         made = logic
+    elif op.takes == "int":
+        made = bits
     elif op.result is b8:
         made = compare
     else:

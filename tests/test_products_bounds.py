@@ -14,8 +14,8 @@ from fusegen.graph import plain
 from fusegen.planner.model import Plan, Summed
 from fusegen.targets import MI300X, TARGETS
 from fusegen.validation.bounds import analyse
-from fusegen.validation.checks import steps
 from fusegen.validation.inputs import main_tensors, make_operands, right_factors, sizes_for, take
+from fusegen.validation.judging import steps
 from fusegen.validation.patterns import PATTERNS, SETTINGS, UNIT_SETTING, patterns_for
 from fusegen.validation.products import distance_to_tf32
 from tests.products import Sketch, sketch

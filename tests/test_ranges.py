@@ -9,15 +9,15 @@ import math
 import numpy as np
 import pytest
 
-from fusegen import bf16, chain, dims, f32
+from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.graph import Kind
 from fusegen.planner.passes import simplify
-from fusegen.planner.ranges import RANGES, Range, in_f32, ranges
+from fusegen.planner.ranges import RANGES, Range, in_f32, in_i32, ranges
 from fusegen.trace import OPS
 
 M, N = dims("M N")
-MAPS = [name for name in RANGES if OPS[name].kind is Kind.MAP]
+MAPS = [name for name in RANGES if OPS[name].kind is Kind.MAP and not name.startswith("bit")]
 ENDS = (-math.inf, -3e38, -80.0, -1.5, -1e-30, 0.0, 1e-30, 0.25, 2.0, 80.0, 3e38, math.inf)
 
 
@@ -34,6 +34,25 @@ def test_no_value_is_outside(name: str) -> None:
         slack = 1e-6 * abs(value) if math.isfinite(value) else 0.0
         assert math.isnan(value) or found.low <= value + slack, (given, args)
         assert math.isnan(value) or value - slack <= found.high, (given, args)
+
+
+INTEGER_ENDS = (-(2**31), -(2**31) + 1, -7, -1, 0, 1, 6, 2**24 + 1, 2**31 - 1)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "neg", "abs", "maximum", "minimum", "relu", "bit_and"])
+def test_no_integer_is_outside(name: str) -> None:
+    """Sums and products that pass the ends of i32 come back at the other one."""
+    op, rng = OPS[name], np.random.default_rng(0)
+    text, _ = op.forms.get(i32, (op.ref, op.expr))
+    ref = text.format(*(f"args[{i}]" for i in range(op.arity)))
+    for _ in range(400):
+        given = [Range(*sorted(rng.choice(INTEGER_ENDS, 2).tolist())) for _ in range(op.arity)]
+        inside = [[end for end in INTEGER_ENDS if r.low <= end <= r.high] for r in given]
+        args = [np.int32(rng.choice(ends)) for ends in inside]
+        found = in_i32(RANGES[name](*given))
+        with np.errstate(all="ignore"):
+            value = int(eval(ref, {"np": np, "args": args}))
+        assert found.low <= value <= found.high, (given, args)
 
 
 @chain(M=4, N=8)

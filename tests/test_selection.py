@@ -408,17 +408,27 @@ def test_every_take_that_is_left_is_of_an_operand_or_of_the_key() -> None:
             assert node.missing == (-INF if node.inputs[0] is found else 0)
 
 
-def test_whole_numbers_are_ordered_as_f32_like_in_every_reduction() -> None:
+def test_whole_numbers_are_ordered_as_they_are_and_the_least_is_masked() -> None:
     @chain(M=2, N=4)
-    def spec(x: i32[M, N]) -> tuple[f32[M, 3], i32[M, 3], i32[M, 3]]:
+    def spec(x: i32[M, N]) -> tuple[i32[M, 3], i32[M, 3], i32[M, 3]]:
         values, columns = F.topk(x, 3)
         return values, columns, F.take(x, columns)
 
-    x = np.array([[5, 7, -2, 7], [0, 0, -9, 3]])
+    x = np.array([[2**24, 2**24 + 1, -2, 2**24 + 1], [-(2**31), 1 - 2**31, -(2**31), 2**31 - 1]])
     for graph in (spec.graph, simplify(spec.graph)):
         values, columns, taken = reference(graph)(x)
-        assert columns.tolist() == [[1, 3, 0], [3, 0, 1]]
-        assert values.tolist() == taken.tolist() == [[7, 7, 5], [3, 0, 0]]
+        assert columns.tolist() == [[1, 3, 0], [3, 1, -1]]
+        assert values.tolist() == [[2**24 + 1, 2**24 + 1, 2**24], [2**31 - 1, 1 - 2**31, -(2**31)]]
+        assert taken.tolist() == [values[0].tolist(), [2**31 - 1, 1 - 2**31, 0]]
+
+
+def test_sums_of_whole_numbers_are_no_step_for_an_order() -> None:
+    @chain(M=1, N=3)
+    def spec(x: i32[M, N], r: i32[M, 1]) -> i32[M, 1]:
+        return F.argmax(x + r)
+
+    for graph in (spec.graph, simplify(spec.graph)):  # they wrap
+        assert reference(graph)(np.array([[2**31 - 1, 5, 0]]), np.array([[1]])).tolist() == [[1]]
 
 
 def test_indices_and_masks_are_taken_too() -> None:

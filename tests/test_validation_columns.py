@@ -28,9 +28,9 @@ from fusegen.types import size_of
 from fusegen.validation.accumulation import Accumulation
 from fusegen.validation.bounded import Bounded, exact
 from fusegen.validation.bounds import formula, leaf
-from fusegen.validation.checks import judge
 from fusegen.validation.columns import compare_columns
 from fusegen.validation.compare import figures, stored
+from fusegen.validation.judging import judge
 from fusegen.validation.patterns import PATTERNS, Room, patterns_for
 from fusegen.validation.report import Case, Report
 from tests.chains import random_chain

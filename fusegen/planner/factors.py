@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fusegen.graph import Graph, Node, Tensor, once_per_graph
 from fusegen.naming import value_names
 from fusegen.planner.model import Access, Layout, Param, RowDim, Statement
-from fusegen.planner.pieces import CTYPE, VECTOR_BYTES, c_literal, named_dims, params_of, stride_name
+from fusegen.planner.pieces import CTYPE, VECTOR_BYTES, c_literal, expression, named_dims, params_of, stride_name
 from fusegen.products import Split, split
 from fusegen.types import size_of
 
@@ -174,4 +174,4 @@ def statements(graph: Graph, nodes: Iterable[Node]) -> tuple[Statement, ...]:
     def text(node: Node) -> str:
         return names[node] if node in names else c_literal(node, graph)
 
-    return tuple(Statement(names[n], CTYPE[n.dtype], n.op.expr.format(*map(text, n.inputs))) for n in nodes)
+    return tuple(Statement(names[n], CTYPE[n.dtype], expression(n, graph, map(text, n.inputs))) for n in nodes)

@@ -165,6 +165,7 @@ class Reduction:
     slot: int = 0  # first row of the shared array that carries it across warps
     guarded: bool = True  # softmax: a row of -inf gives 0, not NaN; welford: an infinite sum stays one
     rest: str = ""  # the element value beyond the stage's limit
+    ctype: str = "float"  # of what is reduced: "float" or "int"
 
     @property
     def part(self) -> str:
@@ -213,7 +214,8 @@ class Selection:
 
     by: Literal["team", "threshold", "hold", "dense"]
     k: int
-    key: str  # the element value that decides
+    key: str  # the element value that decides, "float" or "int"
+    ctype: str
     loads: tuple[Load, ...]  # what the key is made from,
     body: tuple[Statement, ...]  # and how
     columns: str  # the k columns' name,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from fusegen.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
-from fusegen.ordering import along_row, order_by_keys, with_nodes
+from fusegen.ordering import MASKED, along_row, order_by_keys, with_nodes
 from fusegen.planner.ranges import ANY, SMALLEST_NORMAL, ranges
 from fusegen.trace import OPS
 from fusegen.types import DType, b8, f16, f32, i32
@@ -140,7 +139,8 @@ def sunk(node: Node) -> Node:
             at_columns[value] = columns
         elif value.op.kind is Kind.INPUT or value is key:
             shape = (*broadcast(value.shape[:-1], columns.shape[:-1]), columns.shape[-1])
-            missing = {f32: -math.inf if value is key else 0.0, i32: 0, b8: False}[value.dtype]
+            nothing = {f32: 0.0, i32: 0, b8: False}[value.dtype]
+            missing = MASKED[value.dtype] if value is key else nothing
             at_columns[value] = replace(node, inputs=(value, columns), shape=shape, missing=missing, dtype=value.dtype)
         else:
             inputs = tuple(at_columns[a] for a in value.inputs)

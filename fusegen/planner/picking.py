@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fusegen.graph import Extent, Graph, Kind, Node
-from fusegen.planner.model import Access, Keeps, Load, Reduction, Stage, Statement, Store
+from fusegen.planner.model import Access, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
 from fusegen.planner.pieces import CTYPE
 from fusegen.planner.schedule import Schedule, Scheduler, title_of
 
@@ -22,6 +22,7 @@ class Picking:
 
     walks: Schedule
     key: str
+    ctype: str
     loads: tuple[Load, ...]
     body: tuple[Statement, ...]
     columns: str
@@ -91,7 +92,9 @@ class PickingScheduler(Scheduler):
             reductions = []
             for node in self.picked_at(Kind.REDUCE, walk + 1):
                 name = self.names[node]
-                reductions.append(Reduction(node.op.name, self.names[node.inputs[0]], (name,), slot))  # type: ignore[arg-type]
+                kind: ReductionKind = node.op.name  # type: ignore[assignment]
+                value = node.inputs[0]
+                reductions.append(Reduction(kind, self.names[value], (name,), slot, ctype=CTYPE[value.dtype]))
                 slot += 1
             found.append(self.picked_stage(walk, tuple(reductions)))
         return tuple(found), slot
@@ -148,6 +151,7 @@ class PickingScheduler(Scheduler):
         return Picking(
             walks=replace(walks, slots=slots),
             key=self.names[self.key],
+            ctype=CTYPE[self.key.dtype],
             loads=tuple(self.load(n) for n in self.graph.nodes if n in compute and n.op.kind is Kind.INPUT),
             body=self.statements(n for n in self.graph.nodes if n in compute),
             columns=self.names[self.columns],

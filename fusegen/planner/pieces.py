@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from fusegen.errors import SpecError
 from fusegen.graph import Graph, Node, Tensor
 from fusegen.naming import value_names
 from fusegen.planner.limits import limits
 from fusegen.planner.model import Access, Layout, Mode, Param, RowDim, Tile
+from fusegen.planner.ranges import stays_inside
 from fusegen.targets.base import Target
-from fusegen.types import b8, bf16, f16, f32, i32, size_of
+from fusegen.types import LEAST_INT, b8, bf16, f16, f32, i32, size_of
 
 CTYPE = {f32: "float", i32: "int", b8: "bool"}
 WORD_BYTES = 4  # of a register
@@ -201,11 +201,16 @@ def c_literal(node: Node, graph: Graph) -> str:
         return "true" if value else "false"
     if node.dtype is i32:
         assert isinstance(value, int)
-        if not -(2**31) < value < 2**31:
-            raise SpecError(f"the literal {value} does not fit i32; write it as a float", node.where)
+        if value == -(2**31):  # which C has no literal for
+            return LEAST_INT
         return str(value) if value >= 0 else f"({value})"
     assert isinstance(value, float)
     return float_text(value)
+
+
+def expression(node: Node, graph: Graph, arguments: Iterable[str]) -> str:
+    """An op on values of these names; of ints as plainly as of floats where nothing can go wrong."""
+    return (node.op.expr if stays_inside(node, graph) else node.expr).format(*arguments)
 
 
 def float_text(value: float) -> str:

@@ -2,7 +2,8 @@
 
 An operand may hold anything, infinities among it. What ops make of that is narrower: a square is at least 0, a mean of
 squares plus 1e-6 at least 1e-6, and its reciprocal root at most 1000. Bounds are those of f32 arithmetic: what is too
-large for it is infinite, and what is no normal number may be 0.
+large for it is infinite, and what is no normal number may be 0. Integers wrap: one that may pass the ends of i32 may be
+any. Where it surely does not, C's own + - * will do; beyond, those of ints are undefined, and go by unsigned numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from fusegen.graph import Graph, Node, once_per_graph
 from fusegen.types import b8, f32, i32
 
 SMALLEST_NORMAL = 2.0**-126
+SHIFTS = ("shift_left", "shift_right")
+ARITHMETIC = ("add", "sub", "mul", "neg", "square", *SHIFTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +37,49 @@ class Range:
 
 
 ANY = Range()
+INTEGERS = Range(-i32.largest - 1, i32.largest)
 
 
 @once_per_graph
 def ranges(graph: Graph) -> Mapping[Node, Range]:
     found: dict[Node, Range] = {}
     for node in graph.nodes:
-        made = range_of(node, [found[a] for a in node.inputs])
+        made = range_of(node, [found[a] for a in node.inputs], graph)
         found[node] = in_i32(made) if node.dtype is i32 else in_f32(made)
     return found
 
 
-def range_of(node: Node, of: list[Range]) -> Range:
+def stays_inside(node: Node, graph: Graph) -> bool:
+    """Is it arithmetic on i32 whose result surely is one, or a shift by as many bits as an i32 can be shifted by?"""
+    if node.dtype is not i32 or node.op.name not in ARITHMETIC:
+        return False
+    of = [ranges(graph)[a] for a in node.inputs]
+    if node.op.name in SHIFTS:
+        return of[1].low >= 0 and of[1].high < 32
+    return inside(range_of(node, of, graph))
+
+
+def range_of(node: Node, of: list[Range], graph: Graph) -> Range:
+    """As if no number were too large."""
     if node.dtype is b8:
         return Range(0.0, 1.0)
     if node.op.name == "literal":
         value = math.nan if node.literal is None else float(node.literal)
         return ANY if math.isnan(value) else Range(value, value)
+    if node.op.name in ("col_index", "top_columns"):
+        return Range(-1.0, max(0, graph.cols - 1))
     if node.op.name in ("mul", "square") and node.inputs[0] is node.inputs[-1]:
         return Range(least_magnitude(of[0]) ** 2, product(of[0], of[0]).high)
     return RANGES[node.op.name](*of) if node.op.name in RANGES else ANY
 
 
+def inside(found: Range) -> bool:
+    return INTEGERS.low <= found.low and found.high <= INTEGERS.high
+
+
 def in_i32(found: Range) -> Range:
     """What is too large for an integer may be any other one."""
-    return found if -i32.largest <= found.low and found.high <= i32.largest else Range(-i32.largest - 1, i32.largest)
+    return found if inside(found) else INTEGERS
 
 
 def in_f32(found: Range) -> Range:
@@ -121,6 +142,12 @@ def exponential(a: Range) -> Range:
     return Range(0.0, math.exp(a.high) if a.high < 89 else math.inf)  # e ** 89 is beyond f32
 
 
+def common_bits(a: Range, b: Range) -> Range:
+    """A number that is not negative has no bit above its highest."""
+    above = [x.high for x in (a, b) if x.low >= 0]
+    return Range(0.0, min(above)) if above else INTEGERS
+
+
 def between(low: float, high: float) -> Callable[..., Range]:
     return lambda *of: Range(low, high)
 
@@ -135,6 +162,7 @@ RANGES: Mapping[str, Callable[..., Range]] = {
     "maximum": lambda a, b: Range(max(a.low, b.low), max(a.high, b.high)),
     "minimum": lambda a, b: Range(min(a.low, b.low), min(a.high, b.high)),
     "relu": lambda a: Range(max(a.low, 0.0), max(a.high, 0.0)),
+    "bit_and": common_bits,
     "where": lambda _, a, b: Range(min(a.low, b.low), max(a.high, b.high)),
     "sqrt": root,
     "rsqrt": reciprocal_root,
@@ -143,7 +171,6 @@ RANGES: Mapping[str, Callable[..., Range]] = {
     "tanh": between(-1.0, 1.0),
     "erf": between(-1.0, 1.0),
     "size": between(1.0, 2.0**63),
-    "col_index": between(0.0, i32.largest),
     "row_index": between(0.0, i32.largest),
     "to_f32": lambda a: a,
     "sum": summed,

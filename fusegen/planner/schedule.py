@@ -19,7 +19,7 @@ from fusegen.graph import Extent, Graph, Kind, Node
 from fusegen.naming import value_names
 from fusegen.planner.limits import common_limit, limits, rests
 from fusegen.planner.model import Access, Keep, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
-from fusegen.planner.pieces import CTYPE, c_literal
+from fusegen.planner.pieces import CTYPE, c_literal, expression
 
 ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one walk can make
 KEEPS_NAN = frozenset({"add", "sub", "mul", "div", "neg", "abs", "square", "sqrt", "rsqrt", "minimum", "maximum"})
@@ -190,7 +190,7 @@ class Scheduler:
             return Statement(name, ctype, "col + j")
         if node.op.name == "row_index":
             return Statement(name, ctype, "")  # the rule fills in the row dimension's index
-        return Statement(name, ctype, node.op.expr.format(*map(self.text, node.inputs)))
+        return Statement(name, ctype, expression(node, self.graph, map(self.text, node.inputs)))
 
     def statements(self, nodes: Iterable[Node]) -> tuple[Statement, ...]:
         return tuple(self.statement(n) for n in nodes if n in self.names and n.op.kind in (Kind.MAP, Kind.LEAF))
@@ -308,7 +308,7 @@ class Scheduler:
                 wanted.add(same)
                 stack.extend(same.inputs)
         return tuple(
-            Statement(f"{self.names[n]}_rest", CTYPE[n.dtype], n.op.expr.format(*map(self.rest, n.inputs)))
+            Statement(f"{self.names[n]}_rest", CTYPE[n.dtype], expression(n, self.graph, map(self.rest, n.inputs)))
             for n in self.graph.nodes
             if n in wanted
         )
@@ -329,7 +329,8 @@ class Scheduler:
                 continue
             kind: ReductionKind = node.op.name  # type: ignore[assignment]
             value = node.inputs[0]
-            found.append(Reduction(kind, self.names[value], (self.names[node],), slots, rest=self.rest(value)))
+            rest, ctype = self.rest(value), CTYPE[value.dtype]
+            found.append(Reduction(kind, self.names[value], (self.names[node],), slots, rest=rest, ctype=ctype))
             slots += 1
         return tuple(found)
 

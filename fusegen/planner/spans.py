@@ -18,7 +18,7 @@ from fusegen.planner.pieces import CTYPE
 from fusegen.planner.rules import NoMatch
 from fusegen.products import Factor as Side
 from fusegen.products import Split, is_computed
-from fusegen.types import Size, size_of
+from fusegen.types import Size, f32, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,10 @@ def prologue_of(
     if left.operand is not None and not parts.statistics:
         return None
     for statistic in parts.statistics:
-        if statistic.node.op.name != "sum":
+        if statistic.node.op.name != "sum" or statistic.node.dtype is not f32:
             raise NoMatch(
-                f"{statistic.node.op.name} at {statistic.node.where}: gemm takes sums along the rows that it "
-                "multiplies, and nothing else of them"
+                f"{statistic.node.op.name} of {statistic.node.dtype} at {statistic.node.where}: gemm takes sums of f32 "
+                "along the rows that it multiplies, and nothing else of them"
             )
     names = value_names(graph)
     tiles = {f.access.tensor for f in factors}

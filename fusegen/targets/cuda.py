@@ -94,6 +94,7 @@ SPELLING = Spelling(
         "log_2": ("float y;", 'asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "return y;"),
         "larger": ("float y;", 'asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));', "return y;"),
         "smaller": ("float y;", 'asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));', "return y;"),
+        "to_int": ("return __float2int_rz(x);",),  # cvt.rzi.s32.f32, which saturates, and makes 0 of NaN
         "unknown": ('asm("" : "+l"(x));', "return x;"),
         "forget": ('asm volatile("" : "+r"(words[i]));',),
         "load_once": (

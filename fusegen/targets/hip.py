@@ -64,6 +64,12 @@ SPELLING = Spelling(
         "log_2": ("return __builtin_amdgcn_logf(x);",),
         "larger": ("return a > b || a != a ? a : b;",),
         "smaller": ("return a < b || a != a ? a : b;",),
+        # v_cvt_i32_f32 does all of this by itself ("CDNA 3 instruction set", VOP1), but a cast beyond int is undefined
+        "to_int": (
+            "if (x != x) return 0;",
+            "if (x >= 2147483648.0f) return 2147483647;",
+            "return x < -2147483648.0f ? -2147483647 - 1 : static_cast<int>(x);",
+        ),
         "ballot": ("__ballot(says)",),
         "popcount": ("__popcll(lanes)",),
         "warp_least": reduced("<"),

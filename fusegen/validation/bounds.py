@@ -28,10 +28,10 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from fusegen.graph import Graph, Kind, Node, Op, plain
-from fusegen.ordering import signs_of
+from fusegen.ordering import MASKED, signs_of
 from fusegen.planner.model import Plan
 from fusegen.selection import bare
-from fusegen.types import Dim, f32, i32, size_of
+from fusegen.types import Dim, b8, f32, i32, size_of
 from fusegen.validation.accumulation import Accumulation, How, Multiplication, accumulation_error, accumulations
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
@@ -66,7 +66,7 @@ def analyse_nodes(
     sizes = sizes_of(graph, arrays)
     table: dict[Node, Bounded] = {}
     for tensor, array in zip(graph.inputs, arrays, strict=True):
-        wide = {"float": np.float64, "int": np.int64, "bool": np.bool_}[tensor.dtype.kind]
+        wide = {"float": np.float64, "int": np.int32, "bool": np.bool_}[tensor.dtype.kind]
         table[tensor.node] = exact(array.astype(wide))
     for node in graph.nodes:
         if node in table:
@@ -101,7 +101,7 @@ def selected(
     node: Node, selection: Node, table: Mapping[Node, Bounded], sizes: Mapping[str, int], columns: Array | None
 ) -> Bounded:
     """The columns chosen, what is taken at them, and the mask of where there are none."""
-    key = held(selection_key(selection, table))
+    key = selection_key(selection, table)
     k = size_of(selection.shape[-1], sizes)
     if node is selection:
         return chosen_columns(key, k, columns)
@@ -113,9 +113,12 @@ def selected(
 
 
 def selection_key(selection: Node, table: Mapping[Node, Bounded]) -> Bounded:
-    """What the selection orders by, as its law has it."""
-    key = table[selection.inputs[0]]
-    return bounded(bare(key.value), key.error) if selection.bare else key
+    """What the selection orders by, in float64, which holds every i32; what is masked is -inf there."""
+    key = selection.inputs[0]
+    found = held(table[key])
+    if key.dtype is i32:
+        return Bounded(np.where(found.value == MASKED[i32], -np.inf, found.value), found.error)
+    return bounded(bare(found.value), found.error) if selection.bare else found
 
 
 def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded:
@@ -156,6 +159,8 @@ def step(
         return Bounded(apply(node.op, [args[0].value]), args[0].error)
     if node.op.kind is Kind.REDUCE:
         return reduction(node, args[0], how, table)
+    if node.dtype is i32 and node.op.name not in RULES:
+        return whole(node, args)
     rule = RULES.get(node.op.name)
     if rule is not None:
         return bounded(*rule(node.op, args))
@@ -182,7 +187,9 @@ def formula(text: str, arity: int) -> Callable[..., Array]:
 
 
 def apply(op: Op, values: Sequence[Array]) -> Array:
-    return formula(op.ref, op.arity)(*values)
+    kind = {"i": i32, "b": b8}.get(np.asarray(values[-1]).dtype.kind, f32) if values else f32
+    ref, _ = op.forms.get(kind, (op.ref, op.expr))
+    return formula(ref, op.arity)(*values)
 
 
 # ---------------------------------------------------------------- rules
@@ -193,10 +200,13 @@ def leaf(node: Node, graph: Graph, sizes: Mapping[str, int]) -> Bounded:
         last = node.op.name == "col_index"
         size = node.shape[-1 if last else -2] if graph.products else graph.shape[-1 if last else -2]
         index = np.arange(size if isinstance(size, int) else sizes[size.name])
+        index = index.astype(np.int32)
         return exact(index if last else index[:, None])
     value: Any = node.literal
     if node.size is not None:
         value = float(node.size if isinstance(node.size, int) else sizes[node.size.name])
+    if node.dtype is i32:
+        return exact(np.int32(value))
     if node.dtype is not f32:
         return exact(value)
     return bounded(np.float64(value), gap(np.float64(np.float32(value)), np.float64(value)))
@@ -218,9 +228,23 @@ def smooth(node: Node, args: list[Bounded]) -> Bounded:
         if scales_exactly(node):
             rounding = np.where(np.abs(value) - moved < FLUSHED, FLUSHED, 0.0)
         error = moved + np.where((scale == 0) & (moved == 0), 0.0, rounding)  # what must be 0 is 0: exp(-inf), 0 * x
-    if node.dtype is i32:
-        error = np.where(np.abs(value) + error > LARGEST_INTEGER, np.inf, error)
     return bounded(value, settle(op, args, value, error))
+
+
+def whole(node: Node, args: list[Bounded]) -> Bounded:
+    """An op on i32, exact where its arguments are. Errors move it by its slopes, unless it may wrap meanwhile."""
+    value = apply(node.op, [a.value for a in args])
+    if all(a.exact for a in args):
+        return exact(value)
+    wide = [Bounded(a.value.astype(np.float64), a.error) for a in args]
+    moved: Any = np.zeros(())
+    for index, arg in enumerate(wide):
+        change = steepest(node.op, index, wide) * arg.error
+        moved = moved + np.where(arg.error == 0, 0.0, np.where(np.isnan(change), np.inf, change))
+    if not node.op.slopes:  # bits
+        return bounded(value, np.where(moved > 0, np.inf, 0.0))
+    size = np.abs(formula(node.op.ref, node.op.arity)(*(a.value for a in wide)))
+    return bounded(value, np.where((moved > 0) & (size + moved > LARGEST_INTEGER), np.inf, moved))
 
 
 def rising(op: Op, arg: Bounded, least: float = -np.inf) -> tuple[Array, Array]:
@@ -331,9 +355,7 @@ def stepped(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     arg = args[0]
     value = apply(op, [arg.value])
     error = np.maximum(gap(apply(op, [arg.low]), value), gap(apply(op, [arg.high]), value))
-    if op.result is i32:
-        error = np.where(np.abs(arg.value) + arg.error < LARGEST_INTEGER, error, np.inf)
-    return value, np.where(arg.error == 0, np.where(np.isinf(error) & (op.result is i32), error, 0.0), error)
+    return value, np.where(arg.error == 0, 0.0, error)
 
 
 def widened(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
@@ -345,7 +367,7 @@ def widened(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
 
 def nonzero(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     arg = args[0]
-    sure = (np.abs(arg.value) > arg.error) | np.isnan(arg.value)
+    sure = (gap(arg.value, 0) > arg.error) | np.isnan(arg.value)
     return apply(op, [arg.value]), np.where(arg.unsure & ~sure, 1.0, 0.0)
 
 
@@ -374,10 +396,16 @@ RULES: Mapping[str, Rule] = {
 
 def reduction(node: Node, arg: Bounded, how: Accumulation | None, table: Mapping[Node, Bounded]) -> Bounded:
     value = apply(node.op, [arg.value])
+    if node.dtype is i32 and arg.exact:
+        return exact(value)
     if node.op.name in ("max", "min"):
         low, high = apply(node.op, [arg.low]), apply(node.op, [arg.high])
         return bounded(value, np.maximum(gap(low, value), gap(high, value)))
     errors = np.broadcast_to(arg.error, arg.value.shape)
+    if node.dtype is i32:
+        error = errors.sum(-1, keepdims=True)
+        wraps = np.abs(arg.value.sum(-1, keepdims=True, dtype=np.float64)) + error > LARGEST_INTEGER
+        return bounded(value, np.where((error > 0) & wraps, np.inf, error))
     finite = np.isfinite(arg.value)
     size = np.where(finite, np.abs(arg.value) + errors, 0.0).sum(-1, keepdims=True)
     if how is None:  # a result that the kernel has no use for

@@ -16,6 +16,8 @@ from fusegen.planner.pieces import moves_along
 from fusegen.types import Dim, b8, f32, size_of
 from fusegen.validation.patterns import (
     BELOW_TF32,
+    GENTLE,
+    INTEGER_ROWS,
     INTEGERS,
     PATTERNS,
     SETTINGS,
@@ -106,6 +108,8 @@ def make_operands(
             values.append(rows_of_patterns(graph, tensor, shape, room, row_patterns, place, len(mains)))
         elif tensor in right_factors(graph):
             values.append(weights(graph, tensor, shape, room, setting))
+        elif tensor.dtype.kind == "int" and cols > 1 and any(p not in (NORMAL, GENTLE) for p in patterns):
+            values.append(integer_rows(room).reshape(shape).astype(tensor.dtype.numpy))
         else:
             values.append(shared(graph, tensor, shape, room, setting))
     labels = tuple(p.name for p in row_patterns) if mains else (NORMAL.name,) * count
@@ -198,6 +202,16 @@ def shared(graph: Graph, tensor: Tensor, shape: tuple[int, ...], room: Room, set
     if not shape:
         return float(np.float32(make(Room(room.rng, 1, 1, f32, room.safe)).flat[0]))
     return np.clip(make(room), -room.dtype.largest, room.dtype.largest).reshape(shape).astype(tensor.dtype.numpy)
+
+
+def integer_rows(room: Room) -> Array:
+    """Rows of every kind of whole numbers by turns, beginning anywhere: two operands don't have the same together."""
+    kinds = (np.arange(room.rows) + room.rng.integers(len(INTEGER_ROWS))) % len(INTEGER_ROWS)
+    made = np.empty(room.shape, np.int64)
+    for kind in np.unique(kinds):
+        rows = kinds == kind
+        made[rows] = INTEGER_ROWS[kind](replace(room, rows=int(rows.sum())))
+    return made
 
 
 def mask(room: Room) -> Array:

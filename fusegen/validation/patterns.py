@@ -270,10 +270,24 @@ STEADY = Pattern("steady", "between a half and 1, where unit scale leaves too mu
                  "and none is almost 0", lambda room: room.rng.uniform(0.5, 1, room.shape))  # fmt: skip
 STEADY_SETTING = Setting("steady", STEADY.reason, STEADY.make, STEADY.make, "few")
 
+LEAST, MOST, EXACT = -(2**31), 2**31 - 1, 2**24  # of i32; and up to where f32 holds each whole number
+EXTREMES = (LEAST, LEAST + 1, -EXACT - 1, -EXACT, -1, 0, 1, EXACT - 1, EXACT, EXACT + 1, EXACT + 2, MOST - 1, MOST)
+
 INTEGERS: Mapping[str, Callable[[Room, int], Array]] = {
     "small": lambda room, most: room.rng.integers(0, most if room.cols == 1 else min(most, 65), room.shape),
     "few": lambda room, most: room.rng.integers(0, 3, room.shape),
     "negative": lambda room, most: room.rng.integers(-3, 1, room.shape),
-    "extreme": lambda room, most: room.rng.choice([-(2**24), -(2**24) + 1, 2**24 - 1, 2**24], room.shape),
+    "extreme": lambda room, most: room.rng.choice(EXTREMES, room.shape),
 }
-"""For i32, which counts columns where there is one a row; extremes are what f32 still holds: most chains convert."""
+"""For i32, which counts columns where there is one a row. All of it is defined: sums wrap, as numpy's int32 do."""
+
+INTEGER_ROWS: tuple[Callable[[Room], Array], ...] = (
+    lambda room: room.rng.choice(EXTREMES, room.shape),  # what a detour through f32 rounds, or takes beyond i32
+    lambda room: EXACT + room.rng.integers(-2, 4, room.shape),  # neighbours that are one f32
+    lambda room: room.rng.integers(LEAST, MOST, room.shape, endpoint=True),  # sums that wrap
+    lambda room: room.rng.integers(0, 3, room.shape),  # ties
+    lambda room: MOST - room.rng.integers(0, 3, room.shape),  # ties and neighbours at the end,
+    lambda room: LEAST + room.rng.integers(0, 3, room.shape),  # and at the beginning, where a maximum of 0 shows
+    lambda room: np.full(room.shape, LEAST),  # nothing above what a maximum starts from
+)
+"""Rows of i32 where rows are made by malice, by turns."""

@@ -15,8 +15,8 @@ import numpy as np
 def scale_causal_softmax(scores):
     scores = np.asarray(scores).astype(np.float64)
     mul = scores * 0.125
-    col_index = np.arange(scores.shape[-1])
-    last = np.arange(scores.shape[-2])[:, None]
+    col_index = np.arange(scores.shape[-1], dtype=np.int32)
+    last = np.arange(scores.shape[-2], dtype=np.int32)[:, None]
     keep = col_index <= last
     z = np.where(keep, mul, (-np.inf))
     top = z.max(-1, keepdims=True)

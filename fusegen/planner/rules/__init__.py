@@ -7,7 +7,7 @@ rule that is for such graphs: rules of one kind stand in the order of how much t
 from __future__ import annotations
 
 from fusegen.graph import Graph, Node
-from fusegen.types import f32
+from fusegen.types import DType, f32
 
 MOST_COLS = 2**31 - 2**20  # a thread counts columns in 32 bits, up to a tile beyond the row
 
@@ -33,15 +33,17 @@ def need_no_selection(graph: Graph) -> None:
         )
 
 
-def need_selection(graph: Graph, rule: str) -> Node:
-    """The node that chooses columns. Raises NotFor for a chain without one or with products, NoMatch where it does not
-    order by f32."""
+def need_selection(graph: Graph, rule: str, keys: tuple[DType, ...] = (f32,)) -> Node:
+    """The node that chooses columns. Raises NotFor for a chain without one or with products, NoMatch where it orders by
+    other keys."""
     node = graph.selection
     need_no_product(graph, rule)
     if node is None:
         raise NotFor(f"the chain keeps every column; {rule} is for chains that choose some, as F.topk does")
-    if node.inputs[0].dtype is not f32:
-        raise NoMatch(f"{node.operator} at {node.where} orders by {node.inputs[0].dtype} values; {rule} orders by f32")
+    if node.inputs[0].dtype not in keys:
+        raise NoMatch(
+            f"{node.operator} at {node.where} orders by {node.inputs[0].dtype} values; {rule} orders by {keys[0]}"
+        )
     return node
 
 

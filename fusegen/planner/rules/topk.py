@@ -55,6 +55,7 @@ from fusegen.planner.picking import Picking, picking
 from fusegen.planner.pieces import team_text, vector_widths, words_of
 from fusegen.planner.rules import need_countable, need_selection
 from fusegen.targets.base import Target
+from fusegen.types import f32, i32
 
 WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
 TEAM_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32
@@ -82,7 +83,7 @@ MORE_REGISTERS = (
 
 def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Every legal team, block and cluster."""
-    need_selection(graph, "topk")
+    need_selection(graph, "topk", (f32, i32))
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
@@ -175,7 +176,7 @@ def computed_apart(graph: Graph) -> bool:
         for factor in node.inputs if node.op.name in ("add", "sub") else ():
             users = [user for user in graph.users[factor] if user.op.kind is not Kind.SELECT]
             elsewhere = factor in outputs or any(user not in behind_key for user in users)
-            if elsewhere and "*" in factor.op.expr and graph.extents[factor] is Extent.ELEMENT:
+            if elsewhere and "*" in factor.expr and graph.extents[factor] is Extent.ELEMENT:
                 return True
     return False
 
@@ -222,6 +223,7 @@ def selection_of(walks: Picking, k: int, by: str) -> Selection:
         by=by,  # type: ignore[arg-type]
         k=k,
         key=walks.key,
+        ctype=walks.ctype,
         loads=walks.loads,
         body=walks.body,
         columns=walks.columns,

@@ -525,8 +525,9 @@ def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
         if node.op.name in ("row_index", "col_index"):
             raise NoMatch("the left factor is computed from a position; wgmma computes it from operands alone")
     for statistic in parts.statistics:
-        if statistic.node.op.name != "sum":
-            raise NoMatch(f"{statistic.node.op.name} at {statistic.node.where}: wgmma takes sums along the rows alone")
+        if statistic.node.op.name != "sum" or statistic.node.dtype is not f32:
+            what = f"{statistic.node.op.name} of {statistic.node.dtype} at {statistic.node.where}"
+            raise NoMatch(f"{what}: wgmma takes sums of f32 along the rows alone")
     tensors = [t for t in graph.inputs if t.shape and t.node in needed]
     matrices = [t for t in tensors if len(t.shape) > 1]
     if len(matrices) != 1 or matrices[0].dtype is not left.dtype:

@@ -1,0 +1,93 @@
+"""One launch's outputs against the reference text, within the bounds that the analysis gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusegen.graph import Graph, Kind, Node
+from fusegen.ordering import along_row
+from fusegen.types import f32
+from fusegen.validation.accumulation import How
+from fusegen.validation.bounded import Bounded, gap
+from fusegen.validation.bounds import analyse_nodes, selection_key
+from fusegen.validation.columns import compare_columns
+from fusegen.validation.compare import Compared, compare
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def judge(
+    graph: Graph, hows: Mapping[Node, How], operands: Sequence[Any], outputs: Sequence[Array],
+    expected: Sequence[Any],
+) -> tuple[list[Compared], str]:  # fmt: skip
+    """Every output against `expected`, the reference text's, within the bounds of the analysis; and whether these two
+    agree (empty: they do).
+
+    A kernel that returns the columns it chose is held to the values at these columns, and the columns to their keys.
+    """
+    chosen = next((i for i, t in enumerate(graph.outputs) if t.node is graph.selection), None)
+    columns = None if chosen is None else outputs[chosen]
+    laws = analyse_nodes(graph, operands, hows, columns)
+    alike = np.ones(1, bool) if chosen is None else (np.asarray(expected[chosen]) == columns).all(-1, keepdims=True)
+    compared, doubt = [], ""
+    for tensor, got, value in zip(graph.outputs, outputs, expected, strict=True):
+        law, value = laws[tensor.node], np.asarray(value)
+        if graph.selection is not None and tensor.node is graph.selection:
+            chosen_by, ordered = graph.selection.inputs[0], graph.selection.ordered
+            key, equals = selection_key(graph.selection, laws), [laws[n].value for n in varied(chosen_by)]
+            compared.append(compare_columns(tensor, got, value, key, equals, ordered))
+            agrees = not compare_columns(tensor, value, value, key, equals, ordered).wrong.any()
+        else:
+            picked = columns is not None and tensor.node in graph.picked
+            compared.append(compare(tensor, got, law, law.value if picked else value))
+            agrees = agree(value, law, alike if picked else np.ones(1, bool))
+        if not agrees:
+            doubt = f"{tensor.name}: the reference text and the ops' table differ: it is not this graph's"
+    return compared, doubt
+
+
+def varied(key: Node) -> list[Node]:
+    """The operands and indices that a key varies with along the row: where they are the same, so is the key."""
+    found, stack = dict[Node, None](), [key]
+    while stack:
+        node = stack.pop()
+        if node in found or not along_row(node):
+            continue
+        found[node] = None
+        stack.extend(node.inputs)
+    return [node for node in found if node.op.kind in (Kind.INPUT, Kind.LEAF)]
+
+
+def agree(value: Any, law: Bounded, rows: Array) -> bool:
+    """The text's value lies where the analysis says, give or take float64's own rounding, in those rows."""
+    with np.errstate(all="ignore"):
+        slack = law.error + 1e-10 * np.where(np.isfinite(law.value), gap(law.value, 0.0), 0.0)
+        return bool(((gap(np.asarray(value), law.value) <= slack) | ~rows).all())
+
+
+def steps(graph: Graph) -> bool:
+    """Is anything made of products a step, such as a comparison, a whole number or an explicit bf16? The least error
+    may take it to the next one, which no promise of small errors survives. A chain without products promises so little
+    error that whatever is rounded may cross a step, and that an explicit f16 is one. A test for one number is a guard,
+    as a softmax has them, and none."""
+    rounds = ("round_bf16",) if graph.products else ("round_bf16", "round_f16")
+    made: set[Node] = set()
+    for node in graph.nodes:
+        begins = node.op.kind is Kind.PRODUCT if graph.products else inexact(node)
+        if begins or any(a in made for a in node.inputs):
+            made.add(node)
+    return any(n.op.name in rounds or (n.dtype is not f32 and not guards(n)) for n in made)
+
+
+def inexact(node: Node) -> bool:
+    """Whether the op itself may round its result."""
+    return node.op.name == "sum" or (node.dtype is f32 and node.op.kind is Kind.MAP and node.op.ulps > 0)
+
+
+def guards(node: Node) -> bool:
+    """Whether the node's value is judged by other means than its error: a test for one number, or chosen columns."""
+    tested = node.op.name in ("eq", "ne") and any(a.literal is not None for a in node.inputs)
+    return tested or node.op.kind is Kind.SELECT
