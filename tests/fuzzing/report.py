@@ -9,7 +9,7 @@ from typing import IO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from tests.fuzzing.workers import Row
 
@@ -39,7 +39,8 @@ def followed(rows: Iterable[Row], count: int, log: IO[str], console: Console) ->
 
 def finding(row: Row) -> str:
     """One seed that is not as it should be, with the command that shows it."""
-    why = str(row.get("why") or row.get("failed", "")).strip().split("\n")[0][:400]
+    lines = str(row.get("why") or row.get("failed", "")).strip().split("\n")
+    why = next((line.strip() for line in lines if "FAIL" in line), lines[0])[:400]
     place = " on ".join(part for part in (row.get("kind", ""), row.get("target", "")) if part)
     return f"{row['result']}: seed {row['seed']}{', ' + place if place else ''}: {why}\n  {again(row)}"
 
@@ -51,7 +52,7 @@ def again(row: Row) -> str:
 def summary(rows: list[Row]) -> Table:
     """Seeds by class and by kind of chain."""
     kinds = sorted({row.get("kind", "") for row in rows})
-    table = Table("class", *(kind or "none drawn" for kind in kinds), "all")
+    table = Table(Column("class", no_wrap=True), *(kind or "none drawn" for kind in kinds), "all")
     for result in RESULTS:
         counts = Counter(row.get("kind", "") for row in rows if row["result"] == result)
         if counts or result in WELL:
