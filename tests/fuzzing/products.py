@@ -21,8 +21,8 @@ def product(a: Bounded, b: Bounded, stored: str, *, computed: bool, tf32: bool) 
     error = 1.01 * np.matmul(known, right) + size * (rounding + 2 * EPS * min(depth, LONGEST_SUM)) + TINY * depth
     lost = np.isinf(a.error).any(-1, keepdims=True)
     if computed and stored == "f16":
-        over = (np.abs(a.value) + a.error > LARGEST_HALF).any(-1, keepdims=True)
-        lost = lost | (over & np.isfinite(a.value).all(-1, keepdims=True))
+        over = np.isfinite(a.value) & (np.abs(a.value) + a.error > LARGEST_HALF)  # may become an infinity
+        lost = lost | over.any(-1, keepdims=True)
         error = error + HALF_TINY * right.sum(-2, keepdims=True)
     return settled(value, np.where(lost | (size > LARGEST / 2), INF, error))
 

@@ -134,7 +134,8 @@ def trial(outcome: Outcome, found: Case) -> None:
         only_layouts = all(one.startswith(REFUSES) for one in complaints)
         outcome.result = "caught" if outcome.failed else "false-alarm" if only_layouts else "wrong"
     elif outcome.failed:
-        outcome.result = "caught" if "race" in outcome.failed or "fault" in outcome.failed else "false-alarm"
+        faulty = "race" in outcome.failed or "fault" in outcome.failed or not outcome.elements
+        outcome.result = "caught" if faulty else "false-alarm"  # without rows, nothing says that it is right
     else:
         outcome.result = "caught" if said else "right"
 
