@@ -13,6 +13,7 @@ import pytest
 from fusegen.emulator import Buffer, build
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan
+from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.targets import target
 from fusegen.types import f32
 from fusegen.validation import far
@@ -72,3 +73,10 @@ def test_only_some_blocks_of_a_grid_run(check: bool) -> None:
     memory = [Buffer("y", address, y.ctypes.data, y.nbytes, initialised=False)]
     kernel.launch(grid, (1, 1, 1), 0, [ctypes.c_void_p(address)], memory=memory, only=(first, first + 3))
     assert y.tolist() == [5, 6, 7, -1]
+
+
+def test_memory_leaves_addresses_before_it() -> None:
+    """However small it is: the checks count billions of rows back from there."""
+    device = EmulatorDevice(target("cuda:h200"))
+    held = [device.empty(size) for size in (0, 1, 4096, 1 << 20)]
+    assert min(memory.address for memory in held) > far.MOST_BYTES

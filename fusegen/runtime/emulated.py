@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from fusegen.emulator import Buffer
 
 RESIDENT = 2  # rows that blocks of a rolling plan are given at a time: few, so that they take several in turn
-ALIGNMENT = 256  # what a GPU's allocator gives
 VALUES: Mapping[DType, Any] = {f32: ctypes.c_float, i32: ctypes.c_int}
 
 
@@ -64,9 +64,10 @@ class EmulatorDevice(Device):
         return self
 
     def empty(self, nbytes: int) -> Memory:
-        block = np.empty(nbytes + ALIGNMENT, np.uint8)
-        address = -(-block.ctypes.data // ALIGNMENT) * ALIGNMENT
-        return Memory(self, address, nbytes, lambda: block)  # the finalizer holds the block
+        """Pages of its own: a small block of the heap may lie so low that no address is left before it, which the
+        checks of billions of rows count from."""
+        block = np.frombuffer(mmap.mmap(-1, max(1, nbytes)), np.uint8)
+        return Memory(self, block.ctypes.data, nbytes, lambda: block)  # the finalizer holds the block
 
     def copy_in(self, address: int, data: Bytes) -> None:
         ctypes.memmove(address, data.ctypes.data, data.nbytes)
