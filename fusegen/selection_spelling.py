@@ -39,7 +39,7 @@ class SelectionSpeller(Speller):
         assert plan.selection is not None
         self.selection = plan.selection
         self.key_words = KEYS[plan.selection.ctype]
-        if plan.selection.ctype == "float":
+        if plan.selection.ctype == "float" and not plan.selection.in_turn:
             self.functions.add("larger")
         self.last = plan.stages[-1]
 

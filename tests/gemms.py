@@ -255,7 +255,7 @@ REFUSED: tuple[tuple[Chain, str], ...] = (
     (scaled_columns, r"the right factor of the product at .* is computed .*\n.* write \(x @ w\) \* s"),
     (norm_of_nothing, "the left factor needs sum at .*\n  only a scale .* that is surely finite"),
     (layernorm_before, "the left factor needs sum at .* of its own row before it is multiplied"),
-    (by_maximum, "max at .*: gemm takes sums along the rows"),
+    (by_maximum, "max of f32 at .*: gemm takes sums of f32 along the rows"),
     (uneven, "2 and 1 products each"),
     (softmax_behind, "softmax at .*gemms.py:.* reduces rows of a product, .*\n  write it as two chains"),
     (argmax_behind, "argmax at .*gemms.py:.* chooses columns of a product, .*\n  write it as two chains"),

@@ -334,7 +334,7 @@ REFUSED = [
     (computed, {}, "right factor of the product at .* is computed"),
     (added, {}, "is computed from x, y; wgmma prepares one matrix of its own type"),
     (shifted, {}, "left factor needs .*, one value a row, before it is multiplied"),
-    (topped, {}, "max at .*: wgmma takes sums along the rows alone"),
+    (topped, {}, "max of f32 at .*: wgmma takes sums of f32 along the rows alone"),
     (residual, {}, "x is used in two ways"),
     (tf32_across, {}, "w is of f32 and lies across the summed axis; wgmma takes f32 along it only"),
     (tf32_normed, {}, "the left factor is computed from x of f32; wgmma prepares halves"),

@@ -19,6 +19,7 @@ DTYPES = {
     np.float64: torch.float64,
     np.float32: torch.float32,
     np.float16: torch.float16,
+    np.int32: torch.int32,
     np.int64: torch.int64,
     bool: torch.bool,
     ml_dtypes.bfloat16: torch.bfloat16,
@@ -86,7 +87,7 @@ def bare(value: Any) -> Any:
 class Numpy:
     """What a reference text calls `np`."""
 
-    float64, float32, float16, int64 = np.float64, np.float32, np.float16, np.int64
+    float64, float32, float16, int32, int64 = np.float64, np.float32, np.float16, np.int32, np.int64
     inf, nan = math.inf, math.nan
 
     def __init__(self, device: Any) -> None:
@@ -99,8 +100,8 @@ class Numpy:
     def asarray(self, value: Any) -> Array:
         return value if isinstance(value, Array) else Array(torch.as_tensor(value, device=self.device))
 
-    def arange(self, count: int) -> Array:
-        return Array(torch.arange(count, device=self.device))
+    def arange(self, count: int, dtype: Any = np.int64) -> Array:
+        return Array(torch.arange(count, dtype=DTYPES[dtype], device=self.device))
 
     def where(self, mask: Any, yes: Any, no: Any) -> Array:
         return Array(torch.where(self.asarray(mask).tensor, bare(yes), bare(no)))

@@ -47,11 +47,13 @@ EVERY_BLOCK_AT_ONCE = 2**40  # multiprocessors: no block of such a launch has a 
 
 
 def outer_dim(plan: Plan, free: Sequence[str]) -> str:
-    """The dim whose size counts the outermost rows, if a call may choose it; else empty."""
+    """The dim whose size counts the outermost rows, if a call may choose it; else empty. Empty as well where a launch
+    takes rows in another order than the shape's: its last blocks then have rows of all the array."""
     shape = plan.graph.shape
     first = shape[0]
     once = isinstance(first, Dim) and shape.count(first) == 1
-    return str(first) if once and str(first) in free else ""
+    in_order = plan.row_dims[0].axes[0] == 0
+    return str(first) if once and in_order and str(first) in free else ""
 
 
 def left_out(plan: Plan, sizes: Sizes, dim: str) -> int:
