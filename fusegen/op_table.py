@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusegen.graph import OPS, Kind, Op
+from fusegen.graph import OPS as OPS
+from fusegen.graph import Kind, Op
 from fusegen.types import DType, b8, f32, i32
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fusegen import op_table  # noqa: F401  fills OPS
 from fusegen.errors import SpecError, UnknownOp
-from fusegen.graph import MOST_PICKED, OPS, Kind, Node, behind, broadcast
+from fusegen.graph import MOST_PICKED, Kind, Node, behind, broadcast
+from fusegen.op_table import OPS
 from fusegen.ordering import MASKED, key_of
 from fusegen.trace import (
     Number,
