@@ -6,68 +6,10 @@ an H200 took (cold L2, medians of 7 to 15, bf16, 4.25 TB/s of copy rate); those 
 of 1 to 64 rows, which they meet within 4 % (rms). On other GPUs they stand for want of measurements; what is taken from
 a target are its facts.
 
-What bounds streams is how near to each other the bytes lie that are on their way. The L2 cache is full of what others
-wrote, and writes some of it back while it takes in what is read: while 224 MiB are, 29 MB by DRAM's counters, and where
-it is told that what it takes in may go first, 6 MB with 16 KiB of an SM on their way, 10 with 64, 13 with 128, and 15
-where each block reads a part of its own. Kernels that only read, by bulk copies with that hint, 64 KiB of an SM on the
-way (H200, us, medians of 15 to 20, a 256 MiB fill before each, copy rate 4.25 TB/s, an empty kernel 3.4):
-
-                                                    32 MiB   48 MiB   224 MiB
-    each of 128 blocks its own part                  14.6     19.8     65.8
-    they take turns, 64 KiB each                     14.0     18.7     64.3
-    8 KiB each                                       13.8     17.9     63.7
-    16 KiB at a time, claimed from a counter         13.7     17.4     60.3
-    as many blocks as there are 256 KiB              14.3     -        64.0
-    128 KiB                                          14.4     -        62.1
-    64 KiB                                           14.6     -        60.6
-    32 KiB, two on an SM                             13.7     17.6     59.0
-    by loads to registers, in turn                   13.7     17.6     62.3
-
-So blocks of few columns stream faster: NEAR and FAR. Reading weights whole, row after row, gained
-nothing for products. 8 rows of bf16 (us, medians of 20 to 30, the best of 24 to 52 shapes of each kind, several runs):
-
-                                                    gelu, 4096 x 4096   SwiGLU, 14336 x 4096   RMSNorm, 6144 x 4096
-    tiles of 16 columns                              14.3 to 14.9        63.6 to 64.4           19.4 to 19.6
-    tiles of 32 columns                              14.8 to 14.9        65.1 to 65.8           21.9
-    bulk copies of 4 or 8 rows of w, x in registers  14.9                64.2                   20.1
-    loads to registers, fragments as they come       15.2                66.3                   20.0
-
-How long reading takes depends on how much is on its way at a time, and on how it is dealt out. Blocks that each ask for
-8 to 64 KiB at once, in pieces of 8 KiB or more, read 224 MiB in 58.6 to 60.5 us with 48 KiB of an SM on their way, 59.4
-to 61.6 with 64, 61.1 to 63 with 96, 62 to 63.4 with 128 and 63.8 with 192; in pieces of 1 KiB in 62 to 89. Blocks that
-stay and take turns need 63.5 to 66, since SMs are not served alike: where 132 of them claim pieces of 8 KiB, each gets
-201 to 234 with 64 KiB on their way, and with 128 KiB half of them get 176 to 185 and the others 245 to 258. Slices as
-streams bring them, 1 KiB of each of 8 to 32 rows at a time, are read alone in 63.0 at best and 63.9 in the median of
-113 tiles, rings and numbers of tiles that a block takes in turn; the best product of that run took 64.4. So streams are
-near to what their way of reading costs, and only longer pieces could be faster. Those were tried in blocks of 16 to 128
-KiB that ask for all at once, several on an SM, as were rings whose blocks keep x (us; medians of 20 to 24; the best of
-several hundred ways, three runs):
-
-                                                    gelu, 4096 x 4096   SwiGLU, 14336 x 4096   RMSNorm, 6144 x 4096
-    streams of tiles, in the same runs               14.8 to 15.2        63.7 to 64.4           19.5
-    4 to 16 columns, by bulk copies                  14.9                64.0                   23.6
-    by cp.async, row after row                       16.7                65.1                   24.3
-    depth shared by clusters of 2 to 8               16.0                64.9                   21.1
-    weights to registers                             16.3                72.0                   21.9
-    x in registers for several tiles, by cp.async    15.4                64.6                   19.6
-
-Small blocks wait for x: its 64 KiB take 1.3 to 1.7 us where no weights are read, and 3 to 5 us behind weights that were
-asked for before; a cluster's sums take 1.0 to 1.8 us more. Without weights, blocks of 64 KiB took 39 us of SwiGLU's 64,
-blocks of 128 KiB 32. Of 45 to 75 streams of each chain (medians of 20 to 30), rows that the L2 cache is told of 2 to 8
-KiB ahead cost 7 % and more; 16 teams, slices of 256, rings of 2 and 8, or fewer blocks on an SM than there is room for
-gained nothing.
-
-Less than 2 % takes several processes to be seen: one kernel differs by as much from one to the next, and by more behind
-a prologue (RMSNorm, 8x16x64, 8 teams, ring of 3: 19.3 to 20.8 us in six processes; its product alone 18.8 and 18.9 in
-the two that timed it). What was seen, and is not built in:
-
-- copies that have the L2 cache take 128 bytes (.L2::128B), one process: SwiGLU 0.4 to 1.3 % less in 6 tiles of 7 and
-  0.7 % more in one, gelu 1 % more to 0.3 % less, RMSNorm 3 to 5 % less in 4 of 7, as much more in 3; 256 bytes: none;
-- a bias that is loaded before the copies: 0.6 to 1.2 % less in four processes of five with 8x16x64, 8 teams, ring of 4,
-  and 5 % in the fifth; with others from 6 % less to 5 % more;
-- a gain that is loaded a slice earlier, two processes: 2 to 3 % less with 8x16x128, 4 teams, ring of 3, and with
-  8x16x64, 4 teams, ring of 6; 2 to 3 % more with the latter's ring of 3; within 1.5 % with most. With no gain to load,
-  rings of 4 and 6 take 5 to 10 % less.
+Streams are bound by how near to each other the bytes lie that are on their way: the L2 cache is full of what others
+wrote, and writes some of it back while it takes in what is read. So blocks of few columns stream faster: NEAR and FAR.
+Streams are near to what their way of reading costs. What else was tried is in docs/measurements.md, "Products of few
+rows".
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Three limits that overlap: products and what is made of them; the bytes that come from DRAM; and the lines of the
 factors that all blocks take from the L2 cache. The constants are fitted to 312 candidates of 57 chains and shapes, of
 65 to 16384 rows, bf16 and f16, on one H200 (cold L2, medians of 15), which they meet within 5 % (rms): the first choice
-took 0.2 % more than the best of those measured in the mean, and 4 % at worst. f32's are of 3 shapes (rules/wgmma.py).
+took 0.2 % more than the best of those measured in the mean, and 4 % at worst. f32's are of 3 shapes
+(docs/measurements.md, "f32 by tf32").
 
 Where lines start between sectors of 32 bytes, blocks by themselves take no more than 6 TB/s of them from the L2 cache.
 In shares of the bare product, x @ w.T alone, and with bias and residual (*), medians of 15 to 21, L2 cold, in turns:

@@ -34,22 +34,8 @@ them.
 
 In C (`shortcut.c`, where `fusegen.runtime.native` has it) the same steps take some 1 us less, and another 1.3 less
 where C++ repeats what the guards said, and 0.6 where it makes the results (`fusegen.runtime.guards`). C makes launches
-on NVIDIA GPUs that take no tensor maps; all others are Python's. Six operands, in us, medians of one process each, on
-four H200s' hosts; the upper two rows were measured before each tensor was asked whether it is nested, the third before
-C++ made results and C asked for the stream:
-
-                 with out=  allocated    with out=  allocated    with out=  allocated    with out=  allocated
-    in Python          6.3        8.1          9.1       11.8
-    in C               5.4        7.2          7.6        9.9
-    and C++            4.1        5.5          5.6        8.1          4.4        6.0
-    and its results                                                    4.2        5.3          4.8        6.7
-    prepared                                                                                   4.4
-    the launch         3.4                     4.3                     3.6                     4.0
-    torch.add          6.3                     9.0                     6.7                     8.3
-
-The launch is cuLaunchKernelEx alone, called by C in a loop. What a call takes beside it is 0.3 us when nothing is
-launched; the rest goes to what the driver has left of the processor's caches: a prepared call, which looks at nothing,
-pays it too.
+on NVIDIA GPUs that take no tensor maps; all others are Python's. What a call takes beside the launch is 0.3 us when
+nothing is launched (docs/measurements.md, "Calls").
 
 The logger `fusegen.shortcuts` says on DEBUG what was made, and the whole text of what is in Python.
 """

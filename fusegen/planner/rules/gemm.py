@@ -9,76 +9,16 @@ Two regimes, which differ in nothing but the tile:
   so many-th slice of what is summed, so that no warp waits for another before the end; the teams' sums, of a cluster's
   blocks where there are too few columns for all SMs, are added in a fixed order.
 
-What bounds streams stands in planner/gemm_duration.py, with what their time is reckoned by.
+What measurements on an H200 decided (docs/measurements.md, "Products by mma.sync" and "Products of few rows"):
 
-What bounds tiles that are not `spread`, measured on an H200 with `128x256x64 2x4 4`: bf16, x @ w.T, bias and GELU at
-4096^3, in cycles of an SM for each of the four tiles that it takes in turn (medians over the blocks; the SM ran at 1.75
-GHz, and at 1.97 GHz without products; without a part, results are wrong):
-
-    mma.sync alone, 6.03 for each                       98,800
-    and fragments                                      103,000
-    and copies                                         107,700
-    the same, where addresses are turned in the loop   111,600
-    before the loop                                      2,400
-    epilogue from registers                              5,400
-    epilogue by way of shared memory                     8,100
-
-272 us, where cuBLAS's bare product takes 175. Copies cost what they take to issue: those that only fill with zeros cost
-as much, neither the barrier nor the waiting costs anything (111,500 without), and rings of 3 and of 4 slices take as
-long. Slower were copies at other steps or spread among the products (111,000 to 137,000: ptxas puts three empty loads
-before a copy that follows a fragment's load), an unrolled ring with all addresses kept (114,700: fragments and copies
-then come too close together), products column by column (113,300), fragments loaded just before their use, mbarriers in
-place of the block's barrier, copies by way of the L1 cache, and an epilogue of whole tiles without branches (272.7 for
-270.0). Blocks that stay for all tiles, and copy the next one's first slices before the epilogue, gain 0.5 %. Two blocks
-an SM, 128 x 128 each, hide the epilogue but copy a third more, for which the SM slows down to 1.69 GHz: 282 us.
-
-Tiles that are `spread` have an unrolled ring with all addresses kept, copies among the products, and blocks that stay.
-An integer instruction more in the loop costs 1.2 cycles a warp, and 26 of them make addresses: those that are kept
-differ by constants from slice to slice, which a copy adds by itself (12 bits of bytes). Copies at once fill the queue
-that loads of fragments wait in, too: of prototypes, twelve at once with addresses made anew took 269.0 us, four in each
-of 3 steps 285.8; with addresses kept twelve at once took 278.8, six in each of 2 steps 270.2, three in each of 4 265.5.
-ptxas keeps the order of loads and copies, and moves products: a step's fragments are loaded in the order of their use,
-one before each product, and its copies come behind them. With all loads and copies before the first product the tile
-took 287.8 us, where one that is not spread took 270.1. Products column by column took as long, and as much power.
-
-A block that stays goes on around the ring from tile to tile: from the second slice of a tile's last round on, it copies
-the next tile's slices, which come while sums are stored. Launches took 0.981 to 0.986 of the time of spread tiles whose
-blocks end with them at 4096 rows, 0.991 at 16384, and as long with one tile a block or at 8192^3. As emitted, gelu(x @
-w.T + bias), us, L2 cold, by turns with cuBLAS's bare product, whose time over the tile's stands beside; after 2 s of
-rest, medians of 10 at N = K = 4096 and 4096 rows, otherwise the second and third launch of each:
-
-                               bf16, 4096 rows   f16, 4096       bf16, 16384     f16, 16384      bf16, 8192^3
-    cuBLAS                     175.2             180.8           700             727             1389
-    128x256x64 2x4 4 spread    260.1   0.674     265.2   0.682   1029   0.681    1051   0.691    2025   0.686
-    128x256x32 2x4 4 spread    269.0   0.651     273.3   0.662   1055   0.664    1076   0.675    2060   0.674
-    128x256x64 2x4 4           268.5   0.652     273.3   0.662   1061   0.660    1086   0.669    2073   0.670
-    128x256x64 2x4 3           269.3   0.650     274.3   0.659   1063   0.659    1094   0.665    2077   0.669
-
-The second one fits an A100 and an L40S, which were not measured. The GPU's 700 W last for a few launches of a
-millisecond; then its clock falls, and mma.sync loses more by turns with wgmma: 1197 us and 0.628 in the 40 launches
-after these at 16384 rows, bf16, 1225 and 0.632 in f16, 2337 and 0.632 at 8192^3, all tiles alike. By turns with cuBLAS
-alone, medians of 20 and 30, it was 0.680, 0.667, 0.631 and 0.694; at 4096 rows on a GPU just heated 0.640 to 0.669.
-Running alone for half a second, cuBLAS took 842 us at 1.48 GHz, and the spread tile 1215 at 1.65, which is 0.69.
-
-A ring of 3 slices, whose last round leaves one over for most depths, has room on an A100, too: what was left over took
-255 registers and 273.5 to 274.5 us, no less than slices of 32, and was not kept.
-
-Tiles of 96 and of 192 rows fill the SMs where others don't: 777 x 2880 x 2880, bf16, took 43.4 us, and 52.9 at best
-without them; 1024 x 2880 x 2880 46.5 and 53.2; 1000 x 3072 x 1024 20.7 and 24.2.
-
-f32 factors lie in shared memory as they are, and become tf32 as a warp loads its fragments: mma.sync takes no notice of
-the 13 bits that tf32 lacks, which is to cut them off (PTX ISA, "mma", operands of type .tf32). 4096^3, the same tile of
-as many bytes, medians of 12, L2 cold, in the run where cuBLAS took 334 us:
-
-    rounded by cvt.rn.tf32 as fragments are loaded                     626 us
-    rounded before fragments are multiplied                            633
-    by cvt.rna.tf32, three instructions, as sm_80 has it               679
-    by a comparison and an addition                                    684
-    not rounded: 2.6 times the error                                   547
-    w across the depth, which ldmatrix does not transpose              695 to 723
-    x, too                                                             759
-
-AMD's matrix units multiply f32 as it is (v_mfma_f32_32x32x2_f32); the xf32 of gfx942, four times as fast, is not used.
+- The loop is bound by issuing copies and making addresses, not by waiting. So tiles that are `spread` unroll the ring,
+  keep all addresses, and issue copies among the products.
+- Their blocks are persistent, and copy the next tile's first slices while sums are stored.
+- ptxas keeps the order of loads and copies, and moves products: a step's fragments are loaded in the order of their
+  use, one before each product, and its copies come behind them.
+- Tiles of 96 and of 192 rows fill the SMs where others don't.
+- f32 factors lie in shared memory as they are, and are rounded to tf32 as a warp loads its fragments: mma.sync cuts
+  off. AMD's matrix units multiply f32 as it is.
 """
 
 from __future__ import annotations

@@ -3,104 +3,16 @@
 What a tensor copy moves is a box of a tensor at a multiple of 16 bytes, with strides in multiples of 16 bytes: factors
 that lie otherwise, and right factors that are computed, are the general rule's, `gemm`.
 
-Measured on an H200 with a text of this design by hand: bf16, x @ w.T, bias and GELU, in turns with cuBLAS's bare
-product (medians of 41, L2 cold, one run). In shares of its time, at 4096^3, 16384 x 4096 x 4096 and 8192^3:
+What measurements on an H200 decided (docs/measurements.md, "Products on Hopper"):
 
-    128 x 128 tiles by turns                           1.029  0.945  0.952
-    the same in clusters of two, one below the other   1.040  0.953  0.966
-    128 x 256 tiles in halves, in such clusters        1.041  1.042  1.006
-    and with nothing behind the product                0.999  0.978  0.973
-    by turns in clusters of two side by side           1.036  0.950  0.963
-    and with nothing behind the product                1.019  0.941  0.954
-
-Halves make something of a tile's sums while nobody multiplies. Turns hide that; they move half as much again through
-shared memory, which shows only where the power limit does not hold the clock down. SwiGLU at 4096 x 14336 x 4096 took
-0.958 by turns and 1.007 in halves. At 4096^3, 5 slices of the ring took 1.051 and 4 took 1.078, where 6 took 1.036.
-
-A left factor that is computed goes to the tensor cores from registers: a group prepares its fragments of a slice while
-the other one multiplies, and what does not fit in that time costs. RMSNorm and its gain before 4096 x 6144 x 4096, in
-shares of cuBLAS's bare product (six runs, medians of 15 to 30, L2 cold):
-
-    half a slice at a time, by f32, the gain from global memory                   1.21
-    a slice at a time, pairs scaled at once, which rounds as f32 does             1.05
-    the gain's slices in shared memory too, read a pair at a time                 1.07
-    read 8 pairs at a time, bf16 taken out of a pair by a shift and a mask        1.02, of 16384 rows 1.04
-    and the groups multiply by turns, a slice each                                1.02, of 16384 rows 1.02
-    the last two with a gain of f32                                               1.15, 1.07
-    without a gain                                                                1.00
-    a quarter of a slice at a time, prepared between the products of others       1.13
-    tiles by turns: nobody multiplies while a group prepares                      1.31
-    three more warps that rewrite slices in shared memory                         1.24
-
-Then launch by launch in turns with cuBLAS: what the power limit does to one block of launches it may not do to the next
-(five runs, medians of 12 to 50 pairs, SM clocks of 1.5 to 1.8 GHz; of 4096 and of 16384 rows):
-
-    the best of the above                                                         1.009  1.020
-    and nothing is stored                                                         0.976  0.986
-    or converted only                                                             0.986  0.994
-    or stored without fences and waits: it is not these that cost                 1.010  1.020
-    half a tile is kept in registers, and stored behind the next one's products   1.005  1.010
-    all of it, and the next one's first slice is prepared before it is converted  1.003  1.005
-    and 128 blocks, 16 rows of tiles at a time                                    0.997  1.003
-    that, without the statistic                                                   0.986  0.998
-    the statistic of a row of tiles in a block's first of them alone, by a branch 0.997  1.012
-    a plain product in halves                                                     0.998  1.014
-    with nothing stored                                                           0.965  0.980
-    and nothing copied but the first slices: it is not memory that it waits for   0.956  0.979
-    a plain product by turns                                                      0.980  0.962
-
-Cache hints on copies and stores made no difference. What takes longer to prepare is better prepared within its tile,
-and stored at its end: of 4096 rows behind a gain of f32 1.076, not 1.131, behind a bias 1.038, not 1.092, behind a bias
-and GELU 1.67, not 1.74.
-
-f32 is rounded to tf32 by the tensor copies, on its way to shared memory: to even, and to an infinity beyond the largest
-tf32, as read from an H200. Medians of 12, L2 cold, in shares of cuBLAS's bare product of f32 by tf32 in the same run:
-
-                                        4096^3   16384 x 4096 x 4096   8192^3   512 x 4096 x 4096
-    128 x 128 tiles by turns             1.19     1.10                  1.18     0.95
-    in clusters of two                   1.11     1.05                  1.23     0.96
-    128 x 256 tiles in halves            1.00     1.14                  1.41     1.58
-    in clusters of two, by 16 rows       1.01     1.04                  1.16     1.60
-
-That is 411 TFLOP/s at 4096^3. With bias and GELU behind it 342 us are 0.99; bf16 stored in place of f32, 347 are 0.97.
-
-Where tiles of 128 x 128 are few, in shares of the bare product (medians of 15, L2 cold, in turns with cuBLAS): the
-product alone of 128 rows, 4096 and 1024 columns, and behind it bias and GELU of 200 and of 256 rows, K = 4096.
-
-                                              128 x 4096   128 x 1024   200 x 4096   256 x 4096
-    128 x 128 tiles by turns                    1.40         1.95         1.33         1.18
-    in halves                                   1.40         1.94         1.31         1.16
-    128 x 64 tiles                              1.10         1.23         1.29         0.90
-    and two blocks share one                    1.01         1.11                      1.21
-    and four                                    1.48         0.92
-    their sums in place of the right factor's slices, which leaves the ring its length; tiles have rows alike:
-    two blocks share 64 columns                 0.97         1.04
-    four                                                     0.90
-    two share 128                               1.09         1.39         1.12         0.97
-    none shares 64                              1.14         1.23         1.06         0.90
-
-RMSNorm and its gain before products of few tiles, in shares of the bare product (L2 cold, in turns with cuBLAS; the
-first two and mma.sync's of one run, the others of three more; medians of 15 to 21). A warp asks for pairs of the gain,
-one a lane, before it waits for a slice's place in the ring:
-
-                                                       128 x 4096   65 x 4096   512 x 1024   256 x 6144
-    for those of this slice                               1.28         1.35        1.43         1.37
-    of the next one as well                               1.09         1.16        1.33         1.27
-    of eight                                              1.07         1.12        1.37         1.25
-    and no turns                                          1.05                     1.29         1.25
-    that, without the statistic                           1.02                     1.20         1.20
-    of two slices, squares summed by mma.sync             1.08         1.17        1.35         1.38
-    of two slices and no turns, as it is (a run more)     1.09         1.09        1.32         1.23
-
-Squares summed by two of the warps that bring slices, for rows that are new to a block, took 1.10 at 4096 x 6144 x 4096
-and 1.14 of 16384 rows, where the statistic takes 1.4 % and nothing. 16384 rows take 1.004 to 1.009 (four runs), and as
-long as 16896, which leave no SM without a tile and take 0.96 to 0.98 of cuBLAS.
-
-Clusters of four have room on 120 of 132 SMs. What lies beyond the last row takes a tensor copy longer than rows do;
-boxes of 32 and of 16 rows, without those that lie beyond it, cost more than they saved where all rows are there (1.06
-and 1.15 at 128 x 4096 x 4096). Fetching the tensor maps ahead made no difference. Asking for boxes of the right factor
-in the L2 cache ahead of their copies took 1.1 to 1.6 times as long. A residual that comes through the ring took
-relu(x @ w.T + bias) + residual from 1.040 to 1.020 at 4096^3, in halves, and from 1.62 to 1.07 at 333 x 5000 x 1200.
+- Two warpgroups take turns with tiles of 128 x 128 (ping-pong), which hides what stands behind a product, or share one
+  of 128 x 256 (cooperative), which moves less through shared memory and is faster for large products of f32 by tf32.
+- A left factor that is computed goes to the tensor cores from registers: a group prepares a slice while the other one
+  multiplies. A tile's sums are stored behind the next one's products, where the left factor is quickly prepared; where
+  it takes longer, it is better prepared within its tile, and stored at its end.
+- Where tiles are few, other widths fill the SMs, and the blocks of a cluster share a tile's K (split-K).
+- f32 is rounded to tf32 by the tensor copies: to even, and to an infinity beyond the largest tf32.
+- Cache hints, tensor maps fetched ahead and boxes without the rows beyond the last gained nothing.
 """
 
 from __future__ import annotations
