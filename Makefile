@@ -41,15 +41,15 @@ check: setup ## lint, format, types, and that generated/ is what fusegen emits
 	$(IN)/mypy
 	$(IN)/fusegen emit --check
 
-golden: setup ## write generated/ anew, and what README.md quotes of it
+golden: setup ## write generated/ anew, and what README.md and docs/ quote of it
 	$(IN)/fusegen emit
-	$(IN)/python -m pytest -q --update-golden tests/test_readme.py -k quotes
-	git --no-pager diff --stat -- generated README.md
+	$(IN)/python -m pytest -q --update-golden tests/test_docs.py -k quotes
+	git --no-pager diff --stat -- generated README.md docs
 
 gpu: setup ## the tests that need a GPU, one at a time
 	$(IN)/python -m pytest -m gpu
 
-bench: setup ## measure README's table of speeds on this GPU; with torch in .venv, also against it
+bench: setup ## measure the table of rows in docs/measured.md on this GPU; with torch in .venv, also against it
 	$(IN)/python benchmarks/table.py --again
 	$(IN)/python benchmarks/table.py --print
 

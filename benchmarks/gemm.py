@@ -114,7 +114,7 @@ def cells(row: Row, facts: Mapping[str, Any]) -> list[str]:
 
 
 def table_of(data: Mapping[str, Any]) -> str:
-    """Markdown: README's columns of the measured rows."""
+    """Markdown: the columns of docs/measured.md, of the measured rows."""
     lines = ["| chain | M x N x K | fusegen, us | bare cuBLAS | ratio | cuBLASLt epilogue |", "|" + "---|" * 6]
     for row in ROWS:
         found = cells(row, data[row.name]) if row.name in data else []

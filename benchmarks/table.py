@@ -1,10 +1,10 @@
-"""The README's table of speeds: measured on a GPU with one command, and made from committed data without one.
+"""The table of speeds of rows: measured on a GPU with one command, and made from committed data without one.
 
     python benchmarks/table.py                  # measure what benchmarks/data/h200_table.json does not have yet
     python benchmarks/table.py --again          # measure everything
     python benchmarks/table.py --only softmax   # rows that match; others stay as they are
     python benchmarks/table.py --print          # the table from the data; needs no GPU
-    python benchmarks/readme.py                 # and into README
+    python benchmarks/readme.py                 # and into docs/measured.md and README
 
 Every row is what `fusegen bench` gives: our kernel, the same chain unfused, torch eager, torch.compile, hand-written
 peers, the bytes that DRAM moved. The file is written after every row, so that what a stopped run measured stays.

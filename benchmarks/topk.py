@@ -254,15 +254,16 @@ NAMES = {
 
 
 def table_of(data: Mapping[str, Any]) -> str:
-    """Markdown: README's columns of the first table."""
+    """Markdown: the columns of docs/measured.md, of the first table."""
     lines = ["| chain | rows x V, k | fusegen | of copy rate | torch |", "|---|---|---|---|---|"]
-    for row in data["beside torch"]:
-        if row["right"]:
-            rows, cols, *k = row["sizes"].values()
-            us = [f"{us:.0f} us" if us >= 20 else f"{us:.1f} us" for us in (row["measured_us"], row["torch_us"])]
-            shape = f"{rows} x {cols}, {k[0] if k else 1}"
-            lines.append(f"| {NAMES[row['chain']]} | {shape} | {us[0]} | {row['share']:.0%} | {us[1]} |")
+    lines += [f"| {' | '.join(cells_of(row))} |" for row in data["beside torch"] if row["right"]]
     return "\n".join(lines) + "\n"
+
+
+def cells_of(row: Mapping[str, Any]) -> list[str]:
+    rows, cols, *k = row["sizes"].values()
+    us = [f"{us:.0f} us" if us >= 20 else f"{us:.1f} us" for us in (row["measured_us"], row["torch_us"])]
+    return [NAMES[row["chain"]], f"{rows} x {cols}, {k[0] if k else 1}", us[0], f"{row['share']:.0%}", us[1]]
 
 
 WIDTHS = (15, 7, 8, 5, 8, 7, 7, 8, 5, 8, 10, 9, 5, 8, 6, 0)

@@ -5,7 +5,7 @@
     python benchmarks/tune_shipped.py --kind products            # or rows, or selections
     python benchmarks/tune_shipped.py --list                     # the cases; needs no GPU
 
-Every case is tuned: row chains of specs/, and the selections and products of README's tables. Its validated candidates
+Every case is tuned: row chains of specs/, and the selections and products of docs/measured.md. Its validated candidates
 are written: the winner, those close to it, and the cost model's own choice. The file is written after each chain,
 whole, so an interrupted run leaves the rows it got to. Other GPUs' rows stay; this one's earlier rows go when the run
 was complete. `--report` writes every candidate's time as JSON.
@@ -106,7 +106,7 @@ CASES = (
 
 
 def load(specs: str) -> Mapping[str, Chain]:
-    """The chains of `specs`, and those that README's table of selections is about, by name."""
+    """The chains of `specs`, and those of the table of selections, by name."""
     return {chain.name: chain for chain in (*load_chains(specs), *(chain for chain, _ in topk.SHAPES))}
 
 

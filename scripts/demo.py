@@ -170,7 +170,7 @@ def closing(results: Sequence[Result], seconds: float) -> int:
     ]
     for text in dict.fromkeys(missing):
         say("", text, style="yellow")
-    say("", "next: fusegen explain specs/rmsnorm.py, fusegen --help, README.md")
+    say("", "next: fusegen explain specs/rmsnorm.py, fusegen --help, README.md, docs/")
     return 1 if wrong else 0 if right else 3
 
 

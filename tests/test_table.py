@@ -99,14 +99,29 @@ def test_rows_are_kept_in_order_and_read_again(table: ModuleType, tmp_path: Path
     assert order == [table.ROWS[0].name, table.ROWS[1].name, table.ROWS[16].name]
 
 
-def test_readme_has_the_tables_of_the_data(request: pytest.FixtureRequest) -> None:
-    text = readme.README.read_text()
-    assert {name for _, name, _, _ in readme.MARKED.findall(text)} == set(readme.TABLES)
-    fresh = readme.inserted(text)
-    if request.config.getoption("--update-golden"):
-        readme.README.write_text(fresh)
-        return
-    assert fresh == text, "README's tables are not what the data say; `python benchmarks/readme.py` writes them"
+def test_documents_have_the_tables_of_the_data(request: pytest.FixtureRequest) -> None:
+    texts = {document: document.read_text() for document in (readme.README, readme.MEASURED)}
+    marked = [name for text in texts.values() for _, name, _, _ in readme.MARKED.findall(text)]
+    assert sorted(marked) == sorted(readme.TABLES)
+    for document, text in texts.items():
+        fresh = readme.inserted(text)
+        if request.config.getoption("--update-golden"):
+            document.write_text(fresh)
+        else:
+            assert fresh == text, f"{document.name} is not what the data say; `python benchmarks/readme.py` writes it"
+
+
+def test_the_headline_is_short_and_says_what_the_tables_say() -> None:
+    """At most 12 rows, each of them in docs/measured.md with the same figures; one operator of a chain is no rival."""
+    lines = readme.headline().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines[2:] if line.startswith("|")]
+    assert len(rows) == len(readme.HEADLINE) <= 12
+    text = readme.MEASURED.read_text()
+    for _, shape, own, *_, beside in rows:
+        _, _, time = beside.rpartition(": ")
+        assert all(any(part in line and shape in line for line in text.splitlines())
+                   for part in (own.removesuffix(" us"), time.removesuffix(" us"))), (shape, own, beside)  # fmt: skip
+    assert lines[-1].startswith("On one NVIDIA H200, driver ")
 
 
 def test_the_tables_of_products_and_selections(table: ModuleType) -> None:
