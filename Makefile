@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV   := .venv
 STAMP  := $(VENV)/.set-up
+DOCS   := $(VENV)/.docs
 IN     := $(VENV)/bin
 SEEDS  ?= 0-1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz check golden gpu bench tuned clean
+.PHONY: help setup demo test fuzz check docs golden gpu bench tuned clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +42,13 @@ check: setup ## lint, format, types, and that generated/ is what fusegen emits
 	$(IN)/mypy
 	$(IN)/fusegen emit --check
 
+docs: $(DOCS) ## build the documents into site/; what mkdocs warns of is an error
+	$(IN)/mkdocs build --strict # not --quiet, which hides what strict counts
+
+$(DOCS): $(STAMP)
+	$(IN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
 golden: setup ## write generated/ anew, and what README.md and docs/ quote of it
 	$(IN)/fusegen emit
 	$(IN)/python -m pytest -q --update-golden tests/test_docs.py -k quotes
@@ -57,4 +65,4 @@ tuned: setup ## measure the database that comes with fusegen anew, on this GPU
 	$(IN)/python benchmarks/tune_shipped.py
 
 clean: ## remove .venv and what the tools left
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
