@@ -241,7 +241,7 @@ def selected_by_hand(value: Any, logits: Any, k: int, limit: float) -> tuple[Any
 
 
 def probabilities(z: Any) -> Any:
-    """F.softmax's, by README: NaN stays in its row, a row of nothing but -inf has zeros."""
+    """F.softmax's, by docs/numerics.md: NaN stays in its row, a row of nothing but -inf has zeros."""
     top = z.max(-1, keepdims=True)
     e = np.exp(z - np.where(top == -INF, 0.0, top))
     total = e.sum(-1, keepdims=True)

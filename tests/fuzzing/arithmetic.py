@@ -1,4 +1,4 @@
-"""Elementwise ops on bounded values: the accuracies here are those that README and the op table promise, with room."""
+"""Elementwise ops on bounded values: the accuracies here are those that docs and op table promise, with room."""
 
 from __future__ import annotations
 

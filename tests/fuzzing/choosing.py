@@ -1,4 +1,4 @@
-"""The k largest of each row by the order that README states, on bounded keys: NaN first, ties by column, -inf never.
+"""The k largest of each row by the order of docs/spec.md, on bounded keys: NaN first, ties by column, -inf never.
 
 Of i32 the lowest, -2^31, is what -inf is of floats.
 """

@@ -15,7 +15,7 @@ SPECIAL = (INF, -INF, float("nan"), 0.0, -0.0, 1e30, 6e4, 1e-30)
 FLOATS = ("small integers", "tiny", "wide", "normal", "normal", "normal", "constant rows", "few numbers")
 ENDS = (2**31 - 1, -(2**31), 2**31 - 2, -(2**31) + 1, 2**24 + 1, 2**24, -(2**24) - 1, 2**30, 0, 1, -1)
 
-# README takes these as they are; how often each is drawn, of those that the shape has room for
+# docs/calling.md takes these as they are; how often each is drawn, of those that the shape has room for
 TAKEN = {"plain": 50, "padded": 15, "misaligned": 10, "exchanged": 10, "broadcast": 8, "every second row": 7}
 MATRICES = {"columns first": 12}  # which way round a matrix lies is free
 OTHERS = {"columns first": 3, "reversed": 3}  # taken, or refused in a sentence

@@ -5,7 +5,7 @@ Classes of what came of it:
     right        every element that can be judged is what is meant, in every call
     refused      a clear error of a spec, a plan or a call, in a sentence
     wrong        the kernel passed fusegen's validation, and is not what is meant
-    false-alarm  fusegen refuses a kernel that is right, or a layout that README takes
+    false-alarm  fusegen refuses a kernel that is right, or a layout that docs/calling.md takes
     caught       fusegen's validation refuses a kernel, and rightly
     crash        any other exception, or the process dies
     hang         over the time limit
@@ -241,7 +241,7 @@ def calls(outcome: Outcome, found: Case, call: Call, kernel: Kernel) -> list[str
         layouts = {fill.layout for fill, used in zip(found.fills, found.draft.used, strict=True) if used}
         layouts |= {fill.layout for fill in found.outs or ()}
         if layouts <= TAKEN.keys():
-            complaints.append(f"{REFUSES} that README takes: {type(error).__name__}: {error}")
+            complaints.append(f"{REFUSES} that docs/calling.md takes: {type(error).__name__}: {error}")
         return complaints
     complaints += [f"operands laid out: {one}" for one in judged(outcome, found, call, got)]
     differ = "bits depend on the layout" if alike and found.laid else "a second call differs"
