@@ -249,6 +249,16 @@ BROKEN = [
         "accumulator of a wgmma.mma_async that this thread has not",
         "READ",
     ),
+    *(
+        (
+            f"accumulator {which} is touched before the wait",
+            [("wait<0>(); // WAIT", f"d[{which}] += 1.0f; // BUG\n  wait<0>();")],
+            "race",
+            "accumulator of a wgmma.mma_async that this thread has not",
+            "BUG",
+        )
+        for which in (0, 7, 15)
+    ),
     (
         "a wait for the group before",
         [("wait<0>(); // WAIT", "wait<1>();")],

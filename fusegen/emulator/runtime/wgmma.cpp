@@ -233,6 +233,7 @@ static Wgmma operation_of(const Warpgroup& group) {
     const WgmmaOperand* mine = group.issues[thread]->operands;
     for (u32 i = 0; i < each; ++i) {
       operation.sums.push_back(reinterpret_cast<float*>(mine[i].bits));
+      operation.spans[thread].include(operation.sums.back());
     }
     for (u32 i = 0; operation.a_in_registers && i < 4; ++i) {
       operation.fragments.push_back(mine[each + i]);
@@ -405,15 +406,18 @@ void touch_registers(Fiber& fiber, const char* place, u64 bytes, const char* ver
     const Warpgroup& group = warpgroup_of(fiber);
     const u32 thread = fiber.linear - group.first_thread;
     for (const Wgmma& operation : group.pending) {
-      const u32 each = operation.n / 2;
-      for (u32 i = thread * each; !operation.waited[thread] && i < (thread + 1) * each; ++i) {
+      if (operation.waited[thread]) {
+        continue;
+      }
+      const u32 each = operation.spans[thread].meets(place, bytes) ? operation.n / 2 : 0;
+      for (u32 i = thread * each; i < (thread + 1) * each; ++i) {
         const auto* sum = reinterpret_cast<const char*>(operation.sums[i]);
         if (sum < place + bytes && place < sum + sizeof(float)) {
           fail_at(Fault::race, site, worker->launch->image.site(operation.site),
                   "%s of an accumulator of a wgmma.mma_async that this thread has not waited for", verb);
         }
       }
-      if (!writes || !operation.a_in_registers || operation.waited[thread]) {
+      if (!writes || !operation.a_in_registers) {
         continue;
       }
       for (u32 i = 4 * thread; i < 4 * thread + 4; ++i) {

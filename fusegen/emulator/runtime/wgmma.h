@@ -20,6 +20,18 @@ struct WgmmaOrder {
   const char* high = nullptr;
 };
 
+struct Span {
+  const char* low;
+  const char* high;
+
+  void include(const float* value) {
+    const auto* first = reinterpret_cast<const char*>(value);
+    low = low && low < first ? low : first;
+    high = high > first + sizeof *value ? high : first + sizeof *value;
+  }
+  bool meets(const char* place, u64 bytes) const { return place < high && low < place + bytes; }
+};
+
 // 64 x 16 of A, or 16 x n of B, in shared memory; of tf32 8 deep.
 struct SharedMatrix {
   u64 descriptor;
@@ -44,6 +56,7 @@ struct Wgmma {
   std::vector<WgmmaOperand> fragments;  // of A: four registers a thread
   std::vector<float*> sums;    // n / 2 a thread
   std::vector<float> addends;  // likewise; none if an earlier instruction gives them
+  Span spans[warpgroup_threads] = {};  // from a thread's first accumulator to its last, mostly one array
   bool landed = false;
   bool finished = false;  // some thread has waited for it
   u32 phase = 0;          // of its reads, in the checking build
