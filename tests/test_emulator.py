@@ -36,6 +36,7 @@ from fusegen.emulator import (
     workplace,
 )
 from fusegen.emulator.rewrite import rewrite_shared
+from fusegen.emulator.tokens import tokens_of
 from fusegen.storage import entries
 from tests.tools import needs_check, needs_compiler
 
@@ -337,6 +338,14 @@ def test_build_error_shows_the_log_and_the_source(body: str, says: str) -> None:
 
 
 # --- the rewriting of __shared__
+
+
+def test_tokens_are_what_is_no_blank_comment_or_preprocessor_line() -> None:
+    source = '#define a "b" \\\n c\n /* # */ # pragma d\nR"(\n#x")" # u8"/*" // e\n1\'000.5f::f \'\\\'\'\n'
+    tokens = tokens_of(source)
+    assert [token.text for token in tokens] == ['R"(\n#x")"', "#", 'u8"/*"', "1'000.5f", "::", "f", "'\\''"]
+    assert [token.text for token in tokens if token.is_name] == ["f"]
+    assert all(source[token.start : token.end] == token.text for token in tokens)
 
 
 @pytest.mark.parametrize(

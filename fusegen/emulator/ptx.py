@@ -21,11 +21,11 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fusegen.emulator.errors import EmulatorBuildError
-from fusegen.emulator.tokens import CLOSING, Token, matching, plain_text, read_tokens
+from fusegen.emulator.tokens import CLOSING, Token, matching, plain_text, tokens_of
 
 _DIALECT = Path(__file__).parent / "dialect"
 _WORDS = ("asm", "__asm__", "__asm")
@@ -50,9 +50,11 @@ def rewrite_asm(source: str) -> str:
 
     Raises EmulatorBuildError for a statement or an instruction that the emulator doesn't know.
     """
+    if "asm" not in source:
+        return source
     if macro := _MACRO.search(source):
         raise _refusal(source, macro.end(), "asm in a macro: the emulator reads it in functions only")
-    tokens = list(read_tokens(source))
+    tokens = tokens_of(source)
     pieces: list[str] = []
     done = 0
     for number, (first, last) in enumerate(_statements(source, tokens)):
@@ -64,7 +66,7 @@ def rewrite_asm(source: str) -> str:
     return "".join(pieces)
 
 
-def _statements(source: str, tokens: list[Token]) -> Iterator[tuple[int, int]]:
+def _statements(source: str, tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
     """The first token and the semicolon of each asm statement."""
     index = 0
     while index < len(tokens):
@@ -85,7 +87,7 @@ def _statements(source: str, tokens: list[Token]) -> Iterator[tuple[int, int]]:
 class _Statement:
     """One asm statement: its strings as PTX, its operands as C++ expressions."""
 
-    def __init__(self, source: str, tokens: list[Token], number: int) -> None:
+    def __init__(self, source: str, tokens: Sequence[Token], number: int) -> None:
         self.source = source
         self.start = tokens[0].start
         self.number = number  # labels belong to a function, not to a block, so each statement numbers its own
@@ -125,7 +127,7 @@ class _Statement:
 
     # --- the C++ around the PTX
 
-    def _sections(self, tokens: list[Token]) -> list[list[Token]]:
+    def _sections(self, tokens: Sequence[Token]) -> list[list[Token]]:
         """Split at the colons; `::` is two of them."""
         sections: list[list[Token]] = [[]]
         depth = 0
@@ -138,13 +140,13 @@ class _Statement:
                 sections[-1].append(token)
         return sections
 
-    def _string(self, tokens: list[Token]) -> str:
+    def _string(self, tokens: Sequence[Token]) -> str:
         try:
             return "".join(str(ast.literal_eval(token.text.removeprefix("R"))) for token in tokens)
         except (ValueError, SyntaxError):
             raise self._refuse("the instructions must be plain string literals") from None
 
-    def _operand(self, tokens: list[Token]) -> tuple[str, str]:
+    def _operand(self, tokens: Sequence[Token]) -> tuple[str, str]:
         """The constraint and the expression of `"=r"(x)`."""
         if len(tokens) < 3 or tokens[1].text != "(" or matching(tokens, 1) != len(tokens) - 1:
             raise self._refuse(f'the operand {plain_text(self.source, tokens)} is not of the form "r"(value)')
@@ -241,7 +243,7 @@ def _parts(operand: str) -> list[str]:
     return operand.split("|")
 
 
-def _split(tokens: list[Token]) -> list[list[Token]]:
+def _split(tokens: Sequence[Token]) -> list[list[Token]]:
     """Split at the commas between operands."""
     parts: list[list[Token]] = [[]]
     depth = 0

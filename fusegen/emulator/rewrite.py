@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fusegen.emulator.errors import EmulatorBuildError
-from fusegen.emulator.tokens import CLOSING, Token, matching, plain_text, read_tokens
+from fusegen.emulator.tokens import CLOSING, Token, matching, plain_text, tokens_of
 
 DEFAULT_ALIGNMENT = 16  # bytes; what every kernel may count on for the start of dynamic shared memory
 UNKNOWN_ALIGNMENT = 1024  # for an alignment that is not a number: more than any declaration asks for
@@ -56,7 +56,9 @@ class _Declaration:
 
 def rewrite_shared(source: str) -> Rewritten:
     """Replace the __shared__ declarations. Raises EmulatorBuildError for one in a form that is not understood."""
-    tokens = list(read_tokens(source))
+    if "__shared__" not in source:
+        return Rewritten(source, DEFAULT_ALIGNMENT)
+    tokens = tokens_of(source)
     alignment = DEFAULT_ALIGNMENT
     changes: list[tuple[int, int, str]] = []  # start, end, what comes there
     captured: dict[int, list[str]] = {}  # the names that a lambda adds, by the bracket that closes its captures
@@ -84,7 +86,9 @@ def rewrite_shared(source: str) -> Rewritten:
 
 def rewrite_vectors(source: str) -> str:
     """Replace clang's ext_vector_type in a typedef or alias. Raises EmulatorBuildError where it stands elsewhere."""
-    tokens = list(read_tokens(source))
+    if "ext_vector_type" not in source:
+        return source
+    tokens = tokens_of(source)
     changes: list[tuple[int, int, str]] = []
     for index, token in enumerate(tokens):
         if token.text not in ("ext_vector_type", "__ext_vector_type__"):
@@ -106,7 +110,9 @@ def rewrite_vectors(source: str) -> str:
 
 def attribute(source: str, entry: str, name: str) -> str:
     """What stands in the __cluster_dims__ or __launch_bounds__ of a kernel, as written; empty if it has none."""
-    tokens = list(read_tokens(source))
+    if name not in source:
+        return ""
+    tokens = tokens_of(source)
     for index, token in enumerate(tokens):
         if token.text == name:
             end = matching(tokens, index + 1)
@@ -121,7 +127,9 @@ def require_grid_constants(source: str) -> None:
 
     Raises EmulatorBuildError for a CUtensorMap that is passed by value without __grid_constant__.
     """
-    tokens = list(read_tokens(source))
+    if "CUtensorMap" not in source:
+        return
+    tokens = tokens_of(source)
     for index, token in enumerate(tokens[:-2]):
         if token.text != "CUtensorMap" or not tokens[index + 1].is_name or tokens[index + 2].text not in (",", ")"):
             continue
@@ -140,7 +148,7 @@ def _with_changes(source: str, changes: list[tuple[int, int, str]]) -> str:
     return "".join([*pieces, source[done:]])
 
 
-def _lambdas(tokens: list[Token], index: int) -> Iterator[int]:
+def _lambdas(tokens: Sequence[Token], index: int) -> Iterator[int]:
     """Where the captures end of each lambda from a declaration to the end of its scope, unless it takes all by &."""
     depth = 0
     while depth >= 0 and index + 1 < len(tokens):
@@ -155,7 +163,7 @@ def _lambdas(tokens: list[Token], index: int) -> Iterator[int]:
             yield end
 
 
-def _shared_statements(tokens: list[Token]) -> Iterator[tuple[int, int, bool]]:
+def _shared_statements(tokens: Sequence[Token]) -> Iterator[tuple[int, int, bool]]:
     """First token, the ending semicolon, and whether it stands outside any function, of each declaration."""
     scopes: list[bool] = []  # of each open brace: does it open a namespace or extern "C"?
     start = 0  # of the statement
@@ -179,13 +187,13 @@ def _shared_statements(tokens: list[Token]) -> Iterator[tuple[int, int, bool]]:
         index += 1
 
 
-def _opens_namespace(head: list[Token]) -> bool:
+def _opens_namespace(head: Sequence[Token]) -> bool:
     """Whether a brace behind these tokens is that of a namespace or of `extern "C"`, not of a function or a block."""
     texts = [token.text for token in head]
     return "namespace" in texts or (len(texts) == 2 and texts[0] == "extern" and texts[1].startswith('"'))
 
 
-def _find_semicolon(tokens: list[Token], index: int) -> int:
+def _find_semicolon(tokens: Sequence[Token], index: int) -> int:
     depth = 0
     while index < len(tokens):
         text = tokens[index].text
@@ -197,7 +205,7 @@ def _find_semicolon(tokens: list[Token], index: int) -> int:
     raise EmulatorBuildError("a __shared__ declaration has no end")
 
 
-def _parse(source: str, statement: list[Token]) -> _Declaration:
+def _parse(source: str, statement: Sequence[Token]) -> _Declaration:
     """Read `[extern] __shared__ [attributes] type declarator, ...`."""
     kept: list[Token] = []
     alignments: list[str] = []
@@ -232,7 +240,7 @@ def _parse(source: str, statement: list[Token]) -> _Declaration:
     return _Declaration(type_text, declarators, tuple(alignments), is_extern)
 
 
-def _split(tokens: list[Token]) -> list[list[Token]]:
+def _split(tokens: Sequence[Token]) -> list[list[Token]]:
     """Split at the commas between declarators. `<` brackets only in front of the first name's own brackets."""
     parts: list[list[Token]] = [[]]
     depth = angle = 0
@@ -248,7 +256,7 @@ def _split(tokens: list[Token]) -> list[list[Token]]:
     return parts
 
 
-def _name_index(source: str, statement: list[Token], part: list[Token]) -> int:
+def _name_index(source: str, statement: Sequence[Token], part: Sequence[Token]) -> int:
     """The declared name: the last name before the first bracket, or before the end."""
     angle = 0
     last: int | None = None
@@ -263,7 +271,7 @@ def _name_index(source: str, statement: list[Token], part: list[Token]) -> int:
     return last
 
 
-def _declarator(source: str, statement: list[Token], part: list[Token]) -> _Declarator:
+def _declarator(source: str, statement: Sequence[Token], part: Sequence[Token]) -> _Declarator:
     name = _name_index(source, statement, part)
     rest = part[name + 1 :]
     end = 0
@@ -307,7 +315,7 @@ def _slots(declaration: _Declaration) -> str:
 
 
 def _refusal(
-    source: str, statement: list[Token], reason: str, what: str = "__shared__ declaration"
+    source: str, statement: Sequence[Token], reason: str, what: str = "__shared__ declaration"
 ) -> EmulatorBuildError:
     line = source.count("\n", 0, statement[0].start) + 1
     return EmulatorBuildError(f"line {line}: the emulator can't read this {what}: {reason}\n"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 _TOKEN = re.compile(
     r"""
-    (?P<skip> \s+ | //(?:\\\n|[^\n])* | /\*.*?\*/ )
+    (?P<skip> (?: \s+ | //(?:\\\n|[^\n])* | /\*.*?\*/ )+ )
+  | (?P<raw> (?:u8|[uUL])?R"(?P<delimiter>[^\s()\\]{0,16})\(.*?\)(?P=delimiter)" )
   | (?P<text> (?:u8|[uUL])?"(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' )
   | (?P<name> [A-Za-z_]\w* )
   | (?P<number> \.?\d(?:[\w.]|'\w|[eEpP][+-])* )
@@ -16,42 +18,43 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_RAW_STRING = re.compile(r'(?:u8|[uUL])?R"([^\s()\\]{0,16})\((.*?)\)\1"', re.DOTALL)
 _DIRECTIVE = re.compile(r"[ \t]*\#(?:\\\n|/\*.*?\*/|[^\n])*", re.DOTALL)
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     text: str
     start: int
     end: int
     is_name: bool
 
 
-def read_tokens(source: str) -> Iterator[Token]:
+@functools.lru_cache(maxsize=2)  # a kernel's text as it is, and without asm: several look at each
+def tokens_of(source: str) -> tuple[Token, ...]:
     """All but blanks, comments and preprocessor lines."""
+    return tuple(_read(source))
+
+
+def _read(source: str) -> Iterator[Token]:
     position = 0
     at_line_start = True
     while position < len(source):
         if at_line_start and (directive := _DIRECTIVE.match(source, position)):
             position = directive.end()
             continue
-        if raw := _RAW_STRING.match(source, position):
-            yield Token(raw[0], position, raw.end(), is_name=False)
-            position = raw.end()
-            continue
         match = _TOKEN.match(source, position)
         assert match is not None  # the last alternative takes any character
-        if match["skip"] is None:
-            yield Token(match[0], position, match.end(), is_name=match["name"] is not None)
+        end = match.end()
+        kind = match.lastgroup
+        if kind != "skip":
+            yield Token(match[0], position, end, kind == "name")
             at_line_start = False
-        elif "\n" in match[0]:
-            at_line_start = True
-        position = match.end()
+        elif not at_line_start:
+            at_line_start = "\n" in match[0]
+        position = end
 
 
-def matching(tokens: list[Token], index: int) -> int:
+def matching(tokens: Sequence[Token], index: int) -> int:
     """The token that closes the bracket at `index`."""
     depth = 0
     while True:
@@ -62,7 +65,7 @@ def matching(tokens: list[Token], index: int) -> int:
         index += 1
 
 
-def plain_text(source: str, tokens: list[Token]) -> str:
+def plain_text(source: str, tokens: Sequence[Token]) -> str:
     """What these tokens stand for on one line, without comments."""
     if not tokens:
         return ""
