@@ -12,7 +12,7 @@ from fusegen.ordering import along_row
 from fusegen.types import f32
 from fusegen.validation.accumulation import How
 from fusegen.validation.bounded import Bounded, gap
-from fusegen.validation.bounds import analyse_nodes, selection_key
+from fusegen.validation.bounds import analyse_nodes, key_in_f32, selection_key
 from fusegen.validation.columns import compare_columns
 from fusegen.validation.compare import Compared, compare
 
@@ -38,7 +38,7 @@ def judge(
         if graph.selection is not None and tensor.node is graph.selection:
             chosen_by, ordered = graph.selection.inputs[0], graph.selection.ordered
             key, equals = selection_key(graph.selection, laws), [laws[n].value for n in varied(chosen_by)]
-            compared.append(compare_columns(tensor, got, value, key, equals, ordered))
+            compared.append(compare_columns(tensor, got, value, key_in_f32(graph.selection, laws), equals, ordered))
             agrees = not compare_columns(tensor, value, value, key, equals, ordered).wrong.any()
         else:
             picked = columns is not None and tensor.node in graph.picked
