@@ -21,6 +21,7 @@ import numpy as np
 from fusegen.errors import KernelError, MissingError, NoPlan, RequestError
 from fusegen.graph import Node, Tensor, plain
 from fusegen.planner.model import Plan
+from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.reference import load_reference
 from fusegen.runtime import Kernel
 from fusegen.runtime.arguments import turnable
@@ -449,7 +450,7 @@ class Checks:
             if not tensor.shape:
                 values.append(value)
                 continue
-            how = arranged.get(tensor.name, CONTIGUOUS)
+            how = arranged.get(tensor.name, self.usual(tensor, operands.sizes))
             inputs.append(place(device, value, tensor.dtype, how, POISON[tensor.dtype][poison]))
         outputs = []
         for tensor in self.graph.outputs:
@@ -457,6 +458,14 @@ class Checks:
             how = replace(arranged.get(tensor.name, CONTIGUOUS), broadcast=False)
             outputs.append(reserve(device, shape, tensor.dtype, how, POISON[tensor.dtype][poison]))
         return inputs, outputs, values
+
+    def usual(self, tensor: Tensor, sizes: Mapping[str, int]) -> Arrangement:
+        """Contiguous. But where rows are the last axis, as of a left factor [K, M], the leading dimension is a multiple
+        of a vector, however many they are: an odd one asks for a variant, which may sum in another order."""
+        last = str(tensor.shape[-1])
+        if not self.graph.products or last not in free_dims(self.plan, self.plan.flat):
+            return CONTIGUOUS
+        return Arrangement(padding=-sizes[last] % (VECTOR_BYTES // tensor.dtype.bytes))
 
     @property
     def arrays(self) -> list[Tensor]:
