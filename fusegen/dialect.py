@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusegen.planner.heading import header_lines
+from fusegen.planner.heading import comment_lines
 from fusegen.planner.model import Param, Plan, Statement
 from fusegen.planner.pieces import CTYPE
 from fusegen.prelude import SPECIAL_FUNCTIONS, WORD_FUNCTIONS
@@ -94,7 +94,7 @@ class Dialect:
         return {
             "p": plan,
             "t": Words(plan.target.warp, self.spelling.barrier),
-            "header": header_lines(plan),
+            "header": comment_lines(plan),
             "constants": [(name, bits) for name, bits in CONSTANTS if re.search(rf"\b{name}\b", text)],
             "round_trip": {d.name: conversions[0][d].format(conversions[1][d].format("x")) for d in (f16, bf16)},
             "word_functions": functions,

@@ -189,6 +189,7 @@ class Graph:
     outputs: tuple[Tensor, ...]
     names: Mapping[Node, str]
     sizes: Mapping[str, int]
+    body: str = ""  # the spec's own text, where there is some; it says nothing that the nodes don't
     origin: Graph | None = None  # what the spec said, where passes have made another graph of it
 
     def __repr__(self) -> str:
@@ -535,7 +536,7 @@ def table_of_graph(graph: Graph) -> tuple[Any, ...]:
 def facts_of(graph: Graph, numbers: Mapping[Node, int]) -> tuple[Any, ...]:
     names = [(numbers[node], name) for node, name in graph.names.items() if node in numbers]
     inputs, outputs = ([(t.name, t.type, numbers[t.node]) for t in side] for side in (graph.inputs, graph.outputs))
-    return graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes)
+    return graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes), graph.body
 
 
 def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Graph:
@@ -543,9 +544,9 @@ def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Grap
     for op, arguments, facts in rows:
         nodes.append(Node(op, tuple(nodes[a] for a in arguments), **dict(zip(FACTS, facts, strict=True))))
     made = None
-    for name, doc, where, *sides, names, sizes in reversed(graphs):
+    for name, doc, where, *sides, names, sizes, body in reversed(graphs):
         taken, given = (tuple(Tensor(n, type, nodes[number]) for n, type, number in side) for side in sides)
-        made = Graph(name, doc, where, taken, given, {nodes[number]: text for number, text in names}, sizes, made)
+        made = Graph(name, doc, where, taken, given, {nodes[number]: text for number, text in names}, sizes, body, made)
     assert made is not None
     return made
 

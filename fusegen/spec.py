@@ -32,6 +32,7 @@ from fusegen.errors import FusegenError, RequestError, SpecError, Where
 from fusegen.graph import LARGEST_SIZE, Extent, Graph, Kind, Node, Operator, Tensor, broadcast
 from fusegen.naming import hides_frame
 from fusegen.products import check_products
+from fusegen.spec_source import body_of
 from fusegen.trace import OPS, Value, caller, shown, tracing
 from fusegen.types import DTYPES, Dim, DType, Shape, TensorType, b8, f32, shape_text
 
@@ -94,7 +95,7 @@ def chain(*bare: object, **sizes: int) -> Callable[[Callable[..., Any]], Chain]:
     return traced
 
 
-def trace_function(function: Callable[..., Any], sizes: Mapping[str, int], scope: Mapping[str, Any]) -> Graph:
+def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapping[str, Any]) -> Graph:
     """The graph of one function: signature, body, outputs; each step checks what it can and says what is wrong."""
     where = place_of(function)
     name = function.__name__
@@ -120,6 +121,7 @@ def trace_function(function: Callable[..., Any], sizes: Mapping[str, int], scope
     graph = Graph(
         name=name,
         doc=printable(inspect.getdoc(function) or ""),
+        body=printable(body_of(function).expandtabs(4)),
         where=where,
         inputs=inputs,
         outputs=outputs,
@@ -131,7 +133,7 @@ def trace_function(function: Callable[..., Any], sizes: Mapping[str, int], scope
 
 
 def printable(doc: str) -> str:
-    """A docstring without control characters, odd line ends and lone surrogates: it goes into kernels' comments."""
+    """Text without control characters, odd line ends and lone surrogates: an author's goes into kernels' comments."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in doc)
 
 

@@ -172,6 +172,6 @@ def copy_piece(graph: Graph, tensor: Tensor, number: int) -> Piece:
     source = graph.tensor_of[tensor.node]
     own = replace(
         graph, name=f"{graph.name}_{number}_copy", doc=f"{source.name} of {graph.name}, copied.", inputs=(source,),
-        outputs=(tensor,), names={}, sizes=used_sizes(graph, [source.shape]),
+        outputs=(tensor,), names={}, body="", sizes=used_sizes(graph, [source.shape]),
     )  # fmt: skip
     return Piece(own, "copy", (source.name,), (tensor.name,))

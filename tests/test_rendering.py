@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -310,3 +311,27 @@ def test_no_function_stands_in_front_of_a_kernel_that_calls_it_nowhere(gpu: str,
             text = render(made).text
             for name in re.findall(r"__forceinline__ [^(]*?(\w+)\(", text):
                 assert len(re.findall(rf"\b{name}\b *[<(]", text)) > 1, f"{made.regime}: {name} is never called"
+
+
+def test_whatever_a_body_says_it_is_a_comment(target: Target) -> None:
+    """Ends that compilers join to the next line, ends of comments, other alphabets; and not too much of it."""
+    lines = [
+        "def scaled(x):",
+        "    y = x * \\",
+        "        2  # */ /* \u03bc \u65e5 ??/",
+        '    "// %0 __shared__"',
+        "    y += 0 \\",
+    ]
+
+    @chain(N=64)
+    def scaled(x: f32[N]) -> f32[N]:
+        return x * 2
+
+    long = [*lines, *("    y += 0" for _ in range(40))]
+    for body in (lines, long):
+        made = plan(replace(scaled.graph, body="\n".join(body)), target)
+        text = render(made).text
+        assert "//         y = x * \\ //\n//             2  # */ /* \u03bc \u65e5 ??/ //\n" in text
+        assert ("//         ...  # 16 more lines\n//\n" in text) == (body is long)
+        compiles(made)
+    assert "def scaled" not in render(plan(replace(scaled.graph, body=""), target)).text

@@ -87,6 +87,7 @@ CHANGES: dict[str, Callable[[RowPlan], RowPlan]] = {
     "another name": lambda plan: replace(plan, graph=renamed(plan.graph)),
     "another meaning of an op": lambda plan: replace(plan, graph=reworded(plan.graph)),
     "another document": lambda plan: replace(plan, graph=replace(plan.graph, doc="other words")),
+    "another body": lambda plan: replace(plan, graph=replace(plan.graph, body="def other(x):\n    return x")),
     "another rate": lambda plan: replace(plan, target=replace(plan.target, dram_gbs=1.0)),
     "another barrier": lambda plan: replace(
         plan, target=replace(plan.target, spelling=replace(plan.target.spelling, barrier="__barrier();"))

@@ -592,3 +592,61 @@ def test_a_mask_becomes_any_type() -> None:
 def test_only_what_is_near_is_suggested(name: str, advice: str) -> None:
     assert F.advice(name).startswith(advice)
     assert "list --ops" in F.advice("sin")
+
+
+# ---------------------------------------------------------------- the body above the kernel
+
+
+BODY_SPEC = """from fusegen import chain, dims, f32, ops as F
+M, N = dims("M N")
+
+if True:
+    @chain(M=4, N=8)
+    def centered(
+        x: f32[M, N],
+        gain: f32[N],
+    ) -> f32[M, N]:
+        'Stands in the title already.'
+        # numbers small enough
+        low = x - \\
+            F.mean(x)  # \u03bc
+
+        return low * gain  # of a column
+"""
+LINE_SPEC = """from fusegen import chain, dims, f32, ops as F
+M, N = dims("M N")
+@chain(M=4, N=8)
+def scaled(x: f32[M, N]) -> f32[M, N]: {body}
+"""
+
+
+def test_the_body_is_what_the_author_wrote_without_its_docstring(tmp_path: Path) -> None:
+    file = tmp_path / "spec.py"
+    file.write_text(BODY_SPEC, encoding="utf-8")
+    (centered,) = load_chains(file)
+    assert centered.graph.body.splitlines() == [
+        "def centered(x, gain):",
+        "    # numbers small enough",
+        "    low = x - \\",
+        "        F.mean(x)  # \u03bc",
+        "",
+        "    return low * gain  # of a column",
+    ]
+    assert centered.at(N=16).graph.body == centered.with_dtype(f16).graph.body == centered.graph.body
+    assert pickle.loads(pickle.dumps(centered.graph)).body == centered.graph.body
+
+
+def test_a_body_on_the_line_of_its_signature(tmp_path: Path) -> None:
+    file = tmp_path / "spec.py"
+    file.write_text(LINE_SPEC.format(body='"Twice x."; return x * 2'))
+    assert load_chains(file)[0].graph.body == "def scaled(x):\n    return x * 2"
+
+
+def test_text_that_is_not_the_functions_own_is_not_shown(tmp_path: Path) -> None:
+    """Executed text has no file, and a file that was edited since tells of another kernel."""
+    file = tmp_path / "spec.py"
+    file.write_text(LINE_SPEC.format(body="return x * 3"))
+    for name in ("<string>", str(file)):
+        names: dict[str, Any] = {}
+        exec(compile(LINE_SPEC.format(body="return x * 2"), name, "exec"), names)
+        assert names["scaled"].graph.body == ""

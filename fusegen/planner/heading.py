@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fusegen.planner.model import Plan
 
 WIDTH = 110  # of a line
+MOST_LINES = 30  # of a spec's body; a chain of hundreds of steps has its file to be read in
 
 
 def header_lines(plan: Plan) -> list[str]:
@@ -42,6 +43,27 @@ def header_lines(plan: Plan) -> list[str]:
     if plan.rounding:
         lines += field("rounding", f"{'; '.join(plan.rounding)}; f32 between")
     return [*lines, *field("needs", "; ".join(needs(plan)))]
+
+
+def comment_lines(plan: Plan) -> list[str]:
+    """What opens the kernel's text: the plan, and between its title and its facts the spec that the kernel computes."""
+    lines = header_lines(plan)
+    behind_title = lines.index("") + 1
+    body = body_lines(plan.graph.written.body)
+    return list(map(unjoined, [*lines[:behind_title], *body, *lines[behind_title:]]))
+
+
+def body_lines(body: str) -> list[str]:
+    """A spec's body, indented and not too long, with an empty line behind it."""
+    lines = body.splitlines()
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], f"    ...  # {len(lines) - MOST_LINES + 1} more lines"]
+    return [*(f"    {line}".rstrip() for line in lines), ""] if lines else []
+
+
+def unjoined(line: str) -> str:
+    """A comment whose end, a backslash or the trigraph of one, would join the next line to it."""
+    return f"{line} //" if line.endswith(("\\", "??/")) else line
 
 
 def selected(graph: Graph) -> str:

@@ -1,6 +1,10 @@
 // additive_mask_softmax  bf16[B, H, S, N], bf16[S, N] -> bf16[B, H, S, N]  at B=4 H=16 S=1024 N=1024
 // softmax(scores / 8 + mask); a row of -inf gives zeros.
 //
+//     def additive_mask_softmax(scores, mask):
+//         z = scores * 0.125 + mask
+//         return F.softmax(z)
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // tile     a warp a row, 4 rows a block, 4 x 8 elements a thread; z, e in registers
 // traffic  270.5 MB moved, 270.5 MB ideal, 941.6 MB unfused in 3 launches

@@ -1,6 +1,9 @@
 // argmax  bf16[B, V] -> i32[B, 1]  at B=256 V=128256
 // The column of the largest logit, the first of them where several are; -1 where all are -inf.
 //
+//     def argmax(logits):
+//         return F.argmax(logits)
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // selects  1 of 128256 columns a row by logits, largest first; NaN before all, ties by column, -inf
 //          never

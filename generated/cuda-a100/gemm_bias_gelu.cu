@@ -1,6 +1,9 @@
 // gemm_bias_gelu  bf16[M, K], bf16[N, K], bf16[N] -> bf16[M, N]  at M=4096 K=4096 N=4096
 // gelu(x @ w.T + bias), the weight as torch's Linear keeps it.
 //
+//     def gemm_bias_gelu(x, w, bias):
+//         return F.gelu(x @ w.T + bias)
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copied among the products; blocks
 //          stay

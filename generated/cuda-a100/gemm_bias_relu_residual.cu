@@ -1,6 +1,9 @@
 // gemm_bias_relu_residual  f16[M, K], f16[K, N], f16[N], f16[M, N] -> f16[M, N]  at M=8192 K=4096 N=4096
 // relu(x @ w + bias) + residual.
 //
+//     def gemm_bias_relu_residual(x, w, bias, residual):
+//         return F.relu(x @ w + bias) + residual
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 3
 // traffic  234.9 MB moved, 234.9 MB ideal, 369.1 MB with products apart, 637.5 MB unfused in 4 launches

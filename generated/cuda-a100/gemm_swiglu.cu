@@ -1,6 +1,9 @@
 // gemm_swiglu  bf16[M, K], bf16[N, K], bf16[N, K] -> bf16[M, N]  at M=4096 K=4096 N=14336
 // silu(x @ w_gate.T) * (x @ w_up.T) (Shazeer 2020).
 //
+//     def gemm_swiglu(x, w_gate, w_up):
+//         return F.silu(x @ w_gate.T) * (x @ w_up.T)
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     128 x 128 tiles of 8 warps, slices of 64 in a ring of 3
 // traffic  1090.5 MB moved, 385.9 MB ideal, 889.2 MB with products apart, 1124.1 MB unfused in 4

@@ -1,6 +1,10 @@
 // masked_softmax  bf16[B, H, S, N], b8[B, 1, 1, N], f32 -> bf16[B, H, S, N]  at B=4 H=16 S=1024 N=1024
 // softmax(scores * scale) over the keys that `mask` keeps; a row with nothing left gives zeros.
 //
+//     def masked_softmax(scores, mask, scale):
+//         z = F.where(mask, scores * scale, -float("inf"))
+//         return F.softmax(z)
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // tile     a warp a row, 4 rows a block, 4 x 8 elements a thread; z, e in registers
 // traffic  268.4 MB moved, 268.4 MB ideal, 939.5 MB unfused in 3 launches

@@ -1,6 +1,9 @@
 // qkv  bf16[M, D], bf16[Q, D], bf16[G, D], bf16[G, D] -> bf16[M, Q], bf16[M, G], bf16[M, G]  at M=4096 D=4096 Q=4096 G=1024
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
+//     def qkv(x, wq, wk, wv):
+//         return x @ wq.T, x @ wk.T, x @ wv.T
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
 // tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copied among the products; blocks
 //          stay

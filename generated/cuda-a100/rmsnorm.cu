@@ -1,6 +1,9 @@
 // rmsnorm  bf16[M, N], bf16[N] -> bf16[M, N]  at M=16384 N=4096
 // x / sqrt(mean(x^2) + 1e-6) * gain.
 //
+//     def rmsnorm(x, gain):
+//         return F.rmsnorm(x, gain, eps=1e-6)
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // tile     a block of 64 threads a row, 8 x 8 elements a thread; x in registers, as read
 // traffic  268.4 MB moved, 268.4 MB ideal, 402.7 MB unfused in 1 launch

@@ -1,6 +1,10 @@
 // scale_causal_softmax  f16[B, H, S, N] -> f16[B, H, S, N]  at B=1 H=32 S=4096 N=4096
 // softmax(scores / sqrt(64)) over the keys up to each query; a row with nothing left gives zeros.
 //
+//     def scale_causal_softmax(scores):
+//         z = F.causal(scores * 0.125)
+//         return F.softmax(z)
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // tile     a block of 64 threads a row, 8 x 8 elements a thread; z, e in registers
 // traffic  1611.7 MB moved, 1611.7 MB ideal, 7516.2 MB unfused in 3 launches

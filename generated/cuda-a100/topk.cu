@@ -1,6 +1,10 @@
 // topk  bf16[B, V] -> bf16[B, K], i32[B, K]  at B=256 V=128256 K=50
 // The K largest logits of each row and their columns: NaN first, ties by column, -inf never.
 //
+//     def topk(logits):
+//         values, columns = F.topk(logits, K)
+//         return values, columns
+//
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // selects  50 of 128256 columns a row by logits, largest first; NaN before all, ties by column, -inf
 //          never

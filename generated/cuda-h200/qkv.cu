@@ -1,6 +1,9 @@
 // qkv  bf16[M, D], bf16[Q, D], bf16[G, D], bf16[G, D] -> bf16[M, Q], bf16[M, G], bf16[M, G]  at M=4096 D=4096 Q=4096 G=1024
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
+//     def qkv(x, wq, wk, wv):
+//         return x @ wq.T, x @ wk.T, x @ wv.T
+//
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
 // tile     two warpgroups share tiles of 128x256, a third brings 4 slices of 64 ahead; blocks stay for
 //          all tiles, 16 rows of them at a time

@@ -1,6 +1,11 @@
 // router_topk  bf16[T, E] -> f32[T, K], i32[T, K]  at T=131072 E=256 K=8
 // The K most probable experts of each token, and their probabilities made to add up to 1.
 //
+//     def router_topk(scores):
+//         likely, experts = F.topk(F.softmax(scores), K)
+//         weights = likely / F.sum(likely)
+//         return weights, experts
+//
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 // selects  8 of 256 columns a row by scores, largest first; NaN before all, ties by column, -inf never
 // tile     16 threads a row, 8 rows a block; scores in registers, the best 8 by rank

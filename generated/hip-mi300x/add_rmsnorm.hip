@@ -1,6 +1,11 @@
 // add_rmsnorm  bf16[M, N], bf16[M, N], bf16[N] -> bf16[M, N], bf16[M, N]  at M=16384 N=4096
 // h = x + residual, and rmsnorm(h) * gain; the norm sees h before it is rounded.
 //
+//     def add_rmsnorm(x, residual, gain):
+//         h = x + residual
+//         y = F.rmsnorm(h, gain, eps=1e-6)
+//         return h, y
+//
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // tile     a warp a row, 2 rows a block, 8 x 8 elements a thread; h in registers
 // traffic  536.9 MB moved, 536.9 MB ideal, 805.3 MB unfused in 2 launches

@@ -1,6 +1,9 @@
 // log_softmax  bf16[T, V] -> f32[T, V]  at T=4096 V=32000
 // logits - max - log(sum(exp(logits - max))).
 //
+//     def log_softmax(logits):
+//         return F.log_softmax(logits)
+//
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // tile     a block of 1024 threads a row, 8 x 4 elements a thread; logits, shifted in registers
 // traffic  786.4 MB moved, 786.4 MB ideal, 1048.6 MB unfused in 1 launch

@@ -1,6 +1,9 @@
 // qkv  bf16[M, D], bf16[Q, D], bf16[G, D], bf16[G, D] -> bf16[M, Q], bf16[M, G], bf16[M, G]  at M=4096 D=4096 Q=4096 G=1024
 // x @ [wq | wk | wv].T, each into an array of its own.
 //
+//     def qkv(x, wq, wk, wv):
+//         return x @ wq.T, x @ wk.T, x @ wv.T
+//
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // tile     64 x 64 tiles of 4 warps, slices of 32 in a ring of 2
 // traffic  486.5 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches

@@ -1,6 +1,9 @@
 // rmsnorm_gemm  bf16[M, K], bf16[K], bf16[N, K] -> bf16[M, N]  at M=4096 K=4096 N=6144
 // rmsnorm(x) * gain @ w.T.
 //
+//     def rmsnorm_gemm(x, gain, w):
+//         return F.rmsnorm(x, gain) @ w.T
+//
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
 // traffic  285.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 234.9 MB unfused in 2 launches

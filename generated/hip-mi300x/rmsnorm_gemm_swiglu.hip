@@ -1,6 +1,10 @@
 // rmsnorm_gemm_swiglu  bf16[M, K], bf16[K], bf16[N, K], bf16[N, K] -> bf16[M, N]  at M=8 K=4096 N=14336
 // silu(h @ w_gate.T) * (h @ w_up.T) with h = rmsnorm(x) * gain.
 //
+//     def rmsnorm_gemm_swiglu(x, gain, w_gate, w_up):
+//         h = F.rmsnorm(x, gain)
+//         return F.silu(h @ w_gate.T) * (h @ w_up.T)
+//
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
 // tile     16 x 16 tiles, K shared by 4 teams; slices of 64 in a ring of 2 a team
 // traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 236.8 MB unfused in 5 launches

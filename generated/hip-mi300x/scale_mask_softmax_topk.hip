@@ -2,6 +2,11 @@
 // The K largest of softmax(logits * scale) and their columns, best first, among what `mask` keeps; scale is 1
 // over the temperature. Where fewer than K are kept, the rest has probability 0 and column -1.
 //
+//     def scale_mask_softmax_topk(logits, mask, scale):
+//         z = F.where(mask, logits * scale, -float("inf"))
+//         values, columns = F.topk(F.softmax(z), K)
+//         return values, columns
+//
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  128 of 32000 columns a row by z, largest first; NaN before all, ties by column, -inf never
 // tile     a block of 512 threads a row; the row streams by, 4 x 4 elements a thread at a time; some

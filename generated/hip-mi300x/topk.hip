@@ -1,6 +1,10 @@
 // topk  bf16[B, V] -> bf16[B, K], i32[B, K]  at B=256 V=128256 K=50
 // The K largest logits of each row and their columns: NaN first, ties by column, -inf never.
 //
+//     def topk(logits):
+//         values, columns = F.topk(logits, K)
+//         return values, columns
+//
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  50 of 128256 columns a row by logits, largest first; NaN before all, ties by column, -inf
 //          never
