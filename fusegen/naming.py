@@ -1,12 +1,14 @@
 """Names that are right in C++, in HIP's clang and in Python: one table for a graph's kernel and its numpy reference.
 
 A value keeps the name its author gave it. A name that a compiler or the kernel's own frame has taken gets a trailing
-underscore, a repeated one a number, an unnamed one the name of its op.
+underscore, a repeated one a number. An unnamed value is called after what it is of (`sum_of_squares`, `z_minus_pivot`)
+where that is short, else after its op.
 """
 
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -129,9 +131,45 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         if node.op.kind is Kind.LEAF and node.op.name in ("literal", "size"):
             continue
         if node not in names:
-            unnamed = f"{names[node.inputs[0]]}_T" if node.op.kind is Kind.VIEW else node.op.name
-            names[node] = claim(graph.names.get(node) or unnamed, of_values, claimed, taken)
+            names[node] = claim(graph.names.get(node) or described(node, names, graph), of_values, claimed, taken)
     return names
+
+
+def described(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
+    """What an unnamed value is: after its op and its arguments, as far as these have names of their own."""
+    op = node.op.name
+    if node.op.kind is Kind.VIEW:
+        return f"{names[node.inputs[0]]}_T"
+    words = [said(a, names, graph) for a in node.inputs]
+    if op in ("sum", "max", "min"):
+        argument = node.inputs[0]
+        named = graph.names.get(argument) not in (None, argument.op.name)
+        of = words[0] if named else PLURALS.get(argument.op.name, words[0])
+        return f"{op}_of_{of}" if of else op
+    if op in ("eq", "lt", "gt") and words[0] and words[1] in NUMBERS.values():
+        return f"{words[0]}_{BETWEEN[op]}_{words[1]}"
+    if op == "div" and words[0] == "1" and words[1]:
+        return f"one_over_{words[1]}"
+    if (op == "add" and words[0] and words[1] == "eps") or (op == "sub" and all(words)):
+        return f"{words[0]}_{BETWEEN[op]}_{words[1]}"
+    return op
+
+
+PLURALS = {"square": "squares", "exp": "exps", "abs": "magnitudes", "mul": "products"}
+BETWEEN = {"eq": "is", "lt": "below", "gt": "above", "add": "plus", "sub": "minus"}
+NUMBERS = {0.0: "0", 1.0: "1", math.inf: "inf", -math.inf: "minus_inf"}
+LONGEST = 16  # letters of an argument in another value's name
+SMALLEST = 1e-3  # what is added below this keeps a divisor from 0
+
+
+def said(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
+    """An argument in another value's name; "" for one that is unnamed itself or has a long name."""
+    if node.literal is not None:
+        small = isinstance(node.literal, float) and 0 < node.literal <= SMALLEST
+        return "eps" if small else NUMBERS.get(node.literal, "")
+    own = node.op.kind in (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.SELECT) or node in graph.names
+    name = names.get(node, "").rstrip("_") if own else ""
+    return name if len(name) <= LONGEST else ""
 
 
 def claim(wanted: str, suffixes: tuple[str, ...], claimed: dict[str, tuple[str, ...]], taken: set[str]) -> str:

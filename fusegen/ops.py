@@ -244,8 +244,7 @@ def _real(x: Value) -> Value:
 def mean(x: Value, axis: int = -1) -> Value:
     """sum(x) / N over the last axis, in f32."""
     _last("mean", axis)
-    total = apply("sum", _real(x))
-    return total / size_leaf(x.shape[-1])
+    return apply("sum", _real(x)) / size_leaf(x.shape[-1])
 
 
 @composite
@@ -374,8 +373,8 @@ def softmax(x: Value, axis: int = -1) -> Value:
     top = max(x)
     pivot = where(top == -INF, 0.0, top)
     e = exp(x - pivot)
-    total = sum(e)
-    scale = where(total == 0.0, 0.0, 1.0 / total)
+    sum_of_exps = sum(e)
+    scale = where(sum_of_exps == 0.0, 0.0, 1.0 / sum_of_exps)
     return e * scale
 
 
@@ -387,9 +386,9 @@ def log_softmax(x: Value, axis: int = -1) -> Value:
     top = max(x)
     pivot = where(top == -INF, 0.0, top)
     shifted = x - pivot
-    total = sum(exp(shifted))
-    log_total = where(total == 0.0, 0.0, log(total))
-    return shifted - log_total
+    sum_of_exps = sum(exp(shifted))
+    log_sum = where(sum_of_exps == 0.0, 0.0, log(sum_of_exps))
+    return shifted - log_sum
 
 
 @composite

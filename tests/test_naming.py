@@ -217,3 +217,15 @@ def words(text: str) -> set[str]:
     body = text[text.rindex('extern "C"') + len('extern "C"') :]
     code = re.sub(r'//.*|#pragma.*|"[^"\n]*"', "", body)
     return set(re.findall(r"(?<![\w.>:])[A-Za-z_]\w*", code))
+
+
+def test_an_unnamed_value_is_called_after_what_it_is_of() -> None:
+    @chain(M=8, N=16)
+    def spread(x: f32[M, N], sum_of_x: f32[N]) -> f32[M, N]:
+        y = F.exp(x - F.max(x))
+        z = y / F.sum(F.exp(x)) + F.sum(F.abs(x)) + F.sum(x)
+        return F.rmsnorm(z) + 1 / F.sum(z) + F.cast(F.max(y) == 0.0, f32) + sum_of_x * 0.5
+
+    names = set(value_names(spread.graph).values())
+    assert {"max_of_x", "x_minus_max_of_x", "sum_of_exps", "sum_of_magnitudes", "sum_of_x", "sum_of_x_2"} <= names
+    assert {"sum_of_squares", "mean_plus_eps", "one_over_sum_of_z", "max_of_y_is_0"} <= names

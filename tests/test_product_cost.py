@@ -162,7 +162,7 @@ def test_products_are_explained_in_the_authors_words() -> None:
     assert lines[0] == "matmul = (x * gain) @ w_gate: [M, N] over K, factors of bf16, summed in f32"
     assert "2 products share a left factor, which is read once for all of them" in lines
     assert any(line.startswith("rrms: the same all along K, and surely finite, so applied behind") for line in lines)
-    assert any(line.startswith("total: a row's sum over x") for line in lines)
+    assert any(line.startswith("sum_of_squares: a row's sum over x") for line in lines)
     assert products(sketch(simplify(bias_gelu.graph)))[0].startswith("matmul = x @ w.T: [M, N] over K")
 
 

@@ -294,7 +294,7 @@ def test_a_check_that_proves_nothing_fails() -> None:
             raises()
         assert "of what div at " in str(caught.value)
         assert "validate=False" in str(caught.value)
-    broken = emulated(nothing.graph, edit="total / 8.0f=>total / 9.0f")
+    broken = emulated(nothing.graph, edit="sum_of_x / 8.0f=>sum_of_x / 9.0f")
     assert not validate(broken, quick=True).unjudged  # what is wrong is wrong
 
 

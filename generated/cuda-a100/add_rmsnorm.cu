@@ -79,8 +79,8 @@ add_rmsnorm(
   __nv_bfloat16* const y_row = y_ptr + row * y_stride;
   float h_kept[8][8];
 
-  // walk 1 of 2: read x, residual; keep h; total = sum(square); write h
-  float total_part = 0.0f;
+  // walk 1 of 2: read x, residual; keep h; sum_of_squares = sum(square); write h
+  float sum_of_squares_part = 0.0f;
   Vec<__nv_bfloat16, 8> x_vec[8];
   Vec<__nv_bfloat16, 8> residual_vec[8];
   #pragma unroll
@@ -100,15 +100,15 @@ add_rmsnorm(
       const float h = x + residual;
       const float square = h * h;
       h_kept[v][j] = h;
-      total_part += square;
+      sum_of_squares_part += square;
       h_vec.at[j] = __float2bfloat16_rn(h);
     }
     store<8>(h_row + col, h_vec);
   }
-  const float total = row_sum(total_part, part[0]);
-  const float mean = total / 4096.0f;
-  const float add = mean + 1e-06f;
-  const float rrms = rsqrtf(add);
+  const float sum_of_squares = row_sum(sum_of_squares_part, part[0]);
+  const float mean = sum_of_squares / 4096.0f;
+  const float mean_plus_eps = mean + 1e-06f;
+  const float rrms = rsqrtf(mean_plus_eps);
 
   // walk 2 of 2: read gain; write y
   #pragma unroll

@@ -92,8 +92,8 @@ bias_gelu_residual_ln(
   float h_kept[4][8];
   float centered_kept[4][8];
 
-  // walk 1 of 3: read x, bias, residual; keep h; total = sum(h)
-  float total_part = 0.0f;
+  // walk 1 of 3: read x, bias, residual; keep h; sum_of_h = sum(h)
+  float sum_of_h_part = 0.0f;
   Vec<__half, 8> x_vec[4];
   Vec<__half, 8> bias_vec[4];
   Vec<__half, 8> residual_vec[4];
@@ -115,14 +115,14 @@ bias_gelu_residual_ln(
       const float gelu = add * reciprocal(1.0f + power_of_2(add * (-2.30220819f - 0.102943240f * add * add)));
       const float h = residual + gelu;
       h_kept[v][j] = h;
-      total_part += h;
+      sum_of_h_part += h;
     }
   }
-  const float total = row_sum(total_part, part[0]);
-  const float mean = total / 4096.0f;
+  const float sum_of_h = row_sum(sum_of_h_part, part[0]);
+  const float mean = sum_of_h / 4096.0f;
 
-  // walk 2 of 3: keep centered; total_2 = sum(square)
-  float total_2_part = 0.0f;
+  // walk 2 of 3: keep centered; sum_of_squares = sum(square)
+  float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     #pragma unroll
@@ -131,13 +131,13 @@ bias_gelu_residual_ln(
       const float centered = h - mean;
       const float square = centered * centered;
       centered_kept[v][j] = centered;
-      total_2_part += square;
+      sum_of_squares_part += square;
     }
   }
-  const float total_2 = row_sum(total_2_part, part[1]);
-  const float variance = total_2 / 4096.0f;
-  const float add_2 = variance + 1e-05f;
-  const float rstd = rsqrtf(add_2);
+  const float sum_of_squares = row_sum(sum_of_squares_part, part[1]);
+  const float variance = sum_of_squares / 4096.0f;
+  const float variance_plus_eps = variance + 1e-05f;
+  const float rstd = rsqrtf(variance_plus_eps);
 
   // walk 3 of 3: read gamma, beta; write out
   #pragma unroll

@@ -155,8 +155,8 @@ log_softmax(
   const __nv_bfloat16* const logits_row = logits_ptr + row * logits_stride;
   float* const out_row = out_ptr + row * out_stride;
 
-  // walk 1 of 2: read logits; keep logits; top = max(logits) and total = sum(exp(logits - top))
-  MaxSum total_part = {-INFINITY, 0.0f};
+  // walk 1 of 2: read logits; keep logits; top = max(logits) and sum_of_exps = sum(exp(logits - top))
+  MaxSum sum_of_exps_part = {-INFINITY, 0.0f};
   #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
     const int col = (v * 512 + lane) * 4;
@@ -172,23 +172,23 @@ log_softmax(
     const int col = (v * 512 + lane) * 4;
     if (col < 32000) {
       const Vec<__nv_bfloat16, 4> logits_vec = logits_kept[v * 512 + lane];
-      float total_part_values[4];
+      float sum_of_exps_part_values[4];
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float logits = __bfloat162float(logits_vec.at[j]);
-        total_part_values[j] = logits;
+        sum_of_exps_part_values[j] = logits;
       }
-      total_part.add(total_part_values);
+      sum_of_exps_part.add(sum_of_exps_part_values);
     }
   }
-  const MaxSum total_all = row_max_sum(total_part, part[0], part[1]);
-  const float top = total_all.top;
-  const float total = total_all.total;
-  const bool eq = top == (-INFINITY);
-  const float pivot = eq ? 0.0f : top;
-  const bool eq_2 = total == 0.0f;
-  const float log_ = natural_log(total);
-  const float log_total = eq_2 ? 0.0f : log_;
+  const MaxSum sum_of_exps_all = row_max_sum(sum_of_exps_part, part[0], part[1]);
+  const float top = sum_of_exps_all.top;
+  const float sum_of_exps = sum_of_exps_all.total;
+  const bool top_is_minus_inf = top == (-INFINITY);
+  const float pivot = top_is_minus_inf ? 0.0f : top;
+  const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
+  const float log_ = natural_log(sum_of_exps);
+  const float log_sum = sum_of_exps_is_0 ? 0.0f : log_;
 
   // walk 2 of 2: write out
   #pragma unroll 4
@@ -201,7 +201,7 @@ log_softmax(
       for (int j = 0; j < 4; ++j) {
         const float logits = __bfloat162float(logits_vec.at[j]);
         const float shifted = logits - pivot;
-        const float log_softmax = shifted - log_total;
+        const float log_softmax = shifted - log_sum;
         out_vec.at[j] = log_softmax;
       }
       store<4>(out_row + col, out_vec);

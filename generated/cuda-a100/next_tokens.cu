@@ -453,9 +453,9 @@ next_tokens(
   float* const values_row = values_ptr + row * values_stride;
   int* const columns_row = columns_ptr + row * columns_stride;
 
-  // walk 1 of 1: read logits; top = max(mul) and total = sum(exp(mul - top)); choose columns = the columns of the
-  //   50 largest mul
-  PivotSum total_part;
+  // walk 1 of 1: read logits; top = max(mul) and sum_of_exps = sum(exp(mul - top)); choose columns = the columns
+  //   of the 50 largest mul
+  PivotSum sum_of_exps_part;
   if (threadIdx.x == 0) {
     picker.least = 0xffffffffu;
     picker.most = 0;
@@ -513,8 +513,8 @@ next_tokens(
           for (int j = 1; j < 4; ++j) keys[j] = -INFINITY;
         }
         peaks[p] = largest(keys);
-        if (p == 0) total_part.move(peaks[p]);
-        total_part.add(keys);
+        if (p == 0) sum_of_exps_part.move(peaks[p]);
+        sum_of_exps_part.add(keys);
       }
       best[0] = larger(best[0], peaks[p]);
     }
@@ -672,8 +672,8 @@ next_tokens(
     __syncthreads();
   }
   const float top = key_at(most);
-  float total = row_sum(total_part.below(top), part[0]);
-  if (lost(top, total)) {  // the whole row does so: it is read again
+  float sum_of_exps = row_sum(sum_of_exps_part.below(top), part[0]);
+  if (lost(top, sum_of_exps)) {  // the whole row does so: it is read again
     float exact = 0.0f;
     #pragma unroll 1
     for (int v = 0; v < 28; ++v) {
@@ -695,13 +695,13 @@ next_tokens(
       #pragma unroll
       for (int j = 0; j < 4; ++j) exact += exponential(keys[j] - top);
     }
-    total = row_sum(exact, part[1]);
+    sum_of_exps = row_sum(exact, part[1]);
   }
-  const bool eq = top == (-INFINITY);
-  const float pivot = eq ? 0.0f : top;
-  const bool eq_2 = total == 0.0f;
-  const float div = 1.0f / total;
-  const float scale_2 = eq_2 ? 0.0f : div;
+  const bool top_is_minus_inf = top == (-INFINITY);
+  const float pivot = top_is_minus_inf ? 0.0f : top;
+  const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
+  const float one_over_sum_of_exps = 1.0f / sum_of_exps;
+  const float scale_2 = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // rank the candidates: into bins by their keys, and within a bin by comparing them
   const Entry lowest = floor + 1;
@@ -758,11 +758,11 @@ next_tokens(
     const Entry entry = picks[rank];
     const int columns = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;
-    const bool lt = columns < 0;
-    const float sub_2 = take_ - pivot;
-    const float exp_ = exponential(sub_2);
+    const bool columns_below_0 = columns < 0;
+    const float take_minus_pivot = take_ - pivot;
+    const float exp_ = exponential(take_minus_pivot);
     const float mul_2 = exp_ * scale_2;
-    const float values_ = lt ? 0.0f : mul_2;
+    const float values_ = columns_below_0 ? 0.0f : mul_2;
     values_row[rank] = values_;
     columns_row[rank] = columns;
   }

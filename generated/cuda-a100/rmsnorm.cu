@@ -81,8 +81,8 @@ rmsnorm(
   __nv_bfloat16* const out_row = out_ptr + row * out_stride;
   Vec<__nv_bfloat16, 8> x_vec[8];
 
-  // walk 1 of 2: read x; keep x; total = sum(square)
-  float total_part = 0.0f;
+  // walk 1 of 2: read x; keep x; sum_of_squares = sum(square)
+  float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
@@ -94,13 +94,13 @@ rmsnorm(
     for (int j = 0; j < 8; ++j) {
       const float x = __bfloat162float(x_vec[v].at[j]);
       const float square = x * x;
-      total_part += square;
+      sum_of_squares_part += square;
     }
   }
-  const float total = row_sum(total_part, part[0]);
-  const float mean = total / 4096.0f;
-  const float add = mean + 1e-06f;
-  const float rrms = rsqrtf(add);
+  const float sum_of_squares = row_sum(sum_of_squares_part, part[0]);
+  const float mean = sum_of_squares / 4096.0f;
+  const float mean_plus_eps = mean + 1e-06f;
+  const float rrms = rsqrtf(mean_plus_eps);
 
   // walk 2 of 2: read gain; write out
   #pragma unroll

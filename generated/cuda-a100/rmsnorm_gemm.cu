@@ -148,7 +148,7 @@ rmsnorm_gemm(
   const __nv_bfloat16* w_from = w_ptr + (col0 + w_col) * w_pitch + w_k;
   const int w_to = 8192 + place<8>(w_n, w_k);
   Vec<__nv_bfloat16, 8> gain_held;
-  float total_part[4] = {};
+  float sum_of_squares_part[4] = {};
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
     const unsigned slice = ring_at + step % 3 * 49152;
@@ -183,7 +183,7 @@ rmsnorm_gemm(
         const float mul = x * gain;
         const float square = x * x;
         x_vec.at[j] = __float2bfloat16_rn(mul);
-        total_part[v] += square;
+        sum_of_squares_part[v] += square;
       }
       store<8>(at, x_vec);
     }
@@ -254,12 +254,12 @@ rmsnorm_gemm(
 
   // sums along the rows of the left operand meet in shared memory
   __syncthreads();
-  float* const total_shared = reinterpret_cast<float*>(shared) + 0;
+  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 0;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     #pragma unroll
-    for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
-    if (x_k == 0) total_shared[x_m + v * 32] = total_part[v];
+    for (int step = 4; step > 0; step /= 2) sum_of_squares_part[v] += partner(sum_of_squares_part[v], step);
+    if (x_k == 0) sum_of_squares_shared[x_m + v * 32] = sum_of_squares_part[v];
   }
   __syncthreads();
 
@@ -270,10 +270,10 @@ rmsnorm_gemm(
     const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
     const long long row = row0 + m;
     if (row < rows) {
-      const float total = total_shared[m];
-      const float mean = total / 4096.0f;
-      const float add = mean + 1e-06f;
-      const float rrms = rsqrtf(add);
+      const float sum_of_squares = sum_of_squares_shared[m];
+      const float mean = sum_of_squares / 4096.0f;
+      const float mean_plus_eps = mean + 1e-06f;
+      const float rrms = rsqrtf(mean_plus_eps);
       Vec<__nv_bfloat16, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {

@@ -196,7 +196,7 @@ rmsnorm_gemm_swiglu(
   const int w_up_n = lane / 8, w_up_k = lane % 8 * 8;
   const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + share * 64 + w_up_k;
   Vec<__nv_bfloat16, 8> gain_held;
-  float total_part[2] = {};
+  float sum_of_squares_part[2] = {};
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
     const unsigned slice = own_address(ring_at + step % 4 * 5120);
@@ -236,7 +236,7 @@ rmsnorm_gemm_swiglu(
         const float mul = x * gain;
         const float square = x * x;
         x_vec.at[j] = __float2bfloat16_rn(mul);
-        total_part[v] += square;
+        sum_of_squares_part[v] += square;
       }
       store<8>(at, x_vec);
     }
@@ -317,12 +317,12 @@ rmsnorm_gemm_swiglu(
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
   float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 160;
-  float* const total_shared = reinterpret_cast<float*>(shared) + 320;
+  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 320;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
-    for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
-    if (x_k == 0) total_shared[team * 328 + x_m + v * 4] = total_part[v];
+    for (int step = 4; step > 0; step /= 2) sum_of_squares_part[v] += partner(sum_of_squares_part[v], step);
+    if (x_k == 0) sum_of_squares_shared[team * 328 + x_m + v * 4] = sum_of_squares_part[v];
   }
   #pragma unroll
   for (int n = 0; n < 1; ++n) {
@@ -347,10 +347,10 @@ rmsnorm_gemm_swiglu(
     if (m < 8 && row < rows) {
       const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
       const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
-      const float total = gathered<1>(total_shared + m).at[0];
-      const float mean = total / 4096.0f;
-      const float add = mean + 1e-06f;
-      const float rrms = rsqrtf(add);
+      const float sum_of_squares = gathered<1>(sum_of_squares_shared + m).at[0];
+      const float mean = sum_of_squares / 4096.0f;
+      const float mean_plus_eps = mean + 1e-06f;
+      const float rrms = rsqrtf(mean_plus_eps);
       Vec<__nv_bfloat16, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {

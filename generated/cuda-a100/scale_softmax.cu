@@ -131,11 +131,11 @@ scale_softmax(
     }
   }
   const float top = row_max(top_part, part[0]);
-  const bool eq = top == (-INFINITY);
-  const float pivot = eq ? 0.0f : top;
+  const bool top_is_minus_inf = top == (-INFINITY);
+  const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: keep e; total = sum(e)
-  float total_part = 0.0f;
+  // walk 2 of 3: keep e; sum_of_exps = sum(e)
+  float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     #pragma unroll
@@ -144,13 +144,13 @@ scale_softmax(
       const float sub = mul - pivot;
       const float e = exponential(sub);
       e_kept[v][j] = e;
-      total_part += e;
+      sum_of_exps_part += e;
     }
   }
-  const float total = row_sum(total_part, part[1]);
-  const bool eq_2 = total == 0.0f;
-  const float div = 1.0f / total;
-  const float scale = eq_2 ? 0.0f : div;
+  const float sum_of_exps = row_sum(sum_of_exps_part, part[1]);
+  const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
+  const float one_over_sum_of_exps = 1.0f / sum_of_exps;
+  const float scale = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // walk 3 of 3: write out
   #pragma unroll

@@ -25,14 +25,14 @@ def bias_gelu_residual_ln(x, bias, residual, gamma, beta):
     add = x + bias
     gelu = 0.5 * add * (1 + np.tanh(0.7978845608028654 * (add + 0.044715 * add * add * add)))
     h = residual + gelu
-    total = h.sum(-1, keepdims=True)
-    mean = total / x.shape[-1]
+    sum_of_h = h.sum(-1, keepdims=True)
+    mean = sum_of_h / x.shape[-1]
     centered = h - mean
     square = centered * centered
-    total_2 = square.sum(-1, keepdims=True)
-    variance = total_2 / x.shape[-1]
-    add_2 = variance + 1e-05
-    rstd = 1 / np.sqrt(add_2)
+    sum_of_squares = square.sum(-1, keepdims=True)
+    variance = sum_of_squares / x.shape[-1]
+    variance_plus_eps = variance + 1e-05
+    rstd = 1 / np.sqrt(variance_plus_eps)
     mul = centered * rstd
     y = mul * gamma
     layernorm = y + beta

@@ -15,13 +15,13 @@ import numpy as np
 def log_softmax(logits):
     logits = np.asarray(logits).astype(np.float64)
     top = logits.max(-1, keepdims=True)
-    eq = top == (-np.inf)
-    pivot = np.where(eq, 0.0, top)
+    top_is_minus_inf = top == (-np.inf)
+    pivot = np.where(top_is_minus_inf, 0.0, top)
     shifted = logits - pivot
     exp_ = np.exp(shifted)
-    total = exp_.sum(-1, keepdims=True)
-    eq_2 = total == 0.0
-    log_ = np.log(total)
-    log_total = np.where(eq_2, 0.0, log_)
-    log_softmax = shifted - log_total
+    sum_of_exps = exp_.sum(-1, keepdims=True)
+    sum_of_exps_is_0 = sum_of_exps == 0.0
+    log_ = np.log(sum_of_exps)
+    log_sum = np.where(sum_of_exps_is_0, 0.0, log_)
+    log_softmax = shifted - log_sum
     return log_softmax

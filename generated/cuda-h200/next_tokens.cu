@@ -245,8 +245,8 @@ next_tokens(
   float* const values_row = values_ptr + row * values_stride;
   int* const columns_row = columns_ptr + row * columns_stride;
 
-  // walk 1 of 1: read logits; top = max(mul) and total = sum(exp(mul - top)); choose columns = the columns of the
-  //   50 largest mul
+  // walk 1 of 1: read logits; top = max(mul) and sum_of_exps = sum(exp(mul - top)); choose columns = the columns
+  //   of the 50 largest mul
   Vec<float, 1> logits_read[50];
   #pragma unroll
   for (int v = 0; v < 50; ++v) {
@@ -369,12 +369,12 @@ next_tokens(
   }
   if (block != 0) return;
   const float top = key_at(most_of(picker));
-  const float total = sum_of(picker, top);
-  const bool eq = top == (-INFINITY);
-  const float pivot = eq ? 0.0f : top;
-  const bool eq_2 = total == 0.0f;
-  const float div = 1.0f / total;
-  const float scale_2 = eq_2 ? 0.0f : div;
+  const float sum_of_exps = sum_of(picker, top);
+  const bool top_is_minus_inf = top == (-INFINITY);
+  const float pivot = top_is_minus_inf ? 0.0f : top;
+  const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
+  const float one_over_sum_of_exps = 1.0f / sum_of_exps;
+  const float scale_2 = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // rank the candidates: into bins by their keys, and within a bin by comparing them
   const unsigned from = threadIdx.x / 64;  // the block whose candidates this thread counts
@@ -429,11 +429,11 @@ next_tokens(
     const Entry entry = picker.picks[rank];
     const int columns = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;
-    const bool lt = columns < 0;
-    const float sub_2 = take_ - pivot;
-    const float exp_ = exponential(sub_2);
+    const bool columns_below_0 = columns < 0;
+    const float take_minus_pivot = take_ - pivot;
+    const float exp_ = exponential(take_minus_pivot);
     const float mul_2 = exp_ * scale_2;
-    const float values_ = lt ? 0.0f : mul_2;
+    const float values_ = columns_below_0 ? 0.0f : mul_2;
     values_row[rank] = values_;
     columns_row[rank] = columns;
   }

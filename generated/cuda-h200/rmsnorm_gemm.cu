@@ -258,7 +258,7 @@ rmsnorm_gemm(
     unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
     unsigned prepared[2][4][4];  // of two slices: what is being multiplied must stay
     int before = 0;
-    float total_part[2] = {}, total_all[2];  // of the slices prepared so far, and of a row
+    float sum_of_squares_part[2] = {}, sum_of_squares_all[2];  // of the slices prepared so far, and of a row
     // prepares the slice that comes next
     const auto prepare = [&](unsigned (&to)[4][4]) {
       wait_at(full + 8 * stage, parity);
@@ -273,7 +273,7 @@ rmsnorm_gemm(
           for (int j = 0; j < 2; ++j) {
             const float x = __uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u);
             const float square = x * x;
-            total_part[quarter % 2] += square;
+            sum_of_squares_part[quarter % 2] += square;
           }
           const auto& gain_pair = reinterpret_cast<const __nv_bfloat162&>(gain_slice.at[k * 4 + quarter / 2 * 2]);
           const __nv_bfloat162 both = __hmul2(reinterpret_cast<const __nv_bfloat162&>(word), gain_pair);
@@ -326,8 +326,8 @@ rmsnorm_gemm(
         if (step == 63) {
           #pragma unroll
           for (int r8 = 0; r8 < 2; ++r8) {
-            total_all[r8] = total_part[r8];
-            total_part[r8] = 0.0f;
+            sum_of_squares_all[r8] = sum_of_squares_part[r8];
+            sum_of_squares_part[r8] = 0.0f;
           }
           if (tile + gridDim.x >= tiles) return;
         }
@@ -353,8 +353,8 @@ rmsnorm_gemm(
       }
       #pragma unroll
       for (int r8 = 0; r8 < 2; ++r8) {
-        total_all[r8] += __shfl_xor_sync(0xffffffffu, total_all[r8], 1);  // 4 lanes share a row
-        total_all[r8] += __shfl_xor_sync(0xffffffffu, total_all[r8], 2);
+        sum_of_squares_all[r8] += __shfl_xor_sync(0xffffffffu, sum_of_squares_all[r8], 1);  // 4 lanes share a row
+        sum_of_squares_all[r8] += __shfl_xor_sync(0xffffffffu, sum_of_squares_all[r8], 2);
       }
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       fence_sums(sums[0]);
@@ -365,10 +365,10 @@ rmsnorm_gemm(
         float rrms_of[2];
         #pragma unroll
         for (int r8 = 0; r8 < 2; ++r8) {
-          const float total = total_all[r8];
-          const float mean = total / 4096.0f;
-          const float add = mean + 1e-06f;
-          const float rrms = rsqrtf(add);
+          const float sum_of_squares = sum_of_squares_all[r8];
+          const float mean = sum_of_squares / 4096.0f;
+          const float mean_plus_eps = mean + 1e-06f;
+          const float rrms = rsqrtf(mean_plus_eps);
           rrms_of[r8] = rrms;
         }
         #pragma unroll

@@ -21,10 +21,10 @@ def rmsnorm_gemm_swiglu(x, gain, w_gate, w_up):
     w_gate = np.asarray(w_gate).astype(np.float64)
     w_up = np.asarray(w_up).astype(np.float64)
     square = x * x
-    total = square.sum(-1, keepdims=True)
-    mean = total / x.shape[-1]
-    add = mean + 1e-06
-    rrms = 1 / np.sqrt(add)
+    sum_of_squares = square.sum(-1, keepdims=True)
+    mean = sum_of_squares / x.shape[-1]
+    mean_plus_eps = mean + 1e-06
+    rrms = 1 / np.sqrt(mean_plus_eps)
     y = x * rrms
     h = y * gain
     w_gate_T = np.swapaxes(w_gate, -1, -2)

@@ -17,10 +17,10 @@ def rmsnorm(x, gain):
     x = np.asarray(x).astype(np.float64)
     gain = np.asarray(gain).astype(np.float64)
     square = x * x
-    total = square.sum(-1, keepdims=True)
-    mean = total / x.shape[-1]
-    add = mean + 1e-06
-    rrms = 1 / np.sqrt(add)
+    sum_of_squares = square.sum(-1, keepdims=True)
+    mean = sum_of_squares / x.shape[-1]
+    mean_plus_eps = mean + 1e-06
+    rrms = 1 / np.sqrt(mean_plus_eps)
     y = x * rrms
     rmsnorm = y * gain
     return rmsnorm

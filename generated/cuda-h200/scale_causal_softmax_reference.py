@@ -20,13 +20,13 @@ def scale_causal_softmax(scores):
     keep = col_index <= last
     z = np.where(keep, mul, (-np.inf))
     top = z.max(-1, keepdims=True)
-    eq = top == (-np.inf)
-    pivot = np.where(eq, 0.0, top)
-    sub = z - pivot
-    e = np.exp(sub)
-    total = e.sum(-1, keepdims=True)
-    eq_2 = total == 0.0
-    div = 1.0 / total
-    scale = np.where(eq_2, 0.0, div)
+    top_is_minus_inf = top == (-np.inf)
+    pivot = np.where(top_is_minus_inf, 0.0, top)
+    z_minus_pivot = z - pivot
+    e = np.exp(z_minus_pivot)
+    sum_of_exps = e.sum(-1, keepdims=True)
+    sum_of_exps_is_0 = sum_of_exps == 0.0
+    one_over_sum_of_exps = 1.0 / sum_of_exps
+    scale = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
     softmax = e * scale
     return softmax

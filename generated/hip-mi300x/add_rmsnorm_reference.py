@@ -20,10 +20,10 @@ def add_rmsnorm(x, residual, gain):
     gain = np.asarray(gain).astype(np.float64)
     h = x + residual
     square = h * h
-    total = square.sum(-1, keepdims=True)
-    mean = total / x.shape[-1]
-    add = mean + 1e-06
-    rrms = 1 / np.sqrt(add)
+    sum_of_squares = square.sum(-1, keepdims=True)
+    mean = sum_of_squares / x.shape[-1]
+    mean_plus_eps = mean + 1e-06
+    rrms = 1 / np.sqrt(mean_plus_eps)
     y = h * rrms
     y_2 = y * gain
     return h, y_2

@@ -144,11 +144,11 @@ log_softmax(
     }
   }
   const float top = row_max(top_part, part[0]);
-  const bool eq = top == (-INFINITY);
-  const float pivot = eq ? 0.0f : top;
+  const bool top_is_minus_inf = top == (-INFINITY);
+  const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: keep shifted; total = sum(exp_)
-  float total_part = 0.0f;
+  // walk 2 of 3: keep shifted; sum_of_exps = sum(exp_)
+  float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 1024 + lane) * 4;
@@ -159,14 +159,14 @@ log_softmax(
         const float shifted = logits - pivot;
         const float exp_ = exponential(shifted);
         shifted_kept[v][j] = shifted;
-        total_part += exp_;
+        sum_of_exps_part += exp_;
       }
     }
   }
-  const float total = row_sum(total_part, part[1]);
-  const bool eq_2 = total == 0.0f;
-  const float log_ = natural_log(total);
-  const float log_total = eq_2 ? 0.0f : log_;
+  const float sum_of_exps = row_sum(sum_of_exps_part, part[1]);
+  const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
+  const float log_ = natural_log(sum_of_exps);
+  const float log_sum = sum_of_exps_is_0 ? 0.0f : log_;
 
   // walk 3 of 3: write out
   #pragma unroll
@@ -177,7 +177,7 @@ log_softmax(
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float shifted = shifted_kept[v][j];
-        const float log_softmax = shifted - log_total;
+        const float log_softmax = shifted - log_sum;
         out_vec.at[j] = log_softmax;
       }
       store<4>(out_row + col, out_vec);

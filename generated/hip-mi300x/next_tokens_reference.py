@@ -32,19 +32,19 @@ def next_tokens(logits, scale):
     scale = np.asarray(scale).astype(np.float64)
     mul = logits * scale
     top = mul.max(-1, keepdims=True)
-    eq = top == (-np.inf)
-    pivot = np.where(eq, 0.0, top)
+    top_is_minus_inf = top == (-np.inf)
+    pivot = np.where(top_is_minus_inf, 0.0, top)
     sub = mul - pivot
     e = np.exp(sub)
-    total = e.sum(-1, keepdims=True)
-    eq_2 = total == 0.0
-    div = 1.0 / total
-    scale_2 = np.where(eq_2, 0.0, div)
+    sum_of_exps = e.sum(-1, keepdims=True)
+    sum_of_exps_is_0 = sum_of_exps == 0.0
+    one_over_sum_of_exps = 1.0 / sum_of_exps
+    scale_2 = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
     columns = top_columns(mul, 50)
-    lt = columns < 0
+    columns_below_0 = columns < 0
     take_ = take(mul, columns, (-np.inf))
-    sub_2 = take_ - pivot
-    exp_ = np.exp(sub_2)
+    take_minus_pivot = take_ - pivot
+    exp_ = np.exp(take_minus_pivot)
     mul_2 = exp_ * scale_2
-    values_ = np.where(lt, 0.0, mul_2)
+    values_ = np.where(columns_below_0, 0.0, mul_2)
     return values_, columns

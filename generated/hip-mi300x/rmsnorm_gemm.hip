@@ -120,7 +120,7 @@ rmsnorm_gemm(
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> w_held[2];
   Vec<__bf16, 8> gain_held;
-  float total_part[2] = {};
+  float sum_of_squares_part[2] = {};
   const auto fetch_slice = [&](int step) {
     const int depth = step * 32;
     #pragma unroll
@@ -147,7 +147,7 @@ rmsnorm_gemm(
         const float mul = x * gain;
         const float square = x * x;
         x_vec.at[j] = static_cast<__bf16>(mul);
-        total_part[v] += square;
+        sum_of_squares_part[v] += square;
       }
       store<8>(slice + x_to + v * 2048, x_vec);
     }
@@ -211,12 +211,12 @@ rmsnorm_gemm(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const total_shared = reinterpret_cast<float*>(shared) + 8448;
+  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 8448;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
-    for (int step = 2; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
-    if (x_k == 0) total_shared[x_m + v * 64] = total_part[v];
+    for (int step = 2; step > 0; step /= 2) sum_of_squares_part[v] += partner(sum_of_squares_part[v], step);
+    if (x_k == 0) sum_of_squares_shared[x_m + v * 64] = sum_of_squares_part[v];
   }
   for (int band = 0; band < 2; ++band) {  // of 64 rows: there is no room for more
     if (band > 0) __syncthreads();
@@ -243,10 +243,10 @@ rmsnorm_gemm(
       const int col = col0 + n;
       if (row < rows) {
         const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 132 + n);
-        const float total = total_shared[band * 64 + m];
-        const float mean = total / 4096.0f;
-        const float add = mean + 1e-06f;
-        const float rrms = rsqrtf(add);
+        const float sum_of_squares = sum_of_squares_shared[band * 64 + m];
+        const float mean = sum_of_squares / 4096.0f;
+        const float mean_plus_eps = mean + 1e-06f;
+        const float rrms = rsqrtf(mean_plus_eps);
         Vec<__bf16, 8> out_vec;
         #pragma unroll
         for (int j = 0; j < 8; ++j) {

@@ -19,10 +19,10 @@ def rmsnorm_gemm(x, gain, w):
     gain = np.asarray(gain).astype(np.float64)
     w = np.asarray(w).astype(np.float64)
     square = x * x
-    total = square.sum(-1, keepdims=True)
-    mean = total / x.shape[-1]
-    add = mean + 1e-06
-    rrms = 1 / np.sqrt(add)
+    sum_of_squares = square.sum(-1, keepdims=True)
+    mean = sum_of_squares / x.shape[-1]
+    mean_plus_eps = mean + 1e-06
+    rrms = 1 / np.sqrt(mean_plus_eps)
     y = x * rrms
     rmsnorm = y * gain
     w_T = np.swapaxes(w, -1, -2)

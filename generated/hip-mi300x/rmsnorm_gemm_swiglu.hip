@@ -155,7 +155,7 @@ rmsnorm_gemm_swiglu(
   Vec<__bf16, 8> w_gate_held[2];
   Vec<__bf16, 8> w_up_held[2];
   Vec<__bf16, 8> gain_held;
-  float total_part[2] = {};
+  float sum_of_squares_part[2] = {};
   const auto fetch_slice = [&](int step) {
     const int depth = (step * 4 + share) * 64;
     #pragma unroll
@@ -187,7 +187,7 @@ rmsnorm_gemm_swiglu(
         const float mul = x * gain;
         const float square = x * x;
         x_vec.at[j] = static_cast<__bf16>(mul);
-        total_part[v] += square;
+        sum_of_squares_part[v] += square;
       }
       store<8>(slice + x_to + v * 512, x_vec);
     }
@@ -263,12 +263,12 @@ rmsnorm_gemm_swiglu(
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
   float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 320;
-  float* const total_shared = reinterpret_cast<float*>(shared) + 640;
+  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 640;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
-    for (int step = 4; step > 0; step /= 2) total_part[v] += partner(total_part[v], step);
-    if (x_k == 0) total_shared[team * 656 + x_m + v * 8] = total_part[v];
+    for (int step = 4; step > 0; step /= 2) sum_of_squares_part[v] += partner(sum_of_squares_part[v], step);
+    if (x_k == 0) sum_of_squares_shared[team * 656 + x_m + v * 8] = sum_of_squares_part[v];
   }
   #pragma unroll
   for (int n = 0; n < 1; ++n) {
@@ -293,10 +293,10 @@ rmsnorm_gemm_swiglu(
     if (m < 16 && row < rows) {
       const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
       const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
-      const float total = gathered<1>(total_shared + m).at[0];
-      const float mean = total / 4096.0f;
-      const float add = mean + 1e-06f;
-      const float rrms = rsqrtf(add);
+      const float sum_of_squares = gathered<1>(sum_of_squares_shared + m).at[0];
+      const float mean = sum_of_squares / 4096.0f;
+      const float mean_plus_eps = mean + 1e-06f;
+      const float rrms = rsqrtf(mean_plus_eps);
       Vec<__bf16, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {

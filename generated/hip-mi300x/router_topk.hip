@@ -195,27 +195,27 @@ router_topk(
     }
   }
   const float top = row_max(top_part);
-  const bool eq = top == (-INFINITY);
-  const float pivot = eq ? 0.0f : top;
+  const bool top_is_minus_inf = top == (-INFINITY);
+  const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: total = sum(e)
-  float total_part = 0.0f;
+  // walk 2 of 3: sum_of_exps = sum(e)
+  float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     if (live) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float scores = widened(scores_vec[v].at[j]);
-        const float sub = scores - pivot;
-        const float e = exponential(sub);
-        total_part += e;
+        const float scores_minus_pivot = scores - pivot;
+        const float e = exponential(scores_minus_pivot);
+        sum_of_exps_part += e;
       }
     }
   }
-  const float total = row_sum(total_part);
-  const bool eq_2 = total == 0.0f;
-  const float div = 1.0f / total;
-  const float scale = eq_2 ? 0.0f : div;
+  const float sum_of_exps = row_sum(sum_of_exps_part);
+  const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
+  const float one_over_sum_of_exps = 1.0f / sum_of_exps;
+  const float scale = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // choose: what reaches the lanes' largest keys, the 8 best of them, is ranked by comparison
   const int at = threadIdx.x / 16;
@@ -296,22 +296,22 @@ router_topk(
   }
   meet();
 
-  // the 8 chosen, walk 1 of 2 over them: sum = sum(likely); write experts
-  float sum_part = 0.0f;
+  // the 8 chosen, walk 1 of 2 over them: sum_of_likely = sum(likely); write experts
+  float sum_of_likely_part = 0.0f;
   #pragma unroll
   for (int rank = lane; live && rank < 8; rank += 16) {
     const Entry entry = picker.picks[at][rank];
     const int experts = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;
-    const bool lt = experts < 0;
-    const float sub_2 = take_ - pivot;
-    const float exp_ = exponential(sub_2);
+    const bool experts_below_0 = experts < 0;
+    const float take_minus_pivot = take_ - pivot;
+    const float exp_ = exponential(take_minus_pivot);
     const float mul = exp_ * scale;
-    const float likely = lt ? 0.0f : mul;
-    sum_part += likely;
+    const float likely = experts_below_0 ? 0.0f : mul;
+    sum_of_likely_part += likely;
     experts_row[rank] = experts;
   }
-  const float sum = row_sum(sum_part);
+  const float sum_of_likely = row_sum(sum_of_likely_part);
 
   // the 8 chosen, walk 2 of 2 over them: write weights
   #pragma unroll
@@ -319,12 +319,12 @@ router_topk(
     const Entry entry = picker.picks[at][rank];
     const int experts = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;
-    const bool lt = experts < 0;
-    const float sub_2 = take_ - pivot;
-    const float exp_ = exponential(sub_2);
+    const bool experts_below_0 = experts < 0;
+    const float take_minus_pivot = take_ - pivot;
+    const float exp_ = exponential(take_minus_pivot);
     const float mul = exp_ * scale;
-    const float likely = lt ? 0.0f : mul;
-    const float weights = likely / sum;
+    const float likely = experts_below_0 ? 0.0f : mul;
+    const float weights = likely / sum_of_likely;
     weights_row[rank] = weights;
   }
 }

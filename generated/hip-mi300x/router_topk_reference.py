@@ -29,21 +29,21 @@ def take(x, columns, missing):
 def router_topk(scores):
     scores = np.asarray(scores).astype(np.float64)
     top = scores.max(-1, keepdims=True)
-    eq = top == (-np.inf)
-    pivot = np.where(eq, 0.0, top)
-    sub = scores - pivot
-    e = np.exp(sub)
-    total = e.sum(-1, keepdims=True)
-    eq_2 = total == 0.0
-    div = 1.0 / total
-    scale = np.where(eq_2, 0.0, div)
+    top_is_minus_inf = top == (-np.inf)
+    pivot = np.where(top_is_minus_inf, 0.0, top)
+    scores_minus_pivot = scores - pivot
+    e = np.exp(scores_minus_pivot)
+    sum_of_exps = e.sum(-1, keepdims=True)
+    sum_of_exps_is_0 = sum_of_exps == 0.0
+    one_over_sum_of_exps = 1.0 / sum_of_exps
+    scale = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
     experts = top_columns(scores, 8)
-    lt = experts < 0
+    experts_below_0 = experts < 0
     take_ = take(scores, experts, (-np.inf))
-    sub_2 = take_ - pivot
-    exp_ = np.exp(sub_2)
+    take_minus_pivot = take_ - pivot
+    exp_ = np.exp(take_minus_pivot)
     mul = exp_ * scale
-    likely = np.where(lt, 0.0, mul)
-    sum = likely.sum(-1, keepdims=True)
-    weights = likely / sum
+    likely = np.where(experts_below_0, 0.0, mul)
+    sum_of_likely = likely.sum(-1, keepdims=True)
+    weights = likely / sum_of_likely
     return weights, experts

@@ -16,13 +16,13 @@ def scale_softmax(scores):
     scores = np.asarray(scores).astype(np.float64)
     mul = scores * 0.125
     top = mul.max(-1, keepdims=True)
-    eq = top == (-np.inf)
-    pivot = np.where(eq, 0.0, top)
+    top_is_minus_inf = top == (-np.inf)
+    pivot = np.where(top_is_minus_inf, 0.0, top)
     sub = mul - pivot
     e = np.exp(sub)
-    total = e.sum(-1, keepdims=True)
-    eq_2 = total == 0.0
-    div = 1.0 / total
-    scale = np.where(eq_2, 0.0, div)
+    sum_of_exps = e.sum(-1, keepdims=True)
+    sum_of_exps_is_0 = sum_of_exps == 0.0
+    one_over_sum_of_exps = 1.0 / sum_of_exps
+    scale = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
     softmax = e * scale
     return softmax
