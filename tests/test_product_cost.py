@@ -133,6 +133,16 @@ def test_rounding_is_listed_where_it_happens(name: str) -> None:
     assert product_rounding(simplify(spec.graph), H200) == lines
 
 
+def test_a_narrow_range_before_a_scale_is_listed() -> None:
+    @chain(M=8, N=8, K=8)
+    def half(x: f16[M, K], gain: f16[K], w: f16[K, N]) -> f32[M, N]:
+        return F.rmsnorm(x, gain) @ w
+
+    before = "x * gain to f16 before it is multiplied, and only then scaled by rrms"
+    said = "(in f16 what is beyond 65504 is an infinity, and below 6.1e-5 bits are lost)"
+    assert product_rounding(half.graph, H200) == (f"{before} {said}",)
+
+
 def test_a_prologue_without_a_name_is_called_by_its_op() -> None:
     @chain(M=8, N=8, K=8)
     def activated(x: bf16[M, K], w: bf16[K, N]) -> f32[M, N]:

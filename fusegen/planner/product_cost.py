@@ -23,7 +23,7 @@ from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import arrays, bytes_of, c_literal, roundings
 from fusegen.products import Factor, split
 from fusegen.targets.base import Target
-from fusegen.types import DType, Shape, f32, size_of
+from fusegen.types import DType, Shape, f16, f32, size_of
 
 
 def product_traffic(graph: Graph, target: Target, tile_rows: int, group: int) -> Traffic:
@@ -163,16 +163,20 @@ def wave_text(tiles: int, places: int, shares: int = 1) -> str:
 # ---------------------------------------------------------------- rounding
 
 
+F16_RANGE = " (in f16 what is beyond 65504 is an infinity, and below 6.1e-5 bits are lost)"
+
+
 def product_rounding(graph: Graph, target: Target) -> tuple[str, ...]:
     """Where values of a chain with products are rounded; between those places everything is f32."""
     lowered = hoist_scales(graph)
-    lines = []
+    lines, narrow = [], False
     for product in split(lowered).products:
         for factor in (product.left, product.right):
             if not plain(factor.node):
                 lines.append(f"{text_of(factor, lowered)} to {factor.dtype} before it is multiplied")
+                narrow = narrow or factor.dtype is f16
     if moved := ", ".join(scale_texts(lowered)):
-        lines = [f"{line}, and only then scaled by {moved}" for line in dict.fromkeys(lines)]
+        lines = [f"{line}, and only then scaled by {moved}{F16_RANGE * narrow}" for line in dict.fromkeys(lines)]
         lines = lines or [f"factors as they are, and only their products scaled by {moved}"]
     if f32 in lowered.factor_types.values() and not target.multiplies_f32:
         lines.append("factors to the nearest tf32, 11 significant bits")
