@@ -31,8 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before xdist starts its workers: the emulator's two runtimes, or each worker would build both for itself."""
+    """Before xdist starts its workers: the emulator's two runtimes, or each worker would build both for itself.
+
+    Each worker has a processor to itself, and no use for threads of numpy's that wait for work by spinning.
+    """
     if getattr(config.option, "numprocesses", None) and not config.option.collectonly:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         with ThreadPoolExecutor() as pool:
             list(pool.map(build_runtime, (False, True)))
 
