@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import fusegen
 from fusegen.emulator import KernelFault
 from fusegen.errors import NoPlan, ValidationError
 from fusegen.storage.folders import cache_root
@@ -33,7 +34,7 @@ from tests.fuzzing.judging import difference, judge, judge_columns
 from tests.fuzzing.operands import LAYOUTS, Fill, lay, sized
 from tests.fuzzing.products import product
 from tests.fuzzing.report import RESULTS, WELL, finding
-from tests.fuzzing.rows import REDUCE, softmax
+from tests.fuzzing.rows import REDUCE, rms_scale, rmsnorm, softmax
 from tests.fuzzing.seeds import ORDER, TARGETS, Case, call_of, case, meaning
 from tests.fuzzing.trial import run_trial
 from tests.fuzzing.workers import ROOT, run_seeds
@@ -496,3 +497,36 @@ def test_products_are_bounded_by_what_their_factors_are_rounded_to() -> None:
     got = (left.value.astype(ml_dtypes.bfloat16).astype(np.float32) @ right.value.astype(np.float32)).astype(np.float32)
     assert judge(got, product(left, right, "bf16", computed=False, tf32=False), "f32", (5, 7)).complaint
     assert not judge(got, product(left, right, "bf16", computed=True, tf32=False), "f32", (5, 7)).complaint
+
+
+@needs_check
+@pytest.mark.parametrize("gpu", ["cuda:h200", "cuda:sm_80", "hip:mi300x"])
+def test_a_scale_behind_a_product_of_f16_finds_what_was_rounded_before(gpu: str) -> None:
+    """What of x * g is beyond f16 is infinite, and what is subnormal there has lost bits: exactly these are judged."""
+    text = """from fusegen import chain, dims, f16, f32
+from fusegen import ops as F
+M, N, K = dims("M N K")
+
+@chain(M=6, N=16, K=64)
+def spec(x: f16[M, K], g: f16[K], w: f16[K, N]) -> f32[M, N]:
+    return F.rmsnorm(x, g) @ w
+"""
+    module: dict[str, Any] = {}
+    exec(text, module)
+    kernel = fusegen.compile(module["spec"], gpu, on="emulator", validate=False)
+    assert "(in f16 what is beyond 65504 is an infinity, and below 6.1e-5 bits are lost)" in kernel.plan.rounding[0]
+    rng = np.random.default_rng(4)
+    x, w = rng.standard_normal((6, 64)), rng.standard_normal((64, 16)).astype(np.float16)
+    for size, gain, first in (1.0, 0.7, 1.0), (1e-3, 1e-3, 1e-3), (1.0, 8.0, 3e4):
+        operands = [(x * size).astype(np.float16), np.full(64, gain, np.float16), w]
+        operands[0][0, 0] = first
+        a, g, b = (Bounded("f", one.astype(float)) for one in operands)
+        with np.errstate(all="ignore"):
+            moved = mul(product(mul(a, g), b, "f16", computed=True, tf32=False), rms_scale(a, 1e-6))
+            written = product(rmsnorm(a, g, 1e-6), b, "f16", computed=True, tf32=False)
+        got = kernel(*operands)
+        verdict = judge(got, moved, "f32", (6, 16))
+        assert not verdict.complaint
+        assert not verdict.unjudged
+        assert judge(got, written, "f32", (6, 16)).complaint  # as if it were rounded only once it is scaled
+        assert np.isinf(got).any(-1).tolist() == [first > 1e4, *[False] * 5]

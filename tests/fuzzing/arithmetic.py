@@ -195,8 +195,16 @@ def mul(a: Bounded, b: Bounded) -> Bounded:
     value = a.value * b.value
     error = np.where(b.error > 0, np.abs(a.value) * b.error, 0) + np.where(a.error > 0, np.abs(b.value) * a.error, 0)
     error = error + a.error * b.error + EPS * size_of(value) + TINY
-    result = settled(value, np.where(unknown(a, b), INF, error))
+    error = np.where(outright(a, b) | outright(b, a), 0.0, np.where(unknown(a, b), INF, error))
+    result = settled(value, error)
     return result if along_row(a) and along_row(b) else doubted(result)
+
+
+def outright(a: Bounded, b: Bounded) -> Array:
+    """Where `a` decides a product with `b`, whose error is of no matter: a NaN, or an infinity times what is not 0."""
+    some = np.isinf(a.value) & (np.abs(b.value) - b.error > TINY)
+    found: Array = (a.error == 0) & (np.isnan(a.value) | some)
+    return found
 
 
 def div(a: Bounded, b: Bounded) -> Bounded:

@@ -20,7 +20,6 @@ INF = float("inf")
 STORED: dict[str, Any] = {
     "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "i32": np.int32, "b8": np.bool_,
 }  # fmt: skip
-ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 KINDS: dict[str, Kind] = {"f32": "f", "f16": "f", "bf16": "f", "i32": "i", "b8": "b"}
 
 

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from tests.fuzzing import arithmetic, rows
 from tests.fuzzing.bounded import Bounded, exact
-from tests.fuzzing.draft import Draft, Output, Shape, Term
+from tests.fuzzing.draft import Draft, Meaning, Output, Shape, Term
 from tests.fuzzing.products import product, turned
 
 SMALL = (
     1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 70, 96, 127, 128, 130, 136, 200, 257,
 )  # fmt: skip
 BIG = (64, 72, 96, 128, 136, 192, 200, 256, 264, 320)  # that tensor copies take
+
+
+@dataclass(frozen=True)
+class Left:
+    """A left factor: as the chain has it, what of it is rounded and multiplied, and the scale of its rows that comes
+    behind the product, as README says of RMSNorm's."""
+
+    term: Term
+    multiplied: Term
+    behind: Term | None = None
+    computed: bool = False
+
+
+def unnamed(meaning: Meaning, arguments: Sequence[Term]) -> Term:
+    """A value that the chain does not spell."""
+    return Term("", "f", (), lambda values: meaning(*(a.of(values) for a in arguments)))
 
 
 class Products(Draft):
@@ -35,16 +53,16 @@ class Products(Draft):
         self.stored = rng.choice(("f16", "bf16", "bf16", "f32"))
         self.tf32 = self.stored == "f32"
         self.features |= {f"products of {self.stored}", "products of batches" if rank else "products"}
-        left, computed = self.left()
+        left = self.left()
         widths = ["N"] if rng.random() < 0.8 else ["N", "L"]
         if "L" in widths:
             self.sizes["L"] = rng.choice(self.extents)
             self.features.add("products side by side")
         pair = rng.random() < 0.35
         for width in widths:
-            term = self.one(left, width, computed)
+            term = self.one(left, width)
             if pair:
-                term = self.paired(term, self.one(left, width, computed))
+                term = self.paired(term, self.one(left, width))
             for _ in range(rng.choice((0, 1, 1, 2, 3, 4))):
                 term = self.epilogue(term, width)
             self.outputs.append(Output(term, rng.choice((self.stored, self.stored, "f32", "bf16"))))
@@ -57,39 +75,62 @@ class Products(Draft):
 
     # ---------------------------------------------------------------- factors
 
-    def left(self) -> tuple[Term, bool]:
-        """The left factor, and whether it is computed on its way."""
+    def left(self) -> Left:
         rng, batch = self.random, self.batch
         drawn = rng.random()
         if drawn < 0.15:
             x = self.operand(self.stored, (*batch, "K", "M"))
             view = "mT" if batch or rng.random() < 0.5 else "T"
             self.features.add("a left factor transposed")
-            return Term(f"{x.text}.{view}", "f", (*batch, "M", "K"), lambda values: turned(x.of(values))), False
+            across = Term(f"{x.text}.{view}", "f", (*batch, "M", "K"), lambda values: turned(x.of(values)))
+            return Left(across, across)
         x = self.operand(self.stored, (*batch, "M", "K"))
+        found = Left(x, x)
         if drawn < 0.45:
-            return x, False
+            return found
         self.features.add("a left factor computed")
         for _ in range(rng.choice((1, 1, 2, 3))):
-            x = self.prologue(x)
-        return x, True
+            found = self.prologue(found)
+        return found
 
-    def prologue(self, a: Term) -> Term:
-        rng, batch = self.random, self.batch
+    def prologue(self, left: Left) -> Left:
+        rng, batch, a = self.random, self.batch, left.term
         step = rng.choice(("rmsnorm",) * 3 + ("gain",) * 3 + ("bias",) * 2 + ("scale",) * 3 + ("unary",) * 3
                           + ("mask",) * 2 + ("sum",) * 2 + ("softmax", "layernorm"))  # fmt: skip
         if step == "rmsnorm":
-            gain = self.operand(self.vector(), ["K"], "g") if rng.random() < 0.7 else None
-            text = f"F.rmsnorm({a.text}{', ' + gain.text if gain else ''})"
-            return self.let(text, "f", a.shape, lambda x, g=None: rows.rmsnorm(x, g, 1e-6), [a, gain] if gain else [a])
-        if step in ("gain", "bias"):
-            vector = self.operand(self.vector(), ["K"], "g")
-            sign, meaning = ("*", arithmetic.mul) if step == "gain" else ("+", arithmetic.add)
-            return self.let(f"{a.text} {sign} {vector.text}", "f", a.shape, meaning, [a, vector])
+            return self.normalized(left)
+        if step == "gain":
+            return self.times(left, self.operand(self.vector(), ["K"], "g"))
         if step == "scale":
             scale = self.operand("f32", [*batch, "M", 1], "s", special=rng.random() < 0.2)
             self.features.add("special scales of rows" if self.operands[-1].special else "scales of rows")
-            return self.let(f"{a.text} * {scale.text}", "f", a.shape, arithmetic.mul, [a, scale])
+            return self.times(left, scale)
+        term = self.other(step, a)
+        return Left(term, term, computed=True)
+
+    def normalized(self, left: Left) -> Left:
+        """RMSNorm: its scale is behind the product, its gain before."""
+        a = left.term
+        gain = self.operand(self.vector(), ["K"], "g") if self.random.random() < 0.7 else None
+        text = f"F.rmsnorm({a.text}{', ' + gain.text if gain else ''})"
+        term = self.let(text, "f", a.shape, lambda x, g=None: rows.rmsnorm(x, g, 1e-6), [a, gain] if gain else [a])
+        scale = unnamed(lambda x: rows.rms_scale(x, 1e-6), [a])
+        behind = unnamed(arithmetic.mul, [left.behind, scale]) if left.behind else scale
+        if gain is None:
+            return Left(term, left.multiplied, behind, left.computed)
+        return Left(term, unnamed(arithmetic.mul, [left.multiplied, gain]), behind, computed=True)
+
+    def times(self, left: Left, other: Term) -> Left:
+        """An operand may be infinite, and so stays before the product."""
+        term = self.let(f"{left.term.text} * {other.text}", "f", left.term.shape, arithmetic.mul, [left.term, other])
+        multiplied = unnamed(arithmetic.mul, [left.multiplied, other]) if left.behind else term
+        return Left(term, multiplied, left.behind, computed=True)
+
+    def other(self, step: str, a: Term) -> Term:
+        rng, batch = self.random, self.batch
+        if step == "bias":
+            vector = self.operand(self.vector(), ["K"], "g")
+            return self.let(f"{a.text} + {vector.text}", "f", a.shape, arithmetic.add, [a, vector])
         if step == "unary":
             op = rng.choice(("relu", "silu", "gelu", "tanh", "sigmoid"))
             return self.let(f"F.{op}({a.text})", "f", a.shape, arithmetic.UNARY[op], [a])
@@ -112,19 +153,22 @@ class Products(Draft):
     def vector(self) -> str:
         return self.random.choice((self.stored, "f32"))
 
-    def one(self, left: Term, width: str, computed: bool) -> Term:
+    def one(self, left: Left, width: str) -> Term:
         """A product of the left factor with an operand, or with a transposed one."""
         rng = self.random
         batch = self.batch if self.batch and rng.random() < 0.5 else ()
         across = rng.random() < 0.5
         w = self.operand(self.stored, (*batch, width, "K") if across else (*batch, "K", width), "w")
         right = f"{w.text}.{'mT' if batch else 'T'}" if across else w.text
-        text = f'F.matmul({left.text}, {right}, precision="tf32")' if self.tf32 else f"{left.text} @ {right}"
+        factor = left.term.text
+        text = f'F.matmul({factor}, {right}, precision="tf32")' if self.tf32 else f"{factor} @ {right}"
 
-        def meaning(a: Bounded, b: Bounded) -> Bounded:
-            return product(a, turned(b) if across else b, self.stored, computed=computed, tf32=self.tf32)
+        def meaning(a: Bounded, b: Bounded, scale: Bounded | None = None) -> Bounded:
+            found = product(a, turned(b) if across else b, self.stored, computed=left.computed, tf32=self.tf32)
+            return found if scale is None else arithmetic.mul(found, scale)
 
-        return self.let(text, "f", (*self.batch, "M", width), meaning, [left, w])
+        terms = [left.multiplied, w, left.behind] if left.behind else [left.multiplied, w]
+        return self.let(text, "f", (*self.batch, "M", width), meaning, terms)
 
     # ---------------------------------------------------------------- behind them
 

@@ -108,9 +108,13 @@ def layernorm(a: Bounded, gamma: Bounded | None, beta: Bounded | None, eps: floa
     return result if beta is None else add(result, beta)
 
 
+def rms_scale(a: Bounded, eps: float) -> Bounded:
+    """1 / rms, one value a row."""
+    return rsqrt(add(mean(square(as_float(a))), exact(float(eps))))
+
+
 def rmsnorm(a: Bounded, gamma: Bounded | None, eps: float) -> Bounded:
-    scale = rsqrt(add(mean(square(as_float(a))), exact(float(eps))))
-    result = doubted(mul(plain(as_float(a)), scale))
+    result = doubted(mul(plain(as_float(a)), rms_scale(a, eps)))
     return result if gamma is None else mul(result, gamma)
 
 
