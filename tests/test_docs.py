@@ -68,8 +68,9 @@ def quoted(kind: str, what: str) -> str:
 
 
 def excerpt(text: str) -> str:
-    """The plan, and the first of the kernel's passes over a row."""
+    """The plan, and the first of the kernel's passes over a row. The spec's body stands before it on the page."""
     head, _, rest = text.partition("\n\n")
+    head = re.sub(r"(^//     .*\n)+//\n", "", head, flags=re.MULTILINE)
     first, second = (re.search(rf"^  // \w+ {number} of \d+", rest, re.MULTILINE) for number in (1, 2))
     assert first is not None
     part = rest[first.start() : second.start() if second else None]
