@@ -12,8 +12,8 @@ from fusegen import ops as F
 from fusegen.product_peers import product_ways, same_precision
 from fusegen.products import split
 from tests.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
-from tests.test_torch_source import tensor
 from tests.test_unfusing import values_for
+from tests.torch_reference import tensor
 
 torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")
 M, N, K = dims("M N K")

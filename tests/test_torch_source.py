@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -25,7 +24,7 @@ from tests.specs import ROWS as SPECS
 from tests.test_products import ALL as PRODUCTS
 from tests.test_products import bias_gelu, norm_swiglu, scaled
 from tests.test_unfusing import OWN, SELECTING, as_tuple, small, values_for
-from tests.torch_reference import torch_reference
+from tests.torch_reference import tensor, torch_reference
 
 torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")
 M, N = dims("M N")
@@ -35,14 +34,6 @@ K, L = dims("K L")
 @chain(M=6, N=10, K=7, L=4)
 def biased(x: f16[M, K], wq: f16[K, N], wk: f16[K, L], bq: f16[N]) -> tuple[f16[M, N], f16[M, L]]:
     return bq + x @ wq, F.relu(x @ wk)
-
-
-def tensor(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value.item()
-    if value.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(value.astype(np.float32)).bfloat16()
-    return torch.from_numpy(value)
 
 
 def check(graph: Graph, rtol: float = 2e-4) -> None:

@@ -156,3 +156,11 @@ def torch_reference(source: str, name: str, device: Any) -> Callable[..., tuple[
         return tuple(bare(f) for f in (found if isinstance(found, tuple) else (found,)))
 
     return run
+
+
+def tensor(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value.item()
+    if value.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(value.astype(np.float32)).bfloat16()
+    return torch.from_numpy(value)
