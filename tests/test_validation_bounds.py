@@ -23,7 +23,7 @@ from fusegen.spec import Chain
 from fusegen.targets import H200
 from fusegen.trace import OPS
 from fusegen.types import DType
-from fusegen.validation.bounded import Bounded, bounded
+from fusegen.validation.bounded import Bounded, bounded, gap
 from fusegen.validation.bounds import RULES, analyse, apply, formula, steepest
 from fusegen.validation.compare import compare, figures, stored
 
@@ -303,6 +303,22 @@ def test_an_unbounded_element_is_not_compared() -> None:
     got = np.array([[5.0, 5.0]], np.float32)
     out = compare(tensor, got, bounded(expected, np.array([[0.1, np.inf]])), expected)
     assert out.wrong.tolist() == [[True, False]]
+
+
+def test_an_unsure_choice_covers_a_small_number_beside_a_huge_one() -> None:
+    """Whose distance float64 rounds."""
+
+    @chain(M=1, N=8)
+    def spec(x: f32[M, N]) -> f32[M, N]:
+        total = F.sum(x)
+        return F.where(total < x, 1.0, x)
+
+    huge = np.float32(-1.9e38)
+    x = np.array([[huge, -huge] * 4], np.float32)  # a partial sum may overflow, and the sum be NaN
+    (out,) = analyse(plan(spec.graph, H200), [x])
+    assert (out.low <= np.where(x < 0, huge, 1.0)).all()
+    assert (out.high[0, ::2] >= 1.0).all()
+    assert gap(np.float64(3.0), np.float64(1.0)) == 2.0  # an exact one is what it is
 
 
 def test_certain_overflow_of_the_storage_type_is_bounded() -> None:

@@ -46,7 +46,13 @@ def bounded(value: Any, error: Any) -> Bounded:
 
 
 def gap(a: Any, b: Any) -> Array:
-    """|a - b|; 0 between equal infinities and between NaNs, infinite where only one is NaN."""
+    """|a - b|; 0 between equal infinities and between NaNs, infinite where only one is NaN. Where float64 has no such
+    number it is the next one above: b = 1 lies within the gap of a = -1e38."""
     same = (a == b) | ((a != a) & (b != b))
-    distance = np.abs(np.asarray(a, np.float64) - b)
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    difference = a - b
+    moved = difference - a
+    lost = (a - (difference - moved)) - (b + moved)  # what the subtraction rounded, after Knuth
+    distance = np.abs(difference)
+    distance = np.where((lost != 0) & np.isfinite(difference), np.nextafter(distance, np.inf), distance)
     return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
