@@ -735,8 +735,8 @@ BROKEN_FEW = [
     (skipped, "at.col0 + rank * 32, at.row0", "at.col0, at.row0"),
     (skipped, "= {};\n  }\n  asm volatile", ";\n  }\n  asm volatile"),
     (skipped, "lane == 0 && inside", "lane == 0"),
-    (normed, "rows_there[32] = total_all[1];", "rows_there[32] = total_all[0];"),
-    (normed, "total_all[0] = 0.0f;", ""),
+    (normed, "rows_there[32] = sum_of_squares_all[1];", "rows_there[32] = sum_of_squares_all[0];"),
+    (normed, "sum_of_squares_all[0] = 0.0f;", ""),
 ]
 
 
@@ -815,10 +815,10 @@ def test_broken_kernels_are_caught(schedule: str, cluster: int, old: str, new: s
 BROKEN_FRAGMENTS = [  # at a depth of 72, whose last slice is mostly zeros, or of more slices than the ring has places
     (72, "unsigned& word = to[k][quarter]", "unsigned& word = prepared[0][k][quarter]"),
     (72, "^ lane % 8) * 16", ") * 16"),
-    (72, "sum_all[r8], 2);", "sum_all[r8], 1);"),
+    (72, "sum_of_square_all[r8], 2);", "sum_of_square_all[r8], 1);"),
     (72, "depth < 72 ? mul : 0.0f", "gain == 0.0f ? 1.0f / gain : mul"),
     (72, "if (depth < 72) ", ""),
-    (72, "sum_part[quarter % 2]", "sum_part[quarter / 2]"),
+    (72, "sum_of_square_part[quarter % 2]", "sum_of_square_part[quarter / 2]"),
     (72, "lane % 4 * 8 + lane / 4", "lane"),
     (72, "depth < 72 ? load<2>(gain_ptr + depth) : Vec<__nv_bfloat16, 2>{}", "load<2>(gain_ptr + depth)"),
     (520, "__syncwarp();  // all lanes have read", "// all lanes have read"),
@@ -846,8 +846,8 @@ BROKEN_KEPT = [  # an even number of slices, one, or an odd number, in several t
     (200, "kept_at = at;", ""),
     (200, "if (tile != blockIdx.x) {", "if (tile == blockIdx.x) {"),
     (200, "prepare_next(1, prepared[0]);", "prepare_next(1, prepared[1]);"),
-    (200, "total_part[r8] = 0.0f;", ""),
-    (200, "= total_all[r8];", "= total_part[r8];"),
+    (200, "sum_of_squares_part[r8] = 0.0f;", ""),
+    (200, "= sum_of_squares_all[r8];", "= sum_of_squares_part[r8];"),
     (200, "if (tile + gridDim.x >= tiles) return;", ""),
     (64, "for (int chunk = 0; chunk < 4; ++chunk) store_kept(chunk);", ""),
     (64, "prepared[0][k][quarter] = prepared[1][k][quarter];", ";"),
