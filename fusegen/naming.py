@@ -65,7 +65,7 @@ PRODUCT_FRAME = frozenset(
     expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter
     both made pair word prepare prepare_next kept kept_at store_kept ring_at turned multiply_add_across
     right_slices_across place_across advance ahead copy_one load_one slices slot take_step next aim more copies
-    fence_sums
+    fence_sums swizzle_128 eight_lines segments right_at staging_at barriers_at
     """.split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives

@@ -28,11 +28,11 @@ from fusegen.planner.wgmma import (
 from fusegen.types import DType, bf16, f16, f32
 from fusegen.wgmma_copying import CopySpeller
 
-# The bits of a matrix descriptor beside its address (PTX ISA, "Matrix descriptor format"): swizzle by 128 bytes; 1024
-# bytes from 8 lines to the next 8; 8192 bytes from 64 rows or columns to the next 64, where these are the lines.
-SWIZZLE_128 = 1 << 62
-EIGHT_LINES = 1024 // 16 << 32
-SEGMENTS = SEGMENT // 16 << 16
+# The fields of a matrix descriptor beside its address (PTX ISA, "Matrix Descriptor Format"): bits 62-63 are the
+# swizzle, 32-45 and 16-29 distances in units of 16 bytes.
+SWIZZLE_128 = ("swizzle_128", "1ull << 62", "pieces of 16 bytes are turned by their line's number")
+EIGHT_LINES = ("eight_lines", "1024ull / 16 << 32", "from 8 lines to the next 8")
+SEGMENTS = ("segments", f"{SEGMENT}ull / 16 << 16", "from 64 elements of a line to the next 64")
 PAIRS: Mapping[DType, str] = {
     f16: "__floats2half2_rn({0}, {1})",
     bf16: "__floats2bfloat162_rn({0}, {1})",
@@ -61,8 +61,11 @@ class WgmmaSpeller(CopySpeller):
         }
 
     def descriptor(self, operand: Operand) -> str:
-        bits = SWIZZLE_128 + EIGHT_LINES + (0 if operand.along else SEGMENTS)
-        return f"{bits:#x}ull"
+        return " | ".join(name for name, *_ in self.fields(operand))
+
+    def fields(self, *operands: Operand) -> list[tuple[str, str, str]]:
+        """Those that the descriptors of these are made of."""
+        return [SWIZZLE_128, EIGHT_LINES, *([] if all(o.along for o in operands) else [SEGMENTS])]
 
     def advance(self, operand: Operand) -> int:
         """16-byte units from one instruction's depth to the next: along lines, or from 16 lines to the next."""
@@ -404,6 +407,9 @@ class WgmmaSpeller(CopySpeller):
             "release": self.release("before"),
             "left": self.factor(plan.left, tile.left_bytes),
             "ways": self.ways(),
+            "descriptor_fields": self.fields(
+                *([] if fragments else [plan.left]), *(right for span in plan.spans for right in span.rights)
+            ),
             "vector_pairs": plan.finished // 8,
             "chunks": plan.chunks,
             "col0": self.col0,

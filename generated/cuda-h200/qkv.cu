@@ -170,9 +170,11 @@ qkv(
 {
   // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
+  // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+  constexpr unsigned right_at = 65536, staging_at = 196608, barriers_at = 229376;
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  const unsigned right = left + 65536;
-  const unsigned full = left + 229376;
+  const unsigned right = left + right_at;
+  const unsigned full = left + barriers_at;
   const unsigned empty = full + 32;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < 4; ++stage) {
@@ -218,9 +220,12 @@ qkv(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int own = role - 1;  // which of the two groups this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned staging = left + 196608 + (own * 4 + warp) * 4096;  // of this warp's boxes
-    const unsigned long long left_slices = describe(0x4000004000000000ull, left + own * 8192);
-    const unsigned long long right_slices = describe(0x4000004000000000ull, right);
+    const unsigned staging = left + staging_at + (own * 4 + warp) * 4096;  // of this warp's boxes
+    // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
+    constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * 8192);
+    const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
     float sums[1][128];
     int stage = 0;
     unsigned parity = 0;
