@@ -2,7 +2,7 @@
 
     python benchmarks/candidates.py [--out FILE] [--specs specs] [--most 40]
 
-Each candidate is compiled, launched on torch tensors and timed by fusegen.timing: L2 cold, median of 15, shares of a
+Each candidate is compiled, launched on torch tensors and timed by fusegen.measuring.timing: L2 cold, median of 15, shares of a
 device copy measured in the same run. Its results are compared with the first candidate's on the GPU: rows so many are
 more than validation would look at. Run from the repository root with PYTHONPATH set to it.
 """
@@ -19,15 +19,15 @@ from typing import Any
 import torch
 
 from fusegen.compiling import Binary, compile_source
-from fusegen.graph import Graph
+from fusegen.emitting.rendering import render
+from fusegen.language.graph import Graph
+from fusegen.language.spec import load_chains
+from fusegen.language.types import size_of
+from fusegen.measuring.timing import Stopwatch
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Source
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
-from fusegen.spec import load_chains
 from fusegen.targets import Target, target
-from fusegen.timing import Stopwatch
-from fusegen.types import size_of
 
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "b8": torch.bool}
 REPEATS = 15

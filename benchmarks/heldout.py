@@ -35,14 +35,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import table  # noqa: E402
-from fusegen.spec import Chain, load_chains  # noqa: E402
+from fusegen.language.spec import Chain, load_chains  # noqa: E402
 
 if TYPE_CHECKING:
-    from fusegen.operands import Operands
+    from fusegen.measuring.operands import Operands
+    from fusegen.measuring.timing import Stopwatch
     from fusegen.planner.model import Plan
     from fusegen.runtime import Kernel
     from fusegen.targets import Target
-    from fusegen.timing import Stopwatch
     from fusegen.tuning import Bench
 
 DATA = ROOT / "benchmarks" / "data" / "h200_heldout.json"
@@ -215,8 +215,8 @@ def prove(case: Case, target: str | None, on: str, more: int) -> tuple[str, str]
     what went wrong, empty where nothing did. What was made stays in the cache. Products of these sizes take minutes in
     the emulator, and are only compiled for it."""
     import fusegen
+    from fusegen.emitting.rendering import render
     from fusegen.errors import CompileError, FusegenError
-    from fusegen.rendering import render
     from fusegen.runtime.cache import compiled
 
     runs = on == "gpu" or not case.sized.graph.products
@@ -262,9 +262,9 @@ class Yard:
     """The GPU where cases are measured."""
 
     def __init__(self, target: str | None, repeats: int) -> None:
+        from fusegen.measuring.timing import Stopwatch
         from fusegen.pipeline import choose_target
         from fusegen.runtime import devices
-        from fusegen.timing import Stopwatch
 
         self.target = choose_target(target)
         self.watch: Stopwatch = Stopwatch(devices.find(self.target, "gpu"))
@@ -275,7 +275,7 @@ class Yard:
     def facts(self, case: Case) -> dict[str, Any]:
         """What the data keep of one case. Raises FusegenError."""
         import fusegen
-        from fusegen.operands import rotation
+        from fusegen.measuring.operands import rotation
 
         kernel = fusegen.compile(case.sized, self.target, on="gpu", tuned=False)
         graph = kernel.plan.graph
@@ -331,9 +331,9 @@ class Yard:
 
     def first(self, case: Case, most: int, bench: Bench) -> Iterator[dict[str, Any]]:
         """Times of the planner's first `most` candidates, launched in another process: one may hang or crash."""
+        from fusegen.emitting.rendering import render
         from fusegen.errors import CompileError
         from fusegen.pipeline import gate
-        from fusegen.rendering import render
         from fusegen.runtime.cache import compiled
         from fusegen.tuning import Unfit
 
@@ -352,7 +352,7 @@ class Yard:
 
 def halved(one: Operands, watch: Stopwatch) -> Operands:
     """The same operands where every array of more than one row is the left half of a wider one."""
-    from fusegen.operands import Operands
+    from fusegen.measuring.operands import Operands
     from fusegen.runtime.arrays import ArrayView
 
     def left(value: Any) -> Any:

@@ -44,7 +44,7 @@ ROWS = 8
 
 
 def chain() -> Any:
-    from fusegen.spec import load_chains
+    from fusegen.language.spec import load_chains
 
     return load_chains(SPEC)[0].at(M=ROWS)
 
@@ -216,10 +216,10 @@ def parts(tensors: tuple[Any, ...], out: Any) -> dict[str, Callable[[], object]]
     """What a shortcut does beside the launch, one by one."""
     import struct
 
+    from fusegen.language.types import f16
     from fusegen.runtime.arrays import contiguous_strides
     from fusegen.runtime.guards import guard, guards_hold
     from fusegen.runtime.libraries import torch_current_stream, torch_dtype, torch_empty
-    from fusegen.types import f16
 
     x, bias, residual, gamma, beta = tensors
     place = ("cuda", x.get_device())
@@ -248,7 +248,13 @@ def parts(tensors: tuple[Any, ...], out: Any) -> dict[str, Callable[[], object]]
 # ---------------------------------------------------------------- processes
 
 
-COLD = ("jinja2", "fusegen.spelling", "fusegen.compiling.nvrtc", "cuda.bindings.nvrtc", "elftools.elf.elffile")
+COLD = (
+    "jinja2",
+    "fusegen.emitting.rows.spelling",
+    "fusegen.compiling.nvrtc",
+    "cuda.bindings.nvrtc",
+    "elftools.elf.elffile",
+)
 VALIDATED = (*COLD, "fusegen.validation.checks", "numpy.random")
 MODULES = {"warm": (), "unproven": COLD, "validated": VALIDATED}
 

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fusegen.spec import Chain, load_chains  # noqa: E402
-from fusegen.types import DTYPES  # noqa: E402
+from fusegen.language.spec import Chain, load_chains  # noqa: E402
+from fusegen.language.types import DTYPES  # noqa: E402
 
 if TYPE_CHECKING:
-    from fusegen.benchmark import Bench
     from fusegen.errors import FusegenError
+    from fusegen.measuring.benchmark import Bench
 
 DATA = ROOT / "benchmarks" / "data" / "h200_table.json"
 PEERS = ROOT / "benchmarks" / "peers.py"
@@ -89,7 +89,7 @@ ROWS = (
 def measure(rows: list[Row], file: Path, wanted: argparse.Namespace) -> int:
     """Measure `rows` and put each into `file` at once."""
     from fusegen.errors import FusegenError
-    from fusegen.peers import load_peers
+    from fusegen.measuring.peers import load_peers
 
     try:
         bench = Workbench(wanted.target, wanted.repeats)
@@ -110,9 +110,9 @@ class Workbench:
     """The GPU here, where rows are measured. Raises FusegenError where there is none that `target` fits."""
 
     def __init__(self, target: str | None, repeats: int) -> None:
+        from fusegen.measuring.timing import Stopwatch
         from fusegen.pipeline import choose_target
         from fusegen.runtime import devices
-        from fusegen.timing import Stopwatch
 
         self.target = choose_target(target)
         self.watch = Stopwatch(devices.find(self.target, "gpu"))

@@ -7,7 +7,7 @@
 
 The first table has one chain at each shape: logits * scale, softmax, the k largest probabilities and their columns. Its
 time stands beside torch.softmax and torch.topk of the same logits, and beside the copy rate of the same run: median of
-30, cold L2 (fusegen/timing.py). The second one says for V columns and k chosen what a row takes by the planner's count:
+30, cold L2 (fusegen/measuring/timing.py). The second one says for V columns and k chosen what a row takes by the planner's count:
 bytes, exponentials, comparisons with the threshold, candidates that pass it, cuts of these to the best k, which of
 bytes and instructions bounds the time, and the time predicted; measured beside it. Between them stand routers of 8 to
 384 experts and the best of 8 and 16 columns: short rows, of which many share a block. Every kernel is checked against
@@ -32,10 +32,10 @@ from benchmarks.table import gpu_text  # noqa: E402
 from fusegen import b8, bf16, chain, dims, f32, i32  # noqa: E402
 from fusegen import ops as F  # noqa: E402
 from fusegen.errors import FusegenError  # noqa: E402
+from fusegen.language.spec import Chain  # noqa: E402
 from fusegen.planner import plan  # noqa: E402
-from fusegen.planner.choosing import expected  # noqa: E402
 from fusegen.planner.model import RowPlan  # noqa: E402
-from fusegen.spec import Chain  # noqa: E402
+from fusegen.planner.selections.choosing import expected  # noqa: E402
 from fusegen.targets import Target, target  # noqa: E402
 
 OUT = ROOT / "benchmarks" / "data" / "h200_topk.json"
@@ -167,8 +167,8 @@ class Bench:
     def __init__(self, aim: Target) -> None:
         import torch
 
+        from fusegen.measuring.timing import Stopwatch
         from fusegen.runtime import devices
-        from fusegen.timing import Stopwatch
 
         self.torch = torch
         self.target = aim

@@ -33,12 +33,12 @@ from benchmarks import gemm, topk  # noqa: E402
 from fusegen.cli import tuning as words  # noqa: E402
 from fusegen.cli.showing import finite  # noqa: E402
 from fusegen.database import Measurement, Unsound, read_lines, write_lines  # noqa: E402
+from fusegen.emitting.golden import write_whole  # noqa: E402
 from fusegen.errors import FusegenError  # noqa: E402
-from fusegen.golden import write_whole  # noqa: E402
+from fusegen.language.spec import Chain, load_chains  # noqa: E402
+from fusegen.language.types import DTYPES  # noqa: E402
 from fusegen.pipeline import choose_target  # noqa: E402
-from fusegen.spec import Chain, load_chains  # noqa: E402
 from fusegen.tuning import Bench, Effort, Report, Tuner, measurable  # noqa: E402
-from fusegen.types import DTYPES  # noqa: E402
 
 SHIPPED = Path(fusegen.__file__).parent / "data" / "tuned.jsonl"
 

@@ -20,15 +20,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fusegen import ops
 from fusegen.errors import FusegenError
-from fusegen.spec import Chain, chain
-from fusegen.types import Dim, DType, b8, bf16, dims, f16, f32, i32
+from fusegen.language import ops
+from fusegen.language.spec import Chain, chain
+from fusegen.language.types import Dim, DType, b8, bf16, dims, f16, f32, i32
 
 if TYPE_CHECKING:
-    from fusegen.benchmark import bench
+    from fusegen.emitting.rendering import render
+    from fusegen.measuring.benchmark import bench
     from fusegen.pipeline import compile, plan
-    from fusegen.rendering import render
     from fusegen.runtime import Kernel
     from fusegen.targets import target
     from fusegen.tuning import tune
@@ -60,10 +60,10 @@ __all__ = [
 
 _LATER = {
     "Kernel": "fusegen.runtime",
-    "bench": "fusegen.benchmark",
+    "bench": "fusegen.measuring.benchmark",
     "compile": "fusegen.pipeline",
     "plan": "fusegen.pipeline",
-    "render": "fusegen.rendering",
+    "render": "fusegen.emitting.rendering",
     "target": "fusegen.targets",
     "tune": "fusegen.tuning",
     "validate": "fusegen.validation",

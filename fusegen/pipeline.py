@@ -20,16 +20,16 @@ from hashlib import sha256
 
 from fusegen.compiling import Binary, Resources
 from fusegen.database import Choice, choose
+from fusegen.emitting.rendering import render
+from fusegen.emitting.sources import remembered
 from fusegen.errors import KernelError, MissingError, NoPlan, RequestError, ValidationError
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.spec import Chain
 from fusegen.planner import CONTIGUOUS, alike, candidates
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.runtime.cache import Entry, KernelCache, compiled, key_of
 from fusegen.runtime.devices import Device
-from fusegen.sources import remembered
-from fusegen.spec import Chain
 from fusegen.targets import Target
 from fusegen.targets import target as target_named
 from fusegen.validation import Report
@@ -83,7 +83,7 @@ def graph_of(chain: Chain | Graph) -> Graph:
         return chain.graph
     if not isinstance(chain, Graph):
         raise RequestError(
-            f"{chain!r} is not a chain: pass a function under @chain(...), or one that fusegen.spec.load_chains finds"
+            f"{chain!r} is not a chain: pass a function under @chain(...), or one that fusegen.language.spec.load_chains finds"
         )
     return chain
 

@@ -20,18 +20,18 @@ from pathlib import Path
 from rich.rule import Rule
 from rich.text import Text
 
-from fusegen import golden
 from fusegen.cli.builds import Validation, validated
+from fusegen.cli.doctor import examine
 from fusegen.cli.plans import show_chains
 from fusegen.cli.showing import console, mark, mark_style, progress, say, show_code, table, times
 from fusegen.compiling import Binary
-from fusegen.doctor import examine
+from fusegen.emitting import golden
+from fusegen.emitting.rendering import render
 from fusegen.errors import CompileError, MissingError
+from fusegen.language.spec import Chain, load_chains
 from fusegen.pipeline import build
 from fusegen.planner import plan
 from fusegen.planner.model import Plan, RowPlan
-from fusegen.rendering import render
-from fusegen.spec import Chain, load_chains
 from fusegen.targets import H200, MI300X, Target
 
 TARGETS = (H200, MI300X)

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from fusegen.spec import Chain
+from fusegen.language.spec import Chain
 
 UNARY = (
     "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "square", "abs", "neg",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusegen import Chain
+from fusegen.emitting.rendering import render
 from fusegen.planner import CONTIGUOUS
 from fusegen.planner.model import Layout, Source
-from fusegen.rendering import render
 from fusegen.targets import Target
 from tests import gemms
 from tests.gemms import FEW, Fits, banded, circled, clustered, plan_for, streamed, streamed_waves, tiled

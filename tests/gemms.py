@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from fusegen import Chain, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
 from fusegen.planner import CONTIGUOUS, candidates
-from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Layout
+from fusegen.planner.products.gemm import GemmPlan
 from fusegen.targets import Target, target
 
 B, M, N, K, L = dims("B M N K L")

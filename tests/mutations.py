@@ -17,12 +17,12 @@ from pathlib import Path
 
 from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
+from fusegen.language.spec import Chain, load_chains
+from fusegen.language.types import DTYPES
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.rendering import render
-from fusegen.spec import Chain, load_chains
 from fusegen.targets import target
-from fusegen.types import DTYPES
 from tests.sizes import sizes_at
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from fusegen.spec import Chain
+from fusegen.language.spec import Chain
 from tests.chains import numbered
 
 UNARY = ("F.relu({0})", "F.gelu({0})", "F.silu({0})", "F.tanh({0})", "F.sigmoid({0})", "F.square({0})", "{0} * 0.5")

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusegen.graph import Graph
-from fusegen.naming import entry_name
-from fusegen.planner.factors import access_of, product_dims, product_params, uses, widest
+from fusegen.language.graph import Graph
+from fusegen.language.naming import entry_name
 from fusegen.planner.model import Cost, Layout, Plan, Traffic
 from fusegen.planner.passes import hoist_scales, simplify
+from fusegen.planner.products.factors import access_of, product_dims, product_params, uses, widest
 from fusegen.targets import H200, Target
 
 NOTHING = Cost(Traffic((), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0), 0.0, 0.0, "memory", 0, 0, 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusegen.graph import Graph
-from fusegen.types import Dim
+from fusegen.language.graph import Graph
+from fusegen.language.types import Dim
 
 
 def sizes_at(graph: Graph, cols: int) -> Mapping[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fusegen.spec import Chain, load_chains
+from fusegen.language.spec import Chain, load_chains
 
 FOLDER = Path(__file__).resolve().parent.parent / "specs"
 ALL = {chain.name: chain for chain in load_chains(FOLDER)}

@@ -17,17 +17,18 @@ import pytest
 from typer.testing import CliRunner
 
 import fusegen
-from fusegen import chain, dims, f32, plotting
+from fusegen import chain, dims, f32
 from fusegen import ops as F
-from fusegen.benchmark import Bench, bench
 from fusegen.cli import app
-from fusegen.counters import READ, WRITTEN, count_bytes, read_csv
 from fusegen.errors import MissingError, RequestError
-from fusegen.graph import Graph
-from fusegen.peers import gist, load_peers
+from fusegen.language.graph import Graph
+from fusegen.language.spec import load_chains
+from fusegen.measuring import plotting
+from fusegen.measuring.benchmark import Bench, bench
+from fusegen.measuring.counters import READ, WRITTEN, count_bytes, read_csv
+from fusegen.measuring.peers import gist, load_peers
 from fusegen.runtime import Kernel, devices
 from fusegen.runtime.devices import present, target_of
-from fusegen.spec import load_chains
 from tests.pretend import LAUNCH_US, RATE, PretendGpu
 from tests.tools import needs_compiler
 
@@ -59,7 +60,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PretendGpu:
     found = PretendGpu()
     monkeypatch.setattr(devices, "find", lambda target, on="auto", check=None: found)
     monkeypatch.setenv("PATH", str(tmp_path / "bin") + os.pathsep + os.environ["PATH"])
-    monkeypatch.setattr("fusegen.counters.USUAL_PLACE", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("fusegen.measuring.counters.USUAL_PLACE", str(tmp_path / "nowhere"))
     if have_torch():
         import torch
 
@@ -148,13 +149,13 @@ def test_reads_alone_may_outrun_a_copy(gpu: PretendGpu) -> None:
 @needs_compiler
 def test_a_stopwatch_is_used_again_and_must_be_the_kernels(gpu: PretendGpu) -> None:
     kernel = kernel_for(SPECS["bias_relu"].graph.at(M=64, N=512))
-    watch = fusegen.timing.Stopwatch(gpu)
+    watch = fusegen.measuring.timing.Stopwatch(gpu)
     bench(kernel, peers=False, alone=False, counters=False, repeats=1, watch=watch)
     gpu.asked.clear()
     bench(kernel, peers=False, alone=False, counters=False, repeats=1, watch=watch)
     assert "copy" not in gpu.asked[-8:]
     with pytest.raises(RequestError, match="stopwatch is on"):
-        bench(kernel, watch=fusegen.timing.Stopwatch(PretendGpu()))
+        bench(kernel, watch=fusegen.measuring.timing.Stopwatch(PretendGpu()))
 
 
 @needs_compiler
@@ -189,9 +190,9 @@ def test_peers_are_timed_or_say_why_not(gpu: PretendGpu, monkeypatch: pytest.Mon
 
         return run
 
-    original = fusegen.peers.ways
+    original = fusegen.measuring.peers.ways
     monkeypatch.setattr(
-        "fusegen.peers.ways",
+        "fusegen.measuring.peers.ways",
         lambda *a: {name: lambda make=make: slowly(make()) for name, make in original(*a).items()},
     )
     report = bench(kernel_for(graph), peers={"hand": by_hand, "QuACK": missing}, alone=False, counters=False, repeats=2)

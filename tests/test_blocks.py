@@ -12,11 +12,11 @@ import pytest
 
 from fusegen import chain, dims, f32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError
 from fusegen.planner import candidates
 from fusegen.planner.model import RowPlan
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate

@@ -12,19 +12,19 @@ import pytest
 
 from fusegen import chain, dims
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.spec import Chain
+from fusegen.language.types import DType, f16, f32
 from fusegen.planner import candidates
-from fusegen.planner.bulk import brought, bulk_loads, bulk_stores, place_bytes, with_places
 from fusegen.planner.model import LINE_BYTES, Layout, RowPlan, Source
-from fusegen.rendering import render
+from fusegen.planner.rows.bulk import brought, bulk_loads, bulk_stores, place_bytes, with_places
 from fusegen.runtime import Kernel, devices
 from fusegen.runtime.arguments import layout_needed
 from fusegen.runtime.arrays import ArrayView
-from fusegen.spec import Chain
 from fusegen.targets import A100, B200, H200, MI300X, Target
-from fusegen.types import DType, f16, f32
 from fusegen.validation import Report, validate
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS

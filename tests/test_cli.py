@@ -19,13 +19,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import fusegen
-from fusegen import golden
 from fusegen.cli import app, asking, showing
+from fusegen.emitting import golden
+from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable
 from fusegen.errors import CompileError, MissingError, RequestError
+from fusegen.language.spec import load_chains
 from fusegen.planner.model import Plan, Source
-from fusegen.rendering import render
-from fusegen.spec import load_chains
 from fusegen.targets import H200, MI300X
 from tests.tools import needs_compiler
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 from fusegen import tuning
 from fusegen.cli import app
 from fusegen.database import Database, Measurement, lookup
+from fusegen.language.spec import load_chains
 from fusegen.planner import candidates
-from fusegen.spec import load_chains
 from fusegen.targets import H200
 from fusegen.tuning import Bench
 from tests.measurements import FOUND, LATER, NAMES, ROW

@@ -42,11 +42,11 @@ from fusegen.database import (
 from fusegen.database.keys import layout_text
 from fusegen.database.rows import contradict
 from fusegen.errors import MissingError, OutputError, RequestError
+from fusegen.language.spec import Chain, load_chains
+from fusegen.language.types import DTYPES
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout
-from fusegen.spec import Chain, load_chains
 from fusegen.targets import A100, H100, H200, L40S, MI250, MI300A, MI300X, Target, target
-from fusegen.types import DTYPES
 from tests.chains import random_chain
 from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
 from tests.sizes import sizes_at
@@ -121,7 +121,7 @@ def test_every_spec_has_a_key_of_its_own() -> None:
 
 def test_keys_are_the_same_in_every_process() -> None:
     code = (
-        "from fusegen.database import graph_digest; from fusegen.spec import load_chains\n"
+        "from fusegen.database import graph_digest; from fusegen.language.spec import load_chains\n"
         "print([graph_digest(c.graph) for c in load_chains('specs')])"
     )
     seen = set()

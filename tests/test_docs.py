@@ -22,10 +22,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fusegen
-from fusegen import golden
 from fusegen.cli import app
+from fusegen.emitting import golden
 from fusegen.errors import MissingError, SpecError
-from fusegen.spec import load_chains
+from fusegen.language.spec import load_chains
 from fusegen.targets import target
 from tests.tools import needs_compiler
 

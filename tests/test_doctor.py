@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fusegen import doctor
-from fusegen.cli import app
-from fusegen.doctor import Check, Examination, Vendor
+from fusegen.cli import app, doctor
+from fusegen.cli.doctor import Check, Examination, Vendor
 from fusegen.emulator import EmulatorUnavailable
 from fusegen.errors import CompileError, MissingError
 
@@ -139,7 +138,7 @@ def test_array_libraries_are_not_imported(monkeypatch: pytest.MonkeyPatch) -> No
             raise metadata.PackageNotFoundError(name)
         return "14.0"
 
-    monkeypatch.setattr("fusegen.doctor.metadata.version", version)
+    monkeypatch.setattr("fusegen.cli.doctor.metadata.version", version)
     assert doctor.array_library("cupy").state == "ok"
     assert doctor.array_library("torch").state == "optional"
 

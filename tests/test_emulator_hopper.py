@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fusegen.emulator import Buffer, KernelFault, build
-from fusegen.tensor_map import TensorMap
-from fusegen.types import bf16, f32
+from fusegen.language.types import bf16, f32
+from fusegen.targets.tensor_map import TensorMap
 from tests.programs import MBARRIER, TENSOR_MAP, Array, Program, aligned, compile_cuda, require_fault, require_right
 from tests.tools import BUILDS, needs_check, needs_compiler
 

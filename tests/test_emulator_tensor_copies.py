@@ -11,8 +11,8 @@ import pytest
 
 from fusegen.emulator import EmulatorBuildError, KernelFault, LaunchError, build
 from fusegen.errors import RequestError
-from fusegen.tensor_map import TensorMap
-from fusegen.types import f16, f32, tf32
+from fusegen.language.types import f16, f32, tf32
+from fusegen.targets.tensor_map import TensorMap
 from tests.programs import MBARRIER, TENSOR_MAP, Array, aligned, compile_cuda, launch
 from tests.tools import BUILDS, needs_check, needs_compiler
 

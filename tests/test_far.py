@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fusegen.emulator import Buffer, build
+from fusegen.language.types import f32
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.targets import target
-from fusegen.types import f32
 from fusegen.validation import far
 from fusegen.validation.inputs import free_dims, sizes_for
 from tests.mutations import chains

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 import fusegen
 from fusegen import Chain, bf16
 from fusegen.compiling import compile_source, disassemble
+from fusegen.emitting.rendering import render
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, MissingError, NoPlan
+from fusegen.language.types import DTYPES
 from fusegen.pipeline import gate
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Source
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.targets import H200, TARGETS, Target, target
-from fusegen.types import DTYPES
 from fusegen.validation import validate
 from tests import gemms, specs
 from tests.gemms import (

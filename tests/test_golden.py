@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fusegen import golden
+from fusegen.emitting import golden
 from fusegen.errors import Drift, MissingError, RequestError
-from fusegen.spec import Chain, load_chains
+from fusegen.language.spec import Chain, load_chains
+from fusegen.language.types import size_of
 from fusegen.targets import GOLDEN_TARGETS, H200, L40S, MI300X, Target
-from fusegen.types import size_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAINS = load_chains(ROOT / "specs")
@@ -199,7 +199,7 @@ def test_a_failed_write_leaves_the_old_file(specs: Path, tmp_path: Path, monkeyp
     def fail(*_: object) -> None:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("fusegen.golden.os.replace", fail)
+    monkeypatch.setattr("fusegen.emitting.golden.os.replace", fail)
     with pytest.raises(OSError, match="full"):
         golden.write_whole(place, "half of it")
     assert place.read_text() == before

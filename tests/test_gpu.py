@@ -23,13 +23,13 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen.graph import Graph, Tensor
-from fusegen.reference import reference
+from fusegen.language.graph import Graph, Tensor
+from fusegen.language.reference import reference
+from fusegen.language.spec import Chain
+from fusegen.language.types import DTYPES, Dim, DType, b8, bf16, f32, size_of
 from fusegen.runtime import Kernel
 from fusegen.runtime.devices import present, target_of
-from fusegen.spec import Chain
 from fusegen.targets import Target
-from fusegen.types import DTYPES, Dim, DType, b8, bf16, f32, size_of
 from fusegen.validation import Report, analyse, validate
 from fusegen.validation.accumulation import accumulations
 from fusegen.validation.compare import figures

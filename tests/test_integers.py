@@ -16,14 +16,14 @@ import pytest
 
 from fusegen import b8, bf16, chain, compile, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
-from fusegen.graph import Kind
+from fusegen.language.graph import Kind
+from fusegen.language.reference import reference
+from fusegen.language.spec import Chain
 from fusegen.planner import candidates
 from fusegen.planner.model import RowPlan
-from fusegen.reference import reference
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
-from fusegen.spec import Chain
 from fusegen.targets import target
 from fusegen.validation.inputs import make_operands, sizes_for
 from fusegen.validation.patterns import PATTERNS

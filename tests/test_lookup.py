@@ -28,12 +28,12 @@ from fusegen.database import (
     write_lines,
 )
 from fusegen.errors import MissingError, RequestError
+from fusegen.language.spec import load_chains
+from fusegen.language.types import DTYPES
 from fusegen.pipeline import build, compile
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout
-from fusegen.spec import load_chains
 from fusegen.targets import H200, target
-from fusegen.types import DTYPES
 from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
 from tests.specs import storage_types
 from tests.tools import needs_compiler

@@ -14,8 +14,9 @@ import pytest
 
 from fusegen import chain, dims
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
-from fusegen.naming import (
+from fusegen.language.naming import (
     CPP,
     FACTOR_SUFFIXES,
     FRAME,
@@ -30,15 +31,14 @@ from fusegen.naming import (
     made_of,
     value_names,
 )
+from fusegen.language.reference import reference
+from fusegen.language.spec import Chain
+from fusegen.language.torch_source import torch_source
+from fusegen.language.types import Dim, f16, f32, i32
 from fusegen.pipeline import compile
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan
-from fusegen.reference import reference
-from fusegen.rendering import render
-from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, Target
-from fusegen.torch_source import torch_source
-from fusegen.types import Dim, f16, f32, i32
 from tests.specs import ALL
 from tests.test_rendering import compiles
 

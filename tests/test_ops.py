@@ -15,10 +15,10 @@ import pytest
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.graph import Kind, Op
+from fusegen.language.graph import Kind, Op
+from fusegen.language.reference import load_reference, reference, reference_source
+from fusegen.language.spec import Chain
 from fusegen.pipeline import compile
-from fusegen.reference import load_reference, reference, reference_source
-from fusegen.spec import Chain
 from fusegen.targets import H200, Target
 
 M, N = dims("M N")

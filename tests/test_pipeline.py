@@ -19,14 +19,14 @@ import pytest
 import fusegen
 from fusegen import Chain, Kernel, chain, dims, f16, f32, pipeline
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable, toolchain
 from fusegen.errors import ArgumentError, KernelError, RequestError, ValidationError
+from fusegen.language.spec import load_chains
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.rendering import render
 from fusegen.runtime import devices
 from fusegen.runtime.cache import Entry, KernelCache, key_of
 from fusegen.runtime.devices import Loaded
-from fusegen.spec import load_chains
 from fusegen.targets import H200
 from fusegen.validation import validate
 from fusegen.validation.emulated import twin
@@ -116,7 +116,7 @@ def test_another_meaning_is_validated_anew(validations: list[str], monkeypatch: 
         return replace(source, reference=f"{source.reference}\n# said in other words\n")
 
     monkeypatch.setattr("fusegen.pipeline.render", reworded)
-    monkeypatch.setattr("fusegen.sources.code_stamp", lambda: "another op table")
+    monkeypatch.setattr("fusegen.emitting.sources.code_stamp", lambda: "another op table")
     made()
     assert len(validations) == 2
 

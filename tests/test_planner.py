@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fusegen import Chain, b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.errors import NoPlan
-from fusegen.graph import Extent, Graph
+from fusegen.language.graph import Extent, Graph
 from fusegen.planner import candidates, plan
-from fusegen.planner.duration import resident_blocks
 from fusegen.planner.model import Layout, Plan
 from fusegen.planner.passes import simplify
-from fusegen.rendering import render
+from fusegen.planner.rows.duration import resident_blocks
 from fusegen.targets import A100, H200, MI300X, TARGETS, Target
 from tests.chains import random_chain
 from tests.sizes import sizes_at

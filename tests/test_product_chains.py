@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fusegen.explaining import products
+from fusegen.cli.explaining import products
+from fusegen.language.reference import reference
+from fusegen.language.torch_source import torch_source
+from fusegen.language.unfusing import run_pieces, unfused
 from fusegen.planner.passes import hoist_scales, simplify
-from fusegen.planner.product_cost import floors, product_rounding, product_traffic
-from fusegen.reference import reference
+from fusegen.planner.products.product_cost import floors, product_rounding, product_traffic
 from fusegen.targets import H200
-from fusegen.torch_source import torch_source
-from fusegen.unfusing import run_pieces, unfused
 from fusegen.validation.bounds import analyse
 from fusegen.validation.inputs import make_operands, sizes_for
 from tests.product_chains import random_product, spec_text

@@ -9,19 +9,19 @@ import pytest
 
 from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
-from fusegen.benchmark import Judge
+from fusegen.cli.explaining import products
 from fusegen.database.keys import graph_digest
-from fusegen.explaining import products
+from fusegen.measuring.benchmark import Judge
+from fusegen.measuring.profiling import checklist
+from fusegen.measuring.timing import Timing
 from fusegen.planner import plan
 from fusegen.planner.cost import decisions
-from fusegen.planner.gemm import GemmPlan
 from fusegen.planner.model import Layout
 from fusegen.planner.passes import simplify
-from fusegen.planner.product_cost import filled, floors, product_rounding, product_traffic, wave_text
-from fusegen.planner.wgmma import WgmmaPlan
-from fusegen.profiling import checklist
+from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.products.product_cost import filled, floors, product_rounding, product_traffic, wave_text
+from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.targets import H200, MI300X, Target
-from fusegen.timing import Timing
 from tests.products import NOTHING, sketch
 from tests.test_products import bias_gelu, norm_swiglu, qkv, scaled, unbounded, with_tf32
 

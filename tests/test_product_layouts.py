@@ -16,12 +16,12 @@ import pytest
 import fusegen
 from fusegen import Chain, bf16, chain, dims, f32
 from fusegen import ops as F
+from fusegen.language.reference import reference
+from fusegen.language.types import size_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout
-from fusegen.reference import reference
 from fusegen.runtime import arguments
 from fusegen.targets import target
-from fusegen.types import size_of
 from fusegen.validation import validate
 from tests import gemms
 from tests.tools import needs_compiler

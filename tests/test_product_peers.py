@@ -9,8 +9,8 @@ import pytest
 
 from fusegen import Chain, chain, dims, f16, f32
 from fusegen import ops as F
-from fusegen.product_peers import product_ways, same_precision
-from fusegen.products import split
+from fusegen.language.products import split
+from fusegen.measuring.product_peers import product_ways, same_precision
 from tests.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
 from tests.test_unfusing import values_for
 from tests.torch_reference import tensor

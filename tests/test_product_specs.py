@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import fusegen
-from fusegen.products import split
-from fusegen.spec import Chain
+from fusegen.language.products import split
+from fusegen.language.spec import Chain
+from fusegen.language.types import DTYPES
 from fusegen.targets import A100, H200, MI300X, TARGETS, Target
-from fusegen.types import DTYPES
 from fusegen.validation import validate
 from tests.specs import PRODUCTS, storage_types
 from tests.tools import needs_compiler

@@ -10,11 +10,11 @@ import pytest
 from fusegen import Chain, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import NoPlan, SpecError
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.products import Unsplittable, split
+from fusegen.language.reference import reference
 from fusegen.planner import candidates, plan
 from fusegen.planner.passes import hoist_scales, simplify
-from fusegen.products import Unsplittable, split
-from fusegen.reference import reference
 from fusegen.targets import H200
 
 B, M, N, K, L = dims("B M N K L")

@@ -7,12 +7,12 @@ import pytest
 
 from fusegen import Chain, chain, dims, f16, f32
 from fusegen import ops as F
+from fusegen.emitting.sources import spelled
 from fusegen.errors import ArgumentError
 from fusegen.planner.model import Layout
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, view
 from fusegen.runtime.kernel import layout_text
-from fusegen.sources import spelled
 from tests import gemms
 from tests.products import Sketch, sketch
 from tests.test_products import bias_gelu, gram, norm_swiglu, qkv, square, turned

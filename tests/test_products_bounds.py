@@ -10,7 +10,7 @@ import pytest
 
 from fusegen import Chain, b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.graph import plain
+from fusegen.language.graph import plain
 from fusegen.planner.model import Plan, Summed
 from fusegen.targets import MI300X, TARGETS
 from fusegen.validation.bounds import analyse

@@ -16,17 +16,17 @@ import pytest
 from fusegen import chain, dims
 from fusegen import ops as F
 from fusegen.compiling import ptx
-from fusegen.dialect import all_of
+from fusegen.emitting.dialect import all_of
+from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.reference import reference
+from fusegen.language.spec import Chain
+from fusegen.language.types import DTYPES, DType, bf16, f16, f32
 from fusegen.planner import candidates, plan
 from fusegen.planner.model import Layout, Plan, RowPlan
-from fusegen.reference import reference
-from fusegen.rendering import render
 from fusegen.runtime.cache import compiled
-from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, TARGETS, Target
-from fusegen.types import DTYPES, DType, bf16, f16, f32
 from tests.chains import random_chain
 from tests.sizes import sizes_at
 from tests.specs import ALL, ROWS, storage_types
@@ -98,8 +98,8 @@ def test_an_element_is_computed_alike_wherever_the_array_ends() -> None:
 
 def test_text_does_not_depend_on_hash_seeds() -> None:
     code = (
-        "import hashlib\nfrom fusegen.planner import plan\nfrom fusegen.rendering import render\n"
-        "from fusegen.spec import load_chains\nfrom fusegen.targets import H200\n"
+        "import hashlib\nfrom fusegen.planner import plan\nfrom fusegen.emitting.rendering import render\n"
+        "from fusegen.language.spec import load_chains\nfrom fusegen.targets import H200\n"
         "text = ''.join(render(plan(c.graph, H200)).text for c in load_chains('specs'))\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )

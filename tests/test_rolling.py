@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from fusegen.emitting.rendering import render
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError
+from fusegen.language.spec import load_chains
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source
-from fusegen.planner.rules import rowwise
-from fusegen.rendering import render
+from fusegen.planner.rows import rowwise
 from fusegen.runtime import Kernel, devices
-from fusegen.spec import load_chains
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import Report, validate
 

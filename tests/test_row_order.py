@@ -10,7 +10,7 @@ import fusegen
 from fusegen import b8, bf16, chain, dims, f32
 from fusegen import ops as F
 from fusegen.planner import plan
-from fusegen.planner.row_order import missed
+from fusegen.planner.rows.row_order import missed
 from fusegen.targets import H200, MI300X, Target
 from tests.tools import needs_both
 
@@ -41,7 +41,7 @@ def short(x: f32[B, H, S, N], y: bf16[H, S, N]) -> f32[B, H, S, N]:
     return x + y
 
 
-def axes_of(found: fusegen.spec.Chain, target: Target = H200) -> list[tuple[int, ...]]:
+def axes_of(found: fusegen.language.spec.Chain, target: Target = H200) -> list[tuple[int, ...]]:
     return [dim.axes for dim in plan(found.graph, target).row_dims]
 
 
@@ -70,6 +70,6 @@ def test_explain_says_what_it_saves() -> None:
 
 @needs_both
 @pytest.mark.parametrize("found", [biased, biased_causal, masked], ids=lambda c: c.name)
-def test_rows_in_another_order_compute_the_same(found: fusegen.spec.Chain) -> None:
+def test_rows_in_another_order_compute_the_same(found: fusegen.language.spec.Chain) -> None:
     kernel = fusegen.compile(found, H200, on="emulator", validate=False, tuned=False)
     fusegen.validate(kernel, cases=["rows", "layout", "normal", "apart"]).raise_for_error()

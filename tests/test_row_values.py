@@ -10,13 +10,13 @@ import pytest
 
 from fusegen import bf16, chain, dims, f16, f32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable, compiler, toolchain
 from fusegen.errors import NoPlan
+from fusegen.language.spec import Chain
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
-from fusegen.spec import Chain
 from fusegen.targets import target
 from fusegen.validation import validate
 

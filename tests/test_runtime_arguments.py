@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import ArgumentError
+from fusegen.language.spec import Chain
+from fusegen.language.types import DTYPES, DType
 from fusegen.planner import candidates, plan
 from fusegen.planner.model import Access, Layout, Plan
 from fusegen.runtime.arguments import (
@@ -36,9 +38,7 @@ from fusegen.runtime.arguments import (
     scalar,
 )
 from fusegen.runtime.arrays import CPU, ArrayView, contiguous_strides, view
-from fusegen.spec import Chain
 from fusegen.targets import H200
-from fusegen.types import DTYPES, DType
 
 torch = pytest.importorskip("torch", reason="torch is missing: pip install torch")
 

@@ -21,11 +21,11 @@ import pytest
 
 from fusegen import bf16, chain, dims, f16, f32, i32
 from fusegen.compiling import Binary, Resources
+from fusegen.emitting.rendering import render
 from fusegen.errors import KernelError, MissingError, RequestError
 from fusegen.planner import plan
 from fusegen.planner.model import Layout, Param, RowPlan, Source
-from fusegen.planner.rules.wgmma import wgmma
-from fusegen.rendering import render
+from fusegen.planner.products.wgmma_rule import wgmma
 from fusegen.runtime import amd, devices, nvidia
 from fusegen.runtime.arrays import CPU
 from fusegen.runtime.devices import Device, Gpu, Launch, Mapped, Sending, find, matching, present, runs, target_of

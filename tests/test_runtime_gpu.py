@@ -16,17 +16,17 @@ import pytest
 
 from fusegen import bf16, chain, dims, f16, f32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.errors import ArgumentError, FusegenError, MissingError
+from fusegen.language.spec import Chain
 from fusegen.planner import plan
 from fusegen.planner.model import Layout, Source
-from fusegen.rendering import render
 from fusegen.runtime import guards, native
 from fusegen.runtime.cache import KernelCache, compiled
 from fusegen.runtime.devices import Device, find, present, target_of
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.kernel import Kernel
 from fusegen.runtime.shortcuts import hand_on
-from fusegen.spec import Chain
 from fusegen.targets import Target
 
 pytestmark = pytest.mark.gpu

@@ -20,18 +20,18 @@ from hypothesis import strategies as st
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable, KernelFault, compiler
 from fusegen.errors import ArgumentError, KernelError, MissingError
+from fusegen.language.spec import Chain
 from fusegen.planner import candidates, plan
 from fusegen.planner.model import Layout, Source
-from fusegen.rendering import render
 from fusegen.runtime import kernel as kernels
 from fusegen.runtime.arrays import ArrayView, contiguous_strides
 from fusegen.runtime.cache import KernelCache, compiled
 from fusegen.runtime.devices import Device, Launch
 from fusegen.runtime.emulated import EmulatedLoaded, EmulatorDevice
 from fusegen.runtime.kernel import Kernel
-from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, Target
 
 torch = pytest.importorskip("torch", reason="torch is missing: pip install torch")

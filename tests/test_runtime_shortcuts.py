@@ -21,17 +21,17 @@ import pytest
 
 from fusegen import chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError, FusegenError
+from fusegen.language.spec import Chain
 from fusegen.planner import plan
 from fusegen.planner.model import Layout, Source
-from fusegen.rendering import render
 from fusegen.runtime import guards, native, shortcuts
 from fusegen.runtime.devices import Block, Launch, Loaded, Sending
 from fusegen.runtime.emulated import VALUES, EmulatedLoaded, EmulatorDevice
 from fusegen.runtime.gpu import Arguments
 from fusegen.runtime.kernel import Kernel
-from fusegen.spec import Chain
 from fusegen.targets import H200
 
 torch = pytest.importorskip("torch", reason="torch is missing: pip install torch")

@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.language.types import DType, b8, bf16, f16, f32, i32
 from fusegen.planner import alike, candidates, computes_alike
 from fusegen.planner.model import Layout, RowPlan, Source
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.targets import A100, B200, H200, MI300X, Target
-from fusegen.types import DType, b8, bf16, f16, f32, i32
 from tests.sizes import sizes_at
 from tests.specs import ROWS
 

@@ -22,23 +22,23 @@ from hypothesis import strategies as st
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.cli.explaining import selection
 from fusegen.database import graph_digest
+from fusegen.emitting.sources import spelled
 from fusegen.errors import SpecError
-from fusegen.explaining import selection
-from fusegen.graph import Extent, Graph
-from fusegen.ordering import Key, key_of, order_by_keys
+from fusegen.language.graph import Extent, Graph
+from fusegen.language.ordering import Key, key_of, order_by_keys
+from fusegen.language.reference import reference, reference_source
+from fusegen.language.selection import take, top_columns
+from fusegen.language.spec import Chain
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.cost import traffic
 from fusegen.planner.heading import selected
+from fusegen.planner.matching import NoMatch
 from fusegen.planner.passes import simplify, sink_takes
-from fusegen.planner.rules import NoMatch
-from fusegen.planner.rules.elementwise import elementwise
-from fusegen.planner.rules.rowwise import rowwise
-from fusegen.reference import reference, reference_source
+from fusegen.planner.rows.elementwise import elementwise
+from fusegen.planner.rows.rowwise import rowwise
 from fusegen.runtime.arguments import compiled_sizes
-from fusegen.selection import take, top_columns
-from fusegen.sources import spelled
-from fusegen.spec import Chain
 from fusegen.targets import H200
 from fusegen.tuning import wire
 from tests.chains import random_chain

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from fusegen import sources
 from fusegen.compiling import Binary, Resources, compiler_version, versions
+from fusegen.emitting import sources
+from fusegen.emitting.rendering import render
+from fusegen.emitting.sources import Key, key_of, remembered, spelled
 from fusegen.errors import MissingError
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.spec import load_chains
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, RowPlan, Source
-from fusegen.rendering import render
 from fusegen.runtime import cache
-from fusegen.sources import Key, key_of, remembered, spelled
-from fusegen.spec import load_chains
 from fusegen.storage import Store, clear, survey
 from fusegen.storage.entries import pack
 from fusegen.targets import A100, H200, MI300X
@@ -131,7 +131,7 @@ def test_spellings_do_not_depend_on_the_process() -> None:
     code = (
         "from fusegen import sources\nfrom fusegen.planner import candidates\n"
         "from fusegen.planner.model import Layout\n"
-        "from fusegen.spec import load_chains\nfrom fusegen.targets import H200\n"
+        "from fusegen.language.spec import load_chains\nfrom fusegen.targets import H200\n"
         "chain, = load_chains('specs/bias_gelu_residual_ln.py')\n"
         "layout = Layout(True, frozenset({'x', 'bias', 'residual', 'gamma'}))\n"
         "print(sources.key_of(candidates(chain.graph, H200, layout).need()[0]).digest)"

@@ -16,10 +16,10 @@ import pytest
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import RequestError, SpecError
-from fusegen.graph import Extent, Graph, Kind
-from fusegen.spec import load_chains
-from fusegen.trace import Value
-from fusegen.types import DTYPES, DType
+from fusegen.language.graph import Extent, Graph, Kind
+from fusegen.language.spec import load_chains
+from fusegen.language.trace import Value
+from fusegen.language.types import DTYPES, DType
 
 M, N, K = dims("M N K")
 ANY: Any = None

@@ -17,18 +17,18 @@ import pytest
 import fusegen
 from fusegen import bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.emitting.prelude import SPECIAL_FUNCTIONS
 from fusegen.emulator import Buffer, build
-from fusegen.graph import Kind, Op
+from fusegen.language.graph import Kind, Op
+from fusegen.language.spec import Chain
+from fusegen.language.trace import OPS as OPERATIONS
+from fusegen.language.trace import apply
+from fusegen.language.types import DType
 from fusegen.pipeline import compile
 from fusegen.planner.passes import simplify
-from fusegen.prelude import SPECIAL_FUNCTIONS
 from fusegen.runtime import Kernel
 from fusegen.runtime.devices import present, target_of
-from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, Target
-from fusegen.trace import OPS as OPERATIONS
-from fusegen.trace import apply
-from fusegen.types import DType
 from fusegen.validation import analyse
 from fusegen.validation.bounds import FLOOR, ULP, formula
 from fusegen.validation.compare import compare, figures

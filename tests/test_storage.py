@@ -263,7 +263,7 @@ def proof(root: Path, folder: Path) -> str:
     script.write_text(
         "import logging, os, pathlib, fusegen\n"
         "from fusegen.emulator import toolchain\n"
-        "from fusegen.spec import load_chains\n"
+        "from fusegen.language.spec import load_chains\n"
         "if 'SHOW_LOG' in os.environ:\n"
         "    logging.basicConfig(level=logging.DEBUG)\n"
         "check = toolchain.can_check()\n"  # the emulator's runtime takes seconds to build: as the user's cache has it

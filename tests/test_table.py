@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks import gemm, readme, topk
-from fusegen.peers import load_peers
+from fusegen.language.spec import load_chains
+from fusegen.measuring.peers import load_peers
 from fusegen.planner import plan
-from fusegen.spec import load_chains
 from fusegen.targets import H200
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,13 +7,13 @@ import re
 import pytest
 
 from fusegen.compiling import compile_source, compiler_version, disassemble
+from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError, RequestError
+from fusegen.language.spec import Chain
+from fusegen.language.types import DTYPES, bf16, f16
 from fusegen.pipeline import plan
 from fusegen.planner.model import RowPlan
-from fusegen.rendering import render
-from fusegen.spec import Chain
 from fusegen.targets import GOLDEN_TARGETS, H200, MI300X, NAMES, TARGETS, Target, target
-from fusegen.types import DTYPES, bf16, f16
 from tests.specs import ROWS
 
 

@@ -14,12 +14,12 @@ import pytest
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.errors import RequestError
-from fusegen.operands import MOST_SETS, TILE_BYTES, operands, rotation
+from fusegen.measuring.operands import MOST_SETS, TILE_BYTES, operands, rotation
+from fusegen.measuring.timing import FLUSH_BYTES, Stopwatch, Timing, percentile
 from fusegen.runtime.devices import find, present, target_of
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.gpu import GpuDevice
 from fusegen.targets import target
-from fusegen.timing import FLUSH_BYTES, Stopwatch, Timing, percentile
 from tests.pretend import RATE, PretendGpu
 
 M, N = dims("M N")

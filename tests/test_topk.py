@@ -13,18 +13,18 @@ import pytest
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.cli.explaining import accesses
+from fusegen.emitting.rendering import render
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import NoPlan
-from fusegen.explaining import accesses
+from fusegen.language.selection import top_columns
+from fusegen.language.spec import Chain
 from fusegen.planner import candidates
-from fusegen.planner.choosing import expected
-from fusegen.planner.density import candidates_of, dense_of
-from fusegen.planner.holding import hold_of, reaching
 from fusegen.planner.model import Layout, RowPlan, Source, Tile
-from fusegen.rendering import render
+from fusegen.planner.selections.choosing import expected
+from fusegen.planner.selections.density import candidates_of, dense_of
+from fusegen.planner.selections.holding import hold_of, reaching
 from fusegen.runtime import Kernel, devices
-from fusegen.selection import top_columns
-from fusegen.spec import Chain
 from fusegen.targets import target
 from fusegen.validation import validate
 

@@ -11,13 +11,13 @@ import pytest
 
 from fusegen import bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.graph import Graph, Kind
-from fusegen.naming import entry_name
-from fusegen.ops import PRIMITIVES
+from fusegen.language.graph import Graph, Kind
+from fusegen.language.naming import entry_name
+from fusegen.language.ops import PRIMITIVES
+from fusegen.language.reference import reference, reference_source
+from fusegen.language.spec import Chain
+from fusegen.language.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
 from fusegen.planner.passes import simplify
-from fusegen.reference import reference, reference_source
-from fusegen.spec import Chain
-from fusegen.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
 from tests.chains import random_chain
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS

@@ -24,13 +24,13 @@ from fusegen import bf16, chain, dims, f32, tuning
 from fusegen import ops as F
 from fusegen.compiling import Binary
 from fusegen.database import Database, choose, graph_digest
+from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError, RequestError
+from fusegen.language.spec import load_chains
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan, Source
-from fusegen.rendering import render
 from fusegen.runtime import devices
 from fusegen.runtime.cache import compiled
-from fusegen.spec import load_chains
 from fusegen.targets import H100, H200, MI300X, TARGETS, Target, target
 from fusegen.tuning import Bench, Effort, Tuner, Unfit, wire
 from fusegen.tuning.child import Time

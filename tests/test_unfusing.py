@@ -13,13 +13,13 @@ import pytest
 import fusegen
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.reference import reference
+from fusegen.language.spec import Chain, check_graph
+from fusegen.language.unfusing import Piece, run_pieces, unfused
 from fusegen.planner.cost import count_bytes, unfused_kernels
 from fusegen.planner.passes import simplify
-from fusegen.reference import reference
-from fusegen.spec import Chain, check_graph
 from fusegen.targets import target
-from fusegen.unfusing import Piece, run_pieces, unfused
 from tests.chains import random_chain
 from tests.specs import ROWS
 from tests.test_products import ALL as PRODUCTS

@@ -15,17 +15,17 @@ import pytest
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.emitting.rendering import render
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, RequestError, ValidationError
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.spec import Chain
+from fusegen.language.types import DTYPES
 from fusegen.pipeline import compile
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
-from fusegen.spec import Chain
 from fusegen.targets import H200, MI300X, Target
-from fusegen.types import DTYPES
 from fusegen.validation import Bounded, Case, Report, interesting_lengths, validate, validate_chain
 from fusegen.validation.checks import Checks
 from fusegen.validation.compare import compare, largest_errors

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from fusegen import bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.graph import Kind, Op
-from fusegen.ops import PRIMITIVES
+from fusegen.language.graph import Kind, Op
+from fusegen.language.ops import PRIMITIVES
+from fusegen.language.spec import Chain
+from fusegen.language.trace import OPS
+from fusegen.language.types import DType
 from fusegen.planner import plan
 from fusegen.planner.model import Plan
-from fusegen.spec import Chain
 from fusegen.targets import H200
-from fusegen.trace import OPS
-from fusegen.types import DType
 from fusegen.validation.bounded import Bounded, bounded, gap
 from fusegen.validation.bounds import RULES, analyse, apply, formula, steepest
 from fusegen.validation.compare import compare, figures, stored

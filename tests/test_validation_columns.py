@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
-from fusegen.graph import Graph, Kind, Node
+from fusegen.language.graph import Graph, Kind, Node
+from fusegen.language.reference import reference
+from fusegen.language.selection import take, top_columns
+from fusegen.language.spec import Chain
+from fusegen.language.types import size_of
 from fusegen.planner.passes import simplify
-from fusegen.reference import reference
-from fusegen.selection import take, top_columns
-from fusegen.spec import Chain
-from fusegen.types import size_of
 from fusegen.validation.accumulation import Accumulation
 from fusegen.validation.bounded import Bounded, exact
 from fusegen.validation.bounds import formula, leaf

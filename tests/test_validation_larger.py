@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
+from fusegen.emitting.rendering import render
+from fusegen.language.types import f32
 from fusegen.planner import plan
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
 from fusegen.targets import Target
-from fusegen.types import f32
 from fusegen.validation import validate
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS

@@ -12,23 +12,23 @@ import pytest
 
 from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
+from fusegen.cli.explaining import products
 from fusegen.compiling import compile_source
+from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError, RequestError
-from fusegen.explaining import products
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.types import tf32
 from fusegen.planner import CONTIGUOUS, candidates
+from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Layout, Param, Source, Summed
-from fusegen.planner.rules import NoMatch
-from fusegen.planner.rules.wgmma import wgmma
-from fusegen.planner.wgmma import WgmmaPlan
-from fusegen.rendering import render
+from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.planner.products.wgmma_rule import wgmma
 from fusegen.runtime import Kernel, arguments
 from fusegen.runtime.arrays import ArrayView, view
 from fusegen.runtime.devices import Mapped, find
 from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, Arguments
 from fusegen.targets import H200, TARGETS, Target
 from fusegen.targets.cuda import ARCHES
-from fusegen.types import tf32
 from fusegen.validation import validate
 from tests.tools import needs_check
 

@@ -16,8 +16,8 @@ import time
 from typing import Any
 
 from fusegen.errors import KernelError
+from fusegen.measuring.timing import Timing
 from fusegen.runtime.devices import Device
-from fusegen.timing import Timing
 from fusegen.tuning import child
 
 COPY_RATE = 4e6  # bytes per µs

@@ -185,8 +185,8 @@ def explain(
 ) -> int:
     """Say why: what was fused, what is kept where, where values are rounded, which regime, what refused."""
     from fusegen.cli import asking, plans
+    from fusegen.cli.explaining import explanation
     from fusegen.database import choose
-    from fusegen.explaining import explanation
     from fusegen.planner import candidates
 
     chosen = asking.ask_target(target)
@@ -221,8 +221,8 @@ def emit(
     as_json: AsJson = False,
 ) -> int:  # fmt: skip
     """Write kernels and their numpy references: DIR/cuda-h200/chain.cu and chain_reference.py."""
-    from fusegen import golden
     from fusegen.cli import asking
+    from fusegen.emitting import golden
 
     files: list[golden.File] = []
     everything = not specs  # then the folder is to hold exactly this
@@ -254,7 +254,7 @@ def emit(
 
 def report_drift(differences: Any, count: int, out: Path, as_json: bool) -> int:
     """Show what `emit --check` found."""
-    from fusegen import golden
+    from fusegen.emitting import golden
 
     if as_json:
         found = [{"file": str(d.path), "kind": d.kind, "diff": d.diff} for d in differences]
@@ -378,7 +378,7 @@ def bench(
     from fusegen.cli import asking, benching
 
     if plot is not None:
-        from fusegen import plotting
+        from fusegen.measuring import plotting
 
         plotting.check_file(plot)
         plotting.pyplot()  # says at once when there is none
@@ -414,7 +414,7 @@ def bench(
 def doctor(as_json: AsJson = False) -> int:
     """Say what is here, what is missing, and how to get it."""
     from fusegen.cli import health
-    from fusegen.doctor import examine
+    from fusegen.cli.doctor import examine
 
     found = examine()
     print_json(health.facts(found)) if as_json else health.show(found)
@@ -539,7 +539,7 @@ def launch(
 ) -> int:  # fmt: skip
     """Launch one kernel at its sizes, on noise: what a profiler is given to run."""
     from fusegen.cli import asking
-    from fusegen.profiling import run
+    from fusegen.measuring.profiling import run
 
     chain = asking.ask_chain(spec, sets or (), dtype)
     say(f"{chain.name}: {launches} launches on {run(chain, asking.ask_target(target), on=on, launches=launches)}")

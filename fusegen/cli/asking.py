@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fusegen.cli.showing import pass_over
 from fusegen.errors import RequestError, SpecError
-from fusegen.spec import Chain, load_chains
+from fusegen.language.spec import Chain, load_chains
+from fusegen.language.types import DTYPES, DType
 from fusegen.targets import GOLDEN_TARGETS, Target, target
-from fusegen.types import DTYPES, DType
 
 
 def ask_chains(specs: Sequence[str], sets: Sequence[str] = (), dtype: str | None = None) -> tuple[Chain, ...]:

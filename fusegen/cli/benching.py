@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusegen.benchmark import COLUMNS, Bench, bench, foot_lines, heading_lines, table_rows
 from fusegen.cli.showing import table
 from fusegen.errors import MissingError, RequestError
-from fusegen.peers import Maker, load_peers
+from fusegen.language.spec import Chain
+from fusegen.measuring.benchmark import COLUMNS, Bench, bench, foot_lines, heading_lines, table_rows
+from fusegen.measuring.peers import Maker, load_peers
+from fusegen.measuring.timing import Stopwatch
 from fusegen.runtime import devices
 from fusegen.runtime.gpu import GpuDevice
-from fusegen.spec import Chain
 from fusegen.targets import Target
-from fusegen.timing import Stopwatch
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

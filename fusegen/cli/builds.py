@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fusegen.cli.showing import Progress, mark, mark_style, mebibytes, say, table
 from fusegen.compiling import Binary
 from fusegen.errors import FusegenError, KernelError, MissingError, RequestError
-from fusegen.profiling import Checklist
-from fusegen.spec import Chain
+from fusegen.language.spec import Chain
+from fusegen.measuring.profiling import Checklist
 from fusegen.targets import Target
 
 if TYPE_CHECKING:

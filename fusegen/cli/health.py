@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from fusegen.cli.doctor import Examination
 from fusegen.cli.showing import say, table
-from fusegen.doctor import Examination
 
 STYLES = {"ok": "green", "optional": "dim", "missing": "yellow", "broken": "bold red"}
 MARKS = {"ok": "ok", "optional": "-", "missing": "missing", "broken": "broken"}

@@ -16,12 +16,12 @@ from fusegen.cli.asking import spec_text
 from fusegen.cli.showing import complain, show_code
 from fusegen.compiling import Binary
 from fusegen.database import choose
+from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError
+from fusegen.language.spec import Chain
+from fusegen.measuring.profiling import checklist
 from fusegen.pipeline import Built, build
 from fusegen.planner.model import Source
-from fusegen.profiling import checklist
-from fusegen.rendering import render
-from fusegen.spec import Chain
 from fusegen.targets import Target
 
 

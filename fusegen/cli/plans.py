@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from fusegen import ops
+from fusegen.cli.explaining import Section
 from fusegen.cli.showing import heading, mebibytes, say, table, times
 from fusegen.database import Choice
 from fusegen.errors import NoPlan
-from fusegen.explaining import Section
-from fusegen.graph import Kind, Op
+from fusegen.language import ops
+from fusegen.language.graph import Kind, Op
+from fusegen.language.spec import Chain
+from fusegen.language.trace import OPS
+from fusegen.language.types import shape_text
 from fusegen.planner.heading import header_lines
 from fusegen.planner.model import Access, Candidates, Plan
-from fusegen.spec import Chain
-from fusegen.trace import OPS
-from fusegen.types import shape_text
 
 # ---------------------------------------------------------------- list
 

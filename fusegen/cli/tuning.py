@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from fusegen.cli.showing import Progress, complain, print_json, put, say, table
 from fusegen.database import Database, Measurement, Merged, Unsound, read_lines, read_shipped, write_lines
+from fusegen.emitting.golden import write_whole
 from fusegen.errors import FusegenError, MissingError, RequestError, writing
-from fusegen.golden import write_whole
 
 if TYPE_CHECKING:
-    from fusegen.spec import Chain
+    from fusegen.language.spec import Chain
     from fusegen.tuning import Report, Trial, Tuner
 
 SHOWN_CONFLICTS = 10

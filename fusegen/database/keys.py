@@ -16,11 +16,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusegen.graph import Graph, Kind, Node, Tensor, once_per_graph
+from fusegen.language.graph import Graph, Kind, Node, Tensor, once_per_graph
+from fusegen.language.types import Size, size_of
 from fusegen.planner.model import Candidates, Layout, Plan
 from fusegen.planner.passes import simplify
 from fusegen.targets import NAMES, Target
-from fusegen.types import Size, size_of
 
 GRAPH_FORMAT = "graph 1"  # opens the text that is hashed; another way to write graphs down takes another number
 

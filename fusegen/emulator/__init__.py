@@ -49,7 +49,7 @@ Matrix instructions (mma.sync with ldmatrix, MFMA, wgmma) multiply exactly, sum 
 the warp, or of the warpgroup, must take part. A wgmma reads shared memory and registers of A and writes its
 accumulators between issue and wait, as above; until a thread has waited, its accumulators are not to be touched, and
 neither shared memory nor the variables that it gave for A to be written. A tensor map is an argument of its own
-(`fusegen.tensor_map.TensorMap`), and a Buffer says what it may reach.
+(`fusegen.targets.tensor_map.TensorMap`), and a Buffer says what it may reach.
 
 setmaxnreg moves registers through a pool of the block, which has as many as its __launch_bounds__ allow: who takes more
 waits until others have given back, and all warps of a warpgroup must do the same.

@@ -18,8 +18,8 @@ from fusegen.emulator import toolchain
 from fusegen.emulator.errors import EmulatorBuildError, EmulatorUnavailable, Index, KernelFault, LaunchError
 from fusegen.emulator.ptx import rewrite_asm
 from fusegen.emulator.rewrite import attribute, require_grid_constants, rewrite_shared, rewrite_vectors
-from fusegen.tensor_map import TensorMap
-from fusegen.types import tf32
+from fusegen.language.types import tf32
+from fusegen.targets.tensor_map import TensorMap
 
 # In the order of `enum class Fault` in dialect/simt.h.
 KINDS = (

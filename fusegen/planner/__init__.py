@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.planner.matching import NoMatch, NotFor
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
 from fusegen.planner.passes import simplify
-from fusegen.planner.rules import NoMatch, NotFor
-from fusegen.planner.rules.dense import dense
-from fusegen.planner.rules.elementwise import elementwise
-from fusegen.planner.rules.held import held
-from fusegen.planner.rules.rowwise import in_order_of, rowwise
-from fusegen.planner.rules.topk import topk
+from fusegen.planner.rows.elementwise import elementwise
+from fusegen.planner.rows.rowwise import in_order_of, rowwise
+from fusegen.planner.selections.dense import dense
+from fusegen.planner.selections.held import held
+from fusegen.planner.selections.topk import topk
 from fusegen.targets.base import Target
 
 Rule = Callable[[Graph, Target, Layout], Iterator[Plan]]
@@ -26,7 +26,7 @@ def for_products(name: str) -> Rule:
     def rule(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
         if not graph.products:
             raise NotFor("the chain multiplies no matrices")
-        found: Rule = getattr(import_module(f"fusegen.planner.rules.{name}"), name)
+        found: Rule = getattr(import_module(f"fusegen.planner.matching.{name}"), name)
         return found(graph, target, layout)
 
     return rule

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.graph import Extent, Graph, Kind, Node, once_per_graph
-from fusegen.naming import value_names
+from fusegen.language.graph import Extent, Graph, Kind, Node, once_per_graph
+from fusegen.language.naming import value_names
 from fusegen.planner.limits import limits, share_read
 from fusegen.planner.model import Decision, Stage, TensorTraffic, Tile, Traffic
 from fusegen.planner.pieces import arrays, bytes_of

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from fusegen.naming import value_names
-from fusegen.types import Dim, shape_text
+from fusegen.language.naming import value_names
+from fusegen.language.types import Dim, shape_text
 
 if TYPE_CHECKING:
-    from fusegen.graph import Graph
+    from fusegen.language.graph import Graph
     from fusegen.planner.model import Plan
 
 WIDTH = 110  # of a line

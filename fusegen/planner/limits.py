@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusegen.graph import Extent, Graph, Kind, Node, once_per_graph
-from fusegen.types import size_of
+from fusegen.language.graph import Extent, Graph, Kind, Node, once_per_graph
+from fusegen.language.types import size_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from fusegen.errors import NoPlan
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.types import f16
 from fusegen.planner.heading import header_lines
 from fusegen.planner.parts import (
     Access,
@@ -35,7 +36,6 @@ from fusegen.planner.parts import (
 )
 from fusegen.planner.traffic import Cost, TensorTraffic, Traffic
 from fusegen.targets.base import Target
-from fusegen.types import f16
 
 Staging = Literal[
     "none",

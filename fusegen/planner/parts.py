@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fusegen.language.types import DType, Shape
 from fusegen.planner.held_rows import Dense, Hold
-from fusegen.types import DType, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Selection:
     columns: str  # the k columns' name,
     values: str  # and that of the keys there; empty where nothing asks for them
     picked: tuple[Stage, ...]  # walks over the k columns: their loads are gathered
-    bare: bool = False  # of a row of nothing but -inf the first columns are chosen (see fusegen.ordering)
+    bare: bool = False  # of a row of nothing but -inf the first columns are chosen (see fusegen.language.ordering)
     in_turn: bool = False
     turn: int = 0
     groups: int = 0  # 0: the first cut gives the threshold

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusegen.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
-from fusegen.ordering import MASKED, along_row, order_by_keys, with_nodes
+from fusegen.language.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
+from fusegen.language.ordering import MASKED, along_row, order_by_keys, with_nodes
+from fusegen.language.trace import OPS
+from fusegen.language.types import DType, b8, f16, f32, i32
 from fusegen.planner.ranges import ANY, SMALLEST_NORMAL, ranges
-from fusegen.trace import OPS
-from fusegen.types import DType, b8, f16, f32, i32
 
 
 def simplify(graph: Graph) -> Graph:

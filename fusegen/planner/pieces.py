@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from fusegen.graph import Graph, Node, Tensor
-from fusegen.naming import value_names
+from fusegen.language.graph import Graph, Node, Tensor
+from fusegen.language.naming import value_names
+from fusegen.language.types import LEAST_INT, b8, bf16, f16, f32, i32, size_of
 from fusegen.planner.limits import limits
 from fusegen.planner.model import Access, Layout, Mode, Param, RowDim, Tile
 from fusegen.planner.ranges import stays_inside
 from fusegen.targets.base import Target
-from fusegen.types import LEAST_INT, b8, bf16, f16, f32, i32, size_of
 
 CTYPE = {f32: "float", i32: "int", b8: "bool"}
 WORD_BYTES = 4  # of a register

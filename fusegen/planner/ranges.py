@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fusegen.graph import Graph, Node, once_per_graph
-from fusegen.types import b8, f32, i32
+from fusegen.language.graph import Graph, Node, once_per_graph
+from fusegen.language.types import b8, f32, i32
 
 SMALLEST_NORMAL = 2.0**-126
 SHIFTS = ("shift_left", "shift_right")

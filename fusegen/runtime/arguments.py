@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from fusegen.errors import ArgumentError, SpecError
-from fusegen.graph import Graph, Tensor
+from fusegen.language.graph import Graph, Tensor
+from fusegen.language.products import split
+from fusegen.language.types import Dim, DType, f32, i32, size_of
 from fusegen.planner.model import Access, Layout, Param, Plan
-from fusegen.products import split
 from fusegen.runtime.arrays import ArrayView, Place, a_thing, place_text
 from fusegen.runtime.devices import Mapped
 from fusegen.runtime.libraries import advice
-from fusegen.tensor_map import GRAIN
-from fusegen.types import Dim, DType, f32, i32, size_of
+from fusegen.targets.tensor_map import GRAIN
 
 Views = Mapping[str, ArrayView]
 

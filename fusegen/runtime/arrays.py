@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fusegen.errors import ArgumentError
-from fusegen.types import DTYPES, DType, b8, bf16, f16, f32, i32
+from fusegen.language.types import DTYPES, DType, b8, bf16, f16, f32, i32
 
 Place = tuple[str, int]
 """Where memory is: ("cpu", 0), ("cuda", ordinal) or ("hip", ordinal)."""

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from fusegen.errors import FusegenError, MissingError, RequestError
+from fusegen.language.types import DType
 from fusegen.planner.model import Source
 from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides
 from fusegen.targets import TARGETS, Target
-from fusegen.tensor_map import TensorMap
-from fusegen.types import DType
+from fusegen.targets.tensor_map import TensorMap
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary

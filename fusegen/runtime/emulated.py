@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fusegen.language.types import DType, f32, i32
 from fusegen.planner.model import Param, Source
 from fusegen.runtime.arrays import CPU
 from fusegen.runtime.devices import Bytes, Device, Launch, Loaded, Memory, Sending, sent_by_call
 from fusegen.targets import Target
-from fusegen.types import DType, f32, i32
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary

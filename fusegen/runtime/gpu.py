@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fusegen.errors import KernelError, MissingError
+from fusegen.language.types import DType, f32, i32
 from fusegen.planner.model import Param, Plan, Source
 from fusegen.runtime.devices import Device, Launch, Loaded, Mapped, Memory, Sending, sent_by_call
-from fusegen.types import DType, f32, i32
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary

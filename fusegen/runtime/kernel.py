@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import ArgumentError, KernelError, RequestError
+from fusegen.language.types import DType
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.runtime import arguments
@@ -32,7 +33,6 @@ from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, produc
 from fusegen.runtime.shortcuts import Shortcuts, hasten
 from fusegen.runtime.signatures import Signature, fast_signature, view_signature
 from fusegen.targets import Target
-from fusegen.types import DType
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary, Resources

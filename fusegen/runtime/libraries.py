@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from fusegen.errors import ArgumentError
+from fusegen.language.types import DType
 from fusegen.runtime.arrays import CPU, Place, contiguous_strides, library_of, place_text, view
-from fusegen.types import DType
 
 Stream = int
 """A stream's address, as the driver takes it; 0 is the default stream."""

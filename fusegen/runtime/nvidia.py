@@ -19,10 +19,10 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from fusegen.errors import KernelError, MissingError
+from fusegen.language.types import DType, bf16, f16, f32, tf32
 from fusegen.planner.model import Plan
 from fusegen.runtime.devices import Block, Bytes, Gpu, Launch, Mapped, Sending, sent_by_call
 from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, SLOT, Arguments, GpuDevice, GpuKernel
-from fusegen.types import DType, bf16, f16, f32, tf32
 
 NO_CONTEXT = frozenset({3, 201, 400, 709})  # not initialized; invalid context, invalid handle, context destroyed
 OUT_OF_MEMORY = 2

@@ -55,7 +55,7 @@ from itertools import chain, zip_longest
 from types import CodeType, FunctionType
 from typing import Any
 
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, Place, contiguous_strides
 from fusegen.runtime.calls import Prepared, Record

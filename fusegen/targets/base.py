@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fusegen.types import DType, f32
+from fusegen.language.types import DType, f32
 
 
 @dataclass(frozen=True, slots=True)

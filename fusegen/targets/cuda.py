@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fusegen.language.types import b8, bf16, f16, f32, i32
 from fusegen.targets.base import Spelling, Target
-from fusegen.types import b8, bf16, f16, f32, i32
 
 
 def mma(dtype: str, depth: int = 16) -> tuple[str, ...]:

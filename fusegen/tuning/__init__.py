@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from fusegen.database import Database
 from fusegen.errors import MissingError, RequestError
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.spec import Chain
 from fusegen.pipeline import choose_target
 from fusegen.runtime import devices
-from fusegen.spec import Chain
 from fusegen.targets import Target
 from fusegen.tuning.bench import DEADLINE_S, Bench, Unfit
 from fusegen.tuning.report import WANTED_REGRET, Report, Trial

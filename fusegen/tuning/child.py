@@ -20,10 +20,10 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from fusegen.errors import FusegenError, MissingError
-from fusegen.operands import Operands, rotation
+from fusegen.measuring.operands import Operands, rotation
+from fusegen.measuring.timing import Launch, Stopwatch, Timing
 from fusegen.runtime import Kernel
 from fusegen.runtime.devices import Device, find
-from fusegen.timing import Launch, Stopwatch, Timing
 from fusegen.tuning import wire
 
 if TYPE_CHECKING:

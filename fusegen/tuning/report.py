@@ -8,9 +8,9 @@ from typing import Any
 
 from fusegen.database import Measurement, Problem, Tools
 from fusegen.database.rows import MOST_TEXT, Status
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.measuring.timing import Timing
 from fusegen.planner.model import Plan
-from fusegen.timing import Timing
 
 WANTED_REGRET = 0.10  # the cost model's own choice should take at most so much longer than the winner
 

@@ -24,14 +24,14 @@ import fusegen
 from fusegen.compiling import Binary, compiler_version
 from fusegen.database import Database, Measurement, problem_of
 from fusegen.database.keys import Problem, Tools
+from fusegen.emitting.rendering import render
 from fusegen.errors import CompileError, FusegenError, RequestError
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.spec import Chain
 from fusegen.pipeline import gate, graph_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Source
-from fusegen.rendering import render
 from fusegen.runtime.cache import compiled
-from fusegen.spec import Chain
 from fusegen.tuning.bench import Bench, Unfit
 from fusegen.tuning.report import Report, Trial
 

@@ -31,10 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.graph import Node
-from fusegen.naming import value_names
+from fusegen.language.graph import Node
+from fusegen.language.naming import value_names
+from fusegen.language.types import DType, f32, size_of
 from fusegen.planner.model import Plan, ReductionKind, RowPlan, Summed
-from fusegen.types import DType, f32, size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HALF_ULP = 2.0**-24

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
-from fusegen.graph import Graph, Kind, Node, Op, plain
-from fusegen.ordering import MASKED, signs_of
+from fusegen.language.graph import Graph, Kind, Node, Op, plain
+from fusegen.language.ordering import MASKED, signs_of
+from fusegen.language.selection import bare
+from fusegen.language.types import Dim, b8, f32, i32, size_of
 from fusegen.planner.model import Plan
-from fusegen.selection import bare
-from fusegen.types import Dim, b8, f32, i32, size_of
 from fusegen.validation.accumulation import Accumulation, How, Multiplication, accumulation_error, accumulations
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken

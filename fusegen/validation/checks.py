@@ -19,16 +19,16 @@ from zlib import crc32
 import numpy as np
 
 from fusegen.errors import KernelError, MissingError, NoPlan, RequestError
-from fusegen.graph import Node, Tensor, plain
+from fusegen.language.graph import Node, Tensor, plain
+from fusegen.language.reference import load_reference
+from fusegen.language.types import Dim, f32, size_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import VECTOR_BYTES
-from fusegen.reference import load_reference
 from fusegen.runtime import Kernel
 from fusegen.runtime.arguments import turnable
 from fusegen.runtime.devices import Device
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.kernel import need_kernel
-from fusegen.types import Dim, f32, size_of
 from fusegen.validation import far
 from fusegen.validation.accumulation import accumulations
 from fusegen.validation.bounds import analyse_nodes, held

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.graph import Tensor
-from fusegen.selection import take, top_columns
+from fusegen.language.graph import Tensor
+from fusegen.language.selection import take, top_columns
 from fusegen.validation.bounded import Bounded, bounded, exact
 from fusegen.validation.compare import Compared
 

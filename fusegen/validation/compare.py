@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.graph import Tensor
-from fusegen.types import DType, b8, i32
+from fusegen.language.graph import Tensor
+from fusegen.language.types import DType, b8, i32
 from fusegen.validation.bounded import Bounded
 from fusegen.validation.report import Worst
 

@@ -10,14 +10,14 @@ configuration: as many columns and as much of K beyond whole tiles, and fewer wh
 
 from __future__ import annotations
 
+from fusegen.emitting.rendering import render
 from fusegen.errors import NoPlan
-from fusegen.graph import Graph
+from fusegen.language.graph import Graph
+from fusegen.language.types import Dim, size_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan
-from fusegen.rendering import render
 from fusegen.runtime import Kernel
 from fusegen.runtime.devices import find
-from fusegen.types import Dim, size_of
 
 NAME = "emulated"
 REASON = "the checking emulator, which sees races, missing waits and stray accesses that a GPU does not report"

@@ -23,14 +23,14 @@ import numpy as np
 
 from fusegen.emulator import Buffer
 from fusegen.errors import MissingError
-from fusegen.graph import Graph, Tensor
+from fusegen.language.graph import Graph, Tensor
+from fusegen.language.types import Dim, DType, size_of
 from fusegen.planner.model import Plan
 from fusegen.runtime import Kernel
 from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.calls import Record
 from fusegen.runtime.devices import Launch
 from fusegen.runtime.emulated import EmulatedLoaded
-from fusegen.types import Dim, DType, size_of
 
 Sizes = Mapping[str, int]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.graph import Graph, Tensor
-from fusegen.planner.factors import axis_of, uses
+from fusegen.language.graph import Graph, Tensor
+from fusegen.language.types import Dim, b8, f32, size_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import moves_along
-from fusegen.types import Dim, b8, f32, size_of
+from fusegen.planner.products.factors import axis_of, uses
 from fusegen.validation.patterns import (
     BELOW_TF32,
     GENTLE,

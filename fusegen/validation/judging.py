@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.graph import Graph, Kind, Node
-from fusegen.ordering import along_row
-from fusegen.types import f32
+from fusegen.language.graph import Graph, Kind, Node
+from fusegen.language.ordering import along_row
+from fusegen.language.types import f32
 from fusegen.validation.accumulation import How
 from fusegen.validation.bounded import Bounded, gap
 from fusegen.validation.bounds import analyse_nodes, key_in_f32, selection_key

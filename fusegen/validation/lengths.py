@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fusegen.errors import RequestError
+from fusegen.language.spec import Chain
+from fusegen.language.types import Dim
 from fusegen.planner.model import Plan, RowPlan
 from fusegen.runtime import Kernel
-from fusegen.spec import Chain
-from fusegen.types import Dim
 from fusegen.validation.checks import validate
 from fusegen.validation.report import Report
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fusegen.language.types import DType, b8, bf16, f16, f32, i32
 from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.devices import Device, Memory
-from fusegen.types import DType, b8, bf16, f16, f32, i32
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

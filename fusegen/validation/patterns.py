@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.graph import Graph
-from fusegen.types import DType, f32
+from fusegen.language.graph import Graph
+from fusegen.language.types import DType, f32
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

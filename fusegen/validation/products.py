@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from fusegen.language.types import DType, f32, tf32
 from fusegen.planner.model import Summed
-from fusegen.types import DType, f32, tf32
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 
 import fusegen
+from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError, RequestError, ValidationError
+from fusegen.language.spec import Chain
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.rendering import render
 from fusegen.runtime import Kernel, devices
-from fusegen.spec import Chain
 from fusegen.targets import target as target_named
 from fusegen.validation import validate
 from tests.fuzzing.bounded import STORED, Array

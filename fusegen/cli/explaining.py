@@ -1,0 +1,314 @@
+"""Why a plan is what it is, in the words of the spec: what was fused, what is kept where, which regime and why.
+
+`explanation(found)` reads what the planner wrote down (decisions, walks, candidates, refusals) and puts it into
+sentences. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fusegen.database import Choice
+from fusegen.language.graph import Graph
+from fusegen.language.naming import value_names
+from fusegen.language.products import Factor, split
+from fusegen.language.types import shape_text, size_of
+from fusegen.planner.cost import operators
+from fusegen.planner.model import Access, Candidates, Plan, RowPlan
+from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.products.product_cost import scale_texts, text_of, wave_text
+from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.planner.rows.schedule import schedule
+
+FEW = 3  # alternatives worth naming
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One sentence; `bytes_saved` where the decision saves some."""
+
+    text: str
+    bytes_saved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Sentences under one heading."""
+
+    title: str
+    points: tuple[Point, ...]
+
+
+def explanation(found: Candidates, choice: Choice | None = None) -> tuple[Section, ...]:
+    """Every section that has something to say about the plan chosen of `found`, its cheapest without a `choice`.
+
+    Raises NoPlan.
+    """
+    plan = choice.plan if choice else found.need()[0]
+    sections = (
+        Section("operators, as written", tuple(map(Point, written(plan.graph)))),
+        Section("fused", tuple(fused(plan))),
+        Section("selection", tuple(map(Point, selection(plan.graph)))),
+        *(row_sections(plan) if isinstance(plan, RowPlan) else product_sections(plan)),
+        Section("reads and writes", tuple(map(Point, accesses(plan)))),
+        Section("rounding", tuple(map(Point, rounding(plan)))),
+        Section("why this regime", tuple(map(Point, regime(found, plan)))),
+        Section("looked up in what was measured", tuple(map(Point, choice.steps)) if choice else ()),
+        Section("rules that refused", tuple(Point(f"{r.rule}: {r.reason}") for r in found.refusals)),
+    )
+    return tuple(section for section in sections if section.points)
+
+
+def row_sections(plan: RowPlan) -> tuple[Section, ...]:
+    """What a walk over rows does, and what it keeps."""
+    return (
+        Section("walks over the row" if not plan.flat else "the walk", tuple(map(Point, walks(plan)))),
+        Section("kept between walks", tuple(map(Point, kept(plan)))),
+    )
+
+
+def product_sections(plan: Plan) -> tuple[Section, ...]:
+    """What is multiplied, and what comes before and behind the products in the same kernel."""
+    if not plan.graph.products:
+        return ()
+    return (Section("products", tuple(map(Point, products(plan)))),)
+
+
+def products(plan: Plan) -> list[str]:
+    graph = plan.lowered
+    names, parts = value_names(graph), split(graph)
+    lines = []
+    for product in parts.products:
+        sides = [side_text(factor, graph) for factor in (product.left, product.right)]
+        lines.append(
+            f"{names[product.node]} = {' @ '.join(sides)}: {shape_text(product.node.shape)} over {product.contracted}, "
+            f"factors of {product.left.dtype}, summed in f32"
+        )
+    if len(parts.products) > len(parts.lefts):
+        lines.append(f"{len(parts.products)} products share a left factor, which is read once for all of them")
+    for factor in {f.node: f for p in parts.products for f in (p.left, p.right) if f.operand is None}.values():
+        made = text_of(factor, graph)
+        lines.append(f"before them: {made}, element by element on the way to the tensor cores, never written")
+    if scales := ", ".join(scale_texts(graph)):
+        lines.append(
+            f"{scales}: the same all along {parts.products[0].contracted}, and surely finite, so applied behind the "
+            "products and not to their factors: (s A) @ B = s (A @ B)"
+        )
+    for statistic in parts.statistics:
+        of = ", ".join([*(t.name for t in statistic.inputs), *(names[n] for n in statistic.rows)])
+        lines.append(f"{names[statistic.node]}: a row's {statistic.node.op.name} over {of}, in the same kernel")
+    if parts.epilogue:
+        steps = ", ".join(dict.fromkeys(names[n] for n in parts.epilogue))
+        lines.append(f"behind them, on sums that are still in registers: {steps}")
+    return lines + waves(plan)
+
+
+def waves(plan: Plan) -> list[str]:
+    """How evenly a launch of the default sizes' tiles fills the GPU."""
+    if not isinstance(plan, (GemmPlan, WgmmaPlan)):
+        return []
+    graph = plan.graph
+    extents = [math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes) for dim in plan.row_dims]
+    places = plan.target.sms * plan.cost.blocks_per_sm
+    shares = plan.tile.shares if isinstance(plan, WgmmaPlan) else 1
+    return [wave_text(plan.tiles(*extents) * plan.tile.cluster, places, shares)]
+
+
+def side_text(factor: Factor, graph: Graph) -> str:
+    """`x`, `w.T`, `(x * gain)`."""
+    if factor.operand is None:
+        return f"({text_of(factor, graph)})"
+    return f"{factor.operand.name}.T" if factor.transposed else factor.operand.name
+
+
+def written(graph: Graph) -> list[str]:
+    """The author's steps in order, each with its place and the name it got."""
+    graph = graph.written
+    lines = []
+    for nodes in operators(graph):
+        operator = nodes[-1].operator
+        names = [graph.names[n] for n in nodes if n in graph.names and n is nodes[-1]]
+        named = f" = {names[0]}" if names and names[0] != operator.name else ""
+        lines.append(f"{operator.name}{named}  ({operator.where})")
+    return lines
+
+
+def fused(plan: Plan) -> list[Point]:
+    """Each value that never goes to memory, and the sum."""
+    points = [Point(f"{d.subject}: {d.verdict}", d.bytes_saved) for d in plan.decisions]
+    traffic = plan.cost.traffic
+    if len(points) > 1 and traffic.unfused > traffic.moved:
+        saved = traffic.unfused - traffic.moved
+        share = traffic.unfused / traffic.moved
+        points.append(Point(f"together: {share:.2f}x fewer bytes than one kernel for each operator", saved))
+    return points
+
+
+def selection(graph: Graph) -> list[str]:
+    """What is chosen, by which key and why by that, and what the columns chosen need of memory."""
+    if graph.selection is None:
+        return []
+    before, names = graph.written, value_names(graph)
+    assert before.selection is not None
+    chosen, key = before.selection.inputs[0], graph.selection.inputs[0]
+    order = "best first" if graph.selection.ordered else "in any order"
+    lines = [f"{graph.picks:,} of {graph.cols:,} columns of each row, {order}, by {names[key]}"]
+    if chosen is not key:
+        lines.append(
+            f"not by {value_names(before)[chosen]}, which rises with {names[key]} along a row: the order is the same, "
+            "and what is rounded to a tie is still in it"
+        )
+    behind = [nodes[-1].operator for nodes in operators(before) if before.picked.issuperset(nodes)]
+    others = [f"{o} (line {o.where.line})" for o in behind if o is not before.selection.operator]
+    if others:
+        lines.append(f"{', '.join(others)}: computed for the columns chosen alone")
+    gathered = [names[n.inputs[0]] for n in graph.nodes if n.op.name == "take" and n.inputs[0] is not key]
+    if gathered:
+        lines.append(f"{', '.join(gathered)}: read again at the columns chosen, {graph.picks:,} elements a row")
+    return lines
+
+
+def walks(plan: RowPlan) -> list[str]:
+    count = len(plan.stages)
+    lines = [f"{number} of {count}: {stage.title}" for number, stage in enumerate(plan.stages, 1)]
+    if count > 1:
+        reductions = ", ".join(dict.fromkeys(f"{n.op.name} ({n.operator})" for n in plan.graph.reductions))
+        lines.append(f"{count} walks, because {reductions} must have the whole row before a result can be used")
+    return lines
+
+
+def kept(plan: RowPlan) -> list[str]:
+    """Where each value that a later walk needs again waits for it, and what that costs."""
+    where = {"registers": "in registers", "shared": "in shared memory", "rolling": "in shared memory"}.get(plan.staging)
+    if where is None:
+        if plan.staging == "stream" and len(plan.stages) > 1:
+            return [f"nothing: each of the {len(plan.stages)} walks reads the row again"]
+        return []
+    elements = plan.tile.per_thread * plan.tile.vector
+    found: dict[str, int] = {}
+    for stage in plan.stages:
+        found.update({keep.value: 1 if keep.ctype == "bool" else 4 for keep in stage.keeps})
+        found.update({load.value: load.access.dtype.bytes for load in stage.loads if load.when == "keep"})
+    unit = "B a thread" if plan.staging == "registers" else "B a block"
+    count = elements if plan.staging == "registers" else plan.tile.kept_cols
+    lines = [f"{name} {where}: {each} B an element, {each * count:,} {unit}" for name, each in found.items()]
+    if plan.staging == "shared" and plan.tile.kept < plan.tile.per_thread:
+        lines.append(
+            f"of each thread's {plan.tile.per_thread} vectors {plan.tile.kept} are kept; the others are read again, "
+            "from where the last walk ended, which the L2 still has"
+        )
+    if plan.rolling:
+        held = plan.tile.per_thread - plan.tile.kept
+        rest = f"{held} of each thread's {plan.tile.per_thread} vectors stay in registers instead; " if held else ""
+        lines.append(f"{rest}blocks take rows in turn, and fetch the next row's vectors as they use up this one's")
+    again = [
+        a.name for a in plan.inputs
+        if a.by_column and not a.strided and a.name not in found and sum(reads(plan, a.tensor)) > 1
+    ]  # fmt: skip
+    if again:
+        lines.append(f"{', '.join(again)}: not kept but read again, from a cache, since every row shares them")
+    return lines
+
+
+def reads(plan: RowPlan, tensor: str) -> list[int]:
+    return [sum(load.access.tensor == tensor for load in stage.reads) for stage in plan.stages]
+
+
+def accesses(plan: Plan) -> list[str]:
+    """How each tensor moves, and why not wider."""
+    modes = {
+        "vector": "whole vectors of {bytes} B",
+        "across": "vectors across aligned blocks of {bytes} B, shifted into place, since rows start anywhere",
+        "bulk": "by bulk copies of aligned blocks of {bytes} B, since rows start anywhere",
+        "element": "element by element",
+    }
+    lines = []
+    unread = {t.name for t in plan.lowered.inputs if t.node not in plan.lowered.users}
+    for access in plan.accesses:
+        if access.tensor in unread:
+            lines.append(f"{access.name}: not read; no result depends on it")
+            continue
+        text = modes[access.mode].format(bytes=access.vector_bytes)
+        if access.output and access.mode == "across":
+            text = "by aligned blocks of 16 B, since rows start anywhere"
+        if not access.by_column:
+            text = "one value a row"
+        reason = why_narrow(plan, access)
+        shared = "" if access.strided or plan.flat or access.pitch is not None else "; every row shares it"
+        lines.append(f"{access.name}: {'written' if access.output else 'read'} {text}{reason}{shared}")
+    return lines
+
+
+def why_narrow(plan: Plan, access: Access) -> str:
+    """Why a tensor moves one element at a time; empty where it does not."""
+    if access.mode != "element" or not access.by_column:
+        return ""
+    if access.tensor in plan.layout.unaligned:
+        return ", because its address or stride is no multiple of a vector"
+    if plan.graph.products:
+        return f", because its lines of {access.shape[access.line]} elements are no whole vectors"
+    if access.strided and plan.cols * access.dtype.bytes % 4:
+        return f", because rows of {plan.cols} elements start at any alignment"
+    return ", in step with the others" if access.vector == 1 else ""
+
+
+def rounding(plan: Plan) -> list[str]:
+    if not plan.rounding:
+        return ["none: what is computed is f32, and no output is stored as less"]
+    return [*plan.rounding, "everything between is f32"]
+
+
+# ---------------------------------------------------------------- regime
+
+
+def regime(found: Candidates, plan: Plan) -> list[str]:
+    """What was chosen, by how much over what, and why the kinds of staging that are not there are not."""
+    by = f"the least of {count(found)}" if plan is found.plans[0] else f"one of {count(found)}; it measured best"
+    lines = [f"{plan.rule}: {plan.regime}", f"estimated {plan.cost.time_us:.1f} us, {by}"]
+    seen = {kind(plan)}
+    for other in found.plans:
+        key = kind(other)
+        if key in seen or len(seen) > FEW:
+            continue
+        seen.add(key)
+        slower = other.cost.time_us / plan.cost.time_us - 1
+        lines.append(f"{slower:+.1%} in time: {other.regime}")
+    return [*lines, *absent(found)]
+
+
+def kind(plan: Plan) -> tuple[object, ...]:
+    """Candidates of one kind differ by too little to be worth a line each."""
+    return (plan.staging, plan.tile.threads_per_row) if isinstance(plan, RowPlan) else (plan.configuration,)
+
+
+def count(found: Candidates) -> str:
+    number = len(found.plans)
+    return f"{number} candidates" if number > 1 else "one candidate"
+
+
+def absent(found: Candidates) -> list[str]:
+    """Why a row is not kept in registers or in shared memory, where no candidate does so."""
+    plans = [p for p in found.plans if isinstance(p, RowPlan) and p.rule == "rowwise"]
+    graph, target = found.graph, found.target
+    stagings = {p.staging for p in plans}
+    if not plans or "none" in stagings:
+        return []
+    widest = max(plans, key=lambda p: p.tile.team)
+    bytes_each = schedule(graph, plans[0].accesses, keeps="values", by_vectors=False).kept_bytes
+    if not bytes_each:
+        return []
+    row_bytes = bytes_each * graph.cols
+    lines = []
+    if "registers" not in stagings:
+        lines.append(
+            f"not in registers: a row of {graph.cols:,} elements keeps {bytes_each} B each, "
+            f"{row_bytes / widest.tile.team:,.0f} B a thread even with {widest.tile.team} threads"
+        )
+    whole = [p for p in plans if p.staging == "shared" and p.tile.kept == p.tile.per_thread]
+    if row_bytes > target.shared_bytes and not any(p.tile.cluster == 1 for p in whole):
+        lines.append(
+            f"not in a block's shared memory: the row keeps {row_bytes / 1024:,.0f} KiB, "
+            f"a block of {target.model} has {target.shared_bytes / 1024:,.0f} KiB"
+        )
+    return lines

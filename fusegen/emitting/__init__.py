@@ -1,0 +1,1 @@
+"""From a plan to text: Jinja2 templates, and the words that go into them."""

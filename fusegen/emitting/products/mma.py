@@ -1,0 +1,242 @@
+"""A GemmPlan in the words of one dialect: what templates/gemm.cu.j2 prints, in the order it prints it.
+
+Nothing is decided here. Whatever could be wrong is a field of the plan; this turns fields into C++.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fusegen.emitting.dialect import choice
+from fusegen.emitting.products.mma_factors import FactorSpeller
+from fusegen.emitting.products.mma_sums import SumSpeller
+from fusegen.language.types import f32
+from fusegen.planner.products.gemm import GemmPlan
+
+COPIES = ("copy_chunk", "copy_once")
+
+
+class GemmSpeller(FactorSpeller, SumSpeller):
+    """The words of one plan in one dialect; `context()` is what the template sees."""
+
+    def tile_place(self) -> list[str]:
+        """Where the block's tile lies; of one that stays, where any tile does."""
+        plan, tile = self.plan, self.tile
+        *others, rows = plan.row_dims
+        across = plan.tiles_across
+        lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
+        if tile.spread or others or (tile.group > 1 and across > 1):
+            lines.append(f"const unsigned tiles_down = static_cast<unsigned>((rows + {tile.rows - 1}) / {tile.rows});")
+        if tile.spread or others:
+            lines.append(f"const unsigned tiles = tiles_down * {across}u;{'  // of one product' if others else ''}")
+        if not tile.spread:
+            block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
+            return [*lines, *self.place_in_grid(block), self.rows_here("const int "), *self.span_place(), *self.sides()]
+        if others:
+            each = " * ".join(f"static_cast<unsigned>({dim.extent})" for dim in others)
+            lines.append(f"const unsigned tiles_here = tiles * {each};")
+        fields = ["long long row0;", "int across;", *(f"long long {dim.index};" for dim in others)]
+        names = ["row0", "across", *(dim.index for dim in others)]
+        return [
+            *lines,
+            f"struct Place {{ {' '.join(fields)} }};",
+            "const auto place_of = [&](unsigned number) {",
+            *(f"  {line}" for line in self.place_in_grid("number")),
+            f"  return Place{{{', '.join(names)}}};",
+            "};",
+        ]
+
+    def place_in_grid(self, block: str) -> list[str]:
+        """The first row of a block's tile, how many lie before it in its row of tiles, and whose product's it is."""
+        plan, tile = self.plan, self.tile
+        *others, _ = plan.row_dims
+        across, lines = plan.tiles_across, []
+        if others:
+            for place, dim in enumerate(others):
+                inner = " / ".join([f"({block}) / tiles", *(d.extent for d in reversed(others[place + 1 :]))])
+                lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
+            block = f"({block}) % tiles"
+        lines.append(f"const unsigned tile = {block};")
+        if across == 1:
+            lines += [f"const long long row0 = tile * {tile.rows}LL;", "const int across = 0;"]
+        elif tile.group == 1:
+            lines.append(f"const long long row0 = tile / {across} * {tile.rows}LL;")
+            lines.append(f"const int across = tile % {across};")
+        else:
+            both = tile.group * across
+            lines += [
+                f"// {tile.group} rows of tiles at a time, column by column: blocks that run together share factors in "
+                "the L2 cache",
+                f"const unsigned first = tile / {both} * {tile.group};",
+                f"const unsigned height = tiles_down - first < {tile.group} ? tiles_down - first : {tile.group};",
+                f"const long long row0 = (first + tile % {both} % height) * {tile.rows}LL;",
+                f"const int across = tile % {both} / height;",
+            ]
+        return lines
+
+    def rows_here(self, declared: str) -> str:
+        tile = self.tile
+        return f"{declared}rows_here = rows - row0 < {tile.rows} ? static_cast<int>(rows - row0) : {tile.rows};"
+
+    def span_place(self) -> list[str]:
+        """The first column of the block's tile; with several spans, which one it is."""
+        if not self.several:
+            return [f"const int col0 = across * {self.tile.cols};"]
+        spans = self.plan.spans
+        lines = [f"const int span = {self.by_span([str(i) for i in range(len(spans))], 'across')};"]
+        first = self.by_span([str(s.first_tile) for s in spans])
+        return [*lines, f"const int col0 = (across - ({first})) * {self.tile.cols};"]
+
+    def sides(self) -> list[str]:
+        """What the tile's span multiplies, where there are several."""
+        if not self.several:
+            return []
+        spans, lines = self.plan.spans, []
+        if self.cols_ragged():
+            lines.append(f"const int cols = {self.by_span([str(s.cols) for s in spans])};")
+        for place, own in enumerate(self.owns[len(self.plan.left) :]):
+            rights = [s.products[place].right for s in spans]
+            lines.append(f"const {self.element}* const {own.name}_ptr = {self.by_span([r.pointer for r in rights])};")
+            lines.append(f"const long long {own.name}_stride = {self.by_span([r.stride for r in rights])};")
+            if own.factor.step:
+                steps = self.by_span([r.step for r in rights])
+                lines.append(
+                    f"const long long {own.name}_step = {steps};  // along the depth: they lie both ways round"
+                )
+            for dim in range(len(rights[0].batch)):
+                strides = self.by_span([r.batch[dim][1] for r in rights])
+                lines.append(f"const long long {own.name}_batch_{dim} = {strides};")
+        return lines
+
+    def aim(self, factors: list[dict[str, Any]]) -> list[str]:
+        """Copies begin at the first slice of another tile."""
+        starts = [line for f in factors for line in f["starts"]]
+        lines = [*self.sides(), *starts]
+        return [*self.unpacked(lines), self.rows_here(""), *lines]
+
+    def unpacked(self, lines: list[str]) -> list[str]:
+        """A tile's place in the words that `lines` take it by."""
+        *others, _ = self.plan.row_dims
+        text = " ".join(lines)
+        used = [dim.index for dim in others if re.search(rf"\b{dim.index}\b", text)]
+        return [
+            "const Place at = place_of(tile);",
+            "const long long row0 = at.row0;",
+            "const int across = at.across;",
+            *self.span_place(),
+            *(f"const long long {index} = at.{index};" for index in used),
+        ]
+
+    def by_span(self, texts: list[str], by: str = "span") -> str:
+        """Each span's own text, by its number or by the tile's place."""
+        spans = self.plan.spans
+        tests = [f"span == {i}" for i in range(len(spans))]
+        if by == "across":
+            tests = [f"across < {s.first_tile + s.tiles}" for s in spans]
+        return choice(tests, texts)
+
+    # ---- all of it
+
+    def context(self) -> dict[str, Any]:
+        plan, tile = self.plan, self.tile
+        factors = [dict(self.factor(own)) for own in self.owns]
+        for found in factors:
+            found["prepare"] = self.prepare(found) if found["prepared"] else []
+            found["prepared"] = bool(found["prepare"])
+        inner = tile.depth // plan.atom.depth
+        self.number_chunks(factors)
+        vectors = self.vectors()
+        spans = [self.span(number, span) for number, span in enumerate(plan.spans)]
+        sums, statistics, fragments = self.sums(), self.statistics(factors[0]), self.fragments()
+        held = [
+            {
+                "type": self.vec(f["own"].factor.access.dtype, plan.chunk),
+                "name": f"{f['name']}_held",
+                "dims": f"[{f['passes']}]",
+            }
+            for f in factors
+            if not f["copied"]
+        ] + [{"type": v["type"], "name": v["held"], "dims": ""} for v in vectors]
+        fetches, prepares = bool(held), any(f["prepared"] for f in factors)
+        slot = "slot" if plan.tile.spread else f"step % {tile.stages}"
+        slice_at = f"{slot} * {self.size * self.slice_elements}"
+        copied_to = f"ring_at + {slice_at}"
+        if plan.dtype is f32 and not all(f.tile_along for f in plan.factors):
+            self.functions.add(self.place_across)
+        if fetches:
+            self.functions.update(("load", "load_chunk") if "load_chunk" in self.functions or vectors else ())
+        text = " ".join(expressions(plan))
+        self.call_those_in(text)
+        counts = {
+            "copied": " ".join(f["count"] for f in factors if f["copied"]),
+            "fetched": " ".join([*(f["count"] for f in factors if not f["copied"]), *(v["from"] for v in vectors)]),
+            "prepared": " ".join(line for f in factors for line in f["prepare"]),
+        }
+        return {
+            **self.frame(plan, text),
+            "includes": self.includes(),
+            "uses": {"vec": True, "functions": self.functions},
+            "index": "int",
+            "row_reduces": [],
+            "partner": self.spelling.shuffle_xor.format("v", "step"),
+            "atom": self.atom(),
+            "element": self.element,
+            "chunk": plan.chunk,
+            "copy_bodies": {name: self.spelling.functions.get(f"{name}_{self.size}", ()) for name in COPIES},
+            "thread": self.thread,
+            "share": self.share(),
+            "warp_row": f"warp / {tile.warps_across} * {tile.warp_rows}" if tile.warps_down > 1 else "0",
+            "warp_col": f"warp % {tile.warps_across} * {tile.warp_cols}" if tile.warps_across > 1 else "0",
+            "tile_place": self.tile_place(),
+            "aim": self.aim(factors) if tile.spread else [],
+            "tile_at": self.unpacked([dim.index for dim in plan.row_dims[:-1]]) if tile.spread else [],
+            "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else "tiles",
+            "ring_offset": f" + team * {self.slice_elements * tile.stages}" if tile.teams > 1 else "",
+            "slice_elements": self.slice_elements,
+            "slice_at": slice_at,
+            "copied_to": f"own_address({copied_to})" if "copy_once" in self.functions else copied_to,
+            "factors": factors,
+            "held": held,
+            "row_held": self.row_held(factors[0]),
+            "vectors": vectors,
+            "fetches": fetches,
+            "prepares": prepares,
+            "depth_at": {"text": self.depth_text(), **{k: bool(re.search(r"\bdepth\b", v)) for k, v in counts.items()}},
+            "fragments": fragments,
+            "fragment_functions": self.fragment_functions(fragments),
+            "sums": sums,
+            "statistics": statistics,
+            "inner": inner,
+            # what came by copies is prepared a step before it is waited for, between products; what comes through
+            # registers gets until then
+            "ready": max(1, inner - 2) if prepares and not any(not f["copied"] for f in factors) else inner - 1,
+            "barrier": self.barrier,
+            "gathered": {"over": self.over(), "stride": self.region},
+            "spans": spans,
+        }
+
+    def share(self) -> str:
+        """Which of the teams of all blocks of the cluster this is."""
+        if self.tile.cluster == 1:
+            return "team"
+        return f"rank * {self.tile.teams} + team" if self.tile.teams > 1 else "rank"
+
+    def over(self) -> str:
+        teams = f"the {self.tile.teams} teams" if self.tile.teams > 1 else ""
+        blocks = f"the {self.tile.cluster} blocks of the cluster" if self.tile.cluster > 1 else ""
+        return " of ".join(filter(None, [teams, blocks]))
+
+    def includes(self) -> list[str]:
+        used = {a.dtype for a in self.plan.accesses} | {self.plan.dtype}
+        return self.headers_of(used)
+
+
+def expressions(plan: GemmPlan) -> list[str]:
+    """Every expression that the plan wrote."""
+    bodies = [*plan.launch_body]
+    if plan.prologue is not None:
+        bodies += [*plan.prologue.row_body, *plan.prologue.body]
+    for span in plan.spans:
+        bodies += [*span.row_body, *span.body]
+    return [s.expr for s in bodies]

@@ -1,0 +1,291 @@
+"""How the factors of a GemmPlan get into shared memory, in the words of one dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusegen.emitting.dialect import UNROLL, all_of
+from fusegen.emitting.products.mma_words import GemmWords, Own
+from fusegen.planner.model import Access
+from fusegen.planner.pieces import stride_name
+from fusegen.planner.products.gemm import LANE_COLS
+
+TURNS = 8  # rows, after which chunks are turned as before
+ZEROS: Mapping[str, str] = {"float": "0.0f", "int": "0", "bool": "false"}
+
+
+class FactorSpeller(GemmWords):
+    """What each thread brings of a slice, and what it makes of it on the way."""
+
+    def share_offset(self) -> str:
+        return f"share * {self.tile.depth} + " if self.tile.shares > 1 else ""
+
+    def cols_text(self) -> str:
+        return "cols" if self.several else str(self.plan.spans[0].cols)
+
+    def cols_ragged(self) -> bool:
+        return any(s.cols % self.tile.cols for s in self.plan.spans)
+
+    def factor(self, own: Own) -> Mapping[str, Any]:
+        """One factor's share of a slice: how the thread finds it, and what it asks for."""
+        plan, f, name = self.plan, own.factor, own.name
+        team, chunk = plan.team, plan.chunk
+        chunks = (self.tile.depth if f.along else own.extent) // chunk  # side by side in memory
+        passes = own.extent * self.tile.depth // chunk // team
+        jump = team // chunks  # of the other axis, from one pass to the next
+        side, depth = own.side, own.depth
+        stride = f"{name}_stride" if f.side == "cols" and self.several else f.stride
+        pointer = f"{name}_ptr" if f.side == "cols" and self.several else f.pointer
+        thread = self.thread if "%" not in self.thread else "lane"
+        dealt = f.side == "cols" and plan.run > 0
+        brought = f"{name}_col" if dealt else side
+        far = self.dealt_passes(jump) if dealt else f"v * {jump}"
+        named = passes > 1 and "/" in far  # a place of its own: it is asked for twice
+        outer, inner = (side, depth) if f.along else (depth, side)
+        origin = "row0" if f.side == "rows" else "col0"
+        batch = "".join(f" + {index} * {text}" for index, text in self.batch_strides(own))
+        if f.step:
+            first = f"({self.share_offset()}{depth})" if self.share_offset() else depth
+            start = f"({origin} + {brought}) * {stride} + {first} * {name}_step"
+        elif f.along:
+            start = f"({origin} + {brought}) * {stride} + {self.share_offset()}{depth}"
+        else:
+            start = f"({self.share_offset()}{depth}) * {stride} + {origin} + {side}"
+        pass_text = f" + v * {jump}" if passes > 1 else ""
+        at_side, at_depth = (f"{side}{pass_text}", depth) if f.along else (side, f"{depth}{pass_text}")
+        away = "away" if named else far
+        at_brought = f"{brought} + {away}" if f.along and passes > 1 else brought if f.along else side
+        affine = jump % TURNS == 0 and f.tile_along == f.along  # turns come again after 8 rows
+        place = self.place(own, at_side, at_depth)
+        if affine:
+            place = f"{name}_to" + (f" + v * {jump * chunks * chunk}" if passes > 1 else "")
+        to, hidden = f"({place}) * {self.size}" if affine or own.offset else f"{place} * {self.size}", []
+        if f.copied and affine and self.plan.prologue is None:
+            # in bytes, and known to nobody: the compiler would make it anew for each copy, from the thread's number
+            place = f"{name}_to" + (f" + v * {jump * chunks * chunk * self.size}" if passes > 1 else "")
+            to, hidden = place, [f'asm volatile("" : "+r"({name}_to));']
+        lines = [f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {chunk};"]
+        if dealt:
+            lines.append(f"const int {brought} = {self.dealt(side)};  // that lies in this row of the tile")
+        pointers, starts = self.pointers_to(own, passes, f"{pointer}{batch} + {start}", f"({far}) * {stride}")
+        advance = str(self.tile.depth * self.tile.shares)
+        if not f.along or f.step:
+            advance = f"{advance} * {f'{name}_step' if f.step else stride}"
+        copy = "copy_once" if f.once else "copy_chunk"
+        from_here = f"{name}_from" + (f" + {away} * {stride}" if passes > 1 else "")
+        count = self.count(own, at_brought, at_depth)
+        load = (
+            f"load_apart({from_here}, {name}_step, {count})"
+            if f.step
+            else f"load_chunk<{f.width}>({from_here}, {count})"
+        )
+        if f.copied:
+            self.functions.add(copy)
+        else:
+            self.functions.add("load_apart" if f.step else "load_chunk")
+        return {
+            "name": name,
+            "own": own,
+            "copied": f.copied,
+            "prepared": not f.copied or (f is self.plan.left[0] and self.plan.prologue is not None),
+            "function": copy if f.once else f"{copy}<{f.width}>",
+            "width": f.width,
+            "passes": passes,
+            "at_side": at_side,
+            "at_depth": at_depth,
+            "declares": [
+                *lines,
+                *pointers,
+                *([] if self.tile.spread else starts),
+                *([f"const int {name}_to = {self.place(own, side, depth)};"] if affine and not hidden else []),
+                *([f"unsigned {name}_to = ({self.place(own, side, depth)}) * {self.size};", *hidden] if hidden else []),
+            ],
+            "starts": starts,
+            "place": place,
+            "to": to,
+            "away": f"const int away = {far};  // columns from the first" if named else "",
+            "from": from_here,
+            "load": load,
+            "count": count,
+            "advance": advance,
+        }
+
+    def pointers_to(self, own: Own, passes: int, first: str, far: str) -> tuple[list[str], list[str]]:
+        """Where the thread reads, declared and set: its first chunk, or where copies are spread each of them, since to
+        make an address costs two instructions, and on the way from slice to slice of a circle nothing."""
+        ctype, name = f"const {self.ctype(own.factor.access.dtype)}*", f"{own.name}_from"
+        if not self.plan.tile.spread:
+            return [f"{ctype} {name} = {first};"], []
+        from_each = first + (f" + {far}" if passes > 1 else "")
+        return [f"{ctype} {name}[{passes}];"], [
+            UNROLL,
+            f"for (int v = 0; v < {passes}; ++v) {name}[v] = {from_each};",
+        ]
+
+    def number_chunks(self, factors: list[dict[str, Any]]) -> None:
+        """The thread's chunks of a slice are counted through all factors."""
+        before = 0
+        for f in factors:
+            end = before + f["passes"]
+            f["numbered"] = f"{before} <= number && number < {end}" if before else f"number < {end}"
+            f["before"] = before
+            f["away_used"] = f["away"] and "away" in f["count"]
+            before = end
+
+    def dealt(self, row: str) -> str:
+        """The column that lies in a row of a right factor's tile: neighbours are dealt out to one lane's rows of all
+        fragments. A sum of columns that differ in other bits is the column of the sum."""
+        cols, run = self.tile.warp_cols, self.plan.run
+        return f"{row} / {cols} * {cols} + {row} % {LANE_COLS} * {run} + {row} % {cols} / {LANE_COLS}"
+
+    def dealt_passes(self, jump: int) -> str:
+        """The same of row v * `jump`."""
+        cols, row = self.tile.warp_cols, f"v * {jump}"
+        if jump % cols == 0:
+            return row
+        near = f"{row} / {cols} * {cols} + {row} % {cols} / {LANE_COLS}"
+        return near if jump % LANE_COLS == 0 else self.dealt(row)
+
+    def batch_strides(self, own: Own) -> list[tuple[str, str]]:
+        if own.factor.side == "cols" and self.several:
+            return [(index, f"{own.name}_batch_{i}") for i, (index, _) in enumerate(own.factor.batch)]
+        return list(own.factor.batch)
+
+    def place(self, own: Own, side: str, depth: str) -> str:
+        """Elements from the start of a slice to one of the factor's."""
+        offset = f"{own.offset} + " if own.offset else ""
+        chunk = self.plan.chunk
+        if own.factor.tile_along:
+            return f"{offset}place<{self.tile.depth // chunk}>({side}, {depth})"
+        return f"{offset}{self.place_across}<{own.extent // chunk}>({depth}, {side})"
+
+    def count(self, own: Own, side: str, depth: str) -> str:
+        """How many elements of a chunk there are."""
+        f, tests, partial = own.factor, [], ""
+        if f.side == "rows":
+            if f.along:
+                tests.append(f"{side} < rows_here")
+            else:
+                partial = f"rows_here - {side}"
+        elif self.cols_ragged():
+            cols = self.cols_text()
+            if f.along or all(s.cols % self.plan.chunk == 0 for s in self.plan.spans):
+                tests.append(f"col0 + {side} < {cols}")
+            else:
+                partial = f"{cols} - (col0 + {side})"
+        if not self.plan.even:
+            if not f.along or self.plan.depth % self.plan.chunk == 0:
+                tests.append(f"depth + {depth} < {self.plan.depth}")
+            else:
+                partial = f"{self.plan.depth} - (depth + {depth})"
+        if partial:
+            self.functions.add("within")
+        text = f"within({partial})" if partial else str(self.plan.chunk)
+        return f"{all_of(*tests)} ? {text} : 0" if tests else text
+
+    def depth_text(self) -> str:
+        if self.tile.shares > 1:
+            return f"(step * {self.tile.shares} + share) * {self.tile.depth}"
+        return f"step * {self.tile.depth}"
+
+    # ---- the prologue
+
+    def prepare(self, found: Mapping[str, Any]) -> list[str]:
+        """What the thread does with its chunk v before others may see it."""
+        own: Own = found["own"]
+        f, held, chunk = own.factor, f"{own.name}_held[v]", self.plan.chunk
+        if f.side == "rows" and self.plan.prologue is not None:
+            return self.prologue(found) if f is self.plan.left[0] else []
+        if f.tile_along == f.along:
+            self.functions.add("store")
+            return [f"store<{chunk}>(slice + {found['place']}, {held});"]
+        # the tile lies the other way round, so that neighbours in depth can be read together
+        side, depth = found["at_side"], found["at_depth"]
+        one = self.place(own, side if f.along else f"{side} + j", f"{depth} + j" if f.along else depth)
+        return [UNROLL, f"for (int j = 0; j < {chunk}; ++j) slice[{one}] = {held}.at[j];"]
+
+    def prologue(self, found: Mapping[str, Any]) -> list[str]:
+        prologue, own, chunk = self.plan.prologue, found["own"], self.plan.chunk
+        assert prologue is not None
+        lines, name = [], own.name
+        vec = self.vec(self.plan.dtype, chunk)
+        if own.factor.copied:
+            lines.append(f"{self.element}* const at = slice + {found['place']};")
+            self.functions.add("load")
+            lines.append(f"{vec} {name}_vec = load<{chunk}>(at);")
+        elif prologue.changes:
+            lines.append(f"{vec} {name}_vec;")
+        lines += [f"const {r.ctype} {r.value} = {r.access.name}_held[v];" for r in prologue.row_loads]
+        lines += [self.statement(s) for s in prologue.row_body]
+        if not self.plan.even:
+            lines.append(f"const int left = {self.plan.depth} - (depth + {own.depth});")
+        lines += [UNROLL, f"for (int j = 0; j < {chunk}; ++j) {{"]
+        for load in prologue.loads:
+            vector = f"{load.access.name}_{'vec' if own.factor.copied else 'held[v]'}"
+            lines.append(f"  const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
+        for load in prologue.vectors:
+            text = self.to_value(load.access.dtype, f"{load.access.name}_held.at[j]")
+            lines.append(f"  const {load.ctype} {load.value} = {text};")
+        lines += [f"  {self.statement(s)}" for s in prologue.body]
+        inside = "" if self.plan.even else "j < left"
+        if prologue.changes:
+            stored = self.to_storage(self.plan.dtype, prologue.value)
+            lines.append(f"  {name}_vec.at[j] = {f'{inside} ? {stored} : {self.element}{{}}' if inside else stored};")
+        for r in prologue.statistics:
+            lines.append(f"  {f'if ({inside}) ' if inside else ''}{r.part}[v] += {r.value};")
+        lines.append("}")
+        if prologue.changes or not own.factor.copied:
+            self.functions.add("store")
+        if prologue.changes:
+            lines.append(f"store<{chunk}>({'at' if own.factor.copied else 'slice + ' + found['place']}, {name}_vec);")
+        elif not own.factor.copied:
+            lines.append(f"store<{chunk}>(slice + {found['place']}, {name}_held[v]);")
+        return lines
+
+    def row_held(self, found: Mapping[str, Any]) -> list[str]:
+        """Values [.., M, 1] of the thread's rows, and its parts of the statistics."""
+        prologue = self.plan.prologue
+        if prologue is None:
+            return []
+        lines = [f"float {r.part}[{found['passes']}] = {{}};" for r in prologue.statistics]
+        for load in prologue.row_loads:
+            name = load.access.name
+            lines += [
+                f"{load.ctype} {name}_held[{found['passes']}];",
+                UNROLL,
+                f"for (int v = 0; v < {found['passes']}; ++v) {{",
+                f"  const long long row = row0 + {found['at_side']};",
+                f"  {name}_held[v] = row < rows ? "
+                f"{self.to_value(load.access.dtype, f'*({self.at(load.access)})')} : {ZEROS[load.ctype]};",
+                "}",
+            ]
+        return lines
+
+    def vectors(self) -> list[Mapping[str, Any]]:
+        """Vectors [K] of the prologue, which a thread reads one slice ahead."""
+        prologue = self.plan.prologue
+        if prologue is None:
+            return []
+        own = self.owns[0]
+        found: list[Mapping[str, Any]] = []
+        for load in prologue.vectors:
+            access = load.access
+            count = str(self.plan.chunk)
+            if not self.plan.even:
+                self.functions.add("within")
+                count = f"within({self.plan.depth} - (depth + {own.depth}))"
+            found.append(
+                {
+                    "held": f"{access.name}_held",
+                    "type": self.vec(access.dtype, self.plan.chunk),
+                    "width": access.vector if access.mode == "vector" else 1,
+                    "from": f"{self.pointers[access.tensor]}{self.batch_text(access)} + depth + {own.depth}",
+                    "count": count,
+                }
+            )
+        return found
+
+    def batch_text(self, access: Access) -> str:
+        dims = self.plan.row_dims
+        return "".join(f" + {dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided)

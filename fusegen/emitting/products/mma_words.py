@@ -1,0 +1,107 @@
+"""What every part of a GemmPlan's spelling asks: names, types, and where things lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.emitting.dialect import Dialect
+from fusegen.language.types import DType, f32
+from fusegen.planner.model import Access
+from fusegen.planner.pieces import stride_name
+from fusegen.planner.products.gemm import Factor, GemmPlan, sums_floats, tile_elements
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """One factor's words: its place in a slice, and how the thread counts its chunks."""
+
+    factor: Factor
+    name: str  # in the kernel; that of the span at hand where there are several
+    extent: int  # of its side, in a tile
+    offset: int  # elements from the start of a slice
+
+    @property
+    def side(self) -> str:
+        return f"{self.name}_{'m' if self.factor.side == 'rows' else 'n'}"
+
+    @property
+    def depth(self) -> str:
+        return f"{self.name}_k"
+
+
+class GemmWords(Dialect):
+    """The small texts of one plan in one dialect."""
+
+    """The words of one plan in one dialect; `context()` is what the template sees."""
+
+    def __init__(self, plan: GemmPlan) -> None:
+        super().__init__(plan.target.spelling)
+        self.plan = plan
+        self.tile = plan.tile
+        self.several = len(plan.spans) > 1
+        self.owns = self.own_factors()
+        self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
+
+    def own_factors(self) -> list[Own]:
+        owns = []
+        offset = 0
+        for place, factor in enumerate(self.plan.left):
+            owns.append(Own(factor, factor.name, self.tile.rows, offset if place == 0 else 0))
+        offset += self.tile.rows * self.tile.depth
+        for place, product in enumerate(self.plan.spans[0].products):
+            name = (f"right_{place + 1}" if place else "right") if self.several else product.right.name
+            owns.append(Own(product.right, name, self.tile.cols, offset))
+            offset += self.tile.cols * self.tile.depth
+        return owns
+
+    # ---- small texts
+
+    @property
+    def element(self) -> str:
+        return self.ctype(self.plan.dtype)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element of a factor's tile."""
+        return self.plan.dtype.bytes
+
+    @property
+    def place_across(self) -> str:
+        """The function that says where an element lies in a tile whose rows run along the side."""
+        return "place_across" if self.plan.dtype is f32 else "place"
+
+    @property
+    def thread(self) -> str:
+        """The thread's number in its team."""
+        return f"threadIdx.x % {self.plan.team}" if self.tile.teams > 1 else "threadIdx.x"
+
+    @property
+    def barrier(self) -> str:
+        """Between those who bring a slice and those who use it."""
+        own = self.tile.teams > 1 and self.plan.team == self.plan.target.warp
+        return self.spelling.warp_barrier if own else self.spelling.barrier
+
+    def vec(self, dtype: DType, count: int) -> str:
+        return f"Vec<{self.ctype(dtype)}, {count}>"
+
+    def at(self, access: Access, *last: str) -> str:
+        """Where the tensor's row `row` begins, and then `last`."""
+        dims = self.plan.row_dims
+        terms = [
+            f"{'row' if i == len(dims) - 1 else dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided
+        ]
+        return " + ".join([self.pointers[access.tensor], *terms, *last])
+
+    @property
+    def slice_elements(self) -> int:
+        return tile_elements(self.tile, self.plan.products)
+
+    @property
+    def region(self) -> int:
+        """Floats of one team's sums and statistics."""
+        return sums_floats(self.tile, self.plan.products, self.plan.statistics)
+
+    def sum_name(self, place: int) -> str:
+        if self.several:
+            return self.owns[len(self.plan.left) + place].name
+        return self.plan.spans[0].products[place].value

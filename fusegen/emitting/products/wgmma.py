@@ -1,0 +1,501 @@
+"""A WgmmaPlan's parts in the words of CUDA and PTX: what templates/wgmma.cu.j2 prints, in the order it prints it.
+
+Nothing is decided here. Whatever could be wrong is a field of the plan; this turns fields into C++.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fusegen.emitting.dialect import all_of
+from fusegen.emitting.products.wgmma_copies import CopySpeller
+from fusegen.language.types import DType, bf16, f16, f32
+from fusegen.planner.model import Load, Reduction
+from fusegen.planner.products.wgmma import (
+    ATOM_DEPTH,
+    ATOM_ROWS,
+    BUFFERS,
+    GROUP,
+    LINE,
+    SEGMENT,
+    STAGED,
+    STEPS,
+    WARPS,
+    Operand,
+    WgmmaSpan,
+)
+
+# The fields of a matrix descriptor beside its address (PTX ISA, "Matrix Descriptor Format"): bits 62-63 are the
+# swizzle, 32-45 and 16-29 distances in units of 16 bytes.
+SWIZZLE_128 = ("swizzle_128", "1ull << 62", "pieces of 16 bytes are turned by their line's number")
+EIGHT_LINES = ("eight_lines", "1024ull / 16 << 32", "from 8 lines to the next 8")
+SEGMENTS = ("segments", f"{SEGMENT}ull / 16 << 16", "from 64 elements of a line to the next 64")
+PAIRS: Mapping[DType, str] = {
+    f16: "__floats2half2_rn({0}, {1})",
+    bf16: "__floats2bfloat162_rn({0}, {1})",
+}
+PAIR_TYPES: Mapping[DType, str] = {f16: "__half2", bf16: "__nv_bfloat162"}
+ELEMENTS: Mapping[DType, str] = {  # element j of the pair in `word`; of bf16, the upper one is a float but for a mask
+    f16: "__half2float(reinterpret_cast<const __half*>(&word)[j])",
+    bf16: "__uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u)",
+}
+BRINGING = 40  # registers of a thread that brings slices
+SUMMING = 232  # and of one that sums: 40 + 2 x 232 are three times the 168 that each starts with
+
+
+class WgmmaSpeller(CopySpeller):
+    """The words of one plan; `context()` is what the template sees."""
+
+    # ---- factors in shared memory
+
+    def factor(self, operand: Operand, stage_bytes: int) -> Mapping[str, Any]:
+        """What descriptors of its slices are made of, in units of 16 bytes."""
+        return {
+            "descriptor": self.descriptor(operand),
+            "advance": self.advance(operand),
+            "part": SEGMENT // 16,
+            "stage": stage_bytes // 16,
+        }
+
+    def descriptor(self, operand: Operand) -> str:
+        return " | ".join(name for name, *_ in self.fields(operand))
+
+    def fields(self, *operands: Operand) -> list[tuple[str, str, str]]:
+        """Those that the descriptors of these are made of."""
+        return [SWIZZLE_128, EIGHT_LINES, *([] if all(o.along for o in operands) else [SEGMENTS])]
+
+    def advance(self, operand: Operand) -> int:
+        """16-byte units from one instruction's depth to the next: along lines, or from 16 lines to the next."""
+        return ATOM_DEPTH * 2 // 16 if operand.along else ATOM_DEPTH * 128 // 16
+
+    def ways(self) -> list[Mapping[str, Any]]:
+        """How right factors lie: along the depth, across it, or those of some spans one way and of others the other.
+
+        Each way has an instruction and a main loop of its own.
+        """
+        plan = self.plan
+        found: dict[bool, list[int]] = {}
+        for number, span in enumerate(plan.spans):
+            found.setdefault(span.rights[0].along, []).append(number)
+        several = len(found) > 1
+        return [
+            {
+                "test": " || ".join(map(self.of_span, spans)) if several else "",
+                "name": "_across" if several and not along else "",
+                "transposed": "".join(f", {int(not a)}" for a in lies) if plan.dtype is not f32 else "",
+                **self.factor(plan.spans[spans[0]].rights[0], self.tile.right_bytes),
+            }
+            for along, spans in found.items()
+            for lies in [(along,) if plan.fragments else (plan.left.along, along)]
+        ]
+
+    def box_functions(self) -> Mapping[str, list[Mapping[str, Any]]]:
+        """The functions that move boxes, each for as many axes as some tensor has."""
+        found: dict[str, list[Mapping[str, Any]]] = {"copy_box": [], "copy_box_to_all": [], "store_box": []}
+        for (name, functions), axes in itertools.product(found.items(), (2, 3)):
+            if f"{name}_{axes}" in self.functions:
+                first = 2 if name == "store_box" else 3
+                names = ("x", "y", "z")[:axes]
+                registers = ", ".join(f"%{first + i}" for i in range(axes))
+                functions.append(
+                    {
+                        "axes": axes,
+                        "names": ", ".join(names),
+                        "parameters": ", ".join(f"int {n}" for n in names),
+                        "braced": f"{{{registers}}}",
+                        "operands": ", ".join(f'"r"({n})' for n in names),
+                        "next": first + axes,
+                    }
+                )
+        return found
+
+    def instruction(self) -> Mapping[str, Any]:
+        """The registers of one wgmma, by number: sums, the left factor or its descriptor, the right one's, add."""
+        sums, count = self.tile.sums, 4 if self.plan.fragments else 1
+        left = [f"%{sums + i}" for i in range(count)]
+        rows = [range(first, min(first + 16, sums)) for first in range(0, sums, 16)]
+        pairs = [range(first, min(first + 4, sums)) for first in range(0, sums, 4)]
+        comma = [", "] * (len(rows) - 1) + [""]
+        after = [","] * (len(pairs) - 1) + [""]
+        names = [f'"r"(left[{i}])' for i in range(4)] if self.plan.fragments else ['"l"(left)']
+        return {
+            "left": "const unsigned (&left)[4]" if self.plan.fragments else "unsigned long long left",
+            "add": f"%{sums + count + 1}",
+            "sums": [", ".join(f"%{i}" for i in row) + end for row, end in zip(rows, comma, strict=True)],
+            "factors": f"{'{' + ', '.join(left) + '}' if self.plan.fragments else left[0]}, %{sums + count}",
+            "outputs": [
+                ", ".join(f'"+f"(sums[{i}])' for i in row) + end for row, end in zip(pairs, after, strict=True)
+            ],
+            "inputs": ", ".join([*names, '"l"(right)']),
+        }
+
+    # ---- blocks that share a tile
+
+    @property
+    def sums(self) -> str:
+        """Where whole sums are."""
+        return "added" if self.tile.shares > 1 else "sums"
+
+    def shares(self) -> Mapping[str, Any]:
+        """How sums come to the block that finishes their columns: vectors of 4 of one thread, a warp's side by side."""
+        plan, tile, shares = self.plan, self.tile, self.tile.shares
+        if shares == 1:
+            return {}
+        vectors = tile.sums // shares // 4
+        products = len(plan.spans[0].rights)
+        each = vectors // products  # of one product
+        across = f"v / {each} * {plan.width // 2} + " if products > 1 else ""
+        inside = f"v % {each}" if products > 1 else "v"
+        return {
+            "warps": WARPS,
+            "barriers": 8 * (tile.stages + 2),
+            "vectors": vectors,
+            "of_warp": 32 * vectors,
+            "of_block": WARPS * 32 * vectors,
+            **self.shared_statistics(),
+            "sum": f"{across}block * {plan.finished // 2} + {inside} * 4",
+        }
+
+    def shared_statistics(self) -> Mapping[str, Any]:
+        """Statistics of a thread's two rows, one behind the other, by the warp and by the block they come from."""
+        found = self.plan.fragments.statistics if self.plan.fragments else ()
+        names = [f"{self.whole(r)}[{r8}]" for r in found for r8 in (0, 1)]
+        return {
+            "statistics": names,
+            "statistics_at": self.plan.statistics_at,
+            "statistics_of_block": WARPS * 32 * len(names),
+        }
+
+    def turned(self) -> Mapping[str, str | int]:
+        """A line of a box that is stored, and where a swizzle by such lines puts its 16 bytes: bits 7 and up of an
+        address turn bits 4 and up (CUDA driver API, CUtensorMapSwizzle)."""
+        lines = LINE // self.plan.box_cols  # of a box in 128 bytes
+        r = f"r / {lines} % {8 // lines}" if lines > 1 else "r % 8"
+        return {"bytes": self.plan.box_cols * 2, "turned_by": r, "turn": r.replace("r", "lane")}
+
+    # ---- fragments of the left factor
+
+    def fragments(self) -> Mapping[str, Any] | None:
+        """What a thread does with a pair, `word`, before it is multiplied: with element j, and with both."""
+        found, plan = self.plan.fragments, self.plan
+        if found is None:
+            return None
+        lines = [self.statement(s) for s in found.body]
+        inside = f"depth < {plan.depth}" if plan.padded else ""
+        for r in found.statistics:
+            lines.append(f"{f'if ({inside}) ' if inside else ''}{r.part}[quarter % 2] += {r.value};")
+        if found.changes and not found.scale:
+            lines.append(f"made[j] = {f'{inside} ? {found.value} : 0.0f' if inside else found.value};")
+        place = "k * 4 + quarter / 2 * 2"  # of what this lane needs of a slice
+        elements = {found.load: ELEMENTS[plan.dtype]}
+        for each in found.vectors:
+            elements[each] = self.to_value(each.access.dtype, f"{each.access.name}_slice.at[{place} + j]")
+        text = " ".join(lines)
+        depth = bool(inside and inside in text)
+        values = [
+            f"const {each.ctype} {each.value} = {element};"
+            for each, element in elements.items()
+            if re.search(rf"\b{each.value}\b", text)
+        ]
+        pair, type_ = [], PAIR_TYPES[plan.dtype]
+        both = PAIRS[plan.dtype].format("made[0]", "made[1]")
+        if found.scale:
+            name = found.scale.access.name
+            pair.append(f"const auto& {name}_pair = reinterpret_cast<const {type_}&>({name}_slice.at[{place}]);")
+            both = f"__hmul2(reinterpret_cast<const {type_}&>(word), {name}_pair)"
+        if found.changes:
+            pair += [f"const {type_} both = {both};", "word = reinterpret_cast<const unsigned&>(both);"]
+        return {
+            "lines": [*values, *lines],
+            "pair": pair,
+            "made": found.changes and not found.scale,
+            "statistics": [{"part": r.part, "whole": self.whole(r)} for r in found.statistics],
+            "depth": depth,
+            **self.order(depth),
+        }
+
+    def whole(self, found: Reduction) -> str:
+        """A statistic of whole rows; meanwhile the next tile's is summed."""
+        return f"{found.results[0]}_all"
+
+    def order(self, depth: bool) -> Mapping[str, Any]:
+        """Slices by turns through two sets of registers: the first two, behind which chunks that were kept are stored;
+        then pairs of them; then the last of an odd number. `depth`: is `prepare` told which slice it is of its tile?"""
+        slices, chunks = self.plan.steps, self.plan.chunks
+        first = range(min(slices, 2))
+        share = -(-chunks // len(first))
+        stored = [range(step * share, min(chunks, (step + 1) * share)) if self.plan.keeps else None for step in first]
+        behind = f"step == {slices - 1} ? 0 : step + 1"
+        return {
+            "first": f"prepare({'0, ' if depth else ''}prepared[0])",
+            "next": f"prepare({f'{behind}, ' if depth else ''}to)",
+            "begin": [{"step": step, "chunks": stored[step]} for step in first],
+            "pairs": range(2, slices - slices % 2) or None,
+            "end": slices - 1 if slices % 2 and slices > 1 else None,
+            "odd": slices % 2,
+        }
+
+    def slices(self) -> list[Mapping[str, str]]:
+        """How slices of the vectors [K] come to shared memory by pairs, and where they lie there: the 8 pairs that a
+        lane multiplies by together, since instructions that load count among those that wgmma waits for."""
+        plan, at = self.plan, self.plan.vectors_at
+        found: list[Mapping[str, str]] = []
+        for each in plan.fragments.vectors if plan.fragments else ():
+            access = each.access
+            name = "load" if access.mode == "vector" else "load_each"
+            self.functions.add(name)
+            call = f"{name}<2>({access.name}_ptr + depth)"
+            if plan.padded:
+                call = f"depth < {plan.depth} ? {call} : {self.pair(access)}{{}}"
+            lane = f"Vec<{self.ctype(access.dtype)}, {LINE // 4}>"
+            found.append({"type": self.pair(access), "lane": lane, "name": access.name, "call": call, "at": str(at)})
+            at += self.tile.stages * LINE * access.dtype.bytes
+        return found
+
+    def ahead(self) -> Mapping[str, str]:
+        """Of the pairs that a lane has in registers: the first slices they are of, and those they are of next."""
+        plan = self.plan
+        count = plan.pairs_ahead
+        following = f"(next < {plan.steps} ? next : i)"
+        if self.tile.shares > 1:
+            first, following = (f"(rank * {plan.steps} + {step})" for step in ("i", following))
+        else:
+            first = "i"
+        return {"first": first, "next": following, "guard": f"first + i < {plan.steps}" if plan.steps % count else ""}
+
+    # ---- the epilogue
+
+    def row_values(self, span: WgmmaSpan) -> list[Mapping[str, str]]:
+        """Values of a row that its elements ask for."""
+        text = " ".join([*(s.expr for s in span.body), *(s.value for s in (*span.boxes, *span.stores))])
+        named = [("float", r.results[0]) for r in (self.plan.fragments.statistics if self.plan.fragments else ())]
+        named += [(load.ctype, load.value) for load in span.row_loads]
+        named += [(s.ctype, s.name) for s in span.row_body]
+        return [{"ctype": ctype, "name": name} for ctype, name in named if re.search(rf"\b{name}\b", text)]
+
+    def row_lines(self, span: WgmmaSpan) -> list[str]:
+        found = self.plan.fragments
+        lines = [f"const float {r.results[0]} = {self.whole(r)}[r8];" for r in (found.statistics if found else ())]
+        for load in span.row_loads:
+            zero = {"float": "0.0f", "int": "0", "bool": "false"}[load.ctype]
+            text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
+            lines.append(f"const {load.ctype} {load.value} = {self.inside_row} ? {text} : {zero};")
+        return lines + [self.statement(s) for s in span.row_body]
+
+    inside_row = "row < rows"
+
+    def inside_col(self, span: WgmmaSpan) -> str:
+        return f"col < {span.cols}" if span.cols % self.plan.width else ""
+
+    def element(self, span: WgmmaSpan) -> list[str]:
+        """Element j of a pair: its value from the sums and the operands, up to what is stored."""
+        lines = []
+        for place, value in enumerate(span.values):
+            offset = f" + {place * self.plan.finished // 2}" if place else ""
+            lines.append(f"const float {value} = {self.sums}[i][sum_at{offset} + j];")
+        for load in span.vectors:
+            text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n].at[j]")
+            lines.append(f"const {load.ctype} {load.value} = {text};")
+        for load in (*span.brought, *span.loads):
+            text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n8][r8].at[j]")
+            lines.append(f"const {load.ctype} {load.value} = {text};")
+        lines += [self.statement(s) for s in span.body]
+        for store in span.boxes:
+            lines.append(f"{store.access.name}_pair[j] = {store.value};")
+        for store in span.stores:
+            lines.append(f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};")
+        return lines
+
+    def boxes(self, span: WgmmaSpan) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = []
+        for place, store in enumerate(span.boxes):
+            access = store.access
+            number = self.box_number(place, len(span.boxes))
+            coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {ATOM_ROWS}"]
+            if len(access.strided) > 1:
+                coordinates.append("at.batch")
+            self.functions.add(f"store_box_{len(coordinates)}")
+            found.append(
+                {
+                    "name": access.name,
+                    "words": "kept[chunk]" if self.plan.keeps else f"{access.name}_words",
+                    "pair": PAIRS[access.dtype].format(f"{access.name}_pair[0]", f"{access.name}_pair[1]"),
+                    "pair_type": PAIR_TYPES[access.dtype],
+                    "buffer": f"staging + {number}" if number else "staging",
+                    "at": ", ".join(coordinates),
+                }
+            )
+        return found
+
+    def kept(self, box: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same box at the place of the tile that it was kept of."""
+        return {**box, "at": box["at"].replace("at.", "kept_at.").replace(f" + i * {ATOM_ROWS}", "")}
+
+    def box_number(self, place: int, outputs: int) -> str:
+        """Which buffer a box waits in, in bytes: they take turns, by the box's number among all of the warp's."""
+        chunks = self.plan.chunks
+        terms = []
+        if self.tile.parts > 1 and chunks * outputs % BUFFERS:
+            terms.append("i")
+        if chunks > 1 and outputs % BUFFERS:
+            terms.append("chunk")
+        if place % BUFFERS:
+            terms.append("1")
+        text = " + ".join(terms)
+        if text in ("", "1"):
+            return str(STAGED) if text else ""
+        return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {STAGED}"
+
+    def direct(self, span: WgmmaSpan) -> list[Mapping[str, str]]:
+        found: list[Mapping[str, str]] = []
+        for store in span.stores:
+            access = store.access
+            name = "store" if access.mode == "vector" else "store_each"
+            self.functions.add(name)
+            call = f"{name}<2>({self.at(access, 'col')}, {access.name}_vec);"
+            found.append({"type": self.pair(access), "name": f"{access.name}_vec", "call": call})
+        return found
+
+    # ---- all of it
+
+    def context(self) -> dict[str, Any]:
+        plan, tile = self.plan, self.tile
+        vectors = [self.read(load, self.inside_col(span)) for span in plan.spans for load in span.vectors]
+        left_copy, spans = self.left_copy(), [self.span(number) for number in range(len(plan.spans))]
+        fragments, slices = self.fragments(), self.slices()
+        text = " ".join(self.expressions())
+        self.call_those_in(text)
+        everything = " ".join([*(span["text"] for span in spans), *(v["call"] for v in vectors)])
+        return {
+            **self.frame(plan, text),
+            "includes": self.includes(),
+            "uses": {
+                "vec": bool(
+                    vectors
+                    or plan.brought
+                    or fragments
+                    or tile.shares > 1
+                    or plan.left_rows < tile.held_rows
+                    or any(s["loads"] or s["direct"] for s in spans)
+                ),
+                "functions": self.functions,
+            },
+            "index": "int",
+            "row_reduces": [],
+            "partner": "",
+            "group": GROUP,
+            "bringing": BRINGING,
+            "summing": SUMMING,
+            "place": self.place(),
+            "tiles": self.tiles(),
+            "left_copy": left_copy,
+            "empty": self.empty(),
+            "inside": self.inside,
+            "spans": spans,
+            "boxes": any(span["boxes"] for span in spans),
+            "box_functions": self.box_functions(),
+            "instruction": self.instruction(),
+            "steps": STEPS,
+            "every_block": f"{(1 << tile.cluster) - 1}",
+            "first_tile": self.first_tile,
+            "this_tile": self.first_tile if tile.shares > 1 else "tile",
+            "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
+            "releasing": self.releasing(),
+            "release": self.release("before"),
+            "left": self.factor(plan.left, tile.left_bytes),
+            "ways": self.ways(),
+            "descriptor_fields": self.fields(
+                *([] if fragments else [plan.left]), *(right for span in plan.spans for right in span.rights)
+            ),
+            "vector_pairs": plan.finished // 8,
+            "chunks": plan.chunks,
+            "col0": self.col0,
+            "shares": self.shares(),
+            "step": self.step,
+            "box": self.turned(),
+            "batch": bool(re.search(r"\bbatch\b", everything)),
+            "type": {f16: "f16", bf16: "bf16", f32: "tf32"}[plan.dtype],
+            "atom_depth": 2 * ATOM_DEPTH // plan.dtype.bytes,
+            "atom_rows": ATOM_ROWS,
+            "staging": STAGED * BUFFERS,
+            "spare": BUFFERS - 1,
+            "vectors": vectors,
+            "brought": self.places(),
+            "fragments": fragments,
+            "kept": self.kept(spans[0]["boxes"][0]) if plan.keeps else None,
+            "slices": slices,
+            "ahead": self.ahead() if plan.pairs_ahead > 1 else None,
+            "bringers": 2 if slices else 1,
+            "own_rows": f" + own * {tile.parts * SEGMENT}" if tile.schedule == "halves" else "",
+            "names_row": not plan.keeps or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in spans),
+            "first_row": f"own * {tile.group_rows} + " if tile.schedule == "halves" else "",
+            "chunk_sums": plan.box_cols // 2,
+            "pairs": LINE // 2,
+            "ring_bytes": 8 * tile.stages,
+            "columns": plan.box_cols // 8,
+            "line": LINE,
+        }
+
+    def span(self, number: int) -> Mapping[str, Any]:
+        """What is brought for one span's tiles, and made of their sums."""
+        span = self.plan.spans[number]
+        guard = all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(span))
+        loads, direct = [self.read(load, guard) for load in span.loads], self.direct(span)
+        row_lines, element = self.row_lines(span), self.element(span)
+        inside = " ".join([*element, *([guard] if direct else []), *(d["call"] for d in direct)])
+        return {
+            "test": self.of_span(number),
+            "copies": self.right_copies(span),
+            "loads": loads,
+            "brought": [self.brought(load) for load in span.brought],
+            "boxes": self.boxes(span),
+            "direct": direct,
+            "row_values": self.row_values(span),
+            "row_lines": row_lines,
+            "element": element,
+            "guard": guard,
+            "needs": {
+                "rows": bool(re.search(r"\brow\b", " ".join(row_lines))),
+                **{name: bool(re.search(rf"\b{name}\b", inside)) for name in ("row", "col", "n")},
+            },
+            "text": " ".join([inside, *row_lines, *(load["call"] for load in loads)]),
+        }
+
+    def read(self, load: Load, guard: str) -> Mapping[str, str]:
+        call = self.load(load.access)
+        pair = self.pair(load.access)
+        text = f"{guard} ? {call} : {pair}{{}}" if guard else call
+        return {"type": pair, "name": f"{load.access.name}_vec", "call": text}
+
+    def tiles(self) -> list[str]:
+        """How many there are."""
+        plan = self.plan
+        rows = plan.row_dims[-1].extent
+        lines = [f"const long long rows = {rows};"] if rows != "rows" else []
+        lines.append(f"const int tiles_down = static_cast<int>((rows + {plan.band - 1}) / {plan.band});")
+        count = f"tiles_down * {plan.tiles_across}" if plan.tiles_across > 1 else "tiles_down"
+        alone = self.tile.shares > 1  # a cluster has one tile, and need not count them
+        if plan.batched:
+            lines.append(f"const int tiles_here = {count};  // of one product")
+            count = f"static_cast<int>({plan.row_dims[0].extent}) * tiles_here"
+        return lines if alone else [*lines, f"const int tiles = {count};"]
+
+    def expressions(self) -> Iterable[str]:
+        before = self.plan.fragments.body if self.plan.fragments else ()
+        behind = (s for span in self.plan.spans for s in (*span.row_body, *span.body))
+        return (s.expr for s in (*before, *behind))
+
+    def includes(self) -> list[str]:
+        used = {a.dtype for a in self.plan.accesses if a.tensor not in self.factors} | {
+            s.access.dtype for span in self.plan.spans for s in span.boxes
+        }
+        if self.plan.fragments:
+            used.add(self.plan.dtype)
+        return self.headers_of(used)
+
+    @property
+    def factors(self) -> frozenset[str]:
+        return frozenset(o.access.tensor for o in (self.plan.left, *self.plan.rights))

@@ -1,0 +1,221 @@
+"""What a kernel by wgmma copies, and where to, in the words of CUDA and PTX: tiles, boxes, places of the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusegen.emitting.dialect import Dialect, all_of, choice
+from fusegen.planner.model import LINE_BYTES, Access, Load
+from fusegen.planner.pieces import stride_name
+from fusegen.planner.products.wgmma import (
+    ATOM_ROWS,
+    LINE,
+    SEGMENT,
+    STAGED_ROWS,
+    Operand,
+    WgmmaPlan,
+    WgmmaSpan,
+)
+
+
+class CopySpeller(Dialect):
+    """The words of one plan's copies."""
+
+    def __init__(self, plan: WgmmaPlan) -> None:
+        super().__init__(plan.target.spelling)
+        self.plan = plan
+        self.tile = plan.tile
+
+    # ---- small texts
+
+    def pair(self, access: Access) -> str:
+        return f"Vec<{self.ctype(access.dtype)}, 2>"
+
+    def at(self, access: Access, *last: str) -> str:
+        """Where the tensor's row `row` begins, and then `last`."""
+        dims = self.plan.row_dims
+        terms = [
+            f"{'row' if place == len(dims) - 1 else 'batch'} * {stride_name(access, dims, place)}"
+            for place in access.strided
+        ]
+        return " + ".join([f"{access.name}_ptr", *terms, *last])
+
+    def load(self, access: Access) -> str:
+        name = "load" if access.mode == "vector" else "load_each"
+        self.functions.add(name)
+        return f"{name}<2>({self.at(access, 'col')})"
+
+    # ---- tiles and tensor copies
+
+    def place(self) -> list[str]:
+        """From a tile's number to its first row and column."""
+        tile, across = self.tile, self.plan.tiles_across
+        lines = []
+        if self.plan.batched:
+            lines += ["at.batch = tile / tiles_here;", "tile %= tiles_here;"]
+        down = "at.row0 = {} * " + str(self.plan.band)
+        if across == 1:
+            lines += [f"{down.format('tile')};", "at.col0 = 0;"]
+        else:
+            both = tile.group * across
+            lines += [
+                f"const int first = tile / {both} * {tile.group};",
+                f"const int height = tiles_down - first < {tile.group} ? tiles_down - first : {tile.group};",
+                f"{down.format(f'(first + tile % {both} % height)')};",
+                *self.column(f"tile % {both} / height"),
+            ]
+        if tile.cluster > 1:
+            lines.append(f"at.row0 += __clusterRelativeBlockRank() * {tile.rows};")
+        return lines
+
+    def column(self, across: str) -> list[str]:
+        """The first column of a tile; with several spans, of the one that it belongs to."""
+        spans, width = self.plan.spans, self.plan.width
+        if not self.plan.several:
+            return [f"at.col0 = {across} * {width};"]
+        span = choice([f"across < {s.first_tile + s.tiles}" for s in spans], [str(i) for i in range(len(spans))])
+        first = choice([self.of_span(i) for i in range(len(spans))], [str(s.first_tile) for s in spans])
+        return [
+            f"const int across = {across};",
+            f"at.span = {span};",
+            f"at.col0 = (across - ({first})) * {width};",
+        ]
+
+    def of_span(self, number: int) -> str:
+        """Is the tile one of that span's? Empty where there is but one."""
+        return f"at.span == {number}" if self.plan.several else ""
+
+    def left_copy(self) -> Mapping[str, Any]:
+        """The box of one slice, its place in shared memory and its coordinates, innermost first."""
+        return self.copy(self.plan.left, "at.row0", self.tile.held_rows, "left", 0, cluster=1)
+
+    def right_copies(self, span: WgmmaSpan) -> list[Mapping[str, Any]]:
+        """The same of each product's right factor."""
+        width, cluster = self.plan.width, self.tile.cluster
+        return [
+            self.copy(right, "at.col0", width, "right", place * width * 128, cluster)
+            for place, right in enumerate(span.rights)
+        ]
+
+    def copy(self, operand: Operand, side: str, extent: int, to: str, offset: int, cluster: int) -> Mapping[str, Any]:
+        """`extent` rows or columns from `side` on; of several blocks each brings its part, to all of them."""
+        share = extent // cluster
+        lines = 1 if operand.along else share // LINE
+        start = f"{to} + {offset}" if offset else to
+        if cluster > 1:
+            start += f" + rank * {share * 128}"
+            side += f" + rank * {share}"
+        if lines > 1:
+            start += f" + i * {SEGMENT}"
+            side += f" + i * {LINE}"
+        depth = f"{self.step} * {self.plan.line}"
+        coordinates = [depth, side] if operand.along else [side, depth]
+        if operand.batch:
+            coordinates.append("at.batch")
+        name = "copy_box_to_all" if cluster > 1 else "copy_box"
+        self.functions.add(f"{name}_{len(coordinates)}")
+        return {
+            "name": name,
+            "stage_bytes": self.tile.left_bytes if to == "left" else self.tile.right_bytes,
+            "map": operand.map,
+            "boxes": lines,
+            "to": start,
+            "at": ", ".join(coordinates),
+        }
+
+    # ---- blocks that share a tile
+
+    @property
+    def first_tile(self) -> str:
+        blocks = self.tile.blocks
+        return f"blockIdx.x / {blocks}" if blocks > 1 else "blockIdx.x"
+
+    @property
+    def step(self) -> str:
+        """The number of a slice along the whole depth."""
+        return f"(rank * {self.plan.steps} + step)" if self.tile.shares > 1 else "step"
+
+    @property
+    def col0(self) -> str:
+        """The first column that is finished here."""
+        return "col0" if self.tile.shares > 1 else "at.col0"
+
+    # ---- tiles of fewer rows than there are sums
+
+    @property
+    def inside(self) -> str:
+        """Has the warp rows of the tile? Empty where all have."""
+        if self.tile.rows == self.tile.held_rows:
+            return ""
+        return f"own * {ATOM_ROWS} + warp * {STAGED_ROWS} < {self.tile.rows}"
+
+    def empty(self) -> Mapping[str, int] | None:
+        """What stays empty in each slice of the left factor, in units of 16 bytes."""
+        plan, tile = self.plan, self.tile
+        if plan.left_rows == tile.held_rows:
+            return None
+        words = LINE_BYTES // 16
+        rows = tile.held_rows - plan.left_rows
+        return {"words": tile.stages * rows * words, "each": rows * words, "slice": tile.left_bytes // 16,
+                "first": plan.left_rows * words}  # fmt: skip
+
+    # ---- operands of the epilogue that come through the ring
+
+    def places(self) -> list[Mapping[str, Any]]:
+        """What is brought behind a tile's slices, place by place: two boxes of an operand, where the left factor's
+        slice would be and where the right one's would."""
+        plan, tile = self.plan, self.tile
+        found: list[Mapping[str, Any]] = []
+        start = f"at.col0 + rank * {plan.finished}" if tile.shares > 1 else "at.col0"
+        for first in range(0, plan.chunks, 2):
+            for load in plan.spans[0].brought:
+                copies = []
+                for chunk in range(first, min(first + 2, plan.chunks)):
+                    col = f"{start} + {chunk * plan.box_cols}" if chunk else start
+                    coordinates = [col, "at.row0", *(["at.batch"] if len(load.access.strided) > 1 else [])]
+                    self.functions.add(f"copy_box_{len(coordinates)}")
+                    to = f"right + stage * {tile.right_bytes}" if chunk % 2 else f"left + stage * {tile.left_bytes}"
+                    copies.append(
+                        {"name": "copy_box", "to": to, "map": f"{load.access.name}_map", "at": ", ".join(coordinates)}
+                    )
+                nbytes = len(copies) * tile.rows * plan.box_cols * load.access.dtype.bytes
+                found.append({"what": f"boxes of {load.access.name}", "bytes": nbytes, "copies": copies})
+        return found
+
+    def brought(self, load: Load) -> Mapping[str, str]:
+        """How a thread finds its pairs in the boxes."""
+        plan, tile, name = self.plan, self.tile, load.access.name
+        line, lines = plan.box_cols * load.access.dtype.bytes, LINE // plan.box_cols
+        place = f"{name}_stage * {tile.left_bytes}"
+        if plan.chunks > 1:
+            place = f"(chunk % 2 == 0 ? {place} : {tile.right_at} + {name}_stage * {tile.right_bytes})"
+        own = f"own * {tile.group_rows} + " if tile.schedule == "halves" else ""
+        part = f"i * {ATOM_ROWS} + " if tile.parts > 1 else ""
+        self.functions.add("load")
+        pair = f"{name}_box + r8 * {8 * line} + ((n8 ^ lane / {4 * lines}) << 4)"
+        first = ["i == 0"] * (tile.parts > 1) + ["chunk % 2 == 0"] * (plan.chunks > 1)
+        last = [f"i == {tile.parts - 1}"] * (tile.parts > 1) + [
+            f"chunk % 2 == 1 || chunk == {plan.chunks - 1}" if plan.chunks % 2 else "chunk % 2 == 1"
+        ] * (plan.chunks > 1)
+        found = f"load<2>(reinterpret_cast<const {self.ctype(load.access.dtype)}*>({pair}))"
+        return {
+            "type": self.pair(load.access),
+            "name": f"{name}_vec",
+            "stage": f"{name}_stage",
+            "box": f"{name}_box",
+            "place": f"shared + {place}",
+            "at": f"({own}{part}warp * {STAGED_ROWS} + lane / 4) * {line} + lane % 4 * 4",
+            "call": f"inside ? {found} : {self.pair(load.access)}{{}}" if self.inside else found,
+            "first": all_of(*first),
+            "gives_back": all_of(*last, self.releasing()),
+            "release": self.release(f"{name}_stage"),
+        }
+
+    def releasing(self) -> str:
+        """Which lanes of a warp give a place back: one for each block that writes there."""
+        return f"lane < {self.tile.cluster}" if self.tile.cluster > 1 else "lane == 0"
+
+    def release(self, stage: str) -> str:
+        """Gives a place of the ring back, to all blocks that write there."""
+        return f"arrive_in(empty + 8 * {stage}, lane)" if self.tile.cluster > 1 else f"arrive_at(empty + 8 * {stage})"

@@ -1,0 +1,108 @@
+"""render(plan): a Plan becomes the text of a kernel, by Jinja2 templates.
+
+Whatever can be wrong was decided in the plan; `fusegen.emitting.rows.spelling` turns its parts into the target's words, and the
+templates put them in order. Output is deterministic to the byte: no time, path, id or set order.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fusegen.errors import RequestError
+from fusegen.language.reference import reference_source
+from fusegen.planner.model import Plan, RowPlan, Source
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+class Spelling(Protocol):
+    def context(self) -> dict[str, Any]: ...
+
+
+def template_folder() -> Path:
+    """Of the installed package, or of the checkout this module lies in."""
+    packaged = Path(__file__).resolve().parent / "templates"
+    return packaged if packaged.is_dir() else packaged.parent.parent / "templates"
+
+
+@cache
+def environment() -> Environment:
+    """The templates."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(template_folder()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the output is C++
+        optimized=False,  # folding constants takes a tenth of a compile, and a template is rendered a few times
+    )
+
+
+def render(plan: Plan) -> Source:
+    """The kernel's source and the numpy reference beside it. Raises RequestError for what is no plan."""
+    if not isinstance(plan, Plan):
+        raise RequestError(f"render takes a plan, and {plan!r} is none\n  fusegen.plan(chain) makes one")
+    text = environment().get_template(plan.template).render(context(plan))
+    suffix = plan.target.spelling.file_suffix
+    return Source(plan, tidy(text), reference_source(plan.graph), f"{plan.name}{suffix}")
+
+
+def context(plan: Plan) -> dict[str, Any]:
+    """What the plan's template sees: each kind of plan has a speller of its own."""
+    return speller(plan).context()
+
+
+def speller(plan: Plan) -> Spelling:
+    """Imports the one that is needed: a first result waits for it."""
+    if isinstance(plan, RowPlan):
+        return row_speller(plan)
+    from fusegen.planner.products.gemm import GemmPlan
+    from fusegen.planner.products.wgmma import WgmmaPlan
+
+    if isinstance(plan, WgmmaPlan):
+        from fusegen.emitting.products.wgmma import WgmmaSpeller
+
+        return WgmmaSpeller(plan)
+    if isinstance(plan, GemmPlan):
+        from fusegen.emitting.products.mma import GemmSpeller
+
+        return GemmSpeller(plan)
+    raise TypeError(f"{plan.name}: nothing spells a {type(plan).__name__}")
+
+
+def row_speller(plan: RowPlan) -> Spelling:
+    if plan.selection and plan.selection.by == "dense":
+        from fusegen.emitting.selections.dense import DenseSpeller
+
+        return DenseSpeller(plan)
+    if plan.selection and plan.selection.by == "hold":
+        from fusegen.emitting.selections.held import HeldSpeller
+
+        return HeldSpeller(plan)
+    if plan.selection:
+        from fusegen.emitting.selections.selection import SelectionSpeller
+
+        return SelectionSpeller(plan)
+    if plan.rolling:
+        from fusegen.emitting.rows.rolling import RollingSpeller
+
+        return RollingSpeller(plan)
+    from fusegen.emitting.rows.spelling import Speller
+
+    return Speller(plan)
+
+
+def tidy(text: str) -> str:
+    """No trailing blanks, no runs of blank lines, one newline at the end."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        line = line.rstrip()
+        if line or (lines and lines[-1] and not lines[-1].endswith("{")):
+            lines.append(line)
+    return "\n".join(lines).strip("\n") + "\n"

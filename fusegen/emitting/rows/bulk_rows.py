@@ -1,0 +1,121 @@
+"""The words of rows that come to shared memory and leave it by bulk copies.
+
+A row lies as far behind a line of 128 bytes there as in global memory, so the copy engine moves whole blocks of 16, and
+a thread reads and writes the element at any column: `x_at[col]`. The rows of a block of several come together, as one
+copy.
+"""
+
+from __future__ import annotations
+
+from fusegen.emitting.dialect import all_of
+from fusegen.emitting.rows.blocks import Blocks
+from fusegen.planner.model import LINE_BYTES, Access, Load, Stage, begins_anywhere
+from fusegen.planner.rows.bulk import brought, bulk_loads
+
+
+class BulkRows(Blocks):
+    """Places in shared memory, what is brought there, and what leaves."""
+
+    def together(self) -> bool:
+        return self.plan.together
+
+    def team(self) -> str:
+        """A warp's rows that come together lie as many rows apart as there are warps: in shared memory rows that
+        follow one another may begin in the same banks, as those of 127 halves do."""
+        tile, warp = self.plan.tile, self.plan.target.warp
+        if not self.together() or tile.threads_per_row == warp or tile.threads == warp:
+            return super().team()
+        own = "threadIdx.x % 32" if tile.threads_per_row == 1 else f"threadIdx.x % {warp} / {tile.threads_per_row}"
+        return f"{own} * {tile.threads // warp} + threadIdx.x / {warp}"
+
+    # ---- places
+
+    def at(self, access: Access) -> str:
+        """The element at a walk's column."""
+        return f"{access.name}_at[col + j]"
+
+    def at_end(self, statement: str) -> str:
+        """A statement for an element, where the row may end before it."""
+        ragged = f"col + j < {self.cols}" if self.plan.cols % self.plan.tile.vector else ""
+        tests = all_of("live" * self.together(), ragged)
+        return f"if ({tests}) {statement}" if tests else statement
+
+    def element(self, load: Load, col: str = "col + j") -> str:
+        """An element that was brought; zero where the row does not need it."""
+        text = f"{load.access.name}_at[{col}]"
+        return f"({col} {load.until} ? {text} : {self.zero(load.access)})" if load.until else text
+
+    def offsets(self) -> dict[str, tuple[Access, int]]:
+        """Each place's tensor, and where it begins."""
+        found = {load.access.name: (load.access, load.offset_bytes) for load in bulk_loads(self.plan.stages)}
+        stores = [store for stage in self.plan.stages for store in stage.stores if store.access.mode == "bulk"]
+        found.update({store.access.name: (store.access, store.offset_bytes) for store in stores if store.staged})
+        return found
+
+    def place(self, access: Access, offset: int) -> str:
+        return f"reinterpret_cast<{self.ctype(access.dtype)}*>(shared + {offset})"
+
+    def bulk_places(self) -> list[str]:
+        """The statements, once a row, that say where its elements lie and bring them."""
+        if not self.plan.bulk:
+            return []
+        self.functions.add("phase")
+        lines = []
+        for name, (access, offset) in self.offsets().items():
+            ctype, at = self.ctype(access.dtype), self.place(access, offset)
+            if self.together():
+                if begins_anywhere(access, self.plan.tile, self.plan.cols):
+                    at += f" + phase<{LINE_BYTES}>({self.first(access)})"
+                lines.append(f"{ctype}* const {name}_place = {at};")
+                at = f"{name}_place + own_row * {self.cols}"
+            else:
+                at += f" + phase<{LINE_BYTES}>({self.pointer(access)})"
+            lines.append(f"{ctype}* const {name}_at = {at};")
+        return [*lines, *self.bring()]
+
+    def bring(self) -> list[str]:
+        """One thread asks for all that is brought; all threads wait for it."""
+        tensors = brought(self.plan.stages)
+        if not tensors:
+            return []
+        self.functions.update(("bring", "copy_bulk"))
+        lines = ["__shared__ unsigned long long arrivals;", "if (threadIdx.x == 0) {"]
+        lines.append(f"  start_arrivals(arrivals, {len(tensors)});")
+        for access in tensors.values():
+            name = access.name
+            what = f"{name}_at, {self.pointer(access)}, {self.needed(access)}, {name}_ends"
+            if self.together():
+                last = f"rows - first_row <= {self.plan.tile.rows_per_block}"
+                what = f"{name}_place, {self.first(access)}, rows_here * {self.cols}, {last}"
+            lines.append(f"  bring({what}, arrivals);")
+        return [*lines, "}", self.spelling.barrier, "wait_arrivals(arrivals);"]
+
+    def first(self, access: Access) -> str:
+        """Where a block's rows begin in memory."""
+        return f"{access.name}_ptr + first_row * {self.cols}"
+
+    def needed(self, access: Access) -> str:
+        """How many columns of the row are needed, from the first one on."""
+        (until,) = {load.until for load in bulk_loads(self.plan.stages) if load.access.tensor == access.tensor}
+        if not until:
+            return self.cols
+        sign, bound = until.split(" ", 1)
+        return f"({bound} < {self.cols} ? {bound}{' + 1' if sign == '<=' else ''} : {self.cols})"
+
+    # ---- results
+
+    def leave_calls(self, stage: Stage) -> list[str]:
+        """The statements that send off what the walk has written to shared memory."""
+        staged = [store.access for store in stage.stores if store.staged and store.access.mode == "bulk"]
+        if not staged:
+            return []
+        self.functions.update(("head_of", "leave"))
+        tile = self.plan.tile
+        lines = ["show_copies();", f"{self.spelling.barrier}  // the row is complete"]
+        for access in staged:
+            row, at, cols, lane = self.pointer(access), f"{access.name}_at", self.cols, "lane"
+            if self.together():
+                row, at = self.first(access), f"{access.name}_place"
+                cols, lane = f"rows_here * {cols}", "threadIdx.x"
+            lines.append(f"leave<{tile.threads}>({row}, {at}, {cols}, {lane});")
+        return lines

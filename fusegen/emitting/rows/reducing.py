@@ -1,0 +1,124 @@
+"""The words of reductions: a thread's part of a row, what each value does to it, what all threads make of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusegen.emitting.prelude import Reducer, reducer_of
+from fusegen.emitting.rows.fetching import Fetching
+from fusegen.planner.model import Reduction, ReductionKind
+
+WORDS: Mapping[str, tuple[str, str]] = {
+    "float": ("{0}", "{0}"),
+    "int": ("__int_as_float({0})", "__float_as_int({0})"),
+    "unsigned": ("__uint_as_float({0})", "__float_as_uint({0})"),
+}
+"""Partial results of every type lie in one array of floats: to a word of it, and back."""
+
+
+class Reducing(Fetching):
+    """What a plan says of its reductions, in one dialect."""
+
+    parts = "part"  # the array of a reduction's partial results
+
+    def part(self, r: Reduction) -> Mapping[str, str]:
+        reducer = reducer_of(r.kind, r.ctype)
+        return {"ctype": reducer.ctype, "name": r.part, "init": f" = {reducer.start}"}
+
+    def update(self, r: Reduction) -> str:
+        if r.kind == "sum":
+            return f"{r.part} += {r.value};"
+        if r.kind in ("max", "min"):
+            return f"{r.part} = {self.chooser(r)}({r.part}, {r.value});"
+        if r.kind == "welford" and r.guarded:
+            self.functions.add("infinite_mean")
+        return f"{r.part}_values[j] = {r.value};" if r.kind == "softmax" else f"{r.part}.add({r.value});"
+
+    def chooser(self, r: Reduction) -> str:
+        """The function that gives the larger or the smaller of two."""
+        if r.ctype == "int":
+            return r.kind
+        function = "larger" if r.kind == "max" else "smaller"
+        self.functions.add(function)
+        return function
+
+    def update_rest(self, r: Reduction) -> str:
+        """A whole vector of values that are all alike."""
+        suffix = "u" if r.ctype == "int" else ".0f"
+        count = f"{self.plan.tile.vector}{suffix}"
+        if whole := self.whole():
+            count = f"({whole} ? {count} : {self.plan.cols % self.plan.tile.vector}{suffix})"
+        if r.kind in ("max", "min"):
+            return f"{r.part} = {self.chooser(r)}({r.part}, {r.rest});"
+        return {
+            "sum": f"{r.part} += {count} * {r.rest};",
+            "softmax": f"{r.part}.merge({r.rest}, {count});",
+            "welford": f"{r.part}.merge({count}, {r.rest}, 0.0f);",
+        }[r.kind]
+
+    def results(self, r: Reduction) -> list[str]:
+        reducer = reducer_of(r.kind, r.ctype)
+        function = reducer.function
+        count = len(reducer.fields) if self.plan.slots else 0
+        slots = [f", {self.parts}[{r.slot + i}]" for i in range(count)]
+        call = f"{function}({r.part}{''.join(slots)})"
+        if r.kind == "softmax":
+            whole = f"{r.results[1]}_all"
+            total = f"{whole}.total" if r.guarded else f"{whole}.top == -INFINITY ? NAN : {whole}.total"
+            return [
+                f"const MaxSum {whole} = {call};",
+                f"const float {r.results[0]} = {whole}.top;",
+                f"const float {r.results[1]} = {total};",
+            ]
+        if r.kind == "welford":
+            whole = f"{r.results[1]}_all"
+            return [
+                f"const Welford {whole} = {call};",
+                f"const float {r.results[0]} = {whole}.mean * {whole}.count;",
+                f"const float {r.results[1]} = {whole}.deviations;",
+            ]
+        if reducer.ctype == "unsigned":
+            call = f"static_cast<int>({call})"
+        return [f"const {r.ctype} {r.results[0]} = {call};"]
+
+    def row_reduces(self) -> list[Mapping[str, Any]]:
+        """The reduction functions of the prelude, one a kind that the plan uses."""
+        return [self.row_reduce(*kind) for kind in self.row_kinds()]
+
+    def row_kinds(self) -> list[tuple[ReductionKind, str]]:
+        """And the type of what each reduces."""
+        return list(dict.fromkeys((r.kind, r.ctype) for s in self.plan.stages for r in s.reductions))
+
+    def row_reduce(self, kind: ReductionKind, ctype: str) -> Mapping[str, Any]:
+        reducer = reducer_of(kind, ctype)
+        self.functions.update(reducer.needs)
+        single = len(reducer.fields) == 1
+        shuffled = ["partner(v, step)" if single else f"partner(v.{f}, step)" for f in reducer.fields]
+        to_word, from_word = WORDS[reducer.ctype if single else "float"]
+        parts = [f"part_{f}" if len(reducer.fields) > 1 else "part" for f in reducer.fields]
+        return {
+            "what": reducer.what,
+            "function": reducer.function,
+            "ctype": reducer.ctype,
+            "shuffle_merge": reducer.merge.format(*shuffled),
+            "shared_parameters": "".join(f", float* {p}" for p in parts) if self.plan.slots else "",
+            "threads": self.plan.tile.threads_per_row,
+            "clustered": self.plan.tile.cluster > 1,
+            "settled": self.settled(reducer),
+            "fields": [
+                {"part": p, "value": "v" if single else f"v.{f}", "to": to_word, "from": from_word}
+                for p, f in zip(parts, reducer.fields, strict=True)
+            ],
+        }
+
+    def settled(self, reducer: Reducer) -> list[str]:
+        """The statements that give all threads of a row the same bits. Which of two parts is the other's makes no
+        difference to a sum, but to what is rounded between; and by blocks any thread may have any column, or keys that
+        are made of it are compared."""
+        plan = self.plan
+        compared = plan.selection is not None and any(stage.reductions for stage in plan.stages[:-1])
+        if len(reducer.fields) == 1 or plan.tile.team == 1 or not (compared or plan.settles):
+            return []
+        lanes = min(plan.tile.team, plan.target.warp)
+        return [f"v.{field} = {self.spelling.shuffle.format(f'v.{field}', 0, lanes)};" for field in reducer.fields]

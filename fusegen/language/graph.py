@@ -1,0 +1,567 @@
+"""The op graph: what a chain computes, before anyone decides how.
+
+An `Op` is one entry of the table in `fusegen.ops`; a `Node` is one use of it; a `Graph` is a chain's nodes in order.
+Everything here is immutable. Nodes compare by identity, which makes them dict keys.
+
+Values between ops are f32, i32 or b8; storage dtypes (f16, bf16) appear where memory is read or written, and in an
+explicit `cast`. An i32 is one of two's complement: its arithmetic is exact, modulo 2^32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from functools import cached_property
+from numbers import Integral
+from typing import Any, TypeVar
+
+from fusegen.errors import SpecError, Where
+from fusegen.language.types import Dim, DType, Shape, Size, TensorType, bf16, f16, f32, size_of
+
+CASTS: Mapping[str, DType] = {"round_f16": f16, "round_bf16": bf16}
+"""The ops after which a value is of a narrower type, though it goes on as f32."""
+
+LARGEST_SIZE = 2**40
+"""No dim is larger: more elements than any memory holds, and few enough for 64-bit addresses."""
+MOST_PICKED = 1024
+"""No selection keeps more columns of a row: as many as a block has threads."""
+
+
+class Kind(Enum):
+    """What an op does to shapes, and therefore where it may run."""
+
+    INPUT = "input"  # an operand in memory, or a run-time scalar
+    LEAF = "leaf"  # made from nothing: a literal, a size, an index
+    MAP = "map"  # element by element, with broadcasting
+    REDUCE = "reduce"  # the last axis becomes 1
+    SELECT = "select"  # the last axis becomes the k columns that were chosen of it
+    VIEW = "view"  # the same memory with its last two axes swapped: a factor only
+    PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One op, whole: meaning, device text, cost and error, in one place. Ops are compared by identity.
+
+    `ref` is its meaning as numpy text, `expr` its device text; `{0}`, `{1}` are arguments (always names or bracketed
+    literals), `{out}` the result. A reduction's `ref` takes the whole row and keeps its axis; its `expr` combines
+    `{0}` and `{1}`, starting from `init`.
+
+    `forms` are both texts once more for arguments of a type that wants others: arithmetic on i32 is that of numpy's
+    int32, exact and modulo 2^32.
+
+    `slopes` are the absolute partial derivatives, one for each argument, as numpy text: an error e of an argument
+    becomes slope * e. `ulps` bounds the device function's own error in units in the last place of `scale` (numpy text,
+    the result unless named). Bounds are those of the OpenCL full profile (OpenCL C 3.0, table 65), which AMD's device
+    library keeps and NVIDIA's undercuts; those of what fusegen.emitting.prelude makes are derived there.
+    """
+
+    name: str
+    kind: Kind
+    arity: int
+    ref: str
+    expr: str
+    doc: str
+    flops: int = 1
+    slots: int = 0  # instructions that a GPU issues for one element; 0: as many as flops
+    result: DType | None = None  # None: f32 when any argument is, else i32, else b8
+    takes: str = "number"  # "number" (f32 or i32), "float", "int", "bool", "where", "any"
+    init: str = ""
+    slopes: tuple[str, ...] = ()
+    ulps: float = 1.0
+    scale: str = "{out}"
+    symbol: str = ""  # "+": how the spec writes it, for titles
+    forms: Mapping[DType, tuple[str, str]] = field(default_factory=dict)  # (ref, expr) by the last argument's type
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def issued(self) -> int:
+        return self.slots or self.flops
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are the op itself, by its name."""
+        return op_named, (self.name,)
+
+
+OPS: dict[str, Op] = {}
+"""By name; filled by fusegen.ops, the one place where ops are declared."""
+
+
+def op_named(name: str) -> Op:
+    return OPS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What the user wrote as one step: `x + bias`, `F.layernorm(h, gamma, beta)`. Unfused, it would be one kernel."""
+
+    index: int
+    name: str
+    where: Where
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One value: an op, its arguments, its shape and value dtype, and where the user wrote it."""
+
+    op: Op
+    inputs: tuple[Node, ...]
+    shape: Shape
+    dtype: DType  # of the value: f32, i32 or b8
+    operator: Operator
+    literal: float | int | bool | None = None  # of a literal
+    size: Size | None = None  # of a size leaf: the dimension it counts
+    missing: float | int | bool | None = None  # of a take: what stands where the column is -1
+    ordered: bool = True  # of top_columns: best first; else in any order
+    bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
+
+    @property
+    def where(self) -> Where:
+        return self.operator.where
+
+    @property
+    def ref(self) -> str:
+        """The op's meaning, as numpy text, for arguments such as these."""
+        return self.texts[0]
+
+    @property
+    def expr(self) -> str:
+        """The op's device text for arguments such as these."""
+        return self.texts[1]
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        usual = (self.op.ref, self.op.expr)
+        return self.op.forms.get(self.inputs[-1].dtype, usual) if self.inputs else usual
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name} {list(map(str, self.shape))}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named operand of the chain in memory, or (with an empty shape) a run-time scalar."""
+
+    name: str
+    type: TensorType
+    node: Node
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+
+class Extent(Enum):
+    """Over what a value varies inside one launch."""
+
+    LAUNCH = 0  # the same everywhere
+    ROW = 1  # one value a row
+    PICKED = 2  # one value for each column that the row's selection keeps
+    ELEMENT = 3  # one value an element
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A chain's meaning: inputs, outputs, sizes, and the names its author gave to values.
+
+    `shape` is the iteration space, the broadcast of every operand: all dimensions but the last are *rows*. What lies
+    behind a selection is no part of it: of each row it has the k columns that were picked.
+
+    Of a chain with matrix products it is the products' own, [.., M, N], broadcast with what their results meet; what
+    only makes their factors has spaces of its own, and so has what is reduced without a product in it (`inner`).
+    """
+
+    name: str
+    doc: str
+    where: Where
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    names: Mapping[Node, str]
+    sizes: Mapping[str, int]
+    body: str = ""  # the spec's own text, where there is some; it says nothing that the nodes don't
+    origin: Graph | None = None  # what the spec said, where passes have made another graph of it
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name} {self.signature} at {self.sizes_text()}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled as a table of its nodes: a graph of thousands is deeper than recursion goes."""
+        return graph_of_table, table_of_graph(self)
+
+    @property
+    def written(self) -> Graph:
+        """The graph as its author wrote it: what would run unfused."""
+        return self.origin or self
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node that an output needs, arguments first, in the order they were written."""
+        seen = behind(tensor.node for tensor in self.outputs)
+        # an operator's arguments were written before it, so this keeps arguments first
+        return tuple(sorted(seen, key=lambda node: node.operator.index))
+
+    @cached_property
+    def users(self) -> Mapping[Node, tuple[Node, ...]]:
+        """Who reads each node, in order."""
+        table: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for argument in dict.fromkeys(node.inputs):
+                table[argument].append(node)
+        return {node: tuple(users) for node, users in table.items()}
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The iteration space: the shapes of what is walked, broadcast.
+
+        Products of several widths may be returned side by side, as q, k and v are: then the first one's.
+        """
+        shape: Shape = ()
+        for part in self.walked_shapes:
+            if shape and part and part[-1] != shape[-1] and {part[-1], shape[-1]} <= set(self.widths):
+                part = (*part[:-1], shape[-1])
+            shape = broadcast(shape, part)
+        return shape
+
+    @cached_property
+    def walked(self) -> tuple[Tensor, ...]:
+        """The tensors that the walk over rows and columns reads or writes: all but those behind the selection and those
+        of spaces of their own."""
+        return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in self.picked and t.node not in self.inner)
+
+    @cached_property
+    def walked_shapes(self) -> tuple[Shape, ...]:
+        """Of the products, of the tensors that are walked together, and of what a selection chooses from."""
+        nodes = (*self.products, *(n.inputs[0] for n in self.selections))
+        return (*(n.shape for n in nodes), *(t.shape for t in self.walked))
+
+    @cached_property
+    def selections(self) -> tuple[Node, ...]:
+        """The nodes that choose columns. A spec has one of them at most."""
+        return tuple(n for n in self.nodes if n.op.name == "top_columns")
+
+    @cached_property
+    def selection(self) -> Node | None:
+        """The node that chooses columns of each row; None for a chain that keeps them all."""
+        return self.selections[0] if self.selections else None
+
+    @cached_property
+    def picked(self) -> frozenset[Node]:
+        """Everything behind the selection: the columns, what is taken at them, and what is computed from that."""
+        found: set[Node] = set()
+        for node in self.nodes:
+            if node.op.kind is Kind.SELECT or any(a in found for a in node.inputs):
+                found.add(node)
+        return frozenset(found)
+
+    @cached_property
+    def picks(self) -> int:
+        """The number k of columns that the selection keeps of each row; 0 without one."""
+        return size_of(self.selection.shape[-1], self.sizes) if self.selection else 0
+
+    @cached_property
+    def widths(self) -> tuple[Size, ...]:
+        """The last axes of the products, in their order, each once."""
+        return tuple(dict.fromkeys(n.shape[-1] for n in self.products))
+
+    @cached_property
+    def products(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.nodes if n.op.kind is Kind.PRODUCT)
+
+    @cached_property
+    def inner(self) -> frozenset[Node]:
+        """What is walked for a product's factors or for a reduction without a product in it, and for nothing else."""
+        if not self.products:
+            return frozenset()
+        from_product = {n for n in self.products}
+        for node in self.nodes:
+            if any(a in from_product for a in node.inputs):
+                from_product.add(node)
+        outer = {t.node for t in self.outputs}
+        for node in reversed(self.nodes):
+            apart = node.op.kind is Kind.PRODUCT or (node.op.kind is Kind.REDUCE and node not in from_product)
+            if node in outer and not apart:
+                outer.update(node.inputs)
+        return frozenset(self.nodes) - outer
+
+    @cached_property
+    def cols(self) -> int:
+        """The row length."""
+        return size_of(self.shape[-1], self.sizes) if self.shape else 1
+
+    @cached_property
+    def rows(self) -> int:
+        """The number of rows at the default sizes; a run-time argument of the kernel."""
+        rows = 1
+        for size in self.shape[:-1]:
+            rows *= size_of(size, self.sizes)
+        return rows
+
+    @cached_property
+    def reductions(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.nodes if n.op.kind is Kind.REDUCE)
+
+    @cached_property
+    def tensor_of(self) -> Mapping[Node, Tensor]:
+        """The input tensor behind each INPUT node."""
+        return {t.node: t for t in self.inputs}
+
+    @cached_property
+    def extents(self) -> Mapping[Node, Extent]:
+        """Over what each node varies. A reduction varies by row, a selection by what it picks, an index by what it
+        counts."""
+        table: dict[Node, Extent] = {}
+        for node in self.nodes:
+            if node.op.kind is Kind.INPUT:
+                table[node] = self.input_extent(self.tensor_of[node])
+            elif node.op.kind is Kind.REDUCE or node.op.name == "row_index":
+                table[node] = Extent.ROW
+            elif node.op.kind is Kind.SELECT:
+                table[node] = Extent.PICKED
+            elif node.op.name == "col_index" or node.op.kind is Kind.PRODUCT:
+                table[node] = Extent.ELEMENT
+            else:
+                table[node] = max((table[a] for a in node.inputs), key=lambda e: e.value, default=Extent.LAUNCH)
+        return table
+
+    @cached_property
+    def storage(self) -> Mapping[Node, DType]:
+        """The type each value has in memory, or would have between unfused operators: that of its operands, the wider
+        one where they differ."""
+        table = {t.node: t.dtype for t in (*self.inputs, *self.outputs)}
+        table.update({t.node: t.dtype for t in self.outputs})
+        given = frozenset(table)
+        for node in self.nodes:
+            if node.op.kind is Kind.PRODUCT:  # one type for both factors: what is computed is rounded to it
+                table.update({a: self.factor_type(node, table) for a in node.inputs if a not in given and not plain(a)})
+            if node in table:
+                continue
+            if node.op.kind is Kind.PRODUCT:
+                table[node] = self.factor_type(node, table)
+                continue
+            arrays = [a for a in node.inputs if a.dtype is f32 and a.op.kind is not Kind.LEAF and a.shape]
+            kinds = {table[a] for a in arrays}
+            table[node] = node.dtype if node.dtype is not f32 else kinds.pop() if len(kinds) == 1 else f32
+        return table
+
+    @cached_property
+    def factor_types(self) -> Mapping[Node, DType]:
+        """The type that the factors of each product have when they meet; f32 where theirs differ."""
+        return {node: self.factor_type(node, self.storage) for node in self.products}
+
+    def factor_type(self, product: Node, storage: Mapping[Node, DType]) -> DType:
+        """That of both factors; of an operand, where the other one is computed without a last cast of its own."""
+        kinds = [factor_kind(a, storage) for a in product.inputs]
+        if kinds[0] is kinds[1]:
+            return kinds[0]
+        fixed = [kind for kind, a in zip(kinds, product.inputs, strict=True) if has_type(a)]
+        return fixed[0] if len(fixed) == 1 else f32
+
+    @cached_property
+    def fixed(self) -> frozenset[Size]:
+        """The sizes that are constants of a kernel that walks rows or multiplies matrices."""
+        sizes: set[Size] = {node.size for node in self.nodes if node.size is not None}
+        sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
+        sizes.update(n.inputs[0].shape[-1] for n in self.reductions)
+        sizes.update(n.shape[-1] for n in self.selections)
+        return frozenset(sizes)
+
+    def input_extent(self, tensor: Tensor) -> Extent:
+        """Of a chain with products, in whichever space the tensor is walked: rows of a factor, or those of its product,
+        which may be of one column."""
+        if not tensor.shape:
+            return Extent.LAUNCH
+        if self.products:
+            return Extent.ELEMENT if tensor.shape[-1] != 1 else Extent.ROW
+        return Extent.ELEMENT if tensor.shape[-1] == self.shape[-1] else Extent.ROW
+
+    def at(self, /, **sizes: int) -> Graph:
+        """The same graph at other sizes. Raises SpecError for a name that is not a dim of the chain or a size < 1."""
+        wanted: dict[str, int] = {}
+        for name, size in sizes.items():
+            if name not in self.sizes:
+                known = ", ".join(self.sizes) or "none"
+                raise SpecError(f"{self.name} has no dim {name!r}; its dims are {known}", self.where)
+            if isinstance(size, Integral) and not isinstance(size, bool):  # numpy's integers are
+                size = int(size)
+            least = 0 if Dim(name) in self.shape[:-1] and Dim(name) not in self.fixed else 1
+            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+                raise SpecError(
+                    f"{self.name}: {name}={size!r} is not a size; it must be an integer of at least {least}", self.where
+                )
+            if size > LARGEST_SIZE:
+                raise SpecError(f"{self.name}: {name}={size}; a size is at most {LARGEST_SIZE}", self.where)
+            wanted[name] = size
+        origin = self.origin and self.origin.at(**wanted)
+        graph = replace(self, sizes={**self.sizes, **wanted}, origin=origin)
+        graph.need_columns()
+        return graph
+
+    def need_columns(self) -> None:
+        """Raises SpecError where a selection is to keep more columns than its rows have, or than any may."""
+        node = self.selection
+        if node is None:
+            return
+        size, cols = node.shape[-1], self.cols
+        k = str(size) if isinstance(size, int) else f"{size}={self.picks}"
+        if self.picks > MOST_PICKED:
+            raise SpecError(f"{node.operator}: k is {k}; a selection keeps at most {MOST_PICKED} columns", node.where)
+        if self.picks > cols:
+            raise SpecError(f"{node.operator}: k is {k}, but the rows of {self.name} have {cols} columns", node.where)
+
+    def with_dtype(self, dtype: DType) -> Graph:
+        """The same graph with every floating-point operand stored as `dtype`; explicit casts stay."""
+
+        def stored(tensor: Tensor) -> Tensor:
+            if tensor.dtype.kind != "float" or not tensor.shape:
+                return tensor
+            return replace(tensor, type=TensorType(dtype, tensor.shape))
+
+        return replace(
+            self,
+            inputs=tuple(map(stored, self.inputs)),
+            outputs=tuple(map(stored, self.outputs)),
+            origin=self.origin and self.origin.with_dtype(dtype),
+        )
+
+    @property
+    def signature(self) -> str:
+        """`f16[M, N], f16[N] -> f16[M, N]`."""
+        outputs = ", ".join(str(t.type) for t in self.outputs)
+        return f"{', '.join(str(t.type) for t in self.inputs)} -> {outputs}"
+
+    def sizes_text(self) -> str:
+        """`M=8192 N=4096`."""
+        return " ".join(f"{name}={size}" for name, size in self.sizes.items())
+
+    def ancestors(self, *nodes: Node) -> Iterator[Node]:
+        """`nodes` and everything they need, arguments first."""
+        wanted = set(nodes)
+        for node in reversed(self.nodes):
+            if node in wanted:
+                wanted.update(node.inputs)
+        return (node for node in self.nodes if node in wanted)
+
+
+def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
+    """The type of one factor: of an operand its own, of a cast what it casts to, of another value that of what it is
+    made from in its whole shape: scales and gains of another type do not change it."""
+    if has_type(node):
+        return CASTS.get(node.op.name) or storage[node]
+    kinds = {factor_kind(a, storage) for a in node.inputs if a.shape == node.shape and a.dtype is f32}
+    return kinds.pop() if len(kinds) == 1 else storage[node]
+
+
+def plain(node: Node) -> bool:
+    """Is a factor an operand, as it lies in memory or transposed?"""
+    return node.op.kind in (Kind.INPUT, Kind.VIEW)
+
+
+def has_type(node: Node) -> bool:
+    """Has a factor a type of its own? One that is computed can become any."""
+    return plain(node) or node.op.name in CASTS
+
+
+R = TypeVar("R")
+
+
+def once_per_graph(function: Callable[[Graph], R]) -> Callable[[Graph], R]:
+    """Remember a pure function's result with its graph: graphs never change, and every candidate asks again."""
+    key = f"{function.__module__}.{function.__qualname__}"
+
+    @functools.wraps(function)
+    def remembered(graph: Graph) -> R:
+        if key not in graph.__dict__:
+            graph.__dict__[key] = function(graph)  # past the frozen fields, as functools.cached_property does
+        result: R = graph.__dict__[key]
+        return result
+
+    return remembered
+
+
+def behind(nodes: Iterable[Node], until: Node | None = None) -> tuple[Node, ...]:
+    """`nodes` and everything they are computed from, arguments first, down to `until` and nothing below it.
+
+    Chains may be too long for recursion.
+    """
+    seen: dict[Node, None] = {}
+
+    def arguments(node: Node) -> Iterator[Node]:
+        return iter(() if node is until else node.inputs)
+
+    for node in nodes:
+        stack = [] if node in seen else [(node, arguments(node))]
+        while stack:
+            current, rest = stack[-1]
+            for argument in rest:
+                if argument not in seen:
+                    stack.append((argument, arguments(argument)))
+                    break
+            else:
+                seen.setdefault(current)
+                stack.pop()
+    return tuple(seen)
+
+
+# ---------------------------------------------------------------- as a table
+
+
+FACTS = tuple(field.name for field in fields(Node) if field.name not in ("op", "inputs"))
+Row = tuple[Op, tuple[int, ...], Any]
+"""A node: op, the numbers of its arguments, everything else of it."""
+
+
+def table_of_graph(graph: Graph) -> tuple[Any, ...]:
+    """The nodes of a graph and of the one it was made of, which share many; then what is said of them, for each."""
+    graphs = [graph, *([graph.origin] if graph.origin else [])]
+    # an operand may be unused
+    nodes = tuple(dict.fromkeys(n for g in graphs for n in (*(t.node for t in g.inputs), *g.nodes)))
+    numbers = {node: number for number, node in enumerate(nodes)}
+    rows: list[Row] = [
+        (n.op, tuple(numbers[a] for a in n.inputs), tuple(getattr(n, fact) for fact in FACTS)) for n in nodes
+    ]
+    return tuple(rows), [facts_of(g, numbers) for g in graphs]
+
+
+def facts_of(graph: Graph, numbers: Mapping[Node, int]) -> tuple[Any, ...]:
+    names = [(numbers[node], name) for node, name in graph.names.items() if node in numbers]
+    inputs, outputs = ([(t.name, t.type, numbers[t.node]) for t in side] for side in (graph.inputs, graph.outputs))
+    return graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes), graph.body
+
+
+def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Graph:
+    nodes: list[Node] = []
+    for op, arguments, facts in rows:
+        nodes.append(Node(op, tuple(nodes[a] for a in arguments), **dict(zip(FACTS, facts, strict=True))))
+    made = None
+    for name, doc, where, *sides, names, sizes, body in reversed(graphs):
+        taken, given = (tuple(Tensor(n, type, nodes[number]) for n, type, number in side) for side in sides)
+        made = Graph(name, doc, where, taken, given, {nodes[number]: text for number, text in names}, sizes, body, made)
+    assert made is not None
+    return made
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def broadcast(a: Shape, b: Shape) -> Shape:
+    """The numpy broadcast of two symbolic shapes; ValueError names the two sizes that differ."""
+    rank = max(len(a), len(b))
+    left: Shape = (1,) * (rank - len(a)) + a
+    right: Shape = (1,) * (rank - len(b)) + b
+    shape: list[Size] = []
+    for one, other in zip(left, right, strict=True):
+        if one != other and one != 1 and other != 1:
+            raise ValueError(f"{one} and {other}")
+        shape.append(other if one == 1 else one)
+    return tuple(shape)

@@ -1,0 +1,207 @@
+"""Names that are right in C++, in HIP's clang and in Python: one table for a graph's kernel and its numpy reference.
+
+A value keeps the name its author gave it. A name that a compiler or the kernel's own frame has taken gets a trailing
+underscore, a repeated one a number. An unnamed value is called after what it is of (`sum_of_squares`, `z_minus_pivot`)
+where that is short, else after its op.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Mapping
+from functools import cache
+
+from fusegen.language.graph import Graph, Kind, Node, once_per_graph
+from fusegen.language.trace import OPS
+
+CPP = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl
+    concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete
+    do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+    requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw
+    true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq half main
+    printf assert NULL""".split()  # noqa: SIM905  (a list of quoted words is harder to read)
+)
+# what the templates, the runtime compilers and the reference call things; a spec's value of that name steps aside
+FRAME = frozenset(
+    """row rows lane team tile tiles col v j base live start shift part partial shared warp threadIdx
+    blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
+    load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
+    row_max_sum row_welford partner exponential power_of_2 reciprocal log_2 element values at np math ml_dtypes bfloat16
+    erf n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once load_where load_once_where words
+    copy_async commit_copies wait_copies joined
+    Span phase load_span load_across load_first load_last store_across load_pieces load_kept copy_part copy_across
+    head_of load_block load_kept_block load_shifted store_block store_row head edge
+    in_rest rest_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival
+    away place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left
+    leave_packed memcpy unknown top_columns take bare""".split()  # noqa: SIM905
+)
+# what kernels call things that choose columns
+SELECTION_FRAME = frozenset(
+    """Lanes vote count Entry column_bits last_column masked infinite order_of key_at entry_of key_of column_of
+    team_most meet Picker picker warp_least warp_most sum_below warps bins room below beyond largest own_bins
+    PivotSum widened lost notes next slot from vectors own_col fresh listed exact tied untied late list
+    add_up measure shift_for by cut tighten bar held side noted lane_of_warp lanes_below turn over peaks keys p
+    passes crowd limit floor order reached who seen found own bits fits done left mine least again own_list higher
+    kept upto place all higher_bar first start most lowest above binned entry rank bin other end peak best bit raw
+    r picks best_entry last a sort sorts many size run step high low part
+    far block bottom marks exponentials highest enough few between wanted reach warp_sum row_warps picker_of meet_all
+    reached_by most_of sum_of ahead floors incoming merged passing picked_max picked_sum read see team_sum_below
+    before atomicAdd atomicMax atomicMin Ranges compared elements groups more orders ranges reaches slot_of to
+    warp_total""".split()  # noqa: SIM905
+)
+# the same of templates for products, where a chain has some
+PRODUCT_FRAME = frozenset(
+    """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here span ring
+    slice step depth left right place k m s last to from band count within gathered load_chunk load_apart copy_chunk
+    load_left load_right load_left_half load_left_across load_right_across load_left_half_across load_fragment
+    multiply_add copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2
+    right_ptr right_2_ptr copy_once own_address
+    left_slices right_slices full empty turn turn_parity role own parity stage arrived number at batch before sums
+    staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of start_barrier wait_at arrive_at arrive_in
+    expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter
+    both made pair word prepare prepare_next kept kept_at store_kept ring_at turned multiply_add_across
+    right_slices_across place_across advance ahead copy_one load_one slices slot take_step next aim more copies
+    fence_sums swizzle_128 eight_lines segments right_at staging_at barriers_at
+    """.split()  # noqa: SIM905
+)
+# what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
+FILE_SCOPE = frozenset(
+    """std abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc exp exp10 exp2 expm1
+    fabs fdim floor fma fmax fmin fmod frexp hypot ilogb labs ldexp lgamma llabs log log10 log1p log2 logb lrint
+    lround max min modf nan nearbyint nextafter norm norm3d norm4d normcdf pow powi rcbrt remainder remquo rhypot
+    rint rnorm round rsqrt scalbln scalbn signbit sin sincos sinh sinpi sqrt tan tanh tgamma trunc y0 y1 yn j0 j1 jn
+    clock free malloc memcpy memset memcmp strlen hip cuda dim3 uint3 float2 float4 int2 int4 half2""".split()  # noqa: SIM905
+)
+# what a kernel makes of a name, alone or with more words behind it: `x_vec`, `x_vec_next`, `x_stride_M`
+TENSOR_SUFFIXES = (
+    "_ptr", "_row", "_vec", "_stride", "_kept", "_span", "_ends", "_staged", "_last", "_edge", "_at", "_place",
+    "_first", "_part", "_start", "_read", "_fetched",
+)  # fmt: skip
+FACTOR_SUFFIXES = (
+    "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
+    "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead", "_step", "_batch",
+)  # fmt: skip
+SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
+RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])
+MACROS = "SIMT_"  # the start of the names of the emulator's macros
+VALUE_SUFFIXES = ("_rest", "_last", "_kept", "_part", "_part_values", "_all")
+SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
+
+
+@cache
+def called() -> frozenset[str]:
+    """Functions that op expressions call: a value of such a name would hide them."""
+    return frozenset(name for op in OPS.values() for name in re.findall(r"[A-Za-z_]\w*(?=\()", op.expr))
+
+
+@once_per_graph
+def entry_name(graph: Graph) -> str:
+    """The kernel's own name: the chain's, with `_kernel` behind it where a compiler has taken that."""
+    taken = CPP | FRAME | FILE_SCOPE | called() | {f"{name}f" for name in FILE_SCOPE}
+    if graph.selections:
+        taken |= SELECTION_FRAME
+    if graph.products:
+        taken |= PRODUCT_FRAME
+    steps_aside = graph.name in taken or RESERVED.match(graph.name) or graph.name.startswith(MACROS)
+    return f"{graph.name}_kernel" if steps_aside else graph.name
+
+
+@once_per_graph
+def value_names(graph: Graph) -> Mapping[Node, str]:
+    """A unique name for every node that gets one (literals and sizes are written out), the same each time."""
+    taken = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
+    if graph.selections:
+        taken |= SELECTION_FRAME
+    of_tensors: tuple[str, ...] = TENSOR_SUFFIXES
+    of_values: tuple[str, ...] = VALUE_SUFFIXES
+    if graph.products:
+        taken |= PRODUCT_FRAME
+        of_tensors, of_values = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
+    names: dict[Node, str] = {}
+    claimed = {tensor.name: of_tensors for tensor in graph.outputs}
+    if graph.products:
+        claimed[SIDE_BY_SIDE] = of_tensors + of_values
+    for tensor in graph.inputs:
+        names[tensor.node] = claim(tensor.name, of_tensors, claimed, taken)
+    for node in graph.nodes:
+        if node.op.kind is Kind.LEAF and node.op.name in ("literal", "size"):
+            continue
+        if node not in names:
+            names[node] = claim(graph.names.get(node) or described(node, names, graph), of_values, claimed, taken)
+    return names
+
+
+def described(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
+    """What an unnamed value is: after its op and its arguments, as far as these have names of their own."""
+    op = node.op.name
+    if node.op.kind is Kind.VIEW:
+        return f"{names[node.inputs[0]]}_T"
+    words = [said(a, names, graph) for a in node.inputs]
+    if op in ("sum", "max", "min"):
+        argument = node.inputs[0]
+        named = graph.names.get(argument) not in (None, argument.op.name)
+        of = words[0] if named else PLURALS.get(argument.op.name, words[0])
+        return f"{op}_of_{of}" if of else op
+    if op in ("eq", "lt", "gt") and words[0] and words[1] in NUMBERS.values():
+        return f"{words[0]}_{BETWEEN[op]}_{words[1]}"
+    if op == "div" and words[0] == "1" and words[1]:
+        return f"one_over_{words[1]}"
+    if (op == "add" and words[0] and words[1] == "eps") or (op == "sub" and all(words)):
+        return f"{words[0]}_{BETWEEN[op]}_{words[1]}"
+    return op
+
+
+PLURALS = {"square": "squares", "exp": "exps", "abs": "magnitudes", "mul": "products"}
+BETWEEN = {"eq": "is", "lt": "below", "gt": "above", "add": "plus", "sub": "minus"}
+NUMBERS = {0.0: "0", 1.0: "1", math.inf: "inf", -math.inf: "minus_inf"}
+LONGEST = 16  # letters of an argument in another value's name
+SMALLEST = 1e-3  # what is added below this keeps a divisor from 0
+
+
+def said(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
+    """An argument in another value's name; "" for one that is unnamed itself or has a long name."""
+    if node.literal is not None:
+        small = isinstance(node.literal, float) and 0 < node.literal <= SMALLEST
+        return "eps" if small else NUMBERS.get(node.literal, "")
+    own = node.op.kind in (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.SELECT) or node in graph.names
+    name = names.get(node, "").rstrip("_") if own else ""
+    return name if len(name) <= LONGEST else ""
+
+
+def claim(wanted: str, suffixes: tuple[str, ...], claimed: dict[str, tuple[str, ...]], taken: set[str]) -> str:
+    """`wanted`, or the nearest free name; marks it as taken, and notes the suffixes behind which a kernel uses it."""
+    name = wanted if wanted.isascii() else "value"
+    if RESERVED.match(name):
+        name = name.strip("_") or "value"
+    if name in CPP or name in FRAME or name in called() or keyword.iskeyword(name) or name.startswith(MACROS):
+        name += "_"
+    while other := next((o for o, theirs in claimed.items() if made_of(name, o, theirs)), ""):
+        name = other + name[len(other) + 1 :]  # x_row becomes xrow: a number behind it would change nothing
+    number = 2
+    candidate = name
+    while (
+        candidate in taken
+        or any(candidate + suffix in taken for suffix in suffixes)
+        or any(made_of(candidate, other, theirs) or made_of(other, candidate, suffixes)
+               for other, theirs in claimed.items())
+    ):  # fmt: skip
+        candidate = f"{name.rstrip('_')}_{number}"
+        number += 1
+    taken.add(candidate)
+    claimed[candidate] = suffixes + claimed.get(candidate, ())
+    return candidate
+
+
+def made_of(name: str, other: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a kernel may use `name` for something of `other`: `x_vec` and `x_vec_next` are of `x`."""
+    return name.startswith(f"{other}_") and f"{name[len(other) :]}_".startswith(tuple(f"{s}_" for s in suffixes))
+
+
+def hides_frame(output: str) -> bool:
+    """Whether a kernel calls something of its own by the name of an output and a suffix, as `store_row`."""
+    frames = FRAME | SELECTION_FRAME | PRODUCT_FRAME
+    return any(output + suffix in frames for suffix in TENSOR_SUFFIXES + FACTOR_SUFFIXES)

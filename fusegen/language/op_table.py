@@ -1,0 +1,168 @@
+"""THE op table: each primitive is one entry with its meaning as numpy text, device text, cost, slopes and error bound.
+
+Edge cases are decided here, by the numpy text: NaN stays NaN through every op, max and min included; a softmax row
+with nothing left (all -inf) gives zeros.
+
+On i32 each op has one meaning, that of numpy's int32: + - * and sums are exact modulo 2^32, choices and comparisons
+are exact, bits are bits. Where an i32 meets an f32, or an op has no meaning on whole numbers (/, exp, mean, ...), it
+becomes f32 first, which rounds beyond 2^24. In C a sum of ints that overflows is undefined, so device texts go by
+unsigned numbers where a result may (`fusegen.planner.ranges`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusegen.language.graph import OPS as OPS
+from fusegen.language.graph import Kind, Op
+from fusegen.language.types import DType, b8, f32, i32
+
+
+def _map(name: str, arity: int, ref: str, expr: str, doc: str, **facts: Any) -> None:
+    OPS[name] = Op(name, Kind.MAP, arity, ref, expr, doc, **facts)
+
+
+def _reduce(name: str, ref: str, expr: str, init: str, doc: str, **facts: Any) -> None:
+    OPS[name] = Op(name, Kind.REDUCE, 1, ref, expr, doc, init=init, **facts)
+
+
+def _select(name: str, arity: int, ref: str, doc: str, **facts: Any) -> None:
+    OPS[name] = Op(name, Kind.SELECT, arity, ref, "", doc, **facts)
+
+
+# ---- made from nothing
+OPS["input"] = Op("input", Kind.INPUT, 0, "", "", "an operand", flops=0, takes="any")
+OPS["literal"] = Op("literal", Kind.LEAF, 0, "", "", "a Python number", flops=0, takes="any")
+OPS["size"] = Op("size", Kind.LEAF, 0, "", "", "the number of a dimension", flops=0, takes="any", result=f32)
+OPS["col_index"] = Op("col_index", Kind.LEAF, 0, "", "", "the column of each element", flops=0, result=i32)
+OPS["row_index"] = Op(
+    "row_index", Kind.LEAF, 0, "", "", "the index along the axis before the last", flops=0, result=i32
+)
+
+
+def _unsigned(ref: str, first: str, rest: str) -> dict[DType, tuple[str, str]]:
+    """Of i32 by unsigned numbers, which wrap where C leaves it open what ints do."""
+    return {i32: (ref, f"static_cast<int>({first} {rest})")}
+
+
+# ---- arithmetic; what takes numbers takes i32 as it is
+_map("add", 2, "{0} + {1}", "{0} + {1}", "sum of two", slopes=("1", "1"), ulps=0.5, symbol="+",
+     forms=_unsigned("{0} + {1}", "static_cast<unsigned>({0})", "+ {1}"))  # fmt: skip
+_map("sub", 2, "{0} - {1}", "{0} - {1}", "difference", slopes=("1", "1"), ulps=0.5, symbol="-",
+     forms=_unsigned("{0} - {1}", "static_cast<unsigned>({0})", "- {1}"))  # fmt: skip
+_map("mul", 2, "{0} * {1}", "{0} * {1}", "product", slopes=("np.abs({1})", "np.abs({0})"), ulps=0.5, symbol="*",
+     forms=_unsigned("{0} * {1}", "static_cast<unsigned>({0})", "* {1}"))  # fmt: skip
+_map("div", 2, "{0} / {1}", "{0} / {1}", "quotient", takes="float", flops=4, slots=9, ulps=2.5, symbol="/",
+     slopes=("1 / np.abs({1})", "np.abs({out} / {1})"))  # fmt: skip
+_map("neg", 1, "-{0}", "-{0}", "negation", slopes=("1",), ulps=0, forms=_unsigned("-{0}", "0u", "- {0}"))
+_map("abs", 1, "np.abs({0})", "fabsf({0})", "magnitude", slopes=("1",), ulps=0,
+     forms=_unsigned("np.abs({0})", "{0} < 0", "? 0u - {0} : {0}"))  # fmt: skip
+_map("square", 1, "{0} * {0}", "{0} * {0}", "x * x", slopes=("2 * np.abs({0})",), ulps=0.5,
+     forms=_unsigned("{0} * {0}", "static_cast<unsigned>({0})", "* {0}"))  # fmt: skip
+_map("maximum", 2, "np.maximum({0}, {1})", "larger({0}, {1})", "the larger; NaN wins",
+     slopes=("1", "1"), ulps=0, forms={i32: ("np.maximum({0}, {1})", "max({0}, {1})")})  # fmt: skip
+_map("minimum", 2, "np.minimum({0}, {1})", "smaller({0}, {1})", "the smaller; NaN wins",
+     slopes=("1", "1"), ulps=0, forms={i32: ("np.minimum({0}, {1})", "min({0}, {1})")})  # fmt: skip
+_map("pow", 2, "np.power({0}, {1})", "powf({0}, {1})", "x ** number", takes="float", flops=16, slots=76, ulps=16,
+     slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
+_map("small_pow", 2, "np.power({0}, {1})", "small_power({0}, {1})", "x ** number up to 4, not whole; planners choose",
+     takes="float", flops=16, slots=24, ulps=16,
+     slopes=("np.abs({1} * np.power({0}, {1} - 1))", "np.abs({out} * np.log(np.abs({0})))"))  # fmt: skip
+
+# ---- exponentials and roots. exponential(x) is 2^(x log2 e): the product's rounding moves it by x 2^-24, the power by
+# 2 ulp (PTX ISA, ex2.approx.ftz); beyond |x| = 128 it is 0 or infinite like the true one. To make up for the product's
+# rounding takes four FMAs and a test for infinity, beside two instructions, in every term of every softmax
+_map("exp", 1, "np.exp({0})", "exponential({0})", "e ** x", takes="float", flops=4, slots=3, ulps=2.25,
+     slopes=("{out}",), scale="{out} * (1 + 0.3 * np.minimum(np.abs({0}), 128))")  # fmt: skip
+_map("log", 1, "np.log({0})", "natural_log({0})", "natural logarithm", takes="float", flops=4, slots=12, ulps=3,
+     slopes=("1 / np.abs({0})",))  # fmt: skip
+_map("log1p", 1, "np.log1p({0})", "log_1_plus({0})", "log(1 + x)", takes="float", flops=5, slots=9, ulps=4,
+     slopes=("1 / np.abs(1 + {0})",))  # fmt: skip
+_map("sqrt", 1, "np.sqrt({0})", "sqrtf({0})", "square root", takes="float", flops=4, slots=8, ulps=3,
+     slopes=("0.5 / {out}",))  # fmt: skip
+_map("rsqrt", 1, "1 / np.sqrt({0})", "rsqrtf({0})", "1 / sqrt(x)", takes="float", flops=4, slots=5, ulps=3,
+     slopes=("0.5 * {out} / np.abs({0})",))  # fmt: skip
+_map("log_of_normal", 1, "np.log({0})", "log_of_normal({0})", "log of what is no subnormal number; planners choose",
+     takes="float", flops=4, slots=9, ulps=3, slopes=("1 / np.abs({0})",))  # fmt: skip
+_map("tanh", 1, "np.tanh({0})", "hyperbolic_tangent({0})", "hyperbolic tangent", takes="float", flops=8, slots=13,
+     ulps=5, slopes=("1 - {out} * {out}",))  # fmt: skip
+_map("tanh_log1p", 1, "np.tanh(np.log1p({0}))", "tanh_of_log({0})", "tanh(log(1 + x)); planners choose",
+     takes="float", flops=8, slots=8, ulps=4, slopes=("1.3",))  # fmt: skip
+_map("erf", 1, "erf({0})", "error_function({0})", "error function", takes="float", flops=12, slots=14, ulps=6,
+     slopes=("1.1283791670955126 * np.exp(-{0} * {0})",))  # fmt: skip
+
+# ---- activations; the slope bounds hold for every x. reciprocal(x) is within 1 ulp (PTX ISA, rcp.approx.ftz); above
+# 2^126 it gives 0, where the quotient is below what f32 resolves here anyway
+_map("sigmoid", 1, "1 / (1 + np.exp(-{0}))", "reciprocal(1.0f + exponential(-{0}))", "1 / (1 + exp(-x))",
+     takes="float", flops=9, slots=6, ulps=4.5, slopes=("{out} * (1 - {out})",),
+     scale="{out} * (1 + 0.2 * np.minimum(np.abs({0}), 128) * (1 - {out}))")  # fmt: skip
+_map("relu", 1, "np.maximum({0}, 0)", "larger({0}, 0.0f)", "max(x, 0)", ulps=0, slopes=("1",),
+     forms={i32: ("np.maximum({0}, 0)", "max({0}, 0)")})  # fmt: skip
+_map("silu", 1, "{0} / (1 + np.exp(-{0}))", "{0} * reciprocal(1.0f + exponential(-{0}))", "x * sigmoid(x)",
+     takes="float", flops=10, slots=7, ulps=5, slopes=("1.1",),
+     scale="{out} * (1 + 0.2 * np.minimum(np.abs({0}), 128) / (1 + np.exp({0})))")  # fmt: skip
+_map("gelu_erf", 1, "0.5 * {0} * (1 + erf({0} * 0.7071067811865476))",
+     "{0} * normal_cdf({0})", "x * Phi(x), exact",
+     takes="float", flops=16, slots=11, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
+_map("gelu_tanh", 1, "0.5 * {0} * (1 + np.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
+     # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), with the factors -2 sqrt(2 / pi) log2(e) in the polynomial
+     "{0} * reciprocal(1.0f + power_of_2({0} * (-2.30220819f - 0.102943240f * {0} * {0})))", "x * Phi(x) by tanh",
+     takes="float", flops=16, slots=9, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
+
+# ---- comparisons and masks
+for _name, _sign, _doc in (
+    ("lt", "<", "less"), ("le", "<=", "less or equal"), ("gt", ">", "greater"),
+    ("ge", ">=", "greater or equal"), ("eq", "==", "equal"), ("ne", "!=", "not equal"),
+):  # fmt: skip
+    _map(_name, 2, f"{{0}} {_sign} {{1}}", f"{{0}} {_sign} {{1}}", _doc, result=b8, symbol=_sign, ulps=0)
+_map("logical_and", 2, "{0} & {1}", "{0} && {1}", "both", takes="bool", result=b8, symbol="&", ulps=0)
+_map("logical_or", 2, "{0} | {1}", "{0} || {1}", "either", takes="bool", result=b8, symbol="|", ulps=0)
+_map("logical_not", 1, "~{0}", "!{0}", "not", takes="bool", result=b8, symbol="~", ulps=0)
+_map("where", 3, "np.where({0}, {1}, {2})", "{0} ? {1} : {2}", "{1} where {0} holds, else {2}", takes="where", ulps=0,
+     slopes=("0", "1", "1"))  # fmt: skip
+
+# ---- bits of i32; a shift by more than 31 leaves nothing, or the sign, as numpy's does
+_map("bit_and", 2, "{0} & {1}", "{0} & {1}", "bits of both", takes="int", result=i32, symbol="&", ulps=0)
+_map("bit_or", 2, "{0} | {1}", "{0} | {1}", "bits of either", takes="int", result=i32, symbol="|", ulps=0)
+_map("bit_xor", 2, "{0} ^ {1}", "{0} ^ {1}", "bits of one alone", takes="int", result=i32, symbol="^", ulps=0)
+_map("bit_not", 1, "~{0}", "~{0}", "bits of what is none of x's", takes="int", result=i32, symbol="~", ulps=0)
+_map("shift_left", 2, "np.left_shift({0}, {1})", "static_cast<int>(static_cast<unsigned>({0}) << {1})", "x * 2^n",
+     takes="int", result=i32, symbol="<<", flops=3, ulps=0, forms={i32: (
+         "np.left_shift({0}, {1})",
+         "static_cast<unsigned>({1}) < 32u ? static_cast<int>(static_cast<unsigned>({0}) << {1}) : 0")})  # fmt: skip
+_map("shift_right", 2, "np.right_shift({0}, {1})", "{0} >> {1}", "x / 2^n, downwards",
+     takes="int", result=i32, symbol=">>", flops=2, ulps=0,
+     forms={i32: ("np.right_shift({0}, {1})", "{0} >> (static_cast<unsigned>({1}) < 32u ? {1} : 31)")})  # fmt: skip
+
+# ---- conversions; a round trip through a storage type rounds there, to nearest even
+_map("to_f32", 1, "{0}.astype(np.float64)", "static_cast<float>({0})", "as f32", takes="any", result=f32,
+     slopes=("1",))  # fmt: skip
+_map("to_i32", 1, "np.nan_to_num(np.clip({0}, -(2.0**31), 2.0**31 - 1)).astype(np.int32)", "to_int({0})",
+     "as i32, toward zero; the nearest i32 of what is too large, 0 of NaN", takes="any", result=i32, slopes=("1",),
+     forms={b8: ("{0}.astype(np.int32)", "static_cast<int>({0})")})  # fmt: skip
+_map("to_b8", 1, "{0} != 0", "{0} != 0", "True where not zero", takes="any", result=b8, ulps=0)
+_map("round_f16", 1, "{0}.astype(np.float16).astype(np.float64)", "round_f16({0})", "rounded to f16, kept as f32",
+     takes="float", slopes=("1",), ulps=2.0**13)  # fmt: skip
+_map("round_bf16", 1, "{0}.astype(np.float32).astype(bfloat16).astype(np.float64)", "round_bf16({0})",
+     "rounded to bf16, kept as f32", takes="float", slopes=("1",), ulps=2.0**16)  # fmt: skip
+
+# ---- reductions over the last axis
+_reduce("sum", "{0}.sum(-1, keepdims=True)", "{0} + {1}", "0.0f", "sum of the row",
+        forms={i32: ("{0}.sum(-1, keepdims=True, dtype=np.int32)", "{0} + {1}")})  # fmt: skip
+_reduce("max", "{0}.max(-1, keepdims=True)", "larger({0}, {1})", "-INFINITY",
+        "largest of the row; NaN wins", ulps=0)  # fmt: skip
+_reduce("min", "{0}.min(-1, keepdims=True)", "smaller({0}, {1})", "INFINITY",
+        "smallest of the row; NaN wins", ulps=0)  # fmt: skip
+
+# ---- selections from the last axis: the functions of fusegen.language.selection are their meaning
+_select("top_columns", 1, "top_columns({0}, {k})", "columns of the k largest; -inf is never chosen", result=i32,
+        forms={i32: ("top_columns(np.where({0} > -(2**31), {0}, -np.inf), {k})", "")})  # fmt: skip
+_select("take", 2, "take({0}, {1}, {missing})", "x at those columns", takes="any", slopes=("1", "0"), ulps=0)
+
+
+# ---- matrix products over the last two axes, summed in f32; factors are f16 or bf16 in memory, or rounded to it
+OPS["transpose"] = Op("transpose", Kind.VIEW, 1, "np.swapaxes({0}, -1, -2)", "", "an operand's matrices, transposed",
+                      flops=0, takes="any", slopes=("1",), ulps=0)  # fmt: skip
+OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32", symbol="@")
+OPS["matmul_tf32"] = Op("matmul_tf32", Kind.PRODUCT, 2, "{0} @ {1}", "",
+                        "matrix product of f32 factors that may become the nearest tf32, summed in f32")  # fmt: skip

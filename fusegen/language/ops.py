@@ -1,0 +1,481 @@
+"""The functions a spec calls: `from fusegen import ops as F`.
+
+A primitive is one entry of `fusegen.language.op_table` and a function here. A composite (softmax, layernorm, ...) is the
+textbook formula as a plain function: no new node, no new test harness, and its numpy meaning, cost and error bound come
+free.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fusegen.errors import SpecError, UnknownOp
+from fusegen.language.graph import MOST_PICKED, Kind, Node, behind, broadcast
+from fusegen.language.op_table import OPS
+from fusegen.language.ordering import MASKED, key_of
+from fusegen.language.trace import (
+    Number,
+    Transposed,
+    Value,
+    apply,
+    caller,
+    composite,
+    current,
+    power,
+    product,
+    promote,
+    python_number,
+    size_leaf,
+)  # fmt: skip
+from fusegen.language.types import Dim, DType, Shape, Size, b8, bf16, f16, f32, fits_i32, i32, shape_text
+
+INF = float("inf")
+
+
+# ---------------------------------------------------------------- what a spec calls: elementwise
+
+
+def exp(x: Value) -> Value:
+    """e ** x."""
+    return apply("exp", x)
+
+
+def log(x: Value) -> Value:
+    """Natural logarithm; -inf at 0, NaN below."""
+    return apply("log", x)
+
+
+def log1p(x: Value) -> Value:
+    """log(1 + x), as exact near 0 as x is; -inf at -1, NaN below."""
+    return apply("log1p", x)
+
+
+def sqrt(x: Value) -> Value:
+    """Square root; NaN below 0."""
+    return apply("sqrt", x)
+
+
+def rsqrt(x: Value) -> Value:
+    """1 / sqrt(x)."""
+    return apply("rsqrt", x)
+
+
+def tanh(x: Value) -> Value:
+    """Hyperbolic tangent."""
+    return apply("tanh", x)
+
+
+def erf(x: Value) -> Value:
+    """Error function."""
+    return apply("erf", x)
+
+
+def sigmoid(x: Value) -> Value:
+    """1 / (1 + exp(-x))."""
+    return apply("sigmoid", x)
+
+
+def relu(x: Value) -> Value:
+    """max(x, 0); NaN stays NaN."""
+    return apply("relu", x)
+
+
+def silu(x: Value) -> Value:
+    """x * sigmoid(x)."""
+    return apply("silu", x)
+
+
+@composite
+def gelu(x: Value, approximate: str = "tanh") -> Value:
+    """x * Phi(x): by tanh (Hendrycks & Gimpel 2016, the default) or exact with approximate="none"."""
+    kinds = {"tanh": "gelu_tanh", "none": "gelu_erf"}
+    if approximate not in kinds:
+        raise SpecError(f"gelu: approximate={approximate!r}; it is 'tanh' or 'none'", caller())
+    return apply(kinds[approximate], x)
+
+
+def square(x: Value) -> Value:
+    """x * x."""
+    return apply("square", x)
+
+
+def pow(x: Value, exponent: Number) -> Value:
+    """x ** exponent, for a Python number."""
+    return power(x, exponent)
+
+
+def abs(x: Value) -> Value:
+    """Magnitude."""
+    return apply("abs", x)
+
+
+def neg(x: Value) -> Value:
+    """-x."""
+    return apply("neg", x)
+
+
+def minimum(x: Value | Number, y: Value | Number) -> Value:
+    """The smaller of two, element by element; NaN wins, as np.minimum."""
+    return apply("minimum", x, y)
+
+
+def maximum(x: Value | Number, y: Value | Number) -> Value:
+    """The larger of two, element by element; NaN wins, as np.maximum."""
+    return apply("maximum", x, y)
+
+
+@composite
+def clip(x: Value, low: Value | Number, high: Value | Number) -> Value:
+    """min(max(x, low), high); NaN stays NaN."""
+    return minimum(maximum(x, low), high)
+
+
+def logical_and(x: Value, y: Value) -> Value:
+    """Both masks hold; also written x & y."""
+    return apply("logical_and", x, y)
+
+
+def logical_or(x: Value, y: Value) -> Value:
+    """Either mask holds; also written x | y."""
+    return apply("logical_or", x, y)
+
+
+def logical_not(x: Value) -> Value:
+    """The mask does not hold; also written ~x."""
+    return apply("logical_not", x)
+
+
+def where(condition: Value, x: Value | Number, y: Value | Number) -> Value:
+    """x where the mask holds, else y."""
+    return apply("where", condition, x, y)
+
+
+def cast(x: Value, dtype: DType) -> Value:
+    """x as `dtype`. f16 and bf16 round there and go on as f32: a rounding point the author asks for.
+
+    To i32 it goes toward zero; what is beyond i32, infinities too, becomes the nearest i32, and NaN 0, on every target.
+    An i32 becomes the nearest f32: exact up to 2^24. A mask is 0 or 1, and b8 says what is not 0.
+    """
+    kinds = {f32: "to_f32", i32: "to_i32", b8: "to_b8", f16: "round_f16", bf16: "round_bf16"}
+    if dtype not in kinds:
+        raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use f32, f16, bf16, i32 or b8", caller())
+    if isinstance(x, Value) and dtype in (f32, i32, b8) and x.dtype is dtype:
+        return x
+    with current().operator(kinds[dtype]):
+        if isinstance(x, Value) and x.dtype is b8 and dtype in (f16, bf16):
+            x = apply("to_f32", x)
+        return apply(kinds[dtype], x)
+
+
+def col_index(x: Value) -> Value:
+    """The column (0 ...) of each element of x's last axis, i32."""
+    _traced("col_index", x)
+    if not x.shape:
+        raise SpecError("col_index: a scalar has no columns", caller())
+    return _index("col_index", (x.shape[-1],))
+
+
+def row_index(x: Value) -> Value:
+    """The index (0 ...) along the axis before x's last, i32: the query position of scores [B, heads, S, N]."""
+    _traced("row_index", x)
+    if len(x.shape) < 2:
+        raise SpecError(f"row_index: found rank {len(x.shape)}, wanted an axis before the last", caller())
+    return _index("row_index", (x.shape[-2], 1))
+
+
+def _traced(name: str, x: object) -> None:
+    if not isinstance(x, Value):
+        found = f"{x}, a dim," if isinstance(x, Dim) else repr(x)
+        raise SpecError(f"{name}: found {found} where a traced value is wanted, as in F.{name}(x)", caller())
+
+
+def _index(name: str, shape: Shape) -> Value:
+    with current().operator(name) as operator:
+        return Value(Node(OPS[name], (), shape, i32, operator))
+
+
+def size(dim: Dim) -> Value:
+    """The number of elements along the chain's last axis, as an f32 constant of the kernel."""
+    if not isinstance(dim, Dim):
+        raise SpecError(f"size: {dim!r} is not a Dim, as one of M, N = dims('M N') is", caller())
+    return size_leaf(dim)
+
+
+# ---------------------------------------------------------------- reductions over the last axis, which stays as size 1
+
+
+def _last(name: str, axis: int) -> None:
+    if isinstance(axis, Value):
+        raise SpecError(
+            f"{name}: reduces one value over its last axis; of two values take F.{name}imum(x, y)", caller()
+        )
+    if axis != -1:
+        raise SpecError(
+            f"{name}: axis={axis!r}; only the last axis (axis=-1) can be reduced\n"
+            "  declare the operand with the reduced axis last",
+            caller(),
+        )
+
+
+def sum(x: Value, axis: int = -1) -> Value:
+    """Sum over the last axis, which stays as size 1. Of i32 it is i32, modulo 2^32; F.sum(F.cast(x, f32)) rounds."""
+    _last("sum", axis)
+    return apply("sum", x)
+
+
+def max(x: Value, axis: int = -1) -> Value:
+    """Largest of the last axis, which stays as size 1; NaN wins."""
+    _last("max", axis)
+    return apply("max", x)
+
+
+def min(x: Value, axis: int = -1) -> Value:
+    """Smallest of the last axis, which stays as size 1; NaN wins."""
+    _last("min", axis)
+    return apply("min", x)
+
+
+def _real(x: Value) -> Value:
+    return cast(x, f32) if isinstance(x, Value) and x.dtype is i32 else x
+
+
+@composite
+def mean(x: Value, axis: int = -1) -> Value:
+    """sum(x) / N over the last axis, in f32."""
+    _last("mean", axis)
+    return apply("sum", _real(x)) / size_leaf(x.shape[-1])
+
+
+@composite
+def var(x: Value, axis: int = -1) -> Value:
+    """mean((x - mean(x)) ** 2) over the last axis: in two passes, never E[x^2] - E[x]^2, which cancels."""
+    _last("var", axis)
+    centered = _real(x) - mean(x)
+    return mean(square(centered))
+
+
+# ---------------------------------------------------------------- selections: the last axis becomes k columns of it
+
+
+@composite
+def topk(x: Value, k: Size, axis: int = -1, sorted: bool = True) -> tuple[Value, Value]:
+    """The k largest of each row and their columns (i32), largest first: `values, columns = F.topk(F.softmax(z), 8)`.
+
+    NaN comes before every number; equals come by their column, lower first; 0 equals -0. What is -inf is masked and
+    never chosen: a row with fewer than k others ends in columns of -1, whose values are -inf (0 for probabilities). Of
+    i32, whose order is exact, -2^31 is masked, and stands where the column is -1.
+
+    The order is that of x's *key*: the value below a softmax, a log_softmax, or any steps that are strictly increasing
+    along the row (exp, sigmoid, + r, * s, / s with r surely finite, s positive too: numbers, and what reductions of the
+    key itself give; not an operand, which may be inf or NaN). Probabilities that round to the same number, or to 0,
+    thus keep the order of their logits, those that a NaN or an inf makes NaN as well, and a masked logit has
+    probability 0 and column -1. (A softmax without a guard makes NaN of a row of nothing else: that is chosen.)
+
+    k is a number or a dim, at most 1024 and at most the row's length; it is a constant of the kernel. With sorted=False
+    and the columns returned, the k may come in any order, the missing last. Further ops on the values see k columns:
+    `values / F.sum(values)` renormalises.
+    """
+    _last("topk", axis)
+    columns = _columns("topk", x, k, bool(sorted))
+    values = _taken(x, columns, MASKED[i32] if x.dtype is i32 else key_of(x.node).limit)
+    return values, columns
+
+
+@composite
+def argmax(x: Value, axis: int = -1) -> Value:
+    """The column of each row's largest, as F.topk(x, 1) gives it: i32 of [..., 1], -1 where all is masked."""
+    _last("argmax", axis)
+    return _columns("argmax", x, 1, True)
+
+
+@composite
+def take(x: Value, columns: Value, missing: Number | bool = 0) -> Value:
+    """x at the columns that F.topk or F.argmax chose, in their order; `missing` where the column is -1.
+
+    So one score chooses and another weighs: `_, columns = F.topk(score + bias, 8)`, `weights = F.take(score, columns)`.
+    """
+    for what, value in (("first", x), ("second", columns)):
+        if not isinstance(value, Value):
+            raise SpecError(f"take: the {what} argument is {value!r}, not a traced value", caller())
+    if columns.node.op.name != "top_columns":
+        raise SpecError("take: the second argument must be the columns that F.topk or F.argmax gave", caller())
+    chosen = columns.node.inputs[0]
+    if not x.shape or x.shape[-1] != chosen.shape[-1] or x.node.op.kind is Kind.SELECT:
+        already = ", which has the columns chosen alone" if columns.node in behind([x.node]) else ""
+        raise SpecError(
+            f"take: found {shape_text(x.shape)}{already}, but the columns were chosen from rows of {chosen.shape[-1]}",
+            caller(),
+        )
+    kind = {f32: float, i32: int, b8: bool}[x.dtype]
+    missing = python_number(missing)
+    fits = type(missing) is kind or (type(missing) is int and (x.dtype is f32 or missing in (0, 1)))
+    if not fits or (x.dtype is i32 and not fits_i32(missing)):
+        raise SpecError(f"take: missing={missing!r} is nothing that {x.dtype} holds", caller())
+    return _taken(x, columns, kind(missing))
+
+
+def _columns(name: str, x: Value, k: Size, ordered: bool) -> Value:
+    _traced(name, x)
+    if not x.shape or x.shape[-1] == 1:
+        raise SpecError(f"{name}: {shape_text(x.shape)} has no row to choose from", caller())
+    k = python_number(k)
+    if not isinstance(k, Dim) and (isinstance(k, bool) or not isinstance(k, int)):
+        what = "a traced value" if isinstance(k, Value) else repr(k)
+        raise SpecError(f"{name}: k is {what}; it is an integer or a dim, a constant of the kernel", caller())
+    cols = x.shape[-1]
+    if isinstance(k, int) and not 1 <= k <= MOST_PICKED:
+        raise SpecError(f"{name}: k is {k}; a selection keeps 1 to {MOST_PICKED} columns", caller())
+    if isinstance(k, int) and isinstance(cols, int) and k > cols:
+        raise SpecError(f"{name}: k is {k}, but a row of {shape_text(x.shape)} has {cols} columns", caller())
+    op = OPS["top_columns"]
+    with current().operator(name) as operator:
+        key = promote(op, [x.node], operator)[0]
+        return Value(Node(op, (key,), (*x.shape[:-1], k), i32, operator, ordered=ordered))
+
+
+def _taken(x: Value, columns: Value, missing: Number) -> Value:
+    with current().operator("take") as operator:
+        try:
+            rows = broadcast(x.shape[:-1], columns.shape[:-1])
+        except ValueError as error:
+            raise SpecError(
+                f"take: rows of {shape_text(x.shape)} and of {shape_text(columns.shape)} do not broadcast: "
+                f"{error} differ",
+                operator.where,
+            ) from None
+        shape = (*rows, columns.shape[-1])
+        return Value(Node(OPS["take"], (x.node, columns.node), shape, x.dtype, operator, missing=missing))
+
+
+# ---------------------------------------------------------------- matrix products
+
+
+def matmul(x: Value | Transposed, w: Value | Transposed, precision: str | None = None) -> Value:
+    """x @ w over the last two axes, leading ones broadcast, summed in f32; f32 factors by precision="tf32".
+
+    That lets each of them become the nearest number of 11 significant bits, which is what tensor cores multiply; f16
+    and bf16 are taken as they are.
+    """
+    if precision not in (None, "tf32"):
+        raise SpecError(f"matmul: precision={precision!r}; it is None, or 'tf32' for f32 factors", caller())
+    return product("matmul_tf32" if precision else "matmul", x, w)
+
+
+# ---------------------------------------------------------------- composites: the textbook formula
+
+
+@composite
+def softmax(x: Value, axis: int = -1) -> Value:
+    """exp(x - max) / sum(exp(x - max)). A row of -inf alone gives zeros; a NaN stays in its row."""
+    _last("softmax", axis)
+    x = _real(x)
+    top = max(x)
+    pivot = where(top == -INF, 0.0, top)
+    e = exp(x - pivot)
+    sum_of_exps = sum(e)
+    scale = where(sum_of_exps == 0.0, 0.0, 1.0 / sum_of_exps)
+    return e * scale
+
+
+@composite
+def log_softmax(x: Value, axis: int = -1) -> Value:
+    """x - max - log(sum(exp(x - max))). A row of -inf alone gives -inf; a NaN stays in its row."""
+    _last("log_softmax", axis)
+    x = _real(x)
+    top = max(x)
+    pivot = where(top == -INF, 0.0, top)
+    shifted = x - pivot
+    sum_of_exps = sum(exp(shifted))
+    log_sum = where(sum_of_exps == 0.0, 0.0, log(sum_of_exps))
+    return shifted - log_sum
+
+
+@composite
+def layernorm(x: Value, gamma: Value | None = None, beta: Value | None = None, eps: float = 1e-5) -> Value:
+    """(x - mean) / sqrt(var + eps) * gamma + beta (Ba, Kiros & Hinton 2016), the variance in two passes."""
+    _eps("layernorm", eps)
+    centered = _real(x) - mean(x)
+    variance = mean(square(centered))
+    rstd = rsqrt(variance + eps)
+    y = centered * rstd
+    if gamma is not None:
+        y = y * gamma
+    return y if beta is None else y + beta
+
+
+@composite
+def rmsnorm(x: Value, gain: Value | None = None, eps: float = 1e-6) -> Value:
+    """x / sqrt(mean(x^2) + eps) * gain (Zhang & Sennrich 2019)."""
+    _eps("rmsnorm", eps)
+    x = _real(x)
+    rrms = rsqrt(mean(square(x)) + eps)
+    y = x * rrms
+    return y if gain is None else y * gain
+
+
+def _eps(name: str, eps: float) -> None:
+    eps = python_number(eps)
+    if isinstance(eps, Value):
+        return
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
+        raise SpecError(f"{name}: eps={eps!r}; it must be a number of at least 0", caller())
+
+
+@composite
+def causal(x: Value, offset: Value | int = 0) -> Value:
+    """x where column <= row + offset, else -inf: scores [..., queries, keys] with the future masked."""
+    last = row_index(x)
+    if isinstance(offset, Value) or offset != 0:
+        last = last + offset
+    keep = col_index(x) <= last
+    return where(keep, x, -INF)
+
+
+PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SELECT))
+COMPOSITES = (gelu, clip, mean, var, softmax, log_softmax, layernorm, rmsnorm, causal)
+SELECTIONS = (topk, argmax, take)
+FUNCTIONS = (
+    "exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "square", "pow", "abs",
+    "neg", "minimum", "maximum", "clip", "logical_and", "logical_or", "logical_not", "where", "cast", "col_index",
+    "row_index", "size", "matmul", "sum", "max", "min", "mean", "var", "softmax", "log_softmax", "layernorm", "rmsnorm",
+    "causal", "topk", "argmax", "take",
+)  # fmt: skip
+
+
+def advice(name: str) -> str:
+    """What whoever wrote `name` may have meant; the names that there are, where that is anybody's guess."""
+    if name in ELSEWHERE:
+        return f"it is F.{ELSEWHERE[name]} here"
+    if near := next((known for known in FUNCTIONS if mistyped(name, known)), None):
+        return f"did you mean F.{near}?"
+    return f"there are {', '.join(FUNCTIONS)}\n  `fusegen list --ops` says what each of them is"
+
+
+ELSEWHERE = {
+    "clamp": "clip", "swish": "silu", "amax": "max", "amin": "min", "power": "pow", "negative": "neg", "mm": "matmul",
+    "bmm": "matmul", "absolute": "abs",
+}  # fmt: skip
+"""Names of the same in other libraries."""
+
+
+def mistyped(name: str, known: str) -> bool:
+    """Whether `name` may be a slip of whoever meant `known`, and no other function's name, as `sort` is beside sqrt:
+    another case, underscores, doubled letters, letters in another order; in a long name also one letter more, less or
+    other."""
+    one, other = (re.sub(r"(.)\1+", r"\1", text.lower().replace("_", "")) for text in (name, known))
+    if sorted(one) == sorted(other):
+        return True
+    if len(other) < LONG or re.sub(r"\D", "", one) != re.sub(r"\D", "", other):  # log2 is not log1p
+        return False
+    without = [[text[:at] + text[at + 1 :] for at in range(len(text))] for text in (one, other)]
+    return one in without[1] or other in without[0] or (any(map(str.__eq__, *without)) and len(one) == len(other))
+
+
+LONG = 5  # letters of a name of which one may be wrong
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise UnknownOp(f"unknown op F.{name}\n  {advice(name)}", caller())

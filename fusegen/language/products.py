@@ -1,0 +1,266 @@
+"""What a chain with matrix products is made of: factors, products, row statistics, and the epilogue over them.
+
+    found = split(hoist_scales(graph))
+    found.products[0].left.body       # the prologue of the left factor, statement by statement
+    found.epilogue                    # what is done with the products' elements, up to the outputs
+
+`split` says what one kernel can hold, in the user's words, or raises Unsplittable; how it is computed is a rule's
+business. Types and sizes were checked before, when the chain was traced: `check_products`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusegen.errors import SpecError
+from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor, factor_kind, has_type, once_per_graph, plain
+from fusegen.language.types import DType, Size, f32, shape_text
+
+
+class Unsplittable(Exception):
+    """What one kernel can't hold of a chain with products; the text says what and where."""
+
+
+APART = "write it as two chains, the product in one and this in the other"
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One side of a product.
+
+    `node` is its value, which meets the other side as `dtype`. An operand has no `body`; `transposed` says that its
+    tensor is declared with the last two axes the other way round: [.., K, M] on the left, [.., N, K] on the right.
+    Else `body` computes it in f32, element by element, from `inputs` (operands of the factor's shape or broadcast to
+    it) and `rows` (what is one value along the contracted axis: operands, statistics, and what is made from them).
+    """
+
+    node: Node
+    dtype: DType
+    operand: Tensor | None
+    transposed: bool
+    body: tuple[Node, ...]
+    inputs: tuple[Tensor, ...]
+    rows: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`node` = left @ right, summed in f32."""
+
+    node: Node
+    left: Factor
+    right: Factor
+
+    @property
+    def contracted(self) -> Size:
+        """K."""
+        return self.node.inputs[0].shape[-1]
+
+    @property
+    def width(self) -> Size:
+        """N."""
+        return self.node.shape[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """A reduction along the rows of operands: of `body`, made element by element from `inputs` and `rows`, as a factor
+    is; `body` ends with the value that is reduced, and is empty where that is an operand itself."""
+
+    node: Node
+    body: tuple[Node, ...]
+    inputs: tuple[Tensor, ...]
+    rows: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A chain with products, taken apart. Every tuple of nodes is in an order in which it can be computed.
+
+    `row_body`: values that are one a row and need no product, made from statistics and operands; `epilogue`: all that
+    is made from products, or returned beside them; `inputs`: the operands that it reads.
+    """
+
+    graph: Graph
+    products: tuple[Product, ...]
+    statistics: tuple[Statistic, ...]
+    row_body: tuple[Node, ...]
+    epilogue: tuple[Node, ...]
+    inputs: tuple[Tensor, ...]
+
+    @property
+    def lefts(self) -> tuple[Factor, ...]:
+        """The left factors, each once: products that share one read it once."""
+        return tuple({(p.left.node, p.left.dtype): p.left for p in self.products}.values())
+
+    def outputs(self, width: Size) -> tuple[Tensor, ...]:
+        """The outputs of that many columns."""
+        return tuple(t for t in self.graph.outputs if t.shape[-1] == width)
+
+
+# ---------------------------------------------------------------- what the author is told while the chain is traced
+
+
+def check_products(graph: Graph) -> None:
+    """Factors of types that can't meet, or of f32 without leave for tf32. Raises SpecError."""
+    for node, dtype in graph.factor_types.items():
+        left, right = (factor_kind(a, graph.storage) for a in node.inputs)
+        text = " @ ".join(f"{t}{shape_text(a.shape)}" for t, a in zip((left, right), node.inputs, strict=True))
+        if dtype is f32 and left is not right and sum(map(has_type, node.inputs)) != 1:
+            kinds = [kind for kind in (right, left) if kind is not f32]  # a value is f32 without a cast
+            raise SpecError(
+                f"matmul: {text}: the factors have different types\n  convert one of them, as in F.cast(x, {kinds[0]})",
+                node.where,
+            )
+        if dtype is f32 and node.op.name != "matmul_tf32":
+            raise SpecError(
+                f"matmul: {text}: tensor cores multiply f32 only by way of tf32, which keeps 11 significant bits\n"
+                '  ask for it, F.matmul(x, w, precision="tf32"), or store the factors as f16 or bf16',
+                node.where,
+            )
+
+
+# ---------------------------------------------------------------- taking apart
+
+
+@once_per_graph
+def split(graph: Graph) -> Split:
+    """The parts of a chain that has products. Raises Unsplittable."""
+    if not graph.products:
+        raise Unsplittable("the chain multiplies no matrices")
+    products = tuple(product_of(graph, node) for node in graph.products)
+    refuse(graph, products)
+    made = from_products(graph)
+    statistics = tuple(statistic(graph, node) for node in graph.reductions)
+    outputs = {t.node for t in graph.outputs}
+    wanted = outputs | {row for p in products for f in (p.left, p.right) for row in f.rows}
+    wanted |= {row for s in statistics for row in s.rows}
+    alone = closure(graph, wanted | {a for n in made for a in n.inputs}, made)
+    return Split(
+        graph=graph,
+        products=products,
+        statistics=statistics,
+        row_body=tuple(n for n in alone if is_computed(n) and graph.extents[n] is not Extent.ELEMENT),
+        epilogue=epilogue_of(graph),
+        inputs=tuple(t for t in graph.inputs if t.node in reached(graph)),
+    )
+
+
+def from_products(graph: Graph) -> tuple[Node, ...]:
+    """What is computed from a product, the products left out."""
+    found: set[Node] = set(graph.products)
+    for node in graph.nodes:
+        if any(a in found for a in node.inputs):
+            found.add(node)
+    return tuple(n for n in graph.nodes if n in found and n.op.kind is not Kind.PRODUCT)
+
+
+def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
+    made = set(from_products(graph))
+    behind = made | set(graph.products)
+    for node in graph.nodes:
+        if node.op.kind is Kind.PRODUCT and any(a in behind for a in node.inputs):
+            raise Unsplittable(
+                f"the product at {node.where} takes what another one gives: each needs a kernel of its own"
+            )
+        if node in made and node.op.kind is Kind.REDUCE:
+            raise Unsplittable(
+                f"{node.operator} at {node.where} reduces rows of a product, which tiles of columns hold only a part "
+                f"of\n  {APART}"
+            )
+        if node.op.kind is Kind.SELECT:
+            of = "of a product, which tiles hold only a part of" if node in made else "beside a product"
+            raise Unsplittable(f"{node.operator} at {node.where} chooses columns {of}\n  {APART}")
+    first = products[0]
+    for node in graph.reductions:
+        if (length := node.inputs[0].shape[-1]) != first.contracted:
+            raise Unsplittable(
+                f"{node.operator} at {node.where} reduces rows of {length}, and the product's kernel walks the rows of "
+                f"{first.contracted} that it multiplies"
+            )
+    for other in products[1:]:
+        if other.node.shape[:-1] != first.node.shape[:-1] or other.contracted != first.contracted:
+            raise Unsplittable(
+                f"the products at {first.node.where} and {other.node.where} are of {shape_text(first.node.shape)} over "
+                f"{first.contracted} and {shape_text(other.node.shape)} over {other.contracted}: "
+                "one kernel makes products of the same rows over the same axis"
+            )
+        if other.left.dtype is not first.left.dtype:
+            raise Unsplittable(
+                f"the products at {first.node.where} and {other.node.where} have factors of {first.left.dtype} and "
+                f"{other.left.dtype}"
+            )
+
+
+def product_of(graph: Graph, node: Node) -> Product:
+    dtype = graph.factor_types[node]
+    left, right = node.inputs
+    return Product(node, factor_of(graph, left, dtype), factor_of(graph, right, dtype))
+
+
+def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:
+    if plain(node):
+        source = node.inputs[0] if node.op.kind is Kind.VIEW else node
+        tensor = graph.tensor_of[source]
+        return Factor(node, dtype, tensor, source is not node, (), (tensor,), ())
+    return Factor(node, dtype, None, False, *made_of(graph, node))
+
+
+def statistic(graph: Graph, node: Node) -> Statistic:
+    return Statistic(node, *made_of(graph, node.inputs[0]))
+
+
+def made_of(graph: Graph, node: Node) -> tuple[tuple[Node, ...], tuple[Tensor, ...], tuple[Node, ...]]:
+    """What an element is computed by, from which elements of operands, and from which values of its row."""
+    body: list[Node] = []
+    inputs: list[Tensor] = []
+    rows: list[Node] = []
+    for inside in elements(graph, node):
+        if graph.extents[inside] is not Extent.ELEMENT:
+            if inside.op.kind is not Kind.LEAF:
+                rows.append(inside)
+        elif inside.op.kind is Kind.INPUT:
+            inputs.append(graph.tensor_of[inside])
+        elif is_computed(inside):
+            body.append(inside)
+    return tuple(body), tuple(inputs), tuple(rows)
+
+
+def elements(graph: Graph, node: Node) -> list[Node]:
+    """`node` and what it needs, back to operands and to values that are one a row."""
+    found = {node}
+    for inside in reversed(graph.nodes):
+        if inside in found and graph.extents[inside] is Extent.ELEMENT:
+            found.update(inside.inputs)
+    return [n for n in graph.nodes if n in found]
+
+
+def closure(graph: Graph, wanted: Iterable[Node], without: Iterable[Node]) -> list[Node]:
+    """`wanted` and what it needs, but for `without` and products, and what only those need."""
+    left_out = {*without, *graph.products}
+    found = set(wanted) - left_out
+    for node in reversed(graph.nodes):
+        if node in found:
+            found.update(a for a in node.inputs if a not in left_out)
+    return [n for n in graph.nodes if n in found]
+
+
+def reached(graph: Graph) -> set[Node]:
+    """What the epilogue needs, back to operands, products and statistics."""
+    found = {t.node for t in graph.outputs}
+    for node in reversed(graph.nodes):
+        if node in found and node.op.kind not in (Kind.PRODUCT, Kind.REDUCE):
+            found.update(node.inputs)
+    return found
+
+
+def epilogue_of(graph: Graph) -> tuple[Node, ...]:
+    """What varies by element behind the products: made from them, or beside them."""
+    inside = reached(graph)
+    return tuple(n for n in graph.nodes if n in inside and is_computed(n) and graph.extents[n] is Extent.ELEMENT)
+
+
+def is_computed(node: Node) -> bool:
+    """By a statement of its own: literals and sizes are written out where they are used."""
+    return node.op.kind is Kind.MAP or node.op.name in ("col_index", "row_index")

@@ -1,0 +1,150 @@
+"""Graph -> numpy source: the meaning of a chain as text that a person can read, run alone, and argue with.
+
+float64 and int32 inside, one line per op, numpy (and ml_dtypes for bf16) only. Validation runs this very text. Float
+outputs come back unrounded, in float64: rounding to the storage type is the comparison's business, since it alone knows
+how much of a difference the storage type allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fusegen.language.graph import Graph, Kind, Node
+from fusegen.language.naming import entry_name, value_names
+from fusegen.language.ordering import order_by_keys
+from fusegen.language.types import Size, i32, size_of
+
+
+def reference_source(graph: Graph) -> str:
+    """The numpy module of `graph`: one function of the kernel's name, operands in the spec's order."""
+    graph = order_by_keys(graph)
+    names = value_names(graph)
+    body = [*converted_inputs(graph), *(line_of(n, graph, names) for n in graph.nodes if n in names and wants_line(n))]
+    returned = ", ".join(names[t.node] for t in graph.outputs)
+    parameters = ", ".join(names[t.node] for t in graph.inputs)
+    operands = "\n".join(f"    {names[t.node]}: {t.type}" for t in graph.inputs)
+    outputs = ", ".join(f"{t.name} {t.type}" for t in graph.outputs)
+    text = [
+        f'"""{graph.name}: what the kernel must compute, in float64.\n',
+        *([escaped(graph.doc) + "\n"] if graph.doc else []),
+        f"Operands, with leading axes of any size:\n{operands}\n",
+        f"Returns {outputs}; floats are left in float64, not yet rounded to the storage type.\n" + '"""\n',
+        *imports(graph),
+        *helpers(graph),
+        "\n",
+        '@np.errstate(all="ignore")',
+        f"def {entry_name(graph)}({parameters}):",
+        *("    " + line for line in body),
+        f"    return {returned}",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def escaped(doc: str) -> str:
+    """Text that stands between three double quotes and means what the author wrote."""
+    return doc.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+
+
+def imports(graph: Graph) -> list[str]:
+    texts = {n.ref for n in graph.nodes}
+    lines = []
+    uses_erf = any("erf(" in t for t in texts)
+    if uses_erf:
+        lines.append("import math\n")
+    lines.append("import numpy as np")
+    if any("bfloat16" in t for t in texts):
+        lines.append("from ml_dtypes import bfloat16")
+    if uses_erf:
+        lines.append("\nerf = np.vectorize(math.erf, otypes=[np.float64])")
+    return lines
+
+
+def helpers(graph: Graph) -> list[str]:
+    """The functions that selections call."""
+    names = dict.fromkeys(n.op.name for n in graph.nodes if n.op.kind is Kind.SELECT)
+    if not names:
+        return []
+    if any(n.bare for n in graph.nodes):
+        names["bare"] = None
+    from fusegen.language.selection import source_of  # imports numpy, which tracing a spec does without
+
+    return ["\n\n" + source_of(name).rstrip("\n") for name in names]
+
+
+def converted_inputs(graph: Graph) -> list[str]:
+    names = value_names(graph)
+    kinds = {"float": "np.float64", "int": "np.int32", "bool": "bool"}
+    return [f"{names[t.node]} = np.asarray({names[t.node]}).astype({kinds[t.dtype.kind]})" for t in graph.inputs]
+
+
+def wants_line(node: Node) -> bool:
+    return node.op.kind is not Kind.INPUT
+
+
+def line_of(node: Node, graph: Graph, names: Any) -> str:
+    name = names[node]
+    if node.op.name == "col_index":
+        return f"{name} = np.arange({axis_of(graph, -1, names, node.shape[-1])}, dtype=np.int32)"
+    if node.op.name == "row_index":
+        return f"{name} = np.arange({axis_of(graph, -2, names, node.shape[-2])}, dtype=np.int32)[:, None]"
+    arguments = [names[a] if a in names else literal_text(a, graph, names) for a in node.inputs]
+    if not any(a.shape for a in numbers_of(node)):  # numpy takes whole numbers among themselves for int64
+        arguments = [f"np.int32({text.strip('()')})" if a.literal is not None and a.dtype is i32 else text
+                     for a, text in zip(node.inputs, arguments, strict=True)]  # fmt: skip
+    if node.op.kind is Kind.SELECT:
+        k = size_of(node.shape[-1], graph.sizes)
+        if node.bare:
+            arguments[0] = f"bare({arguments[0]})"
+        return f"{name} = {node.ref.format(*arguments, k=k, missing=number_text(node.missing))}"
+    return f"{name} = {node.ref.format(*arguments)}"
+
+
+def numbers_of(node: Node) -> tuple[Node, ...]:
+    return node.inputs[1:] if node.op.name == "where" else node.inputs
+
+
+def axis_of(graph: Graph, axis: int, names: Any, size: Size | None) -> str:
+    """The size of the chain's axis, as an operand knows it; a literal where none does. A chain with products walks
+    several spaces: there it is `size` that is looked for."""
+    if graph.products:
+        found = [(t, i - len(t.shape)) for t in graph.inputs for i, s in enumerate(t.shape) if s == size]
+        return f"{names[found[0][0].node]}.shape[{found[0][1]}]" if found else str(size)
+    for tensor in graph.inputs:
+        if len(tensor.shape) >= -axis and tensor.shape[axis] == graph.shape[axis]:
+            return f"{names[tensor.node]}.shape[{axis}]"
+    return str(graph.shape[axis])
+
+
+def literal_text(node: Node, graph: Graph, names: Any) -> str:
+    """A number as Python text, bracketed where it could bind wrongly."""
+    if node.op.name == "size":
+        assert node.size is not None
+        chosen = graph.selection is not None and node.size != graph.shape[-1]  # k, which is a constant everywhere
+        known = chosen or isinstance(node.size, int)
+        return str(size_of(node.size, graph.sizes)) if known else axis_of(graph, -1, names, node.size)
+    return number_text(node.literal)
+
+
+def number_text(value: float | int | bool | None) -> str:
+    if not isinstance(value, float):
+        return f"({value})" if isinstance(value, int) and value < 0 else str(value)
+    if math.isnan(value):
+        return "np.nan"
+    if math.isinf(value):
+        return "np.inf" if value > 0 else "(-np.inf)"
+    return repr(value) if value >= 0 and not math.copysign(1, value) < 0 else f"({value!r})"
+
+
+def load_reference(source: str, name: str) -> Callable[..., Any]:
+    """The reference function, by running its text."""
+    module: dict[str, Any] = {"__name__": f"fusegen_reference_{name}"}
+    exec(compile(source, f"<reference {name}>", "exec"), module)
+    function: Callable[..., Any] = module[name]
+    return function
+
+
+def reference(graph: Graph) -> Callable[..., Any]:
+    """The chain's meaning as a function of numpy arrays."""
+    return load_reference(reference_source(graph), entry_name(graph))

@@ -1,0 +1,492 @@
+"""`@chain`: a typed Python function becomes an immutable op graph.
+
+    M, N = dims("M N")
+
+    @chain(M=8192, N=4096)
+    def bias_relu(x: f16[M, N], bias: f16[N]) -> f16[M, N]:
+        return F.relu(x + bias)
+
+Annotations are values, sizes are defaults: `bias_relu.at(M=5, N=37)` is the same chain at other sizes. What is wrong
+with a spec raises SpecError with one sentence that begins with its file and line.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib.util
+import inspect
+import keyword
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NoReturn, get_args, get_origin
+
+from fusegen.errors import FusegenError, RequestError, SpecError, Where
+from fusegen.language.graph import LARGEST_SIZE, Extent, Graph, Kind, Node, Operator, Tensor, broadcast
+from fusegen.language.naming import hides_frame
+from fusegen.language.products import check_products
+from fusegen.language.spec_source import body_of
+from fusegen.language.trace import OPS, Value, caller, shown, tracing
+from fusegen.language.types import DTYPES, Dim, DType, Shape, TensorType, b8, f32, shape_text
+
+TYPES = f"an operand's type is one of {', '.join(DTYPES)}, with its sizes: x: f16[M, N]"
+NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A traced chain, which is its graph. `at` gives it other sizes, `with_dtype` another storage type."""
+
+    graph: Graph
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    def __call__(self, *arguments: object) -> NoReturn:
+        """A chain is no kernel and no op: raises SpecError that says how to get either."""
+        if any(isinstance(argument, Value) for argument in arguments):
+            raise SpecError(
+                f"{self.name} is a chain, and a chain can't call another\n"
+                "  put the steps that both share into a plain function, without @chain, and call that",
+                caller(),
+            )
+        raise SpecError(f"{self.name} is a chain, not a kernel; fusegen.compile({self.name}) makes one to call")
+
+    def at(self, /, **sizes: int) -> Chain:
+        """The same chain at other sizes. Raises SpecError for an unknown dim or a size below 1 (rows: below 0)."""
+        return Chain(self.graph.at(**sizes))
+
+    def with_dtype(self, dtype: DType) -> Chain:
+        """The same chain with every floating-point array stored as `dtype`. Raises SpecError for another type."""
+        if not isinstance(dtype, DType) or dtype.kind != "float":
+            raise SpecError(f"{self.name}: arrays can't be stored as {dtype!s}; pass fusegen.f16, bf16 or f32")
+        graph = self.graph.with_dtype(dtype)
+        check_products(graph)
+        return Chain(graph)
+
+    def __repr__(self) -> str:
+        return f"<Chain {self.name} {self.graph.signature} at {self.graph.sizes_text()}>"
+
+    def __str__(self) -> str:
+        return f"{self.name}  {self.graph.signature}  {self.graph.sizes_text()}"
+
+
+def chain(*bare: object, **sizes: int) -> Callable[[Callable[..., Any]], Chain]:
+    """Trace the decorated function into a Chain; `sizes` gives every dim its default. Raises SpecError."""
+
+    def traced(function: Callable[..., Any]) -> Chain:
+        if not isinstance(function, FunctionType) or function.__code__.co_flags & NOT_PLAIN:
+            what = "a chain already" if isinstance(function, Chain) else "not a plain function"
+            name = getattr(function, "name", None) or getattr(function, "__name__", repr(function))
+            raise SpecError(f"@chain stands before a plain function, and {name} is {what}", caller())
+        # annotations that are strings may name dims of the scope around the spec, a test's or a notebook cell's
+        return Chain(trace_function(function, sizes, sys._getframe(1).f_locals))
+
+    if bare or (len(sizes) == 1 and callable(next(iter(sizes.values())))):
+        raise SpecError("write @chain(M=..., N=...), with a default size for each dim by its name", caller())
+    return traced
+
+
+def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapping[str, Any]) -> Graph:
+    """The graph of one function: signature, body, outputs; each step checks what it can and says what is wrong."""
+    where = place_of(function)
+    name = function.__name__
+    if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
+        raise SpecError(f"{name!r} can't name a kernel; use letters, digits and underscores", where)
+    types, declared = signature_of(function, where, scope)
+    inputs = tuple(input_tensor(n, t, i - len(types), where) for i, (n, t) in enumerate(types.items()))
+    with tracing(function) as trace:
+        trace.operands = {t.node: t for t in inputs}
+        try:
+            returned = function(*(Value(t.node) for t in inputs))
+        except Exception as error:
+            placed = (
+                not isinstance(error, SpecError) or error.where is not None
+            )  # what a dim says of itself has no place
+            if isinstance(error, FusegenError) and placed:
+                raise
+            line = where_in(Path(function.__code__.co_filename), error).line or where.line
+            said = str(error) if isinstance(error, SpecError) else while_it_ran(error)
+            raise SpecError(said, Where(where.file, line)) from error
+    names = {**trace.names, **{t.node: t.name for t in inputs}}
+    outputs = output_tensors(returned, declared, names, [t.name for t in inputs], where)
+    graph = Graph(
+        name=name,
+        doc=printable(inspect.getdoc(function) or ""),
+        body=printable(body_of(function).expandtabs(4)),
+        where=where,
+        inputs=inputs,
+        outputs=outputs,
+        names=names,
+        sizes=checked_sizes(types, declared, sizes, where),
+    )
+    check_graph(graph)
+    return graph
+
+
+def printable(doc: str) -> str:
+    """Text without control characters, odd line ends and lone surrogates: an author's goes into kernels' comments."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in doc)
+
+
+def place_of(function: Callable[..., Any]) -> Where:
+    return Where(shown(function.__code__.co_filename), function.__code__.co_firstlineno)
+
+
+def signature_of(
+    function: Callable[..., Any], where: Where, scope: Mapping[str, Any]
+) -> tuple[dict[str, TensorType], tuple[TensorType, ...]]:
+    """Parameter types by name, and the declared output types."""
+    try:
+        annotations = inspect.get_annotations(function, locals=scope, eval_str=True)
+    except FusegenError:
+        raise
+    except Exception as error:
+        said = f"the annotations of {function.__name__} can't be evaluated: {error}\n  {TYPES}"
+        raise SpecError(said, where) from error
+    types: dict[str, TensorType] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.default is not parameter.empty:
+            raise SpecError(
+                f"parameter {name!r}: operands are plain parameters, without defaults, * or **; "
+                "literals belong in the body",
+                where,
+            )
+        if name not in annotations:
+            raise SpecError(f"parameter {name!r} has no type; annotate it, as in {name}: f16[M, N]", where)
+        types[name] = tensor_type(annotations[name], f"parameter {name!r}", where)
+    if not types:
+        raise SpecError(f"{function.__name__} takes no operands", where)
+    if "return" not in annotations:
+        raise SpecError(f"{function.__name__} declares no output; annotate it, as in -> f16[M, N]", where)
+    result = annotations["return"]
+    parts: tuple[object, ...] = get_args(result) if str(get_origin(result)) == str(tuple) else (result,)
+    outputs = tuple(tensor_type(part, "the output", where) for part in parts)
+    if any(not t.shape for t in outputs):
+        raise SpecError("an output is an array; a scalar can't be one", where)
+    return types, outputs
+
+
+def tensor_type(annotation: object, what: str, where: Where) -> TensorType:
+    if isinstance(annotation, TensorType):
+        return annotation
+    if isinstance(annotation, DType):
+        if annotation.name not in ("f32", "i32"):
+            raise SpecError(f"{what} is a run-time scalar of {annotation}; scalars are f32 or i32", where)
+        return TensorType(annotation, ())
+    found = getattr(annotation, "__name__", None) or repr(annotation)
+    raise SpecError(
+        f"{what} has the unsupported type {found}; wanted f16, bf16, f32, i32 or b8 with a shape, as in f16[M, N], "
+        "or a run-time scalar (f32, i32)",
+        where,
+    )
+
+
+def input_tensor(name: str, type: TensorType, index: int, where: Where) -> Tensor:
+    value = b8 if type.dtype is b8 else f32 if type.dtype.kind == "float" else type.dtype
+    node = Node(OPS["input"], (), type.shape, value, Operator(index, name, where))
+    return Tensor(name, type, node)
+
+
+def output_tensors(
+    returned: object,
+    declared: tuple[TensorType, ...],
+    names: Mapping[Node, str],
+    taken: list[str],
+    where: Where,
+) -> tuple[Tensor, ...]:
+    """What the function returned, matched with what it declared; each output gets a name of its own."""
+    if isinstance(returned, list):
+        raise SpecError("the outputs are a list; return a tuple, as in return a, b", where)
+    values = returned if isinstance(returned, tuple) else (returned,)
+    if len(values) != len(declared):
+        raise SpecError(f"outputs returned: {len(values)}, declared: {len(declared)}", where)
+    outputs: list[Tensor] = []
+    for index, (value, type) in enumerate(zip(values, declared, strict=True)):
+        what = "the output" if len(declared) == 1 else f"output {index}"
+        if not isinstance(value, Value):
+            hint = "; does the function end with return?" if value is None else ""
+            raise SpecError(f"{what} is {value!r}, not a value computed from the operands{hint}", where)
+        node = value.node
+        place = node.operator.where if node.op.kind is not Kind.INPUT else where
+        if node.shape != type.shape:
+            raise SpecError(
+                f"{what} has shape {shape_text(node.shape)}, declared is {shape_text(type.shape)}"
+                + ("\n  a reduction keeps its axis as size 1" if node.shape == (*type.shape, 1) else ""),
+                place,
+            )
+        if (node.dtype is b8) != (type.dtype is b8) or (node.dtype.kind, type.dtype.kind) in (
+            ("int", "float"),
+            ("float", "int"),
+        ):
+            raise SpecError(f"{what} is {node.dtype}, declared is {type.dtype}; convert it with F.cast", place)
+        name = names.get(node, "out" if len(declared) == 1 else f"out{index}")
+        if len(declared) == 1 or name in taken or not name.isascii():
+            name = "out" if len(declared) == 1 else f"out{index}"
+        while name in taken or hides_frame(name):
+            name += "_"
+        taken.append(name)
+        outputs.append(Tensor(name, type, node))
+    return tuple(outputs)
+
+
+def checked_sizes(
+    types: Mapping[str, TensorType], outputs: tuple[TensorType, ...], sizes: Mapping[str, int], where: Where
+) -> dict[str, int]:
+    """The default size of every dim that the signature names, in the order it names them."""
+    used: dict[str, None] = {}
+    for type in (*types.values(), *outputs):
+        used.update((s.name, None) for s in type.shape if isinstance(s, Dim))
+    if missing := [name for name in used if name not in sizes]:
+        raise SpecError(f"dim {missing[0]} has no size; write @chain({missing[0]}=...)", where)
+    if unknown := [name for name in sizes if name not in used]:
+        raise SpecError(f"@chain gives a size to {unknown[0]!r}, which the signature does not use", where)
+    for name in used:
+        size = sizes[name]
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= LARGEST_SIZE:
+            raise SpecError(
+                f"@chain({name}={size!r}): a size is an integer of at least 1 and at most {LARGEST_SIZE}", where
+            )
+    return {name: sizes[name] for name in used}
+
+
+def check_graph(graph: Graph) -> None:
+    """What only the whole graph can show: unused operands, outputs from nothing, shapes that fit no iteration space."""
+    used = set(graph.nodes)
+    for tensor in graph.inputs:
+        if tensor.node not in used:
+            raise SpecError(f"operand {tensor.name!r} is not used; use it or drop it", graph.where)
+    for tensor in graph.outputs:
+        if not any(n.op.kind is Kind.INPUT for n in graph.ancestors(tensor.node)):
+            raise SpecError(f"output {tensor.name!r} does not depend on any operand", tensor.node.where)
+    shape: tuple[Any, ...] = graph.products[0].shape if graph.products else ()
+    for tensor in graph.walked:
+        own = tensor.shape
+        if own[-1:] and own[-1] in graph.widths:  # products side by side
+            own = (*own[:-1], shape[-1])
+        try:
+            shape = broadcast(shape, own)
+        except ValueError as error:
+            raise SpecError(
+                f"{tensor.name} {shape_text(tensor.shape)} does not fit {shape_text(shape)}: {error} differ\n"
+                "  a chain walks one shape; every operand has it, or sizes of 1 and missing leading axes instead",
+                graph.where,
+            ) from None
+    check_selection(graph, shape)
+    for tensor in graph.outputs:
+        leading = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
+        k = [graph.selection.shape[-1]] if graph.selection and tensor.node in graph.picked else []
+        if leading[:-1] != shape[:-1] or leading[-1] not in (*(k or (shape[-1:] + graph.widths)), 1):
+            last = f"a last axis of {k[0]} (what was chosen)" if k else "the chain's whole shape"
+            raise SpecError(
+                f"output {tensor.name} {shape_text(tensor.shape)} does not span the rows of {shape_text(shape)}\n"
+                f"  this output has {last}, or a last axis of size 1 (one value a row)",
+                tensor.node.where,
+            )
+    for node in graph.nodes:
+        if graph.products:
+            continue
+        kept = graph.selection.shape[-1] if graph.selection else None
+        if isinstance(node.size, Dim) and node.size not in (shape[-1], kept):
+            raise SpecError(
+                f"size({node.size}): only the last axis ({shape[-1]}) is a constant of the kernel; "
+                f"pass {node.size} as a run-time scalar (f32)",
+                node.where,
+            )
+        if node.op.kind is Kind.REDUCE and node not in graph.picked and node.inputs[0].shape[-1] != shape[-1]:
+            raise SpecError(
+                f"{node.op.name} reduces {node.inputs[0].shape[-1]}, but the chain's rows run over {shape[-1]}",
+                node.where,
+            )
+    check_products(graph)
+
+
+def check_selection(graph: Graph, shape: Shape) -> None:
+    """One selection, from the chain's rows, of a known number of columns; nothing of the whole row behind it."""
+    first, more = graph.selection, graph.selections[1:]
+    if first is None:
+        return
+    if more:
+        raise SpecError(
+            f"{more[0].operator} chooses columns, and {first.operator} at {first.where} has done so: "
+            f"a chain chooses once\n  {once(graph, first, more[0])}",
+            more[0].where,
+        )
+    k, cols = first.shape[-1], first.inputs[0].shape[-1]
+    if isinstance(k, Dim) and k.name not in graph.sizes:
+        raise SpecError(f"{first.operator}: k is {k}, which the signature does not name; write its number", first.where)
+    if isinstance(k, Dim) and k in shape[:-1]:
+        raise SpecError(
+            f"{first.operator}: k is {k}, which counts rows and varies by call; k is a constant of the kernel",
+            first.where,
+        )
+    if shape[-1:] != (cols,):
+        raise SpecError(f"{first.operator} chooses from {cols}, but the chain's rows run over {shape[-1]}", first.where)
+    for node in graph.nodes:
+        if node in graph.picked and graph.extents[node] is Extent.ELEMENT:
+            raise SpecError(
+                f"{node.operator} is of the whole row and needs what was chosen of it; behind {first.operator} there "
+                f"are only the {k} columns chosen\n  compute it behind F.take, which gives a row's values at these "
+                "columns; the whole row needs a second chain",
+                node.where,
+            )
+    graph.need_columns()
+
+
+def once(graph: Graph, first: Node, second: Node) -> str:
+    """What to do instead of choosing twice."""
+    if second in graph.picked and any(a in graph.picked for a in second.inputs):
+        return "choose from what was chosen in a second chain"
+    numbers: dict[Node, int] = {}  # the same for values that are computed alike
+    seen: dict[object, int] = {}
+    for node in graph.nodes:
+        facts = (node.op, tuple(numbers[a] for a in node.inputs), repr(node.literal), node.size, node.shape)
+        numbers[node] = seen.setdefault(node if node.op.kind is Kind.INPUT else facts, len(seen))
+    if numbers[first] == numbers[second]:
+        return f"one call gives both: values, columns = F.topk(x, {first.shape[-1]})"
+    return "choose in a second chain; at the same columns, F.take(y, columns) gives other values"
+
+
+# ---------------------------------------------------------------- finding chains
+
+
+def load_chains(path: str | Path, passed_over: Callable[[RequestError], None] | None = None) -> tuple[Chain, ...]:
+    """Every chain in a file, in the order of their definition, or in a folder's `*.py` files, by name.
+
+    `file.py:name` picks one. A spec is code and is run: load only what you trust. Raises RequestError when there is
+    nothing to find, SpecError when a spec is wrong; those of a folder's files go to `passed_over`, if there is one, and
+    the others are loaded all the same.
+    """
+    text = str(path)
+    if not text:  # Path("") would be this folder, and a variable of a script that is empty by mistake would run it all
+        raise RequestError("the spec's name is empty; name a file, a folder, or file.py:chain")
+    file, _, wanted = text.partition(".py:")
+    if wanted:
+        found = load_file(Path(file + ".py"))
+        for one in found:
+            if one.name == wanted:
+                return (one,)
+        raise RequestError(f"{file}.py has no chain {wanted!r}; it has {', '.join(c.name for c in found)}")
+    place = Path(text)
+    if place.is_dir():
+        files = sorted(p for p in place.glob("*.py") if not p.name.startswith("_"))
+        chains: list[Chain] = []
+        wrong = False
+        for each in files:
+            try:
+                chains += load_file(each, need=False)
+            except RequestError as error:
+                if passed_over is None:
+                    raise
+                passed_over(error)
+                wrong = True
+        if not chains and not wrong:
+            raise RequestError(f"{place} has no chain in it; a chain is a function under @chain(...)")
+        return tuple(chains)
+    return load_file(place)
+
+
+def load_file(file: Path, need: bool = True) -> tuple[Chain, ...]:
+    if not file.is_file():
+        raise RequestError(f"there is no spec at {file}; name a file, a folder, or file.py:chain")
+    if any("\udc80" <= c <= "\udcff" for c in str(file)):  # how Python writes bytes that are no UTF-8 (PEP 383)
+        raise RequestError(f"the spec's name {str(file)!r} is not UTF-8, as fusegen's files are; rename it")
+    label = "fusegen_spec_" + hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:12]
+    loader = importlib.util.spec_from_file_location(label, file)
+    if loader is None or loader.loader is None:
+        raise RequestError(f"{file} can't be read as Python source")
+    module = importlib.util.module_from_spec(loader)
+    sys.modules[label] = module  # inspect.get_annotations finds the module's globals through it
+    try:
+        with staying():
+            loader.loader.exec_module(module)
+    except SpecError as error:
+        if error.where is None:  # dims() and f16[...] know no place: they are also used outside of specs
+            raise SpecError(str(error), where_in(file, error)) from error
+        raise
+    except (FusegenError, KeyboardInterrupt):
+        raise
+    except SyntaxError as error:
+        raise SpecError(f"not Python: {error.msg}", Where(str(file), error.lineno or 0)) from error
+    except BaseException as error:  # a spec that calls sys.exit() is wrong; fusegen goes on
+        if isinstance(error, ValueError) and "null bytes" in str(error):  # a SyntaxError from Python 3.11.4 on
+            raise SpecError(f"not Python: {error}", Where(str(file), 0)) from error
+        where = where_in(file, error)
+        if isinstance(error, OSError) and not where.line:  # of the file itself
+            raise RequestError(f"{file} can't be read: {error.strerror or error}") from error
+        raise SpecError(while_it_ran(error), where) from error
+    finally:
+        sys.modules.pop(label, None)
+    found = tuple({id(v): v for v in vars(module).values() if isinstance(v, Chain)}.values())
+    if need and not found:
+        raise RequestError(f"{file} has no chain in it; a chain is a function under @chain(...)")
+    return found
+
+
+@contextmanager
+def staying() -> Iterator[None]:
+    """Let `os._exit()`, which no `except` could hold up, raise SystemExit inside: fusegen still has something to say.
+
+    Processes that are forked meanwhile, and other threads, leave as they mean to.
+    """
+    leave, here = os._exit, (os.getpid(), threading.get_ident())
+
+    def stay(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) != here:
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = stay
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def where_in(file: Path, error: BaseException) -> Where:
+    """The innermost line of `file` that `error` came through."""
+    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file.resolve()]
+    return Where(str(file), lines[-1] if lines else 0)
+
+
+def while_it_ran(error: BaseException) -> str:
+    return f"{type(error).__name__} while the spec ran: {error}{next_step(error)}"
+
+
+def next_step(error: BaseException) -> str:
+    """A further line for Python's own errors that people new to specs meet; empty for others."""
+    from fusegen.language import ops
+
+    said = str(error)
+    local = re.search(r"local variable '(\w+)'", said)
+    if isinstance(error, UnboundLocalError) and local and hasattr(builtins, local[1]):
+        return f"\n  {local[1]} is Python's own, and a variable of the spec has its name: give that another one"
+    if isinstance(error, ImportError) and error.name == ops.__name__ and (missing := re.search(r"'(\w+)'", said)):
+        return f"\n  {ops.advice(missing[1])}"
+    if isinstance(error, ImportError) and error.name == "fusegen":
+        return f"\n  {TYPES}"
+    if isinstance(error, ImportError):
+        return "\n  a spec is run as a file by itself: what it imports is installed, or in a folder on PYTHONPATH"
+    if isinstance(error, TypeError):
+        called = re.match(r"(\w+)\(\) ", said)
+        function = vars(ops).get(called[1]) if called else None
+        if called and not called[1].startswith("_") and callable(function):
+            taken = inspect.signature(function).parameters.values()
+            words = ", ".join(str(parameter.replace(annotation=parameter.empty)) for parameter in taken)
+            return f"\n  it is called as F.{called[1]}({words})"
+        if "does not support ufuncs" in said:
+            return "\n  numpy's functions don't take traced values; use fusegen.ops, as in F.exp(x)"
+        if said.endswith("not Value"):
+            return "\n  another library's functions don't take traced values; use fusegen.ops, as in F.exp(x)"
+        if "not subscriptable" in said:
+            return f"\n  {TYPES}"
+    return ""

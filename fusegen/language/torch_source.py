@@ -1,0 +1,367 @@
+"""Graph -> torch source: the chain as its author would write it in torch, to be run eagerly or by torch.compile.
+
+Composites become the functions that torch has for them (softmax, layer_norm, ...), a product with a bias F.linear or
+torch.addmm, everything else one torch op an op.
+Arrays keep their storage types and torch promotes them, as in a user's model, so values are rounded after every op.
+What depends on no operand, such as a causal mask, is made beforehand by `constants`; torch.compile makes it in the
+kernel, from `constants` inside of what it compiles.
+
+It is a peer to be timed against and no reference: where torch decides an edge case otherwise (a softmax row of -inf
+gives NaN, topk returns masked columns too and ties in any order), torch's way stands.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from fusegen.errors import Where
+from fusegen.language import ops
+from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain
+from fusegen.language.naming import value_names
+from fusegen.language.trace import OPS, Value, tracing
+from fusegen.language.types import Dim, DType, f32, size_of
+
+DTYPES: Mapping[str, str] = {
+    "f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "i32": "torch.int32", "b8": "torch.bool",
+}  # fmt: skip
+TAKEN = frozenset(("torch", "F", "device", "constants"))
+TEXTS: Mapping[str, str] = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
+    "abs": "torch.abs({0})", "square": "torch.square({0})", "pow": "{0} ** {1}",
+    "maximum": "torch.maximum({0}, {1})", "minimum": "torch.minimum({0}, {1})",
+    "exp": "torch.exp({0})", "log": "torch.log({0})", "sqrt": "torch.sqrt({0})", "rsqrt": "torch.rsqrt({0})",
+    "log1p": "torch.log1p({0})", "log_of_normal": "torch.log({0})", "tanh_log1p": "torch.tanh(torch.log1p({0}))",
+    "small_pow": "{0} ** {1}", "tanh": "torch.tanh({0})", "erf": "torch.erf({0})",
+    "sigmoid": "torch.sigmoid({0})", "relu": "torch.relu({0})",
+    "silu": "F.silu({0})", "gelu_erf": "F.gelu({0})", "gelu_tanh": 'F.gelu({0}, approximate="tanh")',
+    "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}", "eq": "{0} == {1}",
+    "ne": "{0} != {1}", "logical_and": "{0} & {1}", "logical_or": "{0} | {1}", "logical_not": "~{0}",
+    "bit_and": "{0} & {1}", "bit_or": "{0} | {1}", "bit_xor": "{0} ^ {1}", "bit_not": "~{0}",
+    "shift_left": "{0} << {1}", "shift_right": "{0} >> {1}",
+    "where": "torch.where({0}, {1}, {2})",
+    "to_f32": "{0}.to(torch.float32)", "to_i32": "{0}.to(torch.int32)", "to_b8": "{0} != 0",
+    "round_f16": "{0}.to(torch.float16).to({0}.dtype)", "round_bf16": "{0}.to(torch.bfloat16).to({0}.dtype)",
+    "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
+    "min": "torch.amin({0}, -1, keepdim=True)",
+    "top_columns": "torch.topk({0}, {k}, -1{order}).indices", "take": "torch.take_along_dim({0}, {1}, -1)",
+    "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
+}  # fmt: skip
+CLAMPS = {"maximum": "torch.clamp({0}, min={1})", "minimum": "torch.clamp({0}, max={1})"}  # by a number
+
+
+# ---------------------------------------------------------------- composites that torch has
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """A composite of `fusegen.ops` and torch's function for it. `arrays` are its operands, the first one the row; the
+    others lie along it. `numbers` are literals of the call."""
+
+    name: str
+    call: Callable[..., Value]
+    text: str
+    arrays: tuple[str, ...] = ("x",)
+    numbers: tuple[str, ...] = ()
+    takes_dtype: bool = False
+
+
+NORM = "F.{name}({{x}}, ({{x}}.shape[-1],){weights}, eps={{eps}})"
+COMPOSITES = (
+    Composite("softmax", ops.softmax, "torch.softmax({x}, -1{dtype})", takes_dtype=True),
+    Composite("log_softmax", ops.log_softmax, "torch.log_softmax({x}, -1{dtype})", takes_dtype=True),
+    *(
+        Composite("layernorm", ops.layernorm, NORM.format(name="layer_norm", weights=weights), arrays, ("eps",))
+        for arrays, weights in (
+            (("x", "gamma", "beta"), ", {gamma}, {beta}"), (("x", "gamma"), ", {gamma}"),
+            (("x", "beta"), ", bias={beta}"), (("x",), ""),
+        )
+    ),
+    Composite("rmsnorm", ops.rmsnorm, NORM.format(name="rms_norm", weights=", {gain}"), ("x", "gain"), ("eps",)),
+    Composite("rmsnorm", ops.rmsnorm, NORM.format(name="rms_norm", weights=""), ("x",), ("eps",)),
+    Composite("mean", ops.mean, "torch.mean({x}, -1, keepdim=True)"),
+    Composite("var", ops.var, "torch.var({x}, -1, correction=0, keepdim=True)"),
+    Composite("clip", ops.clip, "torch.clamp({x}, {low}, {high})", numbers=("low", "high")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A composite traced on stand-ins: `root` is its result, `arrays` and `numbers` its parameters in it."""
+
+    composite: Composite
+    root: Node
+    arrays: Mapping[Node, str]
+    numbers: Mapping[float, str]
+
+
+@functools.cache
+def patterns() -> tuple[Pattern, ...]:
+    return tuple(map(pattern, COMPOSITES))
+
+
+def pattern(composite: Composite) -> Pattern:
+    rows, cols = Dim("rows"), Dim("cols")
+    place = Operator(-1, composite.name, Where("", 0))
+    nodes = {
+        name: Node(OPS["input"], (), (rows, cols) if name == "x" else (cols,), f32, place) for name in composite.arrays
+    }
+    marks = {name: 0.123456789 + number for number, name in enumerate(composite.numbers)}  # no formula has them
+    with tracing(composite.call):
+        root = composite.call(**{name: Value(node) for name, node in nodes.items()}, **marks).node
+    return Pattern(composite, root, {n: name for name, n in nodes.items()}, {m: name for name, m in marks.items()})
+
+
+def match(node: Node) -> tuple[Composite, dict[str, Node]] | None:
+    """The composite whose result `node` is, and what stands for its parameters."""
+    for known in patterns():
+        found: dict[str, Node] = {}
+        if known.composite.name == node.operator.name and unify(known, known.root, node, found):
+            row = found["x"].shape[-1:]
+            if all(found[name].shape == row for name in known.composite.arrays[1:]):
+                return known.composite, found
+    return None
+
+
+def unify(known: Pattern, wanted: Node, node: Node, found: dict[str, Node]) -> bool:
+    """Does the graph at `node` have the pattern's form at `wanted`? Fills in `found`."""
+    name = known.arrays.get(wanted)
+    if name is None and isinstance(wanted.literal, float):
+        name = known.numbers.get(wanted.literal)
+        if name is not None and node.literal is None:
+            return False
+    if name is not None:
+        return found.setdefault(name, node) is node or (
+            node.literal is not None and found[name].literal == node.literal
+        )
+    if wanted.op is not node.op or len(wanted.inputs) != len(node.inputs) or repr(wanted.literal) != repr(node.literal):
+        return False
+    return all(unify(known, w, n, found) for w, n in zip(wanted.inputs, node.inputs, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Biased:
+    """A product and the bias that is added to it, as torch does both at once."""
+
+    text: str
+    arrays: tuple[Node, ...]
+    dtype: DType
+
+
+def biased(node: Node, graph: Graph) -> Biased | None:
+    """F.linear where the weights are declared [N, K], torch.addmm of matrices that are [K, N]."""
+    if node.op.name != "add":
+        return None
+    for product, bias in (node.inputs, node.inputs[::-1]):
+        if product.op.kind is not Kind.PRODUCT or graph.users[product] != (node,) or len(bias.shape) != 1:
+            continue
+        if any(t.node is product for t in graph.outputs) or bias.shape != product.shape[-1:]:
+            continue
+        dtype = graph.factor_types[product]
+        if bias not in graph.tensor_of or graph.tensor_of[bias].dtype is not dtype:
+            continue
+        x, w = product.inputs
+        if w.op.kind is Kind.VIEW and len(w.shape) == 2:
+            return Biased("F.linear({0}, {1}, {2})", (x, w.inputs[0], bias), dtype)
+        if len(x.shape) == len(w.shape) == 2:
+            return Biased("torch.addmm({2}, {0}, {1})", (x, w, bias), dtype)
+    return None
+
+
+# ---------------------------------------------------------------- the text
+
+
+def function_name(graph: Graph) -> str:
+    return f"{graph.name}_" if graph.name in TAKEN else graph.name
+
+
+def torch_source(graph: Graph) -> str:
+    """A module with the chain as a function of its operands and of what `constants(device)` returns; it has the chain's
+    name, or the nearest one that the module has no other use for."""
+    graph = graph.written
+    writer = Writer(graph)
+    body = list(writer.body())
+    made = list(writer.made_beforehand())
+    hoisted = ", ".join(writer.name(n) for n in writer.hoisted)
+    parameters = ", ".join([*(writer.name(t.node) for t in graph.inputs), *([hoisted] if hoisted else [])])
+    returned = ", ".join(writer.returned())
+    lines = [
+        f'"""{graph.name} as its author would write it in torch, at {graph.sizes_text()}."""\n',
+        "import torch",
+        "import torch.nn.functional as F\n\n",
+        "def constants(device):",
+        *(f"    {line}" for line in made),
+        f"    return ({hoisted},)\n\n" if hoisted else "    return ()\n\n",
+        f"def {function_name(graph)}({parameters}):",
+        *(f"    {line}" for line in body),
+        f"    return {returned}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class Writer:
+    """Spells one graph. `hoisted`: the values that depend on no operand, as far as others need them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.names = {n: f"{name}_" if name in TAKEN else name for n, name in value_names(graph).items()}
+        self.outputs: dict[Node, DType] = {t.node: t.dtype for t in graph.outputs}
+        self.constant = self.without_operands()
+        self.composites = {n: found for n in graph.nodes if (found := match(n)) is not None}
+        self.biased = {n: pair for n in graph.nodes if (pair := biased(n, graph)) is not None}
+        self.wanted = self.needed()
+        self.values = self.taken_with_columns()
+        self.hoisted = [
+            n for n in graph.nodes
+            if n in self.constant and n in self.wanted and n in self.names
+            and any(u in self.wanted and u not in self.constant for u in graph.users[n])
+        ]  # fmt: skip
+
+    def without_operands(self) -> set[Node]:
+        found: set[Node] = set()
+        for node in self.graph.nodes:
+            if node.op.kind is not Kind.INPUT and all(a in found for a in node.inputs):
+                found.add(node)
+        return found
+
+    def arguments(self, node: Node) -> tuple[Node, ...]:
+        """What the line of `node` names."""
+        if node in self.biased:
+            return self.biased[node].arrays
+        composite = self.composites.get(node)
+        return node.inputs if composite is None else tuple(dict.fromkeys(composite[1].values()))
+
+    def needed(self) -> set[Node]:
+        wanted = {t.node for t in self.graph.outputs}
+        for node in reversed(self.graph.nodes):
+            if node in wanted:
+                wanted.update(self.arguments(node))
+        return wanted
+
+    def taken_with_columns(self) -> dict[Node, Node]:
+        """The selection and the take of what it chose from: torch.topk gives both."""
+        takes = (n for n in self.graph.nodes if n.op.name == "take" and n in self.wanted)
+        return {n.inputs[1]: n for n in takes if n.inputs[1].inputs[0] is n.inputs[0]}
+
+    def missing_axes(self, node: Node) -> int:
+        x, columns = node.inputs
+        return max(0, len(columns.shape) - len(x.shape))
+
+    def name(self, node: Node) -> str:
+        return self.names[node]
+
+    def body(self) -> Iterator[str]:
+        for node in self.graph.nodes:
+            if node not in self.wanted or node in self.constant or node.op.kind is Kind.INPUT:
+                continue
+            if node in self.values:
+                yield f"{self.name(self.values[node])}, {self.name(node)} = {self.text(node)}"
+            elif node not in self.values.values():
+                yield f"{self.name(node)} = {self.text(node)}"
+
+    def made_beforehand(self) -> Iterator[str]:
+        needed = set(self.hoisted)
+        for node in reversed(self.graph.nodes):
+            if node in needed:
+                needed.update(node.inputs)
+        for node in self.graph.nodes:
+            if node in needed and node in self.names:
+                yield f"{self.name(node)} = {self.text(node)}"
+
+    def text(self, node: Node) -> str:
+        if node in self.composites:
+            return self.composite_text(node)
+        if node in self.biased:
+            found = self.biased[node]
+            return found.text.format(*(self.factor(a, found.dtype) for a in found.arrays))
+        if node.op.kind is Kind.PRODUCT:
+            return TEXTS[node.op.name].format(*(self.factor(a, self.graph.factor_types[node]) for a in node.inputs))
+        if node.op.kind is Kind.LEAF:
+            axis = -1 if node.op.name == "col_index" else -2
+            index = f"torch.arange({size_of(self.graph.shape[axis], self.graph.sizes)}, device=device)"
+            return index if axis == -1 else f"{index}[:, None]"
+        arguments = [self.argument(a, node) for a in node.inputs]
+        template = TEXTS[node.op.name]
+        if node.op.name == "top_columns":
+            if node.shape[-1] == 1 and node not in self.values:
+                return f"torch.argmax({arguments[0]}, -1, keepdim=True)"
+            k = size_of(node.shape[-1], self.graph.sizes)
+            text = template.format(*arguments, k=k, order="" if node.ordered else ", sorted=False")
+            return text.removesuffix(".indices") if node in self.values else text
+        if node.op.name == "take":  # torch wants as many axes of both
+            arguments[0] += f"[{', '.join(['None'] * missing)}]" if (missing := self.missing_axes(node)) else ""
+        if node.op.name in CLAMPS and any(self.is_number(a) for a in node.inputs):
+            template = CLAMPS[node.op.name]
+            if self.is_number(node.inputs[0]):
+                arguments.reverse()
+        return template.format(*arguments)
+
+    def is_number(self, node: Node) -> bool:
+        return node not in self.names or (node.op.kind is Kind.INPUT and not node.shape)
+
+    def argument(self, node: Node, user: Node) -> str:
+        """A name or a number; an operation between numbers alone works on tensors, since torch's functions do."""
+        text = self.name(node) if node in self.names else number_text(node, self.graph)
+        alone = user.op.kind is Kind.MAP and all(self.is_number(a) for a in user.inputs)
+        return f"torch.as_tensor({text})" if alone and self.graph.extents[user] is Extent.LAUNCH else text
+
+    def factor(self, node: Node, dtype: DType) -> str:
+        """A factor in the products' type, as torch wants both; one that is made from several types may have another."""
+        sources = {self.graph.tensor_of[n].dtype for n in self.graph.ancestors(node) if n in self.graph.tensor_of}
+        name = self.name(node)
+        return name if plain(node) or sources == {dtype} else f"{name}.to({DTYPES[dtype.name]})"
+
+    def composite_text(self, node: Node) -> str:
+        composite, found = self.composites[node]
+        words = {name: self.name(n) if n in self.names else number_text(n, self.graph) for name, n in found.items()}
+        kept = self.graph.storage[found["x"]]
+        for name in composite.arrays[1:]:  # torch wants a norm's weights in the type of its row
+            if self.graph.storage[found[name]] is not kept:
+                words[name] += f".to({DTYPES[kept.name]})"
+        wider = self.outputs.get(node, kept)
+        dtype = f", dtype={DTYPES[wider.name]}" if wider is not kept else ""
+        return composite.text.format(**words, **({"dtype": dtype} if composite.takes_dtype else {}))
+
+    def returned(self) -> Iterator[str]:
+        """The outputs in the types declared; an operand that comes back is a copy. `.to` does nothing where it fits."""
+        for tensor in self.graph.outputs:
+            if tensor.node.op.kind is Kind.INPUT:
+                yield f"{self.name(tensor.node)}.to({DTYPES[tensor.dtype.name]}, copy=True)"
+            else:
+                yield f"{self.name(tensor.node)}.to({DTYPES[tensor.dtype.name]})"
+
+
+def number_text(node: Node, graph: Graph) -> str:
+    """A literal or a size as Python text, in brackets where it could bind wrongly."""
+    if node.size is not None:
+        return repr(float(size_of(node.size, graph.sizes)))
+    value = node.literal
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return f"({value!r})" if isinstance(value, (int, float)) and value < 0 else repr(value)
+
+
+# ---------------------------------------------------------------- running it
+
+
+@dataclass(frozen=True, slots=True)
+class TorchChain:
+    """The generated functions. Eagerly: `function(*operands, *constants(device))`."""
+
+    source: str
+    function: Callable[..., Any]
+    constants: Callable[[Any], tuple[Any, ...]]
+
+
+def torch_chain(graph: Graph) -> TorchChain:
+    """The chain as torch functions. Raises ImportError without torch."""
+    source = torch_source(graph)
+    module = ModuleType(f"fusegen_torch_{graph.name}")
+    sys.modules[module.__name__] = module  # torch.compile imports the module of what it compiles
+    exec(compile(source, f"<torch source of {graph.name}>", "exec"), vars(module))
+    return TorchChain(source, getattr(module, function_name(graph)), module.constants)

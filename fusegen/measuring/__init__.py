@@ -1,0 +1,1 @@
+"""Times, counters and bytes on a GPU, beside those of other libraries."""

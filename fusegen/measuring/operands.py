@@ -1,0 +1,95 @@
+"""Operands for a kernel that is timed or profiled: device memory full of noise, the same in every run.
+
+What a kernel computes from them is nobody's business here, but that they are ordinary numbers is: zeros and NaNs can
+take other paths through a kernel, and cost another amount of power. A tile of noise is drawn on the host and doubled on
+the device until it fills the tensor, since drawing gigabytes takes longer than any timing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusegen.language.graph import Graph, Tensor
+from fusegen.language.types import DType, Size, f32, size_of
+from fusegen.runtime.arrays import ArrayView
+from fusegen.runtime.devices import Device
+
+TILE_BYTES = 1 << 20
+BUDGET_BYTES = 8 << 30  # of all sets together; one set may be larger
+ROTATION_BYTES = 512 << 20  # once so many bytes have passed, the first set is out of every cache
+MOST_SETS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """One set: `inputs` in the graph's order (a number for a run-time scalar), `outputs` uninitialised."""
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[ArrayView, ...]
+
+    @property
+    def out(self) -> Any:
+        """As a kernel's `out=` takes them."""
+        return self.outputs if len(self.outputs) > 1 else self.outputs[0]
+
+
+def operands(device: Device, graph: Graph, seed: int = 0) -> Operands:
+    """Noise for every input at the graph's sizes. Raises MissingError when the device has no memory for it."""
+    noise = np.random.default_rng(seed)
+    inputs = tuple(filled(device, t.dtype, shape_at(t, graph), noise) if t.shape else scalar(t) for t in graph.inputs)
+    return Operands(inputs, tuple(empty(device, t.dtype, shape_at(t, graph)) for t in graph.outputs))
+
+
+def rotation(device: Device, graph: Graph, budget: int = BUDGET_BYTES) -> list[Operands]:
+    """Sets to take turns with: when a set's turn comes again, no cache holds any of it. At least one.
+
+    Raises MissingError when the device has no memory for them.
+    """
+    each = max(1, sum(nbytes(t, graph) for t in (*graph.inputs, *graph.outputs)))
+    count = min(MOST_SETS, 1 + ROTATION_BYTES // each, budget // each)
+    return [operands(device, graph, seed) for seed in range(max(1, count))]
+
+
+def shape_at(tensor: Tensor, graph: Graph) -> tuple[int, ...]:
+    return shape_of(tensor.shape, graph.sizes)
+
+
+def shape_of(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(size_of(size, sizes) for size in shape)
+
+
+def nbytes(tensor: Tensor, graph: Graph) -> int:
+    return math.prod(shape_at(tensor, graph)) * tensor.dtype.bytes
+
+
+def scalar(tensor: Tensor) -> float | int:
+    """A run-time scalar: one that no multiplication can skip, for floats."""
+    return 0.7109375 if tensor.dtype is f32 else 1
+
+
+def empty(device: Device, dtype: DType, shape: tuple[int, ...]) -> ArrayView:
+    return device.empty(math.prod(shape) * dtype.bytes).view(dtype, shape)
+
+
+def filled(device: Device, dtype: DType, shape: tuple[int, ...], noise: np.random.Generator) -> ArrayView:
+    """Device memory full of standard normal numbers (coin flips for integers and masks), a tile repeated."""
+    total = math.prod(shape) * dtype.bytes
+    memory = device.empty(total)
+    if total:
+        count = min(total, TILE_BYTES) // dtype.bytes
+        if dtype.kind == "float":
+            tile = noise.standard_normal(count, dtype=np.float32).astype(dtype.numpy)
+        else:
+            tile = noise.integers(0, 2, count).astype(dtype.numpy)
+        memory.write(tile)
+        done = tile.nbytes
+        while done < total:
+            step = min(done, total - done)
+            device.copy(memory.address + done, memory.address, step, 0)
+            done += step
+    return memory.view(dtype, shape)

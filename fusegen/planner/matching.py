@@ -1,0 +1,55 @@
+"""One file a template: each rule yields every candidate plan it knows for a graph, or raises NoMatch with its reason.
+
+A rule never ranks; `fusegen.planner.cost` does. Where none can plan a graph, the reason to show is the one of the first
+rule that is for such graphs: rules of one kind stand in the order of how much they take.
+"""
+
+from __future__ import annotations
+
+from fusegen.language.graph import Graph, Node
+from fusegen.language.types import DType, f32
+
+MOST_COLS = 2**31 - 2**20  # a thread counts columns in 32 bits, up to a tile beyond the row
+
+
+def need_countable(cols: int) -> None:
+    """Raises NoMatch for a row whose columns 32 bits can't count."""
+    if cols > MOST_COLS:
+        raise NoMatch(f"a row of {cols} elements; kernels count a row's columns in 32 bits, up to {MOST_COLS}")
+
+
+def need_no_product(graph: Graph, rule: str) -> None:
+    """Raises NotFor for a chain that multiplies matrices: it has rows of several lengths, and sums beside its walk."""
+    if graph.products:
+        first = graph.products[0]
+        raise NotFor(f"{first.operator} at {first.where} multiplies matrices; {rule} has no products")
+
+
+def need_no_selection(graph: Graph) -> None:
+    """Raises NotFor for a chain that chooses columns: its results have another row length than its walk."""
+    if node := graph.selection:
+        raise NotFor(
+            f"{node.operator} at {node.where} chooses columns (k={node.shape[-1]}); this rule keeps whole rows"
+        )
+
+
+def need_selection(graph: Graph, rule: str, keys: tuple[DType, ...] = (f32,)) -> Node:
+    """The node that chooses columns. Raises NotFor for a chain without one or with products, NoMatch where it orders by
+    other keys."""
+    node = graph.selection
+    need_no_product(graph, rule)
+    if node is None:
+        raise NotFor(f"the chain keeps every column; {rule} is for chains that choose some, as F.topk does")
+    if node.inputs[0].dtype not in keys:
+        raise NoMatch(
+            f"{node.operator} at {node.where} orders by {node.inputs[0].dtype} values; {rule} orders by {keys[0]}"
+        )
+    return node
+
+
+class NoMatch(Exception):
+    """This rule can't plan the graph; the text says why, in the user's words."""
+
+
+class NotFor(NoMatch):
+    """This rule is for graphs of another kind, or for other targets; its user need not know where another one is."""

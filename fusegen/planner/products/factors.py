@@ -1,0 +1,177 @@
+"""How the operands of a chain with products lie in memory, and which run-time numbers walk them.
+
+The chain's rows are those of its products: the axis M and the batch axes before it. A factor's matrices have an axis
+that is contracted, the *depth* (K), and another, the *side* (M of a left factor, N of a right one). One of the two is
+its *line*, along which elements are next to each other: as declared, or the other way round where the layout says so.
+The stride along the other one is a run-time argument: of M as of any row dimension, of the others as the pitch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fusegen.language.graph import Graph, Node, Tensor, once_per_graph
+from fusegen.language.naming import value_names
+from fusegen.language.products import Split, split
+from fusegen.language.types import size_of
+from fusegen.planner.model import Access, Layout, Param, RowDim, Statement
+from fusegen.planner.pieces import CTYPE, VECTOR_BYTES, c_literal, expression, named_dims, params_of, stride_name
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One way in which a kernel walks a tensor.
+
+    `place`: "left" or "right" of a product, or "tile": by rows, with columns or one value each. `transposed`: of a
+    factor that is declared with its matrices' axes the other way round.
+    """
+
+    tensor: Tensor
+    place: str
+    transposed: bool = False
+
+    @property
+    def side(self) -> int:
+        """The axis of the tensor, counted from the right, that is not contracted."""
+        return -1 if (self.place == "right") != self.transposed else -2
+
+    @property
+    def depth(self) -> int:
+        return -3 - self.side
+
+
+@once_per_graph
+def uses(graph: Graph) -> tuple[Use, ...]:
+    """Every use of every operand and output, each once. What computes a factor is walked as its own rows are."""
+    found: dict[tuple[str, str, bool], Use] = {}
+    parts = split(graph)
+
+    def add(tensor: Tensor, place: str, transposed: bool = False) -> None:
+        if tensor.shape:
+            found.setdefault((tensor.name, place, transposed), Use(tensor, place, transposed))
+
+    for product in parts.products:
+        for place, factor in (("left", product.left), ("right", product.right)):
+            for tensor in factor.inputs:
+                add(tensor, place if factor.operand or place == "right" else "tile", factor.transposed)
+    for tensor in beside(graph, parts):
+        add(tensor, "tile")
+    return tuple(found.values())
+
+
+def beside(graph: Graph, parts: Split) -> Iterator[Tensor]:
+    """What is walked by rows: operands of statistics, of row values and of the epilogue, and outputs."""
+    yield from (t for statistic in parts.statistics for t in statistic.inputs)
+    rows = {a for n in parts.row_body for a in n.inputs}
+    rows.update(n for p in parts.products for f in (p.left, p.right) for n in f.rows)
+    rows.update(n for statistic in parts.statistics for n in statistic.rows)
+    yield from (t for t in graph.inputs if t.node in rows)
+    yield from parts.inputs
+    yield from graph.outputs
+
+
+def axis_of(graph: Graph, use: Use, axis: int) -> int | None:
+    """The tensor's own axis, counted from the right, that moves along `axis` of the chain's leading ones; None where
+    the tensor is the same all along it."""
+    rank = len(graph.shape)
+    own = axis - rank
+    if axis == rank - 2 and use.place != "tile":
+        return use.side if use.place == "left" else None
+    if -own > len(use.tensor.shape) or use.tensor.shape[own] != graph.shape[axis]:
+        return None
+    return own
+
+
+def product_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
+    """The leading axes, the products' rows last; batch axes join them where every tensor moves along both or neither.
+
+    Rows stay alone under `layout.split`, where an index counts them, and where they are the line of a left factor.
+    """
+    leading = range(len(graph.shape) - 1)
+    found = uses(graph)
+    alone = any(n.op.name == "row_index" for n in graph.nodes)
+    alone |= any(u.place == "left" and line_of(u, layout) == u.side for u in found)
+    groups: list[list[int]] = []
+    for axis in leading:
+        apart = layout.split or (alone and axis == leading[-1])
+        last = groups[-1][-1] if groups and not apart else None
+        if last is not None and all(
+            (axis_of(graph, u, axis) is None) == (axis_of(graph, u, last) is None) for u in found
+        ):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return named_dims(graph, groups)
+
+
+def line_of(use: Use, layout: Layout) -> int:
+    """The axis of a factor's tensor along which elements are next to each other."""
+    return -2 if use.tensor.name in layout.turned else -1
+
+
+def widest(graph: Graph, layout: Layout, use: Use, most: int = VECTOR_BYTES) -> int:
+    """Elements that move together: as many as `most` bytes hold and divide a line that is a constant of the kernel; 1
+    where the layout promises nothing. What a run-time number has to be a multiple of, the launcher sees to."""
+    if use.tensor.name in layout.unaligned:
+        return 1
+    width = max(1, most // use.tensor.dtype.bytes)
+    line = use.tensor.shape[line_of(use, layout) if use.place != "tile" else -1]
+    while line in graph.fixed and size_of(line, graph.sizes) % width:
+        width //= 2
+    return width
+
+
+def access_of(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, use: Use, name: str, vector: int) -> Access:
+    """How one use of a tensor is read or written, `vector` elements at a time."""
+    tensor = use.tensor
+    line = line_of(use, layout) if use.place != "tile" else -1
+    pitch = -3 - line if use.place != "tile" else None
+    walked = []
+    for place, dim in enumerate(dims):
+        own = tuple(a for a in (axis_of(graph, use, axis) for axis in dim.axes) if a is not None)
+        if own == (line,):  # a left factor whose rows are its lines' elements: nothing to multiply with
+            continue
+        if own:
+            walked.append((place, own))
+        if pitch in own:
+            pitch = None
+    by_column = tensor.shape[-1] != 1 or graph.shape[-1] == 1
+    narrow = not by_column or vector == 1
+    return Access(
+        tensor=tensor.name,
+        name=name,
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        output=any(tensor is t for t in graph.outputs),
+        by_column=by_column,
+        strided=tuple(place for place, _ in walked),
+        mode="element" if narrow else "vector",
+        vector=vector,
+        vector_bytes=tensor.dtype.bytes if narrow else vector * tensor.dtype.bytes,
+        line=line,
+        pitch=pitch,
+        axes=tuple(own for _, own in walked) if use.place != "tile" else (),
+    )
+
+
+def product_params(graph: Graph, dims: tuple[RowDim, ...], accesses: Iterable[Access]) -> tuple[Param, ...]:
+    """The kernel's arguments: operands in the spec's order, outputs, sizes of `dims`, strides of each access."""
+    params = [*params_of(graph, dims)]
+    for access in accesses:
+        for place in access.strided:
+            own = access.axes[access.strided.index(place)] if access.axes else ()
+            params.append(Param("stride", stride_name(access, dims, place), access.tensor, dim=place, axes=own))
+        if access.pitch is not None:
+            params.append(Param("stride", f"{access.name}_pitch", access.tensor, axes=(access.pitch,)))
+    return tuple(params)
+
+
+def statements(graph: Graph, nodes: Iterable[Node]) -> tuple[Statement, ...]:
+    """One statement a node; indices are the rule's to fill in."""
+    names = value_names(graph)
+
+    def text(node: Node) -> str:
+        return names[node] if node in names else c_literal(node, graph)
+
+    return tuple(Statement(names[n], CTYPE[n.dtype], expression(n, graph, map(text, n.inputs))) for n in nodes)

@@ -1,0 +1,341 @@
+"""What a plan says of a product of matrices: its tiles, what happens before them, what comes of them.
+
+A chain around products is one kernel: elements of the left operand are computed on their way to the tensor cores (the
+*prologue*), the products are summed in f32 registers, and the rest of the chain takes the sums from there (the
+*epilogue*). Products that are used together share one tile; those with columns of their own are *spans* of one grid.
+
+    rows M    the last of `row_dims`, a run-time argument; every other row dimension counts products of their own
+    cols N    of one product, a constant
+    depth K   what is summed over, a constant
+
+A *factor* is a tensor that a product multiplies. Its *side* is the axis that is not summed over: rows of the left
+one, columns of the right one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from fusegen.language.graph import Graph
+from fusegen.language.types import DType
+from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store, Summed
+from fusegen.planner.pieces import VECTOR_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """What one instruction of the tensor cores multiplies, and how its operands lie in a warp's registers.
+
+    The tile's columns are the instruction's rows, so that few rows waste little: a decode step has 8.
+    """
+
+    kind: Literal["mma", "mfma_32", "mfma_16"]  # the word for where its sums lie
+    rows: int  # of the product
+    cols: int
+    depth: int  # that one fragment holds: of one instruction, or of several
+    sums: int  # f32 values of one thread
+
+
+MMA = Atom("mma", rows=8, cols=16, depth=16, sums=4)  # mma.sync.m16n8k16: PTX ISA, "Matrix fragments"
+MMA_TF32 = Atom("mma", rows=8, cols=16, depth=8, sums=4)  # mma.sync.m16n8k8: as many bytes, as many registers
+MFMA_32 = Atom("mfma_32", rows=32, cols=32, depth=16, sums=16)  # two v_mfma_f32_32x32x8: CDNA 3 ISA, "Matrix core"
+MFMA_16 = Atom("mfma_16", rows=16, cols=16, depth=32, sums=4)  # two v_mfma_f32_16x16x16
+MFMA_32_F32 = Atom("mfma_32", rows=32, cols=32, depth=8, sums=16)  # four v_mfma_f32_32x32x2_f32
+MFMA_16_F32 = Atom("mfma_16", rows=16, cols=16, depth=16, sums=4)  # four v_mfma_f32_16x16x4_f32
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTile:
+    """How a block shares the work.
+
+    A block computes `rows` x `cols` of every product of its span. Its threads are `teams`, each of which takes
+    `warps_down` x `warps_across` warps' worth of the tile and every so many-th slice of `depth` of what is summed; with
+    several teams or a `cluster` of blocks, their sums are added up in a fixed order. `stages` slices are in shared
+    memory at a time, in a ring of each team. `group` rows of tiles are walked column by column. Where it is `spread`,
+    chunks of slices are copied among the products, and no more blocks than the GPU has room for walk over all tiles:
+    the next tile's first slices are on their way while one's last slices are multiplied and its sums are stored.
+    """
+
+    rows: int
+    cols: int
+    depth: int
+    stages: int
+    warps_down: int
+    warps_across: int
+    teams: int = 1
+    cluster: int = 1
+    group: int = 8
+    bands: int = 1
+    spread: bool = False
+
+    @property
+    def band_rows(self) -> int:
+        return self.rows // self.bands
+
+    @property
+    def shares(self) -> int:
+        """Teams of all blocks that share what is summed."""
+        return self.teams * self.cluster
+
+    @property
+    def warps(self) -> int:
+        """Of a team."""
+        return self.warps_down * self.warps_across
+
+    @property
+    def warp_rows(self) -> int:
+        return self.rows // self.warps_down
+
+    @property
+    def warp_cols(self) -> int:
+        return self.cols // self.warps_across
+
+
+LANE_COLS = 8  # of an mma's columns, that lie in lanes of their own
+LEAST_RUN = 4  # columns: 8 lanes then store whole sectors of 32 bytes and more
+SUMS_PADDING = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
+
+
+def chunk_of(dtype: DType) -> int:
+    """Elements of a factor that move together: 16 bytes."""
+    return VECTOR_BYTES // dtype.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One tensor of a product: how its tile is read, and how it lies in shared memory.
+
+    `along`: neighbours in memory differ in depth, else in the side. `tile_along`: the same of the tile. `width`:
+    elements that one copy or load moves. `copied`: asynchronously, past the registers. `once`: read once, which the L2
+    cache is told. `step`: the stride along the depth, where that is a run-time number; `along` then says in which order
+    a thread takes elements, one by one, and not how they lie.
+    """
+
+    access: Access
+    side: Literal["rows", "cols"]
+    along: bool
+    tile_along: bool
+    width: int
+    copied: bool
+    pointer: str
+    stride: str  # the kernel's argument: of the axis whose neighbours are not next to each other
+    batch: tuple[tuple[str, str], ...] = ()  # (index, stride argument) of each further dimension that it moves along
+    once: bool = False
+    step: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.access.name
+
+
+@dataclass(frozen=True, slots=True)
+class Prologue:
+    """The left operand's elements, computed from tensors [.., M, K], vectors [K] and values [.., M, 1].
+
+    `value` is rounded to `dtype` and multiplied. `statistics` are sums over a row of the elements, taken by the thread
+    that prepares them; their results are row values of the epilogue.
+    """
+
+    loads: tuple[Load, ...]  # of the factors
+    vectors: tuple[Load, ...]  # [K]
+    row_loads: tuple[Load, ...]
+    row_body: tuple[Statement, ...]
+    body: tuple[Statement, ...]
+    value: str
+    changes: bool  # False: what is multiplied is the tensor itself, and only statistics are taken
+    statistics: tuple[Reduction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """left @ right. `value` names the sum's element in the epilogue."""
+
+    value: str
+    right: Factor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Products that are used together, of `cols` columns each, and what is made of their sums."""
+
+    products: tuple[Product, ...]
+    cols: int
+    first_tile: int  # of the tiles that lie side by side
+    tiles: int
+    vector: int  # columns that one thread takes at a time
+    loads: tuple[Load, ...]  # tensors [.., M, N] and vectors [N]
+    row_loads: tuple[Load, ...]  # values [.., M, 1]
+    row_body: tuple[Statement, ...]
+    row_stores: tuple[Store, ...]
+    body: tuple[Statement, ...]
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmPlan(Plan):
+    """Products of matrices on tensor cores, with what comes before and after them."""
+
+    tile: GemmTile
+    atom: Atom
+    depth: int  # K
+    dtype: DType  # of the factors
+    left: tuple[Factor, ...]  # what the left operand is computed from; its tile has the first one's place
+    prologue: Prologue | None
+    spans: tuple[Span, ...]
+    hoisted: Graph
+    launch_body: tuple[Statement, ...] = ()  # once a thread
+
+    @property
+    def lowered(self) -> Graph:
+        return self.hoisted
+
+    @property
+    def summed(self) -> Summed:
+        return Summed(self.tile.shares, self.tile.depth)
+
+    @property
+    def configuration(self) -> str:
+        """`gemm 128x128x64 2x2 3`: rule, tile, warps down x across, stages; then each choice that is not the usual."""
+        t = self.tile
+        choices = {"teams": (t.teams, 1), "cluster": (t.cluster, 1), "group": (t.group, 8), "bands": (t.bands, 1)}
+        unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
+        shape = f"{t.rows}x{t.cols}x{t.depth} {t.warps_down}x{t.warps_across} {t.stages}"
+        return f"{self.rule} {shape}{''.join(unusual)}{' spread' if t.spread else ''}"
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return {"tile": asdict(self.tile)}
+
+    @property
+    def team(self) -> int:
+        """Threads of a team."""
+        return self.tile.warps * self.target.warp
+
+    @property
+    def threads(self) -> int:
+        return self.team * self.tile.teams
+
+    @property
+    def cluster(self) -> int:
+        return self.tile.cluster
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.tile.rows
+
+    @property
+    def static_shared_bytes(self) -> int:
+        return 0
+
+    @property
+    def tiles_across(self) -> int:
+        """Tiles side by side, of all spans."""
+        return sum(span.tiles for span in self.spans)
+
+    @property
+    def products(self) -> int:
+        """Sums of one element of a tile."""
+        return len(self.spans[0].products)
+
+    @property
+    def statistics(self) -> int:
+        """Sums along the rows of the left operand."""
+        return len(self.prologue.statistics) if self.prologue else 0
+
+    @property
+    def steps(self) -> int:
+        """Slices of what is summed that one team takes."""
+        return -(-self.depth // (self.tile.depth * self.tile.shares))
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a factor that move together."""
+        return chunk_of(self.dtype)
+
+    @property
+    def even(self) -> bool:
+        """Are all slices whole?"""
+        return self.depth % (self.tile.depth * self.tile.shares) == 0
+
+    @property
+    def copies(self) -> bool:
+        """Does any factor get into shared memory by asynchronous copies?"""
+        return any(f.copied for f in self.factors)
+
+    @property
+    def fragments(self) -> int:
+        """Of one step, that a warp loads where the tile is `spread`: the left operand's are of 16 rows."""
+        return self.tile.warp_rows // 16 + self.products * self.tile.warp_cols // self.atom.cols
+
+    @property
+    def chunks_a_thread(self) -> int:
+        """That a thread brings of a slice."""
+        return tile_elements(self.tile, self.products) // self.chunk // self.team
+
+    @property
+    def chunks_a_step(self) -> int:
+        return -(-self.chunks_a_thread * self.atom.depth // self.tile.depth)
+
+    @property
+    def factors(self) -> tuple[Factor, ...]:
+        """Of one span: those of the left operand, then the right ones."""
+        return (*self.left, *(p.right for p in self.spans[0].products))
+
+    @property
+    def run(self) -> int:
+        """As `run_of`."""
+        return run_of(self.tile, self.atom, all(p.right.along for span in self.spans for p in span.products))
+
+    @property
+    def sums_stride(self) -> int:
+        """Floats from one row of sums to the next in shared memory."""
+        return self.tile.cols + SUMS_PADDING
+
+    def tiles(self, *extents: int) -> int:
+        """Of the whole launch, of products of those sizes."""
+        *others, rows = extents or (1,)
+        return math.prod(others) * -(-rows // self.tile.rows) * self.tiles_across
+
+    def blocks(self, *extents: int, resident: int | None = None) -> int:
+        """One for each tile; of those that are spread as few as need no more rounds than all that the GPU holds."""
+        tiles = self.tiles(*extents)
+        if not self.tile.spread:
+            return tiles * self.tile.cluster
+        rounds = max(1, -(-tiles // (self.target.sms * self.cost.blocks_per_sm)))
+        return -(-tiles // rounds)
+
+    @property
+    def max_rows(self) -> int:
+        """Tiles are counted in 32 bits; of products with one row each, every one takes a row of tiles."""
+        return self.max_blocks // (self.tiles_across * self.tile.cluster) * (1 if self.row_dims[1:] else self.tile.rows)
+
+
+def tile_elements(tile: GemmTile, products: int) -> int:
+    """Elements of one stage: the left operand's slice and one of each product's right one."""
+    return (tile.rows + tile.cols * products) * tile.depth
+
+
+def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
+    """Neighbouring columns that one thread sums, for the epilogue to take them from its registers; 0 where the sums go
+    through shared memory to get there.
+
+    A lane has two of the 16 columns of each fragment. Which columns these are is up to the copies: where the right
+    factors lie along the depth (`along`), a column is a row of the tile in shared memory, and rows lie in any order.
+    Fewer than LEAST_RUN columns are too few to be stored at once, and sums that several teams share must meet.
+    """
+    run = tile.warp_cols // LANE_COLS
+    return run if atom.kind == "mma" and along and tile.shares == 1 and run >= LEAST_RUN else 0
+
+
+def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int, run: int = 0) -> int:
+    """Dynamic shared memory of a block: the rings, and afterwards the sums in their place, where there is no `run`."""
+    ring = dtype.bytes * tile_elements(tile, products) * tile.stages * tile.teams
+    return max(ring, 4 * (statistics * tile.rows if run else tile.teams * sums_floats(tile, products, statistics)))
+
+
+def sums_floats(tile: GemmTile, products: int, statistics: int) -> int:
+    """Floats of one team's sums of a band, and of its statistics, in shared memory."""
+    return products * tile.band_rows * (tile.cols + SUMS_PADDING) + statistics * tile.rows

@@ -1,0 +1,499 @@
+"""Chains with products: tiles of all columns' products on tensor cores, with what comes before and after in one kernel.
+
+Two regimes, which differ in nothing but the tile:
+
+- *tiles*, where rows are many: a block's warps share slices of both factors, which are brought ahead of their use, and
+  each warp holds its part of the sums in registers. The rate of the tensor cores bounds it;
+- *streams*, where rows are few: the right factors are read once, which the L2 cache is told, and that bounds it: on an
+  H200 8 rows take as long as reading the weights alone does. A team is one warp with a ring of its own, and takes every
+  so many-th slice of what is summed, so that no warp waits for another before the end; the teams' sums, of a cluster's
+  blocks where there are too few columns for all SMs, are added in a fixed order.
+
+What measurements on an H200 decided (docs/measurements.md, "Products by mma.sync" and "Products of few rows"):
+
+- The loop is bound by issuing copies and making addresses, not by waiting. So tiles that are `spread` unroll the ring,
+  keep all addresses, and issue copies among the products.
+- Their blocks are persistent, and copy the next tile's first slices while sums are stored.
+- ptxas keeps the order of loads and copies, and moves products: a step's fragments are loaded in the order of their
+  use, one before each product, and its copies come behind them.
+- Tiles of 96 and of 192 rows fill the SMs where others don't.
+- f32 factors lie in shared memory as they are, and are rounded to tf32 as a warp loads its fragments: mma.sync cuts
+  off. AMD's matrix units multiply f32 as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fusegen.language.graph import Graph, Node
+from fusegen.language.naming import entry_name, value_names
+from fusegen.language.products import Factor as Side
+from fusegen.language.products import Split, Unsplittable, split
+from fusegen.language.types import DType, f32, size_of
+from fusegen.planner.cost import decisions
+from fusegen.planner.matching import NoMatch, need_countable
+from fusegen.planner.model import Access, Layout, RowDim
+from fusegen.planner.passes import hoist_scales
+from fusegen.planner.pieces import VECTOR_BYTES, stride_name
+from fusegen.planner.products.factors import Use, access_of, product_dims, product_params, uses, widest
+from fusegen.planner.products.gemm import (
+    MFMA_16,
+    MFMA_16_F32,
+    MFMA_32,
+    MFMA_32_F32,
+    MMA,
+    MMA_TF32,
+    Atom,
+    Factor,
+    GemmPlan,
+    GemmTile,
+    chunk_of,
+    run_of,
+    shared_bytes,
+)
+from fusegen.planner.products.gemm_duration import Work, estimate, gemm_registers, lying
+from fusegen.planner.products.product_cost import product_rounding
+from fusegen.planner.products.spans import Group, groups, need_plain_rights, prologue_of, span_of
+from fusegen.targets.base import Target
+
+# rows x cols x depth, stages, warps down x across: of one product in a span, and of two. Depths are in elements of two
+# bytes; f32 has half as many.
+TILES: Mapping[int, tuple[GemmTile, ...]] = {
+    1: (
+        GemmTile(128, 256, 64, 4, 2, 4, spread=True),
+        GemmTile(128, 256, 32, 4, 2, 4, spread=True),
+        GemmTile(128, 256, 64, 4, 2, 4),
+        GemmTile(128, 256, 64, 3, 2, 4),
+        GemmTile(256, 128, 64, 4, 4, 2),
+        GemmTile(256, 128, 64, 3, 4, 2),
+        GemmTile(128, 256, 32, 4, 2, 4),
+        GemmTile(96, 256, 64, 4, 2, 4),
+        GemmTile(192, 128, 64, 4, 4, 2),
+        GemmTile(96, 128, 64, 4, 2, 2),
+        GemmTile(128, 128, 64, 3, 2, 2),
+        GemmTile(128, 128, 32, 4, 2, 2),
+        GemmTile(128, 128, 64, 3, 2, 4),
+        GemmTile(64, 256, 64, 3, 1, 4),
+        GemmTile(64, 128, 64, 4, 2, 2),
+        GemmTile(128, 64, 64, 4, 2, 2),
+        GemmTile(64, 64, 64, 4, 2, 2),
+        GemmTile(32, 64, 64, 4, 1, 2),
+    ),
+    2: (
+        GemmTile(128, 64, 64, 3, 2, 2),
+        GemmTile(128, 64, 32, 4, 2, 2),
+        GemmTile(128, 128, 64, 4, 2, 4),
+        GemmTile(128, 128, 64, 3, 2, 4),
+        GemmTile(64, 64, 64, 3, 2, 2),
+        GemmTile(64, 32, 64, 4, 2, 2),
+        GemmTile(32, 32, 64, 4, 1, 2),
+    ),
+}
+WAVES: Mapping[int, tuple[GemmTile, ...]] = {  # of 64 lanes, without asynchronous copies
+    1: (
+        GemmTile(128, 128, 32, 2, 2, 2, bands=2),
+        GemmTile(128, 64, 32, 2, 2, 2),
+        GemmTile(64, 128, 32, 2, 2, 2),
+        GemmTile(64, 64, 32, 2, 2, 2),
+    ),
+    2: (GemmTile(128, 64, 32, 2, 2, 2, bands=2), GemmTile(64, 64, 32, 2, 2, 2)),
+}
+MOST_STREAMED = 64  # rows: one team's sums fill its registers then
+MOST_SUMS = 2048  # of one warp: 64 registers a thread
+MOST_AHEAD = 4096  # elements of the left operand in one slice: the compiler loads fragments of all of it ahead
+STREAM_COLS = (16, 32, 64)
+STREAM_DEPTHS = (64, 128)
+STREAM_TEAMS = (2, 4, 8)
+STREAM_STAGES = (3, 4, 6)
+REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
+CLUSTERS = (1, 2, 4)
+IN_FLIGHT = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What all tiles of one chain share."""
+
+    graph: Graph
+    hoisted: Graph
+    target: Target
+    layout: Layout
+    parts: Split
+    dtype: DType
+    depth: int
+    dims: tuple[RowDim, ...]
+    groups: tuple[Group, ...]
+    left: Side
+    accesses: Mapping[tuple[str, str], Access]  # by tensor, and by the place it is used in
+
+    @property
+    def products(self) -> int:
+        return len(self.groups[0].products)
+
+    @property
+    def chunk(self) -> int:
+        return chunk_of(self.dtype)
+
+    def deep(self, tile: GemmTile) -> GemmTile:
+        """The tile, whose depth is in elements of two bytes, with as many bytes of the factors'."""
+        return replace(tile, depth=tile.depth * 2 // self.dtype.bytes)
+
+    @property
+    def rows(self) -> int:
+        """Of one product, at the default sizes."""
+        rows = 1
+        for axis in self.dims[-1].axes:
+            rows *= size_of(self.graph.shape[axis], self.graph.sizes)
+        return rows
+
+
+def gemm(graph: Graph, target: Target, layout: Layout) -> Iterator[GemmPlan]:
+    """Every tile that fits the target."""
+    drawn = draft(graph, target, layout)
+    for tile, atom in tiles(drawn):
+        if fits(drawn, tile, atom):
+            yield candidate(drawn, tile, atom)
+
+
+def draft(graph: Graph, target: Target, layout: Layout) -> Draft:
+    hoisted = hoist_scales(graph)
+    try:
+        parts = split(hoisted)
+    except Unsplittable as reason:
+        raise NoMatch(str(reason)) from None
+    first = parts.products[0]
+    if len(parts.lefts) > 1:
+        raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
+    need_plain_rights(parts)
+    for group in (found := groups(hoisted, parts)):
+        need_countable(size_of(group.width, graph.sizes))
+    depth = size_of(first.contracted, graph.sizes)
+    need_countable(depth)
+    dims = product_dims(hoisted, layout)
+    return Draft(
+        graph, hoisted, target, layout, parts, first.left.dtype, depth, dims, found, first.left,
+        named_accesses(hoisted, dims, layout, parts),
+    )  # fmt: skip
+
+
+def named_accesses(
+    graph: Graph, dims: tuple[RowDim, ...], layout: Layout, parts: Split
+) -> Mapping[tuple[str, str], Access]:
+    """Each use of each tensor. One that is used in several ways has a name for each, and strides of its own."""
+    names = value_names(graph)
+    found = [use for use in uses(graph) if not passes_by(use, parts)]
+    often = {use.tensor.name for use in found if sum(u.tensor is use.tensor for u in found) > 1}
+    made = {}
+    for use in found:
+        output = any(use.tensor is t for t in graph.outputs)
+        name = use.tensor.name if output else names[use.tensor.node]
+        if use.tensor.name in often and use.place != "tile":
+            name = f"{name}_{use.place}"
+        most = chunk_of(parts.products[0].left.dtype) * use.tensor.dtype.bytes
+        access = access_of(graph, dims, layout, use, name, widest(graph, layout, use, most))
+        made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
+    return made
+
+
+def passes_by(use: Use, parts: Split) -> bool:
+    """Is this what a statistic takes from the left operand as it passes?"""
+    left = parts.lefts[0].operand
+    read = {t.name for t in (*parts.inputs, *parts.graph.outputs)}
+    return left is not None and use.place == "tile" and use.tensor is left and use.tensor.name not in read
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def tiles(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
+    """Tiles worth trying at this many rows, each with the instruction that fills it."""
+    shared = TILES if drawn.target.async_copies else WAVES
+    for tile in map(drawn.deep, shared.get(drawn.products, ())):
+        if tile.rows <= 32 or tile.rows < 2 * drawn.rows:
+            for cluster in CLUSTERS:
+                shared_depth = replace(tile, cluster=cluster)
+                if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, shared_depth)):
+                    yield shared_depth, atom_of(drawn)
+    if drawn.rows <= MOST_STREAMED or drawn.products not in shared:
+        yield from streams(drawn)
+
+
+def atom_of(drawn: Draft, streams: bool = False) -> Atom:
+    if drawn.target.async_copies:
+        return MMA_TF32 if drawn.dtype is f32 else MMA
+    if streams:
+        return MFMA_16_F32 if drawn.dtype is f32 else MFMA_16
+    return MFMA_32_F32 if drawn.dtype is f32 else MFMA_32
+
+
+def streams(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
+    atom = atom_of(drawn, streams=True)
+    rows = atom.rows
+    while rows < min(drawn.rows, MOST_STREAMED):
+        rows *= 2
+    for cols in STREAM_COLS:
+        for depth in STREAM_DEPTHS:
+            if drawn.products * rows * cols > MOST_SUMS or rows * depth > MOST_AHEAD:
+                continue
+            for teams in STREAM_TEAMS:
+                for stages in STREAM_STAGES if drawn.target.async_copies else REGISTER_STAGES:
+                    for cluster in CLUSTERS:
+                        tile = drawn.deep(GemmTile(rows, cols, depth, stages, 1, 1, teams, cluster, group=1))
+                        if cluster <= drawn.target.max_cluster and worthwhile(drawn, tile):
+                            yield tile, atom
+
+
+def worthwhile(drawn: Draft, tile: GemmTile) -> bool:
+    """Has every team a few slices, and an SM enough on its way?"""
+    slices = drawn.depth // (tile.depth * tile.shares)
+    room = shared_bytes(tile, drawn.dtype, drawn.products, len(drawn.parts.statistics))
+    blocks = max(1, drawn.target.shared_per_sm // (room + drawn.target.shared_reserved))
+    small = (tile.cols, tile.depth * drawn.dtype.bytes, tile.teams, tile.cluster) == (32, 128, 2, 1)
+    few = small and tile.stages <= min(STREAM_STAGES)
+    return few or (
+        slices >= 2
+        and room * min(blocks, 3) >= IN_FLIGHT
+        and (tile.cluster == 1 or tiles_across(drawn, tile) < drawn.target.sms)
+    )
+
+
+def idle(drawn: Draft, tile: GemmTile) -> bool:
+    """Would half of the SMs have nothing to do, were depth not shared by a cluster; and has each block some of it?"""
+    blocks = tiles_across(drawn, tile) * max(1, -(-drawn.graph.rows // tile.rows))
+    return blocks * tile.cluster < 2 * drawn.target.sms and drawn.depth >= 4 * tile.depth * tile.cluster
+
+
+def tiles_across(drawn: Draft, tile: GemmTile) -> int:
+    return sum(-(-size_of(g.width, drawn.graph.sizes) // tile.cols) for g in drawn.groups)
+
+
+def fits(drawn: Draft, tile: GemmTile, atom: Atom) -> bool:
+    """Has the target room for it, and has every thread a whole number of chunks to bring?"""
+    target = drawn.target
+    team = tile.warps * target.warp
+    right = right_factors(drawn).values()
+    run = run_of(tile, atom, all(f.along for f in right))
+    if shared_bytes(tile, drawn.dtype, drawn.products, len(drawn.parts.statistics), run) > target.shared_bytes:
+        return False
+    if team * tile.teams > target.threads_per_block:
+        return False
+    held = elements(drawn, tile) if tile.teams == 1 else 0  # streams have no others to give way to
+    if gemm_registers(tile, atom, drawn.dtype, drawn.products) + held > min(target.registers_per_thread, 255):
+        return False
+    if tile.spread and not spreads(drawn, tile):
+        return False
+    if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.depth % (2 * atom.depth):
+        return False
+    return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*left_factors(drawn), *right))
+
+
+def elements(drawn: Draft, tile: GemmTile) -> int:
+    """That a thread loads one by one for each slice, and holds until they go to shared memory: on GPUs whose copies
+    bring whole chunks past the registers."""
+    if not drawn.target.async_copies:
+        return 0
+    left = sum(tile.rows for f in left_factors(drawn) if f.width == 1)
+    right = sum(tile.cols for f in right_factors(drawn).values() if f.width == 1) // len(drawn.groups)
+    return (left + right) * tile.depth // (tile.warps * drawn.target.warp)
+
+
+def counted(drawn: Draft, tile: GemmTile) -> int:
+    """Chunks that a thread brings of a slice, and which may not be whole: of all rows, since these are a launch's own,
+    of columns that fill no tile, and of a depth that fills no slice."""
+    ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
+    uneven = drawn.depth % (tile.depth * tile.shares) != 0
+    extent = tile.rows + tile.cols * drawn.products * (ragged or uneven)
+    return extent * tile.depth // drawn.chunk // (tile.warps * drawn.target.warp)
+
+
+def spreads(drawn: Draft, tile: GemmTile) -> bool:
+    """Are copies cheap enough to be dealt out among the products?
+
+    A thread keeps the address of each chunk, and from slice to slice these differ by constants: of factors that lie
+    along the depth and are copied as they are. Ragged columns and depths cost registers that are not there: ptxas
+    spilled 8 to 92 bytes. Sums that go through shared memory would have to take the ring's place, which holds the next
+    tile's slices by then. f32 factors and clusters were not measured.
+    """
+    factors = (*left_factors(drawn), *right_factors(drawn).values())
+    if drawn.dtype is f32 or drawn.parts.statistics or drawn.left.operand is None:
+        return False
+    if tile.cluster > 1 or drawn.depth % (tile.stages * tile.depth):
+        return False
+    ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
+    return not ragged and all(f.copied and f.along for f in factors)
+
+
+def chunks_fit(factor: Factor, tile: GemmTile, team: int, chunk: int) -> bool:
+    """Has every thread a whole number of the factor's chunks to bring, and are lines along its side, whose addresses
+    have bits turned, a power of 2 long?"""
+    extent = tile.rows if factor.side == "rows" else tile.cols
+    if not factor.tile_along and extent & (extent - 1):
+        return False
+    beside = (tile.depth if factor.along else extent) // chunk
+    return team % beside == 0 and extent * tile.depth // chunk % team == 0
+
+
+# ---------------------------------------------------------------- factors
+
+
+def left_factors(drawn: Draft) -> list[Factor]:
+    """What the left operand is computed from: itself, or the tensors [.., M, K] of its prologue."""
+    side = drawn.left
+    if side.operand is not None:
+        use = next(u for u in uses(drawn.hoisted) if u.place == "left")
+        tensors = [(side.operand.name, "left", use)]
+    else:
+        tensors = []
+    known = {name for name, _, _ in tensors}
+    if not tensors and not side.inputs:
+        raise NoMatch(
+            "the left factor is computed from values of its rows alone, where one column is multiplied; "
+            "write x * w in place of x @ w"
+        )
+    for tensor in [*side.inputs, *(t for s in drawn.parts.statistics for t in s.inputs)]:
+        rows = tensor.shape[-2:-1] == drawn.graph.shape[-2:-1]  # else a vector [K]
+        if rows and tensor.name not in known:
+            known.add(tensor.name)
+            tensors.append((tensor.name, "tile", Use(tensor, "left")))
+    found = []
+    for name, place, use in tensors:
+        access = drawn.accesses[name, place]
+        line = access.line if place == "left" else -1
+        copied = drawn.target.async_copies and access.mode == "vector" and access.dtype is drawn.dtype
+        found.append(factor(drawn, access, "rows", line == use.depth, copied and len(tensors) == 1))
+    return found
+
+
+def right_factors(drawn: Draft) -> Mapping[Node, Factor]:
+    """The right factor of each product."""
+    found = {}
+    for product in drawn.parts.products:
+        assert product.right.operand is not None
+        access = drawn.accesses[product.right.operand.name, "right"]
+        use = Use(product.right.operand, "right", product.right.transposed)
+        copied = drawn.target.async_copies and access.mode == "vector"
+        made = factor(drawn, access, "cols", access.line == use.depth, copied)
+        found[product.node] = replace(made, once=copied and read_once(drawn, access))
+    if len(drawn.groups) == 1:
+        return found
+    if len({f.along for f in found.values()}) > 1:
+        found = {node: one_by_one(f) for node, f in found.items()}
+    return alike(drawn, found)
+
+
+def one_by_one(f: Factor) -> Factor:
+    """A right factor beside others that lie the other way round: a span's strides say how its own lies."""
+    stride, step = (f.stride, "1") if f.along else ("1", f.stride)
+    return replace(f, along=True, tile_along=True, width=1, copied=False, once=False, stride=stride, step=step)
+
+
+def alike(drawn: Draft, found: Mapping[Node, Factor]) -> Mapping[Node, Factor]:
+    """Right factors of several spans, which the same instructions bring: as few elements at a time as any of them
+    allows, and along each batch axis that one of them moves along."""
+    factors = found.values()
+    width, copied, once = min(f.width for f in factors), all(f.copied for f in factors), all(f.once for f in factors)
+    indices = [dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)]
+    return {
+        node: replace(
+            f, width=width, copied=copied, once=once, batch=tuple((i, dict(f.batch).get(i, "0")) for i in indices)
+        )
+        for node, f in found.items()
+    }
+
+
+def read_once(drawn: Draft, access: Access) -> bool:
+    """Do all rows that a right factor is multiplied with pass by together?"""
+    batches = range(len(drawn.dims) - 1)
+    return access.vector == drawn.chunk and drawn.rows <= MOST_STREAMED and all(i in access.strided for i in batches)
+
+
+def factor(drawn: Draft, access: Access, side: str, along: bool, copied: bool) -> Factor:
+    names = {t.name: value_names(drawn.hoisted)[t.node] for t in drawn.hoisted.inputs}
+    last = len(drawn.dims) - 1
+    batch = tuple((drawn.dims[i].index, stride_of(drawn, access, i)) for i in access.strided if i != last)
+    stride = f"{access.name}_pitch" if access.pitch is not None else stride_of(drawn, access, last)
+    return Factor(
+        access=access,
+        side="rows" if side == "rows" else "cols",
+        along=along,
+        tile_along=along or not drawn.target.async_copies,
+        width=access.vector if access.mode == "vector" else 1,
+        copied=copied,
+        pointer=f"{names[access.tensor]}_ptr",
+        stride=stride,
+        batch=batch,
+    )
+
+
+def stride_of(drawn: Draft, access: Access, dim: int) -> str:
+    return stride_name(access, drawn.dims, dim)
+
+
+# ---------------------------------------------------------------- a plan
+
+
+def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
+    graph, hoisted, target = drawn.graph, drawn.hoisted, drawn.target
+    left, right = tuple(left_factors(drawn)), right_factors(drawn)
+    used = {f.access.tensor: f.access for f in left}
+    by_tensor = {name: access for (name, place), access in drawn.accesses.items() if place == "tile"}
+    along = all(f.along for f in right.values())
+    run = run_of(tile, atom, along)
+    widest_vector = min(drawn.chunk, run or drawn.chunk)
+    spans = []
+    first = 0
+    for group in drawn.groups:
+        cols = size_of(group.width, graph.sizes)
+        vector = next(v for v in (8, 4, 2, 1) if v <= widest_vector and cols % v == 0 and tile.cols % v == 0)
+        spans.append(span_of(hoisted, group, right, by_tensor, first, tile.cols, vector))
+        first += spans[-1].tiles
+    if drawn.left.operand is not None and not left[0].along and drawn.parts.statistics:
+        raise NoMatch("the left operand lies by columns, and sums along its rows are taken as it passes by rows")
+    prologue = prologue_of(hoisted, drawn.parts, drawn.left, left, {**by_tensor, **used})
+    accesses = tuple(drawn.accesses.values())
+    statistics = len(drawn.parts.statistics)
+    once = all(f.once for f in right.values())
+    dtype, prepared = drawn.dtype, prologue is not None
+    askew = max(lying(f.access, hoisted) for f in (*left, *right.values()))
+    narrow = max((drawn.chunk / f.width for f in (*left, *right.values()) if f.width > 1), default=1.0)
+    work = Work(
+        tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once, askew, narrow,
+        elements(drawn, tile), counted(drawn, tile),
+    )  # fmt: skip
+    return GemmPlan(
+        name=entry_name(graph),
+        graph=graph,
+        hoisted=hoisted,
+        target=target,
+        layout=drawn.layout,
+        rule="gemm",
+        template="gemm.cu.j2",
+        regime=regime(tile),
+        cols=graph.cols,
+        row_dims=drawn.dims,
+        accesses=accesses,
+        params=product_params(hoisted, drawn.dims, accesses),
+        folded=False,
+        shared_bytes=shared_bytes(tile, drawn.dtype, drawn.products, statistics, run),
+        cost=estimate(graph, target, work),
+        decisions=decisions(graph),
+        rounding=product_rounding(graph, target),
+        tile=tile,
+        atom=atom,
+        depth=drawn.depth,
+        dtype=drawn.dtype,
+        left=left,
+        prologue=prologue,
+        spans=tuple(spans),
+    )
+
+
+def regime(tile: GemmTile) -> str:
+    shape = f"{tile.rows} x {tile.cols}"
+    spread = ", copied among the products; blocks stay" if tile.spread else ""
+    slices = f"slices of {tile.depth} in a ring of {tile.stages}{spread}"
+    if tile.shares == 1:
+        return f"{shape} tiles of {tile.warps} warps, {slices}"
+    blocks = f" of each of {tile.cluster} blocks" if tile.cluster > 1 else ""
+    return f"{shape} tiles, K shared by {tile.teams} teams{blocks}; {slices} a team"

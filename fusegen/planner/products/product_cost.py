@@ -1,0 +1,206 @@
+"""What a chain with matrix products moves and computes, whatever the tiles: bytes by each counting, flops, floors.
+
+The ways of counting bytes that papers and users have for such chains, side by side:
+
+- *unfused*: each operator as written a kernel of its own, as for any other chain;
+- *apart*: each product a kernel of its own, with one kernel before it where a factor is computed, and one behind it all
+  for the epilogue. A product with bias and GELU moves s(MK + KN + 3MN + N) bytes so;
+- *ideal*: each tensor once, s(MK + KN + MN + N) for the same.
+
+A product takes 2MNK flops. Where they take longer than the bytes, tensor cores are the floor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from fusegen.language.graph import Extent, Graph, Kind, Node, plain
+from fusegen.language.naming import value_names
+from fusegen.language.products import Factor, split
+from fusegen.language.types import DType, Shape, f16, f32, size_of
+from fusegen.planner.cost import count_bytes, unfused_kernels
+from fusegen.planner.model import TensorTraffic, Traffic
+from fusegen.planner.passes import hoist_scales
+from fusegen.planner.pieces import arrays, bytes_of, c_literal, roundings
+from fusegen.targets.base import Target
+
+
+def product_traffic(graph: Graph, target: Target, tile_rows: int, group: int) -> Traffic:
+    """Bytes and operations of one launch at the graph's sizes. `graph` is the chain as written.
+
+    Of `group` rows of tiles, of `tile_rows` rows each, those that run together share factors in the L2 cache.
+    """
+    passes = right_passes(graph, target, tile_rows, group)
+    tensors = []
+    for tensor in arrays(graph):
+        own = bytes_of(graph, tensor)
+        output = any(tensor is t for t in graph.outputs)
+        times = passes.get(tensor.name, 1)
+        tensors.append(TensorTraffic(tensor.name, output, own, own * times, own, times))
+    ideal = sum(t.ideal for t in tensors)
+    operators = unfused_kernels(graph)
+    total, special = operations(hoist_scales(graph))
+    elements = max(1, graph.rows * graph.cols)
+    together = apart(graph)
+    return Traffic(
+        tensors=tuple(tensors),
+        ideal=ideal,
+        moved=sum(t.moved for t in tensors),
+        unfused=sum(o.moved for o in operators),
+        per_element_fused=ideal,
+        per_element_unfused=together,
+        flops=total,
+        special=special,
+        launches_unfused=len(operators),
+        bytes_per_element_fused=ideal / elements,
+        bytes_per_element_unfused=together / elements,
+        product_flops=product_flops(graph),
+    )
+
+
+def right_passes(graph: Graph, target: Target, tile_rows: int, group: int) -> Mapping[str, int]:
+    """How often each right factor comes from DRAM: once, or where the L2 cache can't hold all of them beside what a
+    group of tile rows needs of the left one, once for each group. A model: not compared with counters."""
+    parts = split(hoist_scales(graph))
+    rows = count(graph, graph.shape[-2:-1])
+    depth = size_of(parts.products[0].contracted, graph.sizes)
+    size = parts.products[0].left.dtype.bytes
+    rights = {t.name: t for p in parts.products if (t := p.right.operand) is not None}
+    matrices = sum(count(graph, t.shape[-2:]) * t.dtype.bytes for t in rights.values())
+    band = min(rows, group * tile_rows) * depth * size
+    if matrices + band <= target.l2_bytes:
+        return {}
+    groups = -(-rows // (group * tile_rows))
+    batches = max(1, graph.rows // max(1, rows))
+    return {name: max(1, groups * batches // count(graph, t.shape[:-2])) for name, t in rights.items()}
+
+
+def count(graph: Graph, shape: Shape) -> int:
+    return math.prod(size_of(size, graph.sizes) for size in shape)
+
+
+def product_flops(graph: Graph) -> int:
+    """2MNK of each product, every batch."""
+    return sum(2 * count(graph, n.shape) * size_of(n.inputs[0].shape[-1], graph.sizes) for n in graph.products)
+
+
+def operations(graph: Graph) -> tuple[int, int]:
+    """Flops of everything, and calls of exponentials, roots and divisions among them."""
+    flops, special = product_flops(graph), 0
+    for node in graph.nodes:
+        if node.op.kind not in (Kind.MAP, Kind.REDUCE) or graph.extents[node] is Extent.LAUNCH:
+            continue
+        times = count(graph, node.inputs[0].shape if node.op.kind is Kind.REDUCE else node.shape)
+        flops += node.op.flops * times
+        special += times if node.op.flops >= 4 else 0
+    return flops, special
+
+
+def apart(graph: Graph) -> int:
+    """Bytes with each product a kernel of its own, one kernel before it for a computed factor, and one behind all."""
+    parts = split(graph)
+    total = 0
+    made: dict[Node, Factor] = {}
+    for product in parts.products:
+        total += size_in_memory(graph, product.node)
+        for factor in (product.left, product.right):
+            if plain(factor.node):
+                assert factor.operand is not None
+                total += bytes_of(graph, factor.operand)
+            else:
+                made[factor.node] = factor
+                total += size_in_memory(graph, factor.node)
+    for factor in made.values():
+        statistics = [s for s in parts.statistics if any(s.node in graph_above(graph, row) for row in factor.rows)]
+        read = {t.name: t for t in (*factor.inputs, *(t for s in statistics for t in s.inputs))}
+        rows = (*factor.rows, *(n for s in statistics for n in s.rows))
+        read |= {graph.tensor_of[n].name: graph.tensor_of[n] for n in rows if n in graph.tensor_of}
+        total += sum(bytes_of(graph, t) for t in read.values() if t.shape) + size_in_memory(graph, factor.node)
+    if parts.epilogue:
+        total += sum(size_in_memory(graph, product.node) for product in parts.products)
+        total += sum(bytes_of(graph, t) for t in parts.inputs if t.shape)
+        returned = {t.node for t in graph.outputs} & set(graph.products)
+        total += sum(bytes_of(graph, t) for t in graph.outputs if t.node not in returned)
+    return total
+
+
+def size_in_memory(graph: Graph, node: Node) -> int:
+    return count_bytes(graph, node, per_element=False)
+
+
+def graph_above(graph: Graph, node: Node) -> set[Node]:
+    return set(graph.ancestors(node))
+
+
+# ---------------------------------------------------------------- floors and waves
+
+
+def floors(target: Target, traffic: Traffic, factors: DType) -> Mapping[str, float]:
+    """µs that no kernel for the chain can undercut: of its bytes, its products, of factors of that type, and its other
+    operations."""
+    return {
+        "memory": traffic.ideal / (target.dram_gbs * 1e3),
+        "products": traffic.product_flops / (target.product_tflops(factors) * 1e6),
+        "vector": (traffic.flops - traffic.product_flops) / (target.fp32_tflops * 1e6),
+    }
+
+
+def filled(tiles: int, places: int) -> float:
+    """The share of `places` (SMs, times the blocks that each holds) that `tiles` keep busy, wave after wave: 133 tiles
+    on 132 SMs take two waves and fill half of them."""
+    return tiles / (-(-tiles // places) * places) if tiles else 1.0
+
+
+def wave_text(tiles: int, places: int, shares: int = 1) -> str:
+    """`512 tiles in 3.9 waves, 97 % full`; `16 parts of 4 tiles` where so many blocks share one."""
+    found, parts = f"{tiles} {'tile' if tiles == 1 else 'tiles'}", tiles * shares
+    if shares > 1:
+        found = f"{parts} parts of {found}"
+    return f"{found} in {parts / places:.1f} waves, {filled(parts, places):.0%} full"
+
+
+# ---------------------------------------------------------------- rounding
+
+
+F16_RANGE = " (in f16 what is beyond 65504 is an infinity, and below 6.1e-5 bits are lost)"
+
+
+def product_rounding(graph: Graph, target: Target) -> tuple[str, ...]:
+    """Where values of a chain with products are rounded; between those places everything is f32."""
+    lowered = hoist_scales(graph)
+    lines, narrow = [], False
+    for product in split(lowered).products:
+        for factor in (product.left, product.right):
+            if not plain(factor.node):
+                lines.append(f"{text_of(factor, lowered)} to {factor.dtype} before it is multiplied")
+                narrow = narrow or factor.dtype is f16
+    if moved := ", ".join(scale_texts(lowered)):
+        lines = [f"{line}, and only then scaled by {moved}{F16_RANGE * narrow}" for line in dict.fromkeys(lines)]
+        lines = lines or [f"factors as they are, and only their products scaled by {moved}"]
+    if f32 in lowered.factor_types.values() and not target.multiplies_f32:
+        lines.append("factors to the nearest tf32, 11 significant bits")
+    return (*dict.fromkeys(lines), *roundings(graph))
+
+
+def text_of(factor: Factor, graph: Graph) -> str:
+    """`x * gain`, or the factor's name."""
+    names = value_names(graph)
+    node = factor.node
+    if node.op.symbol and all(a.op.kind is Kind.INPUT for a in node.inputs):
+        return f" {node.op.symbol} ".join(names[a] for a in node.inputs)
+    return names[node]
+
+
+def scale_texts(lowered: Graph) -> tuple[str, ...]:
+    """`rrms`, `0.5`, `1 / norm`: what scales products in `lowered`, and before them their factors as written."""
+    names = value_names(lowered)
+    found = []
+    for product in lowered.products:
+        node = product
+        while (users := lowered.users[node]) and len(users) == 1 and users[0].operator is product.operator:
+            (node,) = users
+            scale = node.inputs[1]
+            text = names[scale] if scale in names else c_literal(scale, lowered).rstrip("f")
+            found.append(f"1 / {text}" if node.op.name == "div" else text)
+    return tuple(dict.fromkeys(found))

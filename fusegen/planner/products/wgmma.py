@@ -1,0 +1,412 @@
+"""What a plan says of a product on Hopper's tensor cores: wgmma, fed by tensor copies.
+
+A block has three groups of four warps. One brings slices of the factors into a ring in shared memory, a box at a time;
+two multiply them and make something of the sums. They share a tile, an upper and a lower half of its rows (`halves`),
+or they take `turns`: while one multiplies, the other one makes something of its own tile's sums. As many blocks as the
+GPU has room for walk over all tiles. Where tiles are few, the blocks of a cluster share one: each sums a part of the
+depth, sends the others what it has of their columns, and makes something of its own ones. Products that are used
+together share tiles; those with columns of their own are *spans* of one row of tiles. Halves take turns with slices
+where the left factor is computed: while one multiplies, the other one prepares its fragments, of the next tile too; and
+where rows are normalised, what is made of a tile's sums waits in registers until the next tile's products run. Operands
+as large as the result come through the ring behind a tile's slices, where halves share it.
+
+    rows M    the last of `row_dims`, a run-time argument; another one before it counts products of their own
+    cols N    of the products of one span, a constant
+    depth K   what is summed over, a constant
+
+f32 is rounded to tf32 by the tensor copies, to nearest (CUDA driver API, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from fusegen.language.graph import Graph
+from fusegen.language.types import DType
+from fusegen.planner.model import LINE_BYTES, Access, Load, Plan, Reduction, Statement, Store, Summed
+
+LINE = 64  # halves of a line of shared memory, the widest swizzle
+GROUP = 128  # threads of a warpgroup
+GROUPS = 3
+WARPS = 8  # of the two groups that multiply
+ATOM_ROWS = 64  # of the sums that one instruction adds to
+ATOM_DEPTH = 16
+STEPS = LINE // ATOM_DEPTH  # instructions along a slice
+SEGMENT = LINE * 128  # bytes: 64 lines, of 64 rows or columns of a slice however they lie
+STAGED_ROWS = 16  # of a box that one warp stores
+STAGED = STAGED_ROWS * 128  # its bytes
+BUFFERS = 2  # that a warp stores by turns
+AHEAD = 2  # slices whose pairs are on their way
+WIDEST = 256  # columns of a tile
+MOST_KEPT = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
+
+Schedule = Literal["turns", "halves"]
+
+
+def box_cols(cols: int) -> int:
+    """Columns of the boxes that so many are stored by: lines of 128, 64 or 32 bytes."""
+    return next(box for box in (LINE, LINE // 2, LINE // 4) if cols % box == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTile:
+    """How the work is shared. A tile is `rows` x `cols`, those of its span's products side by side; `stages` slices of
+    64 of what is summed are in shared memory at a time. The `cluster` blocks of one cluster have tiles one below the
+    other, and each brings its part of the columns to all of them. `group` rows of tiles are walked column by column.
+    Of `shares` blocks of one cluster each sums a part of the depth of one tile, and finishes a part of its columns.
+    Halves may have fewer rows than the instructions' 128: the others' sums are of zeros, and are not stored."""
+
+    rows: int
+    cols: int
+    stages: int
+    schedule: Schedule
+    cluster: int = 1
+    group: int = 8
+    shares: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """Of a cluster as launched."""
+        return self.cluster * self.shares
+
+    @property
+    def group_rows(self) -> int:
+        """Rows whose sums one group of warps holds."""
+        return self.rows if self.schedule == "turns" else ATOM_ROWS
+
+    @property
+    def held_rows(self) -> int:
+        """Rows whose sums are held, and which slices of the left factor have room for."""
+        return self.group_rows * (1 if self.schedule == "turns" else 2)
+
+    @property
+    def parts(self) -> int:
+        """Instructions that cover them."""
+        return self.group_rows // ATOM_ROWS
+
+    @property
+    def sums(self) -> int:
+        """f32 values that one thread holds of each part."""
+        return self.cols // 2
+
+    @property
+    def left_bytes(self) -> int:
+        """Of one slice of the left factor."""
+        return self.held_rows * LINE_BYTES
+
+    @property
+    def right_bytes(self) -> int:
+        return self.cols * 128
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.left_bytes + self.right_bytes
+
+    @property
+    def right_at(self) -> int:
+        """Where the right factors' slices begin in shared memory."""
+        return self.stages * self.left_bytes
+
+    @property
+    def staging_at(self) -> int:
+        """Where boxes wait to be stored."""
+        return self.stages * self.stage_bytes
+
+    @property
+    def exchange_at(self) -> int:
+        """Where the sums of all blocks that share a tile meet, of each one's columns: in place of the right factors'
+        slices, which all blocks have multiplied by then."""
+        return self.right_at
+
+    @property
+    def exchange_bytes(self) -> int:
+        return 4 * self.held_rows * self.cols if self.shares > 1 else 0
+
+    @property
+    def barriers_at(self) -> int:
+        return self.staging_at + WARPS * BUFFERS * STAGED
+
+    @property
+    def barriers(self) -> int:
+        """mbarriers: one for each full and each empty stage, two that tell whose turn it is, and where blocks share a
+        tile one for each warp that adds up."""
+        return 2 * self.stages + 2 + (WARPS if self.shares > 1 else 0)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barriers_at + 8 * self.barriers
+
+    def statistics_bytes(self, count: int) -> int:
+        """Of so many statistics of each row, from all blocks that share a tile: every thread has two rows of them."""
+        return self.shares * WARPS * 32 * 8 * count if self.shares > 1 else 0
+
+    @property
+    def releases(self) -> int:
+        """Warps that are done with a slice before its place is free: of all blocks that write there."""
+        return 4 * self.cluster * (1 if self.schedule == "turns" else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A factor: `along` says that its lines run along the depth, else along its rows or columns; `batch` that it moves
+    along the first of two row dimensions."""
+
+    access: Access
+    along: bool
+    batch: bool
+
+    @property
+    def map(self) -> str:
+        """The kernel's argument that describes it."""
+        return f"{self.access.name}_map"
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """The left factor's elements, computed in registers from a matrix [.., M, K] and vectors [K].
+
+    `load` is the matrix, `value` is rounded and multiplied. `statistics` are sums along a row, which a thread takes of
+    what passes it; their results are row values of what comes behind the products. Slices of the vectors come to shared
+    memory with those of the factors. Where the value is an element times that of a vector of its own type, `scale`,
+    `body` leaves it out: f32 holds such a product exactly, so the instruction that multiplies two at a time and rounds
+    each once gives the same.
+    """
+
+    load: Load
+    vectors: tuple[Load, ...]
+    scale: Load | None
+    body: tuple[Statement, ...]
+    value: str
+    statistics: tuple[Reduction, ...]
+
+    @property
+    def changes(self) -> bool:
+        """False where the matrix itself is multiplied, and only statistics are taken of it."""
+        return self.value != self.load.value
+
+    @property
+    def slice_registers(self) -> int:
+        """That hold what one thread needs of a slice of all vectors: a quarter of it."""
+        return self.slice_bytes // 4 // 4
+
+    @property
+    def slice_bytes(self) -> int:
+        """Of all vectors."""
+        return LINE * sum(found.access.dtype.bytes for found in self.vectors)
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaSpan:
+    """Products that are used together, of `cols` columns each, and what is made of their sums."""
+
+    rights: tuple[Operand, ...]  # one a product
+    values: tuple[str, ...]  # an element of each product, in `body`
+    cols: int
+    first_tile: int  # of the tiles that lie side by side
+    tiles: int
+    vectors: tuple[Load, ...]  # [N], read before the sums are there
+    brought: tuple[Load, ...]  # [.., M, N], by tensor copies, through the ring behind the factors
+    loads: tuple[Load, ...]  # the others of both kinds
+    row_loads: tuple[Load, ...]  # [.., M, 1]
+    row_body: tuple[Statement, ...]
+    body: tuple[Statement, ...]
+    boxes: tuple[Store, ...]  # by tensor copies
+    stores: tuple[Store, ...]  # by pairs of elements
+
+
+@dataclass(frozen=True, kw_only=True)
+class WgmmaPlan(Plan):
+    """Products of one left factor on tensor cores, and what is made of their sums."""
+
+    hoisted: Graph
+    tile: WgmmaTile
+    depth: int  # K
+    dtype: DType  # of the factors
+    left: Operand
+    fragments: Fragments | None  # None: the left factor goes to the tensor cores as it lies in shared memory
+    spans: tuple[WgmmaSpan, ...]
+
+    @property
+    def lowered(self) -> Graph:
+        return self.hoisted
+
+    @property
+    def summed(self) -> Summed:
+        return Summed(self.tile.shares, self.steps * self.line) if self.tile.shares > 1 else Summed()
+
+    @property
+    def configuration(self) -> str:
+        """`wgmma turns 128x128 6`: rule, schedule, tile, stages; then each choice that is not the usual one."""
+        t = self.tile
+        choices = {"cluster": (t.cluster, 1), "group": (t.group, 8), "shares": (t.shares, 1)}
+        unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
+        return f"{self.rule} {t.schedule} {t.rows}x{t.cols} {t.stages}{''.join(unusual)}"
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return {"tile": asdict(self.tile)}
+
+    @property
+    def threads(self) -> int:
+        return GROUPS * GROUP
+
+    @property
+    def cluster(self) -> int:
+        return self.tile.blocks
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.tile.rows
+
+    @property
+    def static_shared_bytes(self) -> int:
+        return 0
+
+    @property
+    def takes_turns(self) -> bool:
+        """Do the groups multiply by turns, a tile or a slice at a time? Where a narrow tile's slices are prepared, that
+        takes longer than their products, and turns took 0.5 to 5 % more."""
+        prepared = self.fragments is not None and self.tile.cols == WIDEST
+        return self.tile.schedule == "turns" or prepared
+
+    @property
+    def ahead(self) -> bool:
+        """Is a tile's first slice prepared behind the last products of the one before? Not where it takes long, which
+        a bias, an activation or a gain of f32 do: 3 to 4 % more, on an H200."""
+        found = self.fragments
+        return self.tile.shares == 1 and found is not None and (found.scale is not None or not found.changes)
+
+    @property
+    def keeps(self) -> bool:
+        """Is what is made of a tile kept in registers, and stored while products of the next one run? Where rows are
+        normalised, there is one output, and vectors leave it the registers: all else was seen to spill."""
+        found = self.fragments
+        if found is None or found.scale is None or not found.statistics or self.several or self.tile.shares > 1:
+            return False
+        (span,) = self.spans
+        alone = len(span.boxes) == 1 and not span.stores and not span.vectors
+        return alone and self.width // 4 + found.slice_registers <= MOST_KEPT
+
+    @property
+    def pairs_ahead(self) -> int:
+        """Slices whose pairs of the vectors along the depth a lane asks for at a time: a load takes longer than the
+        products of a narrow tile's slice. Not than those of a wide one, where two at a time took 0.4 to 0.7 % more."""
+        return AHEAD if self.fragments and self.fragments.vectors and self.tile.cols < WIDEST and self.steps > 1 else 1
+
+    @property
+    def vectors_at(self) -> int:
+        """Where slices of the vectors that the left factor is computed from lie in shared memory."""
+        return self.tile.shared_bytes
+
+    @property
+    def statistics_at(self) -> int:
+        """Where the statistics of all blocks that share a tile meet."""
+        return self.vectors_at + self.tile.stages * (self.fragments.slice_bytes if self.fragments else 0)
+
+    @property
+    def line(self) -> int:
+        """Elements of the factors in a line of shared memory, and in a slice of what is summed."""
+        return LINE_BYTES // self.dtype.bytes
+
+    @property
+    def slices(self) -> int:
+        """Of what is summed, the last one filled up with zeros."""
+        return -(-self.depth // self.line)
+
+    @property
+    def steps(self) -> int:
+        """Slices that one block brings. Those beyond the depth are zeros, and change no sum of products."""
+        return -(-self.slices // self.tile.shares)
+
+    @property
+    def padded(self) -> bool:
+        """Does a slice reach beyond the depth?"""
+        return self.steps * self.tile.shares * self.line != self.depth
+
+    @property
+    def rights(self) -> tuple[Operand, ...]:
+        """Of all spans."""
+        return tuple(right for span in self.spans for right in span.rights)
+
+    @property
+    def several(self) -> bool:
+        """Has a tile to be told which span it is of?"""
+        return len(self.spans) > 1
+
+    @property
+    def width(self) -> int:
+        """Columns of each product in a tile."""
+        return self.tile.cols // len(self.spans[0].rights)
+
+    @property
+    def finished(self) -> int:
+        """Of these, the columns that one block makes something of."""
+        return self.width // self.tile.shares
+
+    @property
+    def box_cols(self) -> int:
+        """Of a box that is stored."""
+        return box_cols(self.finished)
+
+    @property
+    def left_rows(self) -> int:
+        """Rows of the left factor that a slice brings: where lines lie along them, whole lines."""
+        return self.tile.rows if self.left.along else self.tile.held_rows
+
+    @property
+    def slice_bytes(self) -> int:
+        """Of the factors, as they are brought."""
+        return self.left_rows * LINE_BYTES + self.tile.right_bytes
+
+    @property
+    def chunks(self) -> int:
+        """Boxes that a warp stores side by side."""
+        return self.finished // self.box_cols
+
+    @property
+    def uneven_boxes(self) -> bool:
+        """Does a warp store an odd number of boxes of a tile, and then those of another one? The buffers take turns."""
+        counts = {self.tile.parts * self.chunks * len(span.boxes) for span in self.spans}
+        return self.tile.shares == 1 and any(count % BUFFERS for count in counts)
+
+    @property
+    def brought(self) -> int:
+        """Places of the ring that boxes of operands take behind a tile's slices, two side by side in each."""
+        return sum(len(span.brought) for span in self.spans) * -(-self.chunks // 2)
+
+    @property
+    def tiles_across(self) -> int:
+        """Tiles side by side, of all spans."""
+        return sum(span.tiles for span in self.spans)
+
+    @property
+    def band(self) -> int:
+        """Rows of all tiles of a cluster."""
+        return self.tile.rows * self.tile.cluster
+
+    @property
+    def batched(self) -> bool:
+        return len(self.row_dims) > 1
+
+    def tiles(self, *extents: int) -> int:
+        """Of the whole launch; those of a cluster count as one."""
+        *others, rows = extents or (1,)
+        return math.prod(others) * -(-rows // self.band) * self.tiles_across
+
+    def blocks(self, *extents: int, resident: int | None = None) -> int:
+        """As few as need no more rounds than all that the GPU has room for: each then walks as many tiles. Those that
+        share a tile have no other one."""
+        tiles = self.tiles(*extents)
+        if self.tile.shares > 1:
+            return tiles * self.tile.shares
+        rounds = max(1, -(-tiles // (self.target.sms // self.tile.cluster)))
+        return -(-tiles // rounds) * self.tile.cluster
+
+    @property
+    def max_rows(self) -> int:
+        """Rows and tiles are counted in 32 bits; of products with one row each, every one takes a row of tiles."""
+        most = (2**31 - 1) // (self.tiles_across * self.tile.shares)
+        return most if self.batched else min(most * self.band, 2**31 - 2**12)

@@ -1,0 +1,167 @@
+"""How long a plan by wgmma should take: rounds of tiles at the rate of the tensor cores, and what they wait for.
+
+Three limits that overlap: products and what is made of them; the bytes that come from DRAM; and the lines of the
+factors that all blocks take from the L2 cache. The constants are fitted to 312 candidates of 57 chains and shapes, of
+65 to 16384 rows, bf16 and f16, on one H200 (cold L2, medians of 15), which they meet within 5 % (rms): the first choice
+took 0.2 % more than the best of those measured in the mean, and 4 % at worst. f32's are of 3 shapes
+(docs/measurements.md, "f32 by tf32").
+
+Where lines start between sectors of 32 bytes, blocks by themselves take no more than 6 TB/s of them from the L2 cache.
+In shares of the bare product, x @ w.T alone, and with bias and residual (*), medians of 15 to 21, L2 cold, in turns:
+
+                                              2048 x 4096 x 1000   4096 x 4096 x 4104   2048 x 1000 x 1000 *
+    128 x 256 tiles in halves                    1.33                 1.48                 1.34
+    in clusters of two                           1.01                 1.04                 1.36
+    128 x 128 tiles in halves                    1.70                                      1.34
+    in clusters of two                                                                     1.24
+    128 x 256, the bringing warps copy 16 bytes a lane
+    by cp.async                                  1.30                 1.52
+
+4096^3 took 1.00 with those warps' copies, 0.985 with tensor copies; by 8 bytes a lane 4096 x 4096 x 4100 took 405 us by
+turns and by 4 bytes 4096 x 4096 x 4098 534, where mma.sync takes 383 and 697, and cuBLAS 550 and 537.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from fusegen.language.graph import Extent, Kind, Node
+from fusegen.language.products import Split, split
+from fusegen.language.types import f32, size_of
+from fusegen.planner.model import LINE_BYTES, Cost, Traffic
+from fusegen.planner.products.gemm_duration import L2_GBS, lying
+from fusegen.planner.products.product_cost import floors, product_traffic
+from fusegen.planner.products.wgmma import Operand, WgmmaPlan
+from fusegen.planner.rows.duration import COPY_SHARE
+
+START_US = 5.6  # launch, first slices from DRAM, last boxes stored
+OVERLAP = 3.0  # the norm's exponent
+# ---- products
+RATE = 1.0  # of the data sheet's matrix rate, which the SMs' clocks exceed
+NARROW = 1.12  # tiles of fewer than 128 columns: the left factor's lines are read for few products
+WIDE = 128
+STORED = 6.5  # issue slots, in time, to store an element; 128 x 256 of them took 1800 to 2500 cycles, all in all
+ISSUED = 2.2  # and each of them by warps that wait for it
+LOADED_US = 6.0  # an operand that is read by pairs once its tile is summed: 4 times in turn from DRAM
+HOT_US = 400.0  # launches this long are held down by the power limit
+HOT = 1.02
+HOT_HALVES = 1.04  # and there larger tiles in halves take more of it
+# ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
+# 1.00 behind an RMSNorm without a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a
+# bias, 1.75 behind a bias and GELU. Narrow ones wait for what is prepared.
+SCALED = 1.02
+PREPARED_US = 0.30  # a slice of one that is scaled by a vector of its type
+COMPUTED_US, SLOT_US = 0.34, 0.04  # of others, and for each issue slot of an element
+# ---- memory
+PUSHED_OUT = 0.56  # a launch that finds the L2 full of what others wrote pushes out as much as it reads
+# ---- blocks that share a tile
+MET_US = 1.5  # until all have multiplied, and their sums are where they are added up
+EXCHANGED_US = 2.2  # and for each 128 columns
+CLUSTERS = 1.005
+CLUSTER_US = 1.0  # until both blocks find room, and end: without it 1000^3 went to clusters, where it took no less
+# f32 is twice as many bytes for as many products, and half as many of them a second: what brings less is faster. 4096^3
+# took 395 us by turns, 368 in clusters and 333 in halves, whatever else; 8192^3 3132, 3269 and 3763, in clusters 3293,
+# and by 16 rows of tiles besides 3083. cuBLAS took 333 and 2662.
+TURNS_F32 = 1.12
+CLUSTERS_F32 = 0.99
+GROUPS_F32 = 0.995
+# Blocks that run together take lines of both factors from the L2 cache, fewest where their tiles are as high as wide.
+# Halves take a quarter more by 8 rows of tiles than by 16: RMSNorm's products took 0.4 to 0.6 % longer. A tenth more
+# showed nothing.
+SPREAD = 0.02
+SPREAD_FREE = 1.1
+GHZ = 1.7  # of an SM among products
+SPECIAL = 8  # issue slots that one exponential or division keeps its unit for
+UNKNOWN = Cost(Traffic((), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0), 0.0, 0.0, "memory", 0, 0, 0)  # of a plan not yet costed
+REGISTERS = 168  # of a thread as launched; two groups then take more from the third
+
+
+def estimate(plan: WgmmaPlan) -> Cost:
+    """What the planner ranks by."""
+    graph, target, tile = plan.graph, plan.target, plan.tile
+    moved = product_traffic(graph, target, plan.band, tile.group)
+    dims = [size_of(graph.shape[axis], graph.sizes) for dim in plan.row_dims for axis in dim.axes]
+    extents = (dims[0], graph.rows // max(1, dims[0])) if plan.batched else (graph.rows,)
+    memory = moved.ideal + PUSHED_OUT * min(moved.ideal, target.l2_bytes)
+    waits = (
+        multiplying(plan, *extents),
+        memory / (target.dram_gbs * COPY_SHARE * 1e3),
+        plan.tiles(*extents) * lines(plan) / (L2_GBS * 1e3),
+    )
+    limits = floors(target, moved, plan.dtype)
+    return Cost(
+        traffic=moved,
+        floor_us=max(limits["memory"], limits["products"]),
+        time_us=START_US + float(sum(wait**OVERLAP for wait in waits) ** (1 / OVERLAP)),
+        bound="compute" if limits["products"] > limits["memory"] else "memory",
+        in_flight_bytes=tile.stages * tile.stage_bytes,
+        registers=REGISTERS,
+        blocks_per_sm=1,
+    )
+
+
+def multiplying(plan: WgmmaPlan, *extents: int) -> float:
+    """Rounds of tiles, and what is made of the sums, in us."""
+    target, tile, parts = plan.target, plan.tile, split(plan.hoisted)
+    per_sm = target.product_tflops(plan.dtype) * 1e6 * RATE / target.sms  # operations per us
+    each = 2 * tile.held_rows * tile.cols * plan.line / per_sm  # of a slice
+    if tile.cols < WIDE:
+        each *= NARROW
+    products = plan.steps * preparing(plan, parts, each)
+    issued = STORED + slots(plan, parts.epilogue) / len(plan.spans)  # an element passes its own span's alone
+    epilogue = ISSUED * tile.held_rows * plan.finished * issued / (target.f32_lanes * GHZ * 1e3)
+    rounds = -(-plan.tiles(*extents) * tile.blocks // target.sms)
+    turns, f32_factors = tile.schedule == "turns", plan.dtype is f32
+    slower = TURNS_F32 if turns and f32_factors else 1.0
+    time = rounds * products * slower + epilogue if turns else rounds * (products + epilogue)
+    if any(found.access.strided for span in plan.spans for found in span.loads):
+        time += LOADED_US
+    if time > HOT_US:
+        time *= HOT if turns else HOT * HOT_HALVES
+    if tile.cluster > 1:
+        time = CLUSTER_US + time * (CLUSTERS_F32 if f32_factors else CLUSTERS)
+    if f32_factors and tile.group > 8:
+        time *= GROUPS_F32
+    if tile.shares > 1:
+        time += MET_US + EXCHANGED_US * tile.cols / WIDE
+    return time * (1.0 + SPREAD * max(0.0, spread(plan, *extents) - SPREAD_FREE))
+
+
+def lines(plan: WgmmaPlan) -> float:
+    """Bytes of the factors that the tiles of a cluster take from the L2 cache; where lines start between sectors, they
+    take as long as more. What one block brings to all others then is brought once; of other lines that was no faster:
+    at 4096 x 4096 x 4104, x @ w.T took 282 us, and 194 in clusters of two."""
+    cluster = plan.tile.cluster
+    left = plan.tile.rows * askew(plan, plan.left)
+    each = [max(1.0, askew(plan, found) / cluster) for span in plan.spans for found in span.rights]
+    return cluster * (left + plan.width * sum(each) / len(plan.spans)) * LINE_BYTES * plan.slices
+
+
+def askew(plan: WgmmaPlan, operand: Operand) -> float:
+    """How much longer lines of a factor take, if it lies as its shape says."""
+    return lying(operand.access, plan.graph)
+
+
+def spread(plan: WgmmaPlan, *extents: int) -> float:
+    """Lines of the factors that blocks take together, next to those of a square as large."""
+    area = plan.blocks(*extents) * plan.tile.rows * plan.tile.cols
+    height = min(plan.tile.group * plan.band, -(-extents[-1] // plan.band) * plan.band)
+    return (height + area / height) / (2.0 * math.sqrt(area))
+
+
+def preparing(plan: WgmmaPlan, parts: Split, each: float) -> float:
+    """The time of a slice whose products alone take `each` us: half of it, another group's, hides what is prepared."""
+    found = plan.fragments
+    if found is None:
+        return each
+    if found.scale or not found.changes:
+        return max(each * (SCALED if found.scale else 1.0), each / 2 + PREPARED_US)
+    return each / 2 + COMPUTED_US + SLOT_US * slots(plan, parts.lefts[0].body)
+
+
+def slots(plan: WgmmaPlan, nodes: Iterable[Node]) -> float:
+    """Issue slots that `nodes` take for one element."""
+    listed = [n for n in nodes if n.op.kind is Kind.MAP and plan.hoisted.extents[n] is Extent.ELEMENT]
+    special = sum(SPECIAL / 4 for n in listed if n.op.flops >= 4)
+    return sum(n.op.issued for n in listed) + special

@@ -1,0 +1,495 @@
+"""Products on Hopper's tensor cores: tensor copies bring both factors as they lie, wgmma sums, registers hold the rest.
+
+What a tensor copy moves is a box of a tensor at a multiple of 16 bytes, with strides in multiples of 16 bytes: factors
+that lie otherwise, and right factors that are computed, are the general rule's, `gemm`.
+
+What measurements on an H200 decided (docs/measurements.md, "Products on Hopper"):
+
+- Two warpgroups take turns with tiles of 128 x 128 (ping-pong), which hides what stands behind a product, or share one
+  of 128 x 256 (cooperative), which moves less through shared memory and is faster for large products of f32 by tf32.
+- A left factor that is computed goes to the tensor cores from registers: a group prepares a slice while the other one
+  multiplies. A tile's sums are stored behind the next one's products, where the left factor is quickly prepared; where
+  it takes longer, it is better prepared within its tile, and stored at its end.
+- Where tiles are few, other widths fill the SMs, and the blocks of a cluster share a tile's K (split-K).
+- f32 is rounded to tf32 by the tensor copies: to even, and to an infinity beyond the largest tf32.
+- Cache hints, tensor maps fetched ahead and boxes without the rows beyond the last gained nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
+from fusegen.language.naming import entry_name, value_names
+from fusegen.language.products import Split, Unsplittable, is_computed, split
+from fusegen.language.types import DType, bf16, f16, f32, size_of, tf32
+from fusegen.planner.cost import decisions
+from fusegen.planner.matching import NoMatch, NotFor
+from fusegen.planner.model import LINE_BYTES, Access, Layout, Load, Param, Reduction, RowDim, Store
+from fusegen.planner.passes import hoist_scales
+from fusegen.planner.pieces import VECTOR_BYTES
+from fusegen.planner.products.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
+from fusegen.planner.products.gemm_duration import lying
+from fusegen.planner.products.product_cost import product_rounding
+from fusegen.planner.products.spans import Group, groups, indexed, load, need_plain_rights, within
+from fusegen.planner.products.wgmma import (
+    LINE,
+    STAGED_ROWS,
+    Fragments,
+    Operand,
+    Schedule,
+    WgmmaPlan,
+    WgmmaSpan,
+    WgmmaTile,
+    box_cols,
+)
+from fusegen.planner.products.wgmma_cost import UNKNOWN, estimate
+from fusegen.targets.base import Target
+
+# 6 slices of 32 KiB, or 4 of 48, and what waits to be stored fill the 227 KiB of a block.
+MANY = tuple(
+    replace(tile, cluster=cluster, group=group)
+    for tile in (WgmmaTile(128, 128, 6, "turns"), WgmmaTile(128, 256, 4, "halves"))
+    for cluster in (1, 2)
+    for group in (8, 16)
+)
+# Where these would leave SMs without a tile: other widths, and tiles that several blocks sum together.
+FEW = (
+    WgmmaTile(128, 192, 4, "halves"),
+    WgmmaTile(128, 160, 5, "halves"),
+    WgmmaTile(128, 128, 6, "halves"),
+    WgmmaTile(128, 64, 8, "halves"),
+    WgmmaTile(128, 128, 6, "halves", shares=2),
+    WgmmaTile(128, 128, 6, "halves", shares=4),
+    WgmmaTile(128, 64, 8, "halves", shares=2),
+    WgmmaTile(128, 64, 8, "halves", shares=4),
+)
+MOST_ROWS = 128
+FEW_ROWS = 64  # up to which weights are streamed
+MOST_ROUNDS = 4  # of tiles on all SMs
+LEAST_SLICES = 4  # of a block that shares a tile
+CLUSTERED = {4: 0.91}  # of an H200's SMs, 120 have room for clusters of four
+MOST_BATCHES = 1  # row dimensions beside the products' rows: tensor copies of three axes
+COLUMNS = 8  # elements of 16 bytes
+MOST_EARLY = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 of each while it sums
+LEAST_COLS = 16  # of a box that is stored: a sector of 32 bytes a row
+LEAST_STAGES = 3
+MOST_PRODUCTS = 2  # whose sums a thread has registers for
+
+
+def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
+    """Every tile, by turns and in halves."""
+    if not target.wgmma:
+        raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
+    hoisted = hoist_scales(graph)
+    try:
+        parts = split(hoisted)
+    except Unsplittable as reason:
+        raise NoMatch(str(reason)) from None
+    found = groups(hoisted, parts)
+    check(hoisted, parts, found)
+    drafts = {
+        schedule: Draft.of(graph, hoisted, parts, found, target, layout, schedule) for schedule in get_args(Schedule)
+    }
+    plans = [plan for drawn in drafts.values() for tile in drawn.tiles() for plan in drawn.plans(tile)]
+    if not plans:
+        raise NoMatch(
+            f"slices of the factors, and of the vectors that the left one is computed from, take more than the "
+            f"{target.shared_bytes} bytes of shared memory of a block"
+        )
+    yield from plans
+
+
+def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
+    """Raises NoMatch for what the template has no place for."""
+    need_plain_rights(parts)
+    if len(parts.lefts) > 1:
+        raise NoMatch("the products have different left factors; wgmma's tile has one")
+    if (together := len(found[0].products)) > MOST_PRODUCTS:
+        raise NoMatch(f"{together} products are used together; wgmma has registers for the sums of {MOST_PRODUCTS}")
+    for group in found:
+        if (cols := size_of(group.width, graph.sizes)) % 2:
+            raise NoMatch(f"rows of {cols} columns; a thread of wgmma holds pairs of them")
+        for tensor in group.outputs:
+            if tensor.shape[-1] != group.width:
+                raise NoMatch(f"{tensor.name} has one value a row; wgmma stores tiles")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a schedule's tiles share. `access`: how each use of a tensor is read or written, by its tensor's name."""
+
+    schedule: Schedule
+    graph: Graph
+    hoisted: Graph
+    parts: Split
+    groups: tuple[Group, ...]
+    target: Target
+    layout: Layout
+    dims: tuple[RowDim, ...]
+    access: Mapping[str, Access]
+    factors: Mapping[str, Use]
+
+    @classmethod
+    def of(
+        cls, graph: Graph, hoisted: Graph, parts: Split, found_groups: tuple[Group, ...], target: Target,
+        layout: Layout, schedule: Schedule,
+    ) -> Draft:  # fmt: skip
+        dims = product_dims(hoisted, layout)
+        if len(dims) - 1 > MOST_BATCHES:
+            raise NoMatch(
+                f"{len(dims) - 1} dimensions of products beside their rows; wgmma's tensor copies walk {MOST_BATCHES}"
+            )
+        names = value_names(hoisted)
+        found: dict[str, Access] = {}
+        factors: dict[str, Use] = {}
+        matrix = prepared_matrix(hoisted, parts)
+        # every tile's part of the ring is as long; by turns, boxes that wait for a tile's end hold up the other group's
+        # slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 in halves
+        bring = matrix is None and len(found_groups) == 1 and schedule == "halves"
+        for use in uses(hoisted):
+            name = use.tensor.name
+            prepared = use.tensor is matrix
+            if prepared and name in found:
+                continue
+            if name in found:
+                raise NoMatch(f"{name} is used in two ways; wgmma walks each tensor in one")
+            use = Use(use.tensor, "tile") if prepared else use
+            width = widest(hoisted, layout, use)
+            if use.place != "tile" or prepared:
+                factors[name] = Use(use.tensor, "left") if prepared else use
+                if width < VECTOR_BYTES // use.tensor.dtype.bytes:
+                    raise NoMatch(f"{name} {unaligned(hoisted, layout, use)}; tensor copies need multiples of 16 bytes")
+            elif not boxed(hoisted, use, width) and not (bring and brought(hoisted, use, width)):
+                width = min(width, 2)
+            output = any(use.tensor is t for t in hoisted.outputs)
+            word = name if output else names[use.tensor.node]  # in the kernel
+            found[name] = access_of(hoisted, dims, layout, use, word, width)
+        draft = cls(schedule, graph, hoisted, parts, found_groups, target, layout, dims, found, factors)
+        draft.check_ways()
+        draft.check_f32()
+        return draft
+
+    def check_ways(self) -> None:
+        """Raises NoMatch where right factors of one tile lie in two ways: an instruction is told, for all its columns.
+        Tiles of another span have a main loop of their own, but for left factors that are prepared."""
+        rights = {p.node: self.operand(p.right.operand) for p in self.parts.products}
+        together = [group.products for group in self.groups] if self.matrix is None else [tuple(rights)]
+        for products in together:
+            ways = {rights[node].along: rights[node].access.tensor for node in products}
+            if len(ways) > 1:
+                one, other = ways.values()
+                raise NoMatch(
+                    f"{one} and {other} are multiplied side by side, and one lies along the summed axis and the other "
+                    "across it\n  lay them alike, as in x @ w.T for all of them"
+                )
+
+    def check_f32(self) -> None:
+        """Raises NoMatch for factors of f32 that lie across the depth or are computed: in shared memory the instruction
+        takes lines of tf32 along the depth only (PTX ISA, "wgmma.mma_async": imm-trans is for f16 and bf16)."""
+        if self.dtype is not f32:
+            return
+        if self.matrix is not None:
+            raise NoMatch(f"the left factor is computed from {self.matrix.name} of f32; wgmma prepares halves")
+        for name, use in self.factors.items():
+            if line_of(use, self.layout) != use.depth:
+                raise NoMatch(f"{name} is of f32 and lies across the summed axis; wgmma takes f32 along it only")
+
+    def plan(self, tile: WgmmaTile) -> WgmmaPlan:
+        graph, hoisted = self.graph, self.hoisted
+        first = self.parts.products[0]
+        plan = WgmmaPlan(
+            name=entry_name(graph),
+            graph=graph,
+            hoisted=hoisted,
+            target=self.target,
+            layout=self.layout,
+            rule="wgmma",
+            template="wgmma.cu.j2",
+            regime=regime(tile, self.together, LINE_BYTES // self.dtype.bytes),
+            cols=graph.cols,
+            row_dims=self.dims,
+            accesses=tuple(self.access.values()),
+            params=self.params(tile),
+            folded=False,
+            shared_bytes=self.shared_bytes(tile),
+            tile=tile,
+            depth=size_of(first.contracted, graph.sizes),
+            dtype=self.dtype,
+            left=self.operand(self.matrix or first.left.operand),
+            fragments=self.fragments,
+            spans=self.spans(tile),
+            decisions=decisions(graph),
+            rounding=product_rounding(graph, self.target),
+            cost=UNKNOWN,
+        )
+        return replace(plan, cost=estimate(plan))
+
+    def spans(self, tile: WgmmaTile) -> tuple[WgmmaSpan, ...]:
+        """One a group, side by side."""
+        found: list[WgmmaSpan] = []
+        for group in self.groups:
+            first_tile = found[-1].first_tile + found[-1].tiles if found else 0
+            found.append(self.span(group, first_tile, tile.cols // self.together))
+        return tuple(found)
+
+    def span(self, group: Group, first_tile: int, width: int) -> WgmmaSpan:
+        graph, names = self.hoisted, value_names(self.hoisted)
+        cols = size_of(group.width, graph.sizes)
+        rights = {p.node: self.operand(p.right.operand) for p in self.parts.products}
+        needed = within(graph, *(t.node for t in group.outputs))
+        listed = [n for n in graph.nodes if n in needed and is_computed(n)]
+        loads = [load(graph, self.access[t.name], t) for t in graph.inputs if t.shape and t.node in needed]
+        elements = [found for found in loads if found.access.by_column]
+        vectors = early(elements) if len(self.groups) == 1 else ()  # before the sums, each span's would take registers
+        stores = [Store(self.access[t.name], names[t.node]) for t in group.outputs]
+        return WgmmaSpan(
+            rights=tuple(rights[node] for node in group.products),
+            values=tuple(names[node] for node in group.products),
+            cols=cols,
+            first_tile=first_tile,
+            tiles=-(-cols // width),
+            vectors=vectors,
+            brought=tuple(found for found in elements if self.is_mapped(found.access)),
+            loads=tuple(found for found in elements if found not in vectors and not self.is_mapped(found.access)),
+            row_loads=tuple(found for found in loads if not found.access.by_column),
+            row_body=indexed(graph, [n for n in listed if graph.extents[n] is not Extent.ELEMENT]),
+            body=indexed(graph, [n for n in listed if graph.extents[n] is Extent.ELEMENT]),
+            boxes=tuple(store for store in stores if self.is_mapped(store.access)),
+            stores=tuple(store for store in stores if not self.is_mapped(store.access)),
+        )
+
+    @property
+    def dtype(self) -> DType:
+        """Of the factors."""
+        return self.parts.products[0].left.dtype
+
+    @property
+    def together(self) -> int:
+        """Products of a tile."""
+        return len(self.groups[0].products)
+
+    def suits(self, tile: WgmmaTile) -> bool:
+        """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. Does
+        another group multiply while one prepares its left factor? And are tiles few, where the tile is for that?"""
+        if self.matrix is not None and tile.schedule == "turns":
+            return False
+        if tile not in MANY and (self.extents[-1] <= FEW_ROWS or not self.few(tile)):
+            return False
+        if tile.cols // self.together // tile.shares % LEAST_COLS:
+            return False
+        share = tile.cols // self.together // tile.cluster
+        return share % LINE == 0 or all(self.operand(p.right.operand).along for p in self.parts.products)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Of the row dimensions, at the default sizes."""
+        return tuple(math.prod(size_of(self.graph.shape[axis], self.graph.sizes) for axis in d.axes) for d in self.dims)
+
+    @property
+    def even_rows(self) -> int:
+        """Rows of as many tiles as 128 of each make, all alike. What a tensor copy fills with zeros beyond the last row
+        takes as long as what it reads, and longer: x @ w.T at 65 x 4096 x 4096 took 26.6 us in tiles of 128 x 64, and
+        at 128 x 4096 x 4096 21.1."""
+        rows = max(1, self.extents[-1])
+        even = -(-rows // -(-rows // MOST_ROWS))
+        return -(-even // STAGED_ROWS) * STAGED_ROWS
+
+    def few(self, tile: WgmmaTile) -> bool:
+        """Is the GPU filled so few times that another width may fill it better? Of those that blocks share, have all
+        room at once, and has each block some slices? Rows of a left factor whose lines run along them may lie so that
+        copies can't walk it, and another kernel sums in another order: there blocks share none, so that a row's bits
+        are the same whatever lies beside it."""
+        *others, rows = self.extents
+        across = sum(-(-size_of(g.width, self.graph.sizes) // (tile.cols // self.together)) for g in self.groups)
+        tiles = math.prod(others) * -(-rows // tile.rows) * across
+        if tile.shares == 1:
+            return tiles <= MOST_ROUNDS * self.target.sms
+        depth = size_of(self.parts.products[0].contracted, self.graph.sizes)
+        slices = depth * self.dtype.bytes // LINE_BYTES
+        left = self.matrix or self.parts.lefts[0].operand
+        room = int(CLUSTERED.get(tile.shares, 1.0) * self.target.sms)
+        fits = tiles * tile.shares <= room and slices >= LEAST_SLICES * tile.shares
+        return fits and self.operand(left).along
+
+    def tiles(self) -> Iterator[WgmmaTile]:
+        """Those of this schedule. Where lines of right factors start between sectors, what is brought once for the
+        blocks of a cluster is worth more: there others than the usual ones have them as well."""
+        yield from (tile for tile in MANY if tile.schedule == self.schedule)
+        few = [replace(tile, rows=self.even_rows) for tile in FEW if tile.schedule == self.schedule]
+        yield from few
+        if any(lying(self.operand(p.right.operand).access, self.graph) > 1.0 for p in self.parts.products):
+            yield from (replace(tile, cluster=2) for tile in few if tile.shares == 1)
+
+    def plans(self, tile: WgmmaTile) -> Iterator[WgmmaPlan]:
+        """At most one."""
+        if self.suits(tile) and (fitted := self.fitted(tile)):
+            yield self.plan(fitted)
+
+    def fitted(self, tile: WgmmaTile) -> WgmmaTile | None:
+        """The tile with as many stages as shared memory has room for: where tiles are few, fewer do."""
+        least = tile.stages if tile in MANY else max(LEAST_STAGES, -(-tile.exchange_bytes // tile.right_bytes))
+        while self.shared_bytes(tile) > self.target.shared_bytes and tile.stages > least:
+            tile = replace(tile, stages=tile.stages - 1)
+        return tile if self.shared_bytes(tile) <= self.target.shared_bytes else None
+
+    def shared_bytes(self, tile: WgmmaTile) -> int:
+        found = self.fragments
+        if found is None:
+            return tile.shared_bytes
+        return tile.shared_bytes + tile.stages * found.slice_bytes + tile.statistics_bytes(len(found.statistics))
+
+    # ---- tensors
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """What the left factor is computed from, or its rows' statistics; None where it goes as it lies."""
+        return prepared_matrix(self.hoisted, self.parts)
+
+    @property
+    def fragments(self) -> Fragments | None:
+        matrix, graph = self.matrix, self.hoisted
+        if matrix is None:
+            return None
+        names, left = value_names(graph), self.parts.lefts[0].node
+        summed = [s.node.inputs[0] for s in self.parts.statistics]
+        needed = within(graph, left, *summed)
+        inputs = [t for t in graph.inputs if t.shape and t.node in needed and t is not matrix]
+        scale = next((t for t in inputs if scales(left, matrix, t)), None)
+        computed = within(graph, *summed) if scale else needed
+        return Fragments(
+            load=load(graph, self.access[matrix.name], matrix),
+            vectors=tuple(load(graph, self.access[t.name], t) for t in inputs),
+            scale=load(graph, self.access[scale.name], scale) if scale else None,
+            body=indexed(graph, [n for n in graph.nodes if n in computed and is_computed(n)]),
+            value=names[left],
+            statistics=tuple(
+                Reduction("sum", names[s.node.inputs[0]], (names[s.node],)) for s in self.parts.statistics
+            ),
+        )
+
+    def operand(self, tensor: Tensor | None) -> Operand:
+        assert tensor is not None  # check() saw to it
+        use, access = self.factors[tensor.name], self.access[tensor.name]
+        return Operand(access, line_of(use, self.layout) == use.depth, len(self.dims) > 1 and 0 in access.strided)
+
+    def params(self, tile: WgmmaTile) -> tuple[Param, ...]:
+        """Those of every rule, with a map in place of the pointer and the strides of what tensor copies move."""
+        mapped = {name for name, access in self.access.items() if self.is_mapped(access)}
+        found = []
+        for param in product_params(self.hoisted, self.dims, self.access.values()):
+            if param.tensor not in mapped:
+                found.append(param)
+            elif param.kind == "pointer":
+                found.append(self.map(param, tile))
+        return tuple(found)
+
+    def is_mapped(self, access: Access) -> bool:
+        return access.tensor in self.factors or access.vector == COLUMNS
+
+    def map(self, pointer: Param, tile: WgmmaTile) -> Param:
+        """The matrices of a tensor, and a batch axis where it has one."""
+        access = self.access[pointer.tensor]
+        rank = len(self.hoisted.shape)
+        rows = access.axes or tuple(tuple(axis - rank for axis in self.dims[i].axes) for i in access.strided)
+        matrix = ((access.pitch,),) if access.pitch is not None else ()
+        walks = (*rows, *matrix, (access.line,))
+        box = (*[1] * (len(walks) - 2), *self.box(access, tile))
+        dtype = tf32 if access.tensor in self.factors and access.dtype is f32 else access.dtype
+        swizzle = box[-1] * dtype.bytes  # a whole line of the box
+        return replace(
+            pointer, kind="map", name=f"{access.name}_map", dtype=dtype, walks=walks, box=box, swizzle=swizzle
+        )
+
+    def box(self, access: Access, tile: WgmmaTile) -> tuple[int, int]:
+        """What one copy moves: lines of 128 bytes, of all rows or columns of a tile where these are the lines."""
+        if access.tensor not in self.factors:
+            cols = box_cols(tile.cols // self.together // tile.shares)
+            return STAGED_ROWS if access.output else tile.rows, cols
+        use = self.factors[access.tensor]
+        if line_of(use, self.layout) != use.depth:
+            return LINE, LINE
+        line = LINE_BYTES // self.dtype.bytes
+        if use.place == "left":
+            return tile.rows, line
+        return tile.cols // self.together // tile.cluster, line
+
+
+def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
+    """The one matrix whose elements a thread sees before they are multiplied; None where it need see none.
+
+    Raises NoMatch where there are several, or where more is needed of a row than what passes by.
+    """
+    left = parts.lefts[0]
+    if left.operand is not None and not parts.statistics:
+        return None
+    if left.operand is not None and left.transposed:
+        raise NoMatch("the left factor is transposed, and its rows are reduced; wgmma sees lines along the depth only")
+    needed = within(graph, left.node, *(s.node.inputs[0] for s in parts.statistics))
+    for node in needed:
+        if node.op.kind is Kind.REDUCE or (node.op.kind is not Kind.LEAF and graph.extents[node] is Extent.ROW):
+            raise NoMatch(
+                f"the left factor needs {node.op.name} at {node.where}, one value a row, before it is multiplied"
+            )
+        if node.op.name in ("row_index", "col_index"):
+            raise NoMatch("the left factor is computed from a position; wgmma computes it from operands alone")
+    for statistic in parts.statistics:
+        if statistic.node.op.name != "sum" or statistic.node.dtype is not f32:
+            what = f"{statistic.node.op.name} of {statistic.node.dtype} at {statistic.node.where}"
+            raise NoMatch(f"{what}: wgmma takes sums of f32 along the rows alone")
+    tensors = [t for t in graph.inputs if t.shape and t.node in needed]
+    matrices = [t for t in tensors if len(t.shape) > 1]
+    if len(matrices) != 1 or matrices[0].dtype is not left.dtype:
+        names = ", ".join(t.name for t in matrices) or "no matrix"
+        raise NoMatch(f"the left factor is computed from {names}; wgmma prepares one matrix of its own type")
+    behind = within(graph, *(t.node for t in graph.outputs))
+    if matrices[0].node in behind:
+        raise NoMatch(f"{matrices[0].name} is used in two ways; wgmma walks each tensor in one")
+    return matrices[0]
+
+
+def scales(left: Node, matrix: Tensor, vector: Tensor) -> bool:
+    """Is the factor the matrix times the vector, element by element, both of one type?"""
+    return left.op.name == "mul" and set(left.inputs) == {matrix.node, vector.node} and vector.dtype is matrix.dtype
+
+
+def early(loads: list[Load]) -> tuple[Load, ...]:
+    """The vectors [N] that a thread reads before its sums are there: all, where they leave it registers enough."""
+    vectors = tuple(found for found in loads if not found.access.strided)
+    room = sum(found.access.dtype.bytes for found in vectors)
+    return vectors if room <= MOST_EARLY else ()
+
+
+def boxed(graph: Graph, use: Use, width: int) -> bool:
+    """Does a tensor copy store it? It must be of 16-bit elements and lie as tensor copies need it."""
+    output = any(use.tensor is t for t in graph.outputs)
+    return output and use.tensor.dtype in (f16, bf16) and width == COLUMNS
+
+
+def brought(graph: Graph, use: Use, width: int) -> bool:
+    """Does it come by tensor copies, though it is no factor? The same holds; and every row has its own."""
+    alike = use.tensor.shape == graph.shape and not any(use.tensor is t for t in graph.outputs)
+    return alike and use.place == "tile" and use.tensor.dtype in (f16, bf16) and width == COLUMNS
+
+
+def unaligned(graph: Graph, layout: Layout, use: Use) -> str:
+    """Why a factor can't be moved by tensor copies."""
+    if use.tensor.name in layout.unaligned:
+        return "has an address or a stride that is no multiple of 16 bytes"
+    line = use.tensor.shape[line_of(use, layout)]
+    return f"has lines of {size_of(line, graph.sizes)} elements"
+
+
+def regime(tile: WgmmaTile, products: int, line: int) -> str:
+    each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
+    who = "two warpgroups take turns with tiles of" if tile.schedule == "turns" else "two warpgroups share tiles of"
+    cluster = f", clusters of {tile.cluster} that share the right factor" if tile.cluster > 1 else ""
+    if tile.shares > 1:
+        return (
+            f"{who} {each}, a third brings {tile.stages} slices of {line} ahead; {tile.shares} blocks share K of each"
+        )
+    order = f"blocks stay for all tiles, {tile.group} rows of them at a time"
+    return f"{who} {each}, a third brings {tile.stages} slices of {line} ahead{cluster}; {order}"

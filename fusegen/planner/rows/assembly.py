@@ -1,0 +1,253 @@
+"""A rule's choice becomes a costed Plan: the one place where a Plan's fields are filled in.
+
+A rule drafts what all candidates of one vector width share, then picks tiles and stagings; everything else follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fusegen.language.graph import Graph
+from fusegen.language.naming import entry_name
+from fusegen.planner.cost import decisions, traffic
+from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Stage, Staging, Statement, Tile
+from fusegen.planner.pieces import (
+    PIECE_BYTES,
+    VECTOR_BYTES,
+    WORD_BYTES,
+    accesses,
+    params,
+    roundings,
+    row_dims,
+    staged_elements,
+)
+from fusegen.planner.rows.bulk import with_places
+from fusegen.planner.rows.duration import Work, estimate
+from fusegen.planner.rows.row_order import order_decisions, ordered
+from fusegen.planner.rows.schedule import ONLINE, Schedule
+from fusegen.targets.base import Target
+
+# A grid with room for this many blocks in a line has one for every row. A loop over rows would do with fewer, but the
+# compiler takes what is the same in every turn out of it, row vectors included, and the registers they fill cost
+# resident blocks: the LayerNorm chain with 4 vectors of 8 halves took 127 registers with it and 91 without on sm_90a,
+# 156 and 64 on gfx942.
+MANY_BLOCKS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the candidates of one vector width share. `flat`: one array without rows."""
+
+    graph: Graph
+    target: Target
+    layout: Layout
+    dims: tuple[RowDim, ...]
+    accesses: tuple[Access, ...]
+    vector: int
+    flat: bool = False
+    bulk: bool = False  # rows come to shared memory and leave it by bulk copies
+
+    @property
+    def divides(self) -> bool:
+        """Is a row a whole number of vectors?"""
+        return self.graph.cols % self.vector == 0
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that a row spans."""
+        return -(-self.graph.cols // self.vector)
+
+
+def row_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draft:
+    """A draft over rows, each tensor read as its shape and layout allow."""
+    dims = ordered(graph, target, row_dims(graph, layout))
+    return Draft(graph, target, layout, dims, accesses(graph, dims, layout, vector), vector)
+
+
+def assemble(
+    draft: Draft, walks: Schedule, tile: Tile, *, rule: str, regime: str, staging: Staging = "none",
+    again_from_l2: bool = False,
+) -> RowPlan:  # fmt: skip
+    """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache."""
+    graph, target = draft.graph, draft.target
+    parts = max(1, tile.team // target.warp) + (tile.cluster if tile.cluster > 1 else 0)  # Plan.parts_per_row
+    slots = walks.slots if parts > 1 else 0
+    rolling = staging == "rolling"
+    in_shared = staging == "shared" or rolling
+    kept = kept_elements(target, walks.stages, tile) if in_shared and not draft.bulk else 0
+    stages = tuple(placed(stage, number, tile, staging, kept) for number, stage in enumerate(walks.stages))
+    copies = in_shared and not draft.bulk and target.async_copies and can_copy(stages)
+    copies = copies and all_whole(stages, graph.cols - tile.apart)
+    room = target.shared_bytes - 4 * slots * parts * (2 if rolling else 1)
+    if draft.bulk:
+        stages, shared = with_places(stages, tile, graph.cols, target.warp)
+    else:
+        stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_shared, copies)
+    moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
+    work = Work(
+        tile=tile,
+        staging=staging,
+        stages=stages,
+        accesses=draft.accesses,
+        copies=copies,
+        shared_bytes=shared + 4 * slots * parts * (2 if rolling else 1) + fetched_bytes(stages, graph.cols),
+        kept_bytes=walks.kept_bytes,
+        ragged=not draft.flat and not draft.divides,
+        flat=draft.flat,
+        bulk=draft.bulk,
+        packed=staging == "registers" and walks.keeps == "inputs",
+        blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block))
+        * tile.blocks_per_row,
+    )
+    return RowPlan(
+        name=entry_name(graph),
+        graph=graph,
+        target=target,
+        layout=draft.layout,
+        rule=rule,
+        template="elementwise.cu.j2" if draft.flat else "rolling.cu.j2" if rolling else "rowwise.cu.j2",
+        regime=regime,
+        staging=staging,
+        keeps=walks.keeps,
+        tile=tile,
+        cols=1 if draft.flat else graph.cols,
+        flat=draft.flat,
+        tail=tail_of(draft, tile),
+        row_dims=draft.dims,
+        accesses=draft.accesses,
+        params=params(graph, draft.dims, with_strides(draft, tile)),
+        launch_body=walks.launch_body,
+        row_loads=walks.row_loads,
+        row_body=index_rows(walks.row_body, draft),
+        row_stores=walks.row_stores,
+        stages=stages,
+        folded=target.max_blocks(tile.threads) < MANY_BLOCKS,
+        copies=copies,
+        slots=slots,
+        settles=any(stage.blocks_of for stage in stages) and merges(stages),
+        shared_bytes=shared,
+        cost=estimate(target, work, moved, graph),
+        decisions=(*order_decisions(graph, target, draft.dims), *decisions(graph)),
+        rounding=roundings(graph),
+    )
+
+
+def merges(stages: Sequence[Stage]) -> bool:
+    """Is some reduction an online one, whose parts are rounded as they are merged?"""
+    return any(reduction.kind in ONLINE for stage in stages for reduction in stage.reductions)
+
+
+def with_strides(draft: Draft, tile: Tile) -> tuple[Access, ...]:
+    """The tensors whose rows may lie apart."""
+    together = draft.bulk and tile.rows_per_block > 1
+    apart = tuple(access for access in draft.accesses if not (together and access.mode == "bulk"))
+    return () if draft.flat else apart
+
+
+def fetched_bytes(stages: Sequence[Stage], cols: int) -> int:
+    """Of shared memory, for the vectors that bulk copies bring there."""
+    fetched = {load.access for stage in stages for load in stage.loads if load.when == "fetched"}
+    return sum(access.dtype.bytes for access in fetched) * cols
+
+
+def can_copy(stages: Sequence[Stage]) -> bool:
+    """Does the first walk keep what it reads, and do all walks keep nothing but whole vectors of 4, 8 or 16 bytes, as
+    cp.async takes them?"""
+    first, *_ = stages
+    kept = [load.access for stage in stages for load in stage.loads if load.when == "keep"]
+    whole = all(a.mode != "element" and a.vector * a.dtype.bytes in (4, 8, 16) for a in kept)
+    return any(load.when == "keep" for load in first.loads) and whole and not first.keeps
+
+
+def all_whole(stages: Sequence[Stage], cols: int) -> bool:
+    """Does no vector that is kept as it was read reach beyond the row's end? That of a row alone, which starts where
+    vectors do, may."""
+    kept = (load.access for stage in stages for load in stage.loads if load.when == "keep")
+    return all(a.mode == "across" or cols % a.vector == 0 for a in kept)
+
+
+def written_whole(
+    draft: Draft, stages: tuple[Stage, ...], tile: Tile, shared: int, room: int, in_shared: bool, copies: bool
+) -> tuple[tuple[Stage, ...], int]:
+    """The walks, writing whole aligned blocks of rows that start anywhere; and the bytes of shared memory that takes,
+    with the `shared` ones of what is kept, at most `room`.
+
+    A walk that may take any columns goes by the blocks of what it writes. One that may not stages its results in shared
+    memory, where there is room for them. Where neither will do, lanes hand each other what their blocks lack.
+    """
+    found = []
+    for stage in stages:
+        ragged = [store for store in stage.stores if store.access.mode == "across"]
+        if not ragged or draft.graph.picks:
+            found.append(stage)
+            continue
+        if takes_any_columns(stage, tile, in_shared, copies):
+            found.append(replace(stage, blocks_of=ragged[0].access.name))
+            continue
+        stores = []
+        for store in stage.stores:
+            size = staged_elements(tile) * tile.rows_per_block * store.access.dtype.bytes
+            at = -(-shared // VECTOR_BYTES) * VECTOR_BYTES
+            wide = tile.vector * store.access.dtype.bytes >= PIECE_BYTES  # it is read by pieces
+            if store in ragged and wide and tile.cluster == 1 and at + size <= room:
+                stores.append(replace(store, staged=True, offset_bytes=at))
+                shared = at + size
+            else:
+                stores.append(store)
+        found.append(replace(stage, stores=tuple(stores)))
+    return tuple(found), shared
+
+
+def takes_any_columns(stage: Stage, tile: Tile, in_shared: bool, copies: bool) -> bool:
+    """May a thread take other columns in this walk than in those before: is nothing summed, and nothing taken from
+    registers or, as it was computed, from a thread's own places in shared memory?
+
+    What was read and not copied lies in shared memory as vectors of the row, side by side in a block, but not in a
+    cluster of them, and not beyond a mask's limit, where a block may end.
+    """
+    kept = any(load.when != "now" for load in stage.loads)
+    bound = stage.reductions or stage.keeps or stage.takes or (kept and not in_shared)
+    words = all(a.vector * a.dtype.bytes % WORD_BYTES == 0 for a in (load.access for load in stage.loads))
+    return not bound and (not kept or copies or (tile.cluster == 1 and words and not stage.until))
+
+
+def kept_elements(target: Target, stages: Sequence[Stage], tile: Tile) -> int:
+    """Elements that one block's shared memory has room for, with the vectors that `tile` keeps.
+
+    Vectors across blocks are copied as the blocks that they lie in: for each warp's vectors there is one more of those.
+    """
+    across = any(load.when == "keep" and load.access.mode == "across" for load in stages[0].loads)
+    if across and target.async_copies and can_copy(stages):
+        return tile.kept_cols // target.warp * (target.warp + 1)
+    return tile.kept_cols
+
+
+def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
+    """What must be tested where a row ends: nothing, whole vectors, or single elements."""
+    if draft.flat or not (draft.divides or tile.apart):
+        return "element"
+    vectors = (draft.graph.cols - tile.apart) // draft.vector
+    return "none" if tile.per_thread * tile.threads_per_row * tile.col_tiles == vectors else "vector"
+
+
+def placed(stage: Stage, number: int, tile: Tile, staging: Staging, kept: int) -> Stage:
+    """Offsets of kept values in bytes of the block's shared memory, from bytes per element; and which way to walk."""
+    turned = number % 2 == 1 and (staging == "stream" or (staging == "shared" and tile.kept < tile.per_thread))
+    if staging not in ("shared", "rolling"):
+        return replace(stage, backward=turned)
+    return replace(
+        stage,
+        loads=tuple(replace(load, offset_bytes=load.offset_bytes * kept) for load in stage.loads),
+        takes=tuple(replace(keep, offset_bytes=keep.offset_bytes * kept) for keep in stage.takes),
+        keeps=tuple(replace(keep, offset_bytes=keep.offset_bytes * kept) for keep in stage.keeps),
+        backward=turned,
+    )
+
+
+def index_rows(body: tuple[Statement, ...], draft: Draft) -> tuple[Statement, ...]:
+    """The row index, as the dimension of the shape's last axis but one counts it."""
+    last = len(draft.graph.shape) - 2
+    index = next((dim.index for dim in draft.dims if last in dim.axes), "")
+    return tuple(s if s.expr else replace(s, expr=f"static_cast<int>({index})") for s in body)

@@ -1,0 +1,481 @@
+"""How long a plan should take: what candidates are ranked by.
+
+Three limits, each of which a launch can't undercut: the bytes at the rate that a copy reaches; the instructions at the
+rate that the schedulers issue them; and blocks one after another, since a block must wait for its loads, its own
+instructions and its reductions, and an SM holds only so many at a time. They overlap but not wholly: their p-norm.
+
+The constants are fitted to 651 candidates of 28 chains and shapes, of the 731 measured on an H200 that are in
+benchmarks/data/h200_candidates.json (the others could not be told apart; cold L2, medians of 15, 4.23 TB/s of copy
+rate). There the first choice took 2.5 % more than the best candidate in the mean and 17 % at worst, and times of
+candidates worth choosing are predicted to 14 % (rms of the logarithm). What rows cost that start anywhere is fitted to
+216 others of 19 such chains and shapes (medians of 9 to 15, 4.22 to 4.25 TB/s), where the first choice took 2 % more
+than the best one measured in the mean and 9 % at worst; what they cost by bulk copies to 765 candidates of 70 chains
+and shapes (medians of 9, 4.25 TB/s), by which the first choice took 2 % more than the best in the mean and 14 % at
+worst. Registers, what waits and what clusters, copies and masks cost were fitted again to 2878 candidates of 223 chains
+and shapes, most of them of benchmarks/heldout.py (medians of 15, 4.22 TB/s; those of its cases are in
+benchmarks/data/h200_heldout_candidates.json): there the first choice takes 1.7 % more than the best one measured in the
+mean and 17 % at worst. What several rows of a block, rows brought by bulk copies and threads without a vector cost was
+fitted once more to 1672 candidates of 182 chains and shapes, 60 of them measured anew (medians of 9, 4.25 TB/s): the
+first choice takes 1.2 % more than the best one measured in the mean and 15 % at worst, in a launch of 6 us; and over
+the 32 of benchmarks/tune_shipped.py, which was run with these constants, 0.8 % and 3.1 %. On other GPUs they stand for
+want of measurements; what is taken from a target are its facts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusegen.language.graph import Graph
+from fusegen.language.naming import value_names
+from fusegen.language.types import b8, bf16
+from fusegen.planner.cost import shares_read
+from fusegen.planner.model import Access, Cost, Load, Stage, Staging, Tile, Traffic
+from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, words_of
+from fusegen.targets.base import Target
+
+# ---- bytes
+COPY_SHARE = 0.88  # of the data sheet's DRAM rate, what a plain device copy reaches: 4.2 of 4.8 TB/s on an H200
+BY_WIDTH = {16: 1.0, 8: 0.96, 4: 0.84, 2: 0.8, 1: 0.5}  # share of the rate by bytes of one access
+CHOSEN_BY_WIDTH = {16: 1.0, 8: 0.87, 4: 0.5, 2: 0.8, 1: 0.5}  # the same beside a choice of columns, as that was fitted
+BULK_ROW = 42  # bytes more for what a bulk copy moves, a row or several: its ends fill no sector
+BULK_ALONE = 1.05  # where an SM holds one such row, and nothing hides what that waits for
+TWICE = 0.45  # a vector of two accesses leaves every other 16 bytes to the second
+APART = (
+    0.5  # bias_relu 65536 x 4096 in f16 by 8 single elements a thread: 763 us, by vectors 254; f32 copies lose nothing
+)
+SECTOR = 18  # bytes that the threads of a row should find next to each other
+# Fewer bytes side by side than WHOLE cost as much as APART_BYTES more of them: rmsnorm 262144 x 128 took 36.4 us by 16
+# threads a row and 256 B side by side, 36.7 by half of them, 39.2 by a quarter, 41.3 by an eighth.
+WHOLE = 256
+APART_BYTES = 9  # the fit to whole chains; head_layernorm of 64 took 110 us by 32 B and 77 by 64 B
+APART_ACROSS = 32  # where rows start anywhere and are written, a run lies across one more sector
+FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
+# The same of a row that is partly kept, which the fit counted as bytes of DRAM: with 7 of 8 vectors kept a softmax at
+# 4096 x 131072 took 568 us, by clusters that keep all 560.
+FROM_L2_PARTLY = 1.0
+# By asynchronous copies, where the same bytes could have stayed in registers: add_rmsnorm 16384 x 4096 took 140 us so
+# and 134 to 136 in registers, 16384 x 8192 266.6 and 262.4, a causal softmax of 32 x 4096 x 4096 414 and 404.
+COPIED = 1.05
+ROLLED = 1.11  # computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
+ALONE = 1.04  # where an SM holds one block, whose registers hold its row
+MASKED = 1.1  # a loop over a row that a mask ends: alibi_softmax of 16 x 4096 x 4096 took 235 us so and 210 unrolled
+# Of a byte that all rows share, where what the blocks of an SM keep in shared memory leaves its L1 cache no room for
+# it: layernorm_affine 8192 x 16384 in bf16 took 146 us with seven blocks of 33 KB and 136 with four.
+PAST_L1 = 0.06
+IN_TURN = 1.03  # rolling: a softmax of 500 x 262144 took 306 us so and 285 by clusters of 16 that end with their row
+# Clusters: cross_entropy_backward 4096 x 32000 in f32 took 273 us by those of two and 258 by blocks. With 1.1, which
+# the held-out chains alone ask for, log_softmax 1024 x 131072 goes to blocks, which took 255 us, and clusters 206.
+CLUSTERED = 1.05
+BRANCHED = 1.34  # and where each load has a branch of its own, they wait for one another
+# The same where nothing but sums is written: those of 10001 bf16 took 169 us so and 155 with all loads ahead.
+BRANCHED_SUMS = 1.2
+# Threads without a vector in the last turn: RMSNorm's gradient by 768 columns took 83 us with 64 threads and two turns,
+# of which a half is empty in one, and 75 with 32 and three; layernorm_affine 16384 x 5120 95 with 256 and 86 with 128.
+IDLE = 0.1
+# Rows that start anywhere, copied to shared memory by blocks of which an SM holds two at most, and so hides less of
+# what each waits for: log_softmax took 453 us at 4096 x 50257 with 1024 threads and 379 with 512, at 4096 x 32001 269
+# and 232.
+CROWDED = 1.2
+# ---- instructions
+ISSUE = 0.9
+MOVE = 1.0  # a conversion and its share of an access, for one element of an operand
+ONLINE = {"softmax": 6, "welford": 36}  # beside the op's own
+SHARED_ACCESS = 1.69
+SINGLE = 7.0  # an element that is moved alone: address, test and predicated access
+ROW_END = 0.6  # of an element's instructions: once more in a vector that the row ends in, for all lanes of its warp
+# Vectors across blocks, by the instructions of their text: pieces are selected, shifted and joined. A stored vector
+# goes to shared memory and is joined from there; or it is handed to the next lane as well, and the first of the lanes
+# that share a row goes value by value. In a walk by blocks nothing of that is done, but for what every row shares.
+JOINED = 12.0  # a vector
+STAGED = 20.0
+PARTED = 25.0
+FIRST_LANE = 20.0  # one a warp
+BY_BLOCKS = 5.0
+PLACED = 40.0  # copied to shared memory, to where a row's block lies
+ACROSS_THREAD = 55.0  # of a row whose vectors are shifted into place, once a thread: its ends
+COPIES_THREAD = 400.0  # of a row whose blocks are copied to shared memory: turns, ends, and waiting for each vector
+EDGE = 30.0  # of a row, whose ends fill no block: a turn of the threads that share it
+LYING = 24.0  # of a thread, to find out how each tensor's row lies
+THREAD = 30.0
+DIVISION = 60.0  # of a row's number by a dimension
+STEP = 2.0  # of a reduction across lanes
+# Rows by bulk copies, whose elements are read and written one by one in shared memory
+BULK_READ = 5.0  # beside MOVE
+BULK_WRITE = 0.3
+BULK_CONFLICT = 1.9  # each time more that an access goes to the same bank
+BULK_VECTOR = 2.5  # of what all rows share
+# Each line of the L1 cache more that a warp's rows of another operand lie in: windows of 49 x 49 with a bias took 55 us
+# with two threads a row and 49 with four.
+LINE = 1.0
+BULK_UNTIL = 6.2  # to find whether a vector lies beyond a mask's limit
+BULK_THREAD = 23.0
+BULK_TENSOR = 3.1
+# ---- waiting, in microseconds
+LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
+LOAD_US = 0.66  # from a load to its value, once a turn of loads
+LATER_US = 0.3  # the same of what a later walk reads
+# Before the first load, where threads of a block divide the numbers of rows of their own.
+NUMBER_US = 0.25
+TURN_US = 0.022  # a vector of a row that a mask ends: its test stands between it and the next one, in each walk
+BULK_US = 0.8  # from asking for a row to its values
+OVERLAPPED = 0.75  # n turns of loads take n^0.75 times as long as one
+REDUCTION_US = 0.1
+# More for each warp that comes to a reduction's barrier, where no other block hides it: LayerNorm took 5.1 us at
+# 1 x 5120 with 1024 threads, 4.6 with 512 and 4.3 with 256.
+WARP_US = 0.02
+CLUSTER_US = 1.19  # more for a reduction across a cluster
+GATHERING_US = 0.78  # a cluster starts when all of its blocks find room: so much for each doubling
+# Share of the SMs that clusters fill, whose blocks must lie in one part of the GPU: cuOccupancyMaxActiveClusters of an
+# H200, with one block an SM, gave 15 clusters of 8 blocks and 7 of 16.
+FILLED = {8: 120 / 132, 16: 112 / 132}
+CYCLES = 6.3  # of an instruction in a warp that waits for it
+BULK_CYCLES = 5.2  # the same of rows by bulk copies
+SM_GBS = 121.0  # what one SM moves when it has the memory for itself
+OVERLAP = 3.6  # the norm's exponent
+# ---- registers
+DIM_REGISTERS = 4  # of a thread, for each row dimension beside the first
+LATER_READS = 0.5  # of what a later walk reads, the share that waits in registers with what is kept
+LATE_READS = 0.25  # the same where each vector is read where it is used
+LOOPED = 0.49  # of what the turns of a loop read that is not unrolled whole, the share that waits at a time
+PACKED_MORE = 0.2  # for an element, of what is made of vectors that stay as they were read
+BOOL_BYTES = 2  # of a register, for an element of a mask
+
+WARP = BANKS = 32  # of GPUs that have bulk copies
+BANK_BYTES = 4
+UNROLL = 4  # vectors in flight in a loop that is not unrolled whole
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What `estimate` needs of a candidate beside its traffic."""
+
+    tile: Tile
+    staging: Staging
+    stages: tuple[Stage, ...]
+    accesses: tuple[Access, ...]
+    copies: bool
+    shared_bytes: int  # dynamic and static
+    kept_bytes: int  # for one element
+    ragged: bool  # a row is no whole number of vectors
+    blocks: int  # in the launch
+    flat: bool = False  # one array without rows
+    bulk: bool = False  # rows come to shared memory and leave it by bulk copies
+    packed: bool = False  # registers hold what was read as it was read
+
+    @property
+    def whole(self) -> bool:
+        """Are all vectors of a thread in flight at once?"""
+        return self.unrolled or self.copies
+
+    @property
+    def unrolled(self) -> bool:
+        """Are all turns of a thread's loops laid out one after another?"""
+        return self.staging in ("registers", "none")
+
+    @property
+    def in_shared(self) -> bool:
+        return self.staging in ("shared", "rolling")
+
+    @property
+    def held(self) -> int:
+        """Vectors of a thread that stay in registers as they were read, beside those in shared memory."""
+        return self.tile.per_thread - self.tile.kept if self.staging == "rolling" else 0
+
+
+def estimated_registers(work: Work) -> int:
+    """Registers of one thread.
+
+    A row in registers takes what waits in its walks where that is most: what is kept, and what is read before its use.
+    What is kept as it was read is kept as f32 all the same, unless it is left packed. Over 525 kernels of 150 chains
+    and shapes NVRTC 13 used within 15 % of this (rms of the logarithm); before, without what later walks read, it used
+    115 for the LayerNorm of 1000 columns that was taken for 48. Pieces take more room than the vector that they make,
+    and stay until the last of them is joined, while what is kept as it was read has its place already.
+    """
+    elements = work.tile.per_thread * work.tile.vector
+    if work.unrolled:
+        dims = max(1, *(len(access.strided) for access in work.accesses))
+        rows = DIM_REGISTERS * (dims - 1) + sum(not access.by_column for access in work.accesses)
+        return max(32, math.ceil((14 if work.bulk else 16) + rows + elements * words_held(work)))
+    if work.bulk:
+        return 32
+    walks = [stage.loads if work.in_shared else stage.reads for stage in work.stages]
+    loaded = max(sum(held_bytes(load, work.ragged) for load in loads if load.access.by_column) for loads in walks)
+    vectors = min(UNROLL, work.tile.per_thread)
+    held = math.ceil(work.held * work.tile.vector * work.kept_bytes / 4)
+    return max(32, math.ceil(16 + vectors * work.tile.vector * max(0.5, LOOPED * loaded / WORD_BYTES))) + held
+
+
+def words_held(work: Work) -> float:
+    """Registers that an element of a row takes up where the walks have the most."""
+    last = last_taken(work.stages)
+    kept: dict[str, float] = {}  # words of each value that waits between two walks
+    ahead = most = 0.0
+    for number, stage in enumerate(work.stages):
+        alive = sum(words for value, words in kept.items() if last.get(value, 0) >= number)
+        for load in stage.loads:
+            if load.when == "keep":
+                kept[load.value] = load.access.dtype.bytes / WORD_BYTES if work.packed else 1
+        kept |= dict.fromkeys((keep.value for keep in stage.keeps), 1)
+        after = sum(words for value, words in kept.items() if last.get(value, 0) > number)
+        if not work.bulk:
+            reads = {load: read_words(load, work) for load in stage.reads}
+            ahead += sum(words for load, words in reads.items() if load.when == "ahead")
+            waiting = sum(words for load, words in reads.items() if load.when != "ahead")
+            alive += waiting * (LATE_READS if stage.late else LATER_READS if number else 1.0)
+        most = max(most, ahead + max(alive, after))
+    return most + (PACKED_MORE if work.packed else 0.0)
+
+
+def read_words(load: Load, work: Work) -> float:
+    """Registers that one element of a walk's operand waits in; a warp of its own is asked for nothing between two
+    walks, and its bf16 are made f32 as soon as they are there."""
+    access = load.access
+    if not access.by_column:
+        return 0.0
+    if access.dtype is bf16 and load.when != "keep" and work.tile.team <= WARP:
+        return 1.0
+    return held_bytes(load, work.ragged) / WORD_BYTES
+
+
+def last_taken(stages: Sequence[Stage]) -> dict[str, int]:
+    """The walk that takes up a kept value for the last time."""
+    last: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        taken = [*(keep.value for keep in stage.takes), *(load.value for load in stage.loads if load.when == "kept")]
+        last.update(dict.fromkeys(taken, number))
+    return last
+
+
+def kept_words(stages: Sequence[Stage]) -> int:
+    """Values of an element that wait in registers between two walks, where the most do: one that is taken up for the
+    last time makes room for one that is kept, element by element."""
+    last = last_taken(stages)
+    most, kept = 0, set[str]()
+    for number, stage in enumerate(stages):
+        kept |= {keep.value for keep in stage.keeps} | {load.value for load in stage.loads if load.when == "keep"}
+        most = max(most, sum(last.get(value, 0) > number for value in kept))
+    return most
+
+
+def held_bytes(load: Load, ragged: bool) -> float:
+    """Bytes of registers that one element of a walk's operand waits in."""
+    access = load.access
+    size = BOOL_BYTES if access.dtype is b8 else access.dtype.bytes
+    if not ragged:
+        return size
+    pieces = WORD_BYTES * words_of(access) / access.vector if access.mode == "across" else size
+    return pieces + (size if load.when == "keep" else 0)
+
+
+def resident_blocks(target: Target, threads: int, registers: int, shared_bytes: int) -> int:
+    """Blocks that one SM holds at a time."""
+    unit = target.register_unit
+    per_warp = -(-registers // unit) * unit * target.warp
+    warps = -(-threads // target.warp)
+    by_registers = target.registers_per_sm // (per_warp * warps)
+    by_threads = target.threads_per_sm // threads
+    by_shared = (
+        target.shared_per_sm // (shared_bytes + target.shared_reserved) if shared_bytes else target.blocks_per_sm
+    )
+    return min(by_registers, by_threads, by_shared, target.blocks_per_sm)
+
+
+def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
+    """The time of one launch of `work` at the graph's sizes, and what bounds it."""
+    tile = work.tile
+    registers = estimated_registers(work)
+    resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
+    vectors = tile.per_thread if work.whole else min(UNROLL, tile.per_thread)
+    reads = work.stages[0].reads if work.stages else ()
+    first = sum(load.access.dtype.bytes for load in reads if load.when != "ahead")
+    from_l2 = sum(t.ideal * t.walks - t.moved for t in moved.tensors)
+    share = FROM_L2_PARTLY if work.in_shared else FROM_L2
+    memory_us = (moved.moved + from_l2 * share) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
+    writes = any(store.access.by_column for stage in work.stages for store in stage.stores)
+    if shared_by_rows(work, graph.cols) > target.shared_per_sm - resident * work.shared_bytes:
+        again = PAST_L1 * work.blocks * tile.rows_per_block * shared_by_rows(work, graph.cols)
+        memory_us += again / (target.dram_gbs * COPY_SHARE * 1e3)
+    if work.bulk:
+        ends = rows_moved(work) * graph.rows / tile.rows_per_block
+        memory_us += ends * BULK_ROW / (target.dram_gbs * COPY_SHARE * 1e3)
+        if work.in_shared and resident == 1:
+            memory_us *= BULK_ALONE
+    elif work.in_shared:
+        memory_us *= COPIED if work.copies else ROLLED
+    if work.staging == "rolling":
+        memory_us *= IN_TURN
+    elif resident == 1 and not work.in_shared and not work.bulk:
+        memory_us *= ALONE
+    if any(stage.until for stage in work.stages) and not work.unrolled and not work.bulk:
+        memory_us *= MASKED
+    if tile.cluster > 1:
+        memory_us *= CLUSTERED
+    if work.ragged and tile.vector > 1 and not work.whole and not work.bulk:
+        memory_us *= BRANCHED if writes else BRANCHED_SUMS
+    if work.unrolled and not work.ragged and not work.flat:
+        memory_us *= 1 + IDLE * (
+            1 - graph.cols / (tile.threads_per_row * tile.per_thread * tile.vector * tile.col_tiles)
+        )
+    if work.ragged and work.copies and 2 * tile.threads >= target.threads_per_sm:
+        memory_us *= CROWDED
+    thread = instructions(graph, work)
+    per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
+    issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
+    reductions = sum(len(stage.reductions) for stage in work.stages)
+    alone_us = thread * (BULK_CYCLES if work.bulk else CYCLES) * target.sms * target.f32_lanes / per_us
+    several = max(len(access.strided) for access in work.accesses) > 1 and tile.rows_per_block > 1
+    alone_us += NUMBER_US * several
+    alone_us += TURN_US * tile.per_thread * sum(bool(stage.until) for stage in work.stages)
+    alone_us += moved.moved / work.blocks / (SM_GBS * 1e3)
+    alone_us += reductions * (REDUCTION_US + (CLUSTER_US if tile.cluster > 1 else 0))
+    if work.staging != "rolling":  # its loads are under way while the row before is written; its clusters gather once
+        alone_us += BULK_US if work.bulk else LOAD_US * turns_of_loads(work) ** OVERLAPPED
+        alone_us += LATER_US * sum(any(map(from_memory, stage.loads)) for stage in work.stages[1:])
+        alone_us += GATHERING_US * math.log2(tile.cluster)
+    waiting_us = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident) * alone_us
+    norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
+    beside = max(1.0, min(resident, work.blocks / target.sms))  # blocks of an SM
+    barriers_us = reductions * WARP_US * tile.team / target.warp / beside if tile.team > target.warp else 0.0
+    floor = max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6))
+    return Cost(
+        traffic=moved,
+        floor_us=floor,
+        time_us=LAUNCH_US + norm + barriers_us,
+        bound="memory" if memory_us >= issue_us else "instruction",
+        in_flight_bytes=resident * tile.threads * vectors * tile.vector * first,
+        registers=registers,
+        blocks_per_sm=resident,
+    )
+
+
+def shared_by_rows(work: Work, cols: int) -> float:
+    """Bytes of the vectors that every row shares, as far as a block reads them."""
+    vectors = (access for access in work.accesses if access.by_column and not access.strided and not access.output)
+    return sum(access.dtype.bytes for access in vectors) * cols / work.tile.cluster
+
+
+def from_memory(load: Load) -> bool:
+    return load.when == "now" and load.access.by_column
+
+
+def turns_of_loads(work: Work) -> float:
+    """How often a thread waits for memory in its first walk: once, where all loads are issued before the first use."""
+    if work.whole:
+        return 1
+    return -(-work.tile.per_thread // UNROLL)
+
+
+def instructions(graph: Graph, work: Work) -> float:
+    """Instructions of one thread: of its elements, of its row's addresses and of its part of each reduction."""
+    tile = work.tile
+    issued = {name: node.op.issued for node, name in value_names(graph).items()}
+    element = 0.0
+    for stage in work.stages:
+        share = min(shares_read(graph, work.stages).values(), default=1.0) if stage.until else 1.0
+        element += MOVE * (share * sum(load.when != "ahead" for load in stage.loads) + len(stage.stores))
+        element += share * sum(issued.get(statement.name, 1) for statement in stage.body)
+        element += share * sum(ONLINE.get(r.kind, 1) for r in stage.reductions)
+        if work.in_shared and not work.bulk:
+            element += SHARED_ACCESS * share * (len(stage.takes) + len(stage.keeps))
+    if work.bulk:
+        element += sum(brought(stage, tile, graph.cols) for stage in work.stages)
+    elif tile.vector == 1:
+        element += SINGLE * sum(access.by_column for access in work.accesses)
+    elif work.ragged:
+        element += SINGLE * sum(access.mode == "element" and access.by_column for access in work.accesses)
+        element += sum(shifting(stage, tile) for stage in work.stages) / tile.vector
+        if work.copies:
+            element += PLACED * sum(load.when == "keep" for stage in work.stages for load in stage.loads) / tile.vector
+        if not tile.apart and not all(stage.blocks_of for stage in work.stages):
+            element += ROW_END * element * min(1.0, 2 / (tile.per_thread * max(1.0, tile.team / 32)))
+    reductions = sum(len(stage.reductions) for stage in work.stages)
+    steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
+    dims = max(1, *(len(a.strided) for a in work.accesses))
+    thread = THREAD + reductions * (STEP * steps + 20) + DIVISION * (dims - 1)
+    thread += LYING * sum(access.mode == "across" for access in work.accesses)
+    if work.bulk:
+        return thread + BULK_THREAD + BULK_TENSOR * rows_moved(work) + element * tile.per_thread * tile.vector
+    if work.ragged and work.copies:
+        thread += COPIES_THREAD
+    elif work.ragged and reductions and tile.vector > 1 and work.whole:
+        thread += ACROSS_THREAD
+    warps = max(1.0, tile.team / 32)  # of a row, in one of which single values stand in for all lanes
+    if work.ragged and any(store.staged or stage.blocks_of for stage in work.stages for store in stage.stores):
+        thread += EDGE * math.ceil(2 * (tile.vector - 1) / tile.threads_per_row) / warps
+    if tile.apart:
+        thread += (element + EDGE) / warps
+    taken = tile.per_thread * tile.vector
+    if work.ragged and tile.vector > 1:  # turns that lie behind the row's end are passed over
+        taken = min(taken, math.ceil(graph.cols / (tile.threads_per_row * tile.col_tiles)))
+    return thread + element * taken
+
+
+def brought(stage: Stage, tile: Tile, cols: int) -> float:
+    """Instructions for each element of a row that bulk copies move, beside those of other rows."""
+    accesses = [*(load.access for load in stage.loads), *(store.access for store in stage.stores)]
+    sizes = [access.dtype.bytes for access in accesses if access.mode == "bulk"]
+    conflicts = BULK_CONFLICT * sum(wavefronts(tile, cols, size) - 1 for size in sizes)
+    reads = sum(load.access.mode == "bulk" for load in stage.loads)
+    vectors = sum(load.access.mode != "bulk" and load.access.by_column for load in stage.reads)
+    if stage.blocks_of:
+        vectors += len(stage.stores)
+    writes = sum(store.staged for store in stage.stores)
+    tests = BULK_UNTIL / tile.vector if stage.until else 0.0
+    beside = sum(load.access.mode == "element" and len(load.access.strided) > 0 for load in stage.reads)
+    conflicts += LINE * beside * (max(1, WARP // tile.threads_per_row) - 1)
+    return BULK_READ * reads + BULK_WRITE * writes + BULK_VECTOR * vectors / tile.vector + tests + conflicts
+
+
+def wavefronts(tile: Tile, cols: int, size: int) -> int:
+    """How often shared memory must be asked for one element of each thread of a warp, of `size` bytes: its banks hold
+    neighbouring words, and one of them gives one word at a time."""
+    apart = (
+        tile.threads // WARP * cols if tile.threads_per_row < WARP else 0
+    )  # rows of a warp (see fusegen.emitting.rows.bulk_rows)
+    lanes = ((lane // tile.threads_per_row * apart + lane % tile.threads_per_row * tile.vector) for lane in range(WARP))
+    words = {lane * size // BANK_BYTES for lane in lanes}
+    return max(Counter(word % BANKS for word in words).values())
+
+
+def rows_moved(work: Work) -> int:
+    """Tensors whose rows bulk copies move."""
+    return sum(access.mode == "bulk" for access in work.accesses)
+
+
+def shifting(stage: Stage, tile: Tile) -> float:
+    """Instructions for each vector of a row that starts anywhere, beside those of other vectors."""
+    across = [load.access for load in stage.loads if load.access.mode == "across"]
+    if stage.blocks_of:
+        shared = [load for load in stage.loads if load.access.mode == "vector"]
+        return BY_BLOCKS * len(across) + JOINED * len(shared)
+    stores = [store for store in stage.stores if store.access.mode == "across"]
+    staged = sum(store.staged for store in stores)
+    firsts = 32 / min(32, tile.team)
+    return JOINED * len(across) + STAGED * staged + (PARTED + FIRST_LANE * firsts) * (len(stores) - staged)
+
+
+def side_steps(access: Access) -> float:
+    """What is left where a thread's next instruction reads beside its last one, between those of its neighbours."""
+    if access.vector * access.dtype.bytes > VECTOR_BYTES:
+        return TWICE
+    return APART if access.mode == "element" and access.vector > 1 and access.dtype.bytes < 4 else 1.0
+
+
+def width_share(work: Work, chosen: bool = False) -> float:
+    """Share of the copy rate by what one instruction moves: narrow accesses spend issue slots instead of bytes, and a
+    thread whose vector takes two instructions leaves every other 16 bytes to the second."""
+    if work.bulk:
+        return 1.0
+    whole = max(len(a.strided) for a in work.accesses)  # what rows share comes from a cache
+    moving = [a for a in work.accesses if a.by_column and len(a.strided) == whole] or list(work.accesses)
+    bytes_all = sum(a.dtype.bytes for a in moving)
+    by_width = CHOSEN_BY_WIDTH if chosen else BY_WIDTH
+    shares = [(a.dtype.bytes, by_width[a.vector_bytes] * side_steps(a)) for a in moving]
+    side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
+    across = work.ragged and work.tile.vector > 1 and any(access.output and access.by_column for access in moving)
+    more = APART_ACROSS if across else APART_BYTES
+    next_to = (1 + more / WHOLE) / (1 + more / side_by_side)
+    return sum(size * share for size, share in shares) / max(1, bytes_all) * min(1.0, side_by_side / SECTOR, next_to)

@@ -1,0 +1,395 @@
+"""Chains with reductions: a row belongs to a team of threads, from one thread to a cluster of blocks.
+
+Regimes, from short rows to long ones, with times on an H200 (cold L2, medians of 15, one sweep of candidates):
+
+- several rows a warp, a warp a row, a block a row, in *registers*, one block for each row and no loop over rows. What
+  one block waits for, the others of its SM hide: bias_gelu_residual_ln 16384 x 4096 took 98.8 us, where a persistent
+  grid that fetched the next row by cp.async or bulk copies while it reduced this one took 101 to 105. add_rmsnorm
+  16384 x 4096 took 133.2 us, its loads and stores without the reduction 131.8 at best, and the driver's copy of as
+  many bytes 130.4; with L1::no_allocate it took 137 to 140, with evict_first on loads 138 to 140, on stores too 142 to
+  145, and 134 where whole rows left shared memory by bulk stores;
+- in registers *as it was read*, where that is narrower than f32, and computed again: NVRTC is kept from keeping what it
+  made of it. layernorm_affine 8192 x 24576 in f16 took 201 us so, with two blocks an SM, and 253 with one;
+- as it was read in *shared memory*, by asynchronous copies, and computed again: scale_softmax 4096 x 65536 took 263 us,
+  streamed 359;
+- as much of it as fits, and the rest read again from where the last walk ended, which the L2 still has: scale_softmax
+  4096 x 131072 took 543 us, by clusters of 4 blocks 560, streamed 762;
+- by a *cluster* of blocks that add up their parts through distributed shared memory: log_softmax 1024 x 131072 took
+  206 us, streamed 275; scale_softmax 512 x 1048576 took 602 us with 16 blocks a row, streamed 783;
+- *rolling*, where an SM holds but one block: what shared memory has no room for is held in registers, and the block
+  takes rows in turn and asks for the next row's vector as soon as it is done with this one's: scale_softmax
+  512 x 1048576 took 562 us by clusters of 8 blocks and 607 by clusters of 16, for which only seven parts of the GPU
+  have the SMs, where 7 of 8 vectors kept took 599; held so by blocks that end with their row, it took 730 and 880;
+- *streamed*, read again for every walk: any length.
+
+Rows that are no whole number of 16 bytes come and go by bulk copies where a GPU has them (planner/rules/bulk.py).
+
+How far that is from what memory allows was searched with kernels that only load, reduce and store as these chains do
+(medians in random order beside the emitted ones; 64 to 1024 threads, a block a row or a persistent grid, vectors or
+bulk copies, results held back, orders, clusters, prefetches, policies of loads and stores):
+
+- 2 x 32 MiB read and 32 MiB written, 920 ways: with two reductions 28.9 to 29.4 us at best in four runs, without them
+  29.3 to 29.8; reading alone took 21.7, writing alone 10.7. The LayerNorm chain at 4096 x 4096 took 31.0 with its
+  vectors fetched (planner/rules/fetching.py), 31.3 to 31.9 with them read late, 30.0 to 30.8 without any vectors of
+  columns, 31.0 to 31.2 without GELU, 30.8 to 31.1 without reductions;
+- 2 x 128 MiB read and as many written, 284 ways: with a reduction of whole rows 132.1 to 132.8 at best, by clusters of
+  two blocks that share nothing, which gain nothing in add_rmsnorm 16384 x 4096: it took 133.0 to 134.0 beside them, the
+  driver's copy of as many bytes 129.8 to 130.6;
+- 8 rows of 4096 bf16: an empty kernel took 3.25 to 3.4, loads and stores 4.3 to 4.5, with a reduction 4.6 to 4.75,
+  add_rmsnorm 4.7 to 4.8. Clusters and several blocks a row were no faster, nor was it to have gain read at once with
+  the rest (by relaxed loads, whose order the compiler keeps).
+
+Of all policies one helps: results that the L2 cache is told to keep (evict_last) took 27.5 to 28.4 us in place of 29.7
+at 2 + 1 x 32 MiB, where the lines kept were given back before each launch. Where they were not, a kernel beside them
+took 1.1 us more. It is not done: what one launch saves others pay.
+
+Rows in registers across clusters would be a regime of their own: the blocks of a cluster wait for one another, and
+with one block an SM nothing hides that (scale_softmax 4096 x 131072 took 750 us so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fusegen.language.graph import Graph
+from fusegen.planner.cost import rereads_hit
+from fusegen.planner.matching import NotFor, need_countable, need_no_product, need_no_selection
+from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile
+from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, team_text, vector_widths
+from fusegen.planner.rows.assembly import Draft, assemble, can_copy, kept_elements, row_draft
+from fusegen.planner.rows.bulk import by_blocks
+from fusegen.planner.rows.bulk_rule import bulk_draft, bulk_tiles, held_by_value, kept_as_read
+from fusegen.planner.rows.duration import kept_words
+from fusegen.planner.rows.prefetch import fetched, worth_fetching
+from fusegen.planner.rows.schedule import Schedule, schedule, title_of
+from fusegen.targets.base import Target
+
+# Elements of a row that one thread holds: 64 and two blocks of 256 threads took 382 us for the LayerNorm chain at
+# 16384 x 16384, 16 and one block of 1024 took 487.
+MOST_IN_REGISTERS = 64
+# A guarded vector costs a branch: the LayerNorm chain at 16384 x 4097 took 191 us with 9 single elements a thread and
+# 335 with 33, where 17 in shared memory took 172.
+MOST_VECTORS = 8
+SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
+WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more blocks
+# Elements of a thread up to which the vectors that rows share are read before the first walk, not before the one that
+# uses them: they wait in registers meanwhile, and are asked for first. rmsnorm 262144 x 128 took 36.4 us so and 36.9
+# without, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but with 64 elements a thread 117.0 and 109.4, and at
+# 16384 x 16384, where an SM then held one block less, 633 and 425. Which of both is better where both can be, the
+# registers say. (Of add_rmsnorm 8 x 4096 with 512 threads a row NVRTC 13.0 and 13.5 put the load of gain off all the
+# same.)
+MOST_AHEAD = 32
+# Where rows lie across blocks, whose pieces wait in registers too, elements of all those vectors together: at
+# 16384 x 4097 the LayerNorm chain took 127 us with 64 of them read ahead and 111 without, and in f32 with 32 of them
+# 222 and 206; but add_rmsnorm 32768 x 2047 with 16 of them 133 and 136.
+MOST_AHEAD_ACROSS = 16
+# Shorter rows leave an SM room for several blocks, or a block alone waits for nobody: scale_softmax 4096 x 131072 took
+# 544 us with 14 of 16 vectors kept and 552 to 562 rolling, add_rmsnorm 2048 x 131072 551 and 578 to 623, log_softmax
+# 1024 x 131072 206 and 227 to 237.
+ROLLING_CLUSTER = 8
+ROLLING_BLOCK = 512  # threads from which one block an SM computes as fast as memory delivers
+# Merged where a row waits in shared memory: to walk over it once more costs a few instructions an element, Welford's
+# update some forty. layernorm_affine 8192 x 24576 took 269 us with it and 212 without.
+IN_SHARED: tuple[ReductionKind, ...] = ("softmax",)
+STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
+
+
+def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
+    """Every legal team, vector width and staging."""
+    need_no_product(graph, "rowwise")
+    need_no_selection(graph)
+    if not graph.reductions:
+        raise NotFor("the chain reduces nothing; rowwise is for rows with a sum, a maximum, a softmax ...")
+    need_countable(graph.cols)
+    for vector in vector_widths(graph, layout):
+        draft = row_draft(graph, target, layout, vector)
+        again = read_again(draft)
+        values = schedule(graph, draft.accesses, "values", by_vectors=True)
+        inputs = schedule(graph, draft.accesses, "inputs", by_vectors=True, online=IN_SHARED)
+        packed = schedule(graph, draft.accesses, "inputs", by_vectors=True, online=())
+        nothing = schedule(graph, again.accesses, "nothing", by_vectors=True)
+        both = inputs.kept_bytes <= values.kept_bytes and inputs.stages != values.stages
+        fewest = inputs if both else values
+        partly = schedule(graph, again.accesses, fewest.keeps, by_vectors=True)
+        for per_row in teams(draft):
+            alone = tile_of(draft, per_row)
+            yield from in_registers(draft, values, alone)
+            if packs(draft, packed, values) and in_whole_turns(draft, alone):
+                yield from in_registers(draft, packed, alone)
+            streams = per_row >= STREAMING_BLOCK
+            for tile in (alone, *(clusters(draft, fewest, alone) if streams else ())):
+                yield from in_shared(draft, values, tile)
+                if both:
+                    yield from in_shared(draft, inputs, tile)
+                yield from partly_in_shared(again, partly, tile)
+                yield from in_turn(draft, inputs, tile)
+                if streams:
+                    yield candidate(again, nothing, tile, "stream")
+    yield from by_bulk_copies(graph, target, layout)
+
+
+def by_bulk_copies(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
+    """Rows that start anywhere, whole: what later walks need in registers, or as it was read where results go by
+    blocks of 16 bytes."""
+    for vector in (1, 2, 4):
+        draft = bulk_draft(graph, target, layout, vector)
+        if draft is None:
+            return
+        values = schedule(graph, draft.accesses, "values", by_vectors=True)
+        inputs = schedule(graph, draft.accesses, "inputs", by_vectors=True, online=IN_SHARED)
+        if vector <= 2:
+            for tile in bulk_tiles(draft):
+                made = candidate(draft, held_by_value(values), tile, "registers" if values.kept_bytes else "none")
+                if fits(made):
+                    yield made
+        stays = kept_as_read(inputs) if inputs.kept_bytes and by_blocks(inputs.stages[-1]) else None
+        for per_row in teams(draft) if stays else ():
+            if stays and per_row >= SMALL_BLOCK:
+                per_thread = -(-graph.cols // (vector * per_row))
+                tile = Tile(per_row, per_row, 1, vector, per_thread, kept=per_thread)
+                made = candidate(draft, stays, tile, "shared")
+                if fits(made):
+                    yield made
+
+
+def in_order_of(plan: RowPlan, layout: Layout) -> Iterator[RowPlan]:
+    """Plans by the tile of `plan`, which this layout's own candidates need not have: values are in registers, or rows
+    are streamed, always forward, and with what `plan` merges merged."""
+    graph, target, tile = plan.graph, plan.target, replace(plan.tile, kept=0)
+    draft = row_draft(graph, target, layout, tile.vector)
+    if plan.keeps == "values":
+        values = schedule(graph, draft.accesses, "values", by_vectors=True)
+        made = candidate(draft, values, tile, "registers" if values.kept_bytes else "none")
+        if fits(made):
+            yield made
+    kinds = [reduction.kind for stage in plan.stages for reduction in stage.reductions]
+    again = read_again(draft)
+    nothing = schedule(graph, again.accesses, "nothing", by_vectors=True, online=kinds)
+    made = candidate(again, nothing, tile, "stream")
+    yield replace(made, stages=tuple(replace(stage, backward=False) for stage in made.stages))
+
+
+def fits(made: RowPlan) -> bool:
+    """Does a block have the registers and the shared memory?"""
+    target = made.target
+    registers = min(target.registers_per_thread, target.registers_per_sm // made.threads)
+    return made.cost.registers <= registers and made.shared_bytes + made.static_shared_bytes <= target.shared_bytes
+
+
+def read_again(draft: Draft) -> Draft:
+    """The draft of plans that read a row more than once: none of it should leave the caches first."""
+    return replace(draft, accesses=tuple(replace(access, once=False) for access in draft.accesses))
+
+
+def teams(draft: Draft) -> Iterator[int]:
+    """Threads a row: powers of two, none so large that half of it would idle."""
+    per_row = 1
+    while per_row <= draft.target.threads_per_block:
+        if per_row == 1 or draft.vectors > per_row // 2:
+            yield per_row
+        per_row *= 2
+
+
+def tile_of(draft: Draft, per_row: int) -> Tile:
+    threads = per_row if per_row > draft.target.warp else max(SMALL_BLOCK, draft.target.warp)
+    apart = apart_of(draft, per_row)
+    return Tile(
+        threads=threads,
+        threads_per_row=per_row,
+        rows_per_block=threads // per_row,
+        vector=draft.vector,
+        per_thread=-(-(draft.graph.cols - apart) // (draft.vector * per_row)),
+        apart=apart,
+    )
+
+
+def apart_of(draft: Draft, per_row: int) -> int:
+    """The values behind a row's last whole vector, where to take them singly saves every thread a turn; else 0.
+
+    bias_gelu_residual_ln at 16384 x 4097 took 115.6 us with a fifth turn for one value, 111.1 with that value apart,
+    and in f32 217.5 and 198.8; rmsnorm at 65536 x 1027 78.3 and 73.2. Where it saves no turn it costs more than a
+    vector that is partly filled: masked_softmax at 16 x 12 x 1000 x 1023 took 254 us so and 235.
+    """
+    whole = draft.graph.cols // draft.vector
+    saves = whole and whole % per_row == 0 and draft.vector <= per_row
+    return draft.graph.cols % draft.vector if saves else 0
+
+
+def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
+    """The same blocks, several of them a row, where a row would leave an SM room for two blocks at most: a row that is
+    kept, or, where one walk keeps nothing, that is read."""
+    element = walks.kept_bytes or max(access.dtype.bytes for access in draft.accesses)
+    if 3 * element * draft.graph.cols <= draft.target.shared_per_sm:
+        return
+    cluster = 2
+    while cluster <= draft.target.max_cluster and draft.vectors > tile.threads * cluster // 2:
+        per_row = tile.threads * cluster
+        apart = apart_of(draft, per_row)
+        yield replace(
+            tile,
+            threads_per_row=per_row,
+            per_thread=-(-(draft.graph.cols - apart) // (draft.vector * per_row)),
+            cluster=cluster,
+            apart=apart,
+        )
+        cluster *= 2
+
+
+def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+    """The whole row in registers; what rows share is read ahead of the first walk, or late, whichever costs less."""
+    limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
+    if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
+        return
+    held = tile.per_thread * tile.vector
+    staging: Staging = "registers" if walks.kept_bytes else "none"
+    ways = [candidate(draft, walks, tile, staging)]
+    if draft.divides and in_whole_turns(draft, tile) and (late := read_late(draft, walks)) != walks:
+        ways = [candidate(draft, late, tile, staging)]
+        if (fetching := fetched(draft, late, tile)) != late:
+            made = candidate(draft, fetching, tile, staging)
+            ways = [made] if worth_fetching(made) else ways
+    if held <= MOST_AHEAD and (early := read_ahead(walks)) != walks:
+        ahead = sum(load.when == "ahead" for load in early.stages[0].loads)
+        if draft.divides or held * ahead <= MOST_AHEAD_ACROSS:
+            ways.append(candidate(draft, early, tile, staging))
+    fitting = [made for made in ways if made.cost.registers <= limit]
+    if fitting:
+        yield min(fitting, key=lambda made: made.cost.time_us)
+
+
+def in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+    """The whole row in shared memory."""
+    if tile.team >= SMALL_BLOCK and walks.kept_bytes and room_for(draft, walks, tile, blocks=1) >= tile.per_thread:
+        yield candidate(draft, walks, replace(tile, kept=tile.per_thread), "shared")
+
+
+def partly_in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+    """As much of the row in shared memory as leaves an SM room for 1, 2 or 3 blocks, where all that is kept can be read
+    again."""
+    if tile.team < SMALL_BLOCK or not walks.kept_bytes or any(stage.keeps for stage in walks.stages):
+        return
+    for kept in sorted({room_for(draft, walks, tile, blocks) for blocks in (1, 2, 3)}, reverse=True):
+        if WORTH_KEEPING * tile.per_thread <= kept < tile.per_thread:
+            yield candidate(draft, walks, replace(tile, kept=kept), "shared")
+
+
+def in_turn(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+    """As it was read, in shared memory and what that has no room for in registers, by as many blocks as an SM holds
+    one of each: they take rows in turn, and fetch the next while they write this one."""
+    few = tile.cluster < ROLLING_CLUSTER or tile.threads < ROLLING_BLOCK or tile.per_thread < 2
+    if few or not walks.kept_bytes or not can_roll(draft, walks):
+        return
+    kept = min(tile.per_thread, room_for(draft, walks, tile, blocks=1, turns=2))
+    if 2 * walks.kept_bytes * tile.team * tile.per_thread * tile.vector <= draft.target.shared_per_sm:
+        return  # an SM holds two rows: one hides what the other waits for
+    made = candidate(draft, walks, replace(tile, kept=kept), "rolling")
+    if kept and made.cost.registers <= draft.target.registers_per_sm // tile.threads:
+        yield made
+
+
+def can_roll(draft: Draft, walks: Schedule) -> bool:
+    """Can rows be fetched by asynchronous copies, whole, from one row dimension, and all before the first walk; and is
+    what is written whole words?
+
+    A row that no vector divides lies across blocks, which a thread shares with the next one: neither could ask for the
+    next row's in their place without a barrier.
+    """
+    first, *later = walks.stages
+    keeps = [load for load in first.loads if load.when == "keep"]
+    stores = [store.access for stage in walks.stages for store in stage.stores]
+    return (
+        draft.target.async_copies
+        and draft.divides
+        and len(draft.dims) == 1
+        and can_copy(walks.stages)
+        and all(a.mode == "vector" and a.vector * a.dtype.bytes % VECTOR_BYTES == 0 for a in stores)
+        and not any(stage.until for stage in walks.stages)
+        and not any(load.until or len(load.access.strided) != 1 for load in keeps)
+        and not any(stage.keeps or any(load.when == "keep" for load in stage.loads) for stage in later)
+    )
+
+
+def read_ahead(walks: Schedule) -> Schedule:
+    """The walks, with what later ones read of vectors that every row shares read before the first."""
+    first, *later = walks.stages
+    early = {load.access.tensor for load in first.loads}
+    ahead: dict[str, Load] = {}
+    for stage in later:
+        for load in stage.loads:
+            shared = load.when == "now" and not load.access.strided and load.access.mode == "vector"
+            if shared and load.access.tensor not in early:
+                ahead.setdefault(load.access.tensor, replace(load, when="ahead"))
+    if not ahead or any(stage.until for stage in walks.stages):
+        return walks
+    title = f"read {', '.join(load.value for load in ahead.values())} ahead; {first.title}"
+    stages = [replace(first, title=title, loads=(*ahead.values(), *first.loads))]
+    for stage in later:
+        found = tuple(replace(load, when="kept") if load.access.tensor in ahead else load for load in stage.loads)
+        stages.append(replace(stage, loads=found, title=title_of(found, stage.keeps, stage.reductions, stage.stores)))
+    return replace(walks, stages=tuple(stages))
+
+
+def read_late(draft: Draft, walks: Schedule) -> Schedule:
+    """The walks, with later ones reading what rows share vector by vector, where they use it.
+
+    layernorm_statistics 65536 x 1000 took 70 us so, with 71 registers, and 83 read ahead, with 115; layernorm_affine
+    65536 x 768 54 and 60.
+    """
+    first, *later = walks.stages
+    stages = [first]
+    for stage in later:
+        now = [load.access for load in stage.loads if load.when == "now" and load.access.by_column]
+        shared = now and all(len(access.strided) < len(draft.dims) and access.mode == "vector" for access in now)
+        stages.append(replace(stage, late=True) if shared else stage)
+    return replace(walks, stages=tuple(stages))
+
+
+def in_whole_turns(draft: Draft, tile: Tile) -> bool:
+    """Has no part of a warp a last turn that is not whole? It writes its row in pieces, which are far apart in time
+    where each has to wait: head_layernorm of 80 took 96 us with late vectors, 98 with packed ones, and 59."""
+    return tile.threads_per_row >= draft.target.warp or draft.vectors % tile.threads_per_row == 0
+
+
+def packs(draft: Draft, packed: Schedule, values: Schedule) -> bool:
+    """Do registers have less to hold where they keep whole vectors as they were read, narrower than f32, and all else
+    is computed again?"""
+    kept = [load.access for stage in packed.stages for load in stage.loads if load.when == "keep"]
+    narrow = bool(kept) and all(a.mode == "vector" and a.dtype.bytes * a.vector % WORD_BYTES == 0 for a in kept)
+    words = sum(access.dtype.bytes for access in kept) / WORD_BYTES
+    return narrow and draft.divides and words < kept_words(values.stages)
+
+
+def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int, turns: int = 1) -> int:
+    """Vectors of a thread that fit in a block's shared memory, when an SM is to hold that many blocks."""
+    target = draft.target
+    static = 4 * walks.slots * (target.warp + tile.cluster) * turns
+    room = min(target.shared_bytes, target.shared_per_sm // blocks - target.shared_reserved) - static
+    return room // (walks.kept_bytes * kept_elements(target, walks.stages, replace(tile, kept=1)))
+
+
+def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> RowPlan:
+    again = {"shared": tile.again, "rolling": 0.0}.get(staging, 1.0)
+    shared_bytes = walks.kept_bytes * tile.kept_cols if staging in ("shared", "rolling") else 0
+    hits = rereads_hit(draft.graph, draft.target, tile, again, shared_bytes)
+    share = f"{tile.per_thread} x {tile.vector} elements a thread{f' and {tile.apart} singly' if tile.apart else ''}"
+    share += ", rows by bulk copies" if draft.bulk else ""
+    regime = f"{team_text(tile, draft.target)}, {share}; {keeping_text(walks, tile, staging, hits)}"
+    return assemble(draft, walks, tile, rule="rowwise", regime=regime, staging=staging, again_from_l2=hits)
+
+
+def keeping_text(walks: Schedule, tile: Tile, staging: Staging, hits: bool) -> str:
+    """`h in registers`, `read 2x, then from L2`."""
+    if len(walks.stages) == 1:
+        return "one walk, nothing kept"
+    if staging == "stream":
+        return f"read {len(walks.stages)}x, {'then from L2' if hits else 'each time from DRAM'}"
+    kept = ", ".join(walks.kept_names) or "nothing"
+    if staging == "registers":
+        return f"{kept} in registers{', as read' if walks.keeps == 'inputs' else ''}"
+    if staging == "rolling":
+        held = tile.per_thread - tile.kept
+        rest = f", {held} of {tile.per_thread} vectors in registers" if held else ""
+        return f"{kept} in shared memory{rest}, the next row's fetched while this one is written"
+    part = f"{tile.kept} of {tile.per_thread} vectors of " if tile.kept < tile.per_thread else ""
+    return f"{part}{kept} in shared memory"

@@ -1,0 +1,449 @@
+"""Which value is computed in which walk over the row, what is kept between walks, what is reduced together.
+
+A reduction needs the whole row before its result can be used, so a chain splits into *walks*: walk 0 computes what
+needs no reduction, walk k what needs the results of walk k-1. What a later walk needs again is kept: as it was computed
+("values"), or as it was read ("inputs": fewer bytes, and the same work again), or not at all ("nothing": memory is read
+again). Values that cost no memory to have again, such as a column index or a vector that every row shares, are never
+kept.
+
+Where a walk computes its values anew, dependent reductions that have an online form are merged: a maximum with the sum
+of exponentials under it, a mean with the squared deviations from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from fusegen.language.graph import Extent, Graph, Kind, Node
+from fusegen.language.naming import value_names
+from fusegen.planner.limits import common_limit, limits, rests
+from fusegen.planner.model import Access, Keep, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
+from fusegen.planner.pieces import CTYPE, c_literal, expression
+
+ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one walk can make
+KEEPS_NAN = frozenset({"add", "sub", "mul", "div", "neg", "abs", "square", "sqrt", "rsqrt", "minimum", "maximum"})
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """Two dependent reductions in one walk: `second` needs no walk of its own."""
+
+    kind: ReductionKind
+    first: Node
+    second: Node
+    value: Node  # the element value both are made from
+    guarded: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The walks of a plan and what stands around them."""
+
+    stages: tuple[Stage, ...]
+    launch_body: tuple[Statement, ...]
+    row_loads: tuple[Load, ...]
+    row_body: tuple[Statement, ...]
+    row_stores: tuple[Store, ...]
+    slots: int
+    kept_bytes: int  # most bytes kept for one element at a time
+    kept_names: tuple[str, ...]
+    keeps: Keeps
+
+
+def online_pairs(graph: Graph) -> tuple[Online, ...]:
+    """The pairs of reductions that have a one-walk form, a reduction in one pair at most: of two sums of exponentials
+    under one maximum, or of the deviations of squared deviations, the first pair is merged."""
+    pairs: list[Online] = []
+    paired: set[Node] = set()
+    for node in graph.reductions:
+        pair = match_softmax(node) or match_welford(node, graph)
+        if pair and pair.first not in paired:
+            pairs.append(pair)
+            paired |= {pair.first, pair.second}
+    return tuple(pairs)
+
+
+def match_softmax(node: Node) -> Online | None:
+    """sum(exp(z - p)) with p = max(z), or p = where(max(z) == -inf, 0, max(z))."""
+    if node.op.name != "sum" or (e := node.inputs[0]).op.name != "exp" or e.inputs[0].op.name != "sub":
+        return None
+    value, pivot = e.inputs[0].inputs
+    top, guarded = pivot, False
+    if pivot.op.name == "where":
+        test, zero, top = pivot.inputs
+        minus_inf = test.op.name == "eq" and test.inputs[0] is top and test.inputs[1].literal == float("-inf")
+        if not minus_inf or zero.literal != 0:
+            return None
+        guarded = True
+    if top.op.name != "max" or top.inputs[0] is not value:
+        return None
+    return Online("softmax", top, node, value, guarded)
+
+
+def match_welford(node: Node, graph: Graph) -> Online | None:
+    """sum((h - m)^2) with m = sum(h) / N; guarded where an infinite sum shows."""
+    if node.op.name != "sum":
+        return None
+    square = node.inputs[0]
+    if square.op.name == "mul" and square.inputs[0] is square.inputs[1]:
+        pass
+    elif square.op.name != "square":
+        return None
+    centered = square.inputs[0]
+    if centered.op.name != "sub":
+        return None
+    value, mean = centered.inputs
+    if mean.op.name != "div" or mean.inputs[1].op.name != "size":
+        return None
+    total = mean.inputs[0]
+    if total.op.name != "sum" or total.inputs[0] is not value:
+        return None
+    return Online("welford", total, node, value, not hidden(total, node, graph))
+
+
+def hidden(total: Node, deviations: Node, graph: Graph) -> bool:
+    """Is what is made of a sum seen only together with the deviations, which are NaN where the sum is infinite?"""
+    lost = {deviations}  # NaN where the deviations are
+    for node in graph.nodes:
+        if node.op.name in KEEPS_NAN and not lost.isdisjoint(node.inputs):
+            lost.add(node)
+    outputs, seen = {t.node for t in graph.outputs}, [total]
+    for node in seen:
+        if node in outputs:
+            return False
+        seen += [user for user in graph.users[node] if user not in lost and user not in seen]
+    return True
+
+
+class Scheduler:
+    """Builds one Schedule; `schedule()` is its only use."""
+
+    def __init__(
+        self, graph: Graph, accesses: Iterable[Access], keeps: Keeps, by_vectors: bool,
+        online: Container[ReductionKind] = ONLINE,
+    ) -> None:  # fmt: skip
+        self.graph = graph
+        self.keeps = keeps
+        self.names = value_names(graph)
+        self.access = {a.tensor: a for a in accesses}
+        self.limits = limits(graph)
+        pairs = [pair for pair in online_pairs(graph) if pair.kind in online] if keeps != "values" else []
+        self.pair_of = {p.second: p for p in pairs}
+        self.pair_by_first = {p.first: p for p in pairs}
+        self.limit = common_limit(graph) if by_vectors else None
+        self.rests = rests(graph, self.limit) if self.limit else {}
+        self.rested: set[Node] = set()
+        self.needed = self.find_needed()
+        self.depth = self.find_depths()
+        self.free = self.find_free()
+
+    def arguments(self, node: Node) -> tuple[Node, ...]:
+        """What a node needs: the second of an online pair needs the first and the common value."""
+        if pair := self.pair_of.get(node):
+            return (pair.first, pair.value)
+        return node.inputs
+
+    def find_needed(self) -> set[Node]:
+        needed = {t.node for t in self.graph.outputs}
+        for node in reversed(self.graph.nodes):
+            if node in needed:
+                needed.update(self.arguments(node))
+        return needed
+
+    def find_depths(self) -> Mapping[Node, int]:
+        """The walk in which an element value can first be computed; after walk depth-1 for a row value."""
+        depth: dict[Node, int] = {}
+        for node in self.graph.nodes:
+            if node not in self.needed:
+                continue
+            if pair := self.pair_of.get(node):
+                depth[node] = depth[pair.first]
+            elif node.op.kind is Kind.REDUCE:
+                depth[node] = depth[node.inputs[0]] + 1
+            else:
+                depth[node] = max((depth[a] for a in node.inputs), default=0)
+        return depth
+
+    def extent(self, node: Node) -> Extent:
+        return self.graph.extents[node]
+
+    def find_free(self) -> set[Node]:
+        """The values that can be had again in any walk without reading memory that varies by row."""
+        free: set[Node] = set()
+        for node in self.graph.nodes:
+            if self.extent(node) is Extent.ELEMENT and node.op.kind is Kind.INPUT:
+                by_row = self.access[self.graph.tensor_of[node].name].strided or len(self.graph.shape) == 1
+                if by_row:
+                    continue
+            elif self.extent(node) is Extent.ELEMENT and not all(a in free for a in node.inputs):
+                continue
+            free.add(node)
+        return free
+
+    def text(self, node: Node) -> str:
+        return self.names[node] if node in self.names else c_literal(node, self.graph)
+
+    def statement(self, node: Node) -> Statement:
+        name, ctype = self.names[node], CTYPE[node.dtype]
+        if node.op.name == "col_index":
+            return Statement(name, ctype, "col + j")
+        if node.op.name == "row_index":
+            return Statement(name, ctype, "")  # the rule fills in the row dimension's index
+        return Statement(name, ctype, expression(node, self.graph, map(self.text, node.inputs)))
+
+    def statements(self, nodes: Iterable[Node]) -> tuple[Statement, ...]:
+        return tuple(self.statement(n) for n in nodes if n in self.names and n.op.kind in (Kind.MAP, Kind.LEAF))
+
+    def load(self, node: Node, when: str = "now") -> Load:
+        access = self.access[self.graph.tensor_of[node].name]
+        limit = self.limits.get(node)
+        until = f"{limit.sign} {self.text(limit.bound)}" if limit else ""
+        return Load(access, self.names[node], CTYPE[node.dtype], when, until=until)  # type: ignore[arg-type]
+
+    def at_depth(self, extent: Extent, depth: int) -> list[Node]:
+        return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent and self.depth[n] == depth]
+
+    def row_stores(self, depth: int) -> tuple[Store, ...]:
+        return tuple(
+            Store(self.access[t.name], self.names[t.node])
+            for t in self.graph.outputs
+            if self.extent(t.node) is Extent.ROW and self.depth[t.node] == depth
+        )
+
+    def roots(self, walk: int) -> list[Node]:
+        """The element values that a walk must have: what it reduces and what it writes."""
+        reduced = [
+            n.inputs[0]
+            for n in self.graph.reductions
+            if n in self.needed and n not in self.pair_of and self.depth[n] == walk + 1
+        ]
+        written = [
+            t.node for t in self.graph.outputs if self.extent(t.node) is Extent.ELEMENT and self.depth[t.node] == walk
+        ]
+        return list(dict.fromkeys([*reduced, *written]))
+
+    def walks(self) -> int:
+        last = 0
+        for node in self.needed:
+            if node.op.kind is Kind.REDUCE:
+                last = max(last, self.depth[node] - 1)
+        for tensor in self.graph.outputs:
+            if self.extent(tensor.node) is Extent.ELEMENT:
+                last = max(last, self.depth[tensor.node])
+        return last + 1
+
+    def closure(self, roots: list[Node], have: set[Node]) -> tuple[set[Node], set[Node]]:
+        """Element values to compute for `roots`, and those taken from what earlier walks have computed."""
+        compute: set[Node] = set()
+        take: set[Node] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if self.extent(node) is not Extent.ELEMENT or node in compute or node in take:
+                continue
+            if node in have and node not in self.free and self.is_kept(node):
+                take.add(node)
+                continue
+            compute.add(node)
+            stack.extend(node.inputs)
+        return compute, take
+
+    def is_kept(self, node: Node) -> bool:
+        return self.keeps == "values" or (self.keeps == "inputs" and node.op.kind is Kind.INPUT)
+
+    def build(self) -> Schedule:
+        count = self.walks()
+        computed: list[set[Node]] = []
+        taken: list[set[Node]] = []
+        have: set[Node] = set()
+        for walk in range(count):
+            compute, take = self.closure(self.roots(walk), have)
+            computed.append(compute)
+            taken.append(take)
+            have |= compute
+        slots = 0
+        stages = []
+        if self.limit and any(node not in self.rests for walk in range(count) for node in self.roots(walk)):
+            self.limit = None  # some value varies beyond it after all
+        layout = SharedLayout()
+        order = {n: i for i, n in enumerate(self.graph.nodes)}
+        for walk in range(count):
+            later = set().union(*taken[walk + 1 :]) if walk + 1 < count else set()
+            reductions = self.reductions_of(walk, slots)
+            slots += sum(len(r.results) + (r.kind == "welford") for r in reductions)
+            # a walk takes up an element's old values before it keeps new ones, so a place may change hands within it
+            layout.release(self.names[n] for n in taken[walk] if n not in later)
+            stages.append(self.stage(walk, computed[walk], taken[walk], later, reductions, order, layout))
+        kept = {n: None for n in self.graph.nodes if any(n in t for t in taken)}
+        return Schedule(
+            stages=tuple(stages),
+            launch_body=self.statements(n for n in self.at_any(Extent.LAUNCH)),
+            row_loads=tuple(self.load(n) for n in self.at_any(Extent.ROW) if n.op.kind is Kind.INPUT),
+            row_body=self.statements(self.at_depth(Extent.ROW, 0)),
+            row_stores=self.row_stores(0),
+            slots=slots,
+            kept_bytes=layout.peak,
+            kept_names=tuple(self.names[n] for n in kept),
+            keeps=self.keeps,
+        )
+
+    def rest(self, node: Node) -> str:
+        """The text of a value beyond the limit; empty without one."""
+        if self.limit is None:
+            return ""
+        same = self.rests[node]  # build() has made sure that it is there
+        return self.text(same) if self.extent(same) is not Extent.ELEMENT else f"{self.names[same]}_rest"
+
+    def rest_body(self, roots: Iterable[Node]) -> tuple[Statement, ...]:
+        """The statements, once a row, for the values of `roots` beyond the limit that no earlier walk has made."""
+        if self.limit is None:
+            return ()
+        wanted: set[Node] = set()
+        stack = list(roots)
+        while stack:
+            same = self.rests[stack.pop()]
+            if self.extent(same) is Extent.ELEMENT and same not in self.rested:
+                self.rested.add(same)
+                wanted.add(same)
+                stack.extend(same.inputs)
+        return tuple(
+            Statement(f"{self.names[n]}_rest", CTYPE[n.dtype], expression(n, self.graph, map(self.rest, n.inputs)))
+            for n in self.graph.nodes
+            if n in wanted
+        )
+
+    def at_any(self, extent: Extent) -> list[Node]:
+        return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent]
+
+    def reductions_of(self, walk: int, slots: int) -> tuple[Reduction, ...]:
+        found: list[Reduction] = []
+        for node in self.graph.reductions:
+            if node not in self.needed or node in self.pair_of or self.depth[node] != walk + 1:
+                continue
+            if (pair := self.pair_by_first.get(node)) and pair.second in self.needed:
+                results = (self.names[pair.first], self.names[pair.second])
+                rest = self.rest(pair.value)
+                found.append(Reduction(pair.kind, self.names[pair.value], results, slots, pair.guarded, rest))
+                slots += 3 if pair.kind == "welford" else 2
+                continue
+            kind: ReductionKind = node.op.name  # type: ignore[assignment]
+            value = node.inputs[0]
+            rest, ctype = self.rest(value), CTYPE[value.dtype]
+            found.append(Reduction(kind, self.names[value], (self.names[node],), slots, rest=rest, ctype=ctype))
+            slots += 1
+        return tuple(found)
+
+    def stage(
+        self, walk: int, compute: set[Node], take: set[Node], later: set[Node], reductions: tuple[Reduction, ...],
+        order: Mapping[Node, int], layout: SharedLayout,
+    ) -> Stage:  # fmt: skip
+        nodes = sorted(compute | take, key=order.__getitem__)
+        loads, takes, keeps = [], [], []
+        for node in nodes:
+            is_input = node.op.kind is Kind.INPUT
+            size = self.graph.tensor_of[node].dtype.bytes if is_input else 1 if CTYPE[node.dtype] == "bool" else 4
+            name = self.names[node]
+            if node in take:
+                offset = layout.offset(name)
+                if is_input:
+                    load = self.load(node, "kept")
+                    loads.append(replace(load, offset_bytes=offset))
+                else:
+                    takes.append(Keep(name, CTYPE[node.dtype], offset))
+            elif node in later:
+                offset = layout.claim(name, size, is_input)
+                if is_input:
+                    load = self.load(node, "keep")
+                    loads.append(replace(load, offset_bytes=offset))
+                else:
+                    keeps.append(Keep(name, CTYPE[node.dtype], offset))
+            elif is_input:
+                loads.append(self.load(node))
+        stores = tuple(
+            Store(self.access[t.name], self.names[t.node], self.rest(t.node))
+            for t in self.graph.outputs
+            if self.extent(t.node) is Extent.ELEMENT and self.depth[t.node] == walk
+        )
+        return Stage(
+            title=title_of(loads, keeps, reductions, stores),
+            loads=tuple(loads),
+            takes=tuple(takes),
+            body=self.statements(n for n in nodes if n in compute),
+            keeps=tuple(keeps),
+            reductions=reductions,
+            stores=stores,
+            row_body=self.statements(self.at_depth(Extent.ROW, walk + 1)),
+            row_stores=self.row_stores(walk + 1),
+            until=f"{self.limit.sign} {self.text(self.limit.bound)}" if self.limit else "",
+            rest_body=self.rest_body(self.roots(walk)),
+        )
+
+
+class SharedLayout:
+    """Where kept values live, in bytes per element: a freed place is given again to a value of the same size.
+
+    Every thread touches only its own elements of these places, which is what makes reuse without a barrier right; it
+    holds between computed values, which share one index, but not between them and kept vectors, whose bytes lie
+    otherwise: those keep their place.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[str, tuple[int, int, bool]] = {}  # name -> (offset, size, reusable)
+        self.free: list[tuple[int, int]] = []
+        self.peak = 0
+
+    def claim(self, name: str, size: int, vector: bool) -> int:
+        for place in self.free:
+            if place[1] == size and not vector:
+                self.free.remove(place)
+                self.places[name] = (*place, True)
+                return place[0]
+        offset = self.peak
+        self.peak += size
+        self.places[name] = (offset, size, not vector)
+        return offset
+
+    def offset(self, name: str) -> int:
+        return self.places[name][0]
+
+    def release(self, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            offset, size, reusable = self.places[name]
+            if reusable:
+                self.free.append((offset, size))
+
+
+def title_of(
+    loads: Iterable[Load], keeps: Iterable[Keep], reductions: Iterable[Reduction], stores: Iterable[Store]
+) -> str:
+    """What a walk is for, in the spec's names: `read x, bias; keep h; total = sum(h)`."""
+    parts = []
+    if read := [load.value for load in loads if load.when not in ("kept", "fetched")]:
+        parts.append("read " + ", ".join(read))
+    if fetched := [load.value for load in loads if load.when == "fetched"]:
+        parts.append("take " + ", ".join(fetched))
+    if keep := [*(k.value for k in keeps), *(load.value for load in loads if load.when == "keep")]:
+        parts.append("keep " + ", ".join(keep))
+    for r in reductions:
+        if r.kind == "softmax":
+            parts.append(f"{r.results[0]} = max({r.value}) and {r.results[1]} = sum(exp({r.value} - {r.results[0]}))")
+        elif r.kind == "welford":
+            parts.append(f"{r.results[0]} = sum({r.value}) and {r.results[1]} = sum(({r.value} - mean)^2)")
+        else:
+            parts.append(f"{r.results[0]} = {r.kind}({r.value})")
+    if write := [s.access.name for s in stores]:
+        parts.append("write " + ", ".join(write))
+    return "; ".join(parts)
+
+
+def schedule(
+    graph: Graph, accesses: Iterable[Access], keeps: Keeps, by_vectors: bool,
+    online: Container[ReductionKind] = ONLINE,
+) -> Schedule:  # fmt: skip
+    """The walks of `graph`, and what is kept between them.
+
+    `by_vectors`: a thread knows the columns of its vectors, and passes over those that lie beyond a mask's limit.
+    `online`: the kinds of pairs that a walk merges, unless it takes up values.
+    """
+    return Scheduler(graph, accesses, keeps, by_vectors, online).build()

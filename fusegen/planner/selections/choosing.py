@@ -1,0 +1,272 @@
+"""What choosing k columns of a row takes: shared memory, comparisons, candidates, and time.
+
+The expected candidates of a row in random order: those that reach the k-th largest of its g groups' largest keys,
+g ln(g / (g - k)); where the row has several segments, of each one behind c columns the share k / c.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fusegen.language.graph import Graph
+from fusegen.language.naming import value_names
+from fusegen.planner.model import Cost, Selection, Tile, Traffic
+from fusegen.planner.rows.duration import (
+    COPY_SHARE,
+    DIVISION,
+    LAUNCH_US,
+    MOVE,
+    OVERLAP,
+    SINGLE,
+    STEP,
+    THREAD,
+    Work,
+    width_share,
+)
+from fusegen.planner.selections.density import candidates_of
+from fusegen.planner.selections.holding import ENTRY, WORD, cost_by, power_from, reaching, taken, waiting_us
+from fusegen.targets.base import Target
+
+# Fitted to the 50 of 56 candidates of 12 shapes that took up to 1.4 times as long as their best one, on an H200 (cold
+# L2, medians of 7), whose times they predict to 9 % (rms of the logarithm); first choices took 0.5 % more than the best
+# candidate in the mean, 4 % at worst. What teams and clusters wait for is of an earlier fit, and holds.
+# ---- instructions of a thread
+LARGEST = 1.0  # an element and its vector's largest key
+EXPONENTIAL = 3.6  # an element of an online softmax: multiply-add, power, sum, and its part of moving the pivot
+EDGE = 8.0  # a vector that is joined from two blocks, by its text
+NOTE = 5.0  # a vector's largest key: kept, and compared
+TURN = 11.0
+TIGHTEN = 100.0  # a threshold from the largest keys
+LOOK = 15.0  # at an element of a noted vector
+LIST = 95.0  # the vector's candidates
+CUT = 120.0
+CANDIDATE = 50.0  # each time that one is counted, moved or compared
+# Where the largest is taken out k times; counted in the text, and not yet measured
+ORDER = 6.0  # a key as an integer of its order
+TURN_ELEMENT = 5.0  # two to find the largest and its column, one of which has to be tested for; two to take it out
+TURN_STEP = 4.0  # two shuffles, and the better of each
+TURN_PICK = 8.0
+# ---- waiting of a block: cycles of an instruction, and microseconds
+ALONE_CYCLES = 2.8  # when its scheduler has no other warp; each one that it has adds a cycle
+FIRST_LOAD_US = 0.2
+TURN_US = 0.3  # its loads were issued a turn before
+WARP_US = 0.15  # more of them for each warp that comes to the barriers
+PICKED_US = 0.05  # a walk over the chosen columns
+MEETING_US = 2.05  # of a cluster's blocks, three times
+# Share of a block's instructions that no other block's loads hide: what the last ones do when nothing is left to read.
+# Without it 4096 rows of 256 to 32000 columns were predicted to 0.83 of their times in the mean, and short ones of
+# which few are chosen to 0.74.
+LAST = 0.7
+CLUSTERED = 1.042  # waves of clusters take longer: blocks wait for room together, and for the first one to rank
+SHUFFLE_US = 0.014
+TEAM_US = 1.5  # all of a team's work: one chain of rounds and comparisons
+
+AGAIN_BYTES = 174  # of DRAM for a noted vector
+UNEVEN = 1.15  # elements that pass a threshold, by those that would if a row's warps had groups alike
+NOTED = 8  # elements that one noted key should stand for: fewer take more room, and of more all must be looked at
+NOTE_WORDS = 32  # of a thread, in shared memory
+# where an SM has 64 KiB: two waves to each of its SIMDs then have room
+FEW_NOTE_WORDS = 8
+LITTLE_SHARED = 64 << 10
+# Where shared memory is cut out of the L1 cache, loads on their way have little room beside blocks that take more than
+# this share of it: 4096 x 50257, k = 256, bf16 took 155.7 us with 4 blocks of 47 KB on an SM, and 170.3 with 49 KB and
+# nothing else changed; 4096 x 32000, k = 128, f32 154.7 with 33 KB and 174.0 with 50.
+ROOMY = 0.86
+CROWDED = 1.08
+BLOCK_BYTES = 1024  # that a block takes beside its own
+COMPARED = 4  # candidates of a team that each one is compared with at a time
+
+
+def groups_of(k: int, threads: int, turn: int) -> int:
+    """Into how many groups a thread parts its elements: a row's threads have four for each column that is chosen."""
+    return min(turn, power_from(-(-4 * k // threads)))
+
+
+def note_words(target: Target) -> int:
+    """Noted keys of a thread at a time."""
+    return NOTE_WORDS if target.shared_per_sm > LITTLE_SHARED else FEW_NOTE_WORDS
+
+
+def note_of(vector: int, turn: int, per_thread: int, words: int) -> int:
+    """How many vectors of a turn share one noted key."""
+    note = 1
+    while note < turn and (note * vector < NOTED or per_thread > note * words):
+        note *= 2
+    return note
+
+
+def segment_of(note: int, turn: int, per_thread: int, words: int) -> int:
+    """Vectors of a thread whose noted keys have room."""
+    return min(per_thread, max(turn, words * note // turn * turn))
+
+
+def likely_of_team(k: int, lanes: int) -> float:
+    """Candidates of a row in random order: what reaches the k-th largest of its lanes' largest keys. Of n keys that a
+    lane has above a bar in the mean, none are there in e^-n of cases; the bar is where k lanes have some."""
+    return lanes * -math.log1p(-(k - 0.5) / lanes)
+
+
+def most_ranked(k: int) -> int:
+    """Candidates that a team ranks by comparing them: more than that are ties."""
+    return max(64, 2 * k)
+
+
+def limit_of(k: int) -> int:
+    """Candidates that a cut may leave: a bin that holds the k-th one also holds others."""
+    return k + max(32, k // 4)
+
+
+def entries_of(k: int, threads: int) -> int:
+    """Candidates that a block has room for: what a cut leaves, and one for each lane, so that cuts are rare."""
+    return power_from(limit_of(k) + threads)
+
+
+def bins_of(k: int, threads: int) -> int:
+    return max(threads, min(2048, max(256, power_from(2 * k))))
+
+
+def merged_room(limit: int, warps: int, cluster: int) -> int:
+    """Candidates of a whole cluster, as a power of two: they may have to be sorted."""
+    return power_from(cluster * (limit + warps))
+
+
+def picker_bytes(selection: Selection, tile: Tile, warp: int) -> int:
+    """Of the struct Picker in templates/parts/picking.j2."""
+    if selection.in_turn:
+        return -(-tile.rows_per_block * ENTRY * selection.k // 16) * 16
+    if selection.by == "team":
+        keys = tile.per_thread * tile.threads_per_row * tile.vector
+        entries = most_ranked(selection.k) + COMPARED + selection.k
+        return -(-tile.rows_per_block * (WORD * keys + ENTRY * entries) // 16) * 16
+    warps = tile.threads // warp
+    words = warps * (selection.notes + 3) + selection.bins + 1 + 5
+    entries = 2 * selection.entries
+    if tile.cluster > 1:
+        words += 2 * tile.cluster + 1
+        entries += 2 * merged_room(selection.limit, warps, tile.cluster) + tile.cluster
+    return -(-(ENTRY * entries + WORD * words) // 16) * 16
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a row's selection is expected to take, keys in random order."""
+
+    comparisons: float  # of elements with the threshold
+    candidates: float  # that pass it
+    cuts: int  # of the candidates to the best k
+
+
+def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
+    """Of one row."""
+    k = selection.k
+    if selection.hold:
+        return Choice(cols, reaching(selection.hold, tile, cols), 0)
+    if selection.dense:
+        return Choice(cols, candidates_of(selection.dense, tile, cols), 0)
+    if selection.in_turn:
+        return Choice(cols * selection.k, cols, 0)
+    if selection.by == "team":
+        return Choice(cols, min(cols, 1.3 * k + 2), 0)
+    groups = tile.threads_per_row * selection.groups
+    seen = min(cols, selection.segment * tile.threads_per_row * tile.vector)
+    idle = cols <= (tile.threads_per_row - 32) * tile.vector  # warps without elements let everything pass
+    if groups > k and not idle:
+        passing = min(seen, -UNEVEN * groups * math.log1p(-k / groups))
+    elif idle:
+        passing = seen
+    else:  # every element until the first cut, or what the lowest of as many groups as columns lets pass
+        passing = min(seen, k * (1 + math.log(max(1.0, seen / k))))
+    while seen < cols:
+        more = min(cols - seen, selection.segment * tile.threads_per_row * tile.vector)
+        passing += UNEVEN * k * more / (seen + more)
+        seen += more
+    over = passing / tile.cluster - selection.entries
+    return Choice(cols, passing, math.ceil(max(0.0, over) / (selection.entries - selection.limit)))
+
+
+def fits(selection: Selection, tile: Tile, target: Target) -> bool:
+    return picker_bytes(selection, tile, target.warp) + BLOCK_BYTES <= target.shared_bytes
+
+
+def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, moved: Traffic, registers: int) -> Cost:
+    """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
+    tile = work.tile
+    choice = expected(selection, tile, graph.cols)
+    thread = instructions(graph, work, selection, choice)
+    blocks = taken(target, work, moved, registers, thread, waits(work, selection), ALONE_CYCLES)
+    again = read_again(target, graph, work, selection, choice, blocks.resident)
+    memory_us = (moved.moved + again) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work, chosen=True))
+    waves = max(1.0, work.blocks / target.sms / blocks.resident)
+    waits_us = waiting_us(waves, blocks)
+    if tile.cluster > 1 and waves > 1:
+        waits_us *= CLUSTERED
+    if target.shared_per_sm > LITTLE_SHARED and share_of_shared(target, work, blocks.resident) > ROOMY:
+        memory_us *= CROWDED
+        waits_us *= CROWDED
+    norm = (memory_us**OVERLAP + blocks.issue_us**OVERLAP + waits_us**OVERLAP) ** (1 / OVERLAP)
+    at_once = tile.per_thread if selection.by == "team" else selection.turn
+    time_us = LAUNCH_US + norm + LAST * blocks.own_us
+    return cost_by(target, work, moved, registers, blocks, memory_us, time_us, at_once)
+
+
+def share_of_shared(target: Target, work: Work, resident: int) -> float:
+    """What a full SM's blocks take of its shared memory."""
+    return resident * (work.shared_bytes + BLOCK_BYTES) / target.shared_per_sm
+
+
+def read_again(target: Target, graph: Graph, work: Work, selection: Selection, choice: Choice, resident: int) -> float:
+    """Bytes of noted vectors that come from DRAM again: the rows in flight push each other out of the L2 cache."""
+    if selection.by == "team":
+        return 0.0
+    rows = min(work.blocks, resident * target.sms) / work.tile.cluster
+    in_flight = rows * graph.cols * sum(load.access.dtype.bytes for load in selection.loads)
+    missing = max(0.0, 1 - target.l2_bytes / max(1.0, in_flight))
+    return missing * graph.rows * choice.candidates * selection.note * len(selection.loads) * AGAIN_BYTES
+
+
+def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice) -> float:
+    """Of one thread."""
+    tile = work.tile
+    issued = {name: node.op.issued for node, name in value_names(graph).items()}
+    element = LARGEST + (EDGE / tile.vector if work.ragged else 0.0)
+    for stage in work.stages:
+        element += MOVE * (len(stage.loads) + len(stage.stores))
+        element += sum(issued.get(statement.name, 1) for statement in stage.body)
+        element += sum(EXPONENTIAL if r.kind == "softmax" else 1 for r in stage.reductions)
+    if tile.vector == 1:
+        element += SINGLE * len(work.accesses)
+    dims = max(1, *(len(a.strided) for a in work.accesses))
+    thread = THREAD + DIVISION * (dims - 1) + element * tile.per_thread * tile.vector
+    steps = math.log2(max(2, tile.threads_per_row))
+    walks = len(selection.picked)
+    thread += walks * (20 + STEP * steps) + STEP * steps * sum(len(s.reductions) for s in work.stages)
+    if selection.in_turn:
+        elements = tile.per_thread * tile.vector
+        lanes = math.log2(tile.threads_per_row)
+        return thread + ORDER * elements + selection.k * (TURN_ELEMENT * elements + TURN_STEP * lanes + TURN_PICK)
+    if selection.by == "team":
+        stored = 2.0 * tile.per_thread * tile.vector  # tests of every element, and stores of a few
+        return thread + stored + 60
+    turns = -(-tile.per_thread // selection.turn)
+    segments = -(-tile.per_thread // selection.segment)
+    vectors = math.ceil(choice.candidates * selection.note / tile.threads_per_row)  # that a lane looks at
+    held = min(choice.candidates / tile.cluster, selection.entries) / tile.threads
+    thread += NOTE * tile.per_thread / selection.note + TURN * turns + segments * TIGHTEN
+    thread += (LOOK * tile.vector + LIST) * vectors + choice.cuts * (CUT + 3 * CANDIDATE * held)
+    return thread + 4 * CANDIDATE * held
+
+
+def waits(work: Work, selection: Selection) -> float:
+    """Microseconds that a block takes when nothing else runs."""
+    tile = work.tile
+    picked = PICKED_US * len(selection.picked)
+    if selection.in_turn:
+        return FIRST_LOAD_US + SHUFFLE_US * selection.k * 2 * math.log2(tile.threads_per_row) + picked
+    if selection.by == "team":
+        return FIRST_LOAD_US + TEAM_US + 0.03 * selection.k + picked
+    turns = -(-tile.per_thread // selection.turn)
+    alone = len(work.stages) * (FIRST_LOAD_US + TURN_US * turns) + WARP_US * tile.threads / 32 + picked
+    if tile.cluster > 1:
+        alone += 3 * MEETING_US + 0.25 * math.log2(tile.cluster)
+    return alone

@@ -1,0 +1,106 @@
+"""What choosing many columns of a short row takes, which a block's registers hold: sizes, candidates, time.
+
+Every warp parts its keys into groups, two for each column that it is to choose, and says what order its share of their
+largest keys reach. The least that a warp says is the bar: k keys reach it, since a warp's share of the groups do in
+each warp. What reaches it is a candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from fusegen.language.graph import Graph
+from fusegen.planner.held_rows import Dense
+from fusegen.planner.model import Cost, Tile, Traffic
+from fusegen.planner.rows.duration import Work
+from fusegen.planner.selections.holding import ENTRY, WORD, Pace, cost_of, instructions, power_from
+from fusegen.targets.base import Target
+
+SPARSEST = 128  # columns of a row for each one that is chosen: 4096 x 8192, k = 32, took 55 us, and 51 as it streams by
+GROUPS = 2  # for each column that is chosen: with four, 32768 x 1000, k = 100, f32 took 95 us, with two 73
+SLACK = 8  # an eighth more groups may reach a warp's order than need to,
+FEW = 4  # or so many: a try less is worth more than a candidate less
+ALL = 0.75  # of a warp's groups: where more than that would have to reach the bar, it is no use
+MOST_ELEMENTS = 64  # of a thread: 32768 x 8192, k = 512, f32 took 428 us with as many, 465 with half of them
+ROOM = 1.25  # by the candidates of a row in random order,
+BESIDE = 32  # and so many more
+MOST_BINS = 1024
+# Of a bar, in proportion to how many reach each end of where it lies: keys that lie evenly, or as a bell, need 3 to 5.
+# Then ties are looked for and what is left is halved by turns.
+GUESSES = 6  # on the H200 ties were timed with 4
+COMPARED = 4  # candidates of a bin that each one is compared with at a time
+
+# The largest of n numbers of a normal distribution, in standard deviations: as far as the poorest of n warps lies below
+# what they say in the mean.
+POOREST = {1: 0.0, 2: 0.56, 4: 1.03, 8: 1.42, 16: 1.77}
+
+# Fitted to the 215 of 276 candidates of 88 shapes on an H200 (cold L2, medians of 9) that took up to 1.5 times as long
+# as their shape's best one, whose times they predict to 9 % (rms of the logarithm). First choices among them and those
+# of planner/choosing.py took 1.2 % more than the best one in the mean, 16 % at worst.
+PACE = Pace(
+    element=4.6,  # its part of a group's largest key, of counting what reaches the bar, and of packing it
+    exponential=4.0,
+    joined=20.0,
+    thread=370.0,
+    alone_cycles=5.3,
+    launch_us=5.5,
+    overlap=6.0,
+)
+# ---- more instructions of a thread
+GROUP = 20.0  # tried against some bars
+BIN = 12.6
+CANDIDATE = 30.0
+CHOSEN = 42.0
+# ---- waiting of a block, in microseconds
+FIRST_LOAD_US = 0.1
+WARP_US = 0.08  # each one that comes to the barriers
+
+
+def dense_of(k: int, cols: int, tile: Tile, target: Target) -> Dense | None:
+    """None where some warp has too few keys to say what its share of them reach, though a bar would be of use."""
+    warps, elements = tile.threads // target.warp, tile.per_thread * tile.vector
+    want = -(-k // warps)
+    enough = want + max(min(want, FEW), want // SLACK)
+    groups = min(elements, power_from(-(-GROUPS * k // tile.threads)))
+    if want > ALL * min(groups * target.warp, least_of_a_warp(cols, tile, target.warp)):
+        if k <= ALL * cols:
+            return None
+        groups = want = enough = 0
+    bins = max(tile.threads, min(MOST_BINS, max(256, 2 * power_from(k))))
+    dense = Dense(warps=warps, groups=groups, want=want, enough=enough, limit=cols, bins=bins)
+    found = candidates_of(dense, tile, cols)
+    return replace(dense, limit=max(k, min(cols, -(-int(ROOM * found + BESIDE) // 8) * 8)))
+
+
+def least_of_a_warp(cols: int, tile: Tile, warp: int) -> int:
+    """Elements of the block's last warp, which has the fewest."""
+    before = tile.threads - warp
+    each = (cols - (v * tile.threads + before) * tile.vector for v in range(tile.per_thread))
+    return sum(min(max(0, n), warp * tile.vector) for n in each)
+
+
+def candidates_of(dense: Dense, tile: Tile, cols: int) -> float:
+    """Expected candidates of a row in random order: what reaches the order of the poorest warp."""
+    if not dense.groups:
+        return float(cols)
+    of_warp = dense.groups * tile.threads // dense.warps
+    share = min(1.0, (dense.want + dense.enough) / 2 / of_warp)
+    share += POOREST.get(dense.warps, 2.0) * math.sqrt(share * (1 - share) / of_warp)
+    in_group = max(1.0, cols / (dense.groups * tile.threads))
+    return cols * float(1 - (1 - min(0.999, share)) ** (1 / in_group))
+
+
+def shared_bytes(dense: Dense, tile: Tile) -> int:
+    """Of the struct Picker in templates/parts/picking_dense.j2."""
+    words = dense.bins + tile.threads + 2 + 6 * dense.warps
+    return -(-(ENTRY * (2 * dense.limit + COMPARED) + WORD * words) // 16) * 16
+
+
+def duration_of(target: Target, graph: Graph, work: Work, dense: Dense, moved: Traffic, registers: int) -> Cost:
+    """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
+    tile = work.tile
+    candidates = candidates_of(dense, tile, graph.cols)
+    more = GROUP * dense.groups + (BIN * dense.bins + CANDIDATE * candidates + CHOSEN * graph.picks) / tile.threads
+    waits_us = FIRST_LOAD_US + WARP_US * tile.threads / target.warp
+    return cost_of(target, work, moved, registers, instructions(graph, work, PACE) + more, waits_us, PACE)

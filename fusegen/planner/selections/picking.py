@@ -1,0 +1,166 @@
+"""Walks of a chain that chooses columns: over its rows, as far as the choice needs, and then over what was chosen.
+
+The walk that chooses is the last one over the row. What it decides by, the key, is computed there, or taken up where an
+earlier walk has kept it. Behind it come walks over the k columns alone: one more than reductions of chosen values
+depend on each other. They keep nothing, since computing k values again costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from fusegen.language.graph import Extent, Graph, Kind, Node
+from fusegen.planner.model import Access, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
+from fusegen.planner.pieces import CTYPE
+from fusegen.planner.rows.schedule import Schedule, Scheduler, title_of
+
+
+@dataclass(frozen=True, slots=True)
+class Picking:
+    """The walks over the row, the last of which chooses; what it decides by; and the walks over what is chosen."""
+
+    walks: Schedule
+    key: str
+    ctype: str
+    loads: tuple[Load, ...]
+    body: tuple[Statement, ...]
+    columns: str
+    values: str
+    picked: tuple[Stage, ...]
+    bare: bool
+
+
+class PickingScheduler(Scheduler):
+    """A Scheduler of what lies before the selection, and of what lies behind it."""
+
+    def __init__(self, graph: Graph, accesses: Iterable[Access], keeps: Keeps) -> None:
+        assert graph.selection is not None
+        self.columns = graph.selection
+        self.key = graph.selection.inputs[0]
+        super().__init__(graph, accesses, keeps, by_vectors=False)
+        self.picked_depth = self.find_picked_depths()
+
+    def find_needed(self) -> set[Node]:
+        """What the row's walks must make: outputs before the selection, the key, and what is one value a row and used
+        behind the selection. What is taken at the chosen columns is read there."""
+        picked = self.graph.picked
+        needed = {t.node for t in self.graph.outputs if t.node not in picked} | {self.key}
+        for node in picked:
+            used = node.inputs[1:] if node.op.name == "take" else node.inputs
+            needed.update(a for a in used if a not in picked)
+        for node in reversed(self.graph.nodes):
+            if node in needed:
+                needed.update(self.arguments(node))
+        return needed
+
+    def find_free(self) -> set[Node]:
+        """But for the key: where it is kept, the walk that chooses reads no operand, not even one that rows share."""
+        return super().find_free() - {self.key}
+
+    def walks(self) -> int:
+        """What is kept is kept for the walk that chooses, which is one more."""
+        return max(super().walks(), self.depth[self.key] + 1) + (self.keeps == "values")
+
+    def roots(self, walk: int) -> list[Node]:
+        found = super().roots(walk)
+        chooses = walk == self.walks() - 1 or (self.keeps == "values" and walk == self.depth[self.key])
+        return list(dict.fromkeys([*found, self.key])) if chooses else found
+
+    def row_stores(self, depth: int) -> tuple[Store, ...]:
+        return tuple(
+            Store(self.access[t.name], self.names[t.node])
+            for t in self.graph.outputs
+            if t.node in self.needed and self.extent(t.node) is Extent.ROW and self.depth[t.node] == depth
+        )
+
+    # ---- behind the selection
+
+    def find_picked_depths(self) -> dict[Node, int]:
+        """The walk over the chosen columns in which a value can first be computed."""
+        depth: dict[Node, int] = {}
+        for node in self.graph.nodes:
+            if node in self.graph.picked:
+                deepest = max((depth.get(a, 0) for a in node.inputs), default=0)
+                depth[node] = deepest + 1 if node.op.kind is Kind.REDUCE else deepest
+        return depth
+
+    def picked_stages(self, slot: int) -> tuple[tuple[Stage, ...], int]:
+        """The walks over the chosen columns, and the first slot of the shared array that they leave free."""
+        found = []
+        for walk in range(max(self.picked_depth.values()) + 1):
+            reductions = []
+            for node in self.picked_at(Kind.REDUCE, walk + 1):
+                name = self.names[node]
+                kind: ReductionKind = node.op.name  # type: ignore[assignment]
+                value = node.inputs[0]
+                reductions.append(Reduction(kind, self.names[value], (name,), slot, ctype=CTYPE[value.dtype]))
+                slot += 1
+            found.append(self.picked_stage(walk, tuple(reductions)))
+        return tuple(found), slot
+
+    def picked_at(self, kind: Kind, depth: int) -> list[Node]:
+        return [n for n, d in self.picked_depth.items() if d == depth and n.op.kind is kind]
+
+    def picked_stage(self, walk: int, reductions: tuple[Reduction, ...]) -> Stage:
+        written = [t for t in self.graph.outputs if self.picked_depth.get(t.node) == walk]
+        written = [t for t in written if self.extent(t.node) is Extent.PICKED]
+        wanted = self.picked_closure(
+            [*(n.inputs[0] for n in self.picked_at(Kind.REDUCE, walk + 1)), *(t.node for t in written)]
+        )
+        loads = tuple(self.gather(n) for n in self.graph.nodes if n in wanted and self.is_gathered(n))
+        stores = tuple(Store(self.access[t.name], self.names[t.node]) for t in written)
+        behind = [n for n, d in self.picked_depth.items() if d == walk + 1 and self.extent(n) is Extent.ROW]
+        rows = [t for t in self.graph.outputs if t.node in behind]
+        return Stage(
+            title=title_of(loads, (), reductions, stores),
+            loads=loads,
+            takes=(),
+            body=self.statements(n for n in self.graph.nodes if n in wanted),
+            keeps=(),
+            reductions=reductions,
+            stores=stores,
+            row_body=self.statements(behind),
+            row_stores=tuple(Store(self.access[t.name], self.names[t.node]) for t in rows),
+        )
+
+    def picked_closure(self, roots: Iterable[Node]) -> set[Node]:
+        found: set[Node] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if self.extent(node) is Extent.PICKED and node in self.graph.picked and node not in found:
+                found.add(node)
+                stack.extend(node.inputs)
+        return found
+
+    def is_gathered(self, node: Node) -> bool:
+        return node.op.name == "take" and node.inputs[0] is not self.key
+
+    def gather(self, node: Node) -> Load:
+        """An operand's element at a chosen column; what stands where there is none is zero."""
+        access = self.access[self.graph.tensor_of[node.inputs[0]].name]
+        return Load(access, self.names[node], CTYPE[node.dtype])
+
+    def pick(self) -> Picking:
+        walks = self.build()
+        compute, take = self.closure([self.key], set())
+        assert not take
+        picked, slots = self.picked_stages(walks.slots)
+        held = [n for n in self.picked_depth if n.op.name == "take" and n.inputs[0] is self.key]
+        return Picking(
+            walks=replace(walks, slots=slots),
+            key=self.names[self.key],
+            ctype=CTYPE[self.key.dtype],
+            loads=tuple(self.load(n) for n in self.graph.nodes if n in compute and n.op.kind is Kind.INPUT),
+            body=self.statements(n for n in self.graph.nodes if n in compute),
+            columns=self.names[self.columns],
+            values=self.names[held[0]] if held else "",
+            picked=picked,
+            bare=self.columns.bare,
+        )
+
+
+def picking(graph: Graph, accesses: Iterable[Access], keeps: Keeps) -> Picking:
+    """The walks of `graph`, which chooses columns, with `keeps` kept from one walk over the row to the next."""
+    return PickingScheduler(graph, accesses, keeps).pick()

@@ -1,0 +1,282 @@
+"""Chains that choose k columns of each row: the row is read once, probabilities are made for k columns alone.
+
+Regimes, from short rows to long ones:
+
+- a *team*: a warp, or a part of it, holds a row's keys. The k-th largest of the lanes' largest keys is a bound that k
+  elements reach and few more do; these are ranked by comparing them;
+- a short row has fewer lanes than columns are chosen, down to one: they take the largest key out, k times (`in_turn`);
+- a *threshold*: a block streams the row by and keeps of every few vectors the largest key alone, 4 bytes. What k of
+  those reach, by bisection within a warp over the largest keys of a thread's elements in a few groups, k elements reach
+  and few more do, whatever the row's order. The vectors that exceed it, some k of them, are read again from the caches:
+  their elements above it are candidates. Ties may make too many for their room; then they are cut to the best k, and of
+  what but equals the threshold only lower columns are looked at. Where the largest keys of a long row have no room, it
+  goes by in segments, and each one raises the threshold;
+- the same by a *cluster* of blocks, for few rows: the threshold is one of the whole cluster, and its first block ranks
+  what all of them are left with.
+
+Candidates are compared as 64-bit numbers, the key's bits in an integer of the same order above the column's, so that
+ties have one answer whatever the order in which candidates were found. A row's sum of exponentials needs no maximum on
+its way (templates/parts/pivot_sum.j2): its largest key comes with the threshold. Holding the row in shared memory would
+save nothing: it is read once either way, and 50257 f32 leave no second block room on an SM while the first one ranks.
+
+What bounded 4096 x 50257 with k = 256 of bf16 on an H200 (cold L2; ncu, and kernels that ended early): of 182 us the
+walk alone took 125, the threshold 3, notes 12, their vectors 25, sums 4, ranks 12, in 142 million instructions of warps
+at 0.82 a cycle and scheduler. A quarter of the instructions less, 178 us. What 4 blocks of 49 KB leave of an SM's L1
+cache, 28 KB, is less than the 64 KB of loads that they have on their way; with 47 KB, which leave 60, and 103 million
+instructions it took 156. Blocks drift apart by themselves: while one ranks, others stream. In the end, with rows in
+random order 158: of equal keys 252, of half integers 315, of zeros but for a few 419, ascending 263.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fusegen.language.graph import Extent, Graph, Kind, behind
+from fusegen.language.types import f32, i32
+from fusegen.planner.matching import need_countable, need_selection
+from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
+from fusegen.planner.pieces import team_text, vector_widths, words_of
+from fusegen.planner.rows.assembly import Draft, assemble, row_draft
+from fusegen.planner.rows.duration import Work, resident_blocks
+from fusegen.planner.selections.choosing import (
+    bins_of,
+    duration_of,
+    entries_of,
+    expected,
+    fits,
+    groups_of,
+    likely_of_team,
+    limit_of,
+    most_ranked,
+    note_of,
+    note_words,
+    picker_bytes,
+    segment_of,
+)
+from fusegen.planner.selections.picking import Picking, picking
+from fusegen.targets.base import Target
+
+WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
+TEAM_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32
+TEAM_PICKS = 32
+TURN_LANES = 8
+TEAM_BLOCK = 128
+# Of the candidates that a team ranks by comparing them, those of a row in random order: where more are likely, some row
+# of most warps has too many, and finds the best one after another. 4096 x 1000, k = 32, f32 took 228 us so, and 16 by a
+# block.
+LIKELY = 0.7
+# Fewer threads for each row, where each has no more elements than so many. H200, against blocks of 128: 8192 x 1000,
+# k = 100, f32 took 35.9 us and not 45.0, bf16 39.3 and 59.5; 8192 x 4096, k = 50, bf16 35.2 and 42.1; 16384 x 2000,
+# k = 20, f32 50.9 and 58.4; 32768 x 512, k = 64, bf16 121 and 335, where two warps of four had nothing to choose from.
+NARROW = {32: 32, 64: 64}
+BLOCKS = (128, 256, 512, 1024)
+TURNS = (2, 4, 8)
+TURN_ELEMENTS = 32  # of a thread: they wait in registers
+# Of a thread: left alone ptxas takes 75 to 90, most of them for what is rare, and few blocks are resident. With so many
+# it spills nothing of a masked softmax of f32, nor of a ragged one of bf16.
+REGISTERS = 64
+MORE_REGISTERS = (
+    80  # where a turn's vectors are on their way while a segment's candidates are found, or groups are many
+)
+
+
+def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+    """Every legal team, block and cluster."""
+    need_selection(graph, "topk", (f32, i32))
+    need_countable(graph.cols)
+    for vector in vector_widths(graph, layout):
+        draft = row_draft(graph, target, layout, vector)
+        yield from by_turns(draft)
+        yield from by_team(draft)
+        yield from by_threshold(draft)
+
+
+def by_turns(draft: Draft) -> Iterator[Plan]:
+    """A few lanes for each row, or one, that find the largest of its keys, k times."""
+    graph, target = draft.graph, draft.target
+    walks = picking(graph, draft.accesses, "values")
+    lanes = 1
+    while lanes <= TURN_LANES and draft.vectors > lanes // 2:
+        per_thread = -(-draft.vectors // lanes)
+        if per_thread * draft.vector <= TEAM_ELEMENTS:
+            tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
+            chosen = replace(selection_of(walks, graph.picks, "team"), in_turn=True)
+            if fits(chosen, tile, target):
+                yield candidate(draft, walks, tile, chosen)
+        lanes *= 2
+
+
+def by_team(draft: Draft) -> Iterator[Plan]:
+    """A part of a warp for each row, from as many lanes as columns are chosen."""
+    graph, target = draft.graph, draft.target
+    walks = picking(graph, draft.accesses, "values")
+    lanes = target.warp
+    while lanes >= max(4, graph.picks):
+        per_thread = -(-draft.vectors // lanes)
+        most = WARP_ELEMENTS if lanes == target.warp else TEAM_ELEMENTS
+        few = graph.picks <= TEAM_PICKS and likely_of_team(graph.picks, lanes) <= LIKELY * most_ranked(graph.picks)
+        if few and per_thread * draft.vector <= most and draft.vectors > lanes // 2:
+            tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
+            chosen = selection_of(walks, graph.picks, "team")
+            if fits(chosen, tile, target):
+                yield candidate(draft, walks, tile, chosen)
+        lanes //= 2
+
+
+def by_threshold(draft: Draft) -> Iterator[Plan]:
+    """A block or a cluster for each row."""
+    graph, target = draft.graph, draft.target
+    walks = picking(graph, draft.accesses, "nothing")
+    for threads in (*NARROW, *BLOCKS):
+        for turn in TURNS:
+            for cluster in clusters(target):
+                if tile := tile_of(draft, threads, turn, cluster):
+                    chosen = threshold_of(walks, graph, tile, turn, target)
+                    if chosen and fits(chosen, tile, target):
+                        yield candidate(draft, walks, tile, chosen)
+
+
+def clusters(target: Target) -> Iterator[int]:
+    cluster = 1
+    while cluster <= target.max_cluster:
+        yield cluster
+        cluster *= 2
+
+
+def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
+    """None where a thread's turn is too long for its registers, or half of a turn would lie beyond the row."""
+    if threads > draft.target.threads_per_block or turn * draft.vector > max(TURN_ELEMENTS, TURNS[0] * draft.vector):
+        return None
+    words = sum(words_of(access) for access in draft.accesses if not access.output and access.by_column)
+    if turn > TURNS[0] and turn * words > TURN_ELEMENTS:
+        return None
+    per_row = threads * cluster
+    if (turn, threads) != (TURNS[0], BLOCKS[0]) and 2 * draft.vectors <= per_row * turn:
+        return None
+    if cluster > 1 and (2 * draft.vectors <= per_row * turn or threads in NARROW):
+        return None
+    turns = -(-draft.vectors // (per_row * turn))
+    if threads in NARROW and (threads < draft.target.warp or turns * turn * draft.vector > NARROW[threads]):
+        return None
+    return Tile(threads, per_row, 1, draft.vector, turns * turn, cluster=cluster)
+
+
+def computed_apart(graph: Graph) -> bool:
+    """May the keys of one element differ in a last bit between the walk and where candidates are looked at again?
+
+    Compilers fuse a product into a sum where that is its only use: so they do where nothing but the key is computed,
+    but not in a walk that has another use for the product. A threshold from the walk's keys would leave out all of a
+    row of equals.
+    """
+    assert graph.selection is not None
+    behind_key = set(behind([graph.selection.inputs[0]]))
+    outputs = {t.node for t in graph.outputs}
+    for node in behind_key:
+        for factor in node.inputs if node.op.name in ("add", "sub") else ():
+            users = [user for user in graph.users[factor] if user.op.kind is not Kind.SELECT]
+            elsewhere = factor in outputs or any(user not in behind_key for user in users)
+            if elsewhere and "*" in factor.expr and graph.extents[factor] is Extent.ELEMENT:
+                return True
+    return False
+
+
+def threshold_of(walks: Picking, graph: Graph, tile: Tile, turn: int, target: Target) -> Selection | None:
+    """None where there are no registers for a block, where a larger one could have a threshold before the first cut, or
+    where a cluster's largest keys have no room: its blocks meet for one threshold alone."""
+    k, apart = graph.picks, computed_apart(graph)
+    groups = 0 if apart else groups_of(k, tile.threads_per_row, turn)
+    words = note_words(target)
+    note = note_of(tile.vector, turn, tile.per_thread, words)
+    segment = segment_of(note, turn, tile.per_thread, words)
+    if tile.cluster > 1 and (segment < tile.per_thread or apart):
+        return None
+    if not apart and k > tile.threads_per_row * groups:
+        if (tile.threads, turn, tile.cluster) != (BLOCKS[0], TURNS[0], 1):
+            return None
+        groups = 0
+    chosen = replace(
+        selection_of(walks, k, "threshold"),
+        turn=turn,
+        groups=groups,
+        note=note,
+        notes=segment // note * target.warp,
+        segment=segment,
+        entries=entries_of(k, tile.threads),
+        limit=limit_of(k),
+        bins=bins_of(k, tile.threads),
+        vote_bytes=target.vote_bytes,
+    )
+    if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
+        return chosen
+    shared = picker_bytes(chosen, tile, target.warp)  # which may have room for fewer than registers have
+    blocks = resident_blocks(target, tile.threads, wanted_registers(chosen, tile), shared)
+    return replace(chosen, resident=blocks) if blocks else None
+
+
+def wanted_registers(chosen: Selection, tile: Tile) -> int:
+    return MORE_REGISTERS if chosen.segment < tile.per_thread or chosen.groups > 4 else REGISTERS
+
+
+def selection_of(walks: Picking, k: int, by: str) -> Selection:
+    return Selection(
+        by=by,  # type: ignore[arg-type]
+        k=k,
+        key=walks.key,
+        ctype=walks.ctype,
+        loads=walks.loads,
+        body=walks.body,
+        columns=walks.columns,
+        values=walks.values,
+        picked=walks.picked,
+        bare=walks.bare,
+    )
+
+
+def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> RowPlan:
+    team = chosen.by == "team"
+    regime = f"{team_text(tile, draft.target)}; {choosing_text(chosen, tile, draft.graph.cols)}"
+    plan = assemble(
+        draft, walks.walks, tile, rule="topk", regime=regime, staging="registers" if team else "stream",
+    )  # fmt: skip
+    shared = picker_bytes(chosen, tile, draft.target.warp)
+    read = tuple(a for a in draft.accesses if not a.output)
+    work = Work(
+        tile=tile,
+        staging=plan.staging,
+        stages=plan.stages,
+        accesses=read,
+        copies=False,
+        shared_bytes=shared + plan.static_shared_bytes,
+        kept_bytes=walks.walks.kept_bytes,
+        ragged=not draft.divides,
+        blocks=max(1, -(-draft.graph.rows // tile.rows_per_block)) * tile.cluster,
+    )
+    registers = registers_of(chosen, tile)
+    return replace(
+        plan,
+        template="topk_team.cu.j2" if team else "topk.cu.j2",
+        selection=chosen,
+        shared_bytes=shared,
+        cost=duration_of(draft.target, draft.graph, work, chosen, plan.cost.traffic, registers),
+    )
+
+
+def registers_of(chosen: Selection, tile: Tile) -> int:
+    """NVRTC took 31, 39 and 56 for teams with 8, 16 and 32 elements a lane; hiprtc 61 to 85 for thresholds."""
+    if chosen.by == "team":
+        return 24 + tile.per_thread * tile.vector
+    return wanted_registers(chosen, tile) if chosen.resident else 80
+
+
+def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
+    """What the kernel does, and what it expects of a row whose keys lie in no order."""
+    if chosen.by == "team":
+        how = "one after another" if chosen.in_turn else "by rank"
+        return f"{chosen.key} in registers, the best {chosen.k} {how}"
+    found = expected(chosen, tile, cols)
+    cuts = f", cut {'once' if found.cuts == 1 else f'{found.cuts} times'} to the best {chosen.k}" if found.cuts else ""
+    return (
+        f"the row streams by, {chosen.turn} x {tile.vector} elements a thread at a time; some "
+        f"{round(found.candidates)} of {cols} pass the threshold, whose vectors are read again{cuts}"
+    )
