@@ -26,7 +26,7 @@ from fusegen.language.types import size_of
 from fusegen.measuring.timing import Stopwatch
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Source
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import Target, target
 
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "b8": torch.bool}
@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="chains and sizes that match this, as in 'rmsnorm.*N=128'")
     wanted = parser.parse_args()
     chosen = target(wanted.target)
-    device = devices.find(chosen, "gpu")
+    device = finding.find(chosen, "gpu")
     watch = Stopwatch(device)
     copy_rate = watch.copy_rate()
     print(f"{device}: device copy {copy_rate / 1e3:.0f} GB/s")

@@ -264,10 +264,10 @@ class Yard:
     def __init__(self, target: str | None, repeats: int) -> None:
         from fusegen.measuring.timing import Stopwatch
         from fusegen.pipeline import choose_target
-        from fusegen.runtime import devices
+        from fusegen.runtime import finding
 
         self.target = choose_target(target)
-        self.watch: Stopwatch = Stopwatch(devices.find(self.target, "gpu"))
+        self.watch: Stopwatch = Stopwatch(finding.find(self.target, "gpu"))
         self.repeats = repeats
         self.rate = self.watch.copy_rate()
         self.copied = [self.watch.device.empty(COPY_BYTES) for _ in range(2)]

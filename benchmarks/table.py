@@ -112,10 +112,10 @@ class Workbench:
     def __init__(self, target: str | None, repeats: int) -> None:
         from fusegen.measuring.timing import Stopwatch
         from fusegen.pipeline import choose_target
-        from fusegen.runtime import devices
+        from fusegen.runtime import finding
 
         self.target = choose_target(target)
-        self.watch = Stopwatch(devices.find(self.target, "gpu"))
+        self.watch = Stopwatch(finding.find(self.target, "gpu"))
         self.repeats = repeats
         self.chains = {chain.name: chain for chain in load_chains(ROOT / "specs")}
 

@@ -168,11 +168,11 @@ class Bench:
         import torch
 
         from fusegen.measuring.timing import Stopwatch
-        from fusegen.runtime import devices
+        from fusegen.runtime import finding
 
         self.torch = torch
         self.target = aim
-        self.device = devices.find(aim, "gpu")
+        self.device = finding.find(aim, "gpu")
         self.watch = Stopwatch(self.device)
         self.rate = self.watch.copy_rate()
 

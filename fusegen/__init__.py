@@ -24,6 +24,7 @@ from fusegen.errors import FusegenError
 from fusegen.language import ops
 from fusegen.language.spec import Chain, chain
 from fusegen.language.types import Dim, DType, b8, bf16, dims, f16, f32, i32
+from fusegen.version import VERSION
 
 if TYPE_CHECKING:
     from fusegen.emitting.rendering import render
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from fusegen.tuning import tune
     from fusegen.validation import validate
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "Chain",
     "DType",

@@ -27,7 +27,7 @@ from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.planner import CONTIGUOUS, alike, candidates
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.runtime.cache import Entry, KernelCache, compiled, key_of
 from fusegen.runtime.devices import Device
 from fusegen.targets import Target
@@ -74,7 +74,7 @@ def choose_target(target: str | Target | None) -> Target:
         return target_named(target)
     if target is not None:
         raise RequestError(f"target={target!r} is no target; name one, as in target='cuda:h200'")
-    return devices.target_here() or target_named("cuda")
+    return finding.target_here() or target_named("cuda")
 
 
 def graph_of(chain: Chain | Graph) -> Graph:
@@ -181,7 +181,7 @@ def compile(
     """
     graph = graph_of(chain)
     chosen = choose_target(target)
-    device = devices.find(chosen, on)
+    device = finding.find(chosen, on)
     emulated = not device.asynchronous
     refuted: dict[str, Verdict] = {}  # by configuration
     failure = ""

@@ -27,8 +27,8 @@ from fusegen.measuring import plotting
 from fusegen.measuring.benchmark import Bench, bench
 from fusegen.measuring.counters import READ, WRITTEN, count_bytes, read_csv
 from fusegen.measuring.peers import gist, load_peers
-from fusegen.runtime import Kernel, devices
-from fusegen.runtime.devices import present, target_of
+from fusegen.runtime import Kernel, finding
+from fusegen.runtime.finding import present, target_of
 from tests.pretend import LAUNCH_US, RATE, PretendGpu
 from tests.tools import needs_compiler
 
@@ -58,7 +58,7 @@ def largest(x: f32[M, N]) -> f32[M, 1]:
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PretendGpu:
     """A pretended GPU that every request for one gets; neither ncu nor torch.compile's own compilers are here."""
     found = PretendGpu()
-    monkeypatch.setattr(devices, "find", lambda target, on="auto", check=None: found)
+    monkeypatch.setattr(finding, "find", lambda target, on="auto", check=None: found)
     monkeypatch.setenv("PATH", str(tmp_path / "bin") + os.pathsep + os.environ["PATH"])
     monkeypatch.setattr("fusegen.measuring.counters.USUAL_PLACE", str(tmp_path / "nowhere"))
     if have_torch():

@@ -17,7 +17,7 @@ from fusegen.emulator import compiler
 from fusegen.errors import FusegenError
 from fusegen.planner import candidates
 from fusegen.planner.model import RowPlan
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import validate
 from tests.sizes import sizes_at
@@ -39,7 +39,7 @@ def kernel_of(plan: RowPlan) -> Kernel:
     except FusegenError as error:
         pytest.skip(f"the emulator can't run here: {error}")
     source = render(plan)
-    return Kernel(source, None, devices.find(plan.target, "emulator"), lambda layout: (source, None))
+    return Kernel(source, None, finding.find(plan.target, "emulator"), lambda layout: (source, None))
 
 
 def test_a_walk_that_sums_nothing_goes_by_the_blocks_of_what_it_writes() -> None:

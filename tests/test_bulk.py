@@ -21,7 +21,7 @@ from fusegen.language.types import DType, f16, f32
 from fusegen.planner import candidates
 from fusegen.planner.model import LINE_BYTES, Layout, RowPlan, Source
 from fusegen.planner.rows.bulk import brought, bulk_loads, bulk_stores, place_bytes, with_places
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.runtime.arguments import layout_needed
 from fusegen.runtime.arrays import ArrayView
 from fusegen.targets import A100, B200, H200, MI300X, Target
@@ -47,7 +47,7 @@ def checked(source: Source, cases: list[str] | None = None) -> Report:
     def variant(layout: Layout) -> tuple[Source, None]:
         return render(candidates(plan.graph, plan.target, layout).plans[0]), None
 
-    return validate(Kernel(source, None, devices.find(plan.target, "emulator"), variant), cases=cases)
+    return validate(Kernel(source, None, finding.find(plan.target, "emulator"), variant), cases=cases)
 
 
 def test_rows_of_whole_blocks_go_by_vectors() -> None:

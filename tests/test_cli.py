@@ -442,7 +442,7 @@ def test_a_kernel_that_can_not_be_run_here_has_not_failed(run: Run, monkeypatch:
 
 
 def test_a_missing_gpu_is_exit_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.runtime.devices.matching", lambda target: ())
+    monkeypatch.setattr("fusegen.runtime.finding.matching", lambda target: ())
     message = error_of(run("validate", "chains.py", "--target", "hip", "--on", "gpu"), 3)
     assert "no GPU here runs hip:mi300x" in message
     assert "--on emulator" in message

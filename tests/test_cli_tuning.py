@@ -120,7 +120,7 @@ def test_one_chain_that_can_not_be_tuned_does_not_stop_the_others(run: Run, spec
 
 
 def test_tune_without_a_gpu(run: Run, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.runtime.devices.matching", lambda target: ())
+    monkeypatch.setattr("fusegen.runtime.finding.matching", lambda target: ())
     found = run("tune", spec, "--target", "hip:mi300x", code=3)
     assert "tuning measures on a GPU, and none here runs hip:mi300x" in found.stderr
     assert "fusegen db import" in found.stderr

@@ -63,7 +63,7 @@ def test_whatever_a_library_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor, "probed", raising(ZeroDivisionError("deep in a driver")))
     assert doctor.nvrtc().state == "broken"
     assert "deep in a driver" in doctor.nvrtc().found
-    monkeypatch.setattr("fusegen.runtime.devices.present", raising(ValueError("odd driver")))
+    monkeypatch.setattr("fusegen.runtime.finding.present", raising(ValueError("odd driver")))
     assert [check.state for check in doctor.gpus()] == ["broken", "broken"]
 
 

@@ -20,7 +20,7 @@ from fusegen.language.types import DTYPES
 from fusegen.pipeline import gate
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Source
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import H200, TARGETS, Target, target
 from fusegen.validation import validate
 from tests import gemms, specs
@@ -63,7 +63,7 @@ def kernel(spec: Chain, on: str | Target, fits: Fits = any_plan, **sizes: int) -
         return render(plan_for(spec, on, fits, layout, **sizes)), None
 
     chosen = target(on) if isinstance(on, str) else on
-    return Kernel(*variant(Layout()), devices.find(chosen, "emulator"), variant)
+    return Kernel(*variant(Layout()), finding.find(chosen, "emulator"), variant)
 
 
 # ---------------------------------------------------------------- what is computed

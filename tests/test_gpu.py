@@ -28,7 +28,7 @@ from fusegen.language.reference import reference
 from fusegen.language.spec import Chain
 from fusegen.language.types import DTYPES, Dim, DType, b8, bf16, f32, size_of
 from fusegen.runtime import Kernel
-from fusegen.runtime.devices import present, target_of
+from fusegen.runtime.finding import present, target_of
 from fusegen.targets import Target
 from fusegen.validation import Report, analyse, validate
 from fusegen.validation.accumulation import accumulations

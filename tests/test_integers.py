@@ -23,7 +23,7 @@ from fusegen.language.reference import reference
 from fusegen.language.spec import Chain
 from fusegen.planner import candidates
 from fusegen.planner.model import RowPlan
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import target
 from fusegen.validation.inputs import make_operands, sizes_for
 from fusegen.validation.patterns import PATTERNS
@@ -109,7 +109,7 @@ def one_of(found: Chain, vendor: str, cluster: int) -> Kernel:
     """The kernel of the first candidate of a kind."""
     plans = [p for p in candidates(found.graph, target(vendor)).plans if isinstance(p, RowPlan)]
     plan = next(p for p in plans if p.tile.cluster == cluster)
-    return Kernel(render(plan), None, devices.find(plan.target, "emulator"), lambda layout: (render(plan), None))
+    return Kernel(render(plan), None, finding.find(plan.target, "emulator"), lambda layout: (render(plan), None))
 
 
 @needs_compiler
@@ -176,7 +176,7 @@ def test_selections_are_exact(vendor: str, cols: int, k: int, which: str) -> Non
         assert which.startswith("cluster")
         return
     plan = plans[0]
-    kernel = Kernel(render(plan), None, devices.find(plan.target, "emulator"), lambda layout: (render(plan), None))
+    kernel = Kernel(render(plan), None, finding.find(plan.target, "emulator"), lambda layout: (render(plan), None))
     x = selected(cols, k)
     values, columns = kernel(x)
     for row, got, at in zip(x.tolist(), values.tolist(), columns.tolist(), strict=True):

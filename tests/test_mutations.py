@@ -15,7 +15,7 @@ import pytest
 from fusegen.emulator import compiler
 from fusegen.errors import FusegenError
 from fusegen.planner.model import Layout, Source
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.validation import Report, validate
 from tests.mutations import MUTATIONS, Mutation, Subject
 
@@ -42,7 +42,7 @@ def kernel_of(subject: Subject, edit: Edit) -> Kernel:
         source = source_of(subject, layout)
         return replace(source, text=edit(source.text)), None
 
-    device = devices.find(source_of(subject, Layout()).plan.target, "emulator")
+    device = finding.find(source_of(subject, Layout()).plan.target, "emulator")
     return Kernel(*variant(Layout()), device, variant)
 
 

@@ -24,7 +24,7 @@ from fusegen.emulator import EmulatorUnavailable, toolchain
 from fusegen.errors import ArgumentError, KernelError, RequestError, ValidationError
 from fusegen.language.spec import load_chains
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.runtime import devices
+from fusegen.runtime import finding
 from fusegen.runtime.cache import Entry, KernelCache, key_of
 from fusegen.runtime.devices import Loaded
 from fusegen.targets import H200
@@ -313,9 +313,9 @@ def test_a_large_product_has_a_smaller_twin_of_its_own_configuration() -> None:
     large = spec.at(M=4096, K=4096 + 8, N=4096 + 24)
     for name in ("cuda:h200", "cuda:a100", "hip:mi300x"):
         plan = pipeline.plan(large, name)
-        other = twin(Kernel(render(plan), None, devices.find(plan.target, "emulator"), no_other)).plan
+        other = twin(Kernel(render(plan), None, finding.find(plan.target, "emulator"), no_other)).plan
         assert other.graph.sizes == {"M": 4096, "K": 512 + 8, "N": 512 + 24}
         assert other.configuration == plan.configuration
     small = pipeline.plan(spec.at(M=64, K=64, N=64))
     source = render(small)
-    assert twin(Kernel(source, None, devices.find(small.target, "emulator"), no_other)).source is source
+    assert twin(Kernel(source, None, finding.find(small.target, "emulator"), no_other)).source is source

@@ -249,12 +249,12 @@ def spread_of_exponentials(x: f32[M, N]) -> f32[M, 1]:
 @pytest.mark.parametrize("spec", [two_softmaxes, two_variances, fourth_moment, spread_of_exponentials])
 def test_a_reduction_is_merged_with_one_other(spec: Chain) -> None:
     """However rows are kept between walks: pairs are merged where values are computed anew."""
-    from fusegen.runtime import Kernel, devices
+    from fusegen.runtime import Kernel, finding
     from fusegen.validation import validate
 
     for made in {(p.staging, p.keeps): p for p in candidates(spec.graph, H200).plans}.values():
         source = render(made)
-        kernel = Kernel(source, None, devices.find(H200, "emulator"), lambda layout, source=source: (source, None))
+        kernel = Kernel(source, None, finding.find(H200, "emulator"), lambda layout, source=source: (source, None))
         validate(kernel, quick=True).raise_for_error()
 
 
@@ -578,12 +578,12 @@ def test_a_masked_operand_is_zero_beyond_its_limit_however_it_is_kept(gpu: str) 
     def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
         return F.softmax(F.causal(x * 0.125)) + y
 
-    from fusegen.runtime import Kernel, devices
+    from fusegen.runtime import Kernel, finding
     from fusegen.validation import validate
 
     graph = chain(M=64, N=2048)(spec).graph
     kinds = {(p.staging, p.keeps, p.tile.kept < p.tile.per_thread): p for p in candidates(graph, TARGETS[gpu]).plans}
-    device = devices.find(TARGETS[gpu], "emulator")
+    device = finding.find(TARGETS[gpu], "emulator")
     for made in kinds.values():
         source = render(made)
         report = validate(Kernel(source, None, device, lambda layout, source=source: (source, None)), quick=True)
@@ -602,14 +602,14 @@ def test_values_beyond_a_limit_count_as_what_they_are(cols: int, staging: str, g
         z = F.where(F.col_index(x) < n, x * y, 0.75)
         return F.layernorm(z) + F.softmax(z), F.sum(z), F.max(z), F.min(z), F.var(z)
 
-    from fusegen.runtime import Kernel, devices
+    from fusegen.runtime import Kernel, finding
     from fusegen.validation import validate
 
     chosen = TARGETS[gpu]
     plans = candidates(chain(M=3, N=cols)(spec).graph, chosen).plans
     source = render(next(p for p in plans if p.staging == staging))
     assert all(stage.until for stage in source.plan.stages)
-    made = Kernel(source, None, devices.find(chosen, "emulator"), lambda layout: (source, None))
+    made = Kernel(source, None, finding.find(chosen, "emulator"), lambda layout: (source, None))
     if cols <= 2048:
         validate(made, quick=True).raise_for_error()
     x = np.random.default_rng(0).normal(size=(3 if cols < 40000 else 1, cols)).astype(np.float16)

@@ -14,7 +14,7 @@ from fusegen.language.spec import load_chains
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.planner.rows import rowwise
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import A100, H200, MI300X, Target
 from fusegen.validation import Report, validate
 
@@ -44,7 +44,7 @@ def rolling(name: str, cols: int, held: bool, target: Target = TIGHT) -> RowPlan
 
 
 def checked(source: Source) -> Report:
-    device = devices.find(source.plan.target, "emulator")
+    device = finding.find(source.plan.target, "emulator")
 
     def variant(layout: Layout) -> tuple[Source, None]:
         return render(candidates(source.plan.graph, source.plan.target, layout).plans[0]), None

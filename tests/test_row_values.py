@@ -16,7 +16,7 @@ from fusegen.errors import NoPlan
 from fusegen.language.spec import Chain
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import target
 from fusegen.validation import validate
 
@@ -58,7 +58,7 @@ def test_they_are_right(spec: Chain, name: str) -> None:
         return render(candidates(graph, gpu, layout).plans[0]), None
 
     for made in ways.values():
-        report = validate(Kernel(render(made), None, devices.find(gpu, "emulator"), variant), quick=True)
+        report = validate(Kernel(render(made), None, finding.find(gpu, "emulator"), variant), quick=True)
         assert report.ok, f"{made.configuration}: {report}"[:2000]
 
 
@@ -96,7 +96,7 @@ def test_no_variance_is_negative_however_products_are_fused(
     online = [plan for plan in plans if plan.stages[0].reductions[0].kind == "welford"]
     assert online
     for plan in online:
-        kernel = Kernel(render(plan), None, devices.find(gpu, "emulator"), no_variant)
+        kernel = Kernel(render(plan), None, finding.find(gpu, "emulator"), no_variant)
         found = np.asarray(kernel(rows))
         assert np.all(found >= 0), plan.configuration
         assert np.all(found <= (2.0**-23 * 3 * rows[:, :1]) ** 2), plan.configuration

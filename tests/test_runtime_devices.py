@@ -26,10 +26,11 @@ from fusegen.errors import KernelError, MissingError, RequestError
 from fusegen.planner import plan
 from fusegen.planner.model import Layout, Param, RowPlan, Source
 from fusegen.planner.products.wgmma_rule import wgmma
-from fusegen.runtime import amd, devices, nvidia
+from fusegen.runtime import amd, finding, nvidia
 from fusegen.runtime.arrays import CPU
-from fusegen.runtime.devices import Device, Gpu, Launch, Mapped, Sending, find, matching, present, runs, target_of
+from fusegen.runtime.devices import Device, Gpu, Launch, Mapped, Sending, runs
 from fusegen.runtime.emulated import EmulatorDevice
+from fusegen.runtime.finding import find, matching, present, target_of
 from fusegen.runtime.gpu import Arguments
 from fusegen.runtime.shortcuts import launch_lines
 from fusegen.targets import A100, B200, H100, H200, L40S, MI210, MI250X, MI300A, MI300X, target
@@ -120,7 +121,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...]) -> None
             return found
         raise MissingError(f"no {vendor} here")
 
-    monkeypatch.setattr(devices, "gpus_of", gpus_of)
+    monkeypatch.setattr(finding, "gpus_of", gpus_of)
 
 
 def test_matching_picks_by_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +135,7 @@ def test_matching_picks_by_architecture(monkeypatch: pytest.MonkeyPatch) -> None
 def test_find(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_gpus(monkeypatch, HERE)
     found = []
-    monkeypatch.setattr(devices, "gpu_device", lambda t, ordinal: found.append((t.name, ordinal)))
+    monkeypatch.setattr(finding, "gpu_device", lambda t, ordinal: found.append((t.name, ordinal)))
     find(H200)
     find(H200, "gpu")
     find(H200, "gpu:1")
@@ -451,7 +452,7 @@ def zeros(source: Source) -> tuple[int, ...]:
 
 def test_listing(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAKES[vendor](monkeypatch, 2)
-    gpus = devices.gpus_of(vendor)
+    gpus = finding.gpus_of(vendor)
     assert [(g.ordinal, g.name.split()[-1], g.arch, g.sms) for g in gpus] == (
         [(0, "H200", "sm_90", 132), (1, "H200", "sm_90", 132)]
         if vendor == "cuda"
@@ -463,7 +464,7 @@ def test_listing(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_gpu_is_missing(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAKES[vendor](monkeypatch, 0)
     with pytest.raises(MissingError):
-        devices.gpus_of(vendor)
+        finding.gpus_of(vendor)
     assert find(source_of(vendor).plan.target).kind == "emulator"
 
 

@@ -23,8 +23,9 @@ from fusegen.planner import plan
 from fusegen.planner.model import Layout, Source
 from fusegen.runtime import guards, native
 from fusegen.runtime.cache import KernelCache, compiled
-from fusegen.runtime.devices import Device, find, present, target_of
+from fusegen.runtime.devices import Device
 from fusegen.runtime.emulated import EmulatorDevice
+from fusegen.runtime.finding import find, present, target_of
 from fusegen.runtime.kernel import Kernel
 from fusegen.runtime.shortcuts import hand_on
 from fusegen.targets import Target

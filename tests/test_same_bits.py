@@ -15,7 +15,7 @@ from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.language.types import DType, b8, bf16, f16, f32, i32
 from fusegen.planner import alike, candidates, computes_alike
 from fusegen.planner.model import Layout, RowPlan, Source
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import A100, B200, H200, MI300X, Target
 from tests.sizes import sizes_at
 from tests.specs import ROWS
@@ -35,7 +35,7 @@ def kernel_of(plan: RowPlan) -> Kernel:
     def variant(layout: Layout) -> tuple[Source, None]:
         return render(alike(plan, layout).plans[0]), None
 
-    return Kernel(render(plan), None, devices.find(plan.target, "emulator"), variant)
+    return Kernel(render(plan), None, finding.find(plan.target, "emulator"), variant)
 
 
 def placed(values: Array, ahead: int, apart: int) -> Array:

@@ -27,7 +27,7 @@ from fusegen.language.types import DType
 from fusegen.pipeline import compile
 from fusegen.planner.passes import simplify
 from fusegen.runtime import Kernel
-from fusegen.runtime.devices import present, target_of
+from fusegen.runtime.finding import present, target_of
 from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import analyse
 from fusegen.validation.bounds import FLOOR, ULP, formula

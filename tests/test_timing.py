@@ -16,8 +16,8 @@ from fusegen import ops as F
 from fusegen.errors import RequestError
 from fusegen.measuring.operands import MOST_SETS, TILE_BYTES, operands, rotation
 from fusegen.measuring.timing import FLUSH_BYTES, Stopwatch, Timing, percentile
-from fusegen.runtime.devices import find, present, target_of
 from fusegen.runtime.emulated import EmulatorDevice
+from fusegen.runtime.finding import find, present, target_of
 from fusegen.runtime.gpu import GpuDevice
 from fusegen.targets import target
 from tests.pretend import RATE, PretendGpu

@@ -24,7 +24,7 @@ from fusegen.planner.model import Layout, RowPlan, Source, Tile
 from fusegen.planner.selections.choosing import expected
 from fusegen.planner.selections.density import candidates_of, dense_of
 from fusegen.planner.selections.holding import hold_of, reaching
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import target
 from fusegen.validation import validate
 
@@ -104,7 +104,7 @@ def kernel(plan: RowPlan) -> Kernel:
         ]  # fmt: skip
         return render((like or plans)[0]), None
 
-    return Kernel(render(plan), None, devices.find(plan.target, "emulator"), variant)
+    return Kernel(render(plan), None, finding.find(plan.target, "emulator"), variant)
 
 
 def plans_of(found: Chain, name: str, **sizes: int) -> Iterator[RowPlan]:

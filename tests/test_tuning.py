@@ -29,7 +29,7 @@ from fusegen.errors import MissingError, RequestError
 from fusegen.language.spec import load_chains
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan, Source
-from fusegen.runtime import devices
+from fusegen.runtime import devices, finding
 from fusegen.runtime.cache import compiled
 from fusegen.targets import H100, H200, MI300X, TARGETS, Target, target
 from fusegen.tuning import Bench, Effort, Tuner, Unfit, wire
@@ -236,11 +236,11 @@ def test_tuning_needs_the_gpu_it_tunes_for(monkeypatch: pytest.MonkeyPatch) -> N
     def none(vendor: str) -> tuple[devices.Gpu, ...]:
         raise MissingError(f"no driver for {vendor}")
 
-    monkeypatch.setattr("fusegen.runtime.devices.gpus_of", none)
+    monkeypatch.setattr("fusegen.runtime.finding.gpus_of", none)
     with pytest.raises(MissingError, match=r"tuning measures on a GPU, and none here runs cuda:h200 \(sm_90a\)"):
         tuning.tune(normed, "cuda:h200")
     gpu = devices.Gpu("cuda", 0, "NVIDIA H200", "sm_90", 2**37, 132)
-    monkeypatch.setattr("fusegen.runtime.devices.gpus_of", lambda vendor: (gpu,) if vendor == "cuda" else none(vendor))
+    monkeypatch.setattr("fusegen.runtime.finding.gpus_of", lambda vendor: (gpu,) if vendor == "cuda" else none(vendor))
     assert tuning.measurable(H200) is H200
     assert tuning.measurable(target("cuda:sm_90")).name == "cuda:sm_90", "an architecture is whichever GPU runs it"
     with pytest.raises(MissingError, match="tune for cuda:h200 instead"):
@@ -318,7 +318,7 @@ def test_what_travelled_is_still_right() -> None:
 
     source = render(PLANS[0])
     there, binary = wire.unpacked(wire.packed((source, compiled(source))))
-    kernel = Kernel(there, binary, devices.find(H200, "emulator"), lambda layout: (there, binary))
+    kernel = Kernel(there, binary, finding.find(H200, "emulator"), lambda layout: (there, binary))
     validate(kernel, quick=True).raise_for_error()
 
 
@@ -326,8 +326,8 @@ def test_what_travelled_is_still_right() -> None:
 
 
 def gpu_target() -> Target:
-    for gpu in devices.present().gpus:
-        if found := devices.target_of(gpu):
+    for gpu in finding.present().gpus:
+        if found := finding.target_of(gpu):
             return found
     pytest.skip("needs a GPU")
 

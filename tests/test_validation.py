@@ -24,7 +24,7 @@ from fusegen.language.types import DTYPES
 from fusegen.pipeline import compile
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import Bounded, Case, Report, interesting_lengths, validate, validate_chain
 from fusegen.validation.checks import Checks
@@ -54,7 +54,7 @@ def emulated(graph: Graph, target: Target = H200, fits: Fits = lambda plan: True
         old, _, new = edit.partition("=>")
         return replace(source, text=source.text.replace(old, new) if edit else source.text), None
 
-    return Kernel(*variant(CONTIGUOUS), devices.find(target, "emulator"), variant)
+    return Kernel(*variant(CONTIGUOUS), finding.find(target, "emulator"), variant)
 
 
 # ---------------------------------------------------------------- right kernels pass
@@ -222,7 +222,7 @@ def test_arrangements() -> None:
 
 @pytest.mark.parametrize("how", [Arrangement(), Arrangement(padding=3), Arrangement(offset=1)], ids=str)
 def test_every_stray_byte_and_every_missing_element_is_noticed(how: Arrangement) -> None:
-    device = devices.find(H200, "emulator")
+    device = finding.find(H200, "emulator")
     poison = POISON[f16][0]
     out = reserve(device, (3, 5), f16, how, poison)
     good = np.arange(15, dtype=np.float16).reshape(3, 5)
@@ -242,7 +242,7 @@ def test_every_stray_byte_and_every_missing_element_is_noticed(how: Arrangement)
 
 
 def test_operands_arrive_as_they_are() -> None:
-    device = devices.find(H200, "emulator")
+    device = finding.find(H200, "emulator")
     value = np.arange(30, dtype=np.float32).reshape(2, 3, 5)
     for how in (Arrangement(), Arrangement(padding=3), Arrangement(offset=1), Arrangement(swapped=True)):
         assert np.array_equal(place(device, value, f32, how, 0).view.numpy(), value)

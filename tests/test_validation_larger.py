@@ -11,7 +11,7 @@ import pytest
 from fusegen.emitting.rendering import render
 from fusegen.language.types import f32
 from fusegen.planner import plan
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import Target
 from fusegen.validation import validate
 from tests.sizes import sizes_at
@@ -27,7 +27,7 @@ def test_every_spec_at_its_real_row_length(name: str, single: bool, target: Targ
     graph = chain.graph
     cols = min(graph.cols, 32_000)
     graph = graph.at(**sizes_at(graph, cols))
-    device = devices.find(target, "emulator", check=False)
+    device = finding.find(target, "emulator", check=False)
     kernel = Kernel(
         render(plan(graph, target)), None, device, lambda layout: (render(plan(graph, target, layout)), None)
     )

@@ -25,7 +25,8 @@ from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.products.wgmma_rule import wgmma
 from fusegen.runtime import Kernel, arguments
 from fusegen.runtime.arrays import ArrayView, view
-from fusegen.runtime.devices import Mapped, find
+from fusegen.runtime.devices import Mapped
+from fusegen.runtime.finding import find
 from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, Arguments
 from fusegen.targets import H200, TARGETS, Target
 from fusegen.targets.cuda import ARCHES

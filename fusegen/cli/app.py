@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fusegen import __version__
 from fusegen.cli import caching
 from fusegen.cli.showing import (
     PASSED_OVER,
@@ -30,6 +29,7 @@ from fusegen.cli.showing import (
     worst,
 )
 from fusegen.errors import KernelError, NoPlan, OutputError, RequestError
+from fusegen.version import VERSION
 
 app = typer.Typer(
     cls=Group,
@@ -105,7 +105,7 @@ def main() -> None:
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"fusegen {__version__}\n")
+        sys.stdout.write(f"fusegen {VERSION}\n")
         raise typer.Exit
 
 
@@ -330,7 +330,7 @@ def validate(
 ) -> int:  # fmt: skip
     """Run kernels on inputs drawn by seed and by malice, and compare with the generated numpy reference."""
     from fusegen.cli import asking, builds
-    from fusegen.runtime.devices import find
+    from fusegen.runtime.finding import find
 
     chosen = asking.ask_target(target)
     chains = list(asking.ask_chains(specs, sets or (), dtype))

@@ -12,7 +12,7 @@ from fusegen.language.spec import Chain
 from fusegen.measuring.benchmark import COLUMNS, Bench, bench, foot_lines, heading_lines, table_rows
 from fusegen.measuring.peers import Maker, load_peers
 from fusegen.measuring.timing import Stopwatch
-from fusegen.runtime import devices
+from fusegen.runtime import finding
 from fusegen.runtime.gpu import GpuDevice
 from fusegen.targets import Target
 
@@ -29,7 +29,7 @@ def ask_watch(target: Target, on: str) -> Stopwatch:
             "the emulator gives no times: it says what a kernel computes, not how fast\n  bench on a GPU"
         )
     try:
-        device = devices.find(target, "gpu" if on == "auto" else on)
+        device = finding.find(target, "gpu" if on == "auto" else on)
     except MissingError as error:
         raise MissingError(
             f"bench needs a GPU: the emulator gives no times\n{error_without_emulator(error)}"

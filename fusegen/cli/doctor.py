@@ -145,7 +145,7 @@ def probed(vendor: str) -> str:
 
 
 def gpus() -> tuple[Check, Check]:
-    from fusegen.runtime.devices import present
+    from fusegen.runtime.finding import present
 
     names = {"cuda": "NVIDIA GPU", "hip": "AMD GPU"}
     try:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from fusegen.database import Choice
 from fusegen.language.graph import Graph
 from fusegen.language.naming import value_names
+from fusegen.language.operators import operators
 from fusegen.language.products import Factor, split
 from fusegen.language.types import shape_text, size_of
-from fusegen.planner.cost import operators
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.product_cost import scale_texts, text_of, wave_text

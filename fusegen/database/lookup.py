@@ -25,9 +25,7 @@ import os
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-import fusegen
 from fusegen.compiling.versions import known_version
 from fusegen.database.keys import Problem, Tools, family, problem_of
 from fusegen.database.rows import Measurement, Unsound, read_lines
@@ -35,6 +33,7 @@ from fusegen.database.store import Database
 from fusegen.errors import FusegenError, MissingError, RequestError
 from fusegen.planner.model import Candidates, Plan
 from fusegen.targets import Target
+from fusegen.version import PACKAGE, VERSION
 
 log = logging.getLogger("fusegen.database")
 
@@ -44,7 +43,7 @@ FARTHEST = 2  # buckets: up to four times as many rows, or a quarter; a GPU that
 # Times the first candidate's estimate, from which a winner at other sizes is doubted. At their own sizes 31 of 32
 # shipped winners among row chains had at most 1.08 times it, and one 1.15.
 DOUBTED = 1.25
-SHIPPED = Path(__file__).resolve().parent.parent / "data" / "tuned.jsonl"
+SHIPPED = PACKAGE / "data" / "tuned.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def choose(found: Candidates, *, tuned: bool = True, database: Database | None =
     theirs = shipped(problem.graph)
     hits = []
     if yours or theirs:  # asking for the compiler's version loads it, which takes a while
-        tools = Tools(own_compiler(found.target), fusegen.__version__)
+        tools = Tools(own_compiler(found.target), VERSION)
         hits += matching(yours, False, problem, tools, found.target)
         hits += matching(theirs, True, problem, tools, found.target)
     hits.sort(key=lambda hit: hit.order)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fusegen.errors import RequestError
 from fusegen.language.reference import reference_source
 from fusegen.planner.model import Plan, RowPlan, Source
+from fusegen.version import PACKAGE
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -24,8 +25,8 @@ class Spelling(Protocol):
 
 def template_folder() -> Path:
     """Of the installed package, or of the checkout this module lies in."""
-    packaged = Path(__file__).resolve().parent / "templates"
-    return packaged if packaged.is_dir() else packaged.parent.parent / "templates"
+    packaged = PACKAGE / "templates"
+    return packaged if packaged.is_dir() else PACKAGE.parent / "templates"
 
 
 @cache

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from fusegen.emitting.rendering import template_folder
@@ -26,6 +25,7 @@ from fusegen.language.types import DType
 from fusegen.planner.model import Plan, Source
 from fusegen.storage import Damaged, Store
 from fusegen.storage import Key as AnyKey
+from fusegen.version import PACKAGE, VERSION
 
 log = logging.getLogger("fusegen.cache")
 
@@ -74,12 +74,10 @@ def key_of(plan: Plan) -> Key:
 @cache
 def code_stamp() -> str:
     """A hash over the files of fusegen's code and its templates: their names, sizes and times of change."""
-    import fusegen
-
-    folders = (Path(__file__).parent, template_folder())
+    folders = (PACKAGE, template_folder())
     found = [
         *sys.version_info[:2],
-        fusegen.__version__,
+        VERSION,
         *(stamp for folder in folders for stamp in stamps(str(folder))),
     ]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()

@@ -26,10 +26,11 @@ from fusegen.language.factor_words import factor_text, inner_sizes_differ
 from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Node, Op, Operator, Tensor, broadcast
 from fusegen.language.types import Dim, DType, Shape, Size, b8, f32, fits_i32, i32, shape_text
+from fusegen.version import PACKAGE
 
-PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-OPS_FILE = PACKAGE + "ops.py"
-NOT_A_SPEC = (PACKAGE, contextlib.__file__, functools.__file__)
+OURS = str(PACKAGE) + os.sep
+OPS_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ops.py")
+NOT_A_SPEC = (OURS, contextlib.__file__, functools.__file__)
 Number = int | float
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import value_names
+from fusegen.language.operators import operators
 from fusegen.language.trace import OPS
 from fusegen.language.types import Dim, Shape, TensorType, f32, size_of
-from fusegen.planner.cost import operators
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fusegen import __version__, pipeline
+from fusegen import pipeline
 from fusegen.errors import FusegenError, RequestError
 from fusegen.language.graph import Graph
 from fusegen.language.unfusing import Piece, unfused
@@ -32,6 +32,7 @@ from fusegen.measuring.peers import Maker, beside_library, library_rate, torch_p
 from fusegen.measuring.timing import REPEATS, Launch, Stopwatch, Timing
 from fusegen.planner.pieces import arrays, bytes_of
 from fusegen.runtime.kernel import need_kernel
+from fusegen.version import VERSION
 
 if TYPE_CHECKING:
     from fusegen.runtime import Kernel
@@ -363,7 +364,7 @@ def conditions(repeats: int) -> str:
 
 def versions(kernel: Kernel) -> dict[str, str]:
     """Of what has a say in the figures."""
-    found = {"fusegen": __version__, "python": platform.python_version()}
+    found = {"fusegen": VERSION, "python": platform.python_version()}
     if kernel.binary is not None:
         found["compiler"] = kernel.binary.compiler
     for name in ("torch", "triton"):

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusegen.errors import FusegenError
@@ -22,6 +21,7 @@ from fusegen.language.graph import Graph
 from fusegen.language.spec import load_chains
 from fusegen.language.types import bf16, f16, f32
 from fusegen.measuring.profiling import bytes_read, bytes_written
+from fusegen.version import PACKAGE
 
 if TYPE_CHECKING:
     from fusegen.runtime import Kernel
@@ -84,7 +84,7 @@ def measured(kernel: Kernel) -> tuple[int, int]:
         "--kernel-name", kernel.name, "--launch-skip", str(SKIPPED), "--launch-count", "1",
         *relaunch(kernel),
     ]  # fmt: skip
-    package = str(Path(__file__).resolve().parent.parent)
+    package = str(PACKAGE.parent)
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     try:
         done = subprocess.run(

@@ -20,13 +20,13 @@ from fusegen.targets.base import Target
 Rule = Callable[[Graph, Target, Layout], Iterator[Plan]]
 
 
-def for_products(name: str) -> Rule:
+def for_products(name: str, module: str) -> Rule:
     """A rule that is imported with the first product: it and what it needs are half of the planner."""
 
     def rule(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
         if not graph.products:
             raise NotFor("the chain multiplies no matrices")
-        found: Rule = getattr(import_module(f"fusegen.planner.matching.{name}"), name)
+        found: Rule = getattr(import_module(f"fusegen.planner.products.{module}"), name)
         return found(graph, target, layout)
 
     return rule
@@ -34,7 +34,7 @@ def for_products(name: str) -> Rule:
 
 RULES: Mapping[str, Rule] = {
     "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "held": held, "dense": dense,
-    "gemm": for_products("gemm"), "wgmma": for_products("wgmma"),
+    "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
 }  # fmt: skip
 CONTIGUOUS = Layout()
 

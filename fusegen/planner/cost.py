@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, once_per_graph
 from fusegen.language.naming import value_names
+from fusegen.language.operators import operators
 from fusegen.planner.limits import limits, share_read
 from fusegen.planner.model import Decision, Stage, TensorTraffic, Tile, Traffic
 from fusegen.planner.pieces import arrays, bytes_of
@@ -116,19 +117,6 @@ class OperatorTraffic:
     per_element: int
     written: tuple[Node, ...]
     read: tuple[tuple[Node, int], ...]  # values from outside and how often
-
-
-def operators(graph: Graph) -> list[list[Node]]:
-    """The user's operators in order, each as its nodes; steps that only make literals or indices are none."""
-    groups: dict[int, list[Node]] = {}
-    for node in graph.nodes:
-        if node.op.kind is not Kind.INPUT:
-            groups.setdefault(node.operator.index, []).append(node)
-    return [
-        nodes
-        for _, nodes in sorted(groups.items())
-        if any(n.op.kind is not Kind.LEAF and graph.extents[n] is not Extent.LAUNCH for n in nodes)
-    ]
 
 
 def copy_traffic(graph: Graph, name: str, node: Node) -> OperatorTraffic:

@@ -3,20 +3,54 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from fusegen.language.graph import Graph
 from fusegen.language.naming import value_names
 from fusegen.language.types import Dim, shape_text
-
-if TYPE_CHECKING:
-    from fusegen.language.graph import Graph
-    from fusegen.planner.model import Plan
+from fusegen.planner.parts import Access
+from fusegen.planner.traffic import Cost
+from fusegen.targets.base import Target
 
 WIDTH = 110  # of a line
 MOST_LINES = 30  # of a spec's body; a chain of hundreds of steps has its file to be read in
 
 
-def header_lines(plan: Plan) -> list[str]:
+class Headed(Protocol):
+    """What the opening lines tell of a plan."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def cost(self) -> Cost: ...
+
+    @property
+    def regime(self) -> str: ...
+
+    @property
+    def rounding(self) -> tuple[str, ...]: ...
+
+    @property
+    def accesses(self) -> tuple[Access, ...]: ...
+
+    @property
+    def matrix_tflops(self) -> float: ...
+
+    @property
+    def flat(self) -> bool: ...
+
+    @property
+    def cols(self) -> int: ...
+
+
+def header_lines(plan: Headed) -> list[str]:
     """The plan as the comment that opens the kernel; also what `print(kernel.plan)` shows."""
     graph, target, cost = plan.graph, plan.target, plan.cost
     moved = cost.traffic
@@ -45,7 +79,7 @@ def header_lines(plan: Plan) -> list[str]:
     return [*lines, *field("needs", "; ".join(needs(plan)))]
 
 
-def comment_lines(plan: Plan) -> list[str]:
+def comment_lines(plan: Headed) -> list[str]:
     """What opens the kernel's text: the plan, and between its title and its facts the spec that the kernel computes."""
     lines = header_lines(plan)
     behind_title = lines.index("") + 1
@@ -88,7 +122,7 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count} B"
 
 
-def needs(plan: Plan) -> list[str]:
+def needs(plan: Headed) -> list[str]:
     """What the launcher must have checked before this text may run."""
     lines = [] if plan.flat else [f"rows of {plan.cols} elements, next to each other" if plan.cols > 1 else "rows of 1"]
     if plan.graph.products:
@@ -109,7 +143,7 @@ def needs(plan: Plan) -> list[str]:
     return lines or ["nothing of its operands' alignment"]
 
 
-def product_needs(plan: Plan) -> list[str]:
+def product_needs(plan: Headed) -> list[str]:
     """The sizes that are constants of the text, and which way round matrices lie."""
     sizes = [f"{name}={size}" for name, size in plan.graph.sizes.items() if Dim(name) in plan.graph.fixed]
     turned = {a.tensor: str(a.shape[a.line]) for a in plan.accesses if a.line != -1}

@@ -12,7 +12,8 @@ cache        compiled kernels on disk
 from fusegen.runtime.arrays import ArrayView, view
 from fusegen.runtime.cache import KernelCache, compiled
 from fusegen.runtime.calls import Prepared
-from fusegen.runtime.devices import Device, Gpu, Memory, Present, find, matching, present, target_of
+from fusegen.runtime.devices import Device, Gpu, Memory
+from fusegen.runtime.finding import Present, find, matching, present, target_of
 from fusegen.runtime.kernel import Kernel
 
 __all__ = [

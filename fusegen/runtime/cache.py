@@ -97,7 +97,7 @@ def unpack(facts: Mapping[str, Any], code: bytes, key: Key, target: Target) -> E
 
 def key_of(source: Source) -> Key:
     """The key of a source's binary. Raises MissingError where there is no compiler whose version to ask."""
-    import fusegen
+    from fusegen.version import VERSION
 
     plan = source.plan
     compiler = known_version(plan.target.vendor)
@@ -109,7 +109,7 @@ def key_of(source: Source) -> Key:
         shared_bytes=plan.shared_bytes,
         compiler=compiler,
         options=" ".join(compile_options(plan.target, compiler)),
-        fusegen=fusegen.__version__,
+        fusegen=VERSION,
     )
 
 

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from fusegen.language.graph import Tensor
 from fusegen.runtime.arrays import CPU, ArrayView, view
+from fusegen.runtime.calls import Prepared
+from fusegen.runtime.devices import Device
 from fusegen.runtime.libraries import library
 
-if TYPE_CHECKING:
-    from fusegen.runtime.kernel import Kernel
+
+class Callee(Protocol):
+    """What a call with copies asks of a kernel."""
+
+    device: Device
+    inputs: tuple[Tensor, ...]
+
+    def check(self, views: Mapping[str, ArrayView]) -> object: ...
+
+    def check_overlap(self, views: Mapping[str, ArrayView]) -> None: ...
+
+    def prepared(
+        self, views: Mapping[str, ArrayView], arrays: Sequence[Any], outs: tuple[Any, ...], values: tuple[float, ...],
+        device: Device, owner: str, stream: int | None, signature: None,
+    ) -> Prepared: ...  # fmt: skip
 
 
 def run_copied(
-    kernel: Kernel, views: Mapping[str, ArrayView], values: tuple[float, ...], outs: tuple[Any, ...], owner: str
+    kernel: Callee, views: Mapping[str, ArrayView], values: tuple[float, ...], outs: tuple[Any, ...], owner: str
 ) -> Any:
     """The call over `views`, which are on the CPU; results are `outs` or fresh arrays of `owner`. Complete on return.
 

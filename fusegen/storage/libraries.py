@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 from fusegen.errors import CompileError, MissingError
 from fusegen.storage.entries import PATIENCE_S, Key, Store
+from fusegen.version import PACKAGE
 
 LIMIT_S = 20  # of a compiler
 ALARM_S = LIMIT_S + 10  # of the process that started it, whatever it waits for
@@ -61,7 +62,7 @@ def kept(
 
 def made(key: LibraryKey, command: Sequence[str], suffix: str, wait: Wait) -> bytes:
     """The library, which a process of its own compiles and keeps, whatever becomes of this one."""
-    home = str(Path(__file__).resolve().parent.parent.parent)
+    home = str(PACKAGE.parent)
     path = [home, *(folder for folder in sys.path if isinstance(folder, str))]
     task = {"path": path, "key": asdict(key), "command": [*command], "suffix": suffix}
     child = subprocess.Popen(

@@ -19,7 +19,7 @@ from fusegen.errors import MissingError, RequestError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.pipeline import choose_target
-from fusegen.runtime import devices
+from fusegen.runtime import finding
 from fusegen.targets import Target
 from fusegen.tuning.bench import DEADLINE_S, Bench, Unfit
 from fusegen.tuning.report import WANTED_REGRET, Report, Trial
@@ -59,16 +59,16 @@ def measurable(target: Target, on: str = "gpu") -> Target:
     model's. Raises MissingError."""
     if not on.startswith("gpu"):
         raise RequestError(f"on={on!r} can't be measured on; tuning takes a GPU: gpu, or gpu:1 by number")
-    gpus = [gpu for gpu in devices.matching(target) if on in ("gpu", f"gpu:{gpu.ordinal}")]
+    gpus = [gpu for gpu in finding.matching(target) if on in ("gpu", f"gpu:{gpu.ordinal}")]
     if not gpus:
         number = f" with number {on[4:]}" if ":" in on else ""
-        here = devices.present()
+        here = finding.present()
         found = "; ".join(map(str, here.gpus)) or here.missing[target.vendor]
         raise MissingError(
             f"tuning measures on a GPU, and none{number} here runs {target.name} ({target.arch})\n  found: {found}\n"
             "  measure where there is one; `fusegen db export` there and `fusegen db import` here bring the results"
         )
-    own = devices.target_of(gpus[0])
+    own = finding.target_of(gpus[0])
     if own is not None and own.name != target.name and target.model != target.arch:
         raise MissingError(
             f"tuning for {target.name} takes that GPU, and here is {gpus[0]}\n  tune for {own.name} instead"

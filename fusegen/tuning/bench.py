@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from fusegen.database.rows import Status
 from fusegen.errors import MissingError
 from fusegen.tuning import wire
 from fusegen.tuning.child import Open, Task, Time, Validate
+from fusegen.version import PACKAGE
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary
@@ -192,5 +192,5 @@ class Bench:
 
 def environment() -> dict[str, str]:
     """This process's, in which a child finds the same fusegen."""
-    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

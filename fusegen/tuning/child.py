@@ -23,7 +23,8 @@ from fusegen.errors import FusegenError, MissingError
 from fusegen.measuring.operands import Operands, rotation
 from fusegen.measuring.timing import Launch, Stopwatch, Timing
 from fusegen.runtime import Kernel
-from fusegen.runtime.devices import Device, find
+from fusegen.runtime.devices import Device
+from fusegen.runtime.finding import find
 from fusegen.tuning import wire
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import fusegen
 from fusegen.compiling import Binary, compiler_version
 from fusegen.database import Database, Measurement, problem_of
 from fusegen.database.keys import Problem, Tools
@@ -34,6 +33,7 @@ from fusegen.planner.model import Source
 from fusegen.runtime.cache import compiled
 from fusegen.tuning.bench import Bench, Unfit
 from fusegen.tuning.report import Report, Trial
+from fusegen.version import VERSION
 
 log = logging.getLogger("fusegen.tuning")
 
@@ -91,7 +91,7 @@ class Tuner:
         found.need()
         problem = problem_of(found)
         assert problem is not None  # need() found a plan
-        tools = Tools(compiler_version(target.vendor), fusegen.__version__)
+        tools = Tools(compiler_version(target.vendor), VERSION)
         run = Run(self, found.graph, problem, tools, self.known(problem, tools), start, watch)
         return run.search([Trial(plan, rank) for rank, plan in enumerate(found.plans)])
 

@@ -17,7 +17,7 @@ from fusegen.language.types import Dim, size_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan
 from fusegen.runtime import Kernel
-from fusegen.runtime.devices import find
+from fusegen.runtime.finding import find
 
 NAME = "emulated"
 REASON = "the checking emulator, which sees races, missing waits and stray accesses that a GPU does not report"

@@ -35,7 +35,7 @@ from fusegen.errors import MissingError, RequestError, ValidationError
 from fusegen.language.spec import Chain
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.runtime import Kernel, devices
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import target as target_named
 from fusegen.validation import validate
 from tests.fuzzing.bounded import STORED, Array
@@ -203,7 +203,7 @@ def any_kernel(outcome: Outcome, chain: Chain, found: Case) -> Kernel:
         alike = [plan for plan in plans if plan.configuration == chosen.configuration]
         return render((alike or plans)[0]), None
 
-    kernel = Kernel(render(chosen), None, devices.find(target, "emulator"), variant)
+    kernel = Kernel(render(chosen), None, finding.find(target, "emulator"), variant)
     kernel.device.timeout_s = LAUNCH_S  # type: ignore[attr-defined]
     report = validate(kernel, quick=True)
     if not report.ok:
