@@ -132,7 +132,7 @@ def merged_room(limit: int, warps: int, cluster: int) -> int:
 
 
 def picker_bytes(selection: Selection, tile: Tile, warp: int) -> int:
-    """Of the struct Picker in templates/parts/picking.j2."""
+    """Of the struct Picker in templates/parts/selections/picking.j2."""
     if selection.in_turn:
         return -(-tile.rows_per_block * ENTRY * selection.k // 16) * 16
     if selection.by == "team":

@@ -92,7 +92,7 @@ def candidates_of(dense: Dense, tile: Tile, cols: int) -> float:
 
 
 def shared_bytes(dense: Dense, tile: Tile) -> int:
-    """Of the struct Picker in templates/parts/picking_dense.j2."""
+    """Of the struct Picker in templates/parts/selections/picking_dense.j2."""
     words = dense.bins + tile.threads + 2 + 6 * dense.warps
     return -(-(ENTRY * (2 * dense.limit + COMPARED) + WORD * words) // 16) * 16
 

@@ -92,7 +92,7 @@ def power_from(n: int) -> int:
 
 
 def shared_bytes(hold: Hold, tile: Tile, k: int) -> int:
-    """Of the struct Picker in templates/parts/picking_held.j2."""
+    """Of the struct Picker in templates/parts/selections/picking_held.j2."""
     entries = tile.cluster * hold.room + hold.limit + k
     words = tile.per_thread * tile.vector * tile.threads + 3 * hold.warps + hold.bins + 1
     words += hold.warps // tile.cluster + 2 * tile.cluster + 3
