@@ -5,7 +5,7 @@ finds `hip/hip_fp16.h` only where an include path to a full ROCm is given, and e
 casts need neither. They lower to what the headers' functions promise: read in the code of ROCm 7.2 for gfx90a and
 gfx942, float to half is one `v_cvt_f16_f32` (the wave's rounding mode, which is to nearest even at kernel start),
 float to bfloat16 adds 0x7fff and the lowest kept bit, then selects a quieted NaN for NaN input; widening either is
-exact. `tests/test_targets.py` looks for these instructions.
+exact. `tests/targets/test_targets.py` looks for these instructions.
 
 A model is what one HIP device is: one compute die (GCD) of an MI250X, the whole of an MI300X. Registers are the unified
 file of gfx90a and gfx942: 512 per lane in each of four SIMDs, shared by vector and accumulation registers, handed out

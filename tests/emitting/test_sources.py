@@ -26,7 +26,7 @@ from fusegen.storage import Store, clear, survey
 from fusegen.storage.entries import pack
 from fusegen.targets import A100, H200, MI300X
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CHAINS = [chain for file in sorted((ROOT / "specs").glob("*.py")) for chain in load_chains(file)]
 
 

@@ -18,8 +18,8 @@ from fusegen.validation.inputs import main_tensors, make_operands, right_factors
 from fusegen.validation.judging import steps
 from fusegen.validation.patterns import PATTERNS, SETTINGS, UNIT_SETTING, patterns_for
 from fusegen.validation.products import distance_to_tf32
+from tests.language.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
 from tests.products import Sketch, sketch
-from tests.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
 
 M, N, K = dims("M N K")
 

@@ -29,7 +29,7 @@ from fusegen.planner.model import Plan, Source
 from fusegen.targets import H200, MI300X
 from tests.tools import needs_compiler
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "fusegen")
 SPEC = '''
 from fusegen import chain, dims, f16, f32

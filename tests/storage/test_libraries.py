@@ -19,7 +19,7 @@ from fusegen.runtime import background
 from fusegen.storage import Store, libraries
 from fusegen.storage.libraries import LibraryKey, kept
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BOOKS = ("cache/.tally", "cache/.lock")
 KEY = LibraryKey("thing", "any", "0" * 64, "compile")
 
@@ -147,7 +147,7 @@ def test_nobody_is_left_to_wait(place: Path) -> None:
         from functools import partial
         from fusegen.runtime import background
         from fusegen.storage import libraries
-        from tests.test_storage_libraries import made
+        from tests.storage.test_libraries import made
         background.begun(partial(made, {command!r}, wait=background.wait), "asking")
         import time
         time.sleep(0.2)

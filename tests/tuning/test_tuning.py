@@ -39,7 +39,7 @@ from fusegen.validation import validate
 from tests.tools import needs_both
 from tests.tuning_child import COPY_RATE
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 M, N = dims("M N")
 
 

@@ -13,7 +13,7 @@ from fusegen.database import problem_of, read_shipped
 from fusegen.planner import candidates
 from fusegen.targets import H200
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_case_can_be_planned_and_none_is_tuned() -> None:

@@ -19,11 +19,11 @@ from fusegen.language.spec import Chain
 from fusegen.language.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
 from fusegen.planner.passes import simplify
 from tests.chains import random_chain
+from tests.language.test_products import ALL as PRODUCTS
+from tests.language.test_products import bias_gelu, norm_swiglu, scaled
+from tests.language.test_unfusing import OWN, SELECTING, as_tuple, small, values_for
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS
-from tests.test_products import ALL as PRODUCTS
-from tests.test_products import bias_gelu, norm_swiglu, scaled
-from tests.test_unfusing import OWN, SELECTING, as_tuple, small, values_for
 from tests.torch_reference import tensor, torch_reference
 
 torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")

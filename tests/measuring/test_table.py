@@ -17,7 +17,7 @@ from fusegen.measuring.peers import load_peers
 from fusegen.planner import plan
 from fusegen.targets import H200
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

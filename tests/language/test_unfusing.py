@@ -21,9 +21,9 @@ from fusegen.planner.cost import count_bytes, unfused_kernels
 from fusegen.planner.passes import simplify
 from fusegen.targets import target
 from tests.chains import random_chain
+from tests.language.test_products import ALL as PRODUCTS
+from tests.language.test_products import bias_gelu, norm_swiglu
 from tests.specs import ROWS
-from tests.test_products import ALL as PRODUCTS
-from tests.test_products import bias_gelu, norm_swiglu
 from tests.tools import needs_compiler
 
 SPECS = tuple(ROWS.values())

@@ -14,8 +14,8 @@ from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, view
 from fusegen.runtime.kernel import layout_text
 from tests import gemms
+from tests.language.test_products import bias_gelu, gram, norm_swiglu, qkv, square, turned
 from tests.products import Sketch, sketch
-from tests.test_products import bias_gelu, gram, norm_swiglu, qkv, square, turned
 
 M, N, K = dims("M N K")
 

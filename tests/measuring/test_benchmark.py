@@ -33,7 +33,7 @@ from tests.pretend import LAUNCH_US, RATE, PretendGpu
 from tests.tools import needs_compiler
 
 M, N = dims("M N")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SPECS = {c.name: c for c in load_chains(ROOT / "specs")}
 NCU = """#!{python}
 import sys

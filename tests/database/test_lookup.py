@@ -38,7 +38,7 @@ from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
 from tests.specs import storage_types
 from tests.tools import needs_compiler
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SPECS = {spec.name: spec for spec in load_chains(ROOT / "specs")}
 
 

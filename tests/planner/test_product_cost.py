@@ -22,8 +22,8 @@ from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.product_cost import filled, floors, product_rounding, product_traffic, wave_text
 from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.targets import H200, MI300X, Target
+from tests.language.test_products import bias_gelu, norm_swiglu, qkv, scaled, unbounded, with_tf32
 from tests.products import NOTHING, sketch
-from tests.test_products import bias_gelu, norm_swiglu, qkv, scaled, unbounded, with_tf32
 
 M, N, K = dims("M N K")
 MIB = 2**20

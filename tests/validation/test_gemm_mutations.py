@@ -7,7 +7,7 @@ import pytest
 from fusegen.validation import validate
 from tests.gemm_mutations import MUTATIONS, GemmSubject
 from tests.mutations import Mutation
-from tests.test_mutations import kernel_of, report_on
+from tests.validation.test_mutations import kernel_of, report_on
 
 SUBJECTS = tuple(dict.fromkeys(m.subject for m in MUTATIONS))
 

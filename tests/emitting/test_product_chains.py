@@ -14,9 +14,9 @@ from fusegen.planner.products.product_cost import floors, product_rounding, prod
 from fusegen.targets import H200
 from fusegen.validation.bounds import analyse
 from fusegen.validation.inputs import make_operands, sizes_for
+from tests.language.test_unfusing import as_tuple, by_reference, values_for
 from tests.product_chains import random_product, spec_text
 from tests.products import sketch
-from tests.test_unfusing import as_tuple, by_reference, values_for
 
 
 @pytest.mark.parametrize("seed", range(80))

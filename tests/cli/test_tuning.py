@@ -22,7 +22,7 @@ from fusegen.tuning import Bench
 from tests.measurements import FOUND, LATER, NAMES, ROW
 from tests.tools import needs_both
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SPEC = '''
 from fusegen import bf16, chain, dims
 from fusegen import ops as F

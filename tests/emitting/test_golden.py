@@ -19,7 +19,7 @@ from fusegen.language.spec import Chain, load_chains
 from fusegen.language.types import size_of
 from fusegen.targets import GOLDEN_TARGETS, H200, L40S, MI300X, Target
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CHAINS = load_chains(ROOT / "specs")
 SMALL = """
 from fusegen import chain, dims, f32

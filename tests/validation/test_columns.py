@@ -34,7 +34,7 @@ from fusegen.validation.judging import judge
 from fusegen.validation.patterns import PATTERNS, Room, patterns_for
 from fusegen.validation.report import Case, Report
 from tests.chains import random_chain
-from tests.test_unfusing import values_for
+from tests.language.test_unfusing import values_for
 
 M, N = dims("M N")
 INF = np.inf

@@ -11,8 +11,8 @@ from fusegen import Chain, chain, dims, f16, f32
 from fusegen import ops as F
 from fusegen.language.products import split
 from fusegen.measuring.product_peers import product_ways, same_precision
-from tests.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
-from tests.test_unfusing import values_for
+from tests.language.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
+from tests.language.test_unfusing import values_for
 from tests.torch_reference import tensor
 
 torch: Any = pytest.importorskip("torch", reason="torch is missing: pip install torch")

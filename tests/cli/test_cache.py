@@ -95,7 +95,7 @@ def test_what_may_not_be_removed_is_said(filled: Path, monkeypatch: pytest.Monke
 
 def test_verbose_says_hit_or_miss_and_why(tmp_path: Path) -> None:
     environment = {**os.environ, "FUSEGEN_CACHE_DIR": str(tmp_path)}
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     words = ["-v", "compile", "specs/copy.py", "--target", "cuda:h200", "--no-validate"]
 
     def said(*more: str) -> str:

@@ -34,7 +34,7 @@ from fusegen.runtime.finding import find, matching, present, target_of
 from fusegen.runtime.gpu import Arguments
 from fusegen.runtime.shortcuts import launch_lines
 from fusegen.targets import A100, B200, H100, H200, L40S, MI210, MI250X, MI300A, MI300X, target
-from tests.test_products import bias_gelu
+from tests.language.test_products import bias_gelu
 
 M, N = dims("M N")
 

@@ -39,8 +39,8 @@ from fusegen.pipeline import compile
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan
 from fusegen.targets import H200, MI300X, Target
+from tests.emitting.test_rendering import compiles
 from tests.specs import ALL
-from tests.test_rendering import compiles
 
 M, N = dims("M N")
 

@@ -42,7 +42,7 @@ from fusegen.runtime.arguments import compiled_sizes
 from fusegen.targets import H200
 from fusegen.tuning import wire
 from tests.chains import random_chain
-from tests.test_unfusing import values_for
+from tests.language.test_unfusing import values_for
 
 B, M, N, K = dims("B M N K")
 INF = math.inf

@@ -52,7 +52,7 @@ from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
 from tests.sizes import sizes_at
 from tests.specs import storage_types
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SPECS = {spec.name: spec for spec in load_chains(ROOT / "specs")}
 M, N, K = dims("M N K")
 
@@ -369,7 +369,7 @@ def test_merging_twice_changes_nothing(rows: list[Measurement]) -> None:
 
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.test_database"])  # imported once, not once a process
+PROCESSES.set_forkserver_preload(["tests.database.test_database"])  # imported once, not once a process
 
 
 def write_many(place: str, number: int) -> int:
