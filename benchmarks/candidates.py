@@ -2,9 +2,9 @@
 
     python benchmarks/candidates.py [--out FILE] [--specs specs] [--most 40]
 
-Each candidate is compiled, launched on torch tensors and timed by fusegen.measuring.timing: L2 cold, median of 15, shares of a
-device copy measured in the same run. Its results are compared with the first candidate's on the GPU: rows so many are
-more than validation would look at. Run from the repository root with PYTHONPATH set to it.
+Each candidate is compiled, launched on torch tensors and timed by fusegen.measuring.timing: L2 cold, median of 15,
+shares of a device copy measured in the same run. Its results are compared with the first candidate's on the GPU: rows
+so many are more than validation would look at. Run from the repository root with PYTHONPATH set to it.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@
 
 The first table has one chain at each shape: logits * scale, softmax, the k largest probabilities and their columns. Its
 time stands beside torch.softmax and torch.topk of the same logits, and beside the copy rate of the same run: median of
-30, cold L2 (fusegen/measuring/timing.py). The second one says for V columns and k chosen what a row takes by the planner's count:
-bytes, exponentials, comparisons with the threshold, candidates that pass it, cuts of these to the best k, which of
-bytes and instructions bounds the time, and the time predicted; measured beside it. Between them stand routers of 8 to
-384 experts and the best of 8 and 16 columns: short rows, of which many share a block. Every kernel is checked against
-torch's sort on some of its rows first. Run from the repository root.
+30, cold L2 (fusegen/measuring/timing.py). The second one says for V columns and k chosen what a row takes by the
+planner's count: bytes, exponentials, comparisons with the threshold, candidates that pass it, cuts of these to the best
+k, which of bytes and instructions bounds the time, and the time predicted; measured beside it. Between them stand
+routers of 8 to 384 experts and the best of 8 and 16 columns: short rows, of which many share a block. Every kernel is
+checked against torch's sort on some of its rows first. Run from the repository root.
 """
 
 from __future__ import annotations

@@ -17,12 +17,13 @@ is first used.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import FusegenError
 from fusegen.language import ops
-from fusegen.language.spec import Chain, chain
+from fusegen.language.spec import Chain, chain, load_chains
 from fusegen.language.types import Dim, DType, b8, bf16, dims, f16, f32, i32
 from fusegen.version import VERSION
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fusegen.validation import validate
 
 __version__ = VERSION
+sys.modules[f"{__name__}.ops"] = ops  # `from fusegen.ops import softmax` means the same
 __all__ = [
     "Chain",
     "DType",
@@ -51,6 +53,7 @@ __all__ = [
     "f16",
     "f32",
     "i32",
+    "load_chains",
     "ops",
     "plan",
     "render",

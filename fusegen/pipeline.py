@@ -83,7 +83,7 @@ def graph_of(chain: Chain | Graph) -> Graph:
         return chain.graph
     if not isinstance(chain, Graph):
         raise RequestError(
-            f"{chain!r} is not a chain: pass a function under @chain(...), or one that fusegen.language.spec.load_chains finds"
+            f"{chain!r} is not a chain: pass a function under @chain(...), or one that fusegen.load_chains finds"
         )
     return chain
 

@@ -1,7 +1,8 @@
 """Deliberately broken kernels: each mutation edits an emitted source the way a bug in a template or a plan would.
 
 A `Subject` is one kernel: a chain, a target, a row length, and which of the planner's candidates. A `Mutation` is a
-name, what it models, and an edit of the text. `tests/validation/test_mutations.py` shows that validation catches every one.
+name, what it models, and an edit of the text. `tests/validation/test_mutations.py` shows that validation catches every
+one.
 """
 
 # mypy: disable-error-code="valid-type"

@@ -8,13 +8,13 @@ next to nothing, 1 - e^x by half a place of 1. So each has two pieces, both of w
 no warp's lanes would agree on a branch. A polynomial is the one whose largest error, of the result, is the least
 (Lawson's algorithm, in double; its coefficients rounded); an error is counted in 2^-23 of the result, as `Op.ulps` is.
 
-Each bound follows from the words' own, all errors pointing the same way (tests/language/test_special.py). Over all 2^32 inputs
-an H200 was off by less: log 2.38 ulp, log1p 3.00, tanh 3.09, erf 3.28, GELU 3.69 of x. Its kernels of one such function
-over 16384 x 8192 halves run at the rate of a copy, where the compiler's functions left log at 77 %, erf at 75, GELU at
-74 and mish at 56 (tanh at 94); sums of them over rows of 16384 bf16, which move half as much an element, went from 48
-to 85 % for log, from 51 to 74 for erf, 43 to 90 for GELU, 70 to 76 for tanh, 33 to 86 for mish. So nothing here is
-rounder than f32 for the sake of speed: tanh.approx, off by 2^-11, took 130.5 us where the tanh here took 131. A power
-is the one that stays behind, at 83 % of the rate of a copy in bf16 (by powf 37), though at all of it in f32 (69).
+Each bound follows from the words' own, all errors pointing the same way (tests/language/test_special.py). Over all 2^32
+inputs an H200 was off by less: log 2.38 ulp, log1p 3.00, tanh 3.09, erf 3.28, GELU 3.69 of x. Its kernels of one such
+function over 16384 x 8192 halves run at the rate of a copy, where the compiler's functions left log at 77 %, erf at 75,
+GELU at 74 and mish at 56 (tanh at 94); sums of them over rows of 16384 bf16, which move half as much an element, went
+from 48 to 85 % for log, from 51 to 74 for erf, 43 to 90 for GELU, 70 to 76 for tanh, 33 to 86 for mish. So nothing here
+is rounder than f32 for the sake of speed: tanh.approx, off by 2^-11, took 130.5 us where the tanh here took 131. A
+power is the one that stays behind, at 83 % of the rate of a copy in bf16 (by powf 37), though at all of it in f32 (69).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """render(plan): a Plan becomes the text of a kernel, by Jinja2 templates.
 
-Whatever can be wrong was decided in the plan; `fusegen.emitting.rows.spelling` turns its parts into the target's words, and the
-templates put them in order. Output is deterministic to the byte: no time, path, id or set order.
+Whatever can be wrong was decided in the plan; `fusegen.emitting.rows.spelling` turns its parts into the target's words,
+and the templates put them in order. Output is deterministic to the byte: no time, path, id or set order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The functions a spec calls: `from fusegen import ops as F`.
 
-A primitive is one entry of `fusegen.language.op_table` and a function here. A composite (softmax, layernorm, ...) is the
-textbook formula as a plain function: no new node, no new test harness, and its numpy meaning, cost and error bound come
-free.
+A primitive is one entry of `fusegen.language.op_table` and a function here. A composite (softmax, layernorm, ...) is
+the textbook formula as a plain function: no new node, no new test harness, and its numpy meaning, cost and error bound
+come free.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ operand only what its mask leaves) at the rate of a large copy measured in the s
 rate of a large one of the vendor's library, whichever is more. Shares are of that. A time that memory can't have means
 that data sat in a cache or that not all of the work was done, and is refused instead of reported.
 
-Everything is timed by one stopwatch (`fusegen.measuring.timing`): the driver's events, a cold L2 before each launch, operands in
-turns, the median with its 10th and 90th percentile. The vendor's products take turns with the kernel, launch by launch:
-the power limit moves the clock by more than what is between them.
+Everything is timed by one stopwatch (`fusegen.measuring.timing`): the driver's events, a cold L2 before each launch,
+operands in turns, the median with its 10th and 90th percentile. The vendor's products take turns with the kernel,
+launch by launch: the power limit moves the clock by more than what is between them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ lane before it has of that block. Which thread has which columns does not depend
 do the order of its sums nor the alignment of what all rows share. (Columns counted from the first block on would move
 without a shift, but a row's last bits would then depend on its place in the tensor.)
 
-Most rows are written otherwise, see fusegen.emitting.rows.blocks; where a GPU has bulk copies, fusegen.emitting.rows.bulk_rows.
+Most rows are written otherwise, see emitting.rows.blocks; where a GPU has bulk copies, emitting.rows.bulk_rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The words of kernels that choose columns: what `fusegen.emitting.rows.spelling` says of a walk, and the choice around it.
+"""The words of kernels that choose columns: what `emitting.rows.spelling` says of a walk, and the choice around it.
 
-Nothing is decided here either: `planner/rules/topk.py` is.
+Nothing is decided here either: `planner/selections/topk.py` is.
 """
 
 from __future__ import annotations

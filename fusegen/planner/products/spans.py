@@ -1,7 +1,7 @@
 """A chain with products in a kernel's terms: its prologue, and its spans of products with their epilogues.
 
-`fusegen.language.products.split` says what a chain is made of; this says in which thread's hands each part is, statement by
-statement, or raises NoMatch for what tiles of products can't hold.
+`fusegen.language.products.split` says what a chain is made of; this says in which thread's hands each part is,
+statement by statement, or raises NoMatch for what tiles of products can't hold.
 """
 
 from __future__ import annotations

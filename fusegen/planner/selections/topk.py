@@ -16,8 +16,9 @@ Regimes, from short rows to long ones:
 
 Candidates are compared as 64-bit numbers, the key's bits in an integer of the same order above the column's, so that
 ties have one answer whatever the order in which candidates were found. A row's sum of exponentials needs no maximum on
-its way (templates/parts/selections/pivot_sum.j2): its largest key comes with the threshold. Holding the row in shared memory would
-save nothing: it is read once either way, and 50257 f32 leave no second block room on an SM while the first one ranks.
+its way (templates/parts/selections/pivot_sum.j2): its largest key comes with the threshold. Holding the row in shared
+memory would save nothing: it is read once either way, and 50257 f32 leave no second block room on an SM while the first
+one ranks.
 
 What bounded 4096 x 50257 with k = 256 of bf16 on an H200 (cold L2; ncu, and kernels that ended early): of 182 us the
 walk alone took 125, the threshold 3, notes 12, their vectors 25, sums 4, ranks 12, in 142 million instructions of warps
