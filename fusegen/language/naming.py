@@ -141,17 +141,18 @@ def described(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
     if node.op.kind is Kind.VIEW:
         return f"{names[node.inputs[0]]}_T"
     words = [said(a, names, graph) for a in node.inputs]
+    first = words[0] if words and words[0] not in NUMBERS.values() else ""  # no name begins with a digit
     if op in ("sum", "max", "min"):
         argument = node.inputs[0]
         named = graph.names.get(argument) not in (None, argument.op.name)
         of = words[0] if named else PLURALS.get(argument.op.name, words[0])
         return f"{op}_of_{of}" if of else op
-    if op in ("eq", "lt", "gt") and words[0] and words[1] in NUMBERS.values():
-        return f"{words[0]}_{BETWEEN[op]}_{words[1]}"
+    if op in ("eq", "lt", "gt") and first and words[1] in NUMBERS.values():
+        return f"{first}_{BETWEEN[op]}_{words[1]}"
     if op == "div" and words[0] == "1" and words[1]:
         return f"one_over_{words[1]}"
-    if (op == "add" and words[0] and words[1] == "eps") or (op == "sub" and all(words)):
-        return f"{words[0]}_{BETWEEN[op]}_{words[1]}"
+    if first and ((op == "add" and words[1] == "eps") or (op == "sub" and words[1])):
+        return f"{first}_{BETWEEN[op]}_{words[1]}"
     return op
 
 

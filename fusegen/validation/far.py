@@ -52,7 +52,7 @@ def outer_dim(plan: Plan, free: Sequence[str]) -> str:
     shape = plan.graph.shape
     first = shape[0]
     once = isinstance(first, Dim) and shape.count(first) == 1
-    in_order = plan.row_dims[0].axes[0] == 0
+    in_order = not plan.row_dims or plan.row_dims[0].axes[0] == 0
     return str(first) if once and in_order and str(first) in free else ""
 
 

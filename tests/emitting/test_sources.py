@@ -129,7 +129,7 @@ def test_a_changed_template_is_other_code(tmp_path: Path) -> None:
 def test_spellings_do_not_depend_on_the_process() -> None:
     """Orders of sets change from one process to the next."""
     code = (
-        "from fusegen import sources\nfrom fusegen.planner import candidates\n"
+        "from fusegen.emitting import sources\nfrom fusegen.planner import candidates\n"
         "from fusegen.planner.model import Layout\n"
         "from fusegen.language.spec import load_chains\nfrom fusegen.targets import H200\n"
         "chain, = load_chains('specs/bias_gelu_residual_ln.py')\n"

@@ -229,3 +229,14 @@ def test_an_unnamed_value_is_called_after_what_it_is_of() -> None:
     names = set(value_names(spread.graph).values())
     assert {"max_of_x", "x_minus_max_of_x", "sum_of_exps", "sum_of_magnitudes", "sum_of_x", "sum_of_x_2"} <= names
     assert {"sum_of_squares", "mean_plus_eps", "one_over_sum_of_z", "max_of_y_is_0"} <= names
+
+
+def test_no_name_begins_with_a_digit() -> None:
+    """An unnamed value is called after its arguments, and a number may be the first of them."""
+
+    @chain(M=2, N=8)
+    def spec(x: f32[M, N]) -> f32[M, N]:
+        return F.where((1.0 - x) > 0.0, 0.0 - x, 1.0 / (1.0 + x)) + F.sum(1.0 - x)
+
+    assert all(name.isidentifier() for name in value_names(spec.graph).values())
+    assert reference(spec.graph)(np.ones((2, 8))).shape == (2, 8)

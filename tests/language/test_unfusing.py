@@ -176,7 +176,7 @@ def test_a_mask_of_positions_is_no_piece_and_no_operand() -> None:
 def test_storage_between_pieces_is_what_an_array_library_would_choose() -> None:
     types = {t.name: t.type for p in unfused(mean_by_hand.graph) for t in p.graph.outputs}
     assert {name: str(type) for name, type in types.items()} == {
-        "sum": "bf16[M, 1]", "mean": "f32[M, 1]", "gt": "b8[M, N]", "mul": "f32[M, N]", "out": "bf16[M, N]",
+        "sum_of_x": "bf16[M, 1]", "mean": "f32[M, 1]", "gt": "b8[M, N]", "mul": "f32[M, N]", "out": "bf16[M, N]",
         "out2": "bf16[M, N]",
     }  # fmt: skip
 
