@@ -71,7 +71,7 @@ def make(chain: Chain, target: Target) -> Result:
         binary, trouble = None, str(missing)
     except CompileError as error:
         return Result(chain, target, planned, None, Validation(False, "", str(error)), str(error))
-    return Result(chain, target, planned, binary, validated(small(chain), target), trouble)
+    return Result(chain, target, planned, binary, validated(small(chain), target)[0], trouble)
 
 
 def small(chain: Chain) -> Chain:

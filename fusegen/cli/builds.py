@@ -66,16 +66,22 @@ def compile_one(chain: Chain, target: Target, validate: bool) -> Outcome:
     seconds = time.perf_counter() - start
     if not validate:
         return Outcome(chain, target, built, seconds, skipped)
-    try:  # the pipeline's own first validation: small ragged sizes, on a GPU where there is one
+    validation, handed_out = validated(chain, target)
+    return Outcome(chain, target, handed_out or built, seconds, validation)
+
+
+def validated(chain: Chain, target: Target) -> tuple[Validation, Built | None]:
+    """The pipeline's first validation, of small ragged sizes, on a GPU where there is one; and what it hands out."""
+    from fusegen import pipeline
+
+    try:
         kernel = pipeline.compile(chain, target)
-    except KernelError as error:
-        return Outcome(chain, target, built, seconds, Validation(False, "", str(error), None, error.exit_code))
+    except (KernelError, RequestError) as error:
+        return Validation(False, "", str(error), None, error.exit_code), None
     except MissingError as error:
-        missing = Validation(None, "", f"not validated: {error}", None, error.exit_code)
-        return Outcome(chain, target, built, seconds, missing)
-    handed_out = pipeline.Built(kernel.source, kernel.binary, kernel.gate, kernel.choice)
-    validation = Validation(True, str(kernel.device), gist(kernel.report), kernel.report)
-    return Outcome(chain, target, handed_out, seconds, validation)
+        return Validation(None, "", f"not validated: {error}", None, error.exit_code), None
+    made = pipeline.Built(kernel.source, kernel.binary, kernel.gate, kernel.choice)
+    return Validation(True, str(kernel.device), gist(kernel.report), kernel.report), made
 
 
 def gist(report: Report) -> str:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -833,3 +834,11 @@ def test_help_answers_at_once() -> None:
         if f" {name}\n" in loaded
     ]
     assert not heavy
+
+
+@needs_compiler
+def test_the_demo_makes_a_kernel() -> None:
+    """`make demo` is a newcomer's first command, and its script stands outside of the package."""
+    demo = runpy.run_path(str(ROOT / "scripts" / "demo.py"))
+    (copied,) = load_chains(ROOT / "specs" / "copy.py")
+    assert demo["make"](copied, H200).validation.ok
