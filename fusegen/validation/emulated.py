@@ -4,8 +4,9 @@ On a GPU only numbers can be compared. A race or a missing wait may give the rig
 an access beyond an array may meet memory that nobody misses. The emulator sees each of them in a single launch, so the
 text that is handed out runs there once, on a few rows.
 
-A large product would take the emulator minutes. It runs at a smaller width and depth instead, by the same rule's same
-configuration: as many columns and as much of K beyond whole tiles, and fewer whole tiles.
+A large product would take the emulator minutes. It runs at a smaller width and K instead, by the same rule and, where
+that is a candidate there too, the same configuration. What is left beyond multiples of 256 stays, and with it what is
+left beyond whole tiles, but for tiles whose width does not divide 256, such as 96 or 192.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NAME = "emulated"
 REASON = "the checking emulator, which sees races, missing waits and stray accesses that a GPU does not report"
 MOST_WORK = 2**28  # multiplications of a launch: half a second of the emulator
 WHOLE_TILES = 512  # columns, or numbers along K: two of the widest tiles, more slices than a ring of them has stages
-TILE = 256  # the widest tile; every other one's width, and every slice's depth, divides it
+TILE = 256  # the widest tile; the usual ones' widths, and every slice's depth, divide it
 
 
 def twin(kernel: Kernel) -> Kernel:
@@ -63,7 +64,7 @@ def smaller(plan: Plan) -> Plan:
 
 
 def inner_dims(graph: Graph) -> set[Dim]:
-    """The dims that are a product's width or depth."""
+    """The dims that are a product's width or K."""
     sizes = [size for n in graph.products for size in (n.shape[-1], n.inputs[0].shape[-1])]
     return {size for size in sizes if isinstance(size, Dim)}
 
