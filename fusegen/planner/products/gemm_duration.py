@@ -23,6 +23,7 @@ from fusegen.planner.model import Access, Cost
 from fusegen.planner.products.gemm import Atom, GemmTile, run_of, shared_bytes
 from fusegen.planner.products.product_cost import floors, product_traffic
 from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
+from fusegen.planner.time import overlapped
 from fusegen.targets.base import Target
 
 # ---- bytes
@@ -184,7 +185,7 @@ def tiles_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int
     tile = work.tile
     slices = (tile.rows + tile.cols * work.products) * work.depth * work.dtype.bytes / tile.cluster
     lines = blocks * slices * work.askew / (L2_GBS * 1e3) if work.askew > 1.0 else 0.0  # else in what products take
-    return LAUNCH_US / 2 + float((memory**OVERLAP + products**OVERLAP + lines**OVERLAP) ** (1 / OVERLAP))
+    return LAUNCH_US / 2 + overlapped((memory, products, lines), OVERLAP)
 
 
 def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float:
@@ -252,4 +253,4 @@ def streams_us(target: Target, work: Work, blocks: int, resident: int, nbytes: i
     shared = brought * max(1.0, blocks / target.sms) / (SHARED_GBS * 1e3)
     limits = memory, shared, turns * LATENCY_US, rounds * team
     added = CLUSTER_US * math.log2(tile.cluster)
-    return STREAM_US + added + float(sum(limit**STREAM_OVERLAP for limit in limits) ** (1 / STREAM_OVERLAP))
+    return STREAM_US + added + overlapped(limits, STREAM_OVERLAP)

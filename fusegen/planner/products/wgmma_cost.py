@@ -34,6 +34,7 @@ from fusegen.planner.products.gemm_duration import L2_GBS, lying
 from fusegen.planner.products.product_cost import floors, product_traffic
 from fusegen.planner.products.wgmma import Operand, WgmmaPlan
 from fusegen.planner.rows.duration import COPY_SHARE
+from fusegen.planner.time import overlapped
 
 START_US = 5.6  # launch, first slices from DRAM, last boxes stored
 OVERLAP = 3.0  # the norm's exponent
@@ -93,7 +94,7 @@ def estimate(plan: WgmmaPlan) -> Cost:
     return Cost(
         traffic=moved,
         floor_us=max(limits["memory"], limits["products"]),
-        time_us=START_US + float(sum(wait**OVERLAP for wait in waits) ** (1 / OVERLAP)),
+        time_us=START_US + overlapped(waits, OVERLAP),
         bound="compute" if limits["products"] > limits["memory"] else "memory",
         in_flight_bytes=tile.stages * tile.stage_bytes,
         registers=REGISTERS,

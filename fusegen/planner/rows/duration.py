@@ -34,6 +34,7 @@ from fusegen.language.types import b8, bf16
 from fusegen.planner.cost import shares_read
 from fusegen.planner.model import Access, Cost, Load, Stage, Staging, Tile, Traffic
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, words_of
+from fusegen.planner.time import overlapped
 from fusegen.targets.base import Target
 
 # ---- bytes
@@ -336,14 +337,13 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         alone_us += LATER_US * sum(any(map(from_memory, stage.loads)) for stage in work.stages[1:])
         alone_us += GATHERING_US * math.log2(tile.cluster)
     waiting_us = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident) * alone_us
-    norm = (memory_us**OVERLAP + issue_us**OVERLAP + waiting_us**OVERLAP) ** (1 / OVERLAP)
     beside = max(1.0, min(resident, work.blocks / target.sms))  # blocks of an SM
     barriers_us = reductions * WARP_US * tile.team / target.warp / beside if tile.team > target.warp else 0.0
     floor = max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6))
     return Cost(
         traffic=moved,
         floor_us=floor,
-        time_us=LAUNCH_US + norm + barriers_us,
+        time_us=LAUNCH_US + overlapped((memory_us, issue_us, waiting_us), OVERLAP) + barriers_us,
         bound="memory" if memory_us >= issue_us else "instruction",
         in_flight_bytes=resident * tile.threads * vectors * tile.vector * first,
         registers=registers,

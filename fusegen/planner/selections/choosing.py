@@ -26,6 +26,7 @@ from fusegen.planner.rows.duration import (
 )
 from fusegen.planner.selections.density import candidates_of
 from fusegen.planner.selections.holding import ENTRY, WORD, cost_by, power_from, reaching, taken, waiting_us
+from fusegen.planner.time import overlapped
 from fusegen.targets.base import Target
 
 # Fitted to the 50 of 56 candidates of 12 shapes that took up to 1.4 times as long as their best one, on an H200 (cold
@@ -204,9 +205,8 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     if target.shared_per_sm > LITTLE_SHARED and share_of_shared(target, work, blocks.resident) > ROOMY:
         memory_us *= CROWDED
         waits_us *= CROWDED
-    norm = (memory_us**OVERLAP + blocks.issue_us**OVERLAP + waits_us**OVERLAP) ** (1 / OVERLAP)
     at_once = tile.per_thread if selection.by == "team" else selection.turn
-    time_us = LAUNCH_US + norm + LAST * blocks.own_us
+    time_us = LAUNCH_US + overlapped((memory_us, blocks.issue_us, waits_us), OVERLAP) + LAST * blocks.own_us
     return cost_by(target, work, moved, registers, blocks, memory_us, time_us, at_once)
 
 

@@ -27,6 +27,7 @@ from fusegen.planner.rows.duration import (
     resident_blocks,
     side_steps,
 )
+from fusegen.planner.time import overlapped
 from fusegen.targets.base import Target
 
 
@@ -132,8 +133,8 @@ def cost_of(
     share = min(side_steps(access) for access in work.accesses)
     memory_us = moved.moved / (target.dram_gbs * COPY_SHARE * 1e3 * share)
     waves = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / blocks.resident)
-    limits = (memory_us, blocks.issue_us, waiting_us(waves, blocks))
-    time_us = pace.launch_us + sum(us**pace.overlap for us in limits) ** (1 / pace.overlap)
+    limits_us = (memory_us, blocks.issue_us, waiting_us(waves, blocks))
+    time_us = pace.launch_us + overlapped(limits_us, pace.overlap)
     return cost_by(target, work, moved, registers, blocks, memory_us, time_us, tile.per_thread)
 
 
