@@ -108,7 +108,6 @@ class HeldSpeller(SelectionSpeller):
             "bins": self.hold.bins,
             "sums": self.sums,
             "aim": (self.selection.k + self.hold.room) // 2,
-            "elements": plan.tile.per_thread * plan.tile.vector,
             "binned": "binned",
             "readers": plan.threads // plan.cluster,
         }

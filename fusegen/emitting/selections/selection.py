@@ -18,7 +18,8 @@ from fusegen.emitting.rows.vectors import scaled
 from fusegen.language.types import LEAST_INT, DType, bf16
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Statement
-from fusegen.planner.selections.choosing import COMPARED, merged_room, most_ranked
+from fusegen.planner.selections.choosing import COMPARED, most_ranked
+from fusegen.planner.selections.picker import picker
 
 KEYS: Mapping[str, Mapping[str, str]] = {
     "float": {"ctype": "float", "least": "-INFINITY", "larger": "larger",
@@ -244,6 +245,7 @@ class SelectionSpeller(Speller):
         functions = target.spelling.functions
         choose = {
             **words,
+            "picker": tuple(picker(chosen, plan.tile, plan.target.warp).lines()),
             "lanes": target.spelling.lanes,
             "ballot": functions["ballot"][0],
             "popcount": functions["popcount"][0],
@@ -359,7 +361,6 @@ class SelectionSpeller(Speller):
             "room": room,
             "unbinned": "merged[0]" if tile.cluster > 1 else "entries[side]",
             "binned": "merged[1]" if tile.cluster > 1 else "entries[side ^ 1]",
-            "merged": merged_room(chosen.limit, warps, tile.cluster),
             "bin_bits": chosen.bins.bit_length() - 1,
             "want": want,
             "ranked": chosen.k < warps and tile.cluster == 1,

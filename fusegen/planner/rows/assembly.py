@@ -5,14 +5,26 @@ A rule drafts what all candidates of one vector width share, then picks tiles an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusegen.language.graph import Graph
 from fusegen.language.naming import entry_name
 from fusegen.planner.cost import decisions, traffic
-from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Stage, Staging, Statement, Tile
+from fusegen.planner.model import (
+    Access,
+    Cost,
+    Layout,
+    RowDim,
+    RowPlan,
+    Selection,
+    Stage,
+    Staging,
+    Statement,
+    Tile,
+    Traffic,
+)
 from fusegen.planner.pieces import (
     PIECE_BYTES,
     VECTOR_BYTES,
@@ -60,6 +72,18 @@ class Draft:
         return -(-self.graph.cols // self.vector)
 
 
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """What a plan that chooses columns has beside its walks over the row. `shared_bytes`: for the choice; `slots`: does
+    it need those of the walks' reductions?"""
+
+    template: str
+    selection: Selection
+    shared_bytes: int
+    duration: Callable[[Work, Traffic], Cost]
+    slots: bool = True
+
+
 def row_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draft:
     """A draft over rows, each tensor read as its shape and layout allow."""
     dims = ordered(graph, target, row_dims(graph, layout))
@@ -68,12 +92,12 @@ def row_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draf
 
 def assemble(
     draft: Draft, walks: Schedule, tile: Tile, *, rule: str, regime: str, staging: Staging = "none",
-    again_from_l2: bool = False,
+    again_from_l2: bool = False, choosing: Choosing | None = None,
 ) -> RowPlan:  # fmt: skip
     """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache."""
     graph, target = draft.graph, draft.target
     parts = max(1, tile.team // target.warp) + (tile.cluster if tile.cluster > 1 else 0)  # Plan.parts_per_row
-    slots = walks.slots if parts > 1 else 0
+    slots = walks.slots if parts > 1 and (choosing is None or choosing.slots) else 0
     rolling = staging == "rolling"
     in_shared = staging == "shared" or rolling
     kept = kept_elements(target, walks.stages, tile) if in_shared and not draft.bulk else 0
@@ -85,12 +109,14 @@ def assemble(
         stages, shared = with_places(stages, tile, graph.cols, target.warp)
     else:
         stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_shared, copies)
+    if choosing:
+        shared += choosing.shared_bytes
     moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
     work = Work(
         tile=tile,
         staging=staging,
         stages=stages,
-        accesses=draft.accesses,
+        accesses=tuple(a for a in draft.accesses if not a.output) if choosing else draft.accesses,
         copies=copies,
         shared_bytes=shared + 4 * slots * parts * (2 if rolling else 1) + fetched_bytes(stages, graph.cols),
         kept_bytes=walks.kept_bytes,
@@ -107,7 +133,7 @@ def assemble(
         target=target,
         layout=draft.layout,
         rule=rule,
-        template="elementwise.cu.j2" if draft.flat else "rolling.cu.j2" if rolling else "rowwise.cu.j2",
+        template=choosing.template if choosing else template_of(draft, staging),
         regime=regime,
         staging=staging,
         keeps=walks.keeps,
@@ -128,10 +154,17 @@ def assemble(
         slots=slots,
         settles=any(stage.blocks_of for stage in stages) and merges(stages),
         shared_bytes=shared,
-        cost=estimate(target, work, moved, graph),
+        selection=choosing.selection if choosing else None,
+        cost=choosing.duration(work, moved) if choosing else estimate(target, work, moved, graph),
         decisions=(*order_decisions(graph, target, draft.dims), *decisions(graph)),
         rounding=roundings(graph),
     )
+
+
+def template_of(draft: Draft, staging: Staging) -> str:
+    if draft.flat:
+        return "elementwise.cu.j2"
+    return "rolling.cu.j2" if staging == "rolling" else "rowwise.cu.j2"
 
 
 def merges(stages: Sequence[Stage]) -> bool:

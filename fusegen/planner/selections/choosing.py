@@ -25,7 +25,7 @@ from fusegen.planner.rows.duration import (
     width_share,
 )
 from fusegen.planner.selections.density import candidates_of
-from fusegen.planner.selections.holding import ENTRY, WORD, cost_by, power_from, reaching, taken, waiting_us
+from fusegen.planner.selections.holding import cost_by, power_from, reaching, taken, waiting_us
 from fusegen.planner.time import overlapped
 from fusegen.targets.base import Target
 
@@ -132,23 +132,6 @@ def merged_room(limit: int, warps: int, cluster: int) -> int:
     return power_from(cluster * (limit + warps))
 
 
-def picker_bytes(selection: Selection, tile: Tile, warp: int) -> int:
-    """Of the struct Picker in templates/parts/selections/picking.j2."""
-    if selection.in_turn:
-        return -(-tile.rows_per_block * ENTRY * selection.k // 16) * 16
-    if selection.by == "team":
-        keys = tile.per_thread * tile.threads_per_row * tile.vector
-        entries = most_ranked(selection.k) + COMPARED + selection.k
-        return -(-tile.rows_per_block * (WORD * keys + ENTRY * entries) // 16) * 16
-    warps = tile.threads // warp
-    words = warps * (selection.notes + 3) + selection.bins + 1 + 5
-    entries = 2 * selection.entries
-    if tile.cluster > 1:
-        words += 2 * tile.cluster + 1
-        entries += 2 * merged_room(selection.limit, warps, tile.cluster) + tile.cluster
-    return -(-(ENTRY * entries + WORD * words) // 16) * 16
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What a row's selection is expected to take, keys in random order."""
@@ -184,10 +167,6 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
         seen += more
     over = passing / tile.cluster - selection.entries
     return Choice(cols, passing, math.ceil(max(0.0, over) / (selection.entries - selection.limit)))
-
-
-def fits(selection: Selection, tile: Tile, target: Target) -> bool:
-    return picker_bytes(selection, tile, target.warp) + BLOCK_BYTES <= target.shared_bytes
 
 
 def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, moved: Traffic, registers: int) -> Cost:

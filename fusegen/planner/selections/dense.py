@@ -31,9 +31,9 @@ from fusegen.planner.selections.density import (
     candidates_of,
     dense_of,
     duration_of,
-    shared_bytes,
 )
 from fusegen.planner.selections.held import MOST_REGISTERS, STATIC_BYTES, held_plan, need_one_walk, registers_of
+from fusegen.planner.selections.picker import of_dense
 from fusegen.planner.selections.picking import Picking, picking
 from fusegen.planner.selections.topk import BLOCKS, NARROW, selection_of
 from fusegen.targets.base import Target
@@ -76,7 +76,7 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
     registers = registers_of(walks, tile)
     if chosen is None or registers > min(MOST_REGISTERS, target.registers_per_thread):
         return
-    shared = shared_bytes(chosen, tile)
+    shared = of_dense(chosen, tile).bytes
     resident = resident_of(target, tile, registers, shared)
     if shared + STATIC_BYTES > target.shared_bytes or resident < RESIDENT:
         return

@@ -14,7 +14,7 @@ from fusegen.language.graph import Graph
 from fusegen.planner.held_rows import Dense
 from fusegen.planner.model import Cost, Tile, Traffic
 from fusegen.planner.rows.duration import Work
-from fusegen.planner.selections.holding import ENTRY, WORD, Pace, cost_of, instructions, power_from
+from fusegen.planner.selections.holding import Pace, cost_of, instructions, power_from
 from fusegen.targets.base import Target
 
 SPARSEST = 128  # columns of a row for each one that is chosen: 4096 x 8192, k = 32, took 55 us, and 51 as it streams by
@@ -89,12 +89,6 @@ def candidates_of(dense: Dense, tile: Tile, cols: int) -> float:
     share += POOREST.get(dense.warps, 2.0) * math.sqrt(share * (1 - share) / of_warp)
     in_group = max(1.0, cols / (dense.groups * tile.threads))
     return cols * float(1 - (1 - min(0.999, share)) ** (1 / in_group))
-
-
-def shared_bytes(dense: Dense, tile: Tile) -> int:
-    """Of the struct Picker in templates/parts/selections/picking_dense.j2."""
-    words = dense.bins + tile.threads + 2 + 6 * dense.warps
-    return -(-(ENTRY * (2 * dense.limit + COMPARED) + WORD * words) // 16) * 16
 
 
 def duration_of(target: Target, graph: Graph, work: Work, dense: Dense, moved: Traffic, registers: int) -> Cost:

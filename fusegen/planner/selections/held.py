@@ -21,9 +21,10 @@ from fusegen.language.graph import Graph
 from fusegen.planner.matching import NoMatch, need_countable, need_selection
 from fusegen.planner.model import Cost, Layout, Plan, RowPlan, Selection, Tile, Traffic
 from fusegen.planner.pieces import team_text, vector_widths, words_of
-from fusegen.planner.rows.assembly import Draft, assemble, row_draft
+from fusegen.planner.rows.assembly import Choosing, Draft, assemble, row_draft
 from fusegen.planner.rows.duration import Work
-from fusegen.planner.selections.holding import MOST_ELEMENTS, MOST_WARPS, duration_of, hold_of, reaching, shared_bytes
+from fusegen.planner.selections.holding import MOST_ELEMENTS, MOST_WARPS, duration_of, hold_of, reaching
+from fusegen.planner.selections.picker import of_hold
 from fusegen.planner.selections.picking import Picking, picking
 from fusegen.planner.selections.topk import BLOCKS, clusters, selection_of
 from fusegen.targets.base import Target
@@ -81,7 +82,7 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
     hold = hold_of(k, tile, target)
     registers = registers_of(walks, tile)
     resident = target.registers_per_sm // (tile.threads * registers)
-    shared = shared_bytes(hold, tile, k)
+    shared = of_hold(hold, tile, k, target.warp).bytes
     if 4 * hold.want > 3 * target.warp or not resident or registers > min(MOST_REGISTERS, target.registers_per_thread):
         return
     if shared + STATIC_BYTES > target.shared_bytes:
@@ -99,31 +100,19 @@ def held_plan(
     duration: Callable[[Work, Traffic], Cost],
 ) -> RowPlan:  # fmt: skip
     """The plan by which registers hold a row and `shared` bytes of a block what is chosen from it."""
-    graph, target = draft.graph, draft.target
-    plan = assemble(draft, walks.walks, tile, rule=rule, regime=regime, staging="registers")
+    target = draft.target
     if target.registers_per_thread > 255:  # of gfx90a's and gfx942's 512 the compiler needs no such word
         selection = replace(selection, resident=0)
-    [stage] = plan.stages
+    [stage] = walks.walks.stages
     summed = any(r.kind != "softmax" for r in stage.reductions) or any(s.reductions for s in selection.picked)
-    work = Work(
-        tile=tile,
-        staging=plan.staging,
-        stages=plan.stages,
-        accesses=tuple(a for a in draft.accesses if not a.output),
-        copies=False,
-        shared_bytes=shared + plan.static_shared_bytes,
-        kept_bytes=0,
-        ragged=not draft.divides,
-        blocks=max(1, graph.rows) * tile.cluster,
-    )
-    return replace(
-        plan,
+    choosing = Choosing(
         template=f"{rule}.cu.j2",
         selection=replace(selection, vote_bytes=target.vote_bytes),
-        slots=plan.slots if summed else 0,
         shared_bytes=shared,
-        cost=duration(work, plan.cost.traffic),
+        duration=duration,
+        slots=summed,
     )
+    return assemble(draft, walks.walks, tile, rule=rule, regime=regime, staging="registers", choosing=choosing)
 
 
 def registers_of(walks: Picking, tile: Tile) -> int:

@@ -68,9 +68,6 @@ WARP_US = 0.023  # a warp of the row, whose order is compared with the others'
 RANK_US = 0.2  # a candidate of each thread, in the first block
 MEETING_US = 0.24  # of a cluster's blocks, for each doubling
 
-ENTRY = 8  # bytes of a candidate
-WORD = 4
-
 
 def hold_of(k: int, tile: Tile, target: Target) -> Hold:
     warps = tile.threads_per_row // target.warp
@@ -90,14 +87,6 @@ def hold_of(k: int, tile: Tile, target: Target) -> Hold:
 def power_from(n: int) -> int:
     """The least power of two that is n or more."""
     return 1 << max(0, n - 1).bit_length()
-
-
-def shared_bytes(hold: Hold, tile: Tile, k: int) -> int:
-    """Of the struct Picker in templates/parts/selections/picking_held.j2."""
-    entries = tile.cluster * hold.room + hold.limit + k
-    words = tile.per_thread * tile.vector * tile.threads + 3 * hold.warps + hold.bins + 1
-    words += hold.warps // tile.cluster + 2 * tile.cluster + 3
-    return -(-(ENTRY * entries + WORD * words) // 16) * 16
 
 
 def reaching(hold: Hold, tile: Tile, cols: int) -> float:

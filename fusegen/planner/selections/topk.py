@@ -38,23 +38,23 @@ from fusegen.language.types import f32, i32
 from fusegen.planner.matching import need_countable, need_selection
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
 from fusegen.planner.pieces import team_text, vector_widths, words_of
-from fusegen.planner.rows.assembly import Draft, assemble, row_draft
-from fusegen.planner.rows.duration import Work, resident_blocks
+from fusegen.planner.rows.assembly import Choosing, Draft, assemble, row_draft
+from fusegen.planner.rows.duration import resident_blocks
 from fusegen.planner.selections.choosing import (
+    BLOCK_BYTES,
     bins_of,
     duration_of,
     entries_of,
     expected,
-    fits,
     groups_of,
     likely_of_team,
     limit_of,
     most_ranked,
     note_of,
     note_words,
-    picker_bytes,
     segment_of,
 )
+from fusegen.planner.selections.picker import picker
 from fusegen.planner.selections.picking import Picking, picking
 from fusegen.targets.base import Target
 
@@ -138,6 +138,10 @@ def by_threshold(draft: Draft) -> Iterator[Plan]:
                         yield candidate(draft, walks, tile, chosen)
 
 
+def fits(chosen: Selection, tile: Tile, target: Target) -> bool:
+    return picker(chosen, tile, target.warp).bytes + BLOCK_BYTES <= target.shared_bytes
+
+
 def clusters(target: Target) -> Iterator[int]:
     cluster = 1
     while cluster <= target.max_cluster:
@@ -210,7 +214,7 @@ def threshold_of(walks: Picking, graph: Graph, tile: Tile, turn: int, target: Ta
     )
     if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
         return chosen
-    shared = picker_bytes(chosen, tile, target.warp)  # which may have room for fewer than registers have
+    shared = picker(chosen, tile, target.warp).bytes  # which may have room for fewer than registers have
     blocks = resident_blocks(target, tile.threads, wanted_registers(chosen, tile), shared)
     return replace(chosen, resident=blocks) if blocks else None
 
@@ -235,31 +239,21 @@ def selection_of(walks: Picking, k: int, by: str) -> Selection:
 
 
 def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> RowPlan:
-    team = chosen.by == "team"
-    regime = f"{team_text(tile, draft.target)}; {choosing_text(chosen, tile, draft.graph.cols)}"
-    plan = assemble(
-        draft, walks.walks, tile, rule="topk", regime=regime, staging="registers" if team else "stream",
-    )  # fmt: skip
-    shared = picker_bytes(chosen, tile, draft.target.warp)
-    read = tuple(a for a in draft.accesses if not a.output)
-    work = Work(
-        tile=tile,
-        staging=plan.staging,
-        stages=plan.stages,
-        accesses=read,
-        copies=False,
-        shared_bytes=shared + plan.static_shared_bytes,
-        kept_bytes=walks.walks.kept_bytes,
-        ragged=not draft.divides,
-        blocks=max(1, -(-draft.graph.rows // tile.rows_per_block)) * tile.cluster,
-    )
+    graph, target, team = draft.graph, draft.target, chosen.by == "team"
     registers = registers_of(chosen, tile)
-    return replace(
-        plan,
-        template="topk_team.cu.j2" if team else "topk.cu.j2",
-        selection=chosen,
-        shared_bytes=shared,
-        cost=duration_of(draft.target, draft.graph, work, chosen, plan.cost.traffic, registers),
+    return assemble(
+        draft,
+        walks.walks,
+        tile,
+        rule="topk",
+        regime=f"{team_text(tile, target)}; {choosing_text(chosen, tile, graph.cols)}",
+        staging="registers" if team else "stream",
+        choosing=Choosing(
+            template="topk_team.cu.j2" if team else "topk.cu.j2",
+            selection=chosen,
+            shared_bytes=picker(chosen, tile, target.warp).bytes,
+            duration=lambda work, moved: duration_of(target, graph, work, chosen, moved, registers),
+        ),
     )
 
 
