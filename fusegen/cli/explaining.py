@@ -188,7 +188,7 @@ def kept(plan: RowPlan) -> list[str]:
     elements = plan.tile.per_thread * plan.tile.vector
     found: dict[str, int] = {}
     for stage in plan.stages:
-        found.update({keep.value: 1 if keep.ctype == "bool" else 4 for keep in stage.keeps})
+        found.update({keep.value: keep.dtype.bytes for keep in stage.keeps})
         found.update({load.value: load.access.dtype.bytes for load in stage.loads if load.when == "keep"})
     unit = "B a thread" if plan.staging == "registers" else "B a block"
     count = elements if plan.staging == "registers" else plan.tile.kept_cols

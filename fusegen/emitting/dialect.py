@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fusegen.emitting.prelude import SPECIAL_FUNCTIONS, WORD_FUNCTIONS
-from fusegen.language.types import DType, b8, bf16, f16, i32
+from fusegen.language.types import LEAST_INT, DType, b8, bf16, f16, f32, i32
 from fusegen.planner.heading import comment_lines
-from fusegen.planner.model import Param, Plan, Statement
-from fusegen.planner.pieces import CTYPE
+from fusegen.planner.model import Argument, Number, Param, Plan, Statement, Until, Value
+from fusegen.planner.pieces import digits
 from fusegen.targets.base import Spelling
 
 UNROLL = "#pragma unroll"
+VALUE_TYPES: Mapping[DType, str] = {f32: "float", i32: "int", b8: "bool"}
+ZEROS: Mapping[DType, str] = {f32: "0.0f", i32: "0", b8: "false"}
 CONSTANTS = (("INFINITY", "0x7f800000"), ("NAN", "0x7fc00000"))
-TESTED = ("round_f16", "round_bf16", *SPECIAL_FUNCTIONS, *WORD_FUNCTIONS)  # functions that expressions call by name
+CALLED = ("round_f16", "round_bf16", *SPECIAL_FUNCTIONS, *WORD_FUNCTIONS)  # functions that texts of tables call by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +33,15 @@ class Words:
 
 
 class Dialect:
-    """The small texts of one target; notes which functions of the prelude a kernel calls."""
+    """The small texts of one target; notes which functions of the prelude a kernel calls, and the constants it names.
+
+    What is spelled is noted then: nobody looks for names in a finished text.
+    """
 
     def __init__(self, spelling: Spelling) -> None:
         self.spelling = spelling
         self.functions: set[str] = set()
+        self.constants: set[str] = set()
 
     def ctype(self, dtype: DType) -> str:
         return self.spelling.ctype[dtype]
@@ -57,26 +65,64 @@ class Dialect:
             return f"{'' if param.output else 'const '}{self.ctype(param.dtype)}* __restrict__ {param.name}"
         if param.kind == "value":
             assert param.dtype is not None
-            return f"{CTYPE[param.dtype]} {param.name}"
+            return f"{VALUE_TYPES[param.dtype]} {param.name}"
         return f"long long {param.name}"
 
-    def statement(self, s: Statement) -> str:
-        return f"const {s.ctype} {s.name} = {s.expr};"
+    # ---- values
+
+    def noted(self, text: str) -> str:
+        """A text of one of fusegen's own tables, whose functions and constants are noted."""
+        functions, constants = named_in(text)
+        self.functions |= functions
+        self.constants |= constants
+        return text
+
+    def argument(self, arg: Argument) -> str:
+        """By its name, or written out."""
+        if isinstance(arg, Value):
+            return arg.name
+        return self.noted(number_text(arg))
+
+    @property
+    def row_number(self) -> str:
+        """Of the row at hand, along the shape's last axis but one."""
+        return "row"
+
+    def expression(self, s: Statement, col: str) -> str:
+        """What a statement computes; `col` is the column of the element at hand. Of ints it is spelled as plainly as of
+        floats where nothing can go wrong."""
+        if s.op.name == "col_index":
+            return col
+        if s.op.name == "row_index":
+            return f"static_cast<int>({self.row_number})"
+        usual = (s.op.ref, s.op.expr)
+        _, text = s.op.forms.get(s.args[-1].dtype, usual) if s.args and not s.exact else usual
+        return self.noted(text).format(*map(self.argument, s.args))
+
+    def define(self, name: str, dtype: DType, text: str) -> str:
+        return f"const {VALUE_TYPES[dtype]} {name} = {text};"
+
+    def statement(self, s: Statement, col: str = "col + j") -> str:
+        return self.define(s.name, s.dtype, self.expression(s, col))
+
+    def statements(self, body: Iterable[Statement], col: str = "col + j") -> list[str]:
+        return [self.statement(s, col) for s in body]
+
+    def within_limit(self, col: str, until: Until | None) -> str:
+        """The test whether a column is needed; empty where all are."""
+        return f"{col} {until.sign} {self.argument(until.bound)}" if until else ""
 
     def headers_of(self, used: Iterable[DType]) -> list[str]:
         """The headers that these types need, and those that values are rounded to."""
         wanted = {*used, *(d for d in (f16, bf16) if f"round_{d}" in self.functions)}
         return [header for dtype, header in self.spelling.headers.items() if dtype in wanted]
 
-    def call_those_in(self, text: str) -> None:
-        """Note the functions of the prelude that `text` calls by name."""
-        self.functions.update(name for name in TESTED if f"{name}(" in text)
+    def word_functions(self) -> list[Mapping[str, Any]]:
+        """The functions whose bodies the target spells and those made of them, as far as the kernel calls them."""
         if "MaxSum" in self.functions:
             self.functions.add("exponential")
+            self.constants.add("INFINITY")
         self.functions.update(*(s.needs for name, s in SPECIAL_FUNCTIONS.items() if name in self.functions))
-
-    def word_functions(self) -> list[Mapping[str, Any]]:
-        """The functions whose bodies the target spells and those made of them, as far as the text calls them."""
         texts = [(name, *said, self.spelling.functions[name]) for name, said in WORD_FUNCTIONS.items()
                  if name in self.functions]  # fmt: skip
         texts += [
@@ -86,21 +132,53 @@ class Dialect:
         ]
         return [dict(zip(("name", "what", "parameters", "result", "body"), text, strict=True)) for text in texts]
 
-    def frame(self, plan: Plan, text: str) -> dict[str, Any]:
-        """What stands around every kernel's body; `text`: all expressions, for the constants that they name."""
+    def frame(self, plan: Plan) -> dict[str, Any]:
+        """What stands around every kernel's body, once all of that is spelled."""
         conversions = self.spelling.to_float, self.spelling.from_float
         functions = self.word_functions()
-        text = " ".join([text, *(line for f in functions for line in f["body"])])
+        for line in (line for f in functions for line in f["body"]):
+            self.constants |= named_in(line)[1]
         return {
             "p": plan,
             "t": Words(plan.target.warp, self.spelling.barrier),
             "header": comment_lines(plan),
-            "constants": [(name, bits) for name, bits in CONSTANTS if re.search(rf"\b{name}\b", text)],
+            "constants": [(name, bits) for name, bits in CONSTANTS if name in self.constants],
             "round_trip": {d.name: conversions[0][d].format(conversions[1][d].format("x")) for d in (f16, bf16)},
             "word_functions": functions,
             "function": self.spelling.functions,
             "signature": [self.parameter(p) for p in plan.params],
         }
+
+
+@cache
+def named_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The functions of the prelude that a text of a table calls, and the constants that it names."""
+    words = frozenset(re.findall(r"\w+", text))
+    return frozenset(name for name in CALLED if f"{name}(" in text), words.intersection(name for name, _ in CONSTANTS)
+
+
+def number_text(number: Number) -> str:
+    """A literal or size in C; bracketed when negative, so that an expression may put any operator before it."""
+    value = number.value
+    if number.dtype is b8:
+        return "true" if value else "false"
+    if number.dtype is i32:
+        if value == -(2**31):  # which C has no literal for
+            return LEAST_INT
+        return str(value) if value >= 0 else f"({value})"
+    return float_text(float(value))
+
+
+def float_text(value: float) -> str:
+    """An f32 literal."""
+    if math.isnan(value):
+        return "NAN"
+    text = digits(value)
+    if text.endswith("inf"):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    if "e" not in text and "." not in text:
+        text += ".0"
+    return f"{text}f" if not math.copysign(1.0, value) < 0 else f"({text}f)"
 
 
 def choice(tests: Sequence[str], texts: Sequence[str]) -> str:

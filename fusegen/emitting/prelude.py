@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusegen.language.types import LEAST_INT
+from fusegen.language.types import LEAST_INT, DType, i32
 
 WORD_FUNCTIONS: Mapping[str, tuple[str, str, str]] = {  # what it is, its parameters, its result
     "larger": ("the larger of two; NaN wins", "float a, float b", "float"),
@@ -164,6 +164,6 @@ INT_REDUCERS: Mapping[str, Reducer] = {  # a sum is one of unsigned numbers, whi
 }
 
 
-def reducer_of(kind: str, ctype: str) -> Reducer:
-    """Of values of a C type."""
-    return (INT_REDUCERS if ctype == "int" else REDUCERS)[kind]
+def reducer_of(kind: str, dtype: DType) -> Reducer:
+    """Of values of a type."""
+    return (INT_REDUCERS if dtype is i32 else REDUCERS)[kind]

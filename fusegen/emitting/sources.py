@@ -20,7 +20,7 @@ from typing import Any
 
 from fusegen.emitting.rendering import template_folder
 from fusegen.errors import Where
-from fusegen.language.graph import Graph, Node
+from fusegen.language.graph import Graph, Node, Op
 from fusegen.language.types import DType
 from fusegen.planner.model import Plan, Source
 from fusegen.storage import Damaged, Store
@@ -30,6 +30,7 @@ from fusegen.version import PACKAGE, VERSION
 log = logging.getLogger("fusegen.cache")
 
 Render = Callable[[Plan], Source]
+Numbers = dict[Node | Op, int]  # of what is spelled once, and then known by its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,11 @@ def stamps(folder: str) -> Iterator[tuple[str, int, int]]:
 def spelled(plan: Plan) -> str:
     """The plan in full: equal texts mean plans that render alike."""
     words: list[str] = []
-    numbers: dict[Node, int] = {}
+    numbers: Numbers = {}
     both = dict.fromkeys((*nodes_of(plan.graph), *nodes_of(plan.lowered)))
+    for op in dict.fromkeys(node.op for node in both):
+        numbers[op] = len(numbers)
+        spell({f.name: getattr(op, f.name) for f in fields(Op)}, words, numbers)
     for node in both:  # arguments first, so that each is known by its number
         numbers[node] = len(numbers)
         spell({f.name: getattr(node, f.name) for f in fields(Node)}, words, numbers)
@@ -112,7 +116,7 @@ def nodes_of(graph: Graph) -> tuple[Node, ...]:
     return tuple(dict.fromkeys([*before, *(t.node for t in graph.inputs), *graph.nodes, *graph.names]))
 
 
-def spell(value: Any, words: list[str], numbers: Mapping[Node, int]) -> None:
+def spell(value: Any, words: list[str], numbers: Numbers) -> None:
     """Add what `value` is to `words`: numbers and texts, and any dataclass, tuple, set or table of what has a spelling.
 
     Raises TypeError for anything else.
@@ -121,8 +125,8 @@ def spell(value: Any, words: list[str], numbers: Mapping[Node, int]) -> None:
         words.append(f"{type(value).__name__} {value.name}")
     elif value is None or isinstance(value, (str, int, float)):  # bool is an int, and says True
         words.append(f"{type(value).__name__} {value!r}")
-    elif isinstance(value, Node):
-        words.append(f"node {numbers[value]}")
+    elif isinstance(value, (Node, Op)):
+        words.append(f"number {numbers[value]}")
     elif isinstance(value, Where):
         words.append(f"where {str(value)!r}")
     elif isinstance(value, tuple):
@@ -145,7 +149,7 @@ def spell(value: Any, words: list[str], numbers: Mapping[Node, int]) -> None:
         raise TypeError(f"a plan holds {value!r}, which has no spelling")
 
 
-def alone(value: Any, numbers: Mapping[Node, int]) -> str:
+def alone(value: Any, numbers: Numbers) -> str:
     """The spelling of one element of a set, which has no order of its own."""
     words: list[str] = []
     spell(value, words, numbers)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class Limit:
     inclusive: bool
 
     @property
-    def sign(self) -> str:
+    def sign(self) -> Literal["<", "<="]:
         return "<=" if self.inclusive else "<"
 
 

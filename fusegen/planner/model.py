@@ -21,10 +21,12 @@ from fusegen.language.types import f16
 from fusegen.planner.heading import header_lines
 from fusegen.planner.parts import (
     Access,
+    Argument,
     Keep,
     Layout,
     Load,
     Mode,
+    Number,
     Param,
     Reduction,
     ReductionKind,
@@ -33,6 +35,10 @@ from fusegen.planner.parts import (
     Stage,
     Statement,
     Store,
+    Until,
+    Value,
+    counts,
+    used_by,
 )
 from fusegen.planner.traffic import Cost, TensorTraffic, Traffic
 from fusegen.targets.base import Target
@@ -451,7 +457,8 @@ class Source:
 
 
 __all__ = [
-    "Access", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Param", "Plan",
-    "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPlan", "Selection", "Source", "Stage", "Staging",
-    "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic",
+    "Access", "Argument", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Number",
+    "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPlan", "Selection", "Source", "Stage",
+    "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic", "Until", "Value", "counts",
+    "used_by",
 ]  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fusegen.language.types import DType, Shape
+from fusegen.language.graph import Op
+from fusegen.language.types import DType, Shape, f32
 from fusegen.planner.held_rows import Dense, Hold
 
 
@@ -101,12 +103,59 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
-    """`const <ctype> name = expr;` in single-assignment order."""
+class Value:
+    """A value by its name in the kernel, f32, i32 or b8."""
 
     name: str
-    ctype: str
-    expr: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A constant of the kernel: a literal of the spec's, or a size."""
+
+    value: float | int | bool
+    dtype: DType
+
+
+Argument = Value | Number
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`name` is `op` of `args`, in single-assignment order.
+
+    It holds no node of the graph: plans are pickled, and a node has all of the chain behind it.
+    """
+
+    op: Op
+    name: str
+    dtype: DType
+    args: tuple[Argument, ...]
+    exact: bool = False  # arithmetic on ints that surely stays one: it need not wrap
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The names of the values it is made of."""
+        return frozenset(arg.name for arg in self.args if isinstance(arg, Value))
+
+
+def used_by(body: Iterable[Statement]) -> frozenset[str]:
+    """The names of the values that statements are made of."""
+    return frozenset(name for statement in body for name in statement.uses)
+
+
+def counts(body: Iterable[Statement], index: Literal["row_index", "col_index"]) -> bool:
+    """Does a statement ask for its row's or its column's number?"""
+    return any(statement.op.name == index for statement in body)
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """The columns with `col <= bound`, or `col < bound`."""
+
+    sign: Literal["<", "<="]
+    bound: Argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +166,14 @@ class Load:
 
     access: Access
     value: str
-    ctype: str
     when: Literal["now", "keep", "ahead", "kept", "fetched"] = "now"
     offset_bytes: int = 0  # of the kept vectors in dynamic shared memory
-    until: str = ""  # `<= last`: the columns whose values are needed; the others read as zero
+    until: Until | None = None  # the columns whose values are needed; the others read as zero
+
+    @property
+    def dtype(self) -> DType:
+        """Of the value: floats of every width are f32 there."""
+        return f32 if self.access.dtype.kind == "float" else self.access.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +186,7 @@ class Store:
 
     access: Access
     value: str
-    rest: str = ""
+    rest: Argument | None = None
     staged: bool = False
     offset_bytes: int = 0
 
@@ -143,7 +196,7 @@ class Keep:
     """A computed value that later stages take up again, in `<value>_kept`: registers, or dynamic shared memory."""
 
     value: str
-    ctype: str
+    dtype: DType
     offset_bytes: int = 0
 
 
@@ -164,8 +217,8 @@ class Reduction:
     results: tuple[str, ...]
     slot: int = 0  # first row of the shared array that carries it across warps
     guarded: bool = True  # softmax: a row of -inf gives 0, not NaN; welford: an infinite sum stays one
-    rest: str = ""  # the element value beyond the stage's limit
-    ctype: str = "float"  # of what is reduced: "float" or "int"
+    rest: Argument | None = None  # the element value beyond the stage's limit
+    dtype: DType = f32  # of what is reduced: f32 or i32
 
     @property
     def part(self) -> str:
@@ -186,7 +239,7 @@ class Stage:
     stores: tuple[Store, ...]
     row_body: tuple[Statement, ...]
     row_stores: tuple[Store, ...]
-    until: str = ""  # `<= last`: columns beyond are all alike, and their vectors are not computed one by one
+    until: Until | None = None  # columns beyond are all alike, and their vectors are not computed one by one
     rest_body: tuple[Statement, ...] = ()  # what they are, once a row, before the walk
     backward: bool = False  # from the row's end: what the last walk read last is the likeliest to be in a cache
     blocks_of: str = ""  # an output whose aligned blocks are the walk's vectors; else the row's first column begins one
@@ -214,8 +267,8 @@ class Selection:
 
     by: Literal["team", "threshold", "hold", "dense"]
     k: int
-    key: str  # the element value that decides, "float" or "int"
-    ctype: str
+    key: str  # the element value that decides, f32 or i32
+    dtype: DType
     loads: tuple[Load, ...]  # what the key is made from,
     body: tuple[Statement, ...]  # and how
     columns: str  # the k columns' name,

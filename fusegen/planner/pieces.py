@@ -1,21 +1,19 @@
-"""What every rule shares: how rows are walked, how each tensor is read, the kernel's parameters, literals."""
+"""What every rule shares: how rows are walked, how each tensor is read, the kernel's parameters, its statements."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.naming import value_names
-from fusegen.language.types import LEAST_INT, b8, bf16, f16, f32, i32, size_of
+from fusegen.language.types import b8, bf16, f16, size_of
 from fusegen.planner.limits import limits
-from fusegen.planner.model import Access, Layout, Mode, Param, RowDim, Tile
+from fusegen.planner.model import Access, Argument, Layout, Mode, Number, Param, RowDim, Statement, Tile, Value
 from fusegen.planner.ranges import stays_inside
 from fusegen.targets.base import Target
 
-CTYPE = {f32: "float", i32: "int", b8: "bool"}
 WORD_BYTES = 4  # of a register
 VECTOR_BYTES = 16  # one 128-bit load or store: the widest an NVIDIA (LDG.128) or AMD (global_load_dwordx4) thread has
 PIECE_BYTES = 8  # of a load across blocks: whole ones would take more registers, and more selections to shift
@@ -191,40 +189,33 @@ def stride_name(access: Access, dims: tuple[RowDim, ...], index: int) -> str:
     return f"{access.name}_stride" if len(dims) == 1 else f"{access.name}_stride_{dims[index].extent[:-5]}"
 
 
-def c_literal(node: Node, graph: Graph) -> str:
-    """A literal or size as C text; bracketed when negative, so that an expression may put any operator before it."""
+def argument(node: Node, graph: Graph) -> Argument:
+    """A value as others use it: by its name, or as the number that it is."""
+    names = value_names(graph)
+    if node in names:
+        return Value(names[node], node.dtype)
     if node.op.name == "size":
         assert node.size is not None
-        return float_text(float(size_of(node.size, graph.sizes)))
-    value = node.literal
-    if node.dtype is b8:
-        return "true" if value else "false"
-    if node.dtype is i32:
-        assert isinstance(value, int)
-        if value == -(2**31):  # which C has no literal for
-            return LEAST_INT
-        return str(value) if value >= 0 else f"({value})"
-    assert isinstance(value, float)
-    return float_text(value)
+        return Number(float(size_of(node.size, graph.sizes)), node.dtype)
+    assert node.literal is not None
+    return Number(node.literal, node.dtype)
 
 
-def expression(node: Node, graph: Graph, arguments: Iterable[str]) -> str:
-    """An op on values of these names; of ints as plainly as of floats where nothing can go wrong."""
-    return (node.op.expr if stays_inside(node, graph) else node.expr).format(*arguments)
+def statement(node: Node, graph: Graph) -> Statement:
+    """The op of a node, on values by their names in the graph."""
+    name, args = value_names(graph)[node], tuple(argument(a, graph) for a in node.inputs)
+    return Statement(node.op, name, node.dtype, args, stays_inside(node, graph))
 
 
-def float_text(value: float) -> str:
-    """An f32 literal: the shortest digits that read back as the same f32."""
-    if math.isnan(value):
-        return "NAN"
+def statements(graph: Graph, nodes: Iterable[Node]) -> tuple[Statement, ...]:
+    """One statement a node."""
+    return tuple(statement(node, graph) for node in nodes)
+
+
+def digits(value: float) -> str:
+    """The shortest digits that read back as the same f32; `inf` of what is too large for one."""
     with np.errstate(over="ignore"):
-        narrow = np.float32(value)
-    if np.isinf(narrow):
-        return "INFINITY" if narrow > 0 else "(-INFINITY)"
-    text = str(narrow)
-    if "e" not in text and "." not in text:
-        text += ".0"
-    return f"{text}f" if not math.copysign(1.0, value) < 0 else f"({text}f)"
+        return str(np.float32(value))
 
 
 def roundings(graph: Graph) -> tuple[str, ...]:

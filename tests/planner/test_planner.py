@@ -16,7 +16,7 @@ from fusegen.emitting.rendering import render
 from fusegen.errors import NoPlan
 from fusegen.language.graph import Extent, Graph
 from fusegen.planner import candidates, plan
-from fusegen.planner.model import Layout, Plan
+from fusegen.planner.model import Layout, Plan, Until, Value
 from fusegen.planner.passes import simplify
 from fusegen.planner.rows.duration import resident_blocks
 from fusegen.targets import A100, H200, MI300X, TARGETS, Target
@@ -114,8 +114,7 @@ def check(made: Plan) -> None:
         inner = [load.value for load in stage.loads] + [k.value for k in stage.takes] + [s.name for s in stage.body]
         assert len(inner) == len(set(inner)), "single assignment"
         for statement in stage.body:
-            used = set(re.findall(r"[A-Za-z_]\w*", statement.expr))
-            assert statement.name not in used
+            assert statement.name not in statement.uses
     assert len(names) == len(set(names))
 
 
@@ -458,7 +457,14 @@ def test_extent_of_masks_and_vectors() -> None:
 def limit_texts(graph: Graph) -> dict[str, str]:
     """The condition under which each operand is read, where it has one."""
     made = plan(graph, H200)
-    return {load.access.tensor: load.until for stage in made.stages for load in stage.loads if load.until}
+    return {load.access.tensor: until_text(load.until) for stage in made.stages for load in stage.loads if load.until}
+
+
+def until_text(until: Until | None) -> str:
+    """`<= last`; empty without a limit."""
+    if until is None:
+        return ""
+    return f"{until.sign} {until.bound.name if isinstance(until.bound, Value) else until.bound.value}"
 
 
 def test_causal_rows_are_read_up_to_the_diagonal() -> None:
@@ -552,7 +558,7 @@ def test_no_block_is_read_that_a_mask_has_left_unwritten() -> None:
 def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
     plans = candidates(SPECS["scale_causal_softmax"].graph, H200).plans
     made = next(p for p in plans if p.staging == "registers")
-    assert [s.until for s in made.stages] == ["<= last"] * 3
+    assert [until_text(s.until) for s in made.stages] == ["<= last"] * 3
     assert all(p.stages[0].until for p in plans)
     once = {p.configuration for p in plans if any(a.once for a in p.accesses if a.vector == 8)}
     again = {p.configuration for p in plans if p.staging == "stream" or 0 < p.tile.kept < p.tile.per_thread}
@@ -560,7 +566,7 @@ def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
     names = [s.name for stage in made.stages for s in stage.rest_body]
     assert names == ["z_minus_pivot_rest", "e_rest", "softmax_rest"]
     ragged = plan(SPECS["scale_causal_softmax"].graph.at(N=4097), H200)
-    assert [s.until for s in ragged.stages] == ["<= last"] * len(ragged.stages)
+    assert [until_text(s.until) for s in ragged.stages] == ["<= last"] * len(ragged.stages)
 
     def varies(x: f16[M, N], y: f16[M, N]) -> tuple[f16[M, N], f16[M, N]]:
         return F.softmax(F.causal(x)), y + 1

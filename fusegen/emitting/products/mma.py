@@ -12,7 +12,6 @@ from fusegen.emitting.dialect import choice
 from fusegen.emitting.products.mma_factors import FactorSpeller
 from fusegen.emitting.products.mma_sums import SumSpeller
 from fusegen.language.types import f32
-from fusegen.planner.products.gemm import GemmPlan
 
 COPIES = ("copy_chunk", "copy_once")
 
@@ -166,15 +165,14 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             self.functions.add(self.place_across)
         if fetches:
             self.functions.update(("load", "load_chunk") if "load_chunk" in self.functions or vectors else ())
-        text = " ".join(expressions(plan))
-        self.call_those_in(text)
+        launch_body = self.statements(plan.launch_body)
         counts = {
             "copied": " ".join(f["count"] for f in factors if f["copied"]),
             "fetched": " ".join([*(f["count"] for f in factors if not f["copied"]), *(v["from"] for v in vectors)]),
             "prepared": " ".join(line for f in factors for line in f["prepare"]),
         }
         return {
-            **self.frame(plan, text),
+            **self.frame(plan),
             "includes": self.includes(),
             "uses": {"vec": True, "functions": self.functions},
             "index": "int",
@@ -185,6 +183,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "chunk": plan.chunk,
             "copy_bodies": {name: self.spelling.functions.get(f"{name}_{self.size}", ()) for name in COPIES},
             "thread": self.thread,
+            "launch_body": launch_body,
             "share": self.share(),
             "warp_row": f"warp / {tile.warps_across} * {tile.warp_rows}" if tile.warps_down > 1 else "0",
             "warp_col": f"warp % {tile.warps_across} * {tile.warp_cols}" if tile.warps_across > 1 else "0",
@@ -230,13 +229,3 @@ class GemmSpeller(FactorSpeller, SumSpeller):
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses} | {self.plan.dtype}
         return self.headers_of(used)
-
-
-def expressions(plan: GemmPlan) -> list[str]:
-    """Every expression that the plan wrote."""
-    bodies = [*plan.launch_body]
-    if plan.prologue is not None:
-        bodies += [*plan.prologue.row_body, *plan.prologue.body]
-    for span in plan.spans:
-        bodies += [*span.row_body, *span.body]
-    return [s.expr for s in bodies]

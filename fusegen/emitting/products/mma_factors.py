@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.emitting.dialect import UNROLL, all_of
+from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
 from fusegen.planner.products.gemm import LANE_COLS
 
 TURNS = 8  # rows, after which chunks are turned as before
-ZEROS: Mapping[str, str] = {"float": "0.0f", "int": "0", "bool": "false"}
 
 
 class FactorSpeller(GemmWords):
@@ -216,18 +215,19 @@ class FactorSpeller(GemmWords):
             lines.append(f"{vec} {name}_vec = load<{chunk}>(at);")
         elif prologue.changes:
             lines.append(f"{vec} {name}_vec;")
-        lines += [f"const {r.ctype} {r.value} = {r.access.name}_held[v];" for r in prologue.row_loads]
-        lines += [self.statement(s) for s in prologue.row_body]
+        lines += [self.define(r.value, r.dtype, f"{r.access.name}_held[v]") for r in prologue.row_loads]
+        lines += self.statements(prologue.row_body)
         if not self.plan.even:
             lines.append(f"const int left = {self.plan.depth} - (depth + {own.depth});")
         lines += [UNROLL, f"for (int j = 0; j < {chunk}; ++j) {{"]
         for load in prologue.loads:
             vector = f"{load.access.name}_{'vec' if own.factor.copied else 'held[v]'}"
-            lines.append(f"  const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
+            text = self.to_value(load.access.dtype, f"{vector}.at[j]")
+            lines.append(f"  {self.define(load.value, load.dtype, text)}")
         for load in prologue.vectors:
             text = self.to_value(load.access.dtype, f"{load.access.name}_held.at[j]")
-            lines.append(f"  const {load.ctype} {load.value} = {text};")
-        lines += [f"  {self.statement(s)}" for s in prologue.body]
+            lines.append(f"  {self.define(load.value, load.dtype, text)}")
+        lines += [f"  {line}" for line in self.statements(prologue.body)]
         inside = "" if self.plan.even else "j < left"
         if prologue.changes:
             stored = self.to_storage(self.plan.dtype, prologue.value)
@@ -252,12 +252,12 @@ class FactorSpeller(GemmWords):
         for load in prologue.row_loads:
             name = load.access.name
             lines += [
-                f"{load.ctype} {name}_held[{found['passes']}];",
+                f"{VALUE_TYPES[load.dtype]} {name}_held[{found['passes']}];",
                 UNROLL,
                 f"for (int v = 0; v < {found['passes']}; ++v) {{",
                 f"  const long long row = row0 + {found['at_side']};",
                 f"  {name}_held[v] = row < rows ? "
-                f"{self.to_value(load.access.dtype, f'*({self.at(load.access)})')} : {ZEROS[load.ctype]};",
+                f"{self.to_value(load.access.dtype, f'*({self.at(load.access)})')} : {ZEROS[load.dtype]};",
                 "}",
             ]
         return lines

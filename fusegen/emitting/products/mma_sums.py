@@ -341,8 +341,8 @@ class SumSpeller(GemmWords):
                 lines.append(f"const float {r.results[0]} = {total};")
         for load in span.row_loads:
             text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
-            lines.append(f"const {load.ctype} {load.value} = {text};")
-        lines += [self.statement(s) for s in span.row_body]
+            lines.append(self.define(load.value, load.dtype, text))
+        lines += self.statements(span.row_body)
         for row_store in span.row_stores:
             stored = self.to_storage(row_store.access.dtype, row_store.value)
             lines.append(f"if (col == 0) *({self.at(row_store.access)}) = {stored};")
@@ -362,8 +362,8 @@ class SumSpeller(GemmWords):
             lines.append(f"const float {product.value} = {element};")
         for load in span.loads:
             vector = f"{load.access.name}_vec" + ("[v]" if load in ahead else "")
-            lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
-        lines += [self.statement(s) for s in span.body]
+            lines.append(self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"{vector}.at[j]")))
+        lines += self.statements(span.body)
         lines += [f"{s.access.name}_vec.at[j] = {self.to_storage(s.access.dtype, s.value)};" for s in span.stores]
         return lines
 

@@ -6,14 +6,13 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from fusegen.emitting.dialect import all_of
+from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.products.wgmma_copies import CopySpeller
 from fusegen.language.types import DType, bf16, f16, f32
-from fusegen.planner.model import Load, Reduction
+from fusegen.planner.model import Load, Reduction, counts, used_by
 from fusegen.planner.products.wgmma import (
     ATOM_DEPTH,
     ATOM_ROWS,
@@ -183,22 +182,21 @@ class WgmmaSpeller(CopySpeller):
         found, plan = self.plan.fragments, self.plan
         if found is None:
             return None
-        lines = [self.statement(s) for s in found.body]
+        lines = self.statements(found.body)
         inside = f"depth < {plan.depth}" if plan.padded else ""
         for r in found.statistics:
             lines.append(f"{f'if ({inside}) ' if inside else ''}{r.part}[quarter % 2] += {r.value};")
-        if found.changes and not found.scale:
+        makes = found.changes and not found.scale
+        if makes:
             lines.append(f"made[j] = {f'{inside} ? {found.value} : 0.0f' if inside else found.value};")
         place = "k * 4 + quarter / 2 * 2"  # of what this lane needs of a slice
         elements = {found.load: ELEMENTS[plan.dtype]}
         for each in found.vectors:
             elements[each] = self.to_value(each.access.dtype, f"{each.access.name}_slice.at[{place} + j]")
-        text = " ".join(lines)
-        depth = bool(inside and inside in text)
+        used = used_by(found.body) | {r.value for r in found.statistics} | ({found.value} if makes else set())
+        depth = bool(inside and (found.statistics or makes))
         values = [
-            f"const {each.ctype} {each.value} = {element};"
-            for each, element in elements.items()
-            if re.search(rf"\b{each.value}\b", text)
+            self.define(each.value, each.dtype, element) for each, element in elements.items() if each.value in used
         ]
         pair, type_ = [], PAIR_TYPES[plan.dtype]
         both = PAIRS[plan.dtype].format("made[0]", "made[1]")
@@ -211,7 +209,7 @@ class WgmmaSpeller(CopySpeller):
         return {
             "lines": [*values, *lines],
             "pair": pair,
-            "made": found.changes and not found.scale,
+            "made": makes,
             "statistics": [{"part": r.part, "whole": self.whole(r)} for r in found.statistics],
             "depth": depth,
             **self.order(depth),
@@ -270,20 +268,20 @@ class WgmmaSpeller(CopySpeller):
 
     def row_values(self, span: WgmmaSpan) -> list[Mapping[str, str]]:
         """Values of a row that its elements ask for."""
-        text = " ".join([*(s.expr for s in span.body), *(s.value for s in (*span.boxes, *span.stores))])
-        named = [("float", r.results[0]) for r in (self.plan.fragments.statistics if self.plan.fragments else ())]
-        named += [(load.ctype, load.value) for load in span.row_loads]
-        named += [(s.ctype, s.name) for s in span.row_body]
-        return [{"ctype": ctype, "name": name} for ctype, name in named if re.search(rf"\b{name}\b", text)]
+        used = used_by(span.body) | {store.value for store in (*span.boxes, *span.stores)}
+        named = [(r.dtype, r.results[0]) for r in (self.plan.fragments.statistics if self.plan.fragments else ())]
+        named += [(load.dtype, load.value) for load in span.row_loads]
+        named += [(s.dtype, s.name) for s in span.row_body]
+        return [{"ctype": VALUE_TYPES[dtype], "name": name} for dtype, name in named if name in used]
 
     def row_lines(self, span: WgmmaSpan) -> list[str]:
         found = self.plan.fragments
         lines = [f"const float {r.results[0]} = {self.whole(r)}[r8];" for r in (found.statistics if found else ())]
         for load in span.row_loads:
-            zero = {"float": "0.0f", "int": "0", "bool": "false"}[load.ctype]
             text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
-            lines.append(f"const {load.ctype} {load.value} = {self.inside_row} ? {text} : {zero};")
-        return lines + [self.statement(s) for s in span.row_body]
+            text = f"{self.inside_row} ? {text} : {ZEROS[load.dtype]}"
+            lines.append(self.define(load.value, load.dtype, text))
+        return lines + self.statements(span.row_body)
 
     inside_row = "row < rows"
 
@@ -298,11 +296,11 @@ class WgmmaSpeller(CopySpeller):
             lines.append(f"const float {value} = {self.sums}[i][sum_at{offset} + j];")
         for load in span.vectors:
             text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n].at[j]")
-            lines.append(f"const {load.ctype} {load.value} = {text};")
+            lines.append(self.define(load.value, load.dtype, text))
         for load in (*span.brought, *span.loads):
             text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n8][r8].at[j]")
-            lines.append(f"const {load.ctype} {load.value} = {text};")
-        lines += [self.statement(s) for s in span.body]
+            lines.append(self.define(load.value, load.dtype, text))
+        lines += self.statements(span.body)
         for store in span.boxes:
             lines.append(f"{store.access.name}_pair[j] = {store.value};")
         for store in span.stores:
@@ -366,11 +364,8 @@ class WgmmaSpeller(CopySpeller):
         vectors = [self.read(load, self.inside_col(span)) for span in plan.spans for load in span.vectors]
         left_copy, spans = self.left_copy(), [self.span(number) for number in range(len(plan.spans))]
         fragments, slices = self.fragments(), self.slices()
-        text = " ".join(self.expressions())
-        self.call_those_in(text)
-        everything = " ".join([*(span["text"] for span in spans), *(v["call"] for v in vectors)])
         return {
-            **self.frame(plan, text),
+            **self.frame(plan),
             "includes": self.includes(),
             "uses": {
                 "vec": bool(
@@ -416,7 +411,7 @@ class WgmmaSpeller(CopySpeller):
             "shares": self.shares(),
             "step": self.step,
             "box": self.turned(),
-            "batch": bool(re.search(r"\bbatch\b", everything)),
+            "batch": any(self.names_batch(span) for span in plan.spans),
             "type": {f16: "f16", bf16: "bf16", f32: "tf32"}[plan.dtype],
             "atom_depth": 2 * ATOM_DEPTH // plan.dtype.bytes,
             "atom_rows": ATOM_ROWS,
@@ -444,8 +439,6 @@ class WgmmaSpeller(CopySpeller):
         span = self.plan.spans[number]
         guard = all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(span))
         loads, direct = [self.read(load, guard) for load in span.loads], self.direct(span)
-        row_lines, element = self.row_lines(span), self.element(span)
-        inside = " ".join([*element, *([guard] if direct else []), *(d["call"] for d in direct)])
         return {
             "test": self.of_span(number),
             "copies": self.right_copies(span),
@@ -454,15 +447,22 @@ class WgmmaSpeller(CopySpeller):
             "boxes": self.boxes(span),
             "direct": direct,
             "row_values": self.row_values(span),
-            "row_lines": row_lines,
-            "element": element,
+            "row_lines": self.row_lines(span),
+            "element": self.element(span),
             "guard": guard,
             "needs": {
-                "rows": bool(re.search(r"\brow\b", " ".join(row_lines))),
-                **{name: bool(re.search(rf"\b{name}\b", inside)) for name in ("row", "col", "n")},
+                "rows": bool(span.row_loads) or counts(span.row_body, "row_index"),
+                "row": bool(direct),
+                "col": bool(direct) or counts(span.body, "col_index"),
+                "n": bool(span.vectors),
             },
-            "text": " ".join([inside, *row_lines, *(load["call"] for load in loads)]),
         }
+
+    def names_batch(self, span: WgmmaSpan) -> bool:
+        """Does a thread find an operand or an output by the number of its product?"""
+        found = [load.access for load in (*span.vectors, *span.loads, *span.row_loads)]
+        found += [store.access for store in span.stores]
+        return any(place < len(self.plan.row_dims) - 1 for access in found for place in access.strided)
 
     def read(self, load: Load, guard: str) -> Mapping[str, str]:
         call = self.load(load.access)
@@ -482,11 +482,6 @@ class WgmmaSpeller(CopySpeller):
             lines.append(f"const int tiles_here = {count};  // of one product")
             count = f"static_cast<int>({plan.row_dims[0].extent}) * tiles_here"
         return lines if alone else [*lines, f"const int tiles = {count};"]
-
-    def expressions(self) -> Iterable[str]:
-        before = self.plan.fragments.body if self.plan.fragments else ()
-        behind = (s for span in self.plan.spans for s in (*span.row_body, *span.body))
-        return (s.expr for s in (*before, *behind))
 
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses if a.tensor not in self.factors} | {

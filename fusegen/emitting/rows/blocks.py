@@ -120,7 +120,7 @@ class Blocks(Vectors):
         """One value of a tensor, zero where the thread has none or the row does not need it."""
         access = load.access
         ctype = self.ctype(access.dtype)
-        tests = all_of(test, f"{col} {load.until}" if load.until else "")
+        tests = all_of(test, self.within_limit(col, load.until))
         text = f"{self.pointer(access)}[{col}]"
         return f"const {ctype} {access.name}{suffix} = {f'{tests} ? {text} : {self.zero(access)}' if tests else text};"
 

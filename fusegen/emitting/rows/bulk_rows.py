@@ -43,7 +43,8 @@ class BulkRows(Blocks):
     def element(self, load: Load, col: str = "col + j") -> str:
         """An element that was brought; zero where the row does not need it."""
         text = f"{load.access.name}_at[{col}]"
-        return f"({col} {load.until} ? {text} : {self.zero(load.access)})" if load.until else text
+        test = self.within_limit(col, load.until)
+        return f"({test} ? {text} : {self.zero(load.access)})" if test else text
 
     def offsets(self) -> dict[str, tuple[Access, int]]:
         """Each place's tensor, and where it begins."""
@@ -97,10 +98,10 @@ class BulkRows(Blocks):
     def needed(self, access: Access) -> str:
         """How many columns of the row are needed, from the first one on."""
         (until,) = {load.until for load in bulk_loads(self.plan.stages) if load.access.tensor == access.tensor}
-        if not until:
+        if until is None:
             return self.cols
-        sign, bound = until.split(" ", 1)
-        return f"({bound} < {self.cols} ? {bound}{' + 1' if sign == '<=' else ''} : {self.cols})"
+        bound = self.argument(until.bound)
+        return f"({bound} < {self.cols} ? {bound}{' + 1' if until.sign == '<=' else ''} : {self.cols})"
 
     # ---- results
 

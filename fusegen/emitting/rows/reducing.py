@@ -7,6 +7,7 @@ from typing import Any
 
 from fusegen.emitting.prelude import Reducer, reducer_of
 from fusegen.emitting.rows.fetching import Fetching
+from fusegen.language.types import DType, i32
 from fusegen.planner.model import Reduction, ReductionKind
 
 WORDS: Mapping[str, tuple[str, str]] = {
@@ -23,8 +24,8 @@ class Reducing(Fetching):
     parts = "part"  # the array of a reduction's partial results
 
     def part(self, r: Reduction) -> Mapping[str, str]:
-        reducer = reducer_of(r.kind, r.ctype)
-        return {"ctype": reducer.ctype, "name": r.part, "init": f" = {reducer.start}"}
+        reducer = reducer_of(r.kind, r.dtype)
+        return {"ctype": reducer.ctype, "name": r.part, "init": f" = {self.noted(reducer.start)}"}
 
     def update(self, r: Reduction) -> str:
         if r.kind == "sum":
@@ -37,7 +38,7 @@ class Reducing(Fetching):
 
     def chooser(self, r: Reduction) -> str:
         """The function that gives the larger or the smaller of two."""
-        if r.ctype == "int":
+        if r.dtype is i32:
             return r.kind
         function = "larger" if r.kind == "max" else "smaller"
         self.functions.add(function)
@@ -45,27 +46,28 @@ class Reducing(Fetching):
 
     def update_rest(self, r: Reduction) -> str:
         """A whole vector of values that are all alike."""
-        suffix = "u" if r.ctype == "int" else ".0f"
+        assert r.rest is not None
+        suffix, rest = "u" if r.dtype is i32 else ".0f", self.argument(r.rest)
         count = f"{self.plan.tile.vector}{suffix}"
         if whole := self.whole():
             count = f"({whole} ? {count} : {self.plan.cols % self.plan.tile.vector}{suffix})"
         if r.kind in ("max", "min"):
-            return f"{r.part} = {self.chooser(r)}({r.part}, {r.rest});"
+            return f"{r.part} = {self.chooser(r)}({r.part}, {rest});"
         return {
-            "sum": f"{r.part} += {count} * {r.rest};",
-            "softmax": f"{r.part}.merge({r.rest}, {count});",
-            "welford": f"{r.part}.merge({count}, {r.rest}, 0.0f);",
+            "sum": f"{r.part} += {count} * {rest};",
+            "softmax": f"{r.part}.merge({rest}, {count});",
+            "welford": f"{r.part}.merge({count}, {rest}, 0.0f);",
         }[r.kind]
 
     def results(self, r: Reduction) -> list[str]:
-        reducer = reducer_of(r.kind, r.ctype)
+        reducer = reducer_of(r.kind, r.dtype)
         function = reducer.function
         count = len(reducer.fields) if self.plan.slots else 0
         slots = [f", {self.parts}[{r.slot + i}]" for i in range(count)]
         call = f"{function}({r.part}{''.join(slots)})"
         if r.kind == "softmax":
             whole = f"{r.results[1]}_all"
-            total = f"{whole}.total" if r.guarded else f"{whole}.top == -INFINITY ? NAN : {whole}.total"
+            total = f"{self.unless_masked(r, f'{whole}.top')}{whole}.total"
             return [
                 f"const MaxSum {whole} = {call};",
                 f"const float {r.results[0]} = {whole}.top;",
@@ -80,18 +82,22 @@ class Reducing(Fetching):
             ]
         if reducer.ctype == "unsigned":
             call = f"static_cast<int>({call})"
-        return [f"const {r.ctype} {r.results[0]} = {call};"]
+        return [self.define(r.results[0], r.dtype, call)]
+
+    def unless_masked(self, r: Reduction, top: str) -> str:
+        """A softmax's sum is NaN in a row of nothing but -inf, unless the chain asks for that case itself."""
+        return "" if r.guarded else self.noted(f"{top} == -INFINITY ? NAN : ")
 
     def row_reduces(self) -> list[Mapping[str, Any]]:
         """The reduction functions of the prelude, one a kind that the plan uses."""
         return [self.row_reduce(*kind) for kind in self.row_kinds()]
 
-    def row_kinds(self) -> list[tuple[ReductionKind, str]]:
+    def row_kinds(self) -> list[tuple[ReductionKind, DType]]:
         """And the type of what each reduces."""
-        return list(dict.fromkeys((r.kind, r.ctype) for s in self.plan.stages for r in s.reductions))
+        return list(dict.fromkeys((r.kind, r.dtype) for s in self.plan.stages for r in s.reductions))
 
-    def row_reduce(self, kind: ReductionKind, ctype: str) -> Mapping[str, Any]:
-        reducer = reducer_of(kind, ctype)
+    def row_reduce(self, kind: ReductionKind, dtype: DType) -> Mapping[str, Any]:
+        reducer = reducer_of(kind, dtype)
         self.functions.update(reducer.needs)
         single = len(reducer.fields) == 1
         shuffled = ["partner(v, step)" if single else f"partner(v.{f}, step)" for f in reducer.fields]

@@ -5,16 +5,16 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fusegen.emitting.dialect import UNROLL, all_of
+from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, all_of
 from fusegen.emitting.rows.reducing import Reducing
 from fusegen.emitting.rows.vectors import bracketed, scaled
+from fusegen.language.types import b8
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Load, RowPlan, Stage, Store
+from fusegen.planner.model import Load, RowPlan, Stage, Store, counts
 from fusegen.planner.pieces import PIECE_BYTES, stride_name
 
 
@@ -137,18 +137,31 @@ class Speller(Reducing):
 
     def row_load(self, load: Load) -> str:
         text = self.to_value(load.access.dtype, f"*{self.pointer(load.access)}")
-        if not self.tests_rows():
-            return text
-        return f"live ? {text} : {'false' if load.ctype == 'bool' else '0'}"
+        if self.tests_rows():
+            text = f"live ? {text} : {'false' if load.dtype is b8 else '0'}"
+        return self.define(load.value, load.dtype, text)
 
-    def row_store(self, store: Store) -> str:
-        return f"*{self.pointer(store.access)} = {self.to_storage(store.access.dtype, store.value)};"
+    def row_writes(self, stores: Iterable[Store]) -> list[str]:
+        """What is one value a row, written by one of its threads."""
+        return [
+            f"if ({self.first_lane()}) *{self.pointer(store.access)} = "
+            f"{self.to_storage(store.access.dtype, store.value)};"
+            for store in stores
+        ]
+
+    def behind(self, stage: Stage) -> list[str]:
+        """What a walk makes of its reductions, once a row."""
+        return [*self.statements(stage.row_body), *self.row_writes(stage.row_stores)]
 
     def first_lane(self) -> str:
         """One thread a row writes what is one value a row."""
         tile = self.plan.tile
         first_tile = f"{self.tile()} % {tile.col_tiles} == 0" if tile.col_tiles > 1 else ""
         return all_of("live" * self.live(), "lane == 0" * (tile.threads_per_row > 1), first_tile) or "true"
+
+    def stored_rest(self, store: Store) -> str:
+        """A result beyond the walk's limit."""
+        return self.to_storage(store.access.dtype, self.argument(store.rest)) if store.rest else ""
 
     # ---- kept values
 
@@ -162,7 +175,7 @@ class Speller(Reducing):
                     found.setdefault(name, (name, self.vec_type(load.access), load.offset_bytes, True))
             for keep in stage.keeps:
                 name = f"{keep.value}_kept"
-                found.setdefault(name, (name, keep.ctype, keep.offset_bytes, False))
+                found.setdefault(name, (name, VALUE_TYPES[keep.dtype], keep.offset_bytes, False))
         return list(found.values())
 
     # ---- a walk
@@ -220,14 +233,13 @@ class Speller(Reducing):
                 "name": f"{s.access.name}_vec",
                 "call": self.staged_call(s.access) if s.staged else self.store_call(s.access),
                 "across": s.access.mode == "across" and not s.staged,
-                "rest": self.to_storage(s.access.dtype, s.rest),
+                "rest": self.stored_rest(s),
             }
             for s in stage.stores
             if s.access.mode != "bulk"
         ]
-        texts = [self.guard(), *body, *(shift["text"] + shift["keep"] for shift in shifts)]
-        texts += [read["target"] + read["call"] + read["keep"] for read in reads if not loads_first]
-        texts += [output["call"] for output in outputs]
+        from_memory = [load for load in stage.reads if load.access.mode != "bulk" and load.when != "fetched"]
+        reads_at_col = (reads and self.partly()) or any(load not in copies for load in from_memory)
         made = {
             "title": self.title(number, stage),
             "col": self.col(),
@@ -249,7 +261,7 @@ class Speller(Reducing):
             "unroll": UNROLL if whole else f"{UNROLL} 4",
             "outputs": outputs,
             "placed": [
-                self.at_end(f"{self.at(s.access)} = {self.to_storage(s.access.dtype, s.rest)};")
+                self.at_end(f"{self.at(s.access)} = {self.stored_rest(s)};")
                 for s in stage.stores
                 if s.access.mode == "bulk" and stage.until
             ],
@@ -257,11 +269,21 @@ class Speller(Reducing):
             "leaves": self.leave_calls(stage),
             "singles": self.rest_singles(stage),
             "body": body,
-            "uses_col": bool(self.whole() or stage.until) or any(re.search(r"\bcol\b", text) for text in texts),
+            "names_col": bool(
+                self.whole()
+                or stage.until
+                or self.guard_names_col()
+                or outputs
+                or self.body_names_col(stage)
+                or (reads_at_col and not loads_first)
+            ),
             "vector_reductions": [r.part for r in stage.reductions if r.kind == "softmax"],
+            "until": self.within_limit("col", stage.until),
+            "rest_body": self.statements(stage.rest_body),
             "rest": [self.update_rest(r) for r in stage.reductions if stage.until],
             "first_results": stage is next(s for s in self.plan.stages if s.reductions) if stage.reductions else False,
             "results": [line for r in stage.reductions for line in self.results(r)],
+            "behind": self.behind(stage),
             "before": self.before(stage),
             **self.fetching(stage),
             "packed": self.packed_calls(stage),
@@ -330,7 +352,7 @@ class Speller(Reducing):
                     "name": f"{s.access.name}_vec",
                     "call": self.store_at_blocks(s.access, stage.blocks_of),
                     "across": False,
-                    "rest": self.to_storage(s.access.dtype, s.rest),
+                    "rest": self.stored_rest(s),
                 }
                 for s in stage.stores
             ],
@@ -339,11 +361,14 @@ class Speller(Reducing):
             "leaves": [],
             "singles": self.edge_singles(stage),
             "body": body,
-            "uses_col": True,
+            "names_col": True,
             "vector_reductions": [],
+            "until": self.within_limit("col", stage.until),
+            "rest_body": self.statements(stage.rest_body),
             "rest": [],
             "first_results": False,
             "results": [],
+            "behind": self.behind(stage),
             "before": [],
             "packed": [],
             "refill": [],
@@ -374,9 +399,9 @@ class Speller(Reducing):
         reads = [load for load in stage.reads if load.access.tensor not in self.taken]
         self.taken.update(load.access.tensor for load in reads)
         ahead = [self.single_read(load, "in_rest", "rest_col", "_last") for load in reads]
-        ahead += [f"{keep.ctype} {keep.value}_last{{}};" for keep in stage.keeps]
+        ahead += [f"{VALUE_TYPES[keep.dtype]} {keep.value}_last{{}};" for keep in stage.keeps]
         lines = self.single(stage, "_last")
-        named = ["const int col = rest_col;"] if any(re.search(r"\bcol\b", line) for line in lines) else []
+        named = ["const int col = rest_col;"] if stage.stores or self.body_names_col(stage) else []
         staged = [store.access for store in stage.stores if store.staged]
         pads = [f"{access.name}_staged[rest_col] = {self.zero(access)};" for access in staged]
         pad = f"else if (lane < {self.plan.tile.vector})" if pads else ""
@@ -388,9 +413,9 @@ class Speller(Reducing):
         for load in stage.loads:
             if load.when != "ahead":
                 text = self.element(load, "col") if load.access.mode == "bulk" else f"{load.access.name}{suffix}"
-                lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, text)};")
-        lines += [f"const {k.ctype} {k.value} = {k.value}{suffix};" for k in stage.takes]
-        lines += [f"const {s.ctype} {s.name} = {'col' if s.expr == 'col + j' else s.expr};" for s in stage.body]
+                lines.append(self.define(load.value, load.dtype, self.to_value(load.access.dtype, text)))
+        lines += [self.define(k.value, k.dtype, f"{k.value}{suffix}") for k in stage.takes]
+        lines += self.statements(stage.body, col="col")
         lines += [f"{k.value}{suffix} = {k.value};" for k in stage.keeps]
         for r in stage.reductions:
             lines.append(f"{r.part}.merge({r.value}, 1.0f);" if r.kind == "softmax" else self.update(r))
@@ -398,6 +423,11 @@ class Speller(Reducing):
             row = f"{store.access.name}_staged" if store.staged else self.pointer(store.access)
             lines.append(f"{row}[col] = {self.to_storage(store.access.dtype, store.value)};")
         return lines
+
+    def body_names_col(self, stage: Stage) -> bool:
+        """Do the statements for an element ask for its column, be it to find it in shared memory?"""
+        placed = any(store.access.mode == "bulk" for store in stage.stores)
+        return placed or counts(stage.body, "col_index") or any(load.access.mode == "bulk" for load in stage.loads)
 
     def body(self, stage: Stage, loads_first: bool) -> list[str]:
         """The statements for one element, in order."""
@@ -407,15 +437,15 @@ class Speller(Reducing):
                 continue
             if load.access.mode == "bulk":
                 value = self.to_value(load.access.dtype, self.element(load))
-                lines.append(f"const {load.ctype} {load.value} = {value};")
+                lines.append(self.define(load.value, load.dtype, value))
                 continue
             name = f"{load.access.name}_vec"
             kept = load.when not in ("now", "fetched") and not self.plan.in_shared
             in_array = loads_first and load.access.mode != "across" and load.when != "fetched"
             vector = self.kept_at(name, True) if kept else f"{name}[v]" if in_array else name
-            lines.append(f"const {load.ctype} {load.value} = {self.to_value(load.access.dtype, f'{vector}.at[j]')};")
-        lines += [f"const {k.ctype} {k.value} = {self.kept_at(f'{k.value}_kept', False)};" for k in stage.takes]
-        lines += [f"const {s.ctype} {s.name} = {s.expr};" for s in stage.body]
+            lines.append(self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"{vector}.at[j]")))
+        lines += [self.define(k.value, k.dtype, self.kept_at(f"{k.value}_kept", False)) for k in stage.takes]
+        lines += self.statements(stage.body)
         lines += [f"{self.kept_at(f'{k.value}_kept', False)} = {k.value};" for k in stage.keeps]
         lines += [self.update(r) for r in stage.reductions]
         for store in stage.stores:
@@ -431,13 +461,6 @@ class Speller(Reducing):
         """What a template prints of each walk."""
         return [(stage, self.walk(number, stage)) for number, stage in enumerate(self.plan.stages, 1)]
 
-    def expressions(self) -> list[str]:
-        """Every expression that the plan wrote."""
-        bodies = [*self.plan.launch_body, *self.plan.row_body]
-        for stage in self.plan.stages:
-            bodies += [*stage.body, *stage.row_body]
-        return [s.expr for s in bodies]
-
     def context(self) -> dict[str, Any]:
         plan = self.plan
         walks = self.walks()
@@ -445,11 +468,10 @@ class Speller(Reducing):
         places = self.bulk_places()
         keeps = self.keeps()
         lanes = min(plan.tile.team, plan.target.warp)
-        self.call_those_in(" ".join([*self.expressions(), *map(self.row_load, plan.row_loads)]))
-        everything = " ".join([*self.expressions(), *(str(w) for _, w in walks), *(str(r) for r in reduces)])
-        everything += " INFINITY" if "MaxSum" in self.functions else ""
+        launch_body = self.statements(plan.launch_body)
+        row_values = [*map(self.row_load, plan.row_loads), *self.statements(plan.row_body)]
         return {
-            **self.frame(plan, everything),
+            **self.frame(plan),
             "includes": self.includes(),
             "uses": {"vec": self.uses_vec, "functions": self.functions},
             "index": self.index,
@@ -467,9 +489,9 @@ class Speller(Reducing):
             "rows_product": self.rows_product(),
             "row_indices": self.row_indices(),
             "row_pointers": self.row_pointers(),
-            "row_load": self.row_load,
-            "row_store": self.row_store,
-            "first_lane": self.first_lane(),
+            "launch_body": launch_body,
+            "row_values": row_values,
+            "row_writes": self.row_writes(plan.row_stores),
             "start": self.start(),
             "kept_shared": [{"type": t, "name": n, "offset": o} for n, t, o, _ in keeps] if plan.in_shared else [],
             "staged_shared": [] if plan.bulk else self.staged_rows(),

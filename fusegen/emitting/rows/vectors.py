@@ -27,6 +27,12 @@ class Vectors(Dialect):
         self.uses_vec = False
 
     @property
+    def row_number(self) -> str:
+        """As the dimension of the shape's last axis but one counts it."""
+        last = len(self.plan.graph.shape) - 2
+        return next(dim.index for dim in self.plan.row_dims if last in dim.axes)
+
+    @property
     def index(self) -> str:
         return "long long" if self.plan.flat else "int"
 
@@ -68,6 +74,10 @@ class Vectors(Dialect):
             test = self.in_later_turns(test, -(-self.vector_cols // self.plan.tile.vector))
         return all_of("live" * self.tests_rows(), test)
 
+    def guard_names_col(self) -> bool:
+        """Or does it ask for no more than the turn?"""
+        return self.plan.tail != "none" and not self.by_turns_alone(-(-self.vector_cols // self.plan.tile.vector))
+
     def whole(self) -> str:
         """When every element of a vector lies in the row; empty where they always do."""
         tile = self.plan.tile
@@ -81,13 +91,24 @@ class Vectors(Dialect):
 
         Where the loop is unrolled nothing of it is left there.
         """
-        tile = self.plan.tile
-        turns = vectors // tile.threads_per_row
-        if self.plan.flat or tile.col_tiles > 1 or not self.unrolled() or not turns:
+        turns = self.certain_turns(vectors)
+        if not turns:
             return test
-        if vectors == turns * tile.threads_per_row and not elements:
+        if self.by_turns_alone(vectors) and not elements:
             return f"v < {turns}"
         return f"v < {turns} || {test}"
+
+    def certain_turns(self, vectors: int) -> int:
+        """Turns whose vectors are all among the row's first `vectors`, where the loop is unrolled."""
+        tile = self.plan.tile
+        if self.plan.flat or tile.col_tiles > 1 or not self.unrolled():
+            return 0
+        return vectors // tile.threads_per_row
+
+    def by_turns_alone(self, vectors: int) -> bool:
+        """Is no other vector among them?"""
+        turns = self.certain_turns(vectors)
+        return turns > 0 and vectors == turns * self.plan.tile.threads_per_row
 
     def unrolled(self) -> bool:
         """Are all turns of a thread's loops laid out one after another?"""
@@ -129,7 +150,7 @@ class Vectors(Dialect):
         """The vector, or zeros where the row does not need these columns; `inside`: it is known to need them."""
         if inside or not load.until:
             return text
-        return f"col {load.until} ? {text} : {ctype or self.vec_type(load.access)}{{}}"
+        return f"{self.within_limit('col', load.until)} ? {text} : {ctype or self.vec_type(load.access)}{{}}"
 
     def from_memory(self, load: Load, inside: bool) -> str:
         access = load.access
@@ -139,7 +160,7 @@ class Vectors(Dialect):
             return self.within(load, self.load_call(access), inside)
         name = "load_once" if access.once else "load"
         self.functions.update((name, f"{name}_where"))
-        return f"{name}_where<{access.vector}>(col {load.until}, {self.pointer(access)} + col)"
+        return f"{name}_where<{access.vector}>({self.within_limit('col', load.until)}, {self.pointer(access)} + col)"
 
     def span_type(self, access: Access) -> str:
         self.uses_vec = True
@@ -213,7 +234,7 @@ class Vectors(Dialect):
         self.functions.add("copy_async")
         call = f"copy_async<{load.access.vector}>(&{self.kept_at(self.kept_name(load.access), True)}, "
         call += f"{self.pointer(load.access)} + col);"
-        return f"if (col {load.until}) {call}" if load.until else call
+        return f"if ({self.within_limit('col', load.until)}) {call}" if load.until else call
 
     def copy_across_call(self, load: Load) -> str:
         access = load.access
@@ -223,8 +244,8 @@ class Vectors(Dialect):
         after = f"col + {access.vector}"
         if not load.until:
             return f"{call}, {after} >= {self.vector_cols});"
-        last = f"{after} >= {self.vector_cols} || !({after} {load.until})"
-        return f"if (col {load.until}) {{\n  {call},\n    {last});\n}}"
+        last = f"{after} >= {self.vector_cols} || !({self.within_limit(after, load.until)})"
+        return f"if ({self.within_limit('col', load.until)}) {{\n  {call},\n    {last});\n}}"
 
     def store_call(self, access: Access) -> str:
         row, value = self.pointer(access), f"{access.name}_vec"

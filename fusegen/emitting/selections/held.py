@@ -47,7 +47,7 @@ class HeldSpeller(SelectionSpeller):
             ],
             "others": [line for r in others for line in self.results(r)],
             "sums": [line for r in sums for line in self.results(r)],
-            "stage": self.last,
+            "behind": self.behind(self.last),
         }
 
     def read(self, load: Load) -> Mapping[str, str]:
@@ -73,10 +73,9 @@ class HeldSpeller(SelectionSpeller):
         if r.kind != "softmax" or r not in self.last.reductions:
             return super().results(r)
         top, total = r.results
-        nothing = "" if r.guarded else f"{top} == -INFINITY ? NAN : "
         return [
             f"const float {top} = key_at(most_of(picker));",
-            f"const float {total} = {nothing}sum_of(picker, {top});",
+            f"const float {total} = {self.unless_masked(r, top)}sum_of(picker, {top});",
         ]
 
     def row_reduces(self) -> list[Mapping[str, Any]]:

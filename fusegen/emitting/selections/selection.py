@@ -5,26 +5,25 @@ Nothing is decided here either: `planner/selections/topk.py` is.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fusegen.emitting.dialect import CONSTANTS, all_of
+from fusegen.emitting.dialect import ZEROS, all_of
 from fusegen.emitting.prelude import reducer_of
 from fusegen.emitting.rows.spelling import Speller
 from fusegen.emitting.rows.vectors import scaled
-from fusegen.language.types import LEAST_INT, DType, bf16
+from fusegen.language.types import LEAST_INT, DType, bf16, f32, i32
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Statement
+from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage
 from fusegen.planner.selections.choosing import COMPARED, most_ranked
 from fusegen.planner.selections.picker import picker
 
-KEYS: Mapping[str, Mapping[str, str]] = {
-    "float": {"ctype": "float", "least": "-INFINITY", "larger": "larger",
+KEYS: Mapping[DType, Mapping[str, str]] = {
+    f32: {"ctype": "float", "least": "-INFINITY", "larger": "larger",
               "to_word": "__float_as_int({0})", "from_word": "__int_as_float({0})"},
-    "int": {"ctype": "int", "least": LEAST_INT, "larger": "max", "to_word": "{0}", "from_word": "{0}"},
+    i32: {"ctype": "int", "least": LEAST_INT, "larger": "max", "to_word": "{0}", "from_word": "{0}"},
 }  # fmt: skip
 """What a key is, the masked one, the larger of two; how one goes to a word of notes and back."""
 ROLLED = "#pragma unroll 1"
@@ -39,9 +38,11 @@ class SelectionSpeller(Speller):
         super().__init__(plan)
         assert plan.selection is not None
         self.selection = plan.selection
-        self.key_words = KEYS[plan.selection.ctype]
-        if plan.selection.ctype == "float" and not plan.selection.in_turn:
-            self.functions.add("larger")
+        self.key_words = KEYS[plan.selection.dtype]
+        if plan.selection.dtype is f32:
+            self.constants.add("INFINITY")
+            if not plan.selection.in_turn:
+                self.functions.add("larger")
         self.last = plan.stages[-1]
 
     @property
@@ -105,14 +106,13 @@ class SelectionSpeller(Speller):
         self.functions |= within.functions
         return found
 
-    def statements(self, loads: tuple[Load, ...], body: tuple[Statement, ...]) -> list[str]:
+    def key_at_col(self) -> list[str]:
         """The key of the element at `col`."""
         lines = [
-            f"const {load.ctype} {load.value} = "
-            f"{self.to_value(load.access.dtype, f'{self.pointer(load.access)}[col]')};"
-            for load in loads
+            self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"{self.pointer(load.access)}[col]"))
+            for load in self.selection.loads
         ]
-        return [*lines, *(f"const {s.ctype} {s.name} = {'col' if s.expr == 'col + j' else s.expr};" for s in body)]
+        return [*lines, *self.statements(self.selection.body, col="col")]
 
     @property
     def of_key(self) -> list[Reduction]:
@@ -124,6 +124,7 @@ class SelectionSpeller(Speller):
         if r not in self.of_key:
             return super().part(r)
         self.functions.update(("PivotSum", "exponential"))
+        self.constants.add("NAN")
         return {"ctype": "PivotSum", "name": r.part, "init": ""}
 
     def key_sum(self, r: Reduction) -> Mapping[str, Any]:
@@ -132,10 +133,10 @@ class SelectionSpeller(Speller):
         slots = [f", {self.parts}[{r.slot + i}]" if self.plan.slots else "" for i in range(2)]
         return {"top": top, "total": total, "part": r.part, "slots": slots, "guarded": r.guarded}
 
-    def row_kinds(self) -> list[tuple[ReductionKind, str]]:
+    def row_kinds(self) -> list[tuple[ReductionKind, DType]]:
         """A sum of exponentials needs no more than to be added up where their largest is known."""
         found = [r for stage in self.plan.stages for r in stage.reductions]
-        return list(dict.fromkeys(("sum" if r in self.of_key else r.kind, r.ctype) for r in found))
+        return list(dict.fromkeys(("sum" if r in self.of_key else r.kind, r.dtype) for r in found))
 
     def last_walk(self) -> Mapping[str, Any]:
         """The walk that chooses by a threshold: the key's own maximum serves a softmax of the key too."""
@@ -148,11 +149,9 @@ class SelectionSpeller(Speller):
         vectors = self.read_ahead(self.last.loads)
         title = f"walk {number} of {number}: {self.last.title + '; ' if self.last.title else ''}{best}"
         body = [*self.body(stage, loads_first=False), f"keys[j] = {self.selection.key};"]
-        calls = [*(v["made"] for v in vectors), *(out["call"] for out in walk["outputs"])]
         return {
             **walk,
-            "names_col": bool(re.search(r"\bcol\b", " ".join([self.guard(), self.whole(), *body, *calls]))),
-            "stage": self.last,
+            "names_col": bool(self.guard_names_col() or self.whole() or self.body_names_col(stage) or walk["outputs"]),
             "title": textwrap.wrap(title, WIDTH, subsequent_indent="  "),
             "parts": [self.part(r) for r in self.last.reductions],
             "vectors": vectors,
@@ -187,7 +186,7 @@ class SelectionSpeller(Speller):
         what = f"of {count} " if count > 1 else ""
         title = f"the {self.selection.k} chosen, walk {number} {what}over them: {stage.title}"
         body = [self.gathered(load) for load in stage.loads]
-        body += [f"const {s.ctype} {s.name} = {s.expr};" for s in stage.body]
+        body += self.statements(stage.body)
         body += [self.update(r) for r in stage.reductions]
         for store in stage.stores:
             value = self.to_storage(store.access.dtype, store.value)
@@ -197,18 +196,18 @@ class SelectionSpeller(Speller):
             "parts": [self.part(r) for r in stage.reductions],
             "body": body,
             "results": [self.picked_result(r) for r in stage.reductions],
+            "behind": self.behind(stage),
         }
 
     def gathered(self, load: Load) -> str:
         """An operand's element at the chosen column."""
         at = f"{self.pointer(load.access)}[{self.selection.columns}]"
-        nothing = {"bool": "false", "int": "0"}.get(load.ctype, "0.0f")
         value = self.to_value(load.access.dtype, at)
-        return f"const {load.ctype} {load.value} = {self.selection.columns} < 0 ? {nothing} : {value};"
+        return self.define(load.value, load.dtype, f"{self.selection.columns} < 0 ? {ZEROS[load.dtype]} : {value}")
 
     def picked_result(self, r: Reduction) -> str:
         [line] = self.results(r)
-        function = reducer_of(r.kind, r.ctype).function
+        function = reducer_of(r.kind, r.dtype).function
         return line.replace(f"= {function}(", f"= {self.picked_function(function)}(")
 
     def picked_function(self, function: str) -> str:
@@ -217,7 +216,7 @@ class SelectionSpeller(Speller):
 
     def row_reduces(self) -> list[Mapping[str, Any]]:
         whole = super().row_reduces()
-        kinds = dict.fromkeys((r.kind, r.ctype) for stage in self.selection.picked for r in stage.reductions)
+        kinds = dict.fromkeys((r.kind, r.dtype) for stage in self.selection.picked for r in stage.reductions)
         behind = [self.row_reduce(*kind) for kind in kinds]
         if self.plan.tile.cluster > 1:
             alone = {"threads": self.plan.threads, "clustered": False}
@@ -226,10 +225,6 @@ class SelectionSpeller(Speller):
         return [*whole, *(r for r in behind if (r["function"], r["ctype"]) not in there)]
 
     # ---- all of it
-
-    def expressions(self) -> list[str]:
-        behind = [s.expr for stage in self.selection.picked for s in (*stage.body, *stage.row_body)]
-        return [*super().expressions(), *behind]
 
     def walks(self) -> list[tuple[Stage, Mapping[str, Any]]]:
         return super().walks()[:-1]
@@ -257,11 +252,6 @@ class SelectionSpeller(Speller):
             "picks": {"team": "picker.picks[at]", "hold": "picker.picks"}.get(chosen.by, "picks"),
         }
         context = super().context()
-        nan = "NAN" in str(last) or "PivotSum" in self.functions
-        named = {name for name, _ in context["constants"]} | ({"NAN"} if nan else set())
-        if chosen.ctype == "float":
-            named.add("INFINITY")
-        context["constants"] = [(name, bits) for name, bits in CONSTANTS if name in named]
         resident = f", {chosen.resident}" if chosen.resident else ""
         return {
             **context,
@@ -385,7 +375,7 @@ class SelectionSpeller(Speller):
             ],
             "body": [*self.body(key, loads_first=False), f"keys[j] = {chosen.key};"],
             "rest_bits": f"{0xFFFFFFFF & ~(0xFFFFFFFF >> plan.cols % tile.vector):#x}u",
-            "key_at_col": self.statements(chosen.loads, chosen.body),
+            "key_at_col": self.key_at_col(),
         }
 
     def enough(self, room: int, limit: int) -> str:

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fusegen.language.graph import Graph, Node, Tensor, once_per_graph
-from fusegen.language.naming import value_names
+from fusegen.language.graph import Graph, Tensor, once_per_graph
 from fusegen.language.products import Split, split
 from fusegen.language.types import size_of
-from fusegen.planner.model import Access, Layout, Param, RowDim, Statement
-from fusegen.planner.pieces import CTYPE, VECTOR_BYTES, c_literal, expression, named_dims, params_of, stride_name
+from fusegen.planner.model import Access, Layout, Param, RowDim
+from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +164,3 @@ def product_params(graph: Graph, dims: tuple[RowDim, ...], accesses: Iterable[Ac
         if access.pitch is not None:
             params.append(Param("stride", f"{access.name}_pitch", access.tensor, axes=(access.pitch,)))
     return tuple(params)
-
-
-def statements(graph: Graph, nodes: Iterable[Node]) -> tuple[Statement, ...]:
-    """One statement a node; indices are the rule's to fill in."""
-    names = value_names(graph)
-
-    def text(node: Node) -> str:
-        return names[node] if node in names else c_literal(node, graph)
-
-    return tuple(Statement(names[n], CTYPE[n.dtype], expression(n, graph, map(text, n.inputs))) for n in nodes)

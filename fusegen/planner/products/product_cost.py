@@ -20,9 +20,9 @@ from fusegen.language.naming import value_names
 from fusegen.language.products import Factor, split
 from fusegen.language.types import DType, Shape, f16, f32, size_of
 from fusegen.planner.cost import count_bytes, unfused_kernels
-from fusegen.planner.model import TensorTraffic, Traffic
+from fusegen.planner.model import TensorTraffic, Traffic, Value
 from fusegen.planner.passes import hoist_scales
-from fusegen.planner.pieces import arrays, bytes_of, c_literal, roundings
+from fusegen.planner.pieces import argument, arrays, bytes_of, digits, roundings
 from fusegen.targets.base import Target
 
 
@@ -194,13 +194,12 @@ def text_of(factor: Factor, graph: Graph) -> str:
 
 def scale_texts(lowered: Graph) -> tuple[str, ...]:
     """`rrms`, `0.5`, `1 / norm`: what scales products in `lowered`, and before them their factors as written."""
-    names = value_names(lowered)
     found = []
     for product in lowered.products:
         node = product
         while (users := lowered.users[node]) and len(users) == 1 and users[0].operator is product.operator:
             (node,) = users
-            scale = node.inputs[1]
-            text = names[scale] if scale in names else c_literal(scale, lowered).rstrip("f")
+            scale = argument(node.inputs[1], lowered)
+            text = scale.name if isinstance(scale, Value) else digits(scale.value)
             found.append(f"1 / {text}" if node.op.name == "div" else text)
     return tuple(dict.fromkeys(found))

@@ -15,9 +15,8 @@ from fusegen.language.products import Factor as Side
 from fusegen.language.products import Split, is_computed
 from fusegen.language.types import Size, f32, size_of
 from fusegen.planner.matching import NoMatch
-from fusegen.planner.model import Access, Load, Reduction, Statement, Store
-from fusegen.planner.pieces import CTYPE
-from fusegen.planner.products.factors import statements
+from fusegen.planner.model import Access, Load, Reduction, Store
+from fusegen.planner.pieces import statements
 from fusegen.planner.products.gemm import Factor, Product, Prologue, Span
 
 
@@ -63,16 +62,8 @@ def groups(graph: Graph, parts: Split) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def indexed(graph: Graph, nodes: Iterable[Node]) -> tuple[Statement, ...]:
-    """Statements, an index as the tile counts it."""
-    listed = tuple(nodes)
-    indices = {"row_index": "static_cast<int>(row)", "col_index": "col + j"}
-    made = statements(graph, listed)
-    return tuple(replace(s, expr=indices.get(n.op.name, s.expr)) for s, n in zip(made, listed, strict=True))
-
-
 def load(graph: Graph, access: Access, tensor: Tensor) -> Load:
-    return Load(access, value_names(graph)[tensor.node], CTYPE[tensor.node.dtype])
+    return Load(access, value_names(graph)[tensor.node])
 
 
 def within(graph: Graph, *roots: Node, without: Iterable[Node] = ()) -> set[Node]:
@@ -132,8 +123,8 @@ def prologue_of(
         loads=tuple(load(graph, accesses[t.name], t) for t in elements if t.name in tiles),
         vectors=tuple(load(graph, accesses[t.name], t) for t in elements if t.name not in tiles),
         row_loads=tuple(load(graph, accesses[t.name], t) for t in values),
-        row_body=indexed(graph, by_row),
-        body=indexed(graph, by_element),
+        row_body=statements(graph, by_row),
+        body=statements(graph, by_element),
         value=names[left.node],
         changes=left.operand is None,
         statistics=tuple(
@@ -163,8 +154,8 @@ def span_of(
         vector=vector,
         loads=tuple(load(graph, accesses[t.name], t) for t in inputs if extents[t.node] is Extent.ELEMENT),
         row_loads=tuple(load(graph, accesses[t.name], t) for t in inputs if extents[t.node] is not Extent.ELEMENT),
-        row_body=indexed(graph, by_row),
+        row_body=statements(graph, by_row),
         row_stores=tuple(store for store, extent in stores if extent is not Extent.ELEMENT),
-        body=indexed(graph, [n for n in listed if extents[n] is Extent.ELEMENT]),
+        body=statements(graph, [n for n in listed if extents[n] is Extent.ELEMENT]),
         stores=tuple(store for store, extent in stores if extent is Extent.ELEMENT),
     )

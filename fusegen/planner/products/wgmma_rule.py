@@ -30,11 +30,11 @@ from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor
 from fusegen.planner.model import LINE_BYTES, Access, Layout, Load, Param, Reduction, RowDim, Store
 from fusegen.planner.passes import hoist_scales
-from fusegen.planner.pieces import VECTOR_BYTES
+from fusegen.planner.pieces import VECTOR_BYTES, statements
 from fusegen.planner.products.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
 from fusegen.planner.products.gemm_duration import lying
 from fusegen.planner.products.product_cost import product_rounding
-from fusegen.planner.products.spans import Group, groups, indexed, load, need_plain_rights, within
+from fusegen.planner.products.spans import Group, groups, load, need_plain_rights, within
 from fusegen.planner.products.wgmma import (
     LINE,
     STAGED_ROWS,
@@ -256,8 +256,8 @@ class Draft:
             brought=tuple(found for found in elements if self.is_mapped(found.access)),
             loads=tuple(found for found in elements if found not in vectors and not self.is_mapped(found.access)),
             row_loads=tuple(found for found in loads if not found.access.by_column),
-            row_body=indexed(graph, [n for n in listed if graph.extents[n] is not Extent.ELEMENT]),
-            body=indexed(graph, [n for n in listed if graph.extents[n] is Extent.ELEMENT]),
+            row_body=statements(graph, [n for n in listed if graph.extents[n] is not Extent.ELEMENT]),
+            body=statements(graph, [n for n in listed if graph.extents[n] is Extent.ELEMENT]),
             boxes=tuple(store for store in stores if self.is_mapped(store.access)),
             stores=tuple(store for store in stores if not self.is_mapped(store.access)),
         )
@@ -364,7 +364,7 @@ class Draft:
             load=load(graph, self.access[matrix.name], matrix),
             vectors=tuple(load(graph, self.access[t.name], t) for t in inputs),
             scale=load(graph, self.access[scale.name], scale) if scale else None,
-            body=indexed(graph, [n for n in graph.nodes if n in computed and is_computed(n)]),
+            body=statements(graph, [n for n in graph.nodes if n in computed and is_computed(n)]),
             value=names[left],
             statistics=tuple(
                 Reduction("sum", names[s.node.inputs[0]], (names[s.node],)) for s in self.parts.statistics

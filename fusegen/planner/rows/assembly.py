@@ -21,7 +21,6 @@ from fusegen.planner.model import (
     Selection,
     Stage,
     Staging,
-    Statement,
     Tile,
     Traffic,
 )
@@ -146,7 +145,7 @@ def assemble(
         params=params(graph, draft.dims, with_strides(draft, tile)),
         launch_body=walks.launch_body,
         row_loads=walks.row_loads,
-        row_body=index_rows(walks.row_body, draft),
+        row_body=walks.row_body,
         row_stores=walks.row_stores,
         stages=stages,
         folded=target.max_blocks(tile.threads) < MANY_BLOCKS,
@@ -277,10 +276,3 @@ def placed(stage: Stage, number: int, tile: Tile, staging: Staging, kept: int) -
         keeps=tuple(replace(keep, offset_bytes=keep.offset_bytes * kept) for keep in stage.keeps),
         backward=turned,
     )
-
-
-def index_rows(body: tuple[Statement, ...], draft: Draft) -> tuple[Statement, ...]:
-    """The row index, as the dimension of the shape's last axis but one counts it."""
-    last = len(draft.graph.shape) - 2
-    index = next((dim.index for dim in draft.dims if last in dim.axes), "")
-    return tuple(s if s.expr else replace(s, expr=f"static_cast<int>({index})") for s in body)

@@ -106,4 +106,4 @@ def read_again(load: Load) -> Load:
 
 
 def as_value(load: Load) -> Keep:
-    return Keep(load.value, load.ctype)
+    return Keep(load.value, load.dtype)

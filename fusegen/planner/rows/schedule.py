@@ -17,9 +17,22 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node
 from fusegen.language.naming import value_names
-from fusegen.planner.limits import common_limit, limits, rests
-from fusegen.planner.model import Access, Keep, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
-from fusegen.planner.pieces import CTYPE, c_literal, expression
+from fusegen.planner.limits import Limit, common_limit, limits, rests
+from fusegen.planner.model import (
+    Access,
+    Argument,
+    Keep,
+    Keeps,
+    Load,
+    Reduction,
+    ReductionKind,
+    Stage,
+    Statement,
+    Store,
+    Until,
+    Value,
+)
+from fusegen.planner.pieces import argument, statement
 
 ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one walk can make
 KEEPS_NAN = frozenset({"add", "sub", "mul", "div", "neg", "abs", "square", "sqrt", "rsqrt", "minimum", "maximum"})
@@ -181,25 +194,17 @@ class Scheduler:
             free.add(node)
         return free
 
-    def text(self, node: Node) -> str:
-        return self.names[node] if node in self.names else c_literal(node, self.graph)
-
-    def statement(self, node: Node) -> Statement:
-        name, ctype = self.names[node], CTYPE[node.dtype]
-        if node.op.name == "col_index":
-            return Statement(name, ctype, "col + j")
-        if node.op.name == "row_index":
-            return Statement(name, ctype, "")  # the rule fills in the row dimension's index
-        return Statement(name, ctype, expression(node, self.graph, map(self.text, node.inputs)))
-
     def statements(self, nodes: Iterable[Node]) -> tuple[Statement, ...]:
-        return tuple(self.statement(n) for n in nodes if n in self.names and n.op.kind in (Kind.MAP, Kind.LEAF))
+        made = (n for n in nodes if n in self.names and n.op.kind in (Kind.MAP, Kind.LEAF))
+        return tuple(statement(n, self.graph) for n in made)
 
     def load(self, node: Node, when: str = "now") -> Load:
         access = self.access[self.graph.tensor_of[node].name]
-        limit = self.limits.get(node)
-        until = f"{limit.sign} {self.text(limit.bound)}" if limit else ""
-        return Load(access, self.names[node], CTYPE[node.dtype], when, until=until)  # type: ignore[arg-type]
+        until = self.until(self.limits.get(node))
+        return Load(access, self.names[node], when, until=until)  # type: ignore[arg-type]
+
+    def until(self, limit: Limit | None) -> Until | None:
+        return Until(limit.sign, argument(limit.bound, self.graph)) if limit else None
 
     def at_depth(self, extent: Extent, depth: int) -> list[Node]:
         return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent and self.depth[n] == depth]
@@ -288,12 +293,15 @@ class Scheduler:
             keeps=self.keeps,
         )
 
-    def rest(self, node: Node) -> str:
-        """The text of a value beyond the limit; empty without one."""
-        if self.limit is None:
-            return ""
+    def rest(self, node: Node) -> Argument | None:
+        """A value beyond the limit; None without one."""
+        return None if self.limit is None else self.beyond(node)
+
+    def beyond(self, node: Node) -> Argument:
         same = self.rests[node]  # build() has made sure that it is there
-        return self.text(same) if self.extent(same) is not Extent.ELEMENT else f"{self.names[same]}_rest"
+        if self.extent(same) is not Extent.ELEMENT:
+            return argument(same, self.graph)
+        return Value(f"{self.names[same]}_rest", same.dtype)
 
     def rest_body(self, roots: Iterable[Node]) -> tuple[Statement, ...]:
         """The statements, once a row, for the values of `roots` beyond the limit that no earlier walk has made."""
@@ -308,9 +316,10 @@ class Scheduler:
                 wanted.add(same)
                 stack.extend(same.inputs)
         return tuple(
-            Statement(f"{self.names[n]}_rest", CTYPE[n.dtype], expression(n, self.graph, map(self.rest, n.inputs)))
+            replace(made, name=f"{made.name}_rest", args=tuple(map(self.beyond, n.inputs)))
             for n in self.graph.nodes
             if n in wanted
+            for made in [statement(n, self.graph)]
         )
 
     def at_any(self, extent: Extent) -> list[Node]:
@@ -329,8 +338,8 @@ class Scheduler:
                 continue
             kind: ReductionKind = node.op.name  # type: ignore[assignment]
             value = node.inputs[0]
-            rest, ctype = self.rest(value), CTYPE[value.dtype]
-            found.append(Reduction(kind, self.names[value], (self.names[node],), slots, rest=rest, ctype=ctype))
+            rest = self.rest(value)
+            found.append(Reduction(kind, self.names[value], (self.names[node],), slots, rest=rest, dtype=value.dtype))
             slots += 1
         return tuple(found)
 
@@ -342,7 +351,7 @@ class Scheduler:
         loads, takes, keeps = [], [], []
         for node in nodes:
             is_input = node.op.kind is Kind.INPUT
-            size = self.graph.tensor_of[node].dtype.bytes if is_input else 1 if CTYPE[node.dtype] == "bool" else 4
+            size = self.graph.tensor_of[node].dtype.bytes if is_input else node.dtype.bytes
             name = self.names[node]
             if node in take:
                 offset = layout.offset(name)
@@ -350,14 +359,14 @@ class Scheduler:
                     load = self.load(node, "kept")
                     loads.append(replace(load, offset_bytes=offset))
                 else:
-                    takes.append(Keep(name, CTYPE[node.dtype], offset))
+                    takes.append(Keep(name, node.dtype, offset))
             elif node in later:
                 offset = layout.claim(name, size, is_input)
                 if is_input:
                     load = self.load(node, "keep")
                     loads.append(replace(load, offset_bytes=offset))
                 else:
-                    keeps.append(Keep(name, CTYPE[node.dtype], offset))
+                    keeps.append(Keep(name, node.dtype, offset))
             elif is_input:
                 loads.append(self.load(node))
         stores = tuple(
@@ -375,7 +384,7 @@ class Scheduler:
             stores=stores,
             row_body=self.statements(self.at_depth(Extent.ROW, walk + 1)),
             row_stores=self.row_stores(walk + 1),
-            until=f"{self.limit.sign} {self.text(self.limit.bound)}" if self.limit else "",
+            until=self.until(self.limit),
             rest_body=self.rest_body(self.roots(walk)),
         )
 

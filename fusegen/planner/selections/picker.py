@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from fusegen.language.types import DType, f32, i32
 from fusegen.planner.held_rows import Dense, Hold
 from fusegen.planner.model import Selection, Tile
 from fusegen.planner.selections import density
 from fusegen.planner.selections.choosing import COMPARED, merged_room, most_ranked
 from fusegen.planner.structs import Count, Member, Struct, member
+
+KEY_TYPES: Mapping[DType, str] = {f32: "float", i32: "int"}
 
 
 def picker(selection: Selection, tile: Tile, warp: int) -> Struct:
@@ -25,7 +28,7 @@ def picker(selection: Selection, tile: Tile, warp: int) -> Struct:
 def of_team(selection: Selection, tile: Tile) -> Iterator[Member]:
     rows = tile.rows_per_block
     if not selection.in_turn:
-        yield member(selection.ctype, keys=(rows, tile.per_thread * tile.threads_per_row * tile.vector))
+        yield member(KEY_TYPES[selection.dtype], keys=(rows, tile.per_thread * tile.threads_per_row * tile.vector))
         yield member("Entry", candidates=(rows, most_ranked(selection.k) + COMPARED))
     yield member("Entry", picks=(rows, selection.k))
 

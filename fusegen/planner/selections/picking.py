@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node
+from fusegen.language.types import DType
 from fusegen.planner.model import Access, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
-from fusegen.planner.pieces import CTYPE
 from fusegen.planner.rows.schedule import Schedule, Scheduler, title_of
 
 
@@ -22,7 +22,7 @@ class Picking:
 
     walks: Schedule
     key: str
-    ctype: str
+    dtype: DType
     loads: tuple[Load, ...]
     body: tuple[Statement, ...]
     columns: str
@@ -94,7 +94,7 @@ class PickingScheduler(Scheduler):
                 name = self.names[node]
                 kind: ReductionKind = node.op.name  # type: ignore[assignment]
                 value = node.inputs[0]
-                reductions.append(Reduction(kind, self.names[value], (name,), slot, ctype=CTYPE[value.dtype]))
+                reductions.append(Reduction(kind, self.names[value], (name,), slot, dtype=value.dtype))
                 slot += 1
             found.append(self.picked_stage(walk, tuple(reductions)))
         return tuple(found), slot
@@ -140,7 +140,7 @@ class PickingScheduler(Scheduler):
     def gather(self, node: Node) -> Load:
         """An operand's element at a chosen column; what stands where there is none is zero."""
         access = self.access[self.graph.tensor_of[node.inputs[0]].name]
-        return Load(access, self.names[node], CTYPE[node.dtype])
+        return Load(access, self.names[node])
 
     def pick(self) -> Picking:
         walks = self.build()
@@ -151,7 +151,7 @@ class PickingScheduler(Scheduler):
         return Picking(
             walks=replace(walks, slots=slots),
             key=self.names[self.key],
-            ctype=CTYPE[self.key.dtype],
+            dtype=self.key.dtype,
             loads=tuple(self.load(n) for n in self.graph.nodes if n in compute and n.op.kind is Kind.INPUT),
             body=self.statements(n for n in self.graph.nodes if n in compute),
             columns=self.names[self.columns],

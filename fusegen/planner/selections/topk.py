@@ -228,7 +228,7 @@ def selection_of(walks: Picking, k: int, by: str) -> Selection:
         by=by,  # type: ignore[arg-type]
         k=k,
         key=walks.key,
-        ctype=walks.ctype,
+        dtype=walks.dtype,
         loads=walks.loads,
         body=walks.body,
         columns=walks.columns,
