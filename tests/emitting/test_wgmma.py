@@ -31,6 +31,7 @@ from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, Arguments
 from fusegen.targets import H200, TARGETS, Target
 from fusegen.targets.cuda import ARCHES
 from fusegen.validation import validate
+from tests import gemms
 from tests.tools import needs_check
 
 B, M, N, K, L = dims("B M N K L")
@@ -356,6 +357,13 @@ REFUSED = [
 def test_refusals_are_sentences(spec: Chain, sizes: dict[str, int], reason: str) -> None:
     with pytest.raises(NoMatch, match=reason):
         plans(spec.at(**sizes).graph)
+
+
+def test_a_refusal_names_the_first_value_that_stands_in_the_way() -> None:
+    """Whatever the order of a set of nodes, which is another one in every graph."""
+    for rows in range(8, 40):
+        with pytest.raises(NoMatch, match="left factor needs sum at"):
+            plans(gemms.layernorm_before.at(M=rows).graph)
 
 
 def test_rings_are_as_long_as_there_is_room_for() -> None:

@@ -103,8 +103,7 @@ def prologue_of(
     tiles = {f.access.tensor for f in factors}
     roots = [left.node, *(s.node.inputs[0] for s in parts.statistics)]
     needed = within(graph, *roots)
-    if any(n.op.kind is Kind.REDUCE for n in needed):
-        first = next(n for n in needed if n.op.kind is Kind.REDUCE)
+    if first := next((n for n in graph.nodes if n in needed and n.op.kind is Kind.REDUCE), None):
         raise NoMatch(
             f"the left factor needs {first.op.name} at {first.where} of its own row before it is multiplied; gemm "
             "reads the row once\n  only a scale of the whole row can wait until the products are summed, and only one "

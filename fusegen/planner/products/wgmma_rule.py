@@ -429,7 +429,7 @@ def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
     if left.operand is not None and left.transposed:
         raise NoMatch("the left factor is transposed, and its rows are reduced; wgmma sees lines along the depth only")
     needed = within(graph, left.node, *(s.node.inputs[0] for s in parts.statistics))
-    for node in needed:
+    for node in (n for n in graph.nodes if n in needed):
         if node.op.kind is Kind.REDUCE or (node.op.kind is not Kind.LEAF and graph.extents[node] is Extent.ROW):
             raise NoMatch(
                 f"the left factor needs {node.op.name} at {node.where}, one value a row, before it is multiplied"
