@@ -25,7 +25,7 @@ from fusegen.language.spec import load_chains
 from fusegen.language.types import size_of
 from fusegen.measuring.timing import Stopwatch
 from fusegen.planner import candidates
-from fusegen.planner.model import Layout, Source
+from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import Target, target
 
@@ -123,10 +123,11 @@ def sweep(graph: Graph, chosen: Target, watch: Stopwatch, most: int) -> list[dic
     with ThreadPoolExecutor(16) as pool:
         binaries = list(pool.map(compiled, sources))
     arrays = operands(graph)
-    found = []
+    found: list[dict[str, Any]] = []
     first = None
     for rank, (source, binary) in enumerate(zip(sources, binaries, strict=True)):
         plan, need = source.plan, binary.resources
+        assert isinstance(plan, RowPlan), f"{graph.name} is no chain of rows"
         try:
             kernel = Kernel(source, binary, watch.device, lambda layout: (source, binary))  # noqa: B023
             out = kernel(*arrays)

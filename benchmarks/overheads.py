@@ -104,7 +104,7 @@ def calls(batches: int) -> tuple[dict[str, float], dict[str, float]]:
         idle = times.pop("")
         return {name: us if name in in_c else us - idle for name, us in times.items()}
 
-    whole = {
+    whole: dict[str, Callable[[], object]] = {
         "kernel(...), result allocated": lambda: kernel(x, bias, residual, gamma, beta),
         "kernel(..., out=out)": lambda: filling(x, bias, residual, gamma, beta, out=out),
         "the first, by name": lambda: kernel(x=x, bias=bias, residual=residual, gamma=gamma, beta=beta),
@@ -191,11 +191,12 @@ def bare_launches(prepared: Any) -> dict[str, Callable[[], object]]:
     record = prepared.record
     loaded, launch, plan = record.loaded, record.launch, record.variant.plan
     assert isinstance(loaded, GpuKernel)
+    function: Any = loaded.function
     arguments = loaded.arguments
     arguments.pack_into(arguments.block, 0, *prepared.pointers, *prepared.values, *launch.numbers)
     bound = nvidia.driver().cuLaunchKernel
-    table, function, blocks, threads, shared = (
-        arguments.address, loaded.function, launch.blocks, plan.threads, plan.shared_bytes
+    table, blocks, threads, shared = (
+        arguments.address, launch.blocks, plan.threads, plan.shared_bytes
     )  # fmt: skip
     found: dict[str, Callable[[], object]] = {
         "bare cuLaunchKernel, cuda.bindings": lambda: bound(

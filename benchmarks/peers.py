@@ -13,14 +13,13 @@ import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 Run = Callable[[], object]
 
 
 @functools.cache
-def triton_rows() -> ModuleType:
+def triton_rows() -> Any:
     """The file beside this one. Raises ImportError without Triton."""
     spec = importlib.util.spec_from_file_location("fusegen_triton_rows", Path(__file__).with_name("triton_rows.py"))
     assert spec is not None
@@ -38,15 +37,18 @@ def rows_of(tensor: Any) -> Any:
 
 
 def triton_layernorm(x: Any, bias: Any, residual: Any, gamma: Any, beta: Any) -> Run:
-    return triton_rows().bias_gelu_residual_layernorm(x, bias, residual, gamma, beta, eps=1e-5)
+    run: Run = triton_rows().bias_gelu_residual_layernorm(x, bias, residual, gamma, beta, eps=1e-5)
+    return run
 
 
 def triton_softmax(scores: Any) -> Run:
-    return triton_rows().softmax(rows_of(scores), 0.125, queries=0)
+    run: Run = triton_rows().softmax(rows_of(scores), 0.125, queries=0)
+    return run
 
 
 def triton_causal_softmax(scores: Any) -> Run:
-    return triton_rows().softmax(rows_of(scores), 0.125, queries=scores.shape[-2])
+    run: Run = triton_rows().softmax(rows_of(scores), 0.125, queries=scores.shape[-2])
+    return run
 
 
 # ---------------------------------------------------------------- QuACK and Liger

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def six_operands(x, bias, residual, gamma, beta, out, cols, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def six_operands(x, bias, residual, gamma, beta, out, cols, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     inside = at < cols
     row = tl.program_id(0) * cols

@@ -24,10 +24,16 @@ from typing import TYPE_CHECKING, Any
 from fusegen.errors import FusegenError
 from fusegen.language import ops
 from fusegen.language.spec import Chain, chain, load_chains
-from fusegen.language.types import Dim, DType, b8, bf16, dims, f16, f32, i32
+from fusegen.language.types import Dim, DType, dims
 from fusegen.version import VERSION
 
 if TYPE_CHECKING:
+    # In an annotation, a type checker takes f16[M, N] as it takes Any: it would look for types, and these are values.
+    b8: Any
+    bf16: Any
+    f16: Any
+    f32: Any
+    i32: Any
     from fusegen.emitting.rendering import render
     from fusegen.measuring.benchmark import bench
     from fusegen.pipeline import compile, plan
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
     from fusegen.targets import target
     from fusegen.tuning import tune
     from fusegen.validation import validate
+else:
+    from fusegen.language.types import b8, bf16, f16, f32, i32
 
 __version__ = VERSION
 sys.modules[f"{__name__}.ops"] = ops  # `from fusegen.ops import softmax` means the same
@@ -74,7 +82,9 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'fusegen' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker knows what names there are
+
+    def __getattr__(name: str) -> Any:
+        if name in _LATER:
+            return getattr(import_module(_LATER[name]), name)
+        raise AttributeError(f"module 'fusegen' has no attribute {name!r}")

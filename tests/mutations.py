@@ -21,9 +21,10 @@ from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.language.spec import Chain, load_chains
 from fusegen.language.types import DTYPES
-from fusegen.planner import CONTIGUOUS, candidates
-from fusegen.planner.model import Layout, Plan, Source
+from fusegen.planner import CONTIGUOUS
+from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.targets import target
+from tests.row_plans import row_plans
 from tests.sizes import sizes_at
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"
@@ -66,7 +67,7 @@ class Subject:
 
     chain: str
     cols: int
-    fits: Callable[[Plan], bool]
+    fits: Callable[[RowPlan], bool]
     target: str = "cuda:h200"
     dtype: str = ""  # the spec's own unless named
     rows: int = 0  # that the plan is made for, along M; as the spec says unless named
@@ -77,120 +78,124 @@ class Subject:
             found = found.with_dtype(DTYPES[self.dtype])
         rows = {"M": self.rows} if self.rows else {}
         graph = found.graph.at(**sizes_at(found.graph, self.cols), **rows)
-        plans = candidates(graph, target(self.target), layout).plans
+        plans = row_plans(graph, target(self.target), layout)
         fitting = [p for p in plans if self.fits(p)] or ([plans[0]] if layout != CONTIGUOUS else [])
         assert fitting, f"the planner has no candidate for {self.chain} at {self.cols} that {self.fits.__name__} fits"
         return render(fitting[0])
 
 
-def registers(plan: Plan) -> bool:
+def registers(plan: RowPlan) -> bool:
     return plan.staging == "registers" and plan.warps_per_row > 1 and plan.tile.per_thread > 1 and not plan.across
 
 
-def shared(plan: Plan) -> bool:
+def shared(plan: RowPlan) -> bool:
     keeps = any(stage.keeps for stage in plan.stages)
     return plan.staging == "shared" and keeps and plan.warps_per_row > 1 and plan.tile.cluster == 1 and not plan.across
 
 
-def stream(plan: Plan) -> bool:
+def stream(plan: RowPlan) -> bool:
     return plan.staging == "stream" and plan.tile.vector > 1 and not plan.across
 
 
-def sub_warp(plan: Plan) -> bool:
+def sub_warp(plan: RowPlan) -> bool:
     return plan.tile.rows_per_block > 1 and 1 < plan.tile.threads_per_row < plan.target.warp and not plan.across
 
 
-def warp(plan: Plan) -> bool:
+def warp(plan: RowPlan) -> bool:
     return plan.tile.threads_per_row == plan.target.warp and not plan.across
 
 
-def across(plan: Plan) -> bool:
+def across(plan: RowPlan) -> bool:
     return plan.across and plan.tile.vector > 2 and plan.warps_per_row > 1
 
 
-def handed(plan: Plan) -> bool:
+def handed(plan: RowPlan) -> bool:
     stores = [store for stage in plan.stages for store in stage.stores if not stage.blocks_of]
     return plan.warps_per_row > 1 and any(s.access.mode == "across" and not s.staged for s in stores)
 
 
-def fetched(plan: Plan) -> bool:
+def fetched(plan: RowPlan) -> bool:
     return registers(plan) and bool(plan.fetched)
 
 
-def apart(plan: Plan) -> bool:
+def apart(plan: RowPlan) -> bool:
     return plan.staging == "registers" and plan.tile.apart > 0 and plan.warps_per_row > 1
 
 
-def copied_across(plan: Plan) -> bool:
+def copied_across(plan: RowPlan) -> bool:
     return plan.across and plan.copies and plan.tile.cluster == 1
 
 
-def one_walk(plan: Plan) -> bool:
+def one_walk(plan: RowPlan) -> bool:
     return plan.staging == "none" and plan.tile.threads_per_row > 1 and not plan.across
 
 
-def copied(plan: Plan) -> bool:
+def copied(plan: RowPlan) -> bool:
     return plan.copies and plan.tile.cluster == 1 and 2 <= plan.tile.per_thread <= 8 and not plan.across
 
 
-def partly_kept(plan: Plan) -> bool:
+def partly_kept(plan: RowPlan) -> bool:
     return plan.copies and plan.tile.cluster == 1 and plan.tile.kept < plan.tile.per_thread
 
 
-def clustered(plan: Plan) -> bool:
+def clustered(plan: RowPlan) -> bool:
     return plan.tile.cluster == 2 and plan.tile.kept == plan.tile.per_thread
 
 
-def threshold(plan: Plan) -> bool:
-    return bool(plan.selection) and plan.selection.by == "threshold" and plan.cluster == 1 and plan.threads < 512
+def by(plan: RowPlan) -> str:
+    return plan.selection.by if plan.selection else ""
 
 
-def segmented(plan: Plan) -> bool:
-    return threshold(plan) and bool(plan.selection) and plan.selection.segment < plan.tile.per_thread
+def threshold(plan: RowPlan) -> bool:
+    return by(plan) == "threshold" and plan.cluster == 1 and plan.threads < 512
 
 
-def in_turn(plan: Plan) -> bool:
-    return bool(plan.selection) and plan.selection.in_turn and plan.tile.threads_per_row == 2
+def segmented(plan: RowPlan) -> bool:
+    return threshold(plan) and plan.selection is not None and plan.selection.segment < plan.tile.per_thread
 
 
-def ranked(plan: Plan) -> bool:
+def in_turn(plan: RowPlan) -> bool:
+    return plan.selection is not None and plan.selection.in_turn and plan.tile.threads_per_row == 2
+
+
+def ranked(plan: RowPlan) -> bool:
     found = plan.selection
-    return bool(found) and found.by == "threshold" and plan.cluster == 1 and found.k < plan.threads // 32
+    return found is not None and found.by == "threshold" and plan.cluster == 1 and found.k < plan.threads // 32
 
 
-def ragged(plan: Plan) -> bool:
+def ragged(plan: RowPlan) -> bool:
     return threshold(plan) and plan.across
 
 
-def met(plan: Plan) -> bool:
-    return bool(plan.selection) and plan.selection.by == "threshold" and plan.cluster == 2 and plan.threads < 512
+def met(plan: RowPlan) -> bool:
+    return by(plan) == "threshold" and plan.cluster == 2 and plan.threads < 512
 
 
-def held(plan: Plan) -> bool:
-    return bool(plan.selection) and plan.selection.by == "hold" and plan.cluster == 1 and plan.threads < 512
+def held(plan: RowPlan) -> bool:
+    return by(plan) == "hold" and plan.cluster == 1 and plan.threads < 512
 
 
-def held_across(plan: Plan) -> bool:
+def held_across(plan: RowPlan) -> bool:
     return held(plan) and plan.across
 
 
-def held_met(plan: Plan) -> bool:
-    return bool(plan.selection) and plan.selection.by == "hold" and plan.cluster == 4 and plan.threads == 128
+def held_met(plan: RowPlan) -> bool:
+    return by(plan) == "hold" and plan.cluster == 4 and plan.threads == 128
 
 
-def dense(plan: Plan) -> bool:
-    return bool(plan.selection) and plan.selection.by == "dense" and 2 * plan.target.warp <= plan.threads < 512
+def dense(plan: RowPlan) -> bool:
+    return by(plan) == "dense" and 2 * plan.target.warp <= plan.threads < 512
 
 
-def dense_across(plan: Plan) -> bool:
+def dense_across(plan: RowPlan) -> bool:
     return dense(plan) and plan.across
 
 
-def team(plan: Plan) -> bool:
-    return bool(plan.selection) and plan.selection.by == "team"
+def team(plan: RowPlan) -> bool:
+    return by(plan) == "team"
 
 
-def whatever(plan: Plan) -> bool:
+def whatever(plan: RowPlan) -> bool:
     return True
 
 

@@ -8,7 +8,7 @@ come free.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import SpecError, UnknownOp
 from fusegen.language.graph import MOST_PICKED, Kind, Node, behind, broadcast
@@ -475,7 +475,9 @@ def mistyped(name: str, known: str) -> bool:
 LONG = 5  # letters of a name of which one may be wrong
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    raise UnknownOp(f"unknown op F.{name}\n  {advice(name)}", caller())
+if not TYPE_CHECKING:  # a type checker knows what names there are
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnknownOp(f"unknown op F.{name}\n  {advice(name)}", caller())

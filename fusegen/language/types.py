@@ -1,7 +1,8 @@
 """The vocabulary of a signature: dimensions, dtypes, and tensor types such as `f16[M, N]`.
 
 A dtype is one row of `DTYPES`; everything that depends on a dtype (C spellings, tolerances, numpy meaning) is a table
-keyed by it, never a branch. Annotations of a spec are values: `f16[M, N]` calls `DType.__getitem__`.
+keyed by it, never a branch. Annotations of a spec are values: `f16[M, N]` calls `DType.__getitem__`. For type checkers
+the package declares `f16` and the others as `Any`, which may stand in an annotation with anything in its brackets.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from fusegen import ops as F
 from fusegen.language.graph import Kind, Op
 from fusegen.language.reference import load_reference, reference, reference_source
 from fusegen.language.spec import Chain
+from fusegen.language.trace import apply
 from fusegen.pipeline import compile
 from fusegen.targets import H200, Target
 
@@ -80,7 +81,7 @@ def test_every_op_has_an_independent_meaning() -> None:
 
 @pytest.mark.parametrize("op", [op for op in MAPS if op.name in INDEPENDENT], ids=str)
 def test_numpy_meaning(op: Op, rng: np.random.Generator) -> None:
-    arguments = [rng.normal(size=200) * 3 for _ in range(op.arity)]
+    arguments: list[np.ndarray[Any, Any]] = [rng.normal(size=200) * 3 for _ in range(op.arity)]
     if op.name in POSITIVE:
         arguments[0] = np.abs(arguments[0]) + 0.1
     if op.name in ("pow", "small_pow"):
@@ -210,19 +211,19 @@ def map_chain(op: Op, cols: int) -> Chain:
     """A chain whose only work is `op`."""
 
     def unary(x: f32[M, N]) -> f32[M, N]:
-        return F.apply(op.name, x)
+        return apply(op.name, x)
 
     def binary(x: f32[M, N], y: f16[M, N]) -> f32[M, N]:
-        return F.apply(op.name, x, y)
+        return apply(op.name, x, y)
 
     def compare(x: f32[M, N], y: f16[M, N]) -> b8[M, N]:
-        return F.apply(op.name, x, y)
+        return apply(op.name, x, y)
 
     def bits(x: i32[M, N], y: i32[M, N]) -> i32[M, N]:
-        return F.apply(op.name, x, y) if op.arity == 2 else F.apply(op.name, x) | y
+        return apply(op.name, x, y) if op.arity == 2 else apply(op.name, x) | y
 
     def logic(x: b8[M, N], y: b8[N]) -> b8[M, N]:
-        return F.apply(op.name, x, y) if op.arity == 2 else F.apply(op.name, x) | y
+        return apply(op.name, x, y) if op.arity == 2 else apply(op.name, x) | y
 
     def where(m: b8[M, N], x: f16[M, N], y: f32[M, 1]) -> f32[M, N]:
         return F.where(m, x, y)
@@ -286,7 +287,7 @@ def test_ops_of_every_form_match_numpy_in_short_rows(form: str, cols: int) -> No
 def test_reduction_matches_numpy(op: Op, cols: int, target: Target) -> None:
     @chain(M=3, N=4)
     def spec(x: f16[M, N]) -> f32[M, 1]:
-        return F.apply(op.name, x)
+        return apply(op.name, x)
 
     compile(spec.at(N=cols), target, on="emulator")
 

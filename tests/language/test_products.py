@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from fusegen import Chain, bf16, chain, dims, f16, f32, i32
@@ -13,9 +15,12 @@ from fusegen.errors import NoPlan, SpecError
 from fusegen.language.graph import Graph
 from fusegen.language.products import Unsplittable, split
 from fusegen.language.reference import reference
+from fusegen.language.types import Dim, TensorType
 from fusegen.planner import candidates, plan
 from fusegen.planner.passes import hoist_scales, simplify
 from fusegen.targets import H200
+
+Array = npt.NDArray[Any]
 
 B, M, N, K, L = dims("B M N K L")
 
@@ -73,15 +78,16 @@ def square(x: bf16[M, K], w: bf16[K, K]) -> bf16[M, K]:
 ALL = (bias_gelu, norm_swiglu, qkv, scaled, unbounded, gram, turned, with_tf32, square)
 
 
-def draw(graph: Graph, seed: int = 0) -> list[np.ndarray]:
+def draw(graph: Graph, seed: int = 0) -> list[Array]:
     rng = np.random.default_rng(seed)
     return [
         rng.standard_normal([s if isinstance(s, int) else graph.sizes[s.name] for s in t.shape]) for t in graph.inputs
     ]
 
 
-def silu(x: np.ndarray) -> np.ndarray:
-    return x / (1 + np.exp(-x))
+def silu(x: Array) -> Array:
+    y: Array = x / (1 + np.exp(-x))
+    return y
 
 
 def test_the_reference_is_the_textbook_product() -> None:
@@ -128,7 +134,7 @@ def test_hoisting_scales_changes_no_meaning(spec: Chain) -> None:
         assert np.allclose(got, want, rtol=1e-12)
 
 
-def as_tuple(value: object) -> tuple:
+def as_tuple(value: object) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -148,6 +154,8 @@ def test_a_row_scale_rides_in_the_epilogue() -> None:
 def test_scales_of_rows_columns_and_all_leave_plain_factors() -> None:
     found = split(hoist_scales(scaled.graph))
     (product,) = found.products
+    assert product.left.operand
+    assert product.right.operand
     assert (product.left.operand.name, product.right.operand.name) == ("x", "w")
     assert [n.op.name for n in found.epilogue] == ["tanh", "mul", "mul", "mul", "div"]
     assert [t.name for t in found.inputs] == ["row", "col", "a"]
@@ -190,9 +198,9 @@ def test_scales_of_another_type_leave_the_factors_theirs() -> None:
 # ---------------------------------------------------------------- what is refused
 
 
-def spec(function: Callable[..., object], **annotations: object) -> Chain:
+def spec(function: Callable[..., object], **annotations: TensorType) -> Chain:
     function.__name__, function.__annotations__ = "product", annotations
-    sizes = {d.name: 8 for t in annotations.values() for d in t.shape}
+    sizes = {d.name: 8 for t in annotations.values() for d in t.shape if isinstance(d, Dim)}
     return chain(**sizes)(function)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def no_product(x: f32[M, N]) -> f32[M, N]:
     return F.relu(x)
 
 
-def ways(spec: Chain) -> dict[str, list[Any]]:
+def ways(spec: Chain) -> dict[str, Sequence[Callable[[], Any]]]:
     rows = [[tensor(v) for v in values_for(spec.graph, seed).values()] for seed in (0, 1)]
     return dict(product_ways(torch, spec.graph, rows))
 

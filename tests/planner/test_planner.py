@@ -16,11 +16,13 @@ from fusegen.emitting.rendering import render
 from fusegen.errors import NoPlan
 from fusegen.language.graph import Extent, Graph
 from fusegen.planner import candidates, plan
-from fusegen.planner.model import Layout, Plan, Until, Value
+from fusegen.planner.model import Layout, RowPlan, Until, Value
 from fusegen.planner.passes import simplify
 from fusegen.planner.rows.duration import resident_blocks
+from fusegen.runtime import Kernel, finding
 from fusegen.targets import A100, H200, MI300X, TARGETS, Target
 from tests.chains import random_chain
+from tests.row_plans import row_plan, row_plans
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS
 from tests.tools import needs_check
@@ -37,7 +39,7 @@ def mission(y: f16[M, N], bias: f16[N], residual: f16[M, N], gamma: f16[N], beta
 
 def test_traffic_of_the_mission_example() -> None:
     """6 + 4 + 6 + 10 B an element unfused, 12 B fused; 416 and 192 MiB at S = H = 4096; ideal 96 MiB and vectors."""
-    traffic = plan(mission.graph, H200).cost.traffic
+    traffic = row_plan(mission.graph, H200).cost.traffic
     assert traffic.bytes_per_element_unfused == 26
     assert traffic.bytes_per_element_fused == 12
     assert traffic.per_element_unfused == 416 * 2**20
@@ -49,12 +51,12 @@ def test_traffic_of_the_mission_example() -> None:
 
 def test_bias_relu_intensity() -> None:
     """Two flops for an element's 12 bytes in f32 (its bias counted too): 0.167 flop/B."""
-    traffic = plan(SPECS["bias_relu"].with_dtype(f32).graph, H200).cost.traffic
+    traffic = row_plan(SPECS["bias_relu"].with_dtype(f32).graph, H200).cost.traffic
     assert traffic.flops / traffic.per_element_fused == pytest.approx(1 / 6)
 
 
 def test_fused_decisions_name_the_users_values() -> None:
-    found = {d.subject: d for d in plan(mission.graph, H200).decisions}
+    found = {d.subject: d for d in row_plan(mission.graph, H200).decisions}
     assert "layernorm" in found["h"].verdict
     assert found["h"].bytes_saved == 3 * 4096 * 4096 * 2  # written once, read twice
 
@@ -64,7 +66,7 @@ def test_fused_decisions_name_the_users_values() -> None:
 @pytest.mark.parametrize("cols", LENGTHS)
 def test_every_length_has_a_plan(name: str, gpu: Target, cols: int) -> None:
     graph = SPECS[name].graph
-    for made in candidates(graph.at(**sizes_at(graph, cols)), gpu).need():
+    for made in row_plans(graph.at(**sizes_at(graph, cols)), gpu):
         check(made)
 
 
@@ -72,13 +74,13 @@ def test_every_length_has_a_plan(name: str, gpu: Target, cols: int) -> None:
 @given(seed=st.integers(0, 10**6), cols=st.sampled_from(LENGTHS), gpu=st.sampled_from((H200, MI300X)))
 def test_random_chains_have_sound_plans(seed: int, cols: int, gpu: Target) -> None:
     graph = random_chain(seed).graph.at(N=cols)
-    for made in candidates(graph, gpu).need():
+    for made in row_plans(graph, gpu):
         check(made)
     split = Layout(split=True, unaligned=frozenset({graph.outputs[0].name}))
-    check(plan(graph, gpu, split))
+    check(row_plan(graph, gpu, split))
 
 
-def check(made: Plan) -> None:
+def check(made: RowPlan) -> None:
     """What no plan may break."""
     tile, target = made.tile, made.target
     walks = (*made.stages, *(made.selection.picked if made.selection else ()))
@@ -119,7 +121,7 @@ def check(made: Plan) -> None:
 
 
 def test_values_are_kept_by_staged_plans_and_recomputed_by_streamed_ones() -> None:
-    plans = candidates(mission.graph, H200).plans
+    plans = row_plans(mission.graph, H200)
     staged = next(p for p in plans if p.staging == "registers")
     streamed = next(p for p in plans if p.staging == "stream")
     assert [len(s.reads) for s in staged.stages] in ([5, 0, 0], [3, 0, 2]), "what rows share is read ahead, or late"
@@ -135,7 +137,7 @@ def test_what_a_later_walk_keeps_is_copied_only_where_copies_take_it() -> None:
         kept = F.where(mask, centered, 0.0)
         return x * F.rsqrt(F.sum(F.square(kept))) + kept
 
-    plans = candidates(chain(M=3, N=513)(spec).graph, TARGETS["cuda:a100"]).plans
+    plans = row_plans(chain(M=3, N=513)(spec).graph, TARGETS["cuda:a100"])
     kept = {(p.tile.vector, p.copies) for p in plans if (p.staging, p.keeps) == ("shared", "inputs")}
     assert kept == {(1, False), (2, False), (4, True), (8, True)}
 
@@ -152,7 +154,7 @@ def test_an_infinite_sum_stays_one_where_it_shows(shown: str) -> None:
         others = {"total": F.sum(x) + x, "mean": x * F.mean(x), "centered": centered * 2, "unless": centered * unless}
         return normal, others.get(shown, normal * 2)
 
-    streamed = next(p for p in candidates(chain(M=3, N=2048)(spec).graph, H200).plans if p.staging == "stream")
+    streamed = next(p for p in row_plans(chain(M=3, N=2048)(spec).graph, H200) if p.staging == "stream")
     (pair,) = [r for stage in streamed.stages for r in stage.reductions]
     assert (pair.kind, pair.guarded) == ("welford", shown != "nothing")
 
@@ -161,7 +163,7 @@ def test_what_rows_share_is_read_ahead_or_where_it_is_used() -> None:
     """gamma and beta, which the last walk uses; bias is needed at once, and by no later walk."""
     found = set()
     for rows in (8, 8192):
-        for made in candidates(mission.at(M=rows).graph, A100).plans:
+        for made in row_plans(mission.at(M=rows).graph, A100):
             if made.staging != "registers":
                 continue
             first, *later = made.stages
@@ -178,45 +180,45 @@ def test_what_rows_share_is_read_ahead_or_where_it_is_used() -> None:
 
 def test_few_rows_fetch_the_vectors_they_share_by_bulk_copies() -> None:
     """Where a barrier stands between who asks for gamma and beta and who takes them, and a launch has few waves."""
-    for made in candidates(mission.at(M=1024).graph, H200).plans:
+    for made in row_plans(mission.at(M=1024).graph, H200):
         barrier = made.staging == "registers" and made.threads >= 128 and made.rows_per_block == 1
         assert [access.name for access in made.fetched] == (["gamma", "beta"] if barrier else []), made.configuration
-    made = plan(mission.at(M=1024).graph, H200)
+    made = row_plan(mission.at(M=1024).graph, H200)
     assert made.fetched
     assert made.stages[0].title.endswith("; fetch gamma, beta")
     assert made.stages[-1].title == "take gamma, beta; write out"
     assert made.static_shared_bytes > 2 * made.fetched[0].dtype.bytes * made.cols
     text = render(made).text
     assert text.index("copy_bulk(gamma_fetched") < text.index("wait_arrivals(arrivals);\n", text.index("// walk 1"))
-    assert not any(p.fetched for p in candidates(mission.at(M=65536).graph, H200).plans), "the caches have them"
-    assert not any(p.fetched for p in candidates(mission.at(M=1024).graph, A100).plans), "which has no bulk copies"
-    assert not any(p.fetched for p in candidates(SPECS["add_rmsnorm"].at(M=1024).graph, H200).plans), "of one vector"
-    assert not any(p.fetched for p in candidates(mission.at(M=8, N=2048).graph, H200).plans), "vectors of 4 KB"
-    assert not any(p.fetched for p in candidates(mission.at(M=8, N=16384).graph, H200).plans), "64 KB of them"
-    assert not any(p.fetched for p in candidates(normed.at(M=8, N=4096).graph, H200).plans), "a row has less"
+    assert not any(p.fetched for p in row_plans(mission.at(M=65536).graph, H200)), "the caches have them"
+    assert not any(p.fetched for p in row_plans(mission.at(M=1024).graph, A100)), "which has no bulk copies"
+    assert not any(p.fetched for p in row_plans(SPECS["add_rmsnorm"].at(M=1024).graph, H200)), "of one vector"
+    assert not any(p.fetched for p in row_plans(mission.at(M=8, N=2048).graph, H200)), "vectors of 4 KB"
+    assert not any(p.fetched for p in row_plans(mission.at(M=8, N=16384).graph, H200)), "64 KB of them"
+    assert not any(p.fetched for p in row_plans(normed.at(M=8, N=4096).graph, H200)), "a row has less"
 
 
 def test_halves_stay_packed_in_registers_where_that_takes_fewer() -> None:
     """A row of f16 whose deviations are computed again; f32 would take as many as they are."""
-    made = {p.configuration: p for p in candidates(normed.at(N=24576).with_dtype(f16).graph, H200).plans}
+    made = {p.configuration: p for p in row_plans(normed.at(N=24576).with_dtype(f16).graph, H200)}
     packed = made["rowwise registers 512/512 6x8 keeps=inputs"]
     assert packed.packed
     assert packed.cost.registers < made["rowwise registers 512/512 6x8"].cost.registers
     assert not any(stage.takes or any(r.kind == "welford" for r in stage.reductions) for stage in packed.stages)
     text = render(packed).text
     assert text.count("leave_packed(x_vec[v]);") == 2
-    assert not any(p.packed for p in candidates(normed.at(N=24576).with_dtype(f32).graph, H200).plans)
+    assert not any(p.packed for p in row_plans(normed.at(N=24576).with_dtype(f32).graph, H200))
 
 
 def test_a_row_in_shared_memory_is_walked_over_once_more() -> None:
     """Not so one that is read again from memory."""
-    for made in candidates(normed.at(N=24576).with_dtype(f16).graph, H200).plans:
+    for made in row_plans(normed.at(N=24576).with_dtype(f16).graph, H200):
         welford = any(r.kind == "welford" for stage in made.stages for r in stage.reductions)
         assert welford == (made.staging == "stream" or made.tile.kept not in (0, made.tile.per_thread))
 
 
 def test_softmax_streams_in_two_walks() -> None:
-    streamed = next(p for p in candidates(SPECS["log_softmax"].graph, H200).plans if p.staging == "stream")
+    streamed = next(p for p in row_plans(SPECS["log_softmax"].graph, H200) if p.staging == "stream")
     assert [r.kind for r in streamed.stages[0].reductions] == ["softmax"]
     assert len(streamed.stages) == 2
 
@@ -244,25 +246,28 @@ def spread_of_exponentials(x: f32[M, N]) -> f32[M, 1]:
     return F.var(F.exp(x - F.max(x)))
 
 
+def kernel_of(plan: RowPlan) -> Kernel:
+    """In the emulator, with this one plan for every layout."""
+    source = render(plan)
+    return Kernel(source, None, finding.find(plan.target, "emulator"), lambda layout: (source, None))
+
+
 @needs_check
 @pytest.mark.parametrize("spec", [two_softmaxes, two_variances, fourth_moment, spread_of_exponentials])
 def test_a_reduction_is_merged_with_one_other(spec: Chain) -> None:
     """However rows are kept between walks: pairs are merged where values are computed anew."""
-    from fusegen.runtime import Kernel, finding
     from fusegen.validation import validate
 
-    for made in {(p.staging, p.keeps): p for p in candidates(spec.graph, H200).plans}.values():
-        source = render(made)
-        kernel = Kernel(source, None, finding.find(H200, "emulator"), lambda layout, source=source: (source, None))
-        validate(kernel, quick=True).raise_for_error()
+    for made in {(p.staging, p.keeps): p for p in row_plans(spec.graph, H200)}.values():
+        validate(kernel_of(made), quick=True).raise_for_error()
 
 
 def test_long_rows_take_clusters_or_are_read_again_and_short_ones_share_a_block() -> None:
-    longest = plan(mission.graph.at(N=1048576), H200)
+    longest = row_plan(mission.graph.at(N=1048576), H200)
     assert longest.tile.cluster > 1
-    assert plan(mission.graph.at(N=1048576), MI300X).staging == "stream"
-    assert plan(mission.graph.at(N=1048576), MI300X).cost.traffic.moved > longest.cost.traffic.ideal
-    assert plan(mission.graph.at(N=64), H200).tile.rows_per_block > 1
+    assert row_plan(mission.graph.at(N=1048576), MI300X).staging == "stream"
+    assert row_plan(mission.graph.at(N=1048576), MI300X).cost.traffic.moved > longest.cost.traffic.ideal
+    assert row_plan(mission.graph.at(N=64), H200).tile.rows_per_block > 1
 
 
 @chain(M=8, N=1048576)
@@ -271,10 +276,10 @@ def row_max(x: bf16[M, N]) -> bf16[M, 1]:
 
 
 def test_few_long_rows_take_clusters_where_nothing_is_kept() -> None:
-    few = plan(row_max.graph, H200)
+    few = row_plan(row_max.graph, H200)
     assert few.cluster == 16, "128 of 132 SMs read, not 8"
-    assert few.cost.time_us < 0.5 * plan(row_max.graph, A100).cost.time_us, "which has no clusters"
-    assert plan(row_max.at(M=65536, N=8192).graph, H200).cluster == 1
+    assert few.cost.time_us < 0.5 * row_plan(row_max.graph, A100).cost.time_us, "which has no clusters"
+    assert row_plan(row_max.at(M=65536, N=8192).graph, H200).cluster == 1
 
 
 @chain(M=16384, N=5120)
@@ -286,7 +291,7 @@ def test_a_kept_value_takes_the_place_of_the_one_it_is_made_of() -> None:
     """x as it was read, then e: NVRTC 13.0 took 47 registers for 4 x 8 elements a thread at 4096, 77 for 8 x 8."""
     found = {
         p.tile.per_thread: p.cost.registers
-        for p in candidates(softened.at(N=4096).graph, H200).plans
+        for p in row_plans(softened.at(N=4096).graph, H200)
         if p.configuration in ("rowwise registers 128/128 4x8", "rowwise registers 64/64 8x8")
     }
     assert found == {4: 48, 8: 80}
@@ -299,21 +304,21 @@ def normed(x: f32[M, N], gamma: f32[N], beta: f32[N]) -> f32[M, N]:
 
 def test_vectors_are_read_ahead_where_registers_have_room() -> None:
     """With 1024 threads there are 64 registers, and NVRTC 13.0 spilled 60 B of 5 x 4 elements and two vectors ahead."""
-    made = {p.configuration: p for p in candidates(normed.graph, H200).plans}["rowwise registers 1024/1024 5x4"]
+    made = {p.configuration: p for p in row_plans(normed.graph, H200)}["rowwise registers 1024/1024 5x4"]
     assert not any(load.when == "ahead" for load in made.stages[0].loads)
-    short = candidates(normed.at(M=8, N=4096).graph, H200).plans[0]
+    short = row_plans(normed.at(M=8, N=4096).graph, H200)[0]
     assert sum(load.when == "ahead" for load in short.stages[0].loads) == 2
 
 
 def test_a_cluster_is_for_rows_that_fill_a_block() -> None:
     for cols, clusters in ((4096, {1}), (65536, {1, 2, 4, 8, 16})):
-        assert {p.tile.cluster for p in candidates(mission.graph.at(N=cols), H200).plans} == clusters
-    assert {p.tile.cluster for p in candidates(mission.graph.at(N=65536), A100).plans} == {1}
+        assert {p.tile.cluster for p in row_plans(mission.graph.at(N=cols), H200)} == clusters
+    assert {p.tile.cluster for p in row_plans(mission.graph.at(N=65536), A100)} == {1}
 
 
 def test_what_does_not_fit_is_read_again_from_where_the_last_walk_ended() -> None:
     graph = SPECS["scale_softmax"].graph.at(N=131072)
-    partly = [p for p in candidates(graph, H200).plans if p.staging == "shared" and p.tile.kept < p.tile.per_thread]
+    partly = [p for p in row_plans(graph, H200) if p.staging == "shared" and p.tile.kept < p.tile.per_thread]
     assert partly
     for made in partly:
         assert [stage.backward for stage in made.stages] == [False, True]
@@ -326,7 +331,7 @@ def test_what_does_not_fit_is_read_again_from_where_the_last_walk_ended() -> Non
 
 
 def test_mask_and_scalar_shapes_keep_their_strides() -> None:
-    made = plan(SPECS["masked_softmax"].graph, H200)
+    made = row_plan(SPECS["masked_softmax"].graph, H200)
     by_name = {a.tensor: a for a in made.accesses}
     assert [d.axes for d in made.row_dims] == [(0,), (1, 2)]
     assert by_name["scores"].strided == (0, 1)
@@ -335,7 +340,7 @@ def test_mask_and_scalar_shapes_keep_their_strides() -> None:
 
 
 def test_layout_split_keeps_every_axis() -> None:
-    made = plan(SPECS["masked_softmax"].graph, H200, Layout(split=True))
+    made = row_plan(SPECS["masked_softmax"].graph, H200, Layout(split=True))
     assert [d.axes for d in made.row_dims] == [(0,), (1,), (2,)]
 
 
@@ -371,14 +376,14 @@ def test_leading_axes_without_a_name_of_their_own_are_walked(numbers: Chain) -> 
 
 
 def test_layout_unaligned_moves_single_elements() -> None:
-    made = plan(mission.graph, H200, Layout(unaligned=frozenset({"y", "out"})))
+    made = row_plan(mission.graph, H200, Layout(unaligned=frozenset({"y", "out"})))
     modes = {a.tensor: a.mode for a in made.accesses}
     assert modes == {"y": "element", "out": "element", "residual": "vector", "bias": "vector", "gamma": "vector",
                      "beta": "vector"}  # fmt: skip
 
 
 def test_ragged_rows_move_across_blocks_and_what_they_share_by_vectors() -> None:
-    found = [p for p in candidates(mission.graph.at(N=4097), H200).plans if p.tile.vector == 8]
+    found = [p for p in row_plans(mission.graph.at(N=4097), H200) if p.tile.vector == 8]
     modes = {a.tensor: a.mode for a in found[0].accesses}
     assert modes["y"] == modes["residual"] == modes["out"] == "across"
     assert modes["bias"] == modes["gamma"] == modes["beta"] == "vector"
@@ -395,7 +400,7 @@ def test_common_subexpressions_are_computed_once() -> None:
 
 def test_a_plan_prints_as_the_header_of_its_kernel() -> None:
     """The kernel's own header also has the spec's body, behind the title."""
-    made = plan(mission.graph, H200)
+    made = row_plan(mission.graph, H200)
     commented = [f"// {line}".rstrip() for line in str(made).splitlines()]
     opening = render(made).text.partition("\n\n")[0].splitlines()
     start = opening.index("//     def mission(y, bias, residual, gamma, beta):")
@@ -438,7 +443,7 @@ def test_resident_blocks_by_hand() -> None:
 
 def test_storage_dtypes_appear_in_traffic() -> None:
     graph: Graph = SPECS["masked_softmax"].graph
-    sizes = {t.tensor: t.ideal for t in plan(graph, H200).cost.traffic.tensors}
+    sizes = {t.tensor: t.ideal for t in row_plan(graph, H200).cost.traffic.tensors}
     assert sizes["mask"] == 4 * 1024
     assert sizes["scores"] == sizes["out"] == 4 * 16 * 1024 * 1024 * 2
 
@@ -456,7 +461,7 @@ def test_extent_of_masks_and_vectors() -> None:
 
 def limit_texts(graph: Graph) -> dict[str, str]:
     """The condition under which each operand is read, where it has one."""
-    made = plan(graph, H200)
+    made = row_plan(graph, H200)
     return {load.access.tensor: until_text(load.until) for stage in made.stages for load in stage.loads if load.until}
 
 
@@ -469,7 +474,7 @@ def until_text(until: Until | None) -> str:
 
 def test_causal_rows_are_read_up_to_the_diagonal() -> None:
     graph = SPECS["scale_causal_softmax"].graph.at(S=4096, N=4096)
-    made = plan(graph, H200)
+    made = row_plan(graph, H200)
     assert limit_texts(graph) == {"scores": "<= last"}
     elements = 32 * 4096 * 4096
     read = {t.tensor: t.moved for t in made.cost.traffic.tensors}["scores"] / (2 * elements)
@@ -480,7 +485,7 @@ def test_causal_rows_are_read_up_to_the_diagonal() -> None:
 def test_masked_rows_that_are_read_again_count_again() -> None:
     """A mask that hides most of a row makes its tensor small, not shared: every walk asks DRAM for what is left."""
     graph = SPECS["scale_causal_softmax"].graph.at(S=4096, N=1048576)
-    made = plan(graph, H200)
+    made = row_plan(graph, H200)
     scores = {t.tensor: t for t in made.cost.traffic.tensors}["scores"]
     assert made.staging == "stream"
     assert len(made.stages) == 2
@@ -547,7 +552,7 @@ def test_no_block_is_read_that_a_mask_has_left_unwritten() -> None:
     def prefix(x: f16[M, N], n: i32) -> f16[M, N]:
         return F.softmax(F.where(F.col_index(x) < n, x * 2, -float("inf")))
 
-    plans = candidates(chain(M=3, N=70001)(prefix).graph, MI300X).plans
+    plans = row_plans(chain(M=3, N=70001)(prefix).graph, MI300X)
     shared = [p for p in plans if p.staging == "shared" and not p.copies]
     assert shared
     for made in shared:
@@ -556,7 +561,7 @@ def test_no_block_is_read_that_a_mask_has_left_unwritten() -> None:
 
 
 def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
-    plans = candidates(SPECS["scale_causal_softmax"].graph, H200).plans
+    plans = row_plans(SPECS["scale_causal_softmax"].graph, H200)
     made = next(p for p in plans if p.staging == "registers")
     assert [until_text(s.until) for s in made.stages] == ["<= last"] * 3
     assert all(p.stages[0].until for p in plans)
@@ -565,20 +570,20 @@ def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
     assert once == {p.configuration for p in plans if p.tile.vector == 8} - again, "what is read again may stay"
     names = [s.name for stage in made.stages for s in stage.rest_body]
     assert names == ["z_minus_pivot_rest", "e_rest", "softmax_rest"]
-    ragged = plan(SPECS["scale_causal_softmax"].graph.at(N=4097), H200)
+    ragged = row_plan(SPECS["scale_causal_softmax"].graph.at(N=4097), H200)
     assert [until_text(s.until) for s in ragged.stages] == ["<= last"] * len(ragged.stages)
 
     def varies(x: f16[M, N], y: f16[M, N]) -> tuple[f16[M, N], f16[M, N]]:
         return F.softmax(F.causal(x)), y + 1
 
-    assert not any(s.until for s in plan(chain(M=8, N=64)(varies).graph, H200).stages)
+    assert not any(s.until for s in row_plan(chain(M=8, N=64)(varies).graph, H200).stages)
 
 
 def test_what_rows_share_stays_in_the_caches() -> None:
     def spec(x: f16[M, N], bias: f16[N]) -> f16[M, N]:
         return F.softmax(F.causal(x + bias))
 
-    for made in candidates(chain(M=512, N=2048)(spec).graph, H200).plans:
+    for made in row_plans(chain(M=512, N=2048)(spec).graph, H200):
         assert not any(a.once for a in made.accesses if a.tensor == "bias")
 
 
@@ -589,15 +594,12 @@ def test_a_masked_operand_is_zero_beyond_its_limit_however_it_is_kept(gpu: str) 
     def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
         return F.softmax(F.causal(x * 0.125)) + y
 
-    from fusegen.runtime import Kernel, finding
     from fusegen.validation import validate
 
     graph = chain(M=64, N=2048)(spec).graph
-    kinds = {(p.staging, p.keeps, p.tile.kept < p.tile.per_thread): p for p in candidates(graph, TARGETS[gpu]).plans}
-    device = finding.find(TARGETS[gpu], "emulator")
+    kinds = {(p.staging, p.keeps, p.tile.kept < p.tile.per_thread): p for p in row_plans(graph, TARGETS[gpu])}
     for made in kinds.values():
-        source = render(made)
-        report = validate(Kernel(source, None, device, lambda layout, source=source: (source, None)), quick=True)
+        report = validate(kernel_of(made), quick=True)
         assert report.ok, f"{made.regime}\n{report}"
 
 
@@ -613,14 +615,12 @@ def test_values_beyond_a_limit_count_as_what_they_are(cols: int, staging: str, g
         z = F.where(F.col_index(x) < n, x * y, 0.75)
         return F.layernorm(z) + F.softmax(z), F.sum(z), F.max(z), F.min(z), F.var(z)
 
-    from fusegen.runtime import Kernel, finding
     from fusegen.validation import validate
 
-    chosen = TARGETS[gpu]
-    plans = candidates(chain(M=3, N=cols)(spec).graph, chosen).plans
-    source = render(next(p for p in plans if p.staging == staging))
-    assert all(stage.until for stage in source.plan.stages)
-    made = Kernel(source, None, finding.find(chosen, "emulator"), lambda layout: (source, None))
+    plans = row_plans(chain(M=3, N=cols)(spec).graph, TARGETS[gpu])
+    chosen = next(p for p in plans if p.staging == staging)
+    assert all(stage.until for stage in chosen.stages)
+    made = kernel_of(chosen)
     if cols <= 2048:
         validate(made, quick=True).raise_for_error()
     x = np.random.default_rng(0).normal(size=(3 if cols < 40000 else 1, cols)).astype(np.float16)
@@ -642,15 +642,15 @@ def test_zero_rows_have_a_plan(name: str) -> None:
     graph = SPECS[name].graph
     rows = [str(s) for s in graph.shape[:-1] if s != graph.shape[-1]]
     if rows:
-        check(plan(graph.at(**{rows[-1]: 0}), H200))
+        check(row_plan(graph.at(**{rows[-1]: 0}), H200))
 
 
 def test_rows_that_32_bits_can_not_count_are_refused() -> None:
     with pytest.raises(NoPlan, match="count a row's columns in 32 bits"):
-        plan(SPECS["rmsnorm"].graph.at(N=2**32), H200)
+        row_plan(SPECS["rmsnorm"].graph.at(N=2**32), H200)
     with pytest.raises(NoPlan, match="count a row's columns in 32 bits"):
-        plan(SPECS["bias_relu"].graph.at(N=2**31), H200)
-    check(plan(SPECS["copy"].graph.at(n=2**36), H200))
+        row_plan(SPECS["bias_relu"].graph.at(N=2**31), H200)
+    check(row_plan(SPECS["copy"].graph.at(n=2**36), H200))
 
 
 def test_long_chains_need_no_recursion() -> None:
@@ -659,4 +659,4 @@ def test_long_chains_need_no_recursion() -> None:
             x = x * 1.0001 + 0.5
         return F.softmax(x)
 
-    check(plan(chain(M=8, N=64)(spec).graph, H200))
+    check(row_plan(chain(M=8, N=64)(spec).graph, H200))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -186,7 +187,8 @@ def test_measurements_are_kept_apart_by_what_is_summed_over() -> None:
 def test_shares_are_of_the_products_floor_and_no_rate_beats_the_data_sheet() -> None:
     traffic = product_traffic(gemm_bias_gelu.graph, H200, TILE, GROUP)
     plan = SimpleNamespace(cost=SimpleNamespace(traffic=traffic), matrix_tflops=H200.matrix_tflops)
-    judge = Judge(SimpleNamespace(plan=plan, target=H200), rate=4.2e6, matrix_rate=750e6)
+    kernel: Any = SimpleNamespace(plan=plan, target=H200)
+    judge = Judge(kernel, rate=4.2e6, matrix_rate=750e6)
     assert judge.floor_us == pytest.approx(traffic.product_flops / 750e6)
     entry = judge.entry("fusegen", "fusegen", Timing((800.0,)))
     assert entry.share == pytest.approx(judge.floor_us / 800)

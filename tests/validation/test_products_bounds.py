@@ -215,7 +215,7 @@ def test_rows_of_patterns_are_rows_of_left_factors() -> None:
     operands = make_operands(plan, plan.graph.sizes, np.random.default_rng(6), [PATTERNS[0], *nan])
     x, _, residual = operands.values
     rows = np.isnan(np.asarray(x, np.float64)).any(0) | np.isnan(np.asarray(residual, np.float64)).any(1)
-    assert [label == "nan" for label in operands.labels] == list(rows), "x is declared [K, M]"
+    assert [label == "nan" for label in operands.labels] == rows.tolist(), "x is declared [K, M]"
     few = take(plan.graph, operands, {"M": [4, 1]})
     assert np.array_equal(few.values[0], x[:, [4, 1]], equal_nan=True)
 

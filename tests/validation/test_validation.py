@@ -23,7 +23,7 @@ from fusegen.language.spec import Chain
 from fusegen.language.types import DTYPES
 from fusegen.pipeline import compile
 from fusegen.planner import CONTIGUOUS, candidates
-from fusegen.planner.model import Layout, Plan, Source
+from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import Bounded, Case, Report, interesting_lengths, validate, validate_chain
@@ -32,6 +32,7 @@ from fusegen.validation.compare import compare, largest_errors
 from fusegen.validation.inputs import make_operands, sizes_for, take
 from fusegen.validation.memory import POISON, Arrangement, place, read_output, reserve, strides_for
 from fusegen.validation.patterns import PATTERNS
+from tests.row_plans import row_plan, row_plans
 from tests.sizes import sizes_at
 from tests.specs import ROWS as SPECS
 
@@ -42,14 +43,14 @@ except FusegenError as error:
 
 M, N = dims("M N")
 B, H, S = dims("B H S")
-Fits = Callable[[Plan], bool]
+Fits = Callable[[RowPlan], bool]
 
 
 def emulated(graph: Graph, target: Target = H200, fits: Fits = lambda plan: True, edit: str = "") -> Kernel:
     """The first candidate that fits, in the emulator; other layouts take their cheapest plan. `edit`: "old=>new"."""
 
     def variant(layout: Layout) -> tuple[Source, None]:
-        plans = candidates(graph, target, layout).plans
+        plans = row_plans(graph, target, layout)
         source = render(next((p for p in plans if fits(p)), plans[0]))
         old, _, new = edit.partition("=>")
         return replace(source, text=source.text.replace(old, new) if edit else source.text), None
@@ -83,10 +84,10 @@ def test_every_regime_passes_and_uses_its_bound(name: str, staging: str, across:
     found = SPECS[name].with_dtype(f32)
     graph = found.graph.at(**sizes_at(found.graph, 1031 if across else 2056))
 
-    def fits(plan: Plan) -> bool:
+    def fits(plan: RowPlan) -> bool:
         return plan.staging == staging and plan.across == across
 
-    if not any(map(fits, candidates(graph, H200).plans)):
+    if not any(map(fits, row_plans(graph, H200))):
         pytest.skip(f"the planner has no {staging} candidate for {name} across blocks: {across}")
     report = validate(emulated(graph, fits=fits), quick=True)
     report.raise_for_error()
@@ -439,7 +440,7 @@ def test_it_says_where_it_ran() -> None:
 
 
 def test_interesting_lengths_lie_around_the_edges() -> None:
-    plan = candidates(SPECS["rmsnorm"].graph.at(N=1000), H200).plans[0]
+    plan = row_plan(SPECS["rmsnorm"].graph.at(N=1000), H200)
     lengths = interesting_lengths(plan)
     vector, cols = plan.tile.vector, plan.tile.cols
     assert {1, vector - 1, vector, vector + 1, 31, 32, 33, cols - 1, cols, cols + 1, 1000} <= set(lengths)
