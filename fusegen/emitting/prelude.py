@@ -40,8 +40,9 @@ class Special:
 
     what: str
     body: tuple[str, ...]
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] = ()
     parameters: str = "float x"
+    result: str = "float"
 
 
 # ln x = (x - 1) y' / (e^y' - 1) with y' = ln x, and y' / (e^y' - 1) is smooth: 1 - y' / 2 and an even rest, so an error
@@ -70,6 +71,15 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
          "float y = log_2(t);",
          "if (tiny) y -= 24.0f;",
          *(line.format("(t - 1.0f)") for line in LOG_PIECES)), ("log_2",),
+    ),
+    "log_base_2": Special(
+        "log2 x, within 4 ulp",
+        ("const bool tiny = x < 1.17549435e-38f;",
+         "const float t = tiny ? 16777216.0f * x : x;",
+         "float y = log_2(t);",
+         "if (tiny) y -= 24.0f;",
+         LOG_PIECES[0], LOG_PIECES[1].format("(t - 1.0f)"),
+         "return fabsf(y) < 0.9f ? 1.44269504f * near : y;"), ("log_2",),
     ),
     "log_1_plus": Special(
         "ln(1 + x), within 4 ulp",
@@ -122,6 +132,20 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
          "rest = fmaf(fmaf(fmaf(rest, t, -0.92332983f), t, -1.62579215f), t, -0.000342250249f);",
          "const float far = 1.0f - power_of_2(rest);",
          "return copysignf(t < 0.5f ? near : far, x);"), ("power_of_2",),
+    ),
+    # C's own quotient goes toward zero, and has no value by 0 or where it is beyond int
+    "floor_quotient": Special(
+        "x / y downwards, 0 where y is 0, and modulo 2^32",
+        ("if (y == 0) return 0;",
+         "if (y == -1) return static_cast<int>(0u - x);",
+         "const int q = x / y;",
+         "return x % y != 0 && (x < 0) != (y < 0) ? q - 1 : q;"), (), "int x, int y", "int",
+    ),
+    "floor_remainder": Special(
+        "the remainder of x / y downwards, of y's sign; 0 where y is 0",
+        ("if (y == 0 || y == -1) return 0;",
+         "const int r = x % y;",
+         "return r != 0 && (r < 0) != (y < 0) ? r + y : r;"), (), "int x, int y", "int",
     ),
     # log2 of Phi(-|x|) by a polynomial: Phi is off by 2.8 * 2^-23 at most, and down to -8 by 2^-11 of itself
     "normal_cdf": Special(

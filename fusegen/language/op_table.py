@@ -76,6 +76,12 @@ _map("exp", 1, "np.exp({0})", "exponential({0})", "e ** x", takes="float", flops
      slopes=("{out}",), scale="{out} * (1 + 0.3 * np.minimum(np.abs({0}), 128))")  # fmt: skip
 _map("log", 1, "np.log({0})", "natural_log({0})", "natural logarithm", takes="float", flops=4, slots=12, ulps=3,
      slopes=("1 / np.abs({0})",))  # fmt: skip
+_map("exp2", 1, "np.exp2({0})", "power_of_2({0})", "2 ** x", takes="float", flops=2, slots=1, ulps=2,
+     slopes=("0.6931471805599453 * {out}",))  # fmt: skip
+_map("expm1", 1, "np.expm1({0})", "expm1f({0})", "e ** x - 1", takes="float", flops=8, slots=20, ulps=2,
+     slopes=("1 + {out}",))  # fmt: skip
+_map("log2", 1, "np.log2({0})", "log_base_2({0})", "logarithm to the base 2", takes="float", flops=4, slots=13, ulps=4,
+     slopes=("1.4426950408889634 / np.abs({0})",))  # fmt: skip
 _map("log1p", 1, "np.log1p({0})", "log_1_plus({0})", "log(1 + x)", takes="float", flops=5, slots=9, ulps=4,
      slopes=("1 / np.abs(1 + {0})",))  # fmt: skip
 _map("sqrt", 1, "np.sqrt({0})", "sqrtf({0})", "square root", takes="float", flops=4, slots=8, ulps=3,
@@ -90,6 +96,30 @@ _map("tanh_log1p", 1, "np.tanh(np.log1p({0}))", "tanh_of_log({0})", "tanh(log(1 
      takes="float", flops=8, slots=8, ulps=4, slopes=("1.3",))  # fmt: skip
 _map("erf", 1, "erf({0})", "error_function({0})", "error function", takes="float", flops=12, slots=14, ulps=6,
      slopes=("1.1283791670955126 * np.exp(-{0} * {0})",))  # fmt: skip
+
+# both vendors' functions are within 2 ulp, whatever the angle (CUDA Programming Guide, "Mathematical Functions"; HIP
+# math API); beyond 105615 they reduce it by a table of the bits of 2 / pi
+_map("sin", 1, "np.sin({0})", "sinf({0})", "sine of an angle in radians", takes="float", flops=16, slots=25, ulps=2.5,
+     slopes=("1",))  # fmt: skip
+_map("cos", 1, "np.cos({0})", "cosf({0})", "cosine of an angle in radians", takes="float", flops=16, slots=25,
+     ulps=2.5, slopes=("1",))  # fmt: skip
+
+# ---- whole numbers near x, and its sign; of i32 x itself
+_map("floor", 1, "np.floor({0})", "floorf({0})", "the largest whole number up to x", takes="float", ulps=0)
+_map("ceil", 1, "np.ceil({0})", "ceilf({0})", "the smallest whole number from x on", takes="float", ulps=0)
+_map("trunc", 1, "np.trunc({0})", "truncf({0})", "x without its fraction", takes="float", ulps=0)
+_map("round", 1, "np.round({0})", "rintf({0})", "the nearest whole number, the even one of two", takes="float", ulps=0)
+_map("sign", 1, "np.sign({0})", "{0} > 0.0f ? 1.0f : {0} < 0.0f ? -1.0f : {0}", "-1, 0 or 1; NaN stays NaN", ulps=0,
+     flops=2, forms={i32: ("np.sign({0})", "({0} > 0) - ({0} < 0)")})  # fmt: skip
+# a remainder of f32 is exact, and found a few bits of the quotient at a time
+_map("fmod", 2, "np.fmod({0}, {1})", "fmodf({0}, {1})", "remainder of x / y toward zero, of x's sign", takes="float",
+     flops=8, slots=60, ulps=0)  # fmt: skip
+
+# ---- i32 divided; numpy's int32 gives 0 of a division by 0
+_map("floor_div", 2, "np.floor_divide({0}, {1})", "floor_quotient({0}, {1})", "whole quotient, downwards", takes="int",
+     result=i32, symbol="//", flops=4, slots=24, ulps=0)  # fmt: skip
+_map("mod", 2, "np.mod({0}, {1})", "floor_remainder({0}, {1})", "its remainder, of y's sign", takes="int",
+     result=i32, symbol="%", flops=4, slots=24, ulps=0)  # fmt: skip
 
 # ---- activations; the slope bounds hold for every x. reciprocal(x) is within 1 ulp (PTX ISA, rcp.approx.ftz); above
 # 2^126 it gives 0, where the quotient is below what f32 resolves here anyway
@@ -115,6 +145,9 @@ for _name, _sign, _doc in (
     ("ge", ">=", "greater or equal"), ("eq", "==", "equal"), ("ne", "!=", "not equal"),
 ):  # fmt: skip
     _map(_name, 2, f"{{0}} {_sign} {{1}}", f"{{0}} {_sign} {{1}}", _doc, result=b8, symbol=_sign, ulps=0)
+_map("isnan", 1, "np.isnan({0})", "{0} != {0}", "is it NaN?", takes="float", result=b8, ulps=0)
+_map("isinf", 1, "np.isinf({0})", "fabsf({0}) == INFINITY", "is it an infinity?", takes="float", result=b8, ulps=0)
+_map("isfinite", 1, "np.isfinite({0})", "fabsf({0}) < INFINITY", "is it a number?", takes="float", result=b8, ulps=0)
 _map("logical_and", 2, "{0} & {1}", "{0} && {1}", "both", takes="bool", result=b8, symbol="&", ulps=0)
 _map("logical_or", 2, "{0} | {1}", "{0} || {1}", "either", takes="bool", result=b8, symbol="|", ulps=0)
 _map("logical_not", 1, "~{0}", "!{0}", "not", takes="bool", result=b8, symbol="~", ulps=0)

@@ -7,6 +7,7 @@ come free.
 
 from __future__ import annotations
 
+import builtins
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,80 @@ def erf(x: Value) -> Value:
     return apply("erf", x)
 
 
+def exp2(x: Value) -> Value:
+    """2 ** x."""
+    return apply("exp2", x)
+
+
+def expm1(x: Value) -> Value:
+    """e ** x - 1, as exact near 0 as x is."""
+    return apply("expm1", x)
+
+
+def log2(x: Value) -> Value:
+    """Logarithm to the base 2; -inf at 0, NaN below."""
+    return apply("log2", x)
+
+
+def sin(x: Value) -> Value:
+    """Sine of an angle in radians, of any size; NaN of an infinity."""
+    return apply("sin", x)
+
+
+def cos(x: Value) -> Value:
+    """Cosine of an angle in radians, of any size; NaN of an infinity."""
+    return apply("cos", x)
+
+
+def floor(x: Value) -> Value:
+    """The largest whole number up to x, as f32; i32 stay what they are."""
+    return _whole("floor", x)
+
+
+def ceil(x: Value) -> Value:
+    """The smallest whole number from x on, as f32; i32 stay what they are."""
+    return _whole("ceil", x)
+
+
+def trunc(x: Value) -> Value:
+    """x without its fraction, as f32; i32 stay what they are."""
+    return _whole("trunc", x)
+
+
+def round(x: Value) -> Value:
+    """The nearest whole number, of two the even one, as f32; i32 stay what they are."""
+    return _whole("round", x)
+
+
+def _whole(name: str, x: Value) -> Value:
+    return x if isinstance(x, Value) and x.dtype is i32 else apply(name, x)
+
+
+def sign(x: Value) -> Value:
+    """-1, 0 or 1; NaN stays NaN."""
+    return apply("sign", x)
+
+
+def fmod(x: Value | Number, y: Value | Number) -> Value:
+    """Remainder of x / y toward zero, exact and of x's sign; NaN where y is 0. Of i32, `x % y` has y's sign."""
+    return apply("fmod", x, y)
+
+
+def isnan(x: Value) -> Value:
+    """A mask of what is NaN."""
+    return apply("isnan", x)
+
+
+def isinf(x: Value) -> Value:
+    """A mask of infinities."""
+    return apply("isinf", x)
+
+
+def isfinite(x: Value) -> Value:
+    """A mask of what is neither NaN nor infinite."""
+    return apply("isfinite", x)
+
+
 def sigmoid(x: Value) -> Value:
     """1 / (1 + exp(-x))."""
     return apply("sigmoid", x)
@@ -95,13 +170,85 @@ def gelu(x: Value, approximate: str = "tanh") -> Value:
     return apply(kinds[approximate], x)
 
 
+@composite
+def softplus(x: Value) -> Value:
+    """log(1 + exp(x)), of x of any size."""
+    return maximum(x, 0.0) + log1p(exp(-abs(x)))
+
+
+@composite
+def softsign(x: Value) -> Value:
+    """x / (1 + |x|)."""
+    return x / (1.0 + abs(x))
+
+
+@composite
+def mish(x: Value) -> Value:
+    """x * tanh(softplus(x)) (Misra 2019)."""
+    return x * tanh(log1p(exp(x)))
+
+
+@composite
+def elu(x: Value, alpha: Number = 1.0) -> Value:
+    """x above 0, alpha * (exp(x) - 1) below (Clevert, Unterthiner & Hochreiter 2016)."""
+    return where(x > 0.0, x, alpha * expm1(x))
+
+
+@composite
+def selu(x: Value) -> Value:
+    """1.0507 * elu(x, 1.6733), with the constants of Klambauer et al. 2017: rows keep mean 0 and variance 1."""
+    return 1.0507009873554805 * where(x > 0.0, x, 1.6732632423543772 * expm1(x))
+
+
+@composite
+def leaky_relu(x: Value, slope: Number = 0.01) -> Value:
+    """x above 0, slope * x below."""
+    return where(x > 0.0, x, slope * x)
+
+
+@composite
+def hardsigmoid(x: Value) -> Value:
+    """min(max(x + 3, 0), 6) / 6 (Howard et al. 2019)."""
+    return clip(x + 3.0, 0.0, 6.0) / 6.0
+
+
+@composite
+def hardswish(x: Value) -> Value:
+    """x * hardsigmoid(x) (Howard et al. 2019)."""
+    return x * (clip(x + 3.0, 0.0, 6.0) / 6.0)
+
+
+@composite
+def glu(x: Value, gate: Value) -> Value:
+    """x * sigmoid(gate) (Dauphin et al. 2017); `reglu`, `geglu` and `swiglu` have other gates (Shazeer 2020)."""
+    return x * sigmoid(gate)
+
+
+@composite
+def reglu(x: Value, gate: Value) -> Value:
+    """x * relu(gate)."""
+    return x * relu(gate)
+
+
+@composite
+def geglu(x: Value, gate: Value, approximate: str = "tanh") -> Value:
+    """x * gelu(gate)."""
+    return x * gelu(gate, approximate)
+
+
+@composite
+def swiglu(x: Value, gate: Value) -> Value:
+    """x * silu(gate)."""
+    return x * silu(gate)
+
+
 def square(x: Value) -> Value:
     """x * x."""
     return apply("square", x)
 
 
-def pow(x: Value, exponent: Number) -> Value:
-    """x ** exponent, for a Python number."""
+def pow(x: Value | Number, exponent: Value | Number) -> Value:
+    """x ** exponent, one or both of which are traced: NaN below 0, unless the exponent is whole."""
     return power(x, exponent)
 
 
@@ -255,6 +402,52 @@ def var(x: Value, axis: int = -1) -> Value:
     return mean(square(centered))
 
 
+@composite
+def std(x: Value, axis: int = -1) -> Value:
+    """sqrt(var(x)) over the last axis: of the row itself, with N and not N - 1 in the denominator."""
+    _last("std", axis)
+    return sqrt(var(x))
+
+
+@composite
+def norm(x: Value, axis: int = -1) -> Value:
+    """sqrt(sum(x^2)) over the last axis: the Euclidean norm."""
+    _last("norm", axis)
+    return sqrt(sum(square(_real(x))))
+
+
+@composite
+def logsumexp(x: Value, axis: int = -1) -> Value:
+    """log(sum(exp(x))) over the last axis, of x of any size. A row of -inf alone gives -inf; NaN stays in its row."""
+    _last("logsumexp", axis)
+    x = _real(x)
+    top = max(x)
+    pivot = where(top == -INF, 0.0, top)
+    sum_of_exps = sum(exp(x - pivot))
+    return where(top == INF, INF, pivot + log(sum_of_exps))
+
+
+@composite
+def any(x: Value, axis: int = -1) -> Value:
+    """Whether a mask holds anywhere along the last axis."""
+    _last("any", axis)
+    return max(_mask("any", x)) != 0
+
+
+@composite
+def all(x: Value, axis: int = -1) -> Value:
+    """Whether a mask holds everywhere along the last axis."""
+    _last("all", axis)
+    return min(_mask("all", x)) != 0
+
+
+def _mask(name: str, x: Value) -> Value:
+    _traced(name, x)
+    if x.dtype is not b8:
+        raise SpecError(f"{name}: found {x.dtype} where a mask (b8) is wanted; compare first, as in x > 0", caller())
+    return cast(x, i32)
+
+
 # ---------------------------------------------------------------- selections: the last axis becomes k columns of it
 
 
@@ -287,6 +480,14 @@ def argmax(x: Value, axis: int = -1) -> Value:
     """The column of each row's largest, as F.topk(x, 1) gives it: i32 of [..., 1], -1 where all is masked."""
     _last("argmax", axis)
     return _columns("argmax", x, 1, True)
+
+
+@composite
+def argmin(x: Value, axis: int = -1) -> Value:
+    """The column of each row's smallest: F.argmax of -x, so +inf is masked (2^31 - 1 of i32), and NaN comes first."""
+    _last("argmin", axis)
+    _traced("argmin", x)
+    return _columns("argmin", ~x if x.dtype is i32 else -x, 1, True)
 
 
 @composite
@@ -423,6 +624,25 @@ def _eps(name: str, eps: float) -> None:
 
 
 @composite
+def l2norm(x: Value, eps: float = 1e-12) -> Value:
+    """x / max(norm(x), eps): rows of length 1."""
+    _eps("l2norm", eps)
+    x = _real(x)
+    return x / maximum(norm(x), eps)
+
+
+@composite
+def one_hot(columns: Value, dim: Dim) -> Value:
+    """1 at the column that each row's i32 names, 0 elsewhere, f32 of [..., dim]; a row of 0 for what is no column."""
+    if not isinstance(columns, Value) or columns.dtype is not i32 or columns.shape[-1:] != (1,):
+        found = f"{columns.dtype}{shape_text(columns.shape)}" if isinstance(columns, Value) else repr(columns)
+        raise SpecError(f"one_hot: found {found}, wanted one column a row, i32[..., 1]", caller())
+    if not isinstance(dim, Dim):
+        raise SpecError(f"one_hot: {dim!r} is not a Dim, as one of M, N = dims('M N') is", caller())
+    return cast(_index("col_index", (dim,)) == columns, f32)
+
+
+@composite
 def causal(x: Value, offset: Value | int = 0) -> Value:
     """x where column <= row + offset, else -inf: scores [..., queries, keys] with the future masked."""
     last = row_index(x)
@@ -433,13 +653,19 @@ def causal(x: Value, offset: Value | int = 0) -> Value:
 
 
 PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SELECT))
-COMPOSITES = (gelu, clip, mean, var, softmax, log_softmax, layernorm, rmsnorm, causal)
-SELECTIONS = (topk, argmax, take)
+COMPOSITES = (
+    gelu, softplus, softsign, mish, elu, selu, leaky_relu, hardsigmoid, hardswish, glu, reglu, geglu, swiglu, clip,
+    mean, var, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, one_hot, causal,
+)  # fmt: skip
+SELECTIONS = (topk, argmax, argmin, take)
 FUNCTIONS = (
-    "exp", "log", "log1p", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "relu", "silu", "gelu", "square", "pow", "abs",
-    "neg", "minimum", "maximum", "clip", "logical_and", "logical_or", "logical_not", "where", "cast", "col_index",
-    "row_index", "size", "matmul", "sum", "max", "min", "mean", "var", "softmax", "log_softmax", "layernorm", "rmsnorm",
-    "causal", "topk", "argmax", "take",
+    "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "sigmoid", "relu",
+    "silu", "gelu", "softplus", "softsign", "mish", "elu", "selu", "leaky_relu", "hardsigmoid", "hardswish", "glu",
+    "reglu", "geglu", "swiglu", "square", "pow", "abs", "neg", "sign", "floor", "ceil", "trunc", "round", "fmod",
+    "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
+    "cast", "col_index", "row_index", "size", "matmul", "sum", "max", "min", "mean", "var", "std", "norm", "logsumexp",
+    "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "one_hot", "causal", "topk", "argmax",
+    "argmin", "take",
 )  # fmt: skip
 
 
@@ -454,7 +680,8 @@ def advice(name: str) -> str:
 
 ELSEWHERE = {
     "clamp": "clip", "swish": "silu", "amax": "max", "amin": "min", "power": "pow", "negative": "neg", "mm": "matmul",
-    "bmm": "matmul", "absolute": "abs",
+    "bmm": "matmul", "absolute": "abs", "remainder": "fmod", "normalize": "l2norm",
+    "hard_swish": "hardswish", "hard_sigmoid": "hardsigmoid", "rint": "round", "fix": "trunc",
 }  # fmt: skip
 """Names of the same in other libraries."""
 
@@ -469,7 +696,9 @@ def mistyped(name: str, known: str) -> bool:
     if len(other) < LONG or re.sub(r"\D", "", one) != re.sub(r"\D", "", other):  # log2 is not log1p
         return False
     without = [[text[:at] + text[at + 1 :] for at in range(len(text))] for text in (one, other)]
-    return one in without[1] or other in without[0] or (any(map(str.__eq__, *without)) and len(one) == len(other))
+    return (
+        one in without[1] or other in without[0] or (builtins.any(map(str.__eq__, *without)) and len(one) == len(other))
+    )
 
 
 LONG = 5  # letters of a name of which one may be wrong

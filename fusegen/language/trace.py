@@ -202,7 +202,19 @@ class Value:
         return power(self, exponent)
 
     def __rpow__(self, base: Any) -> Value:
-        raise SpecError(f"{base!r} ** x: only x ** number is supported; write F.exp(x * log(base))", caller())
+        return power(base, self)
+
+    def __floordiv__(self, other: Any) -> Value:
+        return divided("//", "floor_div", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Value:
+        return divided("//", "floor_div", other, self)
+
+    def __mod__(self, other: Any) -> Value:
+        return divided("%", "mod", self, other)
+
+    def __rmod__(self, other: Any) -> Value:
+        return divided("%", "mod", other, self)
 
     def __lt__(self, other: Any) -> Value:
         return apply("lt", self, other)
@@ -297,8 +309,7 @@ class Value:
     def _unsupported(self, *_: Any) -> Any:
         raise SpecError("this operator is not supported on traced values; `fusegen list --ops` shows what is", caller())
 
-    __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _unsupported
-    __divmod__ = __contains__ = _unsupported
+    __divmod__ = __rdivmod__ = __contains__ = _unsupported
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -547,20 +558,32 @@ def to_f32(node: Node, operator: Operator) -> Node:
     return Node(OPS["to_f32"], (node,), node.shape, f32, operator)
 
 
-def power(x: Value, exponent: Any) -> Value:
-    """x ** number. Small whole exponents become products, 0.5 a square root."""
-    exponent = python_number(exponent)
+def divided(symbol: str, name: str, *arguments: Any) -> Value:
+    """`a // b` and `a % b`, which are of whole numbers."""
+    for argument in arguments:
+        found = argument.dtype if isinstance(argument, Value) else f32 if isinstance(argument, float) else i32
+        if found is not i32:
+            raise SpecError(
+                f"{symbol}: found {found}, wanted whole numbers (i32)\n"
+                "  of f32 write F.floor(x / y), and F.fmod(x, y) for the remainder toward zero",
+                caller(),
+            )
+    return apply(name, *arguments)
+
+
+def power(x: Any, exponent: Any) -> Value:
+    """x ** exponent. Small whole exponents become products, 0.5 a square root, powers of 2 an exponential."""
+    x, exponent = python_number(x), python_number(exponent)
+    if isinstance(exponent, Value):
+        with current().operator("pow"):
+            return apply("exp2", exponent) if not isinstance(x, Value) and x == 2 else apply("pow", x, exponent)
     if isinstance(exponent, bool) or not isinstance(exponent, (int, float)) or not math.isfinite(exponent):
-        what = repr(exponent) if isinstance(exponent, Value) else f"{type(exponent).__name__} {exponent!r}"
-        raise SpecError(
-            f"the exponent of ** must be a finite Python number, found {what}\n"
-            "  for a traced exponent write F.exp(y * F.log(x))",
-            caller(),
-        )
+        found = f"{type(exponent).__name__} {exponent!r}"
+        raise SpecError(f"the exponent of ** must be a finite number or a traced value, found {found}", caller())
     with current().operator("pow"):
         if exponent == 0.5:
             return apply("sqrt", x)
-        if exponent == 1:
+        if exponent == 1 and isinstance(x, Value):
             return x
         if exponent == 2:
             return apply("square", x)

@@ -106,7 +106,10 @@ def normal_values(graph: Graph) -> dict[Node, bool]:
 
 CHOICES = ("abs", "neg", "relu", "maximum", "minimum", "max", "min", "to_f32")
 """Ops whose result is one of their arguments, or its magnitude, or 0."""
-NEVER_SUBNORMAL = ("exp", "sigmoid", "sqrt", "rsqrt", "round_f16", "size", "col_index", "row_index", "to_i32")
+NEVER_SUBNORMAL = (
+    "exp", "exp2", "sigmoid", "sqrt", "rsqrt", "round_f16", "size", "col_index", "row_index", "to_i32", "floor", "ceil",
+    "trunc", "round", "sign",
+)  # fmt: skip
 """Ops whose result is 0 where it would be smaller, or is large enough whatever their argument is."""
 
 

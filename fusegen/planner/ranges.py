@@ -148,6 +148,19 @@ def common_bits(a: Range, b: Range) -> Range:
     return Range(0.0, min(above)) if above else INTEGERS
 
 
+def floor_of(x: float) -> float:
+    return math.floor(x) if math.isfinite(x) else x
+
+
+def power_of_2(a: Range) -> Range:
+    return Range(0.0, 2.0**a.high if a.high < 128 else math.inf)
+
+
+def remainder(a: Range, b: Range) -> Range:
+    """Between 0 and the divisor."""
+    return Range(min(0.0, b.low), max(0.0, b.high))
+
+
 def between(low: float, high: float) -> Callable[..., Range]:
     return lambda *of: Range(low, high)
 
@@ -167,6 +180,10 @@ RANGES: Mapping[str, Callable[..., Range]] = {
     "sqrt": root,
     "rsqrt": reciprocal_root,
     "exp": exponential,
+    "exp2": power_of_2,
+    **dict.fromkeys(("sin", "cos", "sign"), between(-1.0, 1.0)),
+    "floor": lambda a: Range(floor_of(a.low), floor_of(a.high)),
+    "mod": remainder,
     "sigmoid": between(0.0, 1.0),
     "tanh": between(-1.0, 1.0),
     "erf": between(-1.0, 1.0),

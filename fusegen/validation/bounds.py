@@ -369,6 +369,24 @@ def stepped(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     return value, np.where(arg.error == 0, 0.0, error)
 
 
+def classified(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    """Whether it is a number: sure unless anything may stand there."""
+    return apply(op, [args[0].value]), np.where(np.isinf(args[0].error), 1.0, 0.0)
+
+
+def remainder(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    """x - n y with n the whole part of x / y: exact of exact numbers. Of others it moves with them as long as n stays
+    what it is; where that may change, nothing is known."""
+    x, y = args
+    value = apply(op, [x.value, y.value])
+    least, most = np.abs(y.value) - y.error, np.abs(y.value) + y.error
+    turns = np.trunc(np.abs(x.value) / np.abs(y.value))
+    low, high = (np.abs(x.value) - x.error) / most, (np.abs(x.value) + x.error) / least
+    same = (least > 0) & (np.trunc(low) == turns) & (np.trunc(high) == turns)
+    sure = (x.error == 0) & (y.error == 0)
+    return value, np.where(sure, 0.0, np.where(same, x.error + turns * y.error, np.inf))
+
+
 def widened(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     """i32 or b8 as f32: exact up to 2^24."""
     value = apply(op, [args[0].value])
@@ -396,7 +414,9 @@ RULES: Mapping[str, Rule] = {
     "minimum": extreme,
     "relu": extreme,  # of something surely negative it is 0, and no root or quotient of that is in doubt
     **dict.fromkeys(("log1p", "tanh_log1p"), lambda op, args: rising(op, args[0])),
-    "to_i32": stepped,
+    **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign", "to_i32"), stepped),
+    **dict.fromkeys(("isnan", "isinf", "isfinite"), classified),
+    "fmod": remainder,
     "round_f16": stepped,
     "round_bf16": stepped,
     "to_f32": widened,

@@ -108,6 +108,26 @@ silu = unary(lambda x: x / (1 + np.exp(-x)), 8, slope=gentle, more=exponents)
 logistic = unary(lambda x: 1 / (1 + np.exp(-x)), 6, more=exponents)
 
 
+logarithm_to_2 = unary(np.log2, 6)
+power_of_2 = unary(np.exp2, 4)
+
+
+def stepped(function: Callable[[Array], Array]) -> Meaning:
+    """Of what is not exact, nothing is known where the ends of its error land on other steps."""
+
+    def run(a: Bounded) -> Bounded:
+        a = as_float(a)
+        value = function(a.value)
+        same = (function(a.value - a.error) == value) & (function(a.value + a.error) == value)
+        return settled(value, np.where((a.error == 0) | same, 0.0, INF))
+
+    return run
+
+
+def exp2(a: Bounded) -> Bounded:
+    return doubted(power_of_2(a))
+
+
 def exp(a: Bounded) -> Bounded:
     return ordered_as(a, exponential(a), 0.0)
 
@@ -120,6 +140,23 @@ UNARY: dict[str, Meaning] = {
     "exp": exp,
     "log": lambda a: doubted(logarithm(a)),
     "log1p": unary(np.log1p, 6),
+    "exp2": exp2,
+    "expm1": unary(np.expm1, 4),
+    "log2": lambda a: doubted(logarithm_to_2(a)),
+    "sin": unary(np.sin, 5, slope=lambda _, error: error),
+    "cos": unary(np.cos, 5, slope=lambda _, error: error),
+    "floor": stepped(np.floor),
+    "ceil": stepped(np.ceil),
+    "trunc": stepped(np.trunc),
+    "round": stepped(np.round),
+    "sign": stepped(np.sign),
+    "softplus": unary(lambda x: np.logaddexp(0, x), 12, slope=gentle),
+    "mish": unary(lambda x: x * np.tanh(np.logaddexp(0, x)), 16, slope=gentle, more=gelu_error),
+    "elu": unary(lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), 6, slope=gentle),
+    "hardswish": unary(
+        lambda x: x * np.clip(x + 3, 0, 6) / 6, 4, slope=lambda value, error: 1.5 * error, more=gelu_error
+    ),
+    "softsign": unary(lambda x: x / (1 + np.abs(x)), 6),
     "sqrt": lambda a: doubted(sqrt(a)),
     "rsqrt": rsqrt,
     "tanh": unary(np.tanh, 8),

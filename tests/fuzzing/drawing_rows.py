@@ -174,11 +174,11 @@ class Rows(Draft):
     def unary(self) -> None:
         rng = self.random
         a, op = self.some(), rng.choice(list(arithmetic.UNARY))
-        if op in ("log", "sqrt", "rsqrt") and rng.random() < 0.75:
+        if op in ("log", "log2", "sqrt", "rsqrt") and rng.random() < 0.75:
             a = self.positive(a, 0.125)
         if op == "log1p" and rng.random() < 0.7:
             a = self.let(f"F.abs({a.text})", "f", a.shape, arithmetic.absolute, [a])
-        if op == "exp" and rng.random() < 0.75:
+        if op in ("exp", "exp2", "expm1") and rng.random() < 0.75:
             a = self.let(
                 f"F.clip({a.text}, -6, 5.5)",
                 "f",

@@ -61,6 +61,9 @@ MEANINGS: dict[str, Callable[..., int]] = {
     "bit_or": lambda a, b: a | b,
     "bit_xor": lambda a, b: a ^ b,
     "bit_not": lambda a: ~a,
+    "sign": lambda a: (a > 0) - (a < 0),
+    "floor_div": lambda a, b: wrapped(a // b) if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
     "shift_left": lambda a, n: wrapped(a << n) if 0 <= n < 32 else 0,
     "shift_right": lambda a, n: a >> n if 0 <= n < 32 else -(a < 0),
 }

@@ -5,6 +5,7 @@ Tests iterate over the table, so a new op is tested the moment it exists.
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +16,12 @@ import pytest
 
 from fusegen import b8, bf16, chain, dims, f16, f32, i32
 from fusegen import ops as F
+from fusegen.errors import SpecError
 from fusegen.language.graph import Kind, Op
 from fusegen.language.reference import load_reference, reference, reference_source
 from fusegen.language.spec import Chain
 from fusegen.language.trace import apply
+from fusegen.language.types import DType
 from fusegen.pipeline import compile
 from fusegen.targets import H200, Target
 
@@ -42,6 +45,22 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "pow": lambda a, b: math.pow(a, b),
     "small_pow": lambda a, b: math.exp(b * math.log(a)),
     "exp": math.exp,
+    "exp2": lambda a: math.pow(2, a),
+    "expm1": lambda a: 2 * math.sinh(a / 2) * math.exp(a / 2),
+    "log2": lambda a: math.log(a) / math.log(2),
+    "sin": lambda a: cmath.exp(1j * a).imag,
+    "cos": lambda a: cmath.exp(1j * a).real,
+    "floor": lambda a: a - a % 1,
+    "ceil": lambda a: a + -a % 1,
+    "trunc": lambda a: math.modf(a)[1],
+    "round": lambda a: float(round(a)),
+    "sign": lambda a: math.copysign(1, a) if a else 0,
+    "fmod": math.fmod,
+    "floor_div": lambda a, b: (a - a % b) / b if b else 0,
+    "mod": lambda a, b: math.fmod(a, b) if b else 0,
+    "isnan": lambda a: math.isnan(a),
+    "isinf": lambda a: math.isinf(a),
+    "isfinite": lambda a: math.isfinite(a),
     "log": math.log,
     "log1p": math.log1p,
     "log_of_normal": math.log,
@@ -72,7 +91,7 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "shift_right": lambda a, b: a // 2**b,
 }
 SPECIAL = {"where", "logical_and", "logical_or", "logical_not", "round_f16", "round_bf16"}  # tested by name below
-POSITIVE = {"log", "log1p", "log_of_normal", "tanh_log1p", "sqrt", "rsqrt", "pow", "small_pow"}
+POSITIVE = {"log", "log1p", "log_of_normal", "tanh_log1p", "sqrt", "rsqrt", "pow", "small_pow", "log2"}
 
 
 def test_every_op_has_an_independent_meaning() -> None:
@@ -90,9 +109,12 @@ def test_numpy_meaning(op: Op, rng: np.random.Generator) -> None:
         arguments = [rng.integers(0, 20, 200, dtype=np.int32) for _ in range(op.arity)]
     elif op.result is b8:
         arguments[-1][::3] = arguments[0][::3] if op.arity == 2 else 0.0
+        if op.arity == 1:
+            arguments[0][1:4] = NAN, INF, -INF
     module = {"np": np, "erf": np.vectorize(math.erf)}
     text = op.ref.format(*(f"a{i}" for i in range(op.arity)), out="out")
-    found = eval(text, {**module, **{f"a{i}": a for i, a in enumerate(arguments)}})
+    with np.errstate(divide="ignore"):
+        found = eval(text, {**module, **{f"a{i}": a for i, a in enumerate(arguments)}})
     wanted = np.array([INDEPENDENT[op.name](*row) for row in zip(*arguments, strict=True)])
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-13)
 
@@ -217,7 +239,7 @@ def map_chain(op: Op, cols: int) -> Chain:
         return apply(op.name, x, y)
 
     def compare(x: f32[M, N], y: f16[M, N]) -> b8[M, N]:
-        return apply(op.name, x, y)
+        return apply(op.name, x, y) if op.arity == 2 else apply(op.name, x) | (y > 0.0)
 
     def bits(x: i32[M, N], y: i32[M, N]) -> i32[M, N]:
         return apply(op.name, x, y) if op.arity == 2 else apply(op.name, x) | y
@@ -295,7 +317,137 @@ def test_reduction_matches_numpy(op: Op, cols: int, target: Target) -> None:
 @pytest.mark.parametrize("function", F.COMPOSITES, ids=lambda f: f.__name__)
 def test_composite_matches_numpy(function: Callable[..., Any], target: Target) -> None:
     def body(x: f32[M, N]) -> f32[M, N]:
-        result = function(x, -1.0, 1.0) if function is F.clip else function(x)
-        return result + x * 0.0
+        if function is F.clip:
+            return function(x, -1.0, 1.0)
+        if function in (F.any, F.all):
+            return F.where(function(x > 2.0), x, -x)
+        if function is F.one_hot:
+            return function(F.cast(F.max(x), i32), N) + x
+        if function in (F.glu, F.reglu, F.geglu, F.swiglu):
+            return function(x, x + 1.0)
+        return function(x) + x * 0.0
 
     compile(chain(M=3, N=200)(body), target, on="emulator")
+
+
+# by other formulas than those of fusegen.ops
+FORMULAS: dict[str, Callable[[Any], Any]] = {
+    "softplus": lambda x: np.logaddexp(0, x),
+    "softsign": lambda x: np.where(x < 0, x / (1 - x), x / (1 + x)),
+    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
+    "elu": lambda x: np.maximum(x, 0) + np.expm1(np.minimum(x, 0)),
+    "selu": lambda x: 1.0507009873554805 * (np.maximum(x, 0) + 1.6732632423543772 * np.expm1(np.minimum(x, 0))),
+    "leaky_relu": lambda x: np.maximum(x, 0.01 * x),
+    "hardsigmoid": lambda x: np.interp(x, [-3, 3], [0, 1]),
+    "hardswish": lambda x: x * np.interp(x, [-3, 3], [0, 1]),
+    "std": lambda x: x.std(-1, keepdims=True),
+    "norm": lambda x: np.linalg.norm(x, axis=-1, keepdims=True),
+    "logsumexp": lambda x: np.logaddexp.reduce(x, axis=-1, keepdims=True),
+    "l2norm": lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_composites_are_what_their_names_say(name: str, rng: np.random.Generator) -> None:
+    def body(x: f32[M, N]) -> f32[M, N]:
+        return getattr(F, name)(x) + 0.0 * x
+
+    x = rng.normal(size=(5, 40)) * 3
+    wanted = np.broadcast_to(FORMULAS[name](x), x.shape)
+    np.testing.assert_allclose(one(chain(M=5, N=40)(body), x), wanted, rtol=1e-12, atol=1e-13)
+
+
+def test_gated_units() -> None:
+    @chain(M=1, N=3)
+    def spec(x: f32[M, N], g: f32[M, N]) -> tuple[f32[M, N], f32[M, N], f32[M, N], f32[M, N]]:
+        return F.glu(x, g), F.reglu(x, g), F.swiglu(x, g), F.geglu(x, g, approximate="none")
+
+    x, g = np.array([[2.0, 3.0, -4.0]]), np.array([[0.0, math.log(3), -math.log(3)]])
+    glu, reglu, swiglu, geglu = one(spec, x, g)
+    np.testing.assert_allclose(glu, [[1.0, 2.25, -1.0]])
+    np.testing.assert_allclose(reglu, [[0.0, 3 * math.log(3), 0.0]])
+    np.testing.assert_allclose(swiglu, glu * g)
+    np.testing.assert_allclose(geglu, x * g * [[0.5 * math.erfc(-a / math.sqrt(2)) for a in g[0]]])
+
+
+def test_edges_of_what_is_rounded_and_classified() -> None:
+    @chain(M=1, N=8)
+    def spec(x: f32[M, N]) -> tuple[f32[M, N], f32[M, N], f32[M, N], f32[M, N], b8[M, N], b8[M, 1], b8[M, 1]]:
+        nan = F.isnan(x)
+        return F.round(x), F.sign(x), F.fmod(x, 2.0), F.floor(x), F.isinf(x), F.any(nan), F.all(nan | F.isfinite(x))
+
+    x = np.array([[2.5, -0.5, -0.0, NAN, INF, -INF, 3.5, -2.5]], np.float32)
+    whole, sign, rest, below, infinite, has_nan, no_inf = compile(spec, H200, on="emulator")(x)
+    np.testing.assert_array_equal(whole, [[2, -0.0, -0.0, NAN, INF, -INF, 4, -2]])
+    np.testing.assert_array_equal(sign, [[1, -1, -0.0, NAN, 1, -1, 1, -1]])
+    np.testing.assert_array_equal(rest, [[0.5, -0.5, -0.0, NAN, NAN, NAN, 1.5, -0.5]])
+    np.testing.assert_array_equal(below, [[2, -1, -0.0, NAN, INF, -INF, 3, -3]])
+    np.testing.assert_array_equal(infinite, [[False] * 4 + [True] * 2 + [False] * 2])
+    assert has_nan.all()
+    assert not no_inf.any()
+
+
+def test_whole_quotients_go_downwards() -> None:
+    @chain(M=1, N=8)
+    def spec(x: i32[M, N], y: i32[M, N]) -> tuple[i32[M, N], i32[M, N], i32[M, N], i32[M, N], i32[M, N]]:
+        return x // y, x % y, x // 8, x % 8, 7 // y
+
+    least = -(2**31)
+    x = np.array([[7, -7, 7, -7, least, least, 5, 0]], np.int32)
+    y = np.array([[2, 2, -2, -2, -1, 1, 0, 3]], np.int32)
+    quotient, remainder, eighth, of_eight, sevenths = compile(spec, H200, on="emulator")(x, y)
+    np.testing.assert_array_equal(quotient, [[3, -4, -4, 3, least, least, 0, 0]])
+    np.testing.assert_array_equal(remainder, [[1, 1, -1, -1, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(eighth, x >> 3)
+    np.testing.assert_array_equal(of_eight, x & 7)
+    np.testing.assert_array_equal(sevenths, [[3, 3, -4, -4, -7, 7, 0, 2]])
+
+
+def test_quotients_of_floats_are_refused_with_what_to_write() -> None:
+    def spec(x: f32[M, N]) -> f32[M, N]:
+        return x % 2
+
+    with pytest.raises(SpecError, match=r"%: found f32, wanted whole numbers \(i32\)\n  of f32 write F.floor\(x / y\)"):
+        chain(M=1, N=8)(spec)
+
+
+def test_logsumexp_of_infinite_rows() -> None:
+    @chain(M=4, N=3)
+    def spec(x: f32[M, N]) -> f32[M, 1]:
+        return F.logsumexp(x)
+
+    x = np.array([[-INF] * 3, [INF, 0, -INF], [NAN, INF, 0], [500, 500, -500]], np.float32)
+    found = compile(spec, H200, on="emulator")(x)[:, 0]
+    np.testing.assert_allclose(found, [-INF, INF, NAN, 500 + math.log(2)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [f32, i32], ids=str)
+def test_argmin_is_the_first_of_the_smallest(dtype: DType) -> None:
+    @chain(M=3, N=40)
+    def spec(x: dtype[M, N]) -> i32[M, 1]:  # type: ignore[valid-type]
+        return F.argmin(x)
+
+    x = np.arange(120, dtype=dtype.numpy).reshape(3, 40) % 7 + 1
+    x[1, 22] = x[1, 30] = -(2**31)
+    assert compile(spec, H200, on="emulator")(x)[:, 0].tolist() == [0, 22, int((x[2] == 1).argmax())]
+
+
+def test_powers_of_traced_exponents() -> None:
+    @chain(M=1, N=6)
+    def spec(x: f32[M, N], y: f32[M, N]) -> tuple[f32[M, N], f32[M, N], f32[M, N]]:
+        return x**y, 2**y, F.pow(3.0, y)
+
+    x = np.array([[2.0, -2.0, -8.0, 0.0, 0.0, 9.0]], np.float32)
+    y = np.array([[0.5, 3.0, 1 / 3, 0.0, -1.0, -0.5]], np.float32)
+    power, of_two, of_three = compile(spec, H200, on="emulator")(x, y)
+    np.testing.assert_allclose(power, [[math.sqrt(2), -8, NAN, 1, INF, 1 / 3]], rtol=2e-6)
+    np.testing.assert_allclose(of_two, np.exp2(y), rtol=1e-6)
+    np.testing.assert_allclose(of_three, np.power(3.0, y), rtol=2e-6)
+
+
+def test_one_hot_wants_a_column_a_row() -> None:
+    def spec(x: f32[M, N], labels: i32[M, N]) -> f32[M, N]:
+        return x * F.one_hot(labels, N)
+
+    with pytest.raises(SpecError, match=r"one_hot: found i32\[M, N\], wanted one column a row, i32\[..., 1\]"):
+        chain(M=2, N=8)(spec)

@@ -169,14 +169,7 @@ def test_non_float_exponent(exponent: Any) -> None:
     def spec(x: f16[M, N]) -> f16[M, N]:
         return x**exponent
 
-    assert "the exponent of ** must be a finite Python number" in wrong(spec)
-
-
-def test_traced_exponent() -> None:
-    def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
-        return x**y
-
-    assert "F.exp(y * F.log(x))" in wrong(spec)
+    assert "the exponent of ** must be a finite number or a traced value" in wrong(spec)
 
 
 def test_python_branch_does_not_pick_a_side() -> None:
@@ -205,7 +198,7 @@ def test_equality_is_a_mask_and_not_an_answer() -> None:
         lambda x: x % 2,
         lambda x: x // 2,
         lambda x: x << 1,
-        lambda x: 2**x,
+        lambda x: True**x,
         lambda x: x.sum(),
         lambda x: round(x),
         lambda x: x and 1,
@@ -585,13 +578,13 @@ def test_a_mask_becomes_any_type() -> None:
     [
         ("Relu", "did you mean F.relu?"), ("rleu", "did you mean F.relu?"), ("layer_norm", "did you mean F.layernorm?"),
         ("softmx", "did you mean F.softmax?"), ("top_k", "did you mean F.topk?"), ("clamp", "it is F.clip here"),
-        *((name, "there are exp, log, ") for name in
-          ("sin", "cos", "tan", "sort", "cumsum", "norm", "logsumexp", "log2", "log10", "softmin", "argmin", "selu")),
+        *((name, "there are exp, exp2, ") for name in
+          ("tan", "asin", "sort", "cumsum", "cumprod", "logaddexp", "log10", "softmin", "argsort", "celu")),
     ],
 )  # fmt: skip
 def test_only_what_is_near_is_suggested(name: str, advice: str) -> None:
     assert F.advice(name).startswith(advice)
-    assert "list --ops" in F.advice("sin")
+    assert "list --ops" in F.advice("tan")
 
 
 # ---------------------------------------------------------------- the body above the kernel
