@@ -22,6 +22,7 @@ from fusegen.planner.heading import header_lines
 from fusegen.planner.parts import (
     Access,
     Argument,
+    Body,
     Keep,
     Layout,
     Load,
@@ -457,7 +458,7 @@ class Source:
 
 
 __all__ = [
-    "Access", "Argument", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Number",
+    "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Number",
     "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPlan", "Selection", "Source", "Stage",
     "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic", "Until", "Value", "counts",
     "used_by",

@@ -226,19 +226,27 @@ class Reduction:
         return f"{self.results[-1]}_part"
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One walk over the row: read, compute, reduce, write; then what is computed once a row."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Body:
+    """What is made of each element, in this order; and of its row, once: behind the elements where it is made of what
+    they were reduced to, else before them."""
+
+    loads: tuple[Load, ...] = ()
+    takes: tuple[Keep, ...] = ()  # values kept by earlier bodies
+    body: tuple[Statement, ...] = ()
+    keeps: tuple[Keep, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
+    stores: tuple[Store, ...] = ()
+    row_loads: tuple[Load, ...] = ()
+    row_body: tuple[Statement, ...] = ()
+    row_stores: tuple[Store, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage(Body):
+    """One walk over the row: a body for each of its elements, and how they are walked."""
 
     title: str
-    loads: tuple[Load, ...]
-    takes: tuple[Keep, ...]  # values kept by earlier stages
-    body: tuple[Statement, ...]
-    keeps: tuple[Keep, ...]
-    reductions: tuple[Reduction, ...]
-    stores: tuple[Store, ...]
-    row_body: tuple[Statement, ...]
-    row_stores: tuple[Store, ...]
     until: Until | None = None  # columns beyond are all alike, and their vectors are not computed one by one
     rest_body: tuple[Statement, ...] = ()  # what they are, once a row, before the walk
     backward: bool = False  # from the row's end: what the last walk read last is the likeliest to be in a cache
@@ -269,8 +277,7 @@ class Selection:
     k: int
     key: str  # the element value that decides, f32 or i32
     dtype: DType
-    loads: tuple[Load, ...]  # what the key is made from,
-    body: tuple[Statement, ...]  # and how
+    key_body: Body  # how it is made of operands
     columns: str  # the k columns' name,
     values: str  # and that of the keys there; empty where nothing asks for them
     picked: tuple[Stage, ...]  # walks over the k columns: their loads are gathered

@@ -36,6 +36,10 @@ class Reducing(Fetching):
             self.functions.add("infinite_mean")
         return f"{r.part}_values[j] = {r.value};" if r.kind == "softmax" else f"{r.part}.add({r.value});"
 
+    def update_one(self, r: Reduction) -> str:
+        """The same of a value that no vector holds."""
+        return f"{r.part}.merge({r.value}, 1.0f);" if r.kind == "softmax" else self.update(r)
+
     def chooser(self, r: Reduction) -> str:
         """The function that gives the larger or the smaller of two."""
         if r.dtype is i32:
@@ -59,9 +63,10 @@ class Reducing(Fetching):
             "welford": f"{r.part}.merge({count}, {rest}, 0.0f);",
         }[r.kind]
 
-    def results(self, r: Reduction) -> list[str]:
+    def results(self, r: Reduction, function: str = "") -> list[str]:
+        """What all threads of the row make of their parts, by the prelude's function or another."""
         reducer = reducer_of(r.kind, r.dtype)
-        function = reducer.function
+        function = function or reducer.function
         count = len(reducer.fields) if self.plan.slots else 0
         slots = [f", {self.parts}[{r.slot + i}]" for i in range(count)]
         call = f"{function}({r.part}{''.join(slots)})"

@@ -9,12 +9,13 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, all_of
 from fusegen.emitting.rows.reducing import Reducing
 from fusegen.emitting.rows.vectors import bracketed, scaled
 from fusegen.language.types import b8
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Load, RowPlan, Stage, Store, counts
+from fusegen.planner.model import Body, Keep, Load, RowPlan, Stage, Store, counts
 from fusegen.planner.pieces import PIECE_BYTES, stride_name
 
 
@@ -407,53 +408,56 @@ class Speller(Reducing):
         pad = f"else if (lane < {self.plan.tile.vector})" if pads else ""
         return {"ahead": ahead, "turn": "if (in_rest)", "lines": [*named, *lines], "pad": pad, "pads": pads}
 
-    def single(self, stage: Stage, suffix: str) -> list[str]:
-        """A walk's statements for one value, that no vector holds."""
-        lines = []
-        for load in stage.loads:
-            if load.when != "ahead":
-                text = self.element(load, "col") if load.access.mode == "bulk" else f"{load.access.name}{suffix}"
-                lines.append(self.define(load.value, load.dtype, self.to_value(load.access.dtype, text)))
-        lines += [self.define(k.value, k.dtype, f"{k.value}{suffix}") for k in stage.takes]
-        lines += self.statements(stage.body, col="col")
-        lines += [f"{k.value}{suffix} = {k.value};" for k in stage.keeps]
-        for r in stage.reductions:
-            lines.append(f"{r.part}.merge({r.value}, 1.0f);" if r.kind == "softmax" else self.update(r))
-        for store in stage.stores:
-            row = f"{store.access.name}_staged" if store.staged else self.pointer(store.access)
-            lines.append(f"{row}[col] = {self.to_storage(store.access.dtype, store.value)};")
-        return lines
+    def single(self, body: Body, suffix: str) -> list[str]:
+        """A body's statements for one value, that no vector holds."""
 
-    def body_names_col(self, stage: Stage) -> bool:
-        """Do the statements for an element ask for its column, be it to find it in shared memory?"""
-        placed = any(store.access.mode == "bulk" for store in stage.stores)
-        return placed or counts(stage.body, "col_index") or any(load.access.mode == "bulk" for load in stage.loads)
-
-    def body(self, stage: Stage, loads_first: bool) -> list[str]:
-        """The statements for one element, in order."""
-        lines = []
-        for load in stage.loads:
+        def read(load: Load) -> str:
             if load.when == "ahead":
-                continue
-            if load.access.mode == "bulk":
-                value = self.to_value(load.access.dtype, self.element(load))
-                lines.append(self.define(load.value, load.dtype, value))
-                continue
-            name = f"{load.access.name}_vec"
-            kept = load.when not in ("now", "fetched") and not self.plan.in_shared
-            in_array = loads_first and load.access.mode != "across" and load.when != "fetched"
-            vector = self.kept_at(name, True) if kept else f"{name}[v]" if in_array else name
-            lines.append(self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"{vector}.at[j]")))
-        lines += [self.define(k.value, k.dtype, self.kept_at(f"{k.value}_kept", False)) for k in stage.takes]
-        lines += self.statements(stage.body)
-        lines += [f"{self.kept_at(f'{k.value}_kept', False)} = {k.value};" for k in stage.keeps]
-        lines += [self.update(r) for r in stage.reductions]
-        for store in stage.stores:
-            placed = store.access.mode == "bulk" and store.staged
-            place = self.at(store.access) if placed else f"{store.access.name}_vec.at[j]"
-            live = "if (live) " if placed and self.live() else ""
-            lines.append(f"{live}{place} = {self.to_storage(store.access.dtype, store.value)};")
-        return lines
+                return ""
+            text = self.element(load, "col") if load.access.mode == "bulk" else f"{load.access.name}{suffix}"
+            return self.to_value(load.access.dtype, text)
+
+        def write(store: Store) -> str:
+            row = f"{store.access.name}_staged" if store.staged else self.pointer(store.access)
+            return f"{row}[col] = {self.to_storage(store.access.dtype, store.value)};"
+
+        def kept(keep: Keep) -> str:
+            return f"{keep.value}{suffix}"
+
+        return element_lines(body, Element(read, write, self.update_one, kept, col="col"), self)
+
+    def body_names_col(self, body: Body) -> bool:
+        """Do the statements for an element ask for its column, be it to find it in shared memory?"""
+        placed = any(store.access.mode == "bulk" for store in body.stores)
+        return placed or counts(body.body, "col_index") or any(load.access.mode == "bulk" for load in body.loads)
+
+    def body(self, body: Body, loads_first: bool) -> list[str]:
+        """A body's statements for element j of a vector. `loads_first`: all of a thread's vectors were read before."""
+
+        def read(load: Load) -> str:
+            return "" if load.when == "ahead" else self.to_value(load.access.dtype, self.element_of(load, loads_first))
+
+        def kept(keep: Keep) -> str:
+            return self.kept_at(f"{keep.value}_kept", False)
+
+        return element_lines(body, Element(read, self.write, self.update, kept), self)
+
+    def element_of(self, load: Load, loads_first: bool) -> str:
+        """Element j of what was read."""
+        if load.access.mode == "bulk":
+            return self.element(load)
+        name = f"{load.access.name}_vec"
+        kept = load.when not in ("now", "fetched") and not self.plan.in_shared
+        in_array = loads_first and load.access.mode != "across" and load.when != "fetched"
+        vector = self.kept_at(name, True) if kept else f"{name}[v]" if in_array else name
+        return f"{vector}.at[j]"
+
+    def write(self, store: Store) -> str:
+        """Element j of a result, to its vector, or to where the row is in shared memory."""
+        placed = store.access.mode == "bulk" and store.staged
+        place = self.at(store.access) if placed else f"{store.access.name}_vec.at[j]"
+        live = "if (live) " if placed and self.live() else ""
+        return f"{live}{place} = {self.to_storage(store.access.dtype, store.value)};"
 
     # ---- all of it
 

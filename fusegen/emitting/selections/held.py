@@ -68,10 +68,10 @@ class HeldSpeller(SelectionSpeller):
             "made": f"const {self.vec_type(load.access)}& {name}_vec = {name}_read[v];",
         }
 
-    def results(self, r: Reduction) -> list[str]:
+    def results(self, r: Reduction, function: str = "") -> list[str]:
         """A softmax's maximum and sum come from what the warps said."""
         if r.kind != "softmax" or r not in self.last.reductions:
-            return super().results(r)
+            return super().results(r, function)
         top, total = r.results
         return [
             f"const float {top} = key_at(most_of(picker));",

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import ZEROS, all_of
 from fusegen.emitting.prelude import reducer_of
 from fusegen.emitting.rows.spelling import Speller
 from fusegen.emitting.rows.vectors import scaled
 from fusegen.language.types import LEAST_INT, DType, bf16, f32, i32
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage
+from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
 from fusegen.planner.selections.choosing import COMPARED, most_ranked
 from fusegen.planner.selections.picker import picker
 
@@ -108,11 +109,11 @@ class SelectionSpeller(Speller):
 
     def key_at_col(self) -> list[str]:
         """The key of the element at `col`."""
-        lines = [
-            self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"{self.pointer(load.access)}[col]"))
-            for load in self.selection.loads
-        ]
-        return [*lines, *self.statements(self.selection.body, col="col")]
+
+        def read(load: Load) -> str:
+            return self.to_value(load.access.dtype, f"{self.pointer(load.access)}[col]")
+
+        return element_lines(self.selection.key_body, Element(read, col="col"), self)
 
     @property
     def of_key(self) -> list[Reduction]:
@@ -185,17 +186,11 @@ class SelectionSpeller(Speller):
         count = len(self.selection.picked)
         what = f"of {count} " if count > 1 else ""
         title = f"the {self.selection.k} chosen, walk {number} {what}over them: {stage.title}"
-        body = [self.gathered(load) for load in stage.loads]
-        body += self.statements(stage.body)
-        body += [self.update(r) for r in stage.reductions]
-        for store in stage.stores:
-            value = self.to_storage(store.access.dtype, store.value)
-            body.append(f"{self.pointer(store.access)}[rank] = {value};")
         return {
             "title": textwrap.wrap(title, WIDTH, subsequent_indent="  "),
             "parts": [self.part(r) for r in stage.reductions],
-            "body": body,
-            "results": [self.picked_result(r) for r in stage.reductions],
+            "body": element_lines(stage, Element(self.gathered, self.write_at_rank, self.update), self),
+            "results": [line for r in stage.reductions for line in self.picked_results(r)],
             "behind": self.behind(stage),
         }
 
@@ -203,12 +198,13 @@ class SelectionSpeller(Speller):
         """An operand's element at the chosen column."""
         at = f"{self.pointer(load.access)}[{self.selection.columns}]"
         value = self.to_value(load.access.dtype, at)
-        return self.define(load.value, load.dtype, f"{self.selection.columns} < 0 ? {ZEROS[load.dtype]} : {value}")
+        return f"{self.selection.columns} < 0 ? {ZEROS[load.dtype]} : {value}"
 
-    def picked_result(self, r: Reduction) -> str:
-        [line] = self.results(r)
-        function = reducer_of(r.kind, r.dtype).function
-        return line.replace(f"= {function}(", f"= {self.picked_function(function)}(")
+    def write_at_rank(self, store: Store) -> str:
+        return f"{self.pointer(store.access)}[rank] = {self.to_storage(store.access.dtype, store.value)};"
+
+    def picked_results(self, r: Reduction) -> list[str]:
+        return self.results(r, self.picked_function(reducer_of(r.kind, r.dtype).function))
 
     def picked_function(self, function: str) -> str:
         """Only one block of a cluster goes on behind the selection."""
@@ -340,7 +336,6 @@ class SelectionSpeller(Speller):
         step = tile.threads_per_row * tile.vector
         ahead = self.inside_turns() - chosen.turn
         last = f"notes[place / {chosen.note}] + place % {chosen.note} * {step}"
-        key = replace(self.last, loads=chosen.loads, takes=(), body=chosen.body, keeps=(), reductions=(), stores=())
         return {
             "meet": functions["meet"],
             "warp_least": functions["warp_least"],
@@ -371,9 +366,9 @@ class SelectionSpeller(Speller):
             "first_col": last if chosen.note > 1 else "notes[place]",
             "reads": [
                 f"const {self.vec_type(load.access)} {load.access.name}_vec = {self.from_memory(load, inside=False)};"
-                for load in chosen.loads
+                for load in chosen.key_body.loads
             ],
-            "body": [*self.body(key, loads_first=False), f"keys[j] = {chosen.key};"],
+            "body": [*self.body(chosen.key_body, loads_first=False), f"keys[j] = {chosen.key};"],
             "rest_bits": f"{0xFFFFFFFF & ~(0xFFFFFFFF >> plan.cols % tile.vector):#x}u",
             "key_at_col": self.key_at_col(),
         }

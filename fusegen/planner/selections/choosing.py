@@ -199,9 +199,9 @@ def read_again(target: Target, graph: Graph, work: Work, selection: Selection, c
     if selection.by == "team":
         return 0.0
     rows = min(work.blocks, resident * target.sms) / work.tile.cluster
-    in_flight = rows * graph.cols * sum(load.access.dtype.bytes for load in selection.loads)
+    in_flight = rows * graph.cols * sum(load.access.dtype.bytes for load in selection.key_body.loads)
     missing = max(0.0, 1 - target.l2_bytes / max(1.0, in_flight))
-    return missing * graph.rows * choice.candidates * selection.note * len(selection.loads) * AGAIN_BYTES
+    return missing * graph.rows * choice.candidates * selection.note * len(selection.key_body.loads) * AGAIN_BYTES
 
 
 def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice) -> float:

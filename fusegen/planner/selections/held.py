@@ -117,7 +117,7 @@ def held_plan(
 
 def registers_of(walks: Picking, tile: Tile) -> int:
     """Of a thread: its keys are born as the vectors die that they are made from."""
-    words = tile.per_thread * sum(words_of(load.access) for load in walks.loads)
+    words = tile.per_thread * sum(words_of(load.access) for load in walks.key_body.loads)
     keys = tile.per_thread * tile.vector
-    wanted = max(keys, words) + BESIDE + OPERAND * (len(walks.loads) - 1)
+    wanted = max(keys, words) + BESIDE + OPERAND * (len(walks.key_body.loads) - 1)
     return int(-(-wanted // 8) * 8)

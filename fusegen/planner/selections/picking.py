@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node
 from fusegen.language.types import DType
-from fusegen.planner.model import Access, Keeps, Load, Reduction, ReductionKind, Stage, Statement, Store
+from fusegen.planner.model import Access, Body, Keeps, Load, Reduction, ReductionKind, Stage, Store
 from fusegen.planner.rows.schedule import Schedule, Scheduler, title_of
 
 
@@ -23,8 +23,7 @@ class Picking:
     walks: Schedule
     key: str
     dtype: DType
-    loads: tuple[Load, ...]
-    body: tuple[Statement, ...]
+    key_body: Body
     columns: str
     values: str
     picked: tuple[Stage, ...]
@@ -115,9 +114,7 @@ class PickingScheduler(Scheduler):
         return Stage(
             title=title_of(loads, (), reductions, stores),
             loads=loads,
-            takes=(),
             body=self.statements(n for n in self.graph.nodes if n in wanted),
-            keeps=(),
             reductions=reductions,
             stores=stores,
             row_body=self.statements(behind),
@@ -152,8 +149,10 @@ class PickingScheduler(Scheduler):
             walks=replace(walks, slots=slots),
             key=self.names[self.key],
             dtype=self.key.dtype,
-            loads=tuple(self.load(n) for n in self.graph.nodes if n in compute and n.op.kind is Kind.INPUT),
-            body=self.statements(n for n in self.graph.nodes if n in compute),
+            key_body=Body(
+                loads=tuple(self.load(n) for n in self.graph.nodes if n in compute and n.op.kind is Kind.INPUT),
+                body=self.statements(n for n in self.graph.nodes if n in compute),
+            ),
             columns=self.names[self.columns],
             values=self.names[held[0]] if held else "",
             picked=picked,

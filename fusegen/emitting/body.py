@@ -1,0 +1,34 @@
+"""What a kernel does with one element: a Body's statements in order, wherever elements come from and go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusegen.emitting.dialect import Dialect
+from fusegen.planner.parts import Body, Keep, Load, Reduction, Store
+
+
+def none(part: Load | Keep | Reduction | Store) -> str:
+    """Of bodies that have no such part."""
+    raise AssertionError(f"nothing spells {part}")
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """Where the element at hand is, in the words of one kernel."""
+
+    read: Callable[[Load], str] = none  # its value; "" where the body does not ask for it
+    write: Callable[[Store], str] = none  # the statement that stores a result
+    reduce: Callable[[Reduction], str] = none  # the statement that adds a value to a part of a reduction
+    kept: Callable[[Keep], str] = none  # the place of a computed value between walks
+    col: str = "col + j"  # its column
+
+
+def element_lines(body: Body, at: Element, words: Dialect) -> list[str]:
+    """Everything that is made of one element: read, computed, kept, reduced and written."""
+    lines = [words.define(load.value, load.dtype, text) for load in body.loads if (text := at.read(load))]
+    lines += [words.define(keep.value, keep.dtype, at.kept(keep)) for keep in body.takes]
+    lines += words.statements(body.body, at.col)
+    lines += [f"{at.kept(keep)} = {keep.value};" for keep in body.keeps]
+    return [*lines, *map(at.reduce, body.reductions), *map(at.write, body.stores)]
