@@ -365,6 +365,18 @@ def test_a_key_may_depend_on_its_column(which: str) -> None:
     validate(kernel(by(plans_of(causal, "cuda:h200"), which)), quick=True).raise_for_error()
 
 
+@pytest.mark.parametrize(("which", "cluster"), [("team", 1), ("threshold", 2), ("hold", 2)])
+def test_columns_may_be_added_up(which: str, cluster: int) -> None:
+    @chain(M=4, V=9000, K=8)
+    def added(x: f32[M, V]) -> tuple[i32[M, K], i32[M, 1]]:
+        """Of a cluster one block goes on behind the selection, and sums up ints by itself."""
+        _, columns = F.topk(x, K)
+        return columns, F.sum(columns)
+
+    sizes = {"V": 301} if which == "team" else {}
+    validate(kernel(by(plans_of(added, "cuda:h200", **sizes), which, cluster)), quick=True).raise_for_error()
+
+
 @pytest.mark.parametrize(("which", "cols"), [("team", 64), ("team", 301), ("threshold", 301)])
 def test_a_key_may_be_made_of_what_rows_share(which: str, cols: int) -> None:
     @chain(M=4, V=301, K=8)
