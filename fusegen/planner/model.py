@@ -253,6 +253,11 @@ class Plan(ABC):
         return tuple(a for a in self.accesses if a.output)
 
 
+def unusual(choices: Mapping[str, tuple[object, object]]) -> str:
+    """` name=value` for each choice that is not the usual one, of (what is chosen, the usual one) by name."""
+    return "".join(f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual)
+
+
 # Of a line of shared memory, the widest swizzle, and where a bulk copy should begin there: from 16, 32 or 64 bytes
 # behind such a place on, the LayerNorm chain at 4096 x 4096 took 38 us in place of 31, and at 4096 x 1024 18 to 23 in
 # place of 12.
@@ -297,9 +302,8 @@ class RowPlan(Plan):
             "rows": ("bulk" if self.bulk else "", ""),
             "best": ("in_turn" if self.selection and self.selection.in_turn else "", ""),
         }
-        unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"
-        return f"{self.rule} {self.staging} {shape}{''.join(unusual)}"
+        return f"{self.rule} {self.staging} {shape}{unusual(choices)}"
 
     @property
     def facts(self) -> Mapping[str, object]:

@@ -48,6 +48,14 @@ Mode = Literal[
 ]
 
 
+Transport = Literal[  # how elements get from memory to where they are used, or back
+    "plain",  # by loads and stores, through a thread's registers
+    "cp.async",  # to shared memory past the registers, up to 16 bytes a thread
+    "cp.async evict-first",  # the same, and the L2 cache is told that they are read once
+    "tensor",  # boxes of a tensor between memory and shared memory, by one thread and a map
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """How one tensor is read or written.
@@ -169,6 +177,7 @@ class Load:
     when: Literal["now", "keep", "ahead", "kept", "fetched"] = "now"
     offset_bytes: int = 0  # of the kept vectors in dynamic shared memory
     until: Until | None = None  # the columns whose values are needed; the others read as zero
+    transport: Transport = "plain"
 
     @property
     def dtype(self) -> DType:
@@ -189,6 +198,7 @@ class Store:
     rest: Argument | None = None
     staged: bool = False
     offset_bytes: int = 0
+    transport: Transport = "plain"
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,8 +332,8 @@ def test_every_candidate_fits_its_target(name: str, rows: int) -> None:
 
 def test_spans_are_products_that_meet_in_an_output() -> None:
     swiglu, qkv = plan_for(gemms.norm_swiglu, CUDA), plan_for(gemms.qkv, CUDA)
-    assert [len(s.products) for s in swiglu.spans] == [2]
-    assert [(len(s.products), s.cols) for s in qkv.spans] == [(1, 96), (1, 40), (1, 40)]
+    assert [len(s.contractions) for s in swiglu.spans] == [2]
+    assert [(len(s.contractions), s.cols) for s in qkv.spans] == [(1, 96), (1, 40), (1, 40)]
     assert [s.first_tile for s in qkv.spans] == [0, qkv.spans[0].tiles, qkv.spans[0].tiles + qkv.spans[1].tiles]
     assert qkv.blocks(120) == -(-120 // qkv.tile.rows) * qkv.tiles_across * qkv.cluster
 

@@ -220,8 +220,7 @@ def test_tiles_fit_and_are_told_apart(spec: Chain) -> None:
     assert len({p.configuration for p in found}) == len(found) >= 4
     for plan in found:
         assert plan.shared_bytes <= H200.shared_bytes
-        statistics = len(plan.fragments.statistics) if plan.fragments else 0
-        assert plan.shared_bytes == plan.statistics_at + plan.tile.statistics_bytes(statistics)
+        assert plan.shared_bytes == plan.statistics_at + plan.tile.statistics_bytes(plan.statistics)
         assert plan.tile.barriers_at % 1024 == 0
         assert plan.threads == 384
 
@@ -470,7 +469,7 @@ def test_two_products_share_a_tile(schedule: str, cluster: int) -> None:
 )
 def test_left_factors_are_prepared_in_registers(spec: Chain, cluster: int) -> None:
     plan = plan_of(spec, "halves", cluster)
-    assert plan.fragments
+    assert plan.prologue
     assert validate(kernel_of(plan), quick=True).ok
 
 
@@ -494,13 +493,13 @@ def test_slices_of_vectors_come_around_the_ring(spec: Chain, depth: int) -> None
     """Several tiles for a block, and more slices than the ring has places or fewer."""
     graph = spec.at(M=390, N=264, K=depth).graph
     plan = next(p for p in plans(graph, target=replace(H200, sms=2)) if p.cluster == 1)
-    assert plan.fragments
+    assert plan.prologue
     assert validate(kernel_of(plan), rows=(390,), cases=("rows",)).ok
 
 
 def test_pairs_are_scaled_at_once_where_that_rounds_alike() -> None:
     """By a vector of the matrix's own type, whose product f32 holds exactly; a statistic may still need the product."""
-    found = {spec.graph.name: plan_of(spec, "halves").fragments for spec in (normed, biased, activated, squared)}
+    found = {spec.graph.name: plan_of(spec, "halves").prologue for spec in (normed, biased, activated, squared)}
     assert {name: bool(each and each.scale) for name, each in found.items()} == {
         "normed": True, "biased": False, "activated": False, "squared": True,
     }  # fmt: skip
@@ -715,7 +714,7 @@ def test_operands_of_whole_rows_come_by_tensor_copies() -> None:
     plan = named(two_skips, "halves 80x128 6")
     assert plan is not None
     assert [load.access.tensor for load in plan.spans[0].brought] == ["skip", "more"]
-    assert [load.access.name for load in plan.spans[0].loads] == ["scale"]
+    assert [load.access.name for load in plan.spans[0].loads if load.transport == "plain"] == ["scale"]
     assert (plan.brought, plan_of(two_skips).brought) == (2, 0)  # by turns they would hold up the ring
     assert not plan_of(sides, "halves").brought  # a tile of the other span has none
     unaligned = next(p for p in plans(two_skips.graph, Layout(unaligned=frozenset({"skip"}))) if p.brought)

@@ -19,7 +19,7 @@ COPIES = ("copy_chunk", "copy_once")
 class GemmSpeller(FactorSpeller, SumSpeller):
     """The words of one plan in one dialect; `context()` is what the template sees."""
 
-    def tile_place(self) -> list[str]:
+    def tile_lines(self) -> list[str]:
         """Where the block's tile lies; of one that stays, where any tile does."""
         plan, tile = self.plan, self.tile
         *others, rows = plan.row_dims
@@ -48,31 +48,22 @@ class GemmSpeller(FactorSpeller, SumSpeller):
 
     def place_in_grid(self, block: str) -> list[str]:
         """The first row of a block's tile, how many lie before it in its row of tiles, and whose product's it is."""
-        plan, tile = self.plan, self.tile
-        *others, _ = plan.row_dims
-        across, lines = plan.tiles_across, []
+        *others, _ = self.plan.row_dims
+        lines, tile = [], self.tile
         if others:
             for place, dim in enumerate(others):
                 inner = " / ".join([f"({block}) / tiles", *(d.extent for d in reversed(others[place + 1 :]))])
                 lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
             block = f"({block}) % tiles"
         lines.append(f"const unsigned tile = {block};")
-        if across == 1:
-            lines += [f"const long long row0 = tile * {tile.rows}LL;", "const int across = 0;"]
-        elif tile.group == 1:
-            lines.append(f"const long long row0 = tile / {across} * {tile.rows}LL;")
-            lines.append(f"const int across = tile % {across};")
-        else:
-            both = tile.group * across
-            lines += [
+        where = self.tile_place("unsigned")
+        if where.lines:
+            lines.append(
                 f"// {tile.group} rows of tiles at a time, column by column: blocks that run together share factors in "
-                "the L2 cache",
-                f"const unsigned first = tile / {both} * {tile.group};",
-                f"const unsigned height = tiles_down - first < {tile.group} ? tiles_down - first : {tile.group};",
-                f"const long long row0 = (first + tile % {both} % height) * {tile.rows}LL;",
-                f"const int across = tile % {both} / height;",
-            ]
-        return lines
+                "the L2 cache"
+            )
+        lines += [*where.lines, f"const long long row0 = {where.down} * {tile.rows}LL;"]
+        return [*lines, f"const int across = {where.across};"]
 
     def rows_here(self, declared: str) -> str:
         tile = self.tile
@@ -83,7 +74,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         if not self.several:
             return [f"const int col0 = across * {self.tile.cols};"]
         spans = self.plan.spans
-        lines = [f"const int span = {self.by_span([str(i) for i in range(len(spans))], 'across')};"]
+        lines = [f"const int span = {self.span_number()};"]
         first = self.by_span([str(s.first_tile) for s in spans])
         return [*lines, f"const int col0 = (across - ({first})) * {self.tile.cols};"]
 
@@ -95,7 +86,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         if self.cols_ragged():
             lines.append(f"const int cols = {self.by_span([str(s.cols) for s in spans])};")
         for place, own in enumerate(self.owns[len(self.plan.left) :]):
-            rights = [s.products[place].right for s in spans]
+            rights = [s.rights[place] for s in spans]
             lines.append(f"const {self.element}* const {own.name}_ptr = {self.by_span([r.pointer for r in rights])};")
             lines.append(f"const long long {own.name}_stride = {self.by_span([r.stride for r in rights])};")
             if own.factor.step:
@@ -127,13 +118,9 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             *(f"const long long {index} = at.{index};" for index in used),
         ]
 
-    def by_span(self, texts: list[str], by: str = "span") -> str:
-        """Each span's own text, by its number or by the tile's place."""
-        spans = self.plan.spans
-        tests = [f"span == {i}" for i in range(len(spans))]
-        if by == "across":
-            tests = [f"across < {s.first_tile + s.tiles}" for s in spans]
-        return choice(tests, texts)
+    def by_span(self, texts: list[str]) -> str:
+        """Each span's own text, by its number."""
+        return choice([f"span == {i}" for i in range(len(texts))], texts)
 
     # ---- all of it
 
@@ -187,7 +174,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "share": self.share(),
             "warp_row": f"warp / {tile.warps_across} * {tile.warp_rows}" if tile.warps_down > 1 else "0",
             "warp_col": f"warp % {tile.warps_across} * {tile.warp_cols}" if tile.warps_across > 1 else "0",
-            "tile_place": self.tile_place(),
+            "tile_place": self.tile_lines(),
             "aim": self.aim(factors) if tile.spread else [],
             "tile_at": self.unpacked([dim.index for dim in plan.row_dims[:-1]]) if tile.spread else [],
             "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else "tiles",

@@ -8,8 +8,8 @@ from typing import Any
 from fusegen.emitting.dialect import UNROLL, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.language.types import DType, bf16, f16, f32
-from fusegen.planner.model import Access, Load, Store
-from fusegen.planner.products.gemm import Span
+from fusegen.planner.model import Load
+from fusegen.planner.products.parts import Span
 
 # The instruction's word for the factors' type, and what AMD's builtin takes.
 TYPES: Mapping[str, Mapping[DType, str]] = {
@@ -254,7 +254,7 @@ class SumSpeller(GemmWords):
             "once": [self.load_once(span, load) for load in once],
             "row": [*([] if plan.run else self.span_sums(span)), *self.span_row(span, [*ahead, *once])],
             "body": self.span_body(span, ahead),
-            "stores": [self.store(store, vector) for store in span.stores],
+            "stores": [self.store(store.access, vector) for store in span.stores],
         }
 
     def shared_places(self, span: Span) -> Mapping[str, Any]:
@@ -302,16 +302,6 @@ class SumSpeller(GemmWords):
             text = f"col < {span.cols} ? {text} : {vec}{{}}"
         return f"const {vec} {load.access.name}_vec = {text};"
 
-    def load(self, access: Access, vector: int) -> str:
-        name = "load" if access.mode == "vector" else "load_each"
-        self.functions.add(name)
-        return f"{name}<{vector}>({self.at(access, 'col')})"
-
-    def store(self, store: Store, vector: int) -> str:
-        name = "store" if store.access.mode == "vector" else "store_each"
-        self.functions.add(name)
-        return f"{name}<{vector}>({self.at(store.access, 'col')}, {store.access.name}_vec);"
-
     def gather(self, shared: str, at: str, count: int) -> str:
         if count > 1 or self.tile.shares > 1:
             self.functions.add("load")
@@ -326,7 +316,7 @@ class SumSpeller(GemmWords):
 
     def span_sums(self, span: Span) -> list[str]:
         lines = []
-        for place, product in enumerate(span.products):
+        for place, product in enumerate(span.contractions):
             at = f"m * {self.plan.sums_stride} + n"
             call = self.gather(f"{self.sum_name(place)}_shared", at, span.vector)
             ctype = f"Vec<float, {span.vector}>" if span.vector > 1 else "float"
@@ -355,7 +345,7 @@ class SumSpeller(GemmWords):
 
     def span_body(self, span: Span, ahead: Iterable[Load]) -> list[str]:
         lines = []
-        for place, product in enumerate(span.products):
+        for place, product in enumerate(span.contractions):
             element = f"{product.value}_total.at[j]" if span.vector > 1 else f"{product.value}_total"
             if self.plan.run:
                 element = f"{self.sum_name(place)}_sums{self.own_sum(span)}"

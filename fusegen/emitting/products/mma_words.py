@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen.emitting.dialect import Dialect
-from fusegen.language.types import DType, f32
-from fusegen.planner.model import Access
-from fusegen.planner.pieces import stride_name
-from fusegen.planner.products.gemm import Factor, GemmPlan, sums_floats, tile_elements
+from fusegen.emitting.products.words import ProductWords
+from fusegen.language.types import f32
+from fusegen.planner.products.gemm import GemmPlan, sums_floats, tile_elements
+from fusegen.planner.products.parts import Operand
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
     """One factor's words: its place in a slice, and how the thread counts its chunks."""
 
-    factor: Factor
+    factor: Operand
     name: str  # in the kernel; that of the span at hand where there are several
     extent: int  # of its side, in a tile
     offset: int  # elements from the start of a slice
@@ -29,18 +28,15 @@ class Own:
         return f"{self.name}_k"
 
 
-class GemmWords(Dialect):
-    """The small texts of one plan in one dialect."""
-
-    """The words of one plan in one dialect; `context()` is what the template sees."""
+class GemmWords(ProductWords):
+    """The small texts of a GemmPlan in one dialect."""
 
     def __init__(self, plan: GemmPlan) -> None:
-        super().__init__(plan.target.spelling)
+        super().__init__(plan)
         self.plan = plan
         self.tile = plan.tile
-        self.several = len(plan.spans) > 1
+        self.several = plan.several
         self.owns = self.own_factors()
-        self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
 
     def own_factors(self) -> list[Own]:
         owns = []
@@ -48,9 +44,9 @@ class GemmWords(Dialect):
         for place, factor in enumerate(self.plan.left):
             owns.append(Own(factor, factor.name, self.tile.rows, offset if place == 0 else 0))
         offset += self.tile.rows * self.tile.depth
-        for place, product in enumerate(self.plan.spans[0].products):
-            name = (f"right_{place + 1}" if place else "right") if self.several else product.right.name
-            owns.append(Own(product.right, name, self.tile.cols, offset))
+        for place, right in enumerate(self.plan.spans[0].rights):
+            name = (f"right_{place + 1}" if place else "right") if self.several else right.name
+            owns.append(Own(right, name, self.tile.cols, offset))
             offset += self.tile.cols * self.tile.depth
         return owns
 
@@ -81,17 +77,6 @@ class GemmWords(Dialect):
         own = self.tile.teams > 1 and self.plan.team == self.plan.target.warp
         return self.spelling.warp_barrier if own else self.spelling.barrier
 
-    def vec(self, dtype: DType, count: int) -> str:
-        return f"Vec<{self.ctype(dtype)}, {count}>"
-
-    def at(self, access: Access, *last: str) -> str:
-        """Where the tensor's row `row` begins, and then `last`."""
-        dims = self.plan.row_dims
-        terms = [
-            f"{'row' if i == len(dims) - 1 else dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided
-        ]
-        return " + ".join([self.pointers[access.tensor], *terms, *last])
-
     @property
     def slice_elements(self) -> int:
         return tile_elements(self.tile, self.plan.products)
@@ -104,4 +89,4 @@ class GemmWords(Dialect):
     def sum_name(self, place: int) -> str:
         if self.several:
             return self.owns[len(self.plan.left) + place].name
-        return self.plan.spans[0].products[place].value
+        return self.plan.spans[0].contractions[place].value

@@ -12,7 +12,8 @@ from typing import Any
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.products.wgmma_copies import CopySpeller
 from fusegen.language.types import DType, bf16, f16, f32
-from fusegen.planner.model import Load, Reduction, counts, used_by
+from fusegen.planner.model import Load, Reduction, Store, counts, used_by
+from fusegen.planner.products.parts import Operand, Span
 from fusegen.planner.products.wgmma import (
     ATOM_DEPTH,
     ATOM_ROWS,
@@ -23,8 +24,6 @@ from fusegen.planner.products.wgmma import (
     STAGED,
     STEPS,
     WARPS,
-    Operand,
-    WgmmaSpan,
 )
 
 # The fields of a matrix descriptor beside its address (PTX ISA, "Matrix Descriptor Format"): bits 62-63 are the
@@ -88,7 +87,7 @@ class WgmmaSpeller(CopySpeller):
                 **self.factor(plan.spans[spans[0]].rights[0], self.tile.right_bytes),
             }
             for along, spans in found.items()
-            for lies in [(along,) if plan.fragments else (plan.left.along, along)]
+            for lies in [(along,) if plan.prologue else (plan.left.along, along)]
         ]
 
     def box_functions(self) -> Mapping[str, list[Mapping[str, Any]]]:
@@ -113,18 +112,18 @@ class WgmmaSpeller(CopySpeller):
 
     def instruction(self) -> Mapping[str, Any]:
         """The registers of one wgmma, by number: sums, the left factor or its descriptor, the right one's, add."""
-        sums, count = self.tile.sums, 4 if self.plan.fragments else 1
+        sums, count = self.tile.sums, 4 if self.plan.prologue else 1
         left = [f"%{sums + i}" for i in range(count)]
         rows = [range(first, min(first + 16, sums)) for first in range(0, sums, 16)]
         pairs = [range(first, min(first + 4, sums)) for first in range(0, sums, 4)]
         comma = [", "] * (len(rows) - 1) + [""]
         after = [","] * (len(pairs) - 1) + [""]
-        names = [f'"r"(left[{i}])' for i in range(4)] if self.plan.fragments else ['"l"(left)']
+        names = [f'"r"(left[{i}])' for i in range(4)] if self.plan.prologue else ['"l"(left)']
         return {
-            "left": "const unsigned (&left)[4]" if self.plan.fragments else "unsigned long long left",
+            "left": "const unsigned (&left)[4]" if self.plan.prologue else "unsigned long long left",
             "add": f"%{sums + count + 1}",
             "sums": [", ".join(f"%{i}" for i in row) + end for row, end in zip(rows, comma, strict=True)],
-            "factors": f"{'{' + ', '.join(left) + '}' if self.plan.fragments else left[0]}, %{sums + count}",
+            "factors": f"{'{' + ', '.join(left) + '}' if self.plan.prologue else left[0]}, %{sums + count}",
             "outputs": [
                 ", ".join(f'"+f"(sums[{i}])' for i in row) + end for row, end in zip(pairs, after, strict=True)
             ],
@@ -144,7 +143,7 @@ class WgmmaSpeller(CopySpeller):
         if shares == 1:
             return {}
         vectors = tile.sums // shares // 4
-        products = len(plan.spans[0].rights)
+        products = plan.products
         each = vectors // products  # of one product
         across = f"v / {each} * {plan.width // 2} + " if products > 1 else ""
         inside = f"v % {each}" if products > 1 else "v"
@@ -160,7 +159,7 @@ class WgmmaSpeller(CopySpeller):
 
     def shared_statistics(self) -> Mapping[str, Any]:
         """Statistics of a thread's two rows, one behind the other, by the warp and by the block they come from."""
-        found = self.plan.fragments.statistics if self.plan.fragments else ()
+        found = self.plan.prologue.statistics if self.plan.prologue else ()
         names = [f"{self.whole(r)}[{r8}]" for r in found for r8 in (0, 1)]
         return {
             "statistics": names,
@@ -179,10 +178,11 @@ class WgmmaSpeller(CopySpeller):
 
     def fragments(self) -> Mapping[str, Any] | None:
         """What a thread does with a pair, `word`, before it is multiplied: with element j, and with both."""
-        found, plan = self.plan.fragments, self.plan
+        found, plan = self.plan.prologue, self.plan
         if found is None:
             return None
-        lines = self.statements(found.body)
+        body = (*found.row_body, *found.body)
+        lines = self.statements(body)
         inside = f"depth < {plan.depth}" if plan.padded else ""
         for r in found.statistics:
             lines.append(f"{f'if ({inside}) ' if inside else ''}{r.part}[quarter % 2] += {r.value};")
@@ -190,10 +190,10 @@ class WgmmaSpeller(CopySpeller):
         if makes:
             lines.append(f"made[j] = {f'{inside} ? {found.value} : 0.0f' if inside else found.value};")
         place = "k * 4 + quarter / 2 * 2"  # of what this lane needs of a slice
-        elements = {found.load: ELEMENTS[plan.dtype]}
+        elements = dict.fromkeys(found.loads, ELEMENTS[plan.dtype])
         for each in found.vectors:
             elements[each] = self.to_value(each.access.dtype, f"{each.access.name}_slice.at[{place} + j]")
-        used = used_by(found.body) | {r.value for r in found.statistics} | ({found.value} if makes else set())
+        used = used_by(body) | {r.value for r in found.statistics} | ({found.value} if makes else set())
         depth = bool(inside and (found.statistics or makes))
         values = [
             self.define(each.value, each.dtype, element) for each, element in elements.items() if each.value in used
@@ -241,11 +241,9 @@ class WgmmaSpeller(CopySpeller):
         lane multiplies by together, since instructions that load count among those that wgmma waits for."""
         plan, at = self.plan, self.plan.vectors_at
         found: list[Mapping[str, str]] = []
-        for each in plan.fragments.vectors if plan.fragments else ():
+        for each in plan.prologue.vectors if plan.prologue else ():
             access = each.access
-            name = "load" if access.mode == "vector" else "load_each"
-            self.functions.add(name)
-            call = f"{name}<2>({access.name}_ptr + depth)"
+            call = f"{self.moving('load', access)}<2>({access.name}_ptr + depth)"
             if plan.padded:
                 call = f"depth < {plan.depth} ? {call} : {self.pair(access)}{{}}"
             lane = f"Vec<{self.ctype(access.dtype)}, {LINE // 4}>"
@@ -266,16 +264,16 @@ class WgmmaSpeller(CopySpeller):
 
     # ---- the epilogue
 
-    def row_values(self, span: WgmmaSpan) -> list[Mapping[str, str]]:
+    def row_values(self, span: Span) -> list[Mapping[str, str]]:
         """Values of a row that its elements ask for."""
-        used = used_by(span.body) | {store.value for store in (*span.boxes, *span.stores)}
-        named = [(r.dtype, r.results[0]) for r in (self.plan.fragments.statistics if self.plan.fragments else ())]
+        used = used_by(span.body) | {store.value for store in span.stores}
+        named = [(r.dtype, r.results[0]) for r in (self.plan.prologue.statistics if self.plan.prologue else ())]
         named += [(load.dtype, load.value) for load in span.row_loads]
         named += [(s.dtype, s.name) for s in span.row_body]
         return [{"ctype": VALUE_TYPES[dtype], "name": name} for dtype, name in named if name in used]
 
-    def row_lines(self, span: WgmmaSpan) -> list[str]:
-        found = self.plan.fragments
+    def row_lines(self, span: Span) -> list[str]:
+        found = self.plan.prologue
         lines = [f"const float {r.results[0]} = {self.whole(r)}[r8];" for r in (found.statistics if found else ())]
         for load in span.row_loads:
             text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
@@ -285,35 +283,35 @@ class WgmmaSpeller(CopySpeller):
 
     inside_row = "row < rows"
 
-    def inside_col(self, span: WgmmaSpan) -> str:
+    def inside_col(self, span: Span) -> str:
         return f"col < {span.cols}" if span.cols % self.plan.width else ""
 
-    def element(self, span: WgmmaSpan) -> list[str]:
+    def element(self, span: Span) -> list[str]:
         """Element j of a pair: its value from the sums and the operands, up to what is stored."""
         lines = []
-        for place, value in enumerate(span.values):
+        for place, contraction in enumerate(span.contractions):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
-            lines.append(f"const float {value} = {self.sums}[i][sum_at{offset} + j];")
-        for load in span.vectors:
+            lines.append(f"const float {contraction.value} = {self.sums}[i][sum_at{offset} + j];")
+        for load in ahead_of_sums(span):
             text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n].at[j]")
             lines.append(self.define(load.value, load.dtype, text))
-        for load in (*span.brought, *span.loads):
+        for load in (*span.brought, *after_sums(span)):
             text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n8][r8].at[j]")
             lines.append(self.define(load.value, load.dtype, text))
         lines += self.statements(span.body)
         for store in span.boxes:
             lines.append(f"{store.access.name}_pair[j] = {store.value};")
-        for store in span.stores:
+        for store in by_pairs(span):
             lines.append(f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};")
         return lines
 
-    def boxes(self, span: WgmmaSpan) -> list[Mapping[str, Any]]:
+    def boxes(self, span: Span) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []
         for place, store in enumerate(span.boxes):
             access = store.access
             number = self.box_number(place, len(span.boxes))
             coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {ATOM_ROWS}"]
-            if len(access.strided) > 1:
+            if self.plan.moves_with_batch(access):
                 coordinates.append("at.batch")
             self.functions.add(f"store_box_{len(coordinates)}")
             found.append(
@@ -347,21 +345,19 @@ class WgmmaSpeller(CopySpeller):
             return str(STAGED) if text else ""
         return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {STAGED}"
 
-    def direct(self, span: WgmmaSpan) -> list[Mapping[str, str]]:
+    def direct(self, span: Span) -> list[Mapping[str, str]]:
         found: list[Mapping[str, str]] = []
-        for store in span.stores:
+        for store in by_pairs(span):
             access = store.access
-            name = "store" if access.mode == "vector" else "store_each"
-            self.functions.add(name)
-            call = f"{name}<2>({self.at(access, 'col')}, {access.name}_vec);"
-            found.append({"type": self.pair(access), "name": f"{access.name}_vec", "call": call})
+            name = f"{access.name}_vec"
+            found.append({"type": self.pair(access), "name": name, "call": self.store(access, 2)})
         return found
 
     # ---- all of it
 
     def context(self) -> dict[str, Any]:
         plan, tile = self.plan, self.tile
-        vectors = [self.read(load, self.inside_col(span)) for span in plan.spans for load in span.vectors]
+        vectors = [self.read(load, self.inside_col(span)) for span in plan.spans for load in ahead_of_sums(span)]
         left_copy, spans = self.left_copy(), [self.span(number) for number in range(len(plan.spans))]
         fragments, slices = self.fragments(), self.slices()
         return {
@@ -438,7 +434,7 @@ class WgmmaSpeller(CopySpeller):
         """What is brought for one span's tiles, and made of their sums."""
         span = self.plan.spans[number]
         guard = all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(span))
-        loads, direct = [self.read(load, guard) for load in span.loads], self.direct(span)
+        loads, direct = [self.read(load, guard) for load in after_sums(span)], self.direct(span)
         return {
             "test": self.of_span(number),
             "copies": self.right_copies(span),
@@ -454,18 +450,18 @@ class WgmmaSpeller(CopySpeller):
                 "rows": bool(span.row_loads) or counts(span.row_body, "row_index"),
                 "row": bool(direct),
                 "col": bool(direct) or counts(span.body, "col_index"),
-                "n": bool(span.vectors),
+                "n": bool(ahead_of_sums(span)),
             },
         }
 
-    def names_batch(self, span: WgmmaSpan) -> bool:
+    def names_batch(self, span: Span) -> bool:
         """Does a thread find an operand or an output by the number of its product?"""
-        found = [load.access for load in (*span.vectors, *span.loads, *span.row_loads)]
-        found += [store.access for store in span.stores]
+        found = [load.access for load in (*ahead_of_sums(span), *after_sums(span), *span.row_loads)]
+        found += [store.access for store in by_pairs(span)]
         return any(place < len(self.plan.row_dims) - 1 for access in found for place in access.strided)
 
     def read(self, load: Load, guard: str) -> Mapping[str, str]:
-        call = self.load(load.access)
+        call = self.load(load.access, 2)
         pair = self.pair(load.access)
         text = f"{guard} ? {call} : {pair}{{}}" if guard else call
         return {"type": pair, "name": f"{load.access.name}_vec", "call": text}
@@ -487,10 +483,25 @@ class WgmmaSpeller(CopySpeller):
         used = {a.dtype for a in self.plan.accesses if a.tensor not in self.factors} | {
             s.access.dtype for span in self.plan.spans for s in span.boxes
         }
-        if self.plan.fragments:
+        if self.plan.prologue:
             used.add(self.plan.dtype)
         return self.headers_of(used)
 
     @property
     def factors(self) -> frozenset[str]:
         return frozenset(o.access.tensor for o in (self.plan.left, *self.plan.rights))
+
+
+def ahead_of_sums(span: Span) -> list[Load]:
+    """Vectors that a thread reads before its sums are there."""
+    return [load for load in span.loads if load.when == "ahead"]
+
+
+def after_sums(span: Span) -> list[Load]:
+    """What a thread reads by pairs, once they are."""
+    return [load for load in span.loads if load.when == "now" and load.transport == "plain"]
+
+
+def by_pairs(span: Span) -> list[Store]:
+    """Outputs that a thread stores by pairs."""
+    return [store for store in span.stores if store.transport == "plain"]

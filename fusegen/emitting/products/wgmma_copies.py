@@ -5,66 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.emitting.dialect import Dialect, all_of, choice
+from fusegen.emitting.dialect import all_of, choice
+from fusegen.emitting.products.words import ProductWords
 from fusegen.planner.model import LINE_BYTES, Access, Load
-from fusegen.planner.pieces import stride_name
+from fusegen.planner.products.parts import Operand, Span
 from fusegen.planner.products.wgmma import (
     ATOM_ROWS,
     LINE,
     SEGMENT,
     STAGED_ROWS,
-    Operand,
     WgmmaPlan,
-    WgmmaSpan,
 )
 
 
-class CopySpeller(Dialect):
+class CopySpeller(ProductWords):
     """The words of one plan's copies."""
 
     def __init__(self, plan: WgmmaPlan) -> None:
-        super().__init__(plan.target.spelling)
+        super().__init__(plan)
         self.plan = plan
         self.tile = plan.tile
 
     # ---- small texts
 
     def pair(self, access: Access) -> str:
-        return f"Vec<{self.ctype(access.dtype)}, 2>"
+        return self.vec(access.dtype, 2)
 
-    def at(self, access: Access, *last: str) -> str:
-        """Where the tensor's row `row` begins, and then `last`."""
-        dims = self.plan.row_dims
-        terms = [
-            f"{'row' if place == len(dims) - 1 else 'batch'} * {stride_name(access, dims, place)}"
-            for place in access.strided
-        ]
-        return " + ".join([f"{access.name}_ptr", *terms, *last])
-
-    def load(self, access: Access) -> str:
-        name = "load" if access.mode == "vector" else "load_each"
-        self.functions.add(name)
-        return f"{name}<2>({self.at(access, 'col')})"
+    def index(self, dim: int) -> str:
+        return "row" if dim == len(self.dims) - 1 else "batch"
 
     # ---- tiles and tensor copies
 
     def place(self) -> list[str]:
         """From a tile's number to its first row and column."""
-        tile, across = self.tile, self.plan.tiles_across
-        lines = []
+        tile, lines = self.tile, []
         if self.plan.batched:
             lines += ["at.batch = tile / tiles_here;", "tile %= tiles_here;"]
-        down = "at.row0 = {} * " + str(self.plan.band)
-        if across == 1:
-            lines += [f"{down.format('tile')};", "at.col0 = 0;"]
-        else:
-            both = tile.group * across
-            lines += [
-                f"const int first = tile / {both} * {tile.group};",
-                f"const int height = tiles_down - first < {tile.group} ? tiles_down - first : {tile.group};",
-                f"{down.format(f'(first + tile % {both} % height)')};",
-                *self.column(f"tile % {both} / height"),
-            ]
+        place = self.tile_place("int")
+        lines += [*place.lines, f"at.row0 = {place.down} * {self.plan.band};", *self.column(place.across)]
         if tile.cluster > 1:
             lines.append(f"at.row0 += __clusterRelativeBlockRank() * {tile.rows};")
         return lines
@@ -72,13 +50,14 @@ class CopySpeller(Dialect):
     def column(self, across: str) -> list[str]:
         """The first column of a tile; with several spans, of the one that it belongs to."""
         spans, width = self.plan.spans, self.plan.width
+        if self.plan.tiles_across == 1:
+            return ["at.col0 = 0;"]
         if not self.plan.several:
             return [f"at.col0 = {across} * {width};"]
-        span = choice([f"across < {s.first_tile + s.tiles}" for s in spans], [str(i) for i in range(len(spans))])
         first = choice([self.of_span(i) for i in range(len(spans))], [str(s.first_tile) for s in spans])
         return [
             f"const int across = {across};",
-            f"at.span = {span};",
+            f"at.span = {self.span_number()};",
             f"at.col0 = (across - ({first})) * {width};",
         ]
 
@@ -90,7 +69,7 @@ class CopySpeller(Dialect):
         """The box of one slice, its place in shared memory and its coordinates, innermost first."""
         return self.copy(self.plan.left, "at.row0", self.tile.held_rows, "left", 0, cluster=1)
 
-    def right_copies(self, span: WgmmaSpan) -> list[Mapping[str, Any]]:
+    def right_copies(self, span: Span) -> list[Mapping[str, Any]]:
         """The same of each product's right factor."""
         width, cluster = self.plan.width, self.tile.cluster
         return [
@@ -111,14 +90,14 @@ class CopySpeller(Dialect):
             side += f" + i * {LINE}"
         depth = f"{self.step} * {self.plan.line}"
         coordinates = [depth, side] if operand.along else [side, depth]
-        if operand.batch:
+        if self.plan.moves_with_batch(operand.access):
             coordinates.append("at.batch")
         name = "copy_box_to_all" if cluster > 1 else "copy_box"
         self.functions.add(f"{name}_{len(coordinates)}")
         return {
             "name": name,
             "stage_bytes": self.tile.left_bytes if to == "left" else self.tile.right_bytes,
-            "map": operand.map,
+            "map": f"{operand.name}_map",
             "boxes": lines,
             "to": start,
             "at": ", ".join(coordinates),
@@ -173,7 +152,7 @@ class CopySpeller(Dialect):
                 copies = []
                 for chunk in range(first, min(first + 2, plan.chunks)):
                     col = f"{start} + {chunk * plan.box_cols}" if chunk else start
-                    coordinates = [col, "at.row0", *(["at.batch"] if len(load.access.strided) > 1 else [])]
+                    coordinates = [col, "at.row0", *(["at.batch"] if plan.moves_with_batch(load.access) else [])]
                     self.functions.add(f"copy_box_{len(coordinates)}")
                     to = f"right + stage * {tile.right_bytes}" if chunk % 2 else f"left + stage * {tile.left_bytes}"
                     copies.append(

@@ -8,21 +8,19 @@ A chain around products is one kernel: elements of the left operand are computed
     cols N    of one product, a constant
     depth K   what is summed over, a constant
 
-A *factor* is a tensor that a product multiplies. Its *side* is the axis that is not summed over: rows of the left
-one, columns of the right one.
+Operands, the prologue, and spans of contractions are those of planner/products/parts.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
-from fusegen.language.graph import Graph
 from fusegen.language.types import DType
-from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store, Summed
+from fusegen.planner.model import Statement, Summed, unusual
 from fusegen.planner.pieces import VECTOR_BYTES
+from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ MFMA_16_F32 = Atom("mfma_16", rows=16, cols=16, depth=16, sums=4)  # four v_mfma
 
 
 @dataclass(frozen=True, slots=True)
-class GemmTile:
+class GemmTile(ProductTile):
     """How a block shares the work.
 
     A block computes `rows` x `cols` of every product of its span. Its threads are `teams`, each of which takes
@@ -59,8 +57,6 @@ class GemmTile:
     the next tile's first slices are on their way while one's last slices are multiplied and its sums are stored.
     """
 
-    rows: int
-    cols: int
     depth: int
     stages: int
     warps_down: int
@@ -104,93 +100,14 @@ def chunk_of(dtype: DType) -> int:
     return VECTOR_BYTES // dtype.bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """One tensor of a product: how its tile is read, and how it lies in shared memory.
-
-    `along`: neighbours in memory differ in depth, else in the side. `tile_along`: the same of the tile. `width`:
-    elements that one copy or load moves. `copied`: asynchronously, past the registers. `once`: read once, which the L2
-    cache is told. `step`: the stride along the depth, where that is a run-time number; `along` then says in which order
-    a thread takes elements, one by one, and not how they lie.
-    """
-
-    access: Access
-    side: Literal["rows", "cols"]
-    along: bool
-    tile_along: bool
-    width: int
-    copied: bool
-    pointer: str
-    stride: str  # the kernel's argument: of the axis whose neighbours are not next to each other
-    batch: tuple[tuple[str, str], ...] = ()  # (index, stride argument) of each further dimension that it moves along
-    once: bool = False
-    step: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.access.name
-
-
-@dataclass(frozen=True, slots=True)
-class Prologue:
-    """The left operand's elements, computed from tensors [.., M, K], vectors [K] and values [.., M, 1].
-
-    `value` is rounded to `dtype` and multiplied. `statistics` are sums over a row of the elements, taken by the thread
-    that prepares them; their results are row values of the epilogue.
-    """
-
-    loads: tuple[Load, ...]  # of the factors
-    vectors: tuple[Load, ...]  # [K]
-    row_loads: tuple[Load, ...]
-    row_body: tuple[Statement, ...]
-    body: tuple[Statement, ...]
-    value: str
-    changes: bool  # False: what is multiplied is the tensor itself, and only statistics are taken
-    statistics: tuple[Reduction, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """left @ right. `value` names the sum's element in the epilogue."""
-
-    value: str
-    right: Factor
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Products that are used together, of `cols` columns each, and what is made of their sums."""
-
-    products: tuple[Product, ...]
-    cols: int
-    first_tile: int  # of the tiles that lie side by side
-    tiles: int
-    vector: int  # columns that one thread takes at a time
-    loads: tuple[Load, ...]  # tensors [.., M, N] and vectors [N]
-    row_loads: tuple[Load, ...]  # values [.., M, 1]
-    row_body: tuple[Statement, ...]
-    row_stores: tuple[Store, ...]
-    body: tuple[Statement, ...]
-    stores: tuple[Store, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
-class GemmPlan(Plan):
+class GemmPlan(ProductPlan):
     """Products of matrices on tensor cores, with what comes before and after them."""
 
     tile: GemmTile
     atom: Atom
-    depth: int  # K
-    dtype: DType  # of the factors
-    left: tuple[Factor, ...]  # what the left operand is computed from; its tile has the first one's place
-    prologue: Prologue | None
-    spans: tuple[Span, ...]
-    hoisted: Graph
+    left: tuple[Operand, ...]  # what the left operand is computed from; its tile has the first one's place
     launch_body: tuple[Statement, ...] = ()  # once a thread
-
-    @property
-    def lowered(self) -> Graph:
-        return self.hoisted
 
     @property
     def summed(self) -> Summed:
@@ -201,13 +118,8 @@ class GemmPlan(Plan):
         """`gemm 128x128x64 2x2 3`: rule, tile, warps down x across, stages; then each choice that is not the usual."""
         t = self.tile
         choices = {"teams": (t.teams, 1), "cluster": (t.cluster, 1), "group": (t.group, 8), "bands": (t.bands, 1)}
-        unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
         shape = f"{t.rows}x{t.cols}x{t.depth} {t.warps_down}x{t.warps_across} {t.stages}"
-        return f"{self.rule} {shape}{''.join(unusual)}{' spread' if t.spread else ''}"
-
-    @property
-    def facts(self) -> Mapping[str, object]:
-        return {"tile": asdict(self.tile)}
+        return f"{self.rule} {shape}{unusual(choices)}{' spread' if t.spread else ''}"
 
     @property
     def team(self) -> int:
@@ -221,29 +133,6 @@ class GemmPlan(Plan):
     @property
     def cluster(self) -> int:
         return self.tile.cluster
-
-    @property
-    def rows_per_block(self) -> int:
-        return self.tile.rows
-
-    @property
-    def static_shared_bytes(self) -> int:
-        return 0
-
-    @property
-    def tiles_across(self) -> int:
-        """Tiles side by side, of all spans."""
-        return sum(span.tiles for span in self.spans)
-
-    @property
-    def products(self) -> int:
-        """Sums of one element of a tile."""
-        return len(self.spans[0].products)
-
-    @property
-    def statistics(self) -> int:
-        """Sums along the rows of the left operand."""
-        return len(self.prologue.statistics) if self.prologue else 0
 
     @property
     def steps(self) -> int:
@@ -280,14 +169,14 @@ class GemmPlan(Plan):
         return -(-self.chunks_a_thread * self.atom.depth // self.tile.depth)
 
     @property
-    def factors(self) -> tuple[Factor, ...]:
+    def factors(self) -> tuple[Operand, ...]:
         """Of one span: those of the left operand, then the right ones."""
-        return (*self.left, *(p.right for p in self.spans[0].products))
+        return (*self.left, *self.spans[0].rights)
 
     @property
     def run(self) -> int:
         """As `run_of`."""
-        return run_of(self.tile, self.atom, all(p.right.along for span in self.spans for p in span.products))
+        return run_of(self.tile, self.atom, all(right.along for span in self.spans for right in span.rights))
 
     @property
     def sums_stride(self) -> int:

@@ -25,16 +25,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from fusegen.language.graph import Graph, Node
+from fusegen.language.graph import Graph, Kind, Node
 from fusegen.language.naming import entry_name, value_names
-from fusegen.language.products import Factor as Side
-from fusegen.language.products import Split, Unsplittable, split
-from fusegen.language.types import DType, f32, size_of
+from fusegen.language.products import Split
+from fusegen.language.types import f32, size_of
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, need_countable
 from fusegen.planner.model import Access, Layout, RowDim
-from fusegen.planner.passes import hoist_scales
+from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES, stride_name
 from fusegen.planner.products.factors import Use, access_of, product_dims, product_params, uses, widest
 from fusegen.planner.products.gemm import (
@@ -45,7 +45,6 @@ from fusegen.planner.products.gemm import (
     MMA,
     MMA_TF32,
     Atom,
-    Factor,
     GemmPlan,
     GemmTile,
     chunk_of,
@@ -53,8 +52,17 @@ from fusegen.planner.products.gemm import (
     shared_bytes,
 )
 from fusegen.planner.products.gemm_duration import Work, estimate, gemm_registers, lying
+from fusegen.planner.products.parts import Operand, Prologue
 from fusegen.planner.products.product_cost import product_rounding
-from fusegen.planner.products.spans import Group, groups, need_plain_rights, prologue_of, span_of
+from fusegen.planner.products.spans import (
+    ProductDraft,
+    groups,
+    need_plain_rights,
+    prologue_of,
+    spans_of,
+    taken_apart,
+    within,
+)
 from fusegen.targets.base import Target
 
 # rows x cols x depth, stages, warps down x across: of one product in a span, and of two. Depths are in elements of two
@@ -112,24 +120,10 @@ IN_FLIGHT = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be wo
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class MmaDraft(ProductDraft):
     """What all tiles of one chain share."""
 
-    graph: Graph
-    hoisted: Graph
-    target: Target
-    layout: Layout
-    parts: Split
-    dtype: DType
-    depth: int
-    dims: tuple[RowDim, ...]
-    groups: tuple[Group, ...]
-    left: Side
     accesses: Mapping[tuple[str, str], Access]  # by tensor, and by the place it is used in
-
-    @property
-    def products(self) -> int:
-        return len(self.groups[0].products)
 
     @property
     def chunk(self) -> int:
@@ -142,10 +136,7 @@ class Draft:
     @property
     def rows(self) -> int:
         """Of one product, at the default sizes."""
-        rows = 1
-        for axis in self.dims[-1].axes:
-            rows *= size_of(self.graph.shape[axis], self.graph.sizes)
-        return rows
+        return self.extents[-1]
 
 
 def gemm(graph: Graph, target: Target, layout: Layout) -> Iterator[GemmPlan]:
@@ -156,25 +147,16 @@ def gemm(graph: Graph, target: Target, layout: Layout) -> Iterator[GemmPlan]:
             yield candidate(drawn, tile, atom)
 
 
-def draft(graph: Graph, target: Target, layout: Layout) -> Draft:
-    hoisted = hoist_scales(graph)
-    try:
-        parts = split(hoisted)
-    except Unsplittable as reason:
-        raise NoMatch(str(reason)) from None
-    first = parts.products[0]
+def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
+    hoisted, parts = taken_apart(graph)
     if len(parts.lefts) > 1:
         raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
     need_plain_rights(parts)
     for group in (found := groups(hoisted, parts)):
         need_countable(size_of(group.width, graph.sizes))
-    depth = size_of(first.contracted, graph.sizes)
-    need_countable(depth)
+    need_countable(size_of(parts.products[0].contracted, graph.sizes))
     dims = product_dims(hoisted, layout)
-    return Draft(
-        graph, hoisted, target, layout, parts, first.left.dtype, depth, dims, found, first.left,
-        named_accesses(hoisted, dims, layout, parts),
-    )  # fmt: skip
+    return MmaDraft(graph, hoisted, target, layout, parts, found, dims, named_accesses(hoisted, dims, layout, parts))
 
 
 def named_accesses(
@@ -206,20 +188,20 @@ def passes_by(use: Use, parts: Split) -> bool:
 # ---------------------------------------------------------------- tiles
 
 
-def tiles(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
+def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     """Tiles worth trying at this many rows, each with the instruction that fills it."""
     shared = TILES if drawn.target.async_copies else WAVES
-    for tile in map(drawn.deep, shared.get(drawn.products, ())):
+    for tile in map(drawn.deep, shared.get(drawn.together, ())):
         if tile.rows <= 32 or tile.rows < 2 * drawn.rows:
             for cluster in CLUSTERS:
                 shared_depth = replace(tile, cluster=cluster)
                 if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, shared_depth)):
                     yield shared_depth, atom_of(drawn)
-    if drawn.rows <= MOST_STREAMED or drawn.products not in shared:
+    if drawn.rows <= MOST_STREAMED or drawn.together not in shared:
         yield from streams(drawn)
 
 
-def atom_of(drawn: Draft, streams: bool = False) -> Atom:
+def atom_of(drawn: MmaDraft, streams: bool = False) -> Atom:
     if drawn.target.async_copies:
         return MMA_TF32 if drawn.dtype is f32 else MMA
     if streams:
@@ -227,14 +209,14 @@ def atom_of(drawn: Draft, streams: bool = False) -> Atom:
     return MFMA_32_F32 if drawn.dtype is f32 else MFMA_32
 
 
-def streams(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
+def streams(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     atom = atom_of(drawn, streams=True)
     rows = atom.rows
     while rows < min(drawn.rows, MOST_STREAMED):
         rows *= 2
     for cols in STREAM_COLS:
         for depth in STREAM_DEPTHS:
-            if drawn.products * rows * cols > MOST_SUMS or rows * depth > MOST_AHEAD:
+            if drawn.together * rows * cols > MOST_SUMS or rows * depth > MOST_AHEAD:
                 continue
             for teams in STREAM_TEAMS:
                 for stages in STREAM_STAGES if drawn.target.async_copies else REGISTER_STAGES:
@@ -244,10 +226,10 @@ def streams(drawn: Draft) -> Iterator[tuple[GemmTile, Atom]]:
                             yield tile, atom
 
 
-def worthwhile(drawn: Draft, tile: GemmTile) -> bool:
+def worthwhile(drawn: MmaDraft, tile: GemmTile) -> bool:
     """Has every team a few slices, and an SM enough on its way?"""
     slices = drawn.depth // (tile.depth * tile.shares)
-    room = shared_bytes(tile, drawn.dtype, drawn.products, len(drawn.parts.statistics))
+    room = shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics))
     blocks = max(1, drawn.target.shared_per_sm // (room + drawn.target.shared_reserved))
     small = (tile.cols, tile.depth * drawn.dtype.bytes, tile.teams, tile.cluster) == (32, 128, 2, 1)
     few = small and tile.stages <= min(STREAM_STAGES)
@@ -258,28 +240,28 @@ def worthwhile(drawn: Draft, tile: GemmTile) -> bool:
     )
 
 
-def idle(drawn: Draft, tile: GemmTile) -> bool:
+def idle(drawn: MmaDraft, tile: GemmTile) -> bool:
     """Would half of the SMs have nothing to do, were depth not shared by a cluster; and has each block some of it?"""
     blocks = tiles_across(drawn, tile) * max(1, -(-drawn.graph.rows // tile.rows))
     return blocks * tile.cluster < 2 * drawn.target.sms and drawn.depth >= 4 * tile.depth * tile.cluster
 
 
-def tiles_across(drawn: Draft, tile: GemmTile) -> int:
+def tiles_across(drawn: MmaDraft, tile: GemmTile) -> int:
     return sum(-(-size_of(g.width, drawn.graph.sizes) // tile.cols) for g in drawn.groups)
 
 
-def fits(drawn: Draft, tile: GemmTile, atom: Atom) -> bool:
+def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
     """Has the target room for it, and has every thread a whole number of chunks to bring?"""
     target = drawn.target
     team = tile.warps * target.warp
     right = right_factors(drawn).values()
     run = run_of(tile, atom, all(f.along for f in right))
-    if shared_bytes(tile, drawn.dtype, drawn.products, len(drawn.parts.statistics), run) > target.shared_bytes:
+    if shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics), run) > target.shared_bytes:
         return False
     if team * tile.teams > target.threads_per_block:
         return False
     held = elements(drawn, tile) if tile.teams == 1 else 0  # streams have no others to give way to
-    if gemm_registers(tile, atom, drawn.dtype, drawn.products) + held > min(target.registers_per_thread, 255):
+    if gemm_registers(tile, atom, drawn.dtype, drawn.together) + held > min(target.registers_per_thread, 255):
         return False
     if tile.spread and not spreads(drawn, tile):
         return False
@@ -288,7 +270,7 @@ def fits(drawn: Draft, tile: GemmTile, atom: Atom) -> bool:
     return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*left_factors(drawn), *right))
 
 
-def elements(drawn: Draft, tile: GemmTile) -> int:
+def elements(drawn: MmaDraft, tile: GemmTile) -> int:
     """That a thread loads one by one for each slice, and holds until they go to shared memory: on GPUs whose copies
     bring whole chunks past the registers."""
     if not drawn.target.async_copies:
@@ -298,16 +280,16 @@ def elements(drawn: Draft, tile: GemmTile) -> int:
     return (left + right) * tile.depth // (tile.warps * drawn.target.warp)
 
 
-def counted(drawn: Draft, tile: GemmTile) -> int:
+def counted(drawn: MmaDraft, tile: GemmTile) -> int:
     """Chunks that a thread brings of a slice, and which may not be whole: of all rows, since these are a launch's own,
     of columns that fill no tile, and of a depth that fills no slice."""
     ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
     uneven = drawn.depth % (tile.depth * tile.shares) != 0
-    extent = tile.rows + tile.cols * drawn.products * (ragged or uneven)
+    extent = tile.rows + tile.cols * drawn.together * (ragged or uneven)
     return extent * tile.depth // drawn.chunk // (tile.warps * drawn.target.warp)
 
 
-def spreads(drawn: Draft, tile: GemmTile) -> bool:
+def spreads(drawn: MmaDraft, tile: GemmTile) -> bool:
     """Are copies cheap enough to be dealt out among the products?
 
     A thread keeps the address of each chunk, and from slice to slice these differ by constants: of factors that lie
@@ -316,7 +298,7 @@ def spreads(drawn: Draft, tile: GemmTile) -> bool:
     tile's slices by then. f32 factors and clusters were not measured.
     """
     factors = (*left_factors(drawn), *right_factors(drawn).values())
-    if drawn.dtype is f32 or drawn.parts.statistics or drawn.left.operand is None:
+    if drawn.dtype is f32 or drawn.parts.statistics or drawn.parts.lefts[0].operand is None:
         return False
     if tile.cluster > 1 or drawn.depth % (tile.stages * tile.depth):
         return False
@@ -324,7 +306,7 @@ def spreads(drawn: Draft, tile: GemmTile) -> bool:
     return not ragged and all(f.copied and f.along for f in factors)
 
 
-def chunks_fit(factor: Factor, tile: GemmTile, team: int, chunk: int) -> bool:
+def chunks_fit(factor: Operand, tile: GemmTile, team: int, chunk: int) -> bool:
     """Has every thread a whole number of the factor's chunks to bring, and are lines along its side, whose addresses
     have bits turned, a power of 2 long?"""
     extent = tile.rows if factor.side == "rows" else tile.cols
@@ -337,9 +319,9 @@ def chunks_fit(factor: Factor, tile: GemmTile, team: int, chunk: int) -> bool:
 # ---------------------------------------------------------------- factors
 
 
-def left_factors(drawn: Draft) -> list[Factor]:
+def left_factors(drawn: MmaDraft) -> list[Operand]:
     """What the left operand is computed from: itself, or the tensors [.., M, K] of its prologue."""
-    side = drawn.left
+    side = drawn.parts.lefts[0]
     if side.operand is not None:
         use = next(u for u in uses(drawn.hoisted) if u.place == "left")
         tensors = [(side.operand.name, "left", use)]
@@ -361,20 +343,22 @@ def left_factors(drawn: Draft) -> list[Factor]:
         access = drawn.accesses[name, place]
         line = access.line if place == "left" else -1
         copied = drawn.target.async_copies and access.mode == "vector" and access.dtype is drawn.dtype
-        found.append(factor(drawn, access, "rows", line == use.depth, copied and len(tensors) == 1))
+        transport: Transport = "cp.async" if copied and len(tensors) == 1 else "plain"
+        found.append(operand(drawn, access, "rows", line == use.depth, transport))
     return found
 
 
-def right_factors(drawn: Draft) -> Mapping[Node, Factor]:
+def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:
     """The right factor of each product."""
     found = {}
     for product in drawn.parts.products:
         assert product.right.operand is not None
         access = drawn.accesses[product.right.operand.name, "right"]
         use = Use(product.right.operand, "right", product.right.transposed)
-        copied = drawn.target.async_copies and access.mode == "vector"
-        made = factor(drawn, access, "cols", access.line == use.depth, copied)
-        found[product.node] = replace(made, once=copied and read_once(drawn, access))
+        transport: Transport = "plain"
+        if drawn.target.async_copies and access.mode == "vector":
+            transport = "cp.async evict-first" if read_once(drawn, access) else "cp.async"
+        found[product.node] = operand(drawn, access, "cols", access.line == use.depth, transport)
     if len(drawn.groups) == 1:
         return found
     if len({f.along for f in found.values()}) > 1:
@@ -382,84 +366,79 @@ def right_factors(drawn: Draft) -> Mapping[Node, Factor]:
     return alike(drawn, found)
 
 
-def one_by_one(f: Factor) -> Factor:
+def one_by_one(f: Operand) -> Operand:
     """A right factor beside others that lie the other way round: a span's strides say how its own lies."""
     stride, step = (f.stride, "1") if f.along else ("1", f.stride)
-    return replace(f, along=True, tile_along=True, width=1, copied=False, once=False, stride=stride, step=step)
+    return replace(f, along=True, tile_along=True, transport="plain", width=1, stride=stride, step=step)
 
 
-def alike(drawn: Draft, found: Mapping[Node, Factor]) -> Mapping[Node, Factor]:
+def alike(drawn: MmaDraft, found: Mapping[Node, Operand]) -> Mapping[Node, Operand]:
     """Right factors of several spans, which the same instructions bring: as few elements at a time as any of them
     allows, and along each batch axis that one of them moves along."""
     factors = found.values()
-    width, copied, once = min(f.width for f in factors), all(f.copied for f in factors), all(f.once for f in factors)
+    width = min(f.width for f in factors)
+    transport: Transport = "cp.async" if all(f.copied for f in factors) else "plain"
+    if all(f.once for f in factors):
+        transport = "cp.async evict-first"
     indices = [dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)]
     return {
-        node: replace(
-            f, width=width, copied=copied, once=once, batch=tuple((i, dict(f.batch).get(i, "0")) for i in indices)
-        )
+        node: replace(f, transport=transport, width=width, batch=tuple((i, dict(f.batch).get(i, "0")) for i in indices))
         for node, f in found.items()
     }
 
 
-def read_once(drawn: Draft, access: Access) -> bool:
+def read_once(drawn: MmaDraft, access: Access) -> bool:
     """Do all rows that a right factor is multiplied with pass by together?"""
     batches = range(len(drawn.dims) - 1)
     return access.vector == drawn.chunk and drawn.rows <= MOST_STREAMED and all(i in access.strided for i in batches)
 
 
-def factor(drawn: Draft, access: Access, side: str, along: bool, copied: bool) -> Factor:
+def operand(
+    drawn: MmaDraft, access: Access, side: Literal["rows", "cols"], along: bool, transport: Transport
+) -> Operand:
     names = {t.name: value_names(drawn.hoisted)[t.node] for t in drawn.hoisted.inputs}
     last = len(drawn.dims) - 1
     batch = tuple((drawn.dims[i].index, stride_of(drawn, access, i)) for i in access.strided if i != last)
     stride = f"{access.name}_pitch" if access.pitch is not None else stride_of(drawn, access, last)
-    return Factor(
+    return Operand(
         access=access,
-        side="rows" if side == "rows" else "cols",
+        side=side,
         along=along,
         tile_along=along or not drawn.target.async_copies,
+        transport=transport,
         width=access.vector if access.mode == "vector" else 1,
-        copied=copied,
         pointer=f"{names[access.tensor]}_ptr",
         stride=stride,
         batch=batch,
     )
 
 
-def stride_of(drawn: Draft, access: Access, dim: int) -> str:
+def stride_of(drawn: MmaDraft, access: Access, dim: int) -> str:
     return stride_name(access, drawn.dims, dim)
 
 
 # ---------------------------------------------------------------- a plan
 
 
-def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
+def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
     graph, hoisted, target = drawn.graph, drawn.hoisted, drawn.target
     left, right = tuple(left_factors(drawn)), right_factors(drawn)
     used = {f.access.tensor: f.access for f in left}
     by_tensor = {name: access for (name, place), access in drawn.accesses.items() if place == "tile"}
     along = all(f.along for f in right.values())
     run = run_of(tile, atom, along)
-    widest_vector = min(drawn.chunk, run or drawn.chunk)
-    spans = []
-    first = 0
-    for group in drawn.groups:
-        cols = size_of(group.width, graph.sizes)
-        vector = next(v for v in (8, 4, 2, 1) if v <= widest_vector and cols % v == 0 and tile.cols % v == 0)
-        spans.append(span_of(hoisted, group, right, by_tensor, first, tile.cols, vector))
-        first += spans[-1].tiles
-    if drawn.left.operand is not None and not left[0].along and drawn.parts.statistics:
+    spans = spans_of(drawn, right, by_tensor, tile.cols, min(drawn.chunk, run or drawn.chunk))
+    if drawn.parts.lefts[0].operand is not None and not left[0].along and drawn.parts.statistics:
         raise NoMatch("the left operand lies by columns, and sums along its rows are taken as it passes by rows")
-    prologue = prologue_of(hoisted, drawn.parts, drawn.left, left, {**by_tensor, **used})
+    prologue = prepared(drawn, left, {**by_tensor, **used})
     accesses = tuple(drawn.accesses.values())
     statistics = len(drawn.parts.statistics)
     once = all(f.once for f in right.values())
-    dtype, prepared = drawn.dtype, prologue is not None
     askew = max(lying(f.access, hoisted) for f in (*left, *right.values()))
     narrow = max((drawn.chunk / f.width for f in (*left, *right.values()) if f.width > 1), default=1.0)
     work = Work(
-        tile, atom, dtype, drawn.products, first, drawn.depth, along, prepared, statistics, once, askew, narrow,
-        elements(drawn, tile), counted(drawn, tile),
+        tile, atom, drawn.dtype, drawn.together, sum(span.tiles for span in spans), drawn.depth, along,
+        prologue is not None, statistics, once, askew, narrow, elements(drawn, tile), counted(drawn, tile),
     )  # fmt: skip
     return GemmPlan(
         name=entry_name(graph),
@@ -475,7 +454,7 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
         accesses=accesses,
         params=product_params(hoisted, drawn.dims, accesses),
         folded=False,
-        shared_bytes=shared_bytes(tile, drawn.dtype, drawn.products, statistics, run),
+        shared_bytes=shared_bytes(tile, drawn.dtype, drawn.together, statistics, run),
         cost=estimate(graph, target, work),
         decisions=decisions(graph),
         rounding=product_rounding(graph, target),
@@ -485,8 +464,32 @@ def candidate(drawn: Draft, tile: GemmTile, atom: Atom) -> GemmPlan:
         dtype=drawn.dtype,
         left=left,
         prologue=prologue,
-        spans=tuple(spans),
+        spans=spans,
     )
+
+
+def prepared(drawn: MmaDraft, factors: tuple[Operand, ...], accesses: Mapping[str, Access]) -> Prologue | None:
+    """What is computed of the left operand's elements; None where they go as they are."""
+    graph, parts = drawn.hoisted, drawn.parts
+    left = parts.lefts[0]
+    if left.operand is not None and not parts.statistics:
+        return None
+    for statistic in parts.statistics:
+        if statistic.node.op.name != "sum" or statistic.node.dtype is not f32:
+            raise NoMatch(
+                f"{statistic.node.op.name} of {statistic.node.dtype} at {statistic.node.where}: gemm takes sums of f32 "
+                "along the rows that it multiplies, and nothing else of them"
+            )
+    needed = within(graph, left.node, *(s.node.inputs[0] for s in parts.statistics))
+    if first := next((n for n in graph.nodes if n in needed and n.op.kind is Kind.REDUCE), None):
+        raise NoMatch(
+            f"the left factor needs {first.op.name} at {first.where} of its own row before it is multiplied; gemm "
+            "reads the row once\n  only a scale of the whole row can wait until the products are summed, and only one "
+            "that is surely finite, as F.rsqrt(F.mean(x * x) + 1e-6) is"
+        )
+    if any(n.op.name in ("row_index", "col_index") for n in needed):
+        raise NoMatch("the left factor is computed from a position; gemm computes it from operands alone")
+    return prologue_of(graph, parts, (f.access.tensor for f in factors), accesses)
 
 
 def regime(tile: GemmTile) -> str:

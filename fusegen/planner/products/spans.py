@@ -6,18 +6,20 @@ statement by statement, or raises NoMatch for what tiles of products can't hold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
 from fusegen.language.naming import value_names
-from fusegen.language.products import Factor as Side
-from fusegen.language.products import Split, is_computed
-from fusegen.language.types import Size, f32, size_of
+from fusegen.language.products import Split, Unsplittable, is_computed, split
+from fusegen.language.types import DType, Size, size_of
 from fusegen.planner.matching import NoMatch
-from fusegen.planner.model import Access, Load, Reduction, Store
+from fusegen.planner.model import Access, Layout, Load, Reduction, RowDim, Store
+from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import statements
-from fusegen.planner.products.gemm import Factor, Product, Prologue, Span
+from fusegen.planner.products.parts import Contraction, Operand, Prologue, Span
+from fusegen.targets.base import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,48 @@ class Group:
     products: tuple[Node, ...]
     width: Size
     outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductDraft:
+    """What all candidates of one rule share. `graph` is the chain as written, `hoisted` as the kernel computes it."""
+
+    graph: Graph
+    hoisted: Graph
+    target: Target
+    layout: Layout
+    parts: Split
+    groups: tuple[Group, ...]
+    dims: tuple[RowDim, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """Of the factors."""
+        return self.parts.products[0].left.dtype
+
+    @property
+    def depth(self) -> int:
+        """K."""
+        return size_of(self.parts.products[0].contracted, self.graph.sizes)
+
+    @property
+    def together(self) -> int:
+        """Products of a tile."""
+        return len(self.groups[0].products)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Of the row dimensions, at the default sizes."""
+        return tuple(math.prod(size_of(self.graph.shape[axis], self.graph.sizes) for axis in d.axes) for d in self.dims)
+
+
+def taken_apart(graph: Graph) -> tuple[Graph, Split]:
+    """The chain as kernels compute it, and its parts. Raises NoMatch for what one kernel can't hold."""
+    hoisted = hoist_scales(graph)
+    try:
+        return hoisted, split(hoisted)
+    except Unsplittable as reason:
+        raise NoMatch(str(reason)) from None
 
 
 def groups(graph: Graph, parts: Split) -> tuple[Group, ...]:
@@ -88,33 +132,16 @@ def need_plain_rights(parts: Split) -> None:
 
 
 def prologue_of(
-    graph: Graph, parts: Split, left: Side, factors: tuple[Factor, ...], accesses: Mapping[str, Access]
-) -> Prologue | None:
-    """What is computed of the left operand's elements; None where they go as they are."""
-    if left.operand is not None and not parts.statistics:
-        return None
-    for statistic in parts.statistics:
-        if statistic.node.op.name != "sum" or statistic.node.dtype is not f32:
-            raise NoMatch(
-                f"{statistic.node.op.name} of {statistic.node.dtype} at {statistic.node.where}: gemm takes sums of f32 "
-                "along the rows that it multiplies, and nothing else of them"
-            )
-    names = value_names(graph)
-    tiles = {f.access.tensor for f in factors}
-    roots = [left.node, *(s.node.inputs[0] for s in parts.statistics)]
-    needed = within(graph, *roots)
-    if first := next((n for n in graph.nodes if n in needed and n.op.kind is Kind.REDUCE), None):
-        raise NoMatch(
-            f"the left factor needs {first.op.name} at {first.where} of its own row before it is multiplied; gemm "
-            "reads the row once\n  only a scale of the whole row can wait until the products are summed, and only one "
-            "that is surely finite, as F.rsqrt(F.mean(x * x) + 1e-6) is"
-        )
-    if any(n.op.name in ("row_index", "col_index") for n in needed):
-        raise NoMatch("the left factor is computed from a position; gemm computes it from operands alone")
+    graph: Graph, parts: Split, matrices: Iterable[str], accesses: Mapping[str, Access], scale: Tensor | None = None
+) -> Prologue:
+    """What is computed of the left factor's elements; of the tensors in `matrices` a thread sees each element."""
+    names, left = value_names(graph), parts.products[0].left
+    tiles = set(matrices)
+    summed = [s.node.inputs[0] for s in parts.statistics]
+    needed = within(graph, left.node, *summed)
     inputs = [t for t in graph.inputs if t.node in needed and t.shape]
-    listed = [n for n in graph.nodes if n in needed and is_computed(n)]
-    by_row = [n for n in listed if graph.extents[n] is not Extent.ELEMENT]
-    by_element = [n for n in listed if graph.extents[n] is Extent.ELEMENT]
+    computed = within(graph, *summed) if scale else needed
+    listed = [n for n in graph.nodes if n in computed and is_computed(n)]
     # an operand is held as one of three: what a thread brings of a slice, of a vector along it, or of its rows
     elements = [t for t in inputs if graph.extents[t.node] is Extent.ELEMENT]
     values = [t for t in inputs if graph.extents[t.node] is not Extent.ELEMENT]
@@ -122,39 +149,40 @@ def prologue_of(
         loads=tuple(load(graph, accesses[t.name], t) for t in elements if t.name in tiles),
         vectors=tuple(load(graph, accesses[t.name], t) for t in elements if t.name not in tiles),
         row_loads=tuple(load(graph, accesses[t.name], t) for t in values),
-        row_body=statements(graph, by_row),
-        body=statements(graph, by_element),
+        row_body=statements(graph, [n for n in listed if graph.extents[n] is not Extent.ELEMENT]),
+        body=statements(graph, [n for n in listed if graph.extents[n] is Extent.ELEMENT]),
         value=names[left.node],
         changes=left.operand is None,
         statistics=tuple(
             Reduction("sum", names[s.node.inputs[0]], (names[s.node],)) for s in parts.statistics
         ),
+        scale=load(graph, accesses[scale.name], scale) if scale else None,
     )  # fmt: skip
 
 
-def span_of(
-    graph: Graph, group: Group, rights: Mapping[Node, Factor], accesses: Mapping[str, Access], first_tile: int,
-    tile_cols: int, vector: int,
-) -> Span:  # fmt: skip
-    """The products of one group, and the statements that make its outputs of them."""
-    names = value_names(graph)
-    cols = size_of(group.width, graph.sizes)
-    needed = within(graph, *(t.node for t in group.outputs))
-    inputs = [t for t in graph.inputs if t.node in needed and t.shape]
-    listed = [n for n in graph.nodes if n in needed and is_computed(n)]
-    extents = graph.extents
-    by_row = [n for n in listed if extents[n] is not Extent.ELEMENT]
-    stores = [(Store(accesses[t.name], names[t.node]), extents[t.node]) for t in group.outputs]
-    return Span(
-        products=tuple(Product(names[n], rights[n]) for n in group.products),
-        cols=cols,
-        first_tile=first_tile,
-        tiles=-(-cols // tile_cols),
-        vector=vector,
-        loads=tuple(load(graph, accesses[t.name], t) for t in inputs if extents[t.node] is Extent.ELEMENT),
-        row_loads=tuple(load(graph, accesses[t.name], t) for t in inputs if extents[t.node] is not Extent.ELEMENT),
-        row_body=statements(graph, by_row),
-        row_stores=tuple(store for store, extent in stores if extent is not Extent.ELEMENT),
-        body=statements(graph, [n for n in listed if extents[n] is Extent.ELEMENT]),
-        stores=tuple(store for store, extent in stores if extent is Extent.ELEMENT),
-    )
+def spans_of(
+    draft: ProductDraft, rights: Mapping[Node, Operand], accesses: Mapping[str, Access], tile_cols: int, widest: int
+) -> tuple[Span, ...]:
+    """One a group, side by side in tiles of so many columns, of which a thread takes up to `widest` at a time."""
+    graph, found = draft.hoisted, list[Span]()
+    names, extents = value_names(graph), graph.extents
+    for group in draft.groups:
+        cols = size_of(group.width, graph.sizes)
+        needed = within(graph, *(t.node for t in group.outputs))
+        inputs = [t for t in graph.inputs if t.node in needed and t.shape]
+        listed = [n for n in graph.nodes if n in needed and is_computed(n)]
+        stores = [(Store(accesses[t.name], names[t.node]), extents[t.node]) for t in group.outputs]
+        found.append(Span(
+            contractions=tuple(Contraction(names[n], rights[n]) for n in group.products),
+            cols=cols,
+            first_tile=found[-1].first_tile + found[-1].tiles if found else 0,
+            tiles=-(-cols // tile_cols),
+            vector=next(v for v in (8, 4, 2, 1) if v <= widest and cols % v == 0 and tile_cols % v == 0),
+            loads=tuple(load(graph, accesses[t.name], t) for t in inputs if extents[t.node] is Extent.ELEMENT),
+            row_loads=tuple(load(graph, accesses[t.name], t) for t in inputs if extents[t.node] is not Extent.ELEMENT),
+            row_body=statements(graph, [n for n in listed if extents[n] is not Extent.ELEMENT]),
+            row_stores=tuple(store for store, extent in stores if extent is not Extent.ELEMENT),
+            body=statements(graph, [n for n in listed if extents[n] is Extent.ELEMENT]),
+            stores=tuple(store for store, extent in stores if extent is Extent.ELEMENT),
+        ))  # fmt: skip
+    return tuple(found)

@@ -20,13 +20,11 @@ f32 is rounded to tf32 by the tensor copies, to nearest (CUDA driver API, CU_TEN
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
-from fusegen.language.graph import Graph
-from fusegen.language.types import DType
-from fusegen.planner.model import LINE_BYTES, Access, Load, Plan, Reduction, Statement, Store, Summed
+from fusegen.planner.model import LINE_BYTES, Access, Summed, unusual
+from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile, Prologue
 
 LINE = 64  # halves of a line of shared memory, the widest swizzle
 GROUP = 128  # threads of a warpgroup
@@ -43,7 +41,7 @@ AHEAD = 2  # slices whose pairs are on their way
 WIDEST = 256  # columns of a tile
 MOST_KEPT = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
 
-Schedule = Literal["turns", "halves"]
+GroupSchedule = Literal["turns", "halves"]
 
 
 def box_cols(cols: int) -> int:
@@ -52,17 +50,15 @@ def box_cols(cols: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class WgmmaTile:
+class WgmmaTile(ProductTile):
     """How the work is shared. A tile is `rows` x `cols`, those of its span's products side by side; `stages` slices of
     64 of what is summed are in shared memory at a time. The `cluster` blocks of one cluster have tiles one below the
     other, and each brings its part of the columns to all of them. `group` rows of tiles are walked column by column.
     Of `shares` blocks of one cluster each sums a part of the depth of one tile, and finishes a part of its columns.
     Halves may have fewer rows than the instructions' 128: the others' sums are of zeros, and are not stored."""
 
-    rows: int
-    cols: int
     stages: int
-    schedule: Schedule
+    schedule: GroupSchedule
     cluster: int = 1
     group: int = 8
     shares: int = 1
@@ -149,89 +145,17 @@ class WgmmaTile:
         return 4 * self.cluster * (1 if self.schedule == "turns" else 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """A factor: `along` says that its lines run along the depth, else along its rows or columns; `batch` that it moves
-    along the first of two row dimensions."""
-
-    access: Access
-    along: bool
-    batch: bool
-
-    @property
-    def map(self) -> str:
-        """The kernel's argument that describes it."""
-        return f"{self.access.name}_map"
-
-
-@dataclass(frozen=True, slots=True)
-class Fragments:
-    """The left factor's elements, computed in registers from a matrix [.., M, K] and vectors [K].
-
-    `load` is the matrix, `value` is rounded and multiplied. `statistics` are sums along a row, which a thread takes of
-    what passes it; their results are row values of what comes behind the products. Slices of the vectors come to shared
-    memory with those of the factors. Where the value is an element times that of a vector of its own type, `scale`,
-    `body` leaves it out: f32 holds such a product exactly, so the instruction that multiplies two at a time and rounds
-    each once gives the same.
-    """
-
-    load: Load
-    vectors: tuple[Load, ...]
-    scale: Load | None
-    body: tuple[Statement, ...]
-    value: str
-    statistics: tuple[Reduction, ...]
-
-    @property
-    def changes(self) -> bool:
-        """False where the matrix itself is multiplied, and only statistics are taken of it."""
-        return self.value != self.load.value
-
-    @property
-    def slice_registers(self) -> int:
-        """That hold what one thread needs of a slice of all vectors: a quarter of it."""
-        return self.slice_bytes // 4 // 4
-
-    @property
-    def slice_bytes(self) -> int:
-        """Of all vectors."""
-        return LINE * sum(found.access.dtype.bytes for found in self.vectors)
-
-
-@dataclass(frozen=True, slots=True)
-class WgmmaSpan:
-    """Products that are used together, of `cols` columns each, and what is made of their sums."""
-
-    rights: tuple[Operand, ...]  # one a product
-    values: tuple[str, ...]  # an element of each product, in `body`
-    cols: int
-    first_tile: int  # of the tiles that lie side by side
-    tiles: int
-    vectors: tuple[Load, ...]  # [N], read before the sums are there
-    brought: tuple[Load, ...]  # [.., M, N], by tensor copies, through the ring behind the factors
-    loads: tuple[Load, ...]  # the others of both kinds
-    row_loads: tuple[Load, ...]  # [.., M, 1]
-    row_body: tuple[Statement, ...]
-    body: tuple[Statement, ...]
-    boxes: tuple[Store, ...]  # by tensor copies
-    stores: tuple[Store, ...]  # by pairs of elements
+def vector_bytes(prologue: Prologue | None) -> int:
+    """Of a slice of all vectors that the left factor is computed from."""
+    return LINE * sum(found.access.dtype.bytes for found in prologue.vectors) if prologue else 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class WgmmaPlan(Plan):
-    """Products of one left factor on tensor cores, and what is made of their sums."""
+class WgmmaPlan(ProductPlan):
+    """Products on Hopper's tensor cores, to which what a prologue computes goes from registers."""
 
-    hoisted: Graph
     tile: WgmmaTile
-    depth: int  # K
-    dtype: DType  # of the factors
     left: Operand
-    fragments: Fragments | None  # None: the left factor goes to the tensor cores as it lies in shared memory
-    spans: tuple[WgmmaSpan, ...]
-
-    @property
-    def lowered(self) -> Graph:
-        return self.hoisted
 
     @property
     def summed(self) -> Summed:
@@ -242,12 +166,7 @@ class WgmmaPlan(Plan):
         """`wgmma turns 128x128 6`: rule, schedule, tile, stages; then each choice that is not the usual one."""
         t = self.tile
         choices = {"cluster": (t.cluster, 1), "group": (t.group, 8), "shares": (t.shares, 1)}
-        unusual = [f" {name}={chosen}" for name, (chosen, usual) in choices.items() if chosen != usual]
-        return f"{self.rule} {t.schedule} {t.rows}x{t.cols} {t.stages}{''.join(unusual)}"
-
-    @property
-    def facts(self) -> Mapping[str, object]:
-        return {"tile": asdict(self.tile)}
+        return f"{self.rule} {t.schedule} {t.rows}x{t.cols} {t.stages}{unusual(choices)}"
 
     @property
     def threads(self) -> int:
@@ -258,43 +177,40 @@ class WgmmaPlan(Plan):
         return self.tile.blocks
 
     @property
-    def rows_per_block(self) -> int:
-        return self.tile.rows
-
-    @property
-    def static_shared_bytes(self) -> int:
-        return 0
-
-    @property
     def takes_turns(self) -> bool:
         """Do the groups multiply by turns, a tile or a slice at a time? Where a narrow tile's slices are prepared, that
         takes longer than their products, and turns took 0.5 to 5 % more."""
-        prepared = self.fragments is not None and self.tile.cols == WIDEST
+        prepared = self.prologue is not None and self.tile.cols == WIDEST
         return self.tile.schedule == "turns" or prepared
 
     @property
     def ahead(self) -> bool:
         """Is a tile's first slice prepared behind the last products of the one before? Not where it takes long, which
         a bias, an activation or a gain of f32 do: 3 to 4 % more, on an H200."""
-        found = self.fragments
+        found = self.prologue
         return self.tile.shares == 1 and found is not None and (found.scale is not None or not found.changes)
 
     @property
     def keeps(self) -> bool:
         """Is what is made of a tile kept in registers, and stored while products of the next one run? Where rows are
         normalised, there is one output, and vectors leave it the registers: all else was seen to spill."""
-        found = self.fragments
+        found = self.prologue
         if found is None or found.scale is None or not found.statistics or self.several or self.tile.shares > 1:
             return False
         (span,) = self.spans
-        alone = len(span.boxes) == 1 and not span.stores and not span.vectors
-        return alone and self.width // 4 + found.slice_registers <= MOST_KEPT
+        alone = len(span.boxes) == len(span.stores) == 1 and not any(load.when == "ahead" for load in span.loads)
+        return alone and self.width // 4 + self.vector_registers <= MOST_KEPT
+
+    @property
+    def vector_registers(self) -> int:
+        """That hold what one thread needs of a slice of all vectors: a quarter of it."""
+        return vector_bytes(self.prologue) // 4 // 4
 
     @property
     def pairs_ahead(self) -> int:
         """Slices whose pairs of the vectors along the depth a lane asks for at a time: a load takes longer than the
         products of a narrow tile's slice. Not than those of a wide one, where two at a time took 0.4 to 0.7 % more."""
-        return AHEAD if self.fragments and self.fragments.vectors and self.tile.cols < WIDEST and self.steps > 1 else 1
+        return AHEAD if self.prologue and self.prologue.vectors and self.tile.cols < WIDEST and self.steps > 1 else 1
 
     @property
     def vectors_at(self) -> int:
@@ -304,7 +220,7 @@ class WgmmaPlan(Plan):
     @property
     def statistics_at(self) -> int:
         """Where the statistics of all blocks that share a tile meet."""
-        return self.vectors_at + self.tile.stages * (self.fragments.slice_bytes if self.fragments else 0)
+        return self.vectors_at + self.tile.stages * vector_bytes(self.prologue)
 
     @property
     def line(self) -> int:
@@ -332,14 +248,9 @@ class WgmmaPlan(Plan):
         return tuple(right for span in self.spans for right in span.rights)
 
     @property
-    def several(self) -> bool:
-        """Has a tile to be told which span it is of?"""
-        return len(self.spans) > 1
-
-    @property
     def width(self) -> int:
         """Columns of each product in a tile."""
-        return self.tile.cols // len(self.spans[0].rights)
+        return self.tile.cols // self.products
 
     @property
     def finished(self) -> int:
@@ -378,11 +289,6 @@ class WgmmaPlan(Plan):
         return sum(len(span.brought) for span in self.spans) * -(-self.chunks // 2)
 
     @property
-    def tiles_across(self) -> int:
-        """Tiles side by side, of all spans."""
-        return sum(span.tiles for span in self.spans)
-
-    @property
     def band(self) -> int:
         """Rows of all tiles of a cluster."""
         return self.tile.rows * self.tile.cluster
@@ -390,6 +296,10 @@ class WgmmaPlan(Plan):
     @property
     def batched(self) -> bool:
         return len(self.row_dims) > 1
+
+    def moves_with_batch(self, access: Access) -> bool:
+        """Has each of the batches elements of its own?"""
+        return self.batched and 0 in access.strided
 
     def tiles(self, *extents: int) -> int:
         """Of the whole launch; those of a cluster count as one."""

@@ -31,8 +31,9 @@ from fusegen.language.products import Split, split
 from fusegen.language.types import f32, size_of
 from fusegen.planner.model import LINE_BYTES, Cost, Traffic
 from fusegen.planner.products.gemm_duration import L2_GBS, lying
+from fusegen.planner.products.parts import Operand
 from fusegen.planner.products.product_cost import floors, product_traffic
-from fusegen.planner.products.wgmma import Operand, WgmmaPlan
+from fusegen.planner.products.wgmma import WgmmaPlan
 from fusegen.planner.rows.duration import COPY_SHARE
 from fusegen.planner.time import overlapped
 
@@ -116,7 +117,7 @@ def multiplying(plan: WgmmaPlan, *extents: int) -> float:
     turns, f32_factors = tile.schedule == "turns", plan.dtype is f32
     slower = TURNS_F32 if turns and f32_factors else 1.0
     time = rounds * products * slower + epilogue if turns else rounds * (products + epilogue)
-    if any(found.access.strided for span in plan.spans for found in span.loads):
+    if any(found.access.strided and found.transport == "plain" for span in plan.spans for found in span.loads):
         time += LOADED_US
     if time > HOT_US:
         time *= HOT if turns else HOT * HOT_HALVES
@@ -153,7 +154,7 @@ def spread(plan: WgmmaPlan, *extents: int) -> float:
 
 def preparing(plan: WgmmaPlan, parts: Split, each: float) -> float:
     """The time of a slice whose products alone take `each` us: half of it, another group's, hides what is prepared."""
-    found = plan.fragments
+    found = plan.prologue
     if found is None:
         return each
     if found.scale or not found.changes:

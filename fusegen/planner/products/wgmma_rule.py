@@ -20,31 +20,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
 from fusegen.language.naming import entry_name, value_names
-from fusegen.language.products import Split, Unsplittable, is_computed, split
-from fusegen.language.types import DType, bf16, f16, f32, size_of, tf32
+from fusegen.language.products import Split
+from fusegen.language.types import bf16, f16, f32, size_of, tf32
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor
-from fusegen.planner.model import LINE_BYTES, Access, Layout, Load, Param, Reduction, RowDim, Store
-from fusegen.planner.passes import hoist_scales
-from fusegen.planner.pieces import VECTOR_BYTES, statements
+from fusegen.planner.model import LINE_BYTES, Access, Layout, Load, Param
+from fusegen.planner.parts import Transport
+from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
 from fusegen.planner.products.gemm_duration import lying
+from fusegen.planner.products.parts import Operand, Prologue, Span
 from fusegen.planner.products.product_cost import product_rounding
-from fusegen.planner.products.spans import Group, groups, load, need_plain_rights, within
+from fusegen.planner.products.spans import (
+    Group,
+    ProductDraft,
+    groups,
+    need_plain_rights,
+    prologue_of,
+    spans_of,
+    taken_apart,
+    within,
+)
 from fusegen.planner.products.wgmma import (
     LINE,
     STAGED_ROWS,
-    Fragments,
-    Operand,
-    Schedule,
+    GroupSchedule,
     WgmmaPlan,
-    WgmmaSpan,
     WgmmaTile,
     box_cols,
+    vector_bytes,
 )
 from fusegen.planner.products.wgmma_cost import UNKNOWN, estimate
 from fusegen.targets.base import Target
@@ -84,15 +92,12 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     """Every tile, by turns and in halves."""
     if not target.wgmma:
         raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
-    hoisted = hoist_scales(graph)
-    try:
-        parts = split(hoisted)
-    except Unsplittable as reason:
-        raise NoMatch(str(reason)) from None
+    hoisted, parts = taken_apart(graph)
     found = groups(hoisted, parts)
     check(hoisted, parts, found)
     drafts = {
-        schedule: Draft.of(graph, hoisted, parts, found, target, layout, schedule) for schedule in get_args(Schedule)
+        schedule: WgmmaDraft.of(graph, hoisted, parts, found, target, layout, schedule)
+        for schedule in get_args(GroupSchedule)
     }
     plans = [plan for drawn in drafts.values() for tile in drawn.tiles() for plan in drawn.plans(tile)]
     if not plans:
@@ -119,25 +124,18 @@ def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class WgmmaDraft(ProductDraft):
     """What a schedule's tiles share. `access`: how each use of a tensor is read or written, by its tensor's name."""
 
-    schedule: Schedule
-    graph: Graph
-    hoisted: Graph
-    parts: Split
-    groups: tuple[Group, ...]
-    target: Target
-    layout: Layout
-    dims: tuple[RowDim, ...]
+    schedule: GroupSchedule
     access: Mapping[str, Access]
     factors: Mapping[str, Use]
 
     @classmethod
     def of(
         cls, graph: Graph, hoisted: Graph, parts: Split, found_groups: tuple[Group, ...], target: Target,
-        layout: Layout, schedule: Schedule,
-    ) -> Draft:  # fmt: skip
+        layout: Layout, schedule: GroupSchedule,
+    ) -> WgmmaDraft:  # fmt: skip
         dims = product_dims(hoisted, layout)
         if len(dims) - 1 > MOST_BATCHES:
             raise NoMatch(
@@ -168,7 +166,7 @@ class Draft:
             output = any(use.tensor is t for t in hoisted.outputs)
             word = name if output else names[use.tensor.node]  # in the kernel
             found[name] = access_of(hoisted, dims, layout, use, word, width)
-        draft = cls(schedule, graph, hoisted, parts, found_groups, target, layout, dims, found, factors)
+        draft = cls(graph, hoisted, target, layout, parts, found_groups, dims, schedule, found, factors)
         draft.check_ways()
         draft.check_f32()
         return draft
@@ -176,7 +174,7 @@ class Draft:
     def check_ways(self) -> None:
         """Raises NoMatch where right factors of one tile lie in two ways: an instruction is told, for all its columns.
         Tiles of another span have a main loop of their own, but for left factors that are prepared."""
-        rights = {p.node: self.operand(p.right.operand) for p in self.parts.products}
+        rights = self.rights
         together = [group.products for group in self.groups] if self.matrix is None else [tuple(rights)]
         for products in together:
             ways = {rights[node].along: rights[node].access.tensor for node in products}
@@ -200,7 +198,6 @@ class Draft:
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
         graph, hoisted = self.graph, self.hoisted
-        first = self.parts.products[0]
         plan = WgmmaPlan(
             name=entry_name(graph),
             graph=graph,
@@ -217,10 +214,10 @@ class Draft:
             folded=False,
             shared_bytes=self.shared_bytes(tile),
             tile=tile,
-            depth=size_of(first.contracted, graph.sizes),
+            depth=self.depth,
             dtype=self.dtype,
-            left=self.operand(self.matrix or first.left.operand),
-            fragments=self.fragments,
+            left=self.operand(self.matrix or self.parts.lefts[0].operand, "rows"),
+            prologue=self.prologue,
             spans=self.spans(tile),
             decisions=decisions(graph),
             rounding=product_rounding(graph, self.target),
@@ -228,49 +225,33 @@ class Draft:
         )
         return replace(plan, cost=estimate(plan))
 
-    def spans(self, tile: WgmmaTile) -> tuple[WgmmaSpan, ...]:
-        """One a group, side by side."""
-        found: list[WgmmaSpan] = []
-        for group in self.groups:
-            first_tile = found[-1].first_tile + found[-1].tiles if found else 0
-            found.append(self.span(group, first_tile, tile.cols // self.together))
-        return tuple(found)
+    def spans(self, tile: WgmmaTile) -> tuple[Span, ...]:
+        """Those of all rules; boxes are moved by tensor copies, and vectors read before the sums are there, where that
+        leaves a thread registers enough: those of each of several spans would take some."""
 
-    def span(self, group: Group, first_tile: int, width: int) -> WgmmaSpan:
-        graph, names = self.hoisted, value_names(self.hoisted)
-        cols = size_of(group.width, graph.sizes)
-        rights = {p.node: self.operand(p.right.operand) for p in self.parts.products}
-        needed = within(graph, *(t.node for t in group.outputs))
-        listed = [n for n in graph.nodes if n in needed and is_computed(n)]
-        loads = [load(graph, self.access[t.name], t) for t in graph.inputs if t.shape and t.node in needed]
-        elements = [found for found in loads if found.access.by_column]
-        vectors = early(elements) if len(self.groups) == 1 else ()  # before the sums, each span's would take registers
-        stores = [Store(self.access[t.name], names[t.node]) for t in group.outputs]
-        return WgmmaSpan(
-            rights=tuple(rights[node] for node in group.products),
-            values=tuple(names[node] for node in group.products),
-            cols=cols,
-            first_tile=first_tile,
-            tiles=-(-cols // width),
-            vectors=vectors,
-            brought=tuple(found for found in elements if self.is_mapped(found.access)),
-            loads=tuple(found for found in elements if found not in vectors and not self.is_mapped(found.access)),
-            row_loads=tuple(found for found in loads if not found.access.by_column),
-            row_body=statements(graph, [n for n in listed if graph.extents[n] is not Extent.ELEMENT]),
-            body=statements(graph, [n for n in listed if graph.extents[n] is Extent.ELEMENT]),
-            boxes=tuple(store for store in stores if self.is_mapped(store.access)),
-            stores=tuple(store for store in stores if not self.is_mapped(store.access)),
+        def moved(load: Load) -> Load:
+            ahead = few and not load.access.strided
+            return replace(load, transport=self.transport(load.access), when="ahead" if ahead else "now")
+
+        found = spans_of(self, self.rights, self.access, tile.cols // self.together, 2)
+        vectors = [load.access for span in found for load in span.loads if not load.access.strided]
+        few = len(found) == 1 and sum(access.dtype.bytes for access in vectors) <= MOST_EARLY
+        return tuple(
+            replace(
+                span,
+                loads=tuple(map(moved, span.loads)),
+                stores=tuple(replace(store, transport=self.transport(store.access)) for store in span.stores),
+            )
+            for span in found
         )
 
     @property
-    def dtype(self) -> DType:
-        """Of the factors."""
-        return self.parts.products[0].left.dtype
+    def rights(self) -> Mapping[Node, Operand]:
+        """The right factor of each product."""
+        return {p.node: self.operand(p.right.operand, "cols") for p in self.parts.products}
 
-    @property
-    def together(self) -> int:
-        """Products of a tile."""
-        return len(self.groups[0].products)
+    def transport(self, access: Access) -> Transport:
+        return "tensor" if self.is_mapped(access) else "plain"
 
     def suits(self, tile: WgmmaTile) -> bool:
         """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. Does
@@ -282,12 +263,7 @@ class Draft:
         if tile.cols // self.together // tile.shares % LEAST_COLS:
             return False
         share = tile.cols // self.together // tile.cluster
-        return share % LINE == 0 or all(self.operand(p.right.operand).along for p in self.parts.products)
-
-    @property
-    def extents(self) -> tuple[int, ...]:
-        """Of the row dimensions, at the default sizes."""
-        return tuple(math.prod(size_of(self.graph.shape[axis], self.graph.sizes) for axis in d.axes) for d in self.dims)
+        return share % LINE == 0 or all(right.along for right in self.rights.values())
 
     @property
     def even_rows(self) -> int:
@@ -308,12 +284,11 @@ class Draft:
         tiles = math.prod(others) * -(-rows // tile.rows) * across
         if tile.shares == 1:
             return tiles <= MOST_ROUNDS * self.target.sms
-        depth = size_of(self.parts.products[0].contracted, self.graph.sizes)
-        slices = depth * self.dtype.bytes // LINE_BYTES
+        slices = self.depth * self.dtype.bytes // LINE_BYTES
         left = self.matrix or self.parts.lefts[0].operand
         room = int(CLUSTERED.get(tile.shares, 1.0) * self.target.sms)
         fits = tiles * tile.shares <= room and slices >= LEAST_SLICES * tile.shares
-        return fits and self.operand(left).along
+        return fits and self.operand(left, "rows").along
 
     def tiles(self) -> Iterator[WgmmaTile]:
         """Those of this schedule. Where lines of right factors start between sectors, what is brought once for the
@@ -321,7 +296,7 @@ class Draft:
         yield from (tile for tile in MANY if tile.schedule == self.schedule)
         few = [replace(tile, rows=self.even_rows) for tile in FEW if tile.schedule == self.schedule]
         yield from few
-        if any(lying(self.operand(p.right.operand).access, self.graph) > 1.0 for p in self.parts.products):
+        if any(lying(right.access, self.graph) > 1.0 for right in self.rights.values()):
             yield from (replace(tile, cluster=2) for tile in few if tile.shares == 1)
 
     def plans(self, tile: WgmmaTile) -> Iterator[WgmmaPlan]:
@@ -337,10 +312,8 @@ class Draft:
         return tile if self.shared_bytes(tile) <= self.target.shared_bytes else None
 
     def shared_bytes(self, tile: WgmmaTile) -> int:
-        found = self.fragments
-        if found is None:
-            return tile.shared_bytes
-        return tile.shared_bytes + tile.stages * found.slice_bytes + tile.statistics_bytes(len(found.statistics))
+        statistics = tile.statistics_bytes(len(self.parts.statistics))
+        return tile.shared_bytes + tile.stages * vector_bytes(self.prologue) + statistics
 
     # ---- tensors
 
@@ -350,31 +323,18 @@ class Draft:
         return prepared_matrix(self.hoisted, self.parts)
 
     @property
-    def fragments(self) -> Fragments | None:
+    def prologue(self) -> Prologue | None:
         matrix, graph = self.matrix, self.hoisted
         if matrix is None:
             return None
-        names, left = value_names(graph), self.parts.lefts[0].node
-        summed = [s.node.inputs[0] for s in self.parts.statistics]
-        needed = within(graph, left, *summed)
-        inputs = [t for t in graph.inputs if t.shape and t.node in needed and t is not matrix]
-        scale = next((t for t in inputs if scales(left, matrix, t)), None)
-        computed = within(graph, *summed) if scale else needed
-        return Fragments(
-            load=load(graph, self.access[matrix.name], matrix),
-            vectors=tuple(load(graph, self.access[t.name], t) for t in inputs),
-            scale=load(graph, self.access[scale.name], scale) if scale else None,
-            body=statements(graph, [n for n in graph.nodes if n in computed and is_computed(n)]),
-            value=names[left],
-            statistics=tuple(
-                Reduction("sum", names[s.node.inputs[0]], (names[s.node],)) for s in self.parts.statistics
-            ),
-        )
+        left = self.parts.lefts[0].node
+        scale = next((t for t in graph.inputs if t is not matrix and scales(left, matrix, t)), None)
+        return prologue_of(graph, self.parts, [matrix.name], self.access, scale)
 
-    def operand(self, tensor: Tensor | None) -> Operand:
+    def operand(self, tensor: Tensor | None, side: Literal["rows", "cols"]) -> Operand:
         assert tensor is not None  # check() saw to it
-        use, access = self.factors[tensor.name], self.access[tensor.name]
-        return Operand(access, line_of(use, self.layout) == use.depth, len(self.dims) > 1 and 0 in access.strided)
+        along = line_of(self.factors[tensor.name], self.layout) == self.factors[tensor.name].depth
+        return Operand(self.access[tensor.name], side, along, along, "tensor")
 
     def params(self, tile: WgmmaTile) -> tuple[Param, ...]:
         """Those of every rule, with a map in place of the pointer and the strides of what tensor copies move."""
@@ -454,13 +414,6 @@ def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
 def scales(left: Node, matrix: Tensor, vector: Tensor) -> bool:
     """Is the factor the matrix times the vector, element by element, both of one type?"""
     return left.op.name == "mul" and set(left.inputs) == {matrix.node, vector.node} and vector.dtype is matrix.dtype
-
-
-def early(loads: list[Load]) -> tuple[Load, ...]:
-    """The vectors [N] that a thread reads before its sums are there: all, where they leave it registers enough."""
-    vectors = tuple(found for found in loads if not found.access.strided)
-    room = sum(found.access.dtype.bytes for found in vectors)
-    return vectors if room <= MOST_EARLY else ()
 
 
 def boxed(graph: Graph, use: Use, width: int) -> bool:

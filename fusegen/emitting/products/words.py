@@ -1,0 +1,78 @@
+"""What kernels with products have in common, in the words of one dialect: elements in memory, and tiles in the grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.emitting.dialect import Dialect, choice
+from fusegen.language.types import DType
+from fusegen.planner.model import Access
+from fusegen.planner.pieces import stride_name
+from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.products.wgmma import WgmmaPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlace:
+    """The lines that a tile's place is made with, and its numbers: from the top, and from the left."""
+
+    lines: tuple[str, ...]
+    down: str
+    across: str
+
+
+class ProductWords(Dialect):
+    """The small texts of one plan in one dialect."""
+
+    def __init__(self, plan: GemmPlan | WgmmaPlan) -> None:
+        super().__init__(plan.target.spelling)
+        self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
+        self.dims = plan.row_dims
+        self.grid = plan
+
+    # ---- elements in memory
+
+    def vec(self, dtype: DType, count: int) -> str:
+        return f"Vec<{self.ctype(dtype)}, {count}>"
+
+    def index(self, dim: int) -> str:
+        """The kernel's variable that counts a dimension of rows."""
+        return "row" if dim == len(self.dims) - 1 else self.dims[dim].index
+
+    def at(self, access: Access, *last: str) -> str:
+        """Where the tensor's row `row` begins, and then `last`."""
+        terms = [f"{self.index(dim)} * {stride_name(access, self.dims, dim)}" for dim in access.strided]
+        return " + ".join([self.pointers[access.tensor], *terms, *last])
+
+    def moving(self, what: str, access: Access) -> str:
+        """The function that loads or stores neighbours of a tensor: together, or each by itself."""
+        name = what if access.mode == "vector" else f"{what}_each"
+        self.functions.add(name)
+        return name
+
+    def load(self, access: Access, vector: int) -> str:
+        return f"{self.moving('load', access)}<{vector}>({self.at(access, 'col')})"
+
+    def store(self, access: Access, vector: int) -> str:
+        return f"{self.moving('store', access)}<{vector}>({self.at(access, 'col')}, {access.name}_vec);"
+
+    # ---- tiles in the grid
+
+    def tile_place(self, integer: str) -> TilePlace:
+        """Of the tile that is number `tile`: so many rows of tiles at a time, column by column."""
+        across, group = self.grid.tiles_across, self.grid.tile.group
+        if across == 1:
+            return TilePlace((), "tile", "0")
+        if group == 1:
+            return TilePlace((), f"tile / {across}", f"tile % {across}")
+        both = group * across
+        lines = (
+            f"const {integer} first = tile / {both} * {group};",
+            f"const {integer} height = tiles_down - first < {group} ? tiles_down - first : {group};",
+        )
+        return TilePlace(lines, f"(first + tile % {both} % height)", f"tile % {both} / height")
+
+    def span_number(self) -> str:
+        """Which span a tile belongs to that is number `across` from the left."""
+        spans = self.grid.spans
+        return choice([f"across < {s.first_tile + s.tiles}" for s in spans], [str(i) for i in range(len(spans))])

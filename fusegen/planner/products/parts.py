@@ -1,0 +1,176 @@
+"""What plans of products are made of, all frozen: operands, a prologue, contractions, spans of them, and their plan.
+
+`Factor` and `Product` are the chain's (fusegen.language.products); an `Operand` is a factor as a kernel brings it, a
+`Contraction` a product as a kernel sums it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from fusegen.language.graph import Graph
+from fusegen.language.types import DType
+from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store
+from fusegen.planner.parts import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor that is multiplied, or that the left factor is computed from: how its slices get to shared memory.
+
+    `side`: the axis that is not summed over, rows of a left factor and columns of a right one. `along`: neighbours in
+    memory differ in K, else in the side. `tile_along`: the same of the slice in shared memory.
+
+    The others say how threads find the elements that they bring; tensor copies have a map for that. `width`: elements
+    that one copy or load moves. `stride`: the kernel's argument for the axis whose neighbours are not next to each
+    other. `batch`: (index, stride argument) of each further dimension that the tensor moves along. `step`: the stride
+    along K, where that is a run-time number; `along` then says in which order a thread takes elements, one by one, and
+    not how they lie.
+    """
+
+    access: Access
+    side: Literal["rows", "cols"]
+    along: bool
+    tile_along: bool
+    transport: Transport
+    width: int = 0
+    pointer: str = ""
+    stride: str = ""
+    batch: tuple[tuple[str, str], ...] = ()
+    step: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.access.name
+
+    @property
+    def copied(self) -> bool:
+        """Does it get into shared memory past the registers?"""
+        return self.transport != "plain"
+
+    @property
+    def once(self) -> bool:
+        """Is the L2 cache told that it is read once?"""
+        return self.transport == "cp.async evict-first"
+
+
+@dataclass(frozen=True, slots=True)
+class Prologue:
+    """The left factor's elements, computed on their way to the tensor cores from tensors [.., M, K], vectors [K] and
+    values [.., M, 1].
+
+    `value` is rounded to the factors' type and multiplied. `statistics` are sums along a row, which a thread takes of
+    the elements that it prepares; their results are row values of the epilogue. Where the value is an element times
+    that of a vector of its own type, `scale` may say so, and `body` leaves it out: f32 holds such a product exactly, so
+    the instruction that multiplies two at a time and rounds each once gives the same.
+    """
+
+    loads: tuple[Load, ...]  # [.., M, K]
+    vectors: tuple[Load, ...]  # [K]
+    row_loads: tuple[Load, ...]  # [.., M, 1]
+    row_body: tuple[Statement, ...]
+    body: tuple[Statement, ...]
+    value: str
+    changes: bool  # False: what is multiplied is the tensor itself, and only statistics are taken
+    statistics: tuple[Reduction, ...]
+    scale: Load | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """left @ right. `value` names the sum's element in the epilogue."""
+
+    value: str
+    right: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Contractions that are used together, of `cols` columns each, and what is made of their sums.
+
+    Loads "ahead" are read before the sums are there.
+    """
+
+    contractions: tuple[Contraction, ...]
+    cols: int
+    first_tile: int  # of the tiles that lie side by side
+    tiles: int
+    vector: int  # columns that one thread takes at a time
+    loads: tuple[Load, ...]  # tensors [.., M, N] and vectors [N]
+    row_loads: tuple[Load, ...]  # values [.., M, 1]
+    row_body: tuple[Statement, ...]
+    row_stores: tuple[Store, ...]
+    body: tuple[Statement, ...]
+    stores: tuple[Store, ...]
+
+    @property
+    def rights(self) -> tuple[Operand, ...]:
+        return tuple(found.right for found in self.contractions)
+
+    @property
+    def brought(self) -> tuple[Load, ...]:
+        """Loads by tensor copies, to shared memory."""
+        return tuple(load for load in self.loads if load.transport == "tensor")
+
+    @property
+    def boxes(self) -> tuple[Store, ...]:
+        """Stores by tensor copies, from shared memory."""
+        return tuple(store for store in self.stores if store.transport == "tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    """What a block, or the blocks of a cluster, sum at a time."""
+
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductPlan(Plan):
+    """Products of one left factor on tensor cores, tile by tile, with what comes before and behind them."""
+
+    tile: ProductTile
+    depth: int  # K
+    dtype: DType  # of the factors
+    prologue: Prologue | None  # None: the left factor is multiplied as it lies in memory
+    spans: tuple[Span, ...]
+    hoisted: Graph
+
+    @property
+    def lowered(self) -> Graph:
+        return self.hoisted
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return {"tile": asdict(self.tile)}
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.tile.rows
+
+    @property
+    def static_shared_bytes(self) -> int:
+        return 0
+
+    @property
+    def several(self) -> bool:
+        """Has a tile to be told which span it is of?"""
+        return len(self.spans) > 1
+
+    @property
+    def tiles_across(self) -> int:
+        """Tiles side by side, of all spans."""
+        return sum(span.tiles for span in self.spans)
+
+    @property
+    def products(self) -> int:
+        """Sums of one element of a tile."""
+        return len(self.spans[0].contractions)
+
+    @property
+    def statistics(self) -> int:
+        """Sums along the rows of the left factor."""
+        return len(self.prologue.statistics) if self.prologue else 0
