@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fusegen.language.types import DType, f32
+from fusegen.targets.atoms import Atom, Issuer
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,22 @@ class Target:
     f32_tflops: float  # likewise, of f32, as tf32 or as it is
     f32_lanes: int  # f32 results of one SM in one cycle
     spelling: Spelling = field(repr=False, hash=False)  # tables have no hash; vendor and model tell targets apart
+    atoms: tuple[Atom, ...] = field(default=(), repr=False, hash=False)  # of its matrix units, the largest first
     max_cluster: int = 1  # blocks that may reach into each other's shared memory
-    wgmma: bool = False  # matrix instructions of whole warpgroups, and the tensor copies that feed them
     multiplies_f32: bool = False  # matrix instructions take f32 factors as they are, not as tf32
     flushes_factors: bool = False  # matrix instructions take subnormal factors for 0
     vote_bytes: int = 0  # static shared memory that __syncthreads_or and its like take
     async_copies: bool = False  # 16 bytes from global to shared memory without a register in between (cp.async)
     bulk_copies: bool = False  # any number of 16 bytes, by one thread and either way (cp.async.bulk)
+
+    def atoms_of(self, issuer: Issuer, factors: DType) -> tuple[Atom, ...]:
+        """What multiplies such factors and is issued so, the largest first."""
+        return tuple(atom for atom in self.atoms if atom.issuer == issuer and atom.factors is factors)
+
+    @property
+    def wgmma(self) -> bool:
+        """Has it matrix instructions of whole warpgroups, and the tensor copies that feed them?"""
+        return any(atom.kind == "wgmma" for atom in self.atoms)
 
     def product_tflops(self, factors: DType) -> float:
         """By the data sheet, of dense products of such factors."""

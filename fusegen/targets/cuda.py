@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusegen.language.types import b8, bf16, f16, f32, i32
+from fusegen.language.types import DType, b8, bf16, f16, f32, i32
+from fusegen.targets.atoms import Atom, Fragment, Term
 from fusegen.targets.base import Spelling, Target
 
 
@@ -62,6 +63,63 @@ def copy_once(size: int) -> tuple[str, ...]:
         f'    :: "r"(to), "l"(from), "r"(count * {size}), "l"(policy) : "memory");',
     )
 
+
+# ---- matrix units
+# Factors fill the same registers, or the same lines of shared memory, whatever their type: 16 halves, or 8 of tf32.
+FACTORS: tuple[tuple[DType, str, int], ...] = ((f16, "f16", 16), (bf16, "bf16", 16), (f32, "tf32", 8))
+
+
+def mma_sync(factors: DType, word: str, depth: int) -> Atom:
+    """PTX ISA, "Matrix fragments for mma.m16n8k16" and "... k8". The instruction's rows are the product's columns, so
+    that few rows waste little: a decode step has 8."""
+    return Atom(
+        kind="mma",
+        instruction=f"mma.sync.m16n8k{depth}",
+        factors=factors,
+        word=word,
+        rows=8,
+        cols=16,
+        col_step=16,
+        depth=depth,
+        issuer="warp",
+        threads=32,
+        left=("registers",),
+        right=("registers",),
+        sums="registers",
+        fragment=Fragment(
+            rows=(Term("lane", mod=4, times=2), Term("i", mod=2)),
+            cols=(Term("lane", div=4), Term("i", div=2, times=8)),
+            lanes=32,
+        ),
+    )
+
+
+def warpgroup_mma(factors: DType, word: str, depth: int) -> Atom:
+    """PTX ISA, "Register Fragments and Shared Memory Matrix Layouts" of wgmma. Each of four warps has 16 rows; a left
+    factor that comes from registers lies in them as sums do."""
+    rows = (Term("i", div=2, mod=2, times=8), Term("lane", div=4))
+    cols = (Term("i", div=4, times=8), Term("lane", mod=4, times=2), Term("i", mod=2))
+    return Atom(
+        kind="wgmma",
+        instruction=f"wgmma.mma_async.m64nNk{depth}",
+        factors=factors,
+        word=word,
+        rows=64,
+        cols=256,
+        col_step=8,
+        depth=depth,
+        issuer="warpgroup",
+        threads=128,
+        left=("shared memory", "registers"),
+        right=("shared memory",),
+        sums="registers",
+        fragment=Fragment(rows, cols, lanes=32),
+        left_fragment=Fragment(rows, cols, lanes=32) if factors is not f32 else None,
+    )
+
+
+MMA_SYNC = tuple(mma_sync(*each) for each in FACTORS)  # from sm_80 on
+WGMMA = tuple(warpgroup_mma(*each) for each in FACTORS)  # of sm_90a alone
 
 SPELLING = Spelling(
     file_suffix=".cu",
@@ -210,6 +268,7 @@ A100 = Target(
     f32_tflops=156.0,  # A100 data sheet, as tf32
     f32_lanes=64,
     spelling=SPELLING,
+    atoms=MMA_SYNC,
     async_copies=True,  # PTX ISA, cp.async: from sm_80 on
 )
 
@@ -234,8 +293,8 @@ L40S = replace(
 H100 = replace(
     A100,
     spelling=HOPPER,
+    atoms=(*WGMMA, *MMA_SYNC),
     max_cluster=16,  # past 8 a kernel must say that it is not portable
-    wgmma=True,
     bulk_copies=True,  # PTX ISA, cp.async.bulk: from sm_90 on
     model="h100",
     arch="sm_90a",
@@ -264,7 +323,7 @@ B200 = replace(
     H100,
     model="b200",
     arch="sm_100a",
-    wgmma=False,  # tcgen05 in its place
+    atoms=MMA_SYNC,  # and tcgen05, which no rule plans for yet
     sms=148,  # as devices report; the data sheet does not say
     l2_bytes=126 * 1024**2,  # Blackwell tuning guide
     dram_gbs=8000.0,  # HGX B200 data sheet, one GPU
@@ -279,7 +338,7 @@ DEFAULT = H200
 ARCHES: Mapping[str, Target] = {
     "sm_80": A100,
     "sm_89": L40S,
-    "sm_90": replace(H200, model="sm_90", arch="sm_90", wgmma=False),
+    "sm_90": replace(H200, model="sm_90", arch="sm_90", atoms=MMA_SYNC),
     "sm_90a": H200,
     "sm_100": replace(B200, model="sm_100", arch="sm_100"),
     "sm_100a": B200,

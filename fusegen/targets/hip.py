@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusegen.language.types import b8, bf16, f16, f32, i32
+from fusegen.language.types import DType, b8, bf16, f16, f32, i32
+from fusegen.targets.atoms import Atom, Fragment, Term
 from fusegen.targets.base import Spelling, Target
 
 
@@ -32,6 +33,47 @@ def reduced(sign: str) -> tuple[str, ...]:
         "return v;",
     )
 
+
+# ---- matrix units
+SUMS_32 = Fragment(
+    rows=(Term("lane", mod=32),),
+    cols=(Term("i", div=4, times=8), Term("lane", div=32, times=4), Term("i", mod=4)),
+    lanes=64,
+)
+SUMS_16 = Fragment(rows=(Term("lane", mod=16),), cols=(Term("lane", div=16, times=4), Term("i")), lanes=64)
+
+
+def mfma(factors: DType, word: str, size: int, depth: int, suffix: str) -> Atom:
+    """CDNA 3 ISA, "Matrix core": v_mfma_f32_32x32 and v_mfma_f32_16x16, of a depth of their own. A lane loads 16 bytes
+    at a time, which two instructions multiply, or four of f32; the product's columns are their rows."""
+    instructions = 4 if factors is f32 else 2
+    return Atom(
+        kind="mfma",
+        instruction=f"__builtin_amdgcn_mfma_f32_{size}x{size}x{depth}{suffix}",
+        factors=factors,
+        word=word,
+        rows=size,
+        cols=size,
+        col_step=size,
+        depth=instructions * depth,
+        issuer="warp",
+        threads=64,
+        left=("registers",),
+        right=("registers",),
+        sums="registers",
+        fragment=SUMS_32 if size == 32 else SUMS_16,
+        instructions=instructions,
+    )
+
+
+MFMA = (
+    mfma(f16, "_Float16", 32, 8, "f16"),
+    mfma(bf16, "short", 32, 8, "bf16_1k"),
+    mfma(f32, "float", 32, 2, "f32"),
+    mfma(f16, "_Float16", 16, 16, "f16"),
+    mfma(bf16, "short", 16, 16, "bf16_1k"),
+    mfma(f32, "float", 16, 4, "f32"),
+)
 
 SPELLING = Spelling(
     file_suffix=".hip",
@@ -120,6 +162,7 @@ MI250X = Target(
     f32_lanes=64,
     vote_bytes=256,  # ROCm's device library: one word for each of 64 waves
     spelling=SPELLING,
+    atoms=MFMA,
     multiplies_f32=True,
     flushes_factors=True,  # gfx90a's f16 and bf16 MFMA; PyTorch's notes on numerical accuracy say so, gfx942 does not
 )

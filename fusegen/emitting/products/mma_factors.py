@@ -9,7 +9,6 @@ from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.planner.model import Access
 from fusegen.planner.pieces import stride_name
-from fusegen.planner.products.gemm import LANE_COLS
 
 TURNS = 8  # rows, after which chunks are turned as before
 
@@ -135,16 +134,16 @@ class FactorSpeller(GemmWords):
     def dealt(self, row: str) -> str:
         """The column that lies in a row of a right factor's tile: neighbours are dealt out to one lane's rows of all
         fragments. A sum of columns that differ in other bits is the column of the sum."""
-        cols, run = self.tile.warp_cols, self.plan.run
-        return f"{row} / {cols} * {cols} + {row} % {LANE_COLS} * {run} + {row} % {cols} / {LANE_COLS}"
+        cols, run, lanes = self.tile.warp_cols, self.plan.run, self.plan.atom.fragment.lane_cols
+        return f"{row} / {cols} * {cols} + {row} % {lanes} * {run} + {row} % {cols} / {lanes}"
 
     def dealt_passes(self, jump: int) -> str:
         """The same of row v * `jump`."""
-        cols, row = self.tile.warp_cols, f"v * {jump}"
+        cols, lanes, row = self.tile.warp_cols, self.plan.atom.fragment.lane_cols, f"v * {jump}"
         if jump % cols == 0:
             return row
-        near = f"{row} / {cols} * {cols} + {row} % {cols} / {LANE_COLS}"
-        return near if jump % LANE_COLS == 0 else self.dealt(row)
+        near = f"{row} / {cols} * {cols} + {row} % {cols} / {lanes}"
+        return near if jump % lanes == 0 else self.dealt(row)
 
     def batch_strides(self, own: Own) -> list[tuple[str, str]]:
         if own.factor.side == "cols" and self.several:

@@ -7,24 +7,10 @@ from typing import Any
 
 from fusegen.emitting.dialect import UNROLL, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
-from fusegen.language.types import DType, bf16, f16, f32
+from fusegen.language.types import f32
 from fusegen.planner.model import Load
 from fusegen.planner.products.parts import Span
 
-# The instruction's word for the factors' type, and what AMD's builtin takes.
-TYPES: Mapping[str, Mapping[DType, str]] = {
-    "mma": {f16: "f16", bf16: "bf16", f32: "tf32"},
-    "mfma_32": {f16: "_Float16", bf16: "short", f32: "float"},
-    "mfma_16": {f16: "_Float16", bf16: "short", f32: "float"},
-}
-BUILTINS: Mapping[tuple[str, DType], str] = {
-    ("mfma_32", f16): "__builtin_amdgcn_mfma_f32_32x32x8f16",
-    ("mfma_32", bf16): "__builtin_amdgcn_mfma_f32_32x32x8bf16_1k",
-    ("mfma_32", f32): "__builtin_amdgcn_mfma_f32_32x32x2f32",
-    ("mfma_16", f16): "__builtin_amdgcn_mfma_f32_16x16x16f16",
-    ("mfma_16", bf16): "__builtin_amdgcn_mfma_f32_16x16x16bf16_1k",
-    ("mfma_16", f32): "__builtin_amdgcn_mfma_f32_16x16x4f32",
-}
 # What a fragment function loads, of `deep` elements along the depth, and where in a tile the first one lies that lane
 # `lane` gives the address of. The instruction's rows are the right operand's, 16 of them; of its columns, the left
 # operand's rows, it has 8, so a fragment serves two. What ldmatrix gives a lane are 4 bytes of a chunk: two halves, or
@@ -48,13 +34,6 @@ WORDS: Mapping[str, tuple[int, str]] = {
     "load_right_across": (4, "(address ^ i % 2 * 32) + i / 2 * 4 * Line"),
     "load_left_across": (4, "(address ^ i / 2 * 32) + i % 2 * 4 * Line"),
     "load_left_half_across": (2, "address + i * 4 * Line"),
-}
-# Where sum i of a lane lies in the atom's rows and columns.
-SUM_ROW = {"mma": "lane % 4 * 2 + i % 2", "mfma_32": "lane % 32", "mfma_16": "lane % 16"}
-SUM_COL = {
-    "mma": "lane / 4 + i / 2 * 8",
-    "mfma_32": "i / 4 * 8 + lane / 32 * 4 + i % 4",
-    "mfma_16": "lane / 16 * 4 + i",
 }
 
 
@@ -209,11 +188,11 @@ class SumSpeller(GemmWords):
         else:
             left_text = f"{left}_part[buffer][m / 2][m % 2 * 2], {left}_part[buffer][m / 2][m % 2 * 2 + 1]"
         return {
-            "part": "mma" if mma else "mfma",
+            "part": atom.kind,
             "alignment": 1024 if mma else 128,  # bits of addresses in lines of up to 512 bytes are turned
-            "type": TYPES[atom.kind][plan.dtype],
-            "builtin": BUILTINS.get((atom.kind, plan.dtype), ""),
-            "parts": 4 if plan.dtype is f32 else 2,  # instructions that one fragment is for
+            "type": atom.word,
+            "builtin": atom.instruction,
+            "parts": atom.instructions,
             "fragment_dims": "[4]" if mma else "",
             "body": self.spelling.functions.get(f"mma_{plan.dtype.name}", ()),
             "sums_type": "float" if mma else "Sums",
@@ -221,8 +200,8 @@ class SumSpeller(GemmWords):
             "across": tile.warp_cols // atom.cols,
             "down": down,
             "left": left_text,
-            "row": f"{warp_row} + m * {atom.rows} + {SUM_ROW[atom.kind]}",
-            "col": f"warp_col + n * {atom.cols} + {SUM_COL[atom.kind]}",
+            "row": f"{warp_row} + m * {atom.rows} + {atom.fragment.row_text(('i', 1))}",
+            "col": f"warp_col + n * {atom.cols} + {atom.fragment.col_text(('i', 1))}",
         }
 
     # ---- the epilogue
@@ -277,13 +256,14 @@ class SumSpeller(GemmWords):
         """Those of the sums in its registers: a run of columns in two rows of each of the warp's instructions."""
         plan, tile = self.plan, self.tile
         pieces = plan.run // span.vector
-        row = f"v / {2 * pieces} * {plan.atom.rows} + lane % 4 * 2 + {f'v / {pieces}' if pieces > 1 else 'v'} % 2"
+        lane_row, lane_col = plan.atom.fragment.row_text(), plan.atom.fragment.col_text()
+        row = f"v / {2 * pieces} * {plan.atom.rows} + {lane_row} + {f'v / {pieces}' if pieces > 1 else 'v'} % 2"
         piece = f" + v % {pieces} * {span.vector}" if pieces > 1 else ""
         return {
             "passes": tile.warp_rows // plan.atom.rows * 2 * pieces,
             "fixed": pieces == 1,
             "m": f"warp_row + {row}",
-            "n": f"warp_col + lane / 4 * {plan.run}{piece}",
+            "n": f"warp_col + {lane_col} * {plan.run}{piece}",
             "guard": [],
         }
 

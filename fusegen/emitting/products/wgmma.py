@@ -12,25 +12,19 @@ from typing import Any
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.products.wgmma_copies import CopySpeller
 from fusegen.language.types import DType, bf16, f16, f32
-from fusegen.planner.model import Load, Reduction, Store, counts, used_by
+from fusegen.planner.model import LINE_BYTES, Load, Reduction, Store, counts, used_by
 from fusegen.planner.products.parts import Operand, Span
 from fusegen.planner.products.wgmma import (
-    ATOM_DEPTH,
-    ATOM_ROWS,
     BUFFERS,
-    GROUP,
     LINE,
-    SEGMENT,
-    STAGED,
-    STEPS,
-    WARPS,
+    SEGMENT_BYTES,
 )
 
 # The fields of a matrix descriptor beside its address (PTX ISA, "Matrix Descriptor Format"): bits 62-63 are the
 # swizzle, 32-45 and 16-29 distances in units of 16 bytes.
 SWIZZLE_128 = ("swizzle_128", "1ull << 62", "pieces of 16 bytes are turned by their line's number")
 EIGHT_LINES = ("eight_lines", "1024ull / 16 << 32", "from 8 lines to the next 8")
-SEGMENTS = ("segments", f"{SEGMENT}ull / 16 << 16", "from 64 elements of a line to the next 64")
+SEGMENTS = ("segments", f"{SEGMENT_BYTES}ull / 16 << 16", "from 64 elements of a line to the next 64")
 PAIRS: Mapping[DType, str] = {
     f16: "__floats2half2_rn({0}, {1})",
     bf16: "__floats2bfloat162_rn({0}, {1})",
@@ -54,7 +48,7 @@ class WgmmaSpeller(CopySpeller):
         return {
             "descriptor": self.descriptor(operand),
             "advance": self.advance(operand),
-            "part": SEGMENT // 16,
+            "part": SEGMENT_BYTES // 16,
             "stage": stage_bytes // 16,
         }
 
@@ -67,7 +61,8 @@ class WgmmaSpeller(CopySpeller):
 
     def advance(self, operand: Operand) -> int:
         """16-byte units from one instruction's depth to the next: along lines, or from 16 lines to the next."""
-        return ATOM_DEPTH * 2 // 16 if operand.along else ATOM_DEPTH * 128 // 16
+        depth = self.tile.atom.depth
+        return depth * (operand.access.dtype.bytes if operand.along else LINE_BYTES) // 16
 
     def ways(self) -> list[Mapping[str, Any]]:
         """How right factors lie: along the depth, across it, or those of some spans one way and of others the other.
@@ -148,11 +143,11 @@ class WgmmaSpeller(CopySpeller):
         across = f"v / {each} * {plan.width // 2} + " if products > 1 else ""
         inside = f"v % {each}" if products > 1 else "v"
         return {
-            "warps": WARPS,
+            "warps": tile.warps,
             "barriers": 8 * (tile.stages + 2),
             "vectors": vectors,
             "of_warp": 32 * vectors,
-            "of_block": WARPS * 32 * vectors,
+            "of_block": tile.warps * 32 * vectors,
             **self.shared_statistics(),
             "sum": f"{across}block * {plan.finished // 2} + {inside} * 4",
         }
@@ -164,7 +159,7 @@ class WgmmaSpeller(CopySpeller):
         return {
             "statistics": names,
             "statistics_at": self.plan.statistics_at,
-            "statistics_of_block": WARPS * 32 * len(names),
+            "statistics_of_block": self.tile.warps * 32 * len(names),
         }
 
     def turned(self) -> Mapping[str, str | int]:
@@ -178,9 +173,10 @@ class WgmmaSpeller(CopySpeller):
 
     def fragments(self) -> Mapping[str, Any] | None:
         """What a thread does with a pair, `word`, before it is multiplied: with element j, and with both."""
-        found, plan = self.plan.prologue, self.plan
+        found, plan, fragment = self.plan.prologue, self.plan, self.tile.atom.left_fragment
         if found is None:
             return None
+        assert fragment is not None  # the rule prepares halves alone
         body = (*found.row_body, *found.body)
         lines = self.statements(body)
         inside = f"depth < {plan.depth}" if plan.padded else ""
@@ -212,6 +208,7 @@ class WgmmaSpeller(CopySpeller):
             "made": makes,
             "statistics": [{"part": r.part, "whole": self.whole(r)} for r in found.statistics],
             "depth": depth,
+            "col": fragment.col_text(("quarter", 2)),
             **self.order(depth),
         }
 
@@ -264,6 +261,17 @@ class WgmmaSpeller(CopySpeller):
 
     # ---- the epilogue
 
+    def sum_place(self) -> Mapping[str, Any]:
+        """Where the first sum of a pair lies: pair r8 of columns n8 of a box, or columns n of a tile."""
+        fragment, pair = self.tile.atom.fragment, (("n8", 4), ("r8", 2))
+        return {
+            "row": fragment.row_text(*pair),
+            "col": fragment.col_text(*pair),
+            "tile_col": fragment.col_text(("n", 4)),
+            "at": " + ".join(f"{name} * {each}" for name, each in pair),
+            "lanes_of_row": fragment.lanes_of_row,
+        }
+
     def row_values(self, span: Span) -> list[Mapping[str, str]]:
         """Values of a row that its elements ask for."""
         used = used_by(span.body) | {store.value for store in span.stores}
@@ -310,7 +318,7 @@ class WgmmaSpeller(CopySpeller):
         for place, store in enumerate(span.boxes):
             access = store.access
             number = self.box_number(place, len(span.boxes))
-            coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {ATOM_ROWS}"]
+            coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {self.tile.atom.rows}"]
             if self.plan.moves_with_batch(access):
                 coordinates.append("at.batch")
             self.functions.add(f"store_box_{len(coordinates)}")
@@ -328,7 +336,7 @@ class WgmmaSpeller(CopySpeller):
 
     def kept(self, box: Mapping[str, Any]) -> Mapping[str, Any]:
         """The same box at the place of the tile that it was kept of."""
-        return {**box, "at": box["at"].replace("at.", "kept_at.").replace(f" + i * {ATOM_ROWS}", "")}
+        return {**box, "at": box["at"].replace("at.", "kept_at.").replace(f" + i * {self.tile.atom.rows}", "")}
 
     def box_number(self, place: int, outputs: int) -> str:
         """Which buffer a box waits in, in bytes: they take turns, by the box's number among all of the warp's."""
@@ -342,8 +350,8 @@ class WgmmaSpeller(CopySpeller):
             terms.append("1")
         text = " + ".join(terms)
         if text in ("", "1"):
-            return str(STAGED) if text else ""
-        return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {STAGED}"
+            return str(self.tile.box_bytes) if text else ""
+        return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {self.tile.box_bytes}"
 
     def direct(self, span: Span) -> list[Mapping[str, str]]:
         found: list[Mapping[str, str]] = []
@@ -377,7 +385,7 @@ class WgmmaSpeller(CopySpeller):
             "index": "int",
             "row_reduces": [],
             "partner": "",
-            "group": GROUP,
+            "group": tile.atom.threads,
             "bringing": BRINGING,
             "summing": SUMMING,
             "place": self.place(),
@@ -389,8 +397,9 @@ class WgmmaSpeller(CopySpeller):
             "boxes": any(span["boxes"] for span in spans),
             "box_functions": self.box_functions(),
             "instruction": self.instruction(),
-            "steps": STEPS,
+            "steps": plan.line_steps,
             "every_block": f"{(1 << tile.cluster) - 1}",
+            "sum": self.sum_place(),
             "first_tile": self.first_tile,
             "this_tile": self.first_tile if tile.shares > 1 else "tile",
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
@@ -408,10 +417,10 @@ class WgmmaSpeller(CopySpeller):
             "step": self.step,
             "box": self.turned(),
             "batch": any(self.names_batch(span) for span in plan.spans),
-            "type": {f16: "f16", bf16: "bf16", f32: "tf32"}[plan.dtype],
-            "atom_depth": 2 * ATOM_DEPTH // plan.dtype.bytes,
-            "atom_rows": ATOM_ROWS,
-            "staging": STAGED * BUFFERS,
+            "type": tile.atom.word,
+            "atom_depth": tile.atom.depth,
+            "atom_rows": tile.atom.rows,
+            "staging": tile.box_bytes * BUFFERS,
             "spare": BUFFERS - 1,
             "vectors": vectors,
             "brought": self.places(),
@@ -420,7 +429,7 @@ class WgmmaSpeller(CopySpeller):
             "slices": slices,
             "ahead": self.ahead() if plan.pairs_ahead > 1 else None,
             "bringers": 2 if slices else 1,
-            "own_rows": f" + own * {tile.parts * SEGMENT}" if tile.schedule == "halves" else "",
+            "own_rows": f" + own * {tile.parts * SEGMENT_BYTES}" if tile.schedule == "halves" else "",
             "names_row": not plan.keeps or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in spans),
             "first_row": f"own * {tile.group_rows} + " if tile.schedule == "halves" else "",
             "chunk_sums": plan.box_cols // 2,

@@ -10,10 +10,9 @@ from fusegen.emitting.products.words import ProductWords
 from fusegen.planner.model import LINE_BYTES, Access, Load
 from fusegen.planner.products.parts import Operand, Span
 from fusegen.planner.products.wgmma import (
-    ATOM_ROWS,
     LINE,
-    SEGMENT,
-    STAGED_ROWS,
+    SEGMENT_BYTES,
+    SEGMENT_LINES,
     WgmmaPlan,
 )
 
@@ -73,21 +72,21 @@ class CopySpeller(ProductWords):
         """The same of each product's right factor."""
         width, cluster = self.plan.width, self.tile.cluster
         return [
-            self.copy(right, "at.col0", width, "right", place * width * 128, cluster)
+            self.copy(right, "at.col0", width, "right", place * width * LINE_BYTES, cluster)
             for place, right in enumerate(span.rights)
         ]
 
     def copy(self, operand: Operand, side: str, extent: int, to: str, offset: int, cluster: int) -> Mapping[str, Any]:
         """`extent` rows or columns from `side` on; of several blocks each brings its part, to all of them."""
         share = extent // cluster
-        lines = 1 if operand.along else share // LINE
+        lines = 1 if operand.along else share // SEGMENT_LINES
         start = f"{to} + {offset}" if offset else to
         if cluster > 1:
-            start += f" + rank * {share * 128}"
+            start += f" + rank * {share * LINE_BYTES}"
             side += f" + rank * {share}"
         if lines > 1:
-            start += f" + i * {SEGMENT}"
-            side += f" + i * {LINE}"
+            start += f" + i * {SEGMENT_BYTES}"
+            side += f" + i * {SEGMENT_LINES}"
         depth = f"{self.step} * {self.plan.line}"
         coordinates = [depth, side] if operand.along else [side, depth]
         if self.plan.moves_with_batch(operand.access):
@@ -127,7 +126,7 @@ class CopySpeller(ProductWords):
         """Has the warp rows of the tile? Empty where all have."""
         if self.tile.rows == self.tile.held_rows:
             return ""
-        return f"own * {ATOM_ROWS} + warp * {STAGED_ROWS} < {self.tile.rows}"
+        return f"own * {self.tile.atom.rows} + warp * {self.tile.box_rows} < {self.tile.rows}"
 
     def empty(self) -> Mapping[str, int] | None:
         """What stays empty in each slice of the left factor, in units of 16 bytes."""
@@ -170,7 +169,7 @@ class CopySpeller(ProductWords):
         if plan.chunks > 1:
             place = f"(chunk % 2 == 0 ? {place} : {tile.right_at} + {name}_stage * {tile.right_bytes})"
         own = f"own * {tile.group_rows} + " if tile.schedule == "halves" else ""
-        part = f"i * {ATOM_ROWS} + " if tile.parts > 1 else ""
+        part = f"i * {tile.atom.rows} + " if tile.parts > 1 else ""
         self.functions.add("load")
         pair = f"{name}_box + r8 * {8 * line} + ((n8 ^ lane / {4 * lines}) << 4)"
         first = ["i == 0"] * (tile.parts > 1) + ["chunk % 2 == 0"] * (plan.chunks > 1)
@@ -184,7 +183,7 @@ class CopySpeller(ProductWords):
             "stage": f"{name}_stage",
             "box": f"{name}_box",
             "place": f"shared + {place}",
-            "at": f"({own}{part}warp * {STAGED_ROWS} + lane / 4) * {line} + lane % 4 * 4",
+            "at": f"({own}{part}warp * {tile.box_rows} + {tile.atom.fragment.row_text()}) * {line} + lane % 4 * 4",
             "call": f"inside ? {found} : {self.pair(load.access)}{{}}" if self.inside else found,
             "first": all_of(*first),
             "gives_back": all_of(*last, self.releasing()),

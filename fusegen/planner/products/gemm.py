@@ -15,34 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from fusegen.language.types import DType
 from fusegen.planner.model import Statement, Summed, unusual
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile
-
-
-@dataclass(frozen=True, slots=True)
-class Atom:
-    """What one instruction of the tensor cores multiplies, and how its operands lie in a warp's registers.
-
-    The tile's columns are the instruction's rows, so that few rows waste little: a decode step has 8.
-    """
-
-    kind: Literal["mma", "mfma_32", "mfma_16"]  # the word for where its sums lie
-    rows: int  # of the product
-    cols: int
-    depth: int  # that one fragment holds: of one instruction, or of several
-    sums: int  # f32 values of one thread
-
-
-MMA = Atom("mma", rows=8, cols=16, depth=16, sums=4)  # mma.sync.m16n8k16: PTX ISA, "Matrix fragments"
-MMA_TF32 = Atom("mma", rows=8, cols=16, depth=8, sums=4)  # mma.sync.m16n8k8: as many bytes, as many registers
-MFMA_32 = Atom("mfma_32", rows=32, cols=32, depth=16, sums=16)  # two v_mfma_f32_32x32x8: CDNA 3 ISA, "Matrix core"
-MFMA_16 = Atom("mfma_16", rows=16, cols=16, depth=32, sums=4)  # two v_mfma_f32_16x16x16
-MFMA_32_F32 = Atom("mfma_32", rows=32, cols=32, depth=8, sums=16)  # four v_mfma_f32_32x32x2_f32
-MFMA_16_F32 = Atom("mfma_16", rows=16, cols=16, depth=16, sums=4)  # four v_mfma_f32_16x16x4_f32
+from fusegen.targets.atoms import Atom
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +68,6 @@ class GemmTile(ProductTile):
         return self.cols // self.warps_across
 
 
-LANE_COLS = 8  # of an mma's columns, that lie in lanes of their own
 LEAST_RUN = 4  # columns: 8 lanes then store whole sectors of 32 bytes and more
 SUMS_PADDING = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
 
@@ -211,11 +188,11 @@ def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
     """Neighbouring columns that one thread sums, for the epilogue to take them from its registers; 0 where the sums go
     through shared memory to get there.
 
-    A lane has two of the 16 columns of each fragment. Which columns these are is up to the copies: where the right
+    A lane has two of the 16 columns of mma.sync's sums. Which columns these are is up to the copies: where the right
     factors lie along the depth (`along`), a column is a row of the tile in shared memory, and rows lie in any order.
     Fewer than LEAST_RUN columns are too few to be stored at once, and sums that several teams share must meet.
     """
-    run = tile.warp_cols // LANE_COLS
+    run = tile.warp_cols // atom.fragment.lane_cols
     return run if atom.kind == "mma" and along and tile.shares == 1 and run >= LEAST_RUN else 0
 
 

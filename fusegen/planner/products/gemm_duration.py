@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 from fusegen.language.graph import Graph
 from fusegen.language.types import DType, f32, size_of
 from fusegen.planner.model import Access, Cost
-from fusegen.planner.products.gemm import Atom, GemmTile, run_of, shared_bytes
+from fusegen.planner.products.gemm import GemmTile, run_of, shared_bytes
 from fusegen.planner.products.product_cost import floors, product_traffic
 from fusegen.planner.rows.duration import COPY_SHARE, LAUNCH_US, resident_blocks
 from fusegen.planner.time import overlapped
+from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
 # ---- bytes
@@ -147,9 +148,8 @@ def lying(access: Access, graph: Graph) -> float:
 def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> int:
     """Registers of one thread: its sums, two turns of fragments, addresses, and what a deep slice, whose loop is
     unrolled whole, loads ahead."""
-    lanes = 32 if atom.kind == "mma" else 64
-    sums = products * tile.warp_rows * tile.warp_cols // lanes
-    fragments = (tile.warp_rows + products * tile.warp_cols) * atom.depth * dtype.bytes // (2 * lanes)
+    sums = products * tile.warp_rows * tile.warp_cols // atom.threads
+    fragments = (tile.warp_rows + products * tile.warp_cols) * atom.depth * dtype.bytes // (2 * atom.threads)
     return 56 + sums + fragments * max(1, tile.depth // (4 * atom.depth))
 
 

@@ -38,13 +38,6 @@ from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES, stride_name
 from fusegen.planner.products.factors import Use, access_of, product_dims, product_params, uses, widest
 from fusegen.planner.products.gemm import (
-    MFMA_16,
-    MFMA_16_F32,
-    MFMA_32,
-    MFMA_32_F32,
-    MMA,
-    MMA_TF32,
-    Atom,
     GemmPlan,
     GemmTile,
     chunk_of,
@@ -63,6 +56,7 @@ from fusegen.planner.products.spans import (
     taken_apart,
     within,
 )
+from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
 # rows x cols x depth, stages, warps down x across: of one product in a span, and of two. Depths are in elements of two
@@ -202,11 +196,9 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
 
 
 def atom_of(drawn: MmaDraft, streams: bool = False) -> Atom:
-    if drawn.target.async_copies:
-        return MMA_TF32 if drawn.dtype is f32 else MMA
-    if streams:
-        return MFMA_16_F32 if drawn.dtype is f32 else MFMA_16
-    return MFMA_32_F32 if drawn.dtype is f32 else MFMA_32
+    """Tiles take the largest that a warp issues; few rows the smallest, which has the fewest."""
+    found = drawn.target.atoms_of("warp", drawn.dtype)
+    return found[-1] if streams else found[0]
 
 
 def streams(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:

@@ -145,7 +145,7 @@ class ProductPlan(Plan):
 
     @property
     def facts(self) -> Mapping[str, object]:
-        return {"tile": asdict(self.tile)}
+        return {"tile": {name: value for name, value in asdict(self.tile).items() if name != "atom"}}
 
     @property
     def rows_per_block(self) -> int:

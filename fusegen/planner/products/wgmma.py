@@ -20,25 +20,20 @@ f32 is rounded to tf32 by the tensor copies, to nearest (CUDA driver API, CU_TEN
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fusegen.planner.model import LINE_BYTES, Access, Summed, unusual
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile, Prologue
+from fusegen.targets.atoms import Atom
 
 LINE = 64  # halves of a line of shared memory, the widest swizzle
-GROUP = 128  # threads of a warpgroup
-GROUPS = 3
-WARPS = 8  # of the two groups that multiply
-ATOM_ROWS = 64  # of the sums that one instruction adds to
-ATOM_DEPTH = 16
-STEPS = LINE // ATOM_DEPTH  # instructions along a slice
-SEGMENT = LINE * 128  # bytes: 64 lines, of 64 rows or columns of a slice however they lie
-STAGED_ROWS = 16  # of a box that one warp stores
-STAGED = STAGED_ROWS * 128  # its bytes
+PRODUCERS = 1  # groups that bring slices,
+CONSUMERS = 2  # and that multiply them
+SEGMENT_LINES = 64  # of rows or columns of a slice, however they lie
+SEGMENT_BYTES = SEGMENT_LINES * LINE_BYTES
 BUFFERS = 2  # that a warp stores by turns
 AHEAD = 2  # slices whose pairs are on their way
-WIDEST = 256  # columns of a tile
 MOST_KEPT = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
 
 GroupSchedule = Literal["turns", "halves"]
@@ -62,6 +57,7 @@ class WgmmaTile(ProductTile):
     cluster: int = 1
     group: int = 8
     shares: int = 1
+    atom: Atom = field(kw_only=True)
 
     @property
     def blocks(self) -> int:
@@ -71,22 +67,42 @@ class WgmmaTile(ProductTile):
     @property
     def group_rows(self) -> int:
         """Rows whose sums one group of warps holds."""
-        return self.rows if self.schedule == "turns" else ATOM_ROWS
+        return self.rows if self.schedule == "turns" else self.atom.rows
 
     @property
     def held_rows(self) -> int:
         """Rows whose sums are held, and which slices of the left factor have room for."""
-        return self.group_rows * (1 if self.schedule == "turns" else 2)
+        return self.group_rows * (1 if self.schedule == "turns" else CONSUMERS)
 
     @property
     def parts(self) -> int:
         """Instructions that cover them."""
-        return self.group_rows // ATOM_ROWS
+        return self.group_rows // self.atom.rows
 
     @property
     def sums(self) -> int:
         """f32 values that one thread holds of each part."""
-        return self.cols // 2
+        return self.cols // self.atom.col_step * self.atom.accumulators
+
+    @property
+    def group_warps(self) -> int:
+        """Warps of a group."""
+        return self.atom.threads // self.atom.fragment.lanes
+
+    @property
+    def warps(self) -> int:
+        """Of all groups that multiply."""
+        return CONSUMERS * self.group_warps
+
+    @property
+    def box_rows(self) -> int:
+        """Of a box that one warp stores."""
+        return self.atom.warp_rows
+
+    @property
+    def box_bytes(self) -> int:
+        """Of its place in shared memory."""
+        return self.box_rows * LINE_BYTES
 
     @property
     def left_bytes(self) -> int:
@@ -95,7 +111,7 @@ class WgmmaTile(ProductTile):
 
     @property
     def right_bytes(self) -> int:
-        return self.cols * 128
+        return self.cols * LINE_BYTES
 
     @property
     def stage_bytes(self) -> int:
@@ -123,13 +139,13 @@ class WgmmaTile(ProductTile):
 
     @property
     def barriers_at(self) -> int:
-        return self.staging_at + WARPS * BUFFERS * STAGED
+        return self.staging_at + self.warps * BUFFERS * self.box_bytes
 
     @property
     def barriers(self) -> int:
         """mbarriers: one for each full and each empty stage, two that tell whose turn it is, and where blocks share a
         tile one for each warp that adds up."""
-        return 2 * self.stages + 2 + (WARPS if self.shares > 1 else 0)
+        return 2 * self.stages + CONSUMERS + (self.warps if self.shares > 1 else 0)
 
     @property
     def shared_bytes(self) -> int:
@@ -137,12 +153,12 @@ class WgmmaTile(ProductTile):
 
     def statistics_bytes(self, count: int) -> int:
         """Of so many statistics of each row, from all blocks that share a tile: every thread has two rows of them."""
-        return self.shares * WARPS * 32 * 8 * count if self.shares > 1 else 0
+        return self.shares * CONSUMERS * self.atom.threads * 8 * count if self.shares > 1 else 0
 
     @property
     def releases(self) -> int:
         """Warps that are done with a slice before its place is free: of all blocks that write there."""
-        return 4 * self.cluster * (1 if self.schedule == "turns" else 2)
+        return self.group_warps * self.cluster * (1 if self.schedule == "turns" else CONSUMERS)
 
 
 def vector_bytes(prologue: Prologue | None) -> int:
@@ -170,7 +186,7 @@ class WgmmaPlan(ProductPlan):
 
     @property
     def threads(self) -> int:
-        return GROUPS * GROUP
+        return (PRODUCERS + CONSUMERS) * self.tile.atom.threads
 
     @property
     def cluster(self) -> int:
@@ -180,7 +196,7 @@ class WgmmaPlan(ProductPlan):
     def takes_turns(self) -> bool:
         """Do the groups multiply by turns, a tile or a slice at a time? Where a narrow tile's slices are prepared, that
         takes longer than their products, and turns took 0.5 to 5 % more."""
-        prepared = self.prologue is not None and self.tile.cols == WIDEST
+        prepared = self.prologue is not None and self.tile.cols == self.tile.atom.cols
         return self.tile.schedule == "turns" or prepared
 
     @property
@@ -210,7 +226,11 @@ class WgmmaPlan(ProductPlan):
     def pairs_ahead(self) -> int:
         """Slices whose pairs of the vectors along the depth a lane asks for at a time: a load takes longer than the
         products of a narrow tile's slice. Not than those of a wide one, where two at a time took 0.4 to 0.7 % more."""
-        return AHEAD if self.prologue and self.prologue.vectors and self.tile.cols < WIDEST and self.steps > 1 else 1
+        return (
+            AHEAD
+            if self.prologue and self.prologue.vectors and self.tile.cols < self.tile.atom.cols and self.steps > 1
+            else 1
+        )
 
     @property
     def vectors_at(self) -> int:
@@ -226,6 +246,11 @@ class WgmmaPlan(ProductPlan):
     def line(self) -> int:
         """Elements of the factors in a line of shared memory, and in a slice of what is summed."""
         return LINE_BYTES // self.dtype.bytes
+
+    @property
+    def line_steps(self) -> int:
+        """Instructions along a slice."""
+        return self.line // self.tile.atom.depth
 
     @property
     def slices(self) -> int:

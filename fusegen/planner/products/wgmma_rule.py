@@ -47,7 +47,6 @@ from fusegen.planner.products.spans import (
 )
 from fusegen.planner.products.wgmma import (
     LINE,
-    STAGED_ROWS,
     GroupSchedule,
     WgmmaPlan,
     WgmmaTile,
@@ -55,26 +54,9 @@ from fusegen.planner.products.wgmma import (
     vector_bytes,
 )
 from fusegen.planner.products.wgmma_cost import UNKNOWN, estimate
+from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
-# 6 slices of 32 KiB, or 4 of 48, and what waits to be stored fill the 227 KiB of a block.
-MANY = tuple(
-    replace(tile, cluster=cluster, group=group)
-    for tile in (WgmmaTile(128, 128, 6, "turns"), WgmmaTile(128, 256, 4, "halves"))
-    for cluster in (1, 2)
-    for group in (8, 16)
-)
-# Where these would leave SMs without a tile: other widths, and tiles that several blocks sum together.
-FEW = (
-    WgmmaTile(128, 192, 4, "halves"),
-    WgmmaTile(128, 160, 5, "halves"),
-    WgmmaTile(128, 128, 6, "halves"),
-    WgmmaTile(128, 64, 8, "halves"),
-    WgmmaTile(128, 128, 6, "halves", shares=2),
-    WgmmaTile(128, 128, 6, "halves", shares=4),
-    WgmmaTile(128, 64, 8, "halves", shares=2),
-    WgmmaTile(128, 64, 8, "halves", shares=4),
-)
 MOST_ROWS = 128
 FEW_ROWS = 64  # up to which weights are streamed
 MOST_ROUNDS = 4  # of tiles on all SMs
@@ -86,6 +68,28 @@ MOST_EARLY = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 of eac
 LEAST_COLS = 16  # of a box that is stored: a sector of 32 bytes a row
 LEAST_STAGES = 3
 MOST_PRODUCTS = 2  # whose sums a thread has registers for
+
+
+def tiles_of_many(atom: Atom) -> tuple[WgmmaTile, ...]:
+    """6 slices of 32 KiB, or 4 of 48, and what waits to be stored fill the 227 KiB of a block."""
+    largest = WgmmaTile(128, 128, 6, "turns", atom=atom), WgmmaTile(128, 256, 4, "halves", atom=atom)
+    return tuple(
+        replace(tile, cluster=cluster, group=group) for tile in largest for cluster in (1, 2) for group in (8, 16)
+    )
+
+
+def tiles_of_few(atom: Atom) -> tuple[WgmmaTile, ...]:
+    """Where those would leave SMs without a tile: other widths, and tiles that several blocks sum together."""
+    return (
+        WgmmaTile(128, 192, 4, "halves", atom=atom),
+        WgmmaTile(128, 160, 5, "halves", atom=atom),
+        WgmmaTile(128, 128, 6, "halves", atom=atom),
+        WgmmaTile(128, 64, 8, "halves", atom=atom),
+        WgmmaTile(128, 128, 6, "halves", shares=2, atom=atom),
+        WgmmaTile(128, 128, 6, "halves", shares=4, atom=atom),
+        WgmmaTile(128, 64, 8, "halves", shares=2, atom=atom),
+        WgmmaTile(128, 64, 8, "halves", shares=4, atom=atom),
+    )
 
 
 def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
@@ -246,6 +250,15 @@ class WgmmaDraft(ProductDraft):
         )
 
     @property
+    def atom(self) -> Atom:
+        (found,) = self.target.atoms_of("warpgroup", self.dtype)
+        return found
+
+    @property
+    def many(self) -> tuple[WgmmaTile, ...]:
+        return tiles_of_many(self.atom)
+
+    @property
     def rights(self) -> Mapping[Node, Operand]:
         """The right factor of each product."""
         return {p.node: self.operand(p.right.operand, "cols") for p in self.parts.products}
@@ -258,7 +271,7 @@ class WgmmaDraft(ProductDraft):
         another group multiply while one prepares its left factor? And are tiles few, where the tile is for that?"""
         if self.matrix is not None and tile.schedule == "turns":
             return False
-        if tile not in MANY and (self.extents[-1] <= FEW_ROWS or not self.few(tile)):
+        if tile not in self.many and (self.extents[-1] <= FEW_ROWS or not self.few(tile)):
             return False
         if tile.cols // self.together // tile.shares % LEAST_COLS:
             return False
@@ -272,7 +285,7 @@ class WgmmaDraft(ProductDraft):
         at 128 x 4096 x 4096 21.1."""
         rows = max(1, self.extents[-1])
         even = -(-rows // -(-rows // MOST_ROWS))
-        return -(-even // STAGED_ROWS) * STAGED_ROWS
+        return -(-even // self.atom.warp_rows) * self.atom.warp_rows
 
     def few(self, tile: WgmmaTile) -> bool:
         """Is the GPU filled so few times that another width may fill it better? Of those that blocks share, have all
@@ -293,8 +306,8 @@ class WgmmaDraft(ProductDraft):
     def tiles(self) -> Iterator[WgmmaTile]:
         """Those of this schedule. Where lines of right factors start between sectors, what is brought once for the
         blocks of a cluster is worth more: there others than the usual ones have them as well."""
-        yield from (tile for tile in MANY if tile.schedule == self.schedule)
-        few = [replace(tile, rows=self.even_rows) for tile in FEW if tile.schedule == self.schedule]
+        yield from (tile for tile in self.many if tile.schedule == self.schedule)
+        few = [replace(tile, rows=self.even_rows) for tile in tiles_of_few(self.atom) if tile.schedule == self.schedule]
         yield from few
         if any(lying(right.access, self.graph) > 1.0 for right in self.rights.values()):
             yield from (replace(tile, cluster=2) for tile in few if tile.shares == 1)
@@ -306,7 +319,7 @@ class WgmmaDraft(ProductDraft):
 
     def fitted(self, tile: WgmmaTile) -> WgmmaTile | None:
         """The tile with as many stages as shared memory has room for: where tiles are few, fewer do."""
-        least = tile.stages if tile in MANY else max(LEAST_STAGES, -(-tile.exchange_bytes // tile.right_bytes))
+        least = tile.stages if tile in self.many else max(LEAST_STAGES, -(-tile.exchange_bytes // tile.right_bytes))
         while self.shared_bytes(tile) > self.target.shared_bytes and tile.stages > least:
             tile = replace(tile, stages=tile.stages - 1)
         return tile if self.shared_bytes(tile) <= self.target.shared_bytes else None
@@ -368,7 +381,7 @@ class WgmmaDraft(ProductDraft):
         """What one copy moves: lines of 128 bytes, of all rows or columns of a tile where these are the lines."""
         if access.tensor not in self.factors:
             cols = box_cols(tile.cols // self.together // tile.shares)
-            return STAGED_ROWS if access.output else tile.rows, cols
+            return tile.box_rows if access.output else tile.rows, cols
         use = self.factors[access.tensor]
         if line_of(use, self.layout) != use.depth:
             return LINE, LINE

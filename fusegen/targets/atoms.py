@@ -1,0 +1,134 @@
+"""What the matrix units of a target do in one step: how large a product, who issues it, where its parts live and lie.
+
+    H200.atoms_of("warpgroup", f16)    # wgmma.m64nNk16: factors from shared memory, sums in registers
+
+A new unit is one more Atom in its target's file. One of tcgen05 would be issued by a single thread, take its left
+factor from shared or from tensor memory, and leave its sums in tensor memory; a Fragment says where they lie once a
+warp has loaded them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fusegen.language.types import DType
+
+Issuer = Literal["thread", "warp", "warpgroup"]
+Home = Literal["registers", "shared memory", "tensor memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """`of / div % mod * times`, where `of` is a lane's number or that of one of its elements; mod 0: all of it."""
+
+    of: Literal["lane", "i"]
+    div: int = 1
+    mod: int = 0
+    times: int = 1
+
+    def value(self, i: int, lane: int) -> int:
+        found = (lane if self.of == "lane" else i) // self.div
+        return (found % self.mod if self.mod else found) * self.times
+
+    def text(self, parts: tuple[tuple[str, int], ...]) -> str:
+        """In C; element i is the sum of `parts`, each a variable and how much it counts, the most first. Empty for what
+        none of them says."""
+        name: str = self.of
+        div, mod = self.div, self.mod
+        if self.of == "i":
+            found = next((place for place, (_, counts) in enumerate(parts) if self.div % counts == 0), None)
+            if found is None:
+                return ""
+            name, counts = parts[found]
+            div //= counts
+            if found:  # the parts before count what the term cuts off
+                if not mod or parts[found - 1][1] % (self.div * mod):
+                    raise ValueError(f"{self} takes more of an element's number than {name}, one of {parts}")
+                mod = 0 if parts[found - 1][1] == self.div * mod else mod
+        return name + (f" / {div}" if div > 1 else "") + f" % {mod}" * (mod > 0) + f" * {self.times}" * (self.times > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Which row and which column of a matrix element `i` of lane `lane` is, of those that a warp's registers hold.
+
+    fragment.row(2, 5)                              # 9
+    fragment.row_text(("n8", 4), ("r8", 2))         # "r8 * 8 + lane / 4": of element n8 * 4 + r8 * 2
+    fragment.lanes_of_row                           # (1, 2): lanes that differ in these bits alone share their rows
+    """
+
+    rows: tuple[Term, ...]
+    cols: tuple[Term, ...]
+    lanes: int
+
+    def row(self, i: int, lane: int) -> int:
+        return sum(term.value(i, lane) for term in self.rows)
+
+    def col(self, i: int, lane: int) -> int:
+        return sum(term.value(i, lane) for term in self.cols)
+
+    def row_text(self, *parts: tuple[str, int]) -> str:
+        """Of an element, whose number is a sum of `parts`; without any, what the lane makes of it."""
+        return " + ".join(filter(None, (term.text(parts) for term in self.rows)))
+
+    def col_text(self, *parts: tuple[str, int]) -> str:
+        return " + ".join(filter(None, (term.text(parts) for term in self.cols)))
+
+    @property
+    def lane_cols(self) -> int:
+        """Columns of which a lane's first element is one, over all lanes."""
+        return len({self.col(0, lane) for lane in range(self.lanes)})
+
+    @property
+    def lanes_of_row(self) -> tuple[int, ...]:
+        """Bits of a lane's number that its rows don't depend on: what reduces a row goes through them, one by one."""
+        return alike(self.rows, self.lanes)
+
+    @property
+    def lanes_of_col(self) -> tuple[int, ...]:
+        return alike(self.cols, self.lanes)
+
+
+def alike(terms: tuple[Term, ...], lanes: int) -> tuple[int, ...]:
+    """The bits of a lane's number that change none of `terms`."""
+    own = [term for term in terms if term.of == "lane"]
+    bits = [1 << place for place in range(lanes.bit_length() - 1)]
+    return tuple(bit for bit in bits if not any(term.value(0, bit) for term in own))
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """sums += left @ right, of matrices that are `rows` x `depth` and `depth` x `cols`.
+
+    `factors`: as which type they are stored. `word`: what the instruction, or the compiler's function for it, calls
+    their elements. Of `instructions`, which one fragment of the factors is for, each takes its part of the depth.
+    `fragment`: the sums of a warp; where several issue together, each has rows of its own.
+    """
+
+    kind: Literal["mma", "mfma", "wgmma"]  # a family, whose kernels share a template
+    instruction: str  # its own name, or that of the compiler's function
+    factors: DType
+    word: str
+    rows: int
+    cols: int  # at most,
+    col_step: int  # in multiples of this
+    depth: int
+    issuer: Issuer
+    threads: int  # of the issuer
+    left: tuple[Home, ...]  # from where the left factor may come,
+    right: tuple[Home, ...]  # and the right one
+    sums: Home
+    fragment: Fragment
+    left_fragment: Fragment | None = None  # of a left factor that comes from registers, where kernels make it there
+    instructions: int = 1
+
+    @property
+    def accumulators(self) -> int:
+        """f32 values that a thread holds of a product `col_step` wide."""
+        return self.rows * self.col_step // self.threads
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of the sums that one warp holds."""
+        return self.rows * self.fragment.lanes // self.threads

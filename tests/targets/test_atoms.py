@@ -1,0 +1,119 @@
+"""Matrix units: where sums lie in registers, against the tables of the vendors' manuals, and as the C of kernels."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from fusegen.language.types import bf16, f16, f32
+from fusegen.targets import B200, H200, TARGETS, Target, target
+from fusegen.targets.atoms import Atom, Fragment, Term
+
+ATOMS = {atom.instruction + atom.word: atom for each in TARGETS.values() for atom in each.atoms}
+
+
+def every(atom: Atom) -> list[tuple[int, int]]:
+    """Each element of each lane of a warp."""
+    return list(itertools.product(range(atom.accumulators), range(atom.fragment.lanes)))
+
+
+def manual(atom: Atom, i: int, lane: int) -> tuple[int, int]:
+    """Row and column of the product, as the manuals number them for the instruction."""
+    if atom.kind == "mfma":  # CDNA 3 ISA, "Matrix core": rows of the output go by register, columns by lane
+        block, row = divmod(lane, atom.cols)
+        return row, 8 * (i >> 2) + 4 * block + (i & 3) if atom.cols == 32 else 4 * block + i
+    group, thread = lane >> 2, lane & 3  # PTX ISA: groupID and threadID_in_group
+    if atom.kind == "mma":  # c0, c1: row groupID; c2, c3: row groupID + 8; column threadID_in_group * 2 + (i & 1)
+        return thread * 2 + (i & 1), group if i < 2 else group + 8
+    return group + (8 if i & 2 else 0), thread * 2 + (i & 1) + 8 * (i >> 2)  # wgmma's D, of the warp's own 16 rows
+
+
+@pytest.mark.parametrize("name", ATOMS)
+def test_sums_lie_as_the_manuals_say(name: str) -> None:
+    atom = ATOMS[name]
+    for i, lane in every(atom):
+        assert (atom.fragment.row(i, lane), atom.fragment.col(i, lane)) == manual(atom, i, lane)
+
+
+@pytest.mark.parametrize("name", ATOMS)
+def test_each_sum_is_held_once(name: str) -> None:
+    atom = ATOMS[name]
+    found = sorted((atom.fragment.row(i, lane), atom.fragment.col(i, lane)) for i, lane in every(atom))
+    assert found == list(itertools.product(range(atom.warp_rows), range(atom.col_step)))
+
+
+def said(text: str, **values: int) -> int:
+    """What C makes of an expression of unsigned numbers."""
+    assert re.fullmatch(r"[\w %/*+]+", text)
+    return int(eval(text.replace("/", "//"), {}, values))
+
+
+@pytest.mark.parametrize("name", ATOMS)
+def test_text_says_the_same(name: str) -> None:
+    fragment = ATOMS[name].fragment
+    for i, lane in every(ATOMS[name]):
+        assert said(fragment.row_text(("i", 1)), i=i, lane=lane) == fragment.row(i, lane)
+        assert said(fragment.col_text(("i", 1)), i=i, lane=lane) == fragment.col(i, lane)
+
+
+def test_elements_are_counted_by_several_variables() -> None:
+    """As wgmma's epilogue does: columns of 8, rows 8 apart, pairs."""
+    (atom,) = H200.atoms_of("warpgroup", f16)
+    parts = ("n8", 4), ("r8", 2), ("j", 1)
+    assert atom.fragment.row_text(*parts) == "r8 * 8 + lane / 4"
+    assert atom.fragment.col_text(*parts[:2]) == "n8 * 8 + lane % 4 * 2"  # of a pair's first
+    assert atom.fragment.col_text(*parts) == "n8 * 8 + lane % 4 * 2 + j"
+    assert atom.fragment.row_text(("quarter", 2)) == "quarter % 2 * 8 + lane / 4"
+    for n8, r8, j, lane in itertools.product(range(4), range(2), range(2), range(32)):
+        col = said(atom.fragment.col_text(*parts), n8=n8, r8=r8, j=j, lane=lane)
+        assert col == atom.fragment.col(n8 * 4 + r8 * 2 + j, lane)
+    with pytest.raises(ValueError, match="takes more of an element's number than r, one of"):
+        atom.fragment.col_text(("n", 8), ("r", 4))
+
+
+@pytest.mark.parametrize("name", ATOMS)
+def test_lanes_that_share_a_row_are_found_bit_by_bit(name: str) -> None:
+    """What reduces a row over lanes, by shuffles, meets each lane that holds a part of it, and no other one."""
+    atom = ATOMS[name]
+    fragment = atom.fragment
+    for bits, place in ((fragment.lanes_of_row, fragment.row), (fragment.lanes_of_col, fragment.col)):
+        for lane in range(fragment.lanes):
+            met = {lane}
+            for bit in bits:
+                met |= {other ^ bit for other in met}
+            own = {place(i, lane) for i in range(atom.accumulators)}
+            assert met == {
+                other for other in range(fragment.lanes) if own & {place(i, other) for i in range(atom.accumulators)}
+            }
+
+
+def test_sums_of_one_product_are_fragments_of_the_next_ones_left_factor() -> None:
+    for atom in H200.atoms_of("warpgroup", bf16):
+        assert atom.left_fragment == atom.fragment
+
+
+def test_targets_name_what_they_have() -> None:
+    def names(found: Target, issuer: str) -> set[str]:
+        return {atom.instruction for atom in found.atoms if atom.issuer == issuer}
+
+    assert names(H200, "warpgroup") == {"wgmma.mma_async.m64nNk16", "wgmma.mma_async.m64nNk8"}
+    assert names(B200, "warpgroup") == names(target("cuda:sm_90"), "warpgroup") == set()
+    assert names(B200, "warp") == {"mma.sync.m16n8k16", "mma.sync.m16n8k8"}
+    assert [atom.rows for atom in target("hip:mi300x").atoms_of("warp", f32)] == [32, 16]
+
+
+@pytest.mark.parametrize("name", ATOMS)
+def test_an_instruction_fills_a_fragment_of_16_or_32_bytes(name: str) -> None:
+    """Of each row of the factors: what their loads and their swizzles are made for."""
+    atom = ATOMS[name]
+    assert atom.depth * atom.factors.bytes in ((32,) if atom.kind != "mfma" else (32, 64))
+    assert atom.depth % atom.instructions == 0
+
+
+def test_a_term_is_a_digit() -> None:
+    term = Term("i", div=2, mod=4, times=16)
+    assert [term.value(i, 0) for i in (0, 1, 2, 7, 8, 9)] == [0, 0, 16, 48, 0, 0]
+    assert term.text((("i", 1),)) == "i / 2 % 4 * 16"
+    assert Fragment((term,), (), 32).lanes_of_row == (1, 2, 4, 8, 16)
