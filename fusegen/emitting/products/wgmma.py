@@ -82,7 +82,7 @@ class WgmmaSpeller(CopySpeller):
                 **self.factor(plan.spans[spans[0]].rights[0], self.tile.right_bytes),
             }
             for along, spans in found.items()
-            for lies in [(along,) if plan.prologue else (plan.left.along, along)]
+            for lies in [(along,) if plan.prologue else (plan.left[0].along, along)]
         ]
 
     def box_functions(self) -> Mapping[str, list[Mapping[str, Any]]]:
@@ -405,10 +405,10 @@ class WgmmaSpeller(CopySpeller):
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
             "releasing": self.releasing(),
             "release": self.release("before"),
-            "left": self.factor(plan.left, tile.left_bytes),
+            "left": self.factor(plan.left[0], tile.left_bytes),
             "ways": self.ways(),
             "descriptor_fields": self.fields(
-                *([] if fragments else [plan.left]), *(right for span in plan.spans for right in span.rights)
+                *(() if fragments else plan.left), *(right for span in plan.spans for right in span.rights)
             ),
             "vector_pairs": plan.finished // 8,
             "chunks": plan.chunks,
@@ -498,7 +498,7 @@ class WgmmaSpeller(CopySpeller):
 
     @property
     def factors(self) -> frozenset[str]:
-        return frozenset(o.access.tensor for o in (self.plan.left, *self.plan.rights))
+        return frozenset(o.access.tensor for o in (*self.plan.left, *self.plan.rights))
 
 
 def ahead_of_sums(span: Span) -> list[Load]:

@@ -66,7 +66,7 @@ class CopySpeller(ProductWords):
 
     def left_copy(self) -> Mapping[str, Any]:
         """The box of one slice, its place in shared memory and its coordinates, innermost first."""
-        return self.copy(self.plan.left, "at.row0", self.tile.held_rows, "left", 0, cluster=1)
+        return self.copy(self.plan.left[0], "at.row0", self.tile.held_rows, "left", 0, cluster=1)
 
     def right_copies(self, span: Span) -> list[Mapping[str, Any]]:
         """The same of each product's right factor."""

@@ -67,6 +67,10 @@ class GemmTile(ProductTile):
     def warp_cols(self) -> int:
         return self.cols // self.warps_across
 
+    def accumulators(self, atom: Atom) -> int:
+        """f32 values that one thread holds of a product."""
+        return self.warp_rows * self.warp_cols // atom.threads
+
 
 LEAST_RUN = 4  # columns: 8 lanes then store whole sectors of 32 bytes and more
 SUMS_PADDING = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
@@ -82,8 +86,6 @@ class GemmPlan(ProductPlan):
     """Products of matrices on tensor cores, with what comes before and after them."""
 
     tile: GemmTile
-    atom: Atom
-    left: tuple[Operand, ...]  # what the left operand is computed from; its tile has the first one's place
     launch_body: tuple[Statement, ...] = ()  # once a thread
 
     @property

@@ -148,7 +148,7 @@ def lying(access: Access, graph: Graph) -> float:
 def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> int:
     """Registers of one thread: its sums, two turns of fragments, addresses, and what a deep slice, whose loop is
     unrolled whole, loads ahead."""
-    sums = products * tile.warp_rows * tile.warp_cols // atom.threads
+    sums = products * tile.accumulators(atom)
     fragments = (tile.warp_rows + products * tile.warp_cols) * atom.depth * dtype.bytes // (2 * atom.threads)
     return 56 + sums + fragments * max(1, tile.depth // (4 * atom.depth))
 

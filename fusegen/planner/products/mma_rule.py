@@ -45,7 +45,7 @@ from fusegen.planner.products.gemm import (
     shared_bytes,
 )
 from fusegen.planner.products.gemm_duration import Work, estimate, gemm_registers, lying
-from fusegen.planner.products.parts import Operand, Prologue
+from fusegen.planner.products.parts import Contraction, Left, Operand, Prologue
 from fusegen.planner.products.product_cost import product_rounding
 from fusegen.planner.products.spans import (
     ProductDraft,
@@ -419,10 +419,15 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
     by_tensor = {name: access for (name, place), access in drawn.accesses.items() if place == "tile"}
     along = all(f.along for f in right.values())
     run = run_of(tile, atom, along)
-    spans = spans_of(drawn, right, by_tensor, tile.cols, min(drawn.chunk, run or drawn.chunk))
     if drawn.parts.lefts[0].operand is not None and not left[0].along and drawn.parts.statistics:
         raise NoMatch("the left operand lies by columns, and sums along its rows are taken as it passes by rows")
     prologue = prepared(drawn, left, {**by_tensor, **used})
+    factor = Left(left, prologue)
+    contractions = {
+        node: Contraction(factor, operand, atom, tile.accumulators(atom), value_names(hoisted)[node])
+        for node, operand in right.items()
+    }
+    spans = spans_of(drawn, contractions, by_tensor, tile.cols, min(drawn.chunk, run or drawn.chunk))
     accesses = tuple(drawn.accesses.values())
     statistics = len(drawn.parts.statistics)
     once = all(f.once for f in right.values())
@@ -451,11 +456,8 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         decisions=decisions(graph),
         rounding=product_rounding(graph, target),
         tile=tile,
-        atom=atom,
         depth=drawn.depth,
         dtype=drawn.dtype,
-        left=left,
-        prologue=prologue,
         spans=spans,
     )
 

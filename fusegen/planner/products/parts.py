@@ -14,6 +14,7 @@ from fusegen.language.graph import Graph
 from fusegen.language.types import DType
 from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store
 from fusegen.planner.parts import Transport
+from fusegen.targets.atoms import Atom
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,22 @@ class Prologue:
 
 
 @dataclass(frozen=True, slots=True)
-class Contraction:
-    """left @ right. `value` names the sum's element in the epilogue."""
+class Left:
+    """What a left factor is made of: the tensor itself, or the tensors [.., M, K] that its prologue takes."""
 
-    value: str
+    operands: tuple[Operand, ...]
+    prologue: Prologue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """left @ right, step by step along K. `value` names an element of the sums in the body behind them."""
+
+    left: Left
     right: Operand
+    atom: Atom
+    accumulators: int  # f32 values of one thread
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +147,6 @@ class ProductPlan(Plan):
     tile: ProductTile
     depth: int  # K
     dtype: DType  # of the factors
-    prologue: Prologue | None  # None: the left factor is multiplied as it lies in memory
     spans: tuple[Span, ...]
     hoisted: Graph
 
@@ -156,6 +167,25 @@ class ProductPlan(Plan):
         return 0
 
     @property
+    def contractions(self) -> tuple[Contraction, ...]:
+        """Of a tile's main loop: those of any span, which share their left factor, and differ in the right ones."""
+        return self.spans[0].contractions
+
+    @property
+    def left(self) -> tuple[Operand, ...]:
+        """What the left factor is computed from; its slices have the first one's place in shared memory."""
+        return self.contractions[0].left.operands
+
+    @property
+    def prologue(self) -> Prologue | None:
+        """None: the left factor is multiplied as it lies in memory."""
+        return self.contractions[0].left.prologue
+
+    @property
+    def atom(self) -> Atom:
+        return self.contractions[0].atom
+
+    @property
     def several(self) -> bool:
         """Has a tile to be told which span it is of?"""
         return len(self.spans) > 1
@@ -168,7 +198,7 @@ class ProductPlan(Plan):
     @property
     def products(self) -> int:
         """Sums of one element of a tile."""
-        return len(self.spans[0].contractions)
+        return len(self.contractions)
 
     @property
     def statistics(self) -> int:

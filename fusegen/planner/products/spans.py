@@ -18,7 +18,7 @@ from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, Load, Reduction, RowDim, Store
 from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import statements
-from fusegen.planner.products.parts import Contraction, Operand, Prologue, Span
+from fusegen.planner.products.parts import Contraction, Prologue, Span
 from fusegen.targets.base import Target
 
 
@@ -161,8 +161,9 @@ def prologue_of(
 
 
 def spans_of(
-    draft: ProductDraft, rights: Mapping[Node, Operand], accesses: Mapping[str, Access], tile_cols: int, widest: int
-) -> tuple[Span, ...]:
+    draft: ProductDraft, contractions: Mapping[Node, Contraction], accesses: Mapping[str, Access], tile_cols: int,
+    widest: int,
+) -> tuple[Span, ...]:  # fmt: skip
     """One a group, side by side in tiles of so many columns, of which a thread takes up to `widest` at a time."""
     graph, found = draft.hoisted, list[Span]()
     names, extents = value_names(graph), graph.extents
@@ -173,7 +174,7 @@ def spans_of(
         listed = [n for n in graph.nodes if n in needed and is_computed(n)]
         stores = [(Store(accesses[t.name], names[t.node]), extents[t.node]) for t in group.outputs]
         found.append(Span(
-            contractions=tuple(Contraction(names[n], rights[n]) for n in group.products),
+            contractions=tuple(contractions[n] for n in group.products),
             cols=cols,
             first_tile=found[-1].first_tile + found[-1].tiles if found else 0,
             tiles=-(-cols // tile_cols),

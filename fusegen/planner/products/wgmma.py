@@ -82,7 +82,11 @@ class WgmmaTile(ProductTile):
     @property
     def sums(self) -> int:
         """f32 values that one thread holds of each part."""
-        return self.cols // self.atom.col_step * self.atom.accumulators
+        return self.accumulators(self.cols) // self.parts
+
+    def accumulators(self, width: int) -> int:
+        """f32 values that one thread holds of a product of so many columns."""
+        return self.parts * width // self.atom.col_step * self.atom.accumulators
 
     @property
     def group_warps(self) -> int:
@@ -171,7 +175,6 @@ class WgmmaPlan(ProductPlan):
     """Products on Hopper's tensor cores, to which what a prologue computes goes from registers."""
 
     tile: WgmmaTile
-    left: Operand
 
     @property
     def summed(self) -> Summed:
@@ -215,7 +218,8 @@ class WgmmaPlan(ProductPlan):
             return False
         (span,) = self.spans
         alone = len(span.boxes) == len(span.stores) == 1 and not any(load.when == "ahead" for load in span.loads)
-        return alone and self.width // 4 + self.vector_registers <= MOST_KEPT
+        kept = self.contractions[0].accumulators // 2  # by pairs of halves
+        return alone and kept + self.vector_registers <= MOST_KEPT
 
     @property
     def vector_registers(self) -> int:
@@ -290,7 +294,7 @@ class WgmmaPlan(ProductPlan):
     @property
     def left_rows(self) -> int:
         """Rows of the left factor that a slice brings: where lines lie along them, whole lines."""
-        return self.tile.rows if self.left.along else self.tile.held_rows
+        return self.tile.rows if self.left[0].along else self.tile.held_rows
 
     @property
     def slice_bytes(self) -> int:

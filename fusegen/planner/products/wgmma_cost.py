@@ -135,7 +135,7 @@ def lines(plan: WgmmaPlan) -> float:
     take as long as more. What one block brings to all others then is brought once; of other lines that was no faster:
     at 4096 x 4096 x 4104, x @ w.T took 282 us, and 194 in clusters of two."""
     cluster = plan.tile.cluster
-    left = plan.tile.rows * askew(plan, plan.left)
+    left = plan.tile.rows * askew(plan, plan.left[0])
     each = [max(1.0, askew(plan, found) / cluster) for span in plan.spans for found in span.rights]
     return cluster * (left + plan.width * sum(each) / len(plan.spans)) * LINE_BYTES * plan.slices
 

@@ -33,7 +33,7 @@ from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
 from fusegen.planner.products.gemm_duration import lying
-from fusegen.planner.products.parts import Operand, Prologue, Span
+from fusegen.planner.products.parts import Contraction, Left, Operand, Prologue, Span
 from fusegen.planner.products.product_cost import product_rounding
 from fusegen.planner.products.spans import (
     Group,
@@ -220,8 +220,6 @@ class WgmmaDraft(ProductDraft):
             tile=tile,
             depth=self.depth,
             dtype=self.dtype,
-            left=self.operand(self.matrix or self.parts.lefts[0].operand, "rows"),
-            prologue=self.prologue,
             spans=self.spans(tile),
             decisions=decisions(graph),
             rounding=product_rounding(graph, self.target),
@@ -237,7 +235,13 @@ class WgmmaDraft(ProductDraft):
             ahead = few and not load.access.strided
             return replace(load, transport=self.transport(load.access), when="ahead" if ahead else "now")
 
-        found = spans_of(self, self.rights, self.access, tile.cols // self.together, 2)
+        width = tile.cols // self.together
+        left = Left((self.operand(self.matrix or self.parts.lefts[0].operand, "rows"),), self.prologue)
+        contractions = {
+            node: Contraction(left, right, tile.atom, tile.accumulators(width), value_names(self.hoisted)[node])
+            for node, right in self.rights.items()
+        }
+        found = spans_of(self, contractions, self.access, width, 2)
         vectors = [load.access for span in found for load in span.loads if not load.access.strided]
         few = len(found) == 1 and sum(access.dtype.bytes for access in vectors) <= MOST_EARLY
         return tuple(
