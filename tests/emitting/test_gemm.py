@@ -18,8 +18,10 @@ from fusegen.emulator import compiler
 from fusegen.errors import FusegenError, MissingError, NoPlan
 from fusegen.language.types import DTYPES
 from fusegen.pipeline import gate
-from fusegen.planner import candidates
+from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Source
+from fusegen.planner.products import mma_rule
+from fusegen.planner.products.gemm import GemmPlan, GemmTile
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import H200, TARGETS, Target, target
 from fusegen.validation import validate
@@ -357,6 +359,27 @@ def test_few_rows_stream_and_many_tile() -> None:
         assert few.tile.rows <= 16
         assert many.tile.shares == 1
         assert many.tile.rows * many.tile.cols >= 128 * 128
+
+
+def test_copies_are_spread_where_a_step_has_products_enough() -> None:
+    """A fragment is loaded, or a chunk copied, before each: what finds no product would never be brought."""
+    drawn = mma_rule.draft(gemms.bias_gelu.graph, H200, CONTIGUOUS)
+    spread = [tile for tiles in mma_rule.TILES.values() for tile in tiles if tile.spread]
+    assert spread
+    assert all(mma_rule.finds_room(drawn, tile) for tile in spread)
+    assert not mma_rule.finds_room(drawn, GemmTile(16, 32, 64, 4, 1, 1, spread=True))
+
+
+def test_what_a_thread_reads_ahead_of_its_sums() -> None:
+    """Of few passes the elements of each, of more of them what they share; the others where they are used."""
+    found: dict[tuple[bool, str], GemmPlan] = {}
+    for p in gemm_plans(gemms.residual.graph, CUDA):
+        for load in p.spans[0].loads:
+            moving = len(p.row_dims) - 1 in load.access.strided
+            found.setdefault((moving, load.when), p)
+            if moving:
+                assert (load.when == "ahead") == (p.spans[0].passes <= mma_rule.MOST_PASSES_AHEAD)
+    assert set(found) >= {(True, "ahead"), (False, "now")}
 
 
 @pytest.mark.parametrize(("spec", "rows", "once"), [

@@ -130,7 +130,6 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         for found in factors:
             found["prepare"] = self.prepare(found) if found["prepared"] else []
             found["prepared"] = bool(found["prepare"])
-        inner = tile.depth // plan.atom.depth
         self.number_chunks(factors)
         vectors = self.vectors()
         spans = [self.span(number, span) for number, span in enumerate(plan.spans)]
@@ -144,7 +143,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             for f in factors
             if not f["copied"]
         ] + [{"type": v["type"], "name": v["held"], "dims": ""} for v in vectors]
-        fetches, prepares = bool(held), any(f["prepared"] for f in factors)
+        fetches = bool(held)
         slot = "slot" if plan.tile.spread else f"step % {tile.stages}"
         slice_at = f"{slot} * {self.size * self.slice_elements}"
         copied_to = f"ring_at + {slice_at}"
@@ -153,11 +152,6 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         if fetches:
             self.functions.update(("load", "load_chunk") if "load_chunk" in self.functions or vectors else ())
         launch_body = self.statements(plan.launch_body)
-        counts = {
-            "copied": " ".join(f["count"] for f in factors if f["copied"]),
-            "fetched": " ".join([*(f["count"] for f in factors if not f["copied"]), *(v["from"] for v in vectors)]),
-            "prepared": " ".join(line for f in factors for line in f["prepare"]),
-        }
         return {
             **self.frame(plan),
             "includes": self.includes(),
@@ -181,22 +175,24 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "ring_offset": f" + team * {self.slice_elements * tile.stages}" if tile.teams > 1 else "",
             "slice_elements": self.slice_elements,
             "slice_at": slice_at,
-            "copied_to": f"own_address({copied_to})" if "copy_once" in self.functions else copied_to,
+            "copied_to": f"own_address({copied_to})" if any(f.once for f in plan.factors) else copied_to,
             "factors": factors,
             "held": held,
             "row_held": self.row_held(factors[0]),
             "vectors": vectors,
             "fetches": fetches,
-            "prepares": prepares,
-            "depth_at": {"text": self.depth_text(), **{k: bool(re.search(r"\bdepth\b", v)) for k, v in counts.items()}},
+            "prepares": plan.prepares,
+            "depth_at": {
+                "text": self.depth_text(),
+                "copied": not plan.even,
+                "fetched": not plan.even or bool(vectors),
+                "prepared": not plan.even and plan.prologue is not None,
+            },
             "fragments": fragments,
             "fragment_functions": self.fragment_functions(fragments),
             "sums": sums,
             "statistics": statistics,
-            "inner": inner,
-            # what came by copies is prepared a step before it is waited for, between products; what comes through
-            # registers gets until then
-            "ready": max(1, inner - 2) if prepares and not any(not f["copied"] for f in factors) else inner - 1,
+            "inner": plan.slice_steps,
             "barrier": self.barrier,
             "gathered": {"over": self.over(), "stride": self.region},
             "spans": spans,

@@ -178,15 +178,15 @@ class SumSpeller(GemmWords):
     def atom(self) -> Mapping[str, Any]:
         plan, tile, atom = self.plan, self.tile, self.plan.atom
         mma = atom.kind == "mma"
-        left = self.owns[0].name
+        left, buffer = self.owns[0].name, "k % 2" if tile.spread else "buffer"
         down = tile.warp_rows // atom.rows
         warp_row = "warp_row" if tile.bands == 1 else f"warp_row % {tile.band_rows}"
         if not mma:
-            left_text = f"{left}_part[buffer][m]"
+            left_text = f"{left}_part[{buffer}][m]"
         elif down == 1:
-            left_text = f"{left}_part[buffer][0][0], {left}_part[buffer][0][1]"
+            left_text = f"{left}_part[{buffer}][0][0], {left}_part[{buffer}][0][1]"
         else:
-            left_text = f"{left}_part[buffer][m / 2][m % 2 * 2], {left}_part[buffer][m / 2][m % 2 * 2 + 1]"
+            left_text = f"{left}_part[{buffer}][m / 2][m % 2 * 2], {left}_part[{buffer}][m / 2][m % 2 * 2 + 1]"
         return {
             "part": atom.kind,
             "alignment": 1024 if mma else 128,  # bits of addresses in lines of up to 512 bytes are turned
@@ -212,13 +212,13 @@ class SumSpeller(GemmWords):
         guard = [*places["guard"], "row < rows"]
         if span.cols % self.tile.cols:
             guard.append(f"col < {span.cols}")
-        moving = [load for load in span.loads if len(plan.row_dims) - 1 in load.access.strided]
-        ahead = moving if places["passes"] <= 8 else []
-        once = [load for load in span.loads if load not in moving] if places["fixed"] else []
+        ahead = [load for load in span.loads if load.when == "ahead"]
+        each = [load for load in ahead if len(plan.row_dims) - 1 in load.access.strided]
         return {
             **places,
             "test": f"span == {number}" if self.several else "",
-            "unroll": UNROLL if plan.run or ahead or places["passes"] <= 4 else f"{UNROLL} 4",
+            "passes": span.passes,
+            "unroll": UNROLL if span.unrolled == span.passes else f"{UNROLL} {span.unrolled}",
             "vector": vector,
             "guard": all_of(*guard),
             "row_at": f"row0 + {self.tile_row()}",
@@ -228,11 +228,11 @@ class SumSpeller(GemmWords):
                     "name": f"{load.access.name}_vec",
                     "call": self.load(load.access, vector),
                 }
-                for load in ahead
+                for load in each
             ],
-            "once": [self.load_once(span, load) for load in once],
-            "row": [*([] if plan.run else self.span_sums(span)), *self.span_row(span, [*ahead, *once])],
-            "body": self.span_body(span, ahead),
+            "once": [self.load_once(span, load) for load in ahead if load not in each],
+            "row": [*([] if plan.run else self.span_sums(span)), *self.span_row(span)],
+            "body": self.span_body(span, each),
             "stores": [self.store(store.access, vector) for store in span.stores],
         }
 
@@ -245,7 +245,6 @@ class SumSpeller(GemmWords):
         first = f"(v * {tile.cluster} + rank)" if tile.cluster > 1 else "v"
         at = f"({first} * {plan.threads} + threadIdx.x)"
         return {
-            "passes": -(-places // at_once),
             "fixed": False,
             "m": f"static_cast<int>({at} / {per_row})",
             "n": f"static_cast<int>({at} % {per_row})" + (f" * {vector}" if vector > 1 else ""),
@@ -254,13 +253,12 @@ class SumSpeller(GemmWords):
 
     def own_places(self, span: Span) -> Mapping[str, Any]:
         """Those of the sums in its registers: a run of columns in two rows of each of the warp's instructions."""
-        plan, tile = self.plan, self.tile
+        plan = self.plan
         pieces = plan.run // span.vector
         lane_row, lane_col = plan.atom.fragment.row_text(), plan.atom.fragment.col_text()
         row = f"v / {2 * pieces} * {plan.atom.rows} + {lane_row} + {f'v / {pieces}' if pieces > 1 else 'v'} % 2"
         piece = f" + v % {pieces} * {span.vector}" if pieces > 1 else ""
         return {
-            "passes": tile.warp_rows // plan.atom.rows * 2 * pieces,
             "fixed": pieces == 1,
             "m": f"warp_row + {row}",
             "n": f"warp_col + {lane_col} * {plan.run}{piece}",
@@ -303,7 +301,7 @@ class SumSpeller(GemmWords):
             lines.append(f"const {ctype} {product.value}_total = {call};")
         return lines
 
-    def span_row(self, span: Span, ahead: Iterable[Load]) -> list[str]:
+    def span_row(self, span: Span) -> list[str]:
         lines = []
         if self.plan.prologue is not None:
             for r in self.plan.prologue.statistics:
@@ -317,13 +315,13 @@ class SumSpeller(GemmWords):
             stored = self.to_storage(row_store.access.dtype, row_store.value)
             lines.append(f"if (col == 0) *({self.at(row_store.access)}) = {stored};")
         for load in span.loads:
-            if load not in ahead:
+            if load.when == "now":
                 vec = self.vec(load.access.dtype, span.vector)
                 lines.append(f"const {vec} {load.access.name}_vec = {self.load(load.access, span.vector)};")
         lines += [f"{self.vec(s.access.dtype, span.vector)} {s.access.name}_vec;" for s in span.stores]
         return lines
 
-    def span_body(self, span: Span, ahead: Iterable[Load]) -> list[str]:
+    def span_body(self, span: Span, each: Iterable[Load]) -> list[str]:
         lines = []
         for place, product in enumerate(span.contractions):
             element = f"{product.value}_total.at[j]" if span.vector > 1 else f"{product.value}_total"
@@ -331,7 +329,7 @@ class SumSpeller(GemmWords):
                 element = f"{self.sum_name(place)}_sums{self.own_sum(span)}"
             lines.append(f"const float {product.value} = {element};")
         for load in span.loads:
-            vector = f"{load.access.name}_vec" + ("[v]" if load in ahead else "")
+            vector = f"{load.access.name}_vec" + ("[v]" if load in each else "")
             lines.append(self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"{vector}.at[j]")))
         lines += self.statements(span.body)
         lines += [f"{s.access.name}_vec.at[j] = {self.to_storage(s.access.dtype, s.value)};" for s in span.stores]

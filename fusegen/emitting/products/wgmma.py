@@ -34,8 +34,6 @@ ELEMENTS: Mapping[DType, str] = {  # element j of the pair in `word`; of bf16, t
     f16: "__half2float(reinterpret_cast<const __half*>(&word)[j])",
     bf16: "__uint_as_float(j == 0 ? word << 16 : word & 0xffff0000u)",
 }
-BRINGING = 40  # registers of a thread that brings slices
-SUMMING = 232  # and of one that sums: 40 + 2 x 232 are three times the 168 that each starts with
 
 
 class WgmmaSpeller(CopySpeller):
@@ -386,8 +384,6 @@ class WgmmaSpeller(CopySpeller):
             "row_reduces": [],
             "partner": "",
             "group": tile.atom.threads,
-            "bringing": BRINGING,
-            "summing": SUMMING,
             "place": self.place(),
             "tiles": self.tiles(),
             "left_copy": left_copy,

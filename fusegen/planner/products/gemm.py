@@ -134,18 +134,43 @@ class GemmPlan(ProductPlan):
         return any(f.copied for f in self.factors)
 
     @property
+    def slice_steps(self) -> int:
+        """Of a slice, each of which multiplies fragments as deep as the atom."""
+        return self.tile.depth // self.atom.depth
+
+    @property
+    def prepares(self) -> bool:
+        """Does a thread make something of what it brings, or has it to store it itself?"""
+        return self.prologue is not None or any(not f.copied for f in self.factors)
+
+    @property
+    def prepare_step(self) -> int:
+        """The step of a slice before which the next one is prepared: what came by copies a step before it is waited
+        for, between products; what comes through registers gets until then."""
+        if self.prologue is not None and all(f.copied for f in self.factors):
+            return max(1, self.slice_steps - 2)
+        return self.slice_steps - 1
+
+    @property
+    def pending_copies(self) -> int:
+        """Slices that may be on their way when one is waited for. Where copies are `spread`, those of the slice at hand
+        are not committed then."""
+        return self.tile.stages - (3 if self.tile.spread else 2)
+
+    @property
     def fragments(self) -> int:
-        """Of one step, that a warp loads where the tile is `spread`: the left operand's are of 16 rows."""
-        return self.tile.warp_rows // 16 + self.products * self.tile.warp_cols // self.atom.cols
+        """Of one step, that a warp loads where the tile is `spread`, one before each product: as `fragments_of`."""
+        return fragments_of(self.tile, self.atom, self.products)
 
     @property
     def chunks_a_thread(self) -> int:
         """That a thread brings of a slice."""
-        return tile_elements(self.tile, self.products) // self.chunk // self.team
+        return chunks_of(self.tile, self.dtype, self.products, self.team)
 
     @property
     def chunks_a_step(self) -> int:
-        return -(-self.chunks_a_thread * self.atom.depth // self.tile.depth)
+        """That it copies there, behind the products that fragments are loaded before."""
+        return -(-self.chunks_a_thread // self.slice_steps)
 
     @property
     def factors(self) -> tuple[Operand, ...]:
@@ -184,6 +209,16 @@ class GemmPlan(ProductPlan):
 def tile_elements(tile: GemmTile, products: int) -> int:
     """Elements of one stage: the left operand's slice and one of each product's right one."""
     return (tile.rows + tile.cols * products) * tile.depth
+
+
+def fragments_of(tile: GemmTile, atom: Atom, products: int) -> int:
+    """Of one step of a warp: the left operand's are of 16 rows."""
+    return tile.warp_rows // 16 + products * tile.warp_cols // atom.cols
+
+
+def chunks_of(tile: GemmTile, dtype: DType, products: int, team: int) -> int:
+    """That each of a team's threads brings of a slice."""
+    return tile_elements(tile, products) // chunk_of(dtype) // team
 
 
 def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:

@@ -33,7 +33,7 @@ from fusegen.language.products import Split
 from fusegen.language.types import f32, size_of
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, need_countable
-from fusegen.planner.model import Access, Layout, RowDim
+from fusegen.planner.model import Access, Layout, Load, RowDim
 from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES, stride_name
 from fusegen.planner.products.factors import Use, access_of, product_dims, product_params, uses, widest
@@ -41,11 +41,13 @@ from fusegen.planner.products.gemm import (
     GemmPlan,
     GemmTile,
     chunk_of,
+    chunks_of,
+    fragments_of,
     run_of,
     shared_bytes,
 )
 from fusegen.planner.products.gemm_duration import Work, estimate, gemm_registers, lying
-from fusegen.planner.products.parts import Contraction, Left, Operand, Prologue
+from fusegen.planner.products.parts import Contraction, Left, Operand, Prologue, Span
 from fusegen.planner.products.product_cost import product_rounding
 from fusegen.planner.products.spans import (
     ProductDraft,
@@ -110,6 +112,8 @@ STREAM_TEAMS = (2, 4, 8)
 STREAM_STAGES = (3, 4, 6)
 REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
 CLUSTERS = (1, 2, 4)
+MOST_PASSES_AHEAD = 8  # of a thread over its sums, for all of which it reads operands first
+UNROLLED = 4  # of more passes
 IN_FLIGHT = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
 
 
@@ -295,7 +299,16 @@ def spreads(drawn: MmaDraft, tile: GemmTile) -> bool:
     if tile.cluster > 1 or drawn.depth % (tile.stages * tile.depth):
         return False
     ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
-    return not ragged and all(f.copied and f.along for f in factors)
+    return not ragged and all(f.copied and f.along for f in factors) and finds_room(drawn, tile)
+
+
+def finds_room(drawn: MmaDraft, tile: GemmTile) -> bool:
+    """Has a step as many products as fragments to load and chunks to copy before them?"""
+    atom, products = atom_of(drawn), drawn.together
+    chunks = chunks_of(tile, drawn.dtype, products, tile.warps * drawn.target.warp)
+    a_step = -(-chunks * atom.depth // tile.depth)
+    room = tile.warp_rows // atom.rows * (tile.warp_cols // atom.cols)
+    return fragments_of(tile, atom, products) + a_step <= room
 
 
 def chunks_fit(factor: Operand, tile: GemmTile, team: int, chunk: int) -> bool:
@@ -427,7 +440,10 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         node: Contraction(factor, operand, atom, tile.accumulators(atom), value_names(hoisted)[node])
         for node, operand in right.items()
     }
-    spans = spans_of(drawn, contractions, by_tensor, tile.cols, min(drawn.chunk, run or drawn.chunk))
+    spans = tuple(
+        taken(drawn, tile, atom, run, span)
+        for span in spans_of(drawn, contractions, by_tensor, tile.cols, min(drawn.chunk, run or drawn.chunk))
+    )
     accesses = tuple(drawn.accesses.values())
     statistics = len(drawn.parts.statistics)
     once = all(f.once for f in right.values())
@@ -460,6 +476,26 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         dtype=drawn.dtype,
         spans=spans,
     )
+
+
+def taken(drawn: MmaDraft, tile: GemmTile, atom: Atom, run: int, span: Span) -> Span:
+    """How a thread takes the sums, and what it reads before: of few passes what each reads, and what all of them share
+    where its columns stay."""
+    if run:  # a lane's sums of each instruction, in two rows
+        pieces = run // span.vector
+        passes, columns_stay = tile.warp_rows // atom.rows * 2 * pieces, pieces == 1
+    else:
+        threads = tile.warps * tile.teams * drawn.target.warp * tile.cluster
+        passes, columns_stay = -(-tile.band_rows * tile.cols // span.vector // threads), False
+
+    def ahead(load: Load) -> bool:
+        moving = len(drawn.dims) - 1 in load.access.strided
+        return passes <= MOST_PASSES_AHEAD if moving else columns_stay
+
+    loads = tuple(replace(load, when="ahead" if ahead(load) else "now") for load in span.loads)
+    read = any(load.when == "ahead" and len(drawn.dims) - 1 in load.access.strided for load in loads)
+    whole = run or read or passes <= UNROLLED
+    return replace(span, loads=loads, passes=passes, unrolled=passes if whole else UNROLLED)
 
 
 def prepared(drawn: MmaDraft, factors: tuple[Operand, ...], accesses: Mapping[str, Access]) -> Prologue | None:

@@ -102,7 +102,8 @@ class Contraction:
 class Span:
     """Contractions that are used together, of `cols` columns each, and what is made of their sums.
 
-    Loads "ahead" are read before the sums are there.
+    A thread takes `vector` columns of a row at a time, `passes` times, `unrolled` of which the compiler lays out one
+    behind the other. Loads "ahead" are read before the first.
     """
 
     contractions: tuple[Contraction, ...]
@@ -116,6 +117,8 @@ class Span:
     row_stores: tuple[Store, ...]
     body: tuple[Statement, ...]
     stores: tuple[Store, ...]
+    passes: int = 1
+    unrolled: int = 1
 
     @property
     def rights(self) -> tuple[Operand, ...]:

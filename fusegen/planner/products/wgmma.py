@@ -32,6 +32,9 @@ PRODUCERS = 1  # groups that bring slices,
 CONSUMERS = 2  # and that multiply them
 SEGMENT_LINES = 64  # of rows or columns of a slice, however they lie
 SEGMENT_BYTES = SEGMENT_LINES * LINE_BYTES
+REGISTERS = 168  # of a thread as launched: 3 groups of as many threads share 65536,
+PRODUCER_REGISTERS = 40  # of which those that bring slices give back what they need not,
+CONSUMER_REGISTERS = 232  # and those that multiply take it: 40 + 2 x 232 are three times 168
 BUFFERS = 2  # that a warp stores by turns
 AHEAD = 2  # slices whose pairs are on their way
 MOST_KEPT = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
@@ -194,6 +197,15 @@ class WgmmaPlan(ProductPlan):
     @property
     def cluster(self) -> int:
         return self.tile.blocks
+
+    @property
+    def producer_registers(self) -> int:
+        """Of a thread that brings slices."""
+        return PRODUCER_REGISTERS
+
+    @property
+    def consumer_registers(self) -> int:
+        return CONSUMER_REGISTERS
 
     @property
     def takes_turns(self) -> bool:

@@ -33,7 +33,7 @@ from fusegen.planner.model import LINE_BYTES, Cost, Traffic
 from fusegen.planner.products.gemm_duration import L2_GBS, lying
 from fusegen.planner.products.parts import Operand
 from fusegen.planner.products.product_cost import floors, product_traffic
-from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.planner.products.wgmma import REGISTERS, WgmmaPlan
 from fusegen.planner.rows.duration import COPY_SHARE
 from fusegen.planner.time import overlapped
 
@@ -76,7 +76,6 @@ SPREAD_FREE = 1.1
 GHZ = 1.7  # of an SM among products
 SPECIAL = 8  # issue slots that one exponential or division keeps its unit for
 UNKNOWN = Cost(Traffic((), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0), 0.0, 0.0, "memory", 0, 0, 0)  # of a plan not yet costed
-REGISTERS = 168  # of a thread as launched; two groups then take more from the third
 
 
 def estimate(plan: WgmmaPlan) -> Cost:
