@@ -71,7 +71,7 @@ STREAM_OVERLAP = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class AtomPace:
     """How fast tiles of one kind of instruction are."""
 
     share: float  # of the instruction's rate, what warps of 64 x 64 in tiles of 128 x 256 reach
@@ -95,7 +95,7 @@ class Pace:
 # each of 35 shapes, of 65 to 16384 rows and depths from 256 to 14336. It meets them within 6 % (rms), and what comes
 # first took 1.4 % more than the best tile in the mean. Loading fragments is in `share`. Where the power limit slows the
 # GPU down, tiles take up to 18 % longer. `prepared` is of 8 normed and gated chains.
-MMA_PACE = Pace(
+MMA_PACE = AtomPace(
     share=1.0,
     fragment=0.0,
     copied=48.0,
@@ -107,7 +107,7 @@ MMA_PACE = Pace(
     count_us=0.0012,
 )
 TF32_PACE = replace(MMA_PACE, share=0.87)  # 219 TFLOP/s at 4096^3 where lines run along the depth, 190 elsewhere
-MFMA_PACE = Pace(
+MFMA_PACE = AtomPace(
     share=0.37,
     fragment=32.0,
     copied=0.0,
@@ -121,7 +121,7 @@ MFMA_PACE = Pace(
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ProductWork:
     """What `estimate` needs of a candidate."""
 
     tile: GemmTile
@@ -153,7 +153,7 @@ def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> i
     return 56 + sums + fragments * max(1, tile.depth // (4 * atom.depth))
 
 
-def estimate(graph: Graph, target: Target, work: Work) -> Cost:
+def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
     """The time of one launch at the graph's sizes, and what bounds it."""
     tile = work.tile
     moved = product_traffic(graph, target, tile.rows, tile.group)
@@ -177,7 +177,7 @@ def estimate(graph: Graph, target: Target, work: Work) -> Cost:
     )
 
 
-def tiles_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int, share: float) -> float:
+def tiles_us(target: Target, work: ProductWork, blocks: int, resident: int, nbytes: int, share: float) -> float:
     """A launch of tiles; `nbytes` counted once, each of which takes `share` us."""
     pushed = (PUSHED_OUT_ONCE if work.once else PUSHED_OUT) * min(nbytes, target.l2_bytes)
     memory = (nbytes + pushed) * share
@@ -188,7 +188,7 @@ def tiles_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int
     return LAUNCH_US / 2 + overlapped((memory, products, lines), OVERLAP)
 
 
-def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float:
+def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -> float:
     """Tiles, wave after wave; the last wave has as many on an SM as it needs."""
     tile = work.tile
     own = pace_of(work)
@@ -216,25 +216,25 @@ def multiply_us(target: Target, work: Work, blocks: int, resident: int) -> float
     return first + waves * tile_us + waiting + by_element
 
 
-def pace_of(work: Work) -> Pace:
+def pace_of(work: ProductWork) -> AtomPace:
     if work.atom.kind != "mma":
         return MFMA_PACE
     return TF32_PACE if work.dtype is f32 else MMA_PACE
 
 
-def sums_us(work: Work) -> float:
+def sums_us(work: ProductWork) -> float:
     """From a tile's last product to its end."""
     tile = work.tile
     each = SUMS_US if run_of(tile, work.atom, work.along) else SUMS_US + THROUGH_US
     return each * tile.rows * tile.cols * work.products / (128 * 256)
 
 
-def wave_share(blocks: int, tile: GemmTile, own: Pace) -> float:
+def wave_share(blocks: int, tile: GemmTile, own: AtomPace) -> float:
     """How much longer tiles take where their warps are too few to hide what each waits for."""
     return max(1.0, own.enough / max(1, blocks * tile.warps))
 
 
-def streams_us(target: Target, work: Work, blocks: int, resident: int, nbytes: int, share: float) -> float:
+def streams_us(target: Target, work: ProductWork, blocks: int, resident: int, nbytes: int, share: float) -> float:
     """A launch of streams: the bytes; those that one SM gets; what is on its way at a time; a team's slices in turn."""
     tile = work.tile
     line = work.dtype.bytes * tile.depth

@@ -46,7 +46,7 @@ from fusegen.planner.products.gemm import (
     run_of,
     shared_bytes,
 )
-from fusegen.planner.products.gemm_duration import Work, estimate, gemm_registers, lying
+from fusegen.planner.products.gemm_duration import ProductWork, estimate, gemm_registers, lying
 from fusegen.planner.products.parts import Contraction, Left, Operand, Prologue, Span
 from fusegen.planner.products.product_cost import product_rounding
 from fusegen.planner.products.spans import (
@@ -449,7 +449,7 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
     once = all(f.once for f in right.values())
     askew = max(lying(f.access, hoisted) for f in (*left, *right.values()))
     narrow = max((drawn.chunk / f.width for f in (*left, *right.values()) if f.width > 1), default=1.0)
-    work = Work(
+    work = ProductWork(
         tile, atom, drawn.dtype, drawn.together, sum(span.tiles for span in spans), drawn.depth, along,
         prologue is not None, statistics, once, askew, narrow, elements(drawn, tile), counted(drawn, tile),
     )  # fmt: skip
