@@ -86,9 +86,9 @@ def test_values_of_rows_are_told_from_elements(spec: Chain, name: str) -> None:
     """Each operand of the left factor and of its rows' sums is held once: as a matrix, a vector, or a value a row."""
     plan = plan_for(spec, name, any_plan)
     assert plan.prologue is not None
-    held = [*plan.prologue.loads, *plan.prologue.vectors, *plan.prologue.row_loads]
+    held = [*plan.prologue.loads, *plan.prologue.row_loads]
     assert len({load.access.name for load in held}) == len(held)
-    assert {f.access.name for f in plan.left} == {load.access.name for load in plan.prologue.loads}
+    assert {f.access.name for f in plan.left} == {load.access.name for load in plan.prologue.matrices}
     report = validate(kernel(spec, name), cases=("normal",))
     assert report.ok, str(report)[:2000]
 
@@ -345,7 +345,7 @@ def test_a_row_scale_is_taken_as_the_row_passes() -> None:
     assert found.prologue is not None
     assert [(s.op.name, sorted(s.uses)) for s in found.prologue.body] == [("mul", ["gain", "x"]), ("square", ["x"])]
     assert found.prologue.changes
-    assert len(found.prologue.statistics) == 1
+    assert len(found.prologue.reductions) == 1
     plain = plan_for(gemms.norm, CUDA).prologue
     assert plain is not None
     assert not plain.changes, "what is multiplied is the operand itself"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
-from fusegen.planner.model import Access
+from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
 
 TURNS = 8  # rows, after which chunks are turned as before
@@ -219,19 +221,17 @@ class FactorSpeller(GemmWords):
         if not self.plan.even:
             lines.append(f"const int left = {self.plan.depth} - (depth + {own.depth});")
         lines += [UNROLL, f"for (int j = 0; j < {chunk}; ++j) {{"]
-        for load in prologue.loads:
-            vector = f"{load.access.name}_{'vec' if own.factor.copied else 'held[v]'}"
-            text = self.to_value(load.access.dtype, f"{vector}.at[j]")
-            lines.append(f"  {self.define(load.value, load.dtype, text)}")
-        for load in prologue.vectors:
-            text = self.to_value(load.access.dtype, f"{load.access.name}_held.at[j]")
-            lines.append(f"  {self.define(load.value, load.dtype, text)}")
-        lines += [f"  {line}" for line in self.statements(prologue.body)]
+
+        def read(load: Load) -> str:
+            held = "_held" if load in prologue.vectors else "_vec" if own.factor.copied else "_held[v]"
+            return self.to_value(load.access.dtype, f"{load.access.name}{held}.at[j]")
+
+        lines += [f"  {line}" for line in element_lines(replace(prologue, reductions=()), Element(read), self)]
         inside = "" if self.plan.even else "j < left"
         if prologue.changes:
             stored = self.to_storage(self.plan.dtype, prologue.value)
             lines.append(f"  {name}_vec.at[j] = {f'{inside} ? {stored} : {self.element}{{}}' if inside else stored};")
-        for r in prologue.statistics:
+        for r in prologue.reductions:
             lines.append(f"  {f'if ({inside}) ' if inside else ''}{r.part}[v] += {r.value};")
         lines.append("}")
         if prologue.changes or not own.factor.copied:
@@ -247,7 +247,7 @@ class FactorSpeller(GemmWords):
         prologue = self.plan.prologue
         if prologue is None:
             return []
-        lines = [f"float {r.part}[{found['passes']}] = {{}};" for r in prologue.statistics]
+        lines = [f"float {r.part}[{found['passes']}] = {{}};" for r in prologue.reductions]
         for load in prologue.row_loads:
             name = load.access.name
             lines += [

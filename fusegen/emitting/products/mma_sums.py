@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.language.types import f32
-from fusegen.planner.model import Load
+from fusegen.planner.model import Load, Store
 from fusegen.planner.products.parts import Span
 
 # What a fragment function loads, of `deep` elements along the depth, and where in a tile the first one lies that lane
@@ -158,7 +159,7 @@ class SumSpeller(GemmWords):
         plan, own = self.plan, self.owns[0]
         if plan.prologue is None:
             return []
-        if plan.prologue.statistics:
+        if plan.prologue.reductions:
             self.functions.add("partner")
         team = f"team * {self.region} + " if self.tile.teams > 1 else ""
         start = 0 if plan.run else plan.products * self.tile.band_rows * plan.sums_stride
@@ -172,7 +173,7 @@ class SumSpeller(GemmWords):
                 "first": f"{own.depth} == 0",
                 "at": f"{team}{found['at_side']}",
             }
-            for place, r in enumerate(plan.prologue.statistics)
+            for place, r in enumerate(plan.prologue.reductions)
         ]
 
     def atom(self) -> Mapping[str, Any]:
@@ -304,7 +305,7 @@ class SumSpeller(GemmWords):
     def span_row(self, span: Span) -> list[str]:
         lines = []
         if self.plan.prologue is not None:
-            for r in self.plan.prologue.statistics:
+            for r in self.plan.prologue.reductions:
                 total = self.gather(f"{r.results[0]}_shared", self.tile_row(), 1)
                 lines.append(f"const float {r.results[0]} = {total};")
         for load in span.row_loads:
@@ -328,12 +329,15 @@ class SumSpeller(GemmWords):
             if self.plan.run:
                 element = f"{self.sum_name(place)}_sums{self.own_sum(span)}"
             lines.append(f"const float {product.value} = {element};")
-        for load in span.loads:
-            vector = f"{load.access.name}_vec" + ("[v]" if load in each else "")
-            lines.append(self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"{vector}.at[j]")))
-        lines += self.statements(span.body)
-        lines += [f"{s.access.name}_vec.at[j] = {self.to_storage(s.access.dtype, s.value)};" for s in span.stores]
-        return lines
+
+        def read(load: Load) -> str:
+            place = "_vec[v]" if load in each else "_vec"
+            return self.to_value(load.access.dtype, f"{load.access.name}{place}.at[j]")
+
+        def write(store: Store) -> str:
+            return f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};"
+
+        return [*lines, *element_lines(span, Element(read, write), self)]
 
 
 def matrix_function(name: str) -> str:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.products.wgmma_copies import CopySpeller
 from fusegen.language.types import DType, bf16, f16, f32
@@ -152,7 +153,7 @@ class WgmmaSpeller(CopySpeller):
 
     def shared_statistics(self) -> Mapping[str, Any]:
         """Statistics of a thread's two rows, one behind the other, by the warp and by the block they come from."""
-        found = self.plan.prologue.statistics if self.plan.prologue else ()
+        found = self.plan.prologue.reductions if self.plan.prologue else ()
         names = [f"{self.whole(r)}[{r8}]" for r in found for r8 in (0, 1)]
         return {
             "statistics": names,
@@ -175,23 +176,25 @@ class WgmmaSpeller(CopySpeller):
         if found is None:
             return None
         assert fragment is not None  # the rule prepares halves alone
-        body = (*found.row_body, *found.body)
-        lines = self.statements(body)
         inside = f"depth < {plan.depth}" if plan.padded else ""
-        for r in found.statistics:
-            lines.append(f"{f'if ({inside}) ' if inside else ''}{r.part}[quarter % 2] += {r.value};")
+        place = "k * 4 + quarter / 2 * 2"  # of what this lane needs of a slice
         makes = found.changes and not found.scale
+        used = used_by(found.body) | {r.value for r in found.reductions} | ({found.value} if makes else set())
+        depth = bool(inside and (found.reductions or makes))
+
+        def read(load: Load) -> str:
+            if load.value not in used:
+                return ""
+            if load in found.vectors:
+                return self.to_value(load.access.dtype, f"{load.access.name}_slice.at[{place} + j]")
+            return ELEMENTS[plan.dtype]
+
+        def reduce(r: Reduction) -> str:
+            return f"{f'if ({inside}) ' if inside else ''}{r.part}[quarter % 2] += {r.value};"
+
+        lines = self.statements(found.row_body) + element_lines(found, Element(read, reduce=reduce), self)
         if makes:
             lines.append(f"made[j] = {f'{inside} ? {found.value} : 0.0f' if inside else found.value};")
-        place = "k * 4 + quarter / 2 * 2"  # of what this lane needs of a slice
-        elements = dict.fromkeys(found.loads, ELEMENTS[plan.dtype])
-        for each in found.vectors:
-            elements[each] = self.to_value(each.access.dtype, f"{each.access.name}_slice.at[{place} + j]")
-        used = used_by(body) | {r.value for r in found.statistics} | ({found.value} if makes else set())
-        depth = bool(inside and (found.statistics or makes))
-        values = [
-            self.define(each.value, each.dtype, element) for each, element in elements.items() if each.value in used
-        ]
         pair, type_ = [], PAIR_TYPES[plan.dtype]
         both = PAIRS[plan.dtype].format("made[0]", "made[1]")
         if found.scale:
@@ -201,10 +204,10 @@ class WgmmaSpeller(CopySpeller):
         if found.changes:
             pair += [f"const {type_} both = {both};", "word = reinterpret_cast<const unsigned&>(both);"]
         return {
-            "lines": [*values, *lines],
+            "lines": lines,
             "pair": pair,
             "made": makes,
-            "statistics": [{"part": r.part, "whole": self.whole(r)} for r in found.statistics],
+            "statistics": [{"part": r.part, "whole": self.whole(r)} for r in found.reductions],
             "depth": depth,
             "col": fragment.col_text(("quarter", 2)),
             **self.order(depth),
@@ -273,14 +276,14 @@ class WgmmaSpeller(CopySpeller):
     def row_values(self, span: Span) -> list[Mapping[str, str]]:
         """Values of a row that its elements ask for."""
         used = used_by(span.body) | {store.value for store in span.stores}
-        named = [(r.dtype, r.results[0]) for r in (self.plan.prologue.statistics if self.plan.prologue else ())]
+        named = [(r.dtype, r.results[0]) for r in (self.plan.prologue.reductions if self.plan.prologue else ())]
         named += [(load.dtype, load.value) for load in span.row_loads]
         named += [(s.dtype, s.name) for s in span.row_body]
         return [{"ctype": VALUE_TYPES[dtype], "name": name} for dtype, name in named if name in used]
 
     def row_lines(self, span: Span) -> list[str]:
         found = self.plan.prologue
-        lines = [f"const float {r.results[0]} = {self.whole(r)}[r8];" for r in (found.statistics if found else ())]
+        lines = [f"const float {r.results[0]} = {self.whole(r)}[r8];" for r in (found.reductions if found else ())]
         for load in span.row_loads:
             text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
             text = f"{self.inside_row} ? {text} : {ZEROS[load.dtype]}"
@@ -298,18 +301,17 @@ class WgmmaSpeller(CopySpeller):
         for place, contraction in enumerate(span.contractions):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
             lines.append(f"const float {contraction.value} = {self.sums}[i][sum_at{offset} + j];")
-        for load in ahead_of_sums(span):
-            text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n].at[j]")
-            lines.append(self.define(load.value, load.dtype, text))
-        for load in (*span.brought, *after_sums(span)):
-            text = self.to_value(load.access.dtype, f"{load.access.name}_vec[n8][r8].at[j]")
-            lines.append(self.define(load.value, load.dtype, text))
-        lines += self.statements(span.body)
-        for store in span.boxes:
-            lines.append(f"{store.access.name}_pair[j] = {store.value};")
-        for store in by_pairs(span):
-            lines.append(f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};")
-        return lines
+
+        def read(load: Load) -> str:
+            place = "[n]" if load.when == "ahead" else "[n8][r8]"
+            return self.to_value(load.access.dtype, f"{load.access.name}_vec{place}.at[j]")
+
+        def write(store: Store) -> str:
+            if store.transport == "tensor":
+                return f"{store.access.name}_pair[j] = {store.value};"
+            return f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};"
+
+        return [*lines, *element_lines(span, Element(read, write), self)]
 
     def boxes(self, span: Span) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fusegen.language.graph import Graph
 from fusegen.language.types import DType
-from fusegen.planner.model import Access, Load, Plan, Reduction, Statement, Store
+from fusegen.planner.model import Access, Body, Load, Plan, Store
 from fusegen.planner.parts import Transport
 from fusegen.targets.atoms import Atom
 
@@ -57,26 +57,25 @@ class Operand:
         return self.transport == "cp.async evict-first"
 
 
-@dataclass(frozen=True, slots=True)
-class Prologue:
-    """The left factor's elements, computed on their way to the tensor cores from tensors [.., M, K], vectors [K] and
-    values [.., M, 1].
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prologue(Body):
+    """A body for each of the left factor's elements, on their way to the tensor cores: made from tensors [.., M, K],
+    from `vectors` [K], and from values [.., M, 1].
 
-    `value` is rounded to the factors' type and multiplied. `statistics` are sums along a row, which a thread takes of
-    the elements that it prepares; their results are row values of the epilogue. Where the value is an element times
-    that of a vector of its own type, `scale` may say so, and `body` leaves it out: f32 holds such a product exactly, so
-    the instruction that multiplies two at a time and rounds each once gives the same.
+    `value` is rounded to the factors' type and multiplied. Reductions are sums along a row, which a thread takes of the
+    elements that it prepares; their results are row values of the epilogue. Where the value is an element times that of
+    a vector of its own type, `scale` may say so, and `body` leaves it out: f32 holds such a product exactly, so the
+    instruction that multiplies two at a time and rounds each once gives the same.
     """
 
-    loads: tuple[Load, ...]  # [.., M, K]
-    vectors: tuple[Load, ...]  # [K]
-    row_loads: tuple[Load, ...]  # [.., M, 1]
-    row_body: tuple[Statement, ...]
-    body: tuple[Statement, ...]
+    vectors: tuple[Load, ...]  # those of the loads
     value: str
-    changes: bool  # False: what is multiplied is the tensor itself, and only statistics are taken
-    statistics: tuple[Reduction, ...]
+    changes: bool  # False: what is multiplied is the tensor itself, and only reductions are taken
     scale: Load | None = None
+
+    @property
+    def matrices(self) -> tuple[Load, ...]:
+        return tuple(load for load in self.loads if load not in self.vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +97,9 @@ class Contraction:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Contractions that are used together, of `cols` columns each, and what is made of their sums.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span(Body):
+    """Contractions that are used together, of `cols` columns each, and a body for each element of their sums.
 
     A thread takes `vector` columns of a row at a time, `passes` times, `unrolled` of which the compiler lays out one
     behind the other. Loads "ahead" are read before the first.
@@ -110,13 +109,7 @@ class Span:
     cols: int
     first_tile: int  # of the tiles that lie side by side
     tiles: int
-    vector: int  # columns that one thread takes at a time
-    loads: tuple[Load, ...]  # tensors [.., M, N] and vectors [N]
-    row_loads: tuple[Load, ...]  # values [.., M, 1]
-    row_body: tuple[Statement, ...]
-    row_stores: tuple[Store, ...]
-    body: tuple[Statement, ...]
-    stores: tuple[Store, ...]
+    vector: int
     passes: int = 1
     unrolled: int = 1
 
@@ -206,4 +199,4 @@ class ProductPlan(Plan):
     @property
     def statistics(self) -> int:
         """Sums along the rows of the left factor."""
-        return len(self.prologue.statistics) if self.prologue else 0
+        return len(self.prologue.reductions) if self.prologue else 0

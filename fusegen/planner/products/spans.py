@@ -145,15 +145,16 @@ def prologue_of(
     # an operand is held as one of three: what a thread brings of a slice, of a vector along it, or of its rows
     elements = [t for t in inputs if graph.extents[t.node] is Extent.ELEMENT]
     values = [t for t in inputs if graph.extents[t.node] is not Extent.ELEMENT]
+    vectors = tuple(load(graph, accesses[t.name], t) for t in elements if t.name not in tiles)
     return Prologue(
-        loads=tuple(load(graph, accesses[t.name], t) for t in elements if t.name in tiles),
-        vectors=tuple(load(graph, accesses[t.name], t) for t in elements if t.name not in tiles),
+        loads=(*(load(graph, accesses[t.name], t) for t in elements if t.name in tiles), *vectors),
+        vectors=vectors,
         row_loads=tuple(load(graph, accesses[t.name], t) for t in values),
         row_body=statements(graph, [n for n in listed if graph.extents[n] is not Extent.ELEMENT]),
         body=statements(graph, [n for n in listed if graph.extents[n] is Extent.ELEMENT]),
         value=names[left.node],
         changes=left.operand is None,
-        statistics=tuple(
+        reductions=tuple(
             Reduction("sum", names[s.node.inputs[0]], (names[s.node],)) for s in parts.statistics
         ),
         scale=load(graph, accesses[scale.name], scale) if scale else None,

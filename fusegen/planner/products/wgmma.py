@@ -226,7 +226,7 @@ class WgmmaPlan(ProductPlan):
         """Is what is made of a tile kept in registers, and stored while products of the next one run? Where rows are
         normalised, there is one output, and vectors leave it the registers: all else was seen to spill."""
         found = self.prologue
-        if found is None or found.scale is None or not found.statistics or self.several or self.tile.shares > 1:
+        if found is None or found.scale is None or not found.reductions or self.several or self.tile.shares > 1:
             return False
         (span,) = self.spans
         alone = len(span.boxes) == len(span.stores) == 1 and not any(load.when == "ahead" for load in span.loads)

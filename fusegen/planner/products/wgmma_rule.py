@@ -28,7 +28,7 @@ from fusegen.language.products import Split
 from fusegen.language.types import bf16, f16, f32, size_of, tf32
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor
-from fusegen.planner.model import LINE_BYTES, Access, Layout, Load, Param
+from fusegen.planner.model import LINE_BYTES, Access, Layout, Load, Param, Store
 from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
@@ -231,9 +231,12 @@ class WgmmaDraft(ProductDraft):
         """Those of all rules; boxes are moved by tensor copies, and vectors read before the sums are there, where that
         leaves a thread registers enough: those of each of several spans would take some."""
 
-        def moved(load: Load) -> Load:
+        def read(load: Load) -> Load:
             ahead = few and not load.access.strided
             return replace(load, transport=self.transport(load.access), when="ahead" if ahead else "now")
+
+        def written(store: Store) -> Store:
+            return replace(store, transport=self.transport(store.access))
 
         width = tile.cols // self.together
         left = Left((self.operand(self.matrix or self.parts.lefts[0].operand, "rows"),), self.prologue)
@@ -247,8 +250,8 @@ class WgmmaDraft(ProductDraft):
         return tuple(
             replace(
                 span,
-                loads=tuple(map(moved, span.loads)),
-                stores=tuple(replace(store, transport=self.transport(store.access)) for store in span.stores),
+                loads=tuple(sorted(map(read, span.loads), key=in_turn)),
+                stores=tuple(sorted(map(written, span.stores), key=in_turn)),
             )
             for span in found
         )
@@ -393,6 +396,11 @@ class WgmmaDraft(ProductDraft):
         if use.place == "left":
             return tile.rows, line
         return tile.cols // self.together // tile.cluster, line
+
+
+def in_turn(part: Load | Store) -> tuple[bool, bool]:
+    """In the order of a body: what is read ahead of the sums, what tensor copies move, and the rest by pairs."""
+    return not (isinstance(part, Load) and part.when == "ahead"), part.transport != "tensor"
 
 
 def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
