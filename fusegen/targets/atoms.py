@@ -103,10 +103,9 @@ class Atom:
 
     `factors`: as which type they are stored. `word`: what the instruction, or the compiler's function for it, calls
     their elements. Of `instructions`, which one fragment of the factors is for, each takes its part of the depth.
-    `fragment`: the sums of a warp; where several issue together, each has rows of its own.
     """
 
-    kind: Literal["mma", "mfma", "wgmma"]  # a family, whose kernels share a template
+    kind: Literal["mma", "mfma", "wgmma", "tcgen05"]  # a family, whose kernels share a template
     instruction: str  # its own name, or that of the compiler's function
     factors: DType
     word: str
@@ -115,20 +114,25 @@ class Atom:
     col_step: int  # in multiples of this
     depth: int
     issuer: Issuer
-    threads: int  # of the issuer
     left: tuple[Home, ...]  # from where the left factor may come,
     right: tuple[Home, ...]  # and the right one
     sums: Home
-    fragment: Fragment
+    fragment: Fragment  # of the sums of one warp, in its registers,
+    warps: int = 1  # of so many, each of which has rows of its own
     left_fragment: Fragment | None = None  # of a left factor that comes from registers, where kernels make it there
     instructions: int = 1
 
     @property
+    def threads(self) -> int:
+        """That hold the sums, once these are in registers."""
+        return self.warps * self.fragment.lanes
+
+    @property
     def accumulators(self) -> int:
-        """f32 values that a thread holds of a product `col_step` wide."""
+        """f32 values that each of them holds of a product `col_step` wide."""
         return self.rows * self.col_step // self.threads
 
     @property
     def warp_rows(self) -> int:
         """Rows of the sums that one warp holds."""
-        return self.rows * self.fragment.lanes // self.threads
+        return self.rows // self.warps

@@ -82,7 +82,6 @@ def mma_sync(factors: DType, word: str, depth: int) -> Atom:
         col_step=16,
         depth=depth,
         issuer="warp",
-        threads=32,
         left=("registers",),
         right=("registers",),
         sums="registers",
@@ -109,11 +108,11 @@ def warpgroup_mma(factors: DType, word: str, depth: int) -> Atom:
         col_step=8,
         depth=depth,
         issuer="warpgroup",
-        threads=128,
         left=("shared memory", "registers"),
         right=("shared memory",),
         sums="registers",
         fragment=Fragment(rows, cols, lanes=32),
+        warps=4,
         left_fragment=Fragment(rows, cols, lanes=32) if factors is not f32 else None,
     )
 

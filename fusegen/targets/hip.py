@@ -57,7 +57,6 @@ def mfma(factors: DType, word: str, size: int, depth: int, suffix: str) -> Atom:
         col_step=size,
         depth=instructions * depth,
         issuer="warp",
-        threads=64,
         left=("registers",),
         right=("registers",),
         sums="registers",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 
 from fusegen.language.types import bf16, f16, f32
+from fusegen.planner import candidates
 from fusegen.targets import B200, H200, TARGETS, Target, target
 from fusegen.targets.atoms import Atom, Fragment, Term
+from tests import gemms
 
 ATOMS = {atom.instruction + atom.word: atom for each in TARGETS.values() for atom in each.atoms}
 
@@ -92,6 +95,22 @@ def test_lanes_that_share_a_row_are_found_bit_by_bit(name: str) -> None:
 def test_sums_of_one_product_are_fragments_of_the_next_ones_left_factor() -> None:
     for atom in H200.atoms_of("warpgroup", bf16):
         assert atom.left_fragment == atom.fragment
+
+
+def test_a_unit_that_no_rule_plans_for_changes_nothing() -> None:
+    """As tcgen05 is one: a thread issues it, and a warp loads 32 rows of its sums from tensor memory, one a lane."""
+    rows = Fragment((Term("lane"),), (Term("i"),), lanes=32)
+    tcgen05 = Atom(
+        kind="tcgen05", instruction="tcgen05.mma.kind::f16", factors=f16, word="f16", rows=128, cols=256, col_step=16,
+        depth=16, issuer="thread", left=("shared memory", "tensor memory"), right=("shared memory",),
+        sums="tensor memory", fragment=rows, warps=4,
+    )  # fmt: skip
+    assert (tcgen05.threads, tcgen05.warp_rows, tcgen05.accumulators) == (128, 32, 16)
+    assert tcgen05.fragment.lanes_of_row == (), "a lane reduces its row by itself"
+    found = replace(B200, atoms=(tcgen05, *B200.atoms))
+    for graph in (gemms.residual.graph, gemms.norm_swiglu.graph):
+        plans, usual = candidates(graph, found).plans, candidates(graph, B200).plans
+        assert [p.configuration for p in plans] == [p.configuration for p in usual]
 
 
 def test_targets_name_what_they_have() -> None:

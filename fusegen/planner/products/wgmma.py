@@ -92,14 +92,9 @@ class WgmmaTile(ProductTile):
         return self.parts * width // self.atom.col_step * self.atom.accumulators
 
     @property
-    def group_warps(self) -> int:
-        """Warps of a group."""
-        return self.atom.threads // self.atom.fragment.lanes
-
-    @property
     def warps(self) -> int:
         """Of all groups that multiply."""
-        return CONSUMERS * self.group_warps
+        return CONSUMERS * self.atom.warps
 
     @property
     def box_rows(self) -> int:
@@ -165,7 +160,7 @@ class WgmmaTile(ProductTile):
     @property
     def releases(self) -> int:
         """Warps that are done with a slice before its place is free: of all blocks that write there."""
-        return self.group_warps * self.cluster * (1 if self.schedule == "turns" else CONSUMERS)
+        return self.atom.warps * self.cluster * (1 if self.schedule == "turns" else CONSUMERS)
 
 
 def vector_bytes(prologue: Prologue | None) -> int:
