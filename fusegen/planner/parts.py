@@ -275,7 +275,8 @@ class Selection:
     """How a kernel chooses k columns of each row, and what it makes of them. See planner/rules/topk.py.
 
     `by` "team": the keys of a row lie in the registers of one warp or of a part of it, and those that reach a bar are
-    ranked, or, `in_turn`, the largest is taken out k times; "threshold": the row streams by,
+    ranked, or, `in_turn`, the largest is taken out k times. The bar is the k-th of the lanes' largest keys: found
+    `by_rounds`, k of them, or as each lane counts how many are ahead of its own. "threshold": the row streams by,
     `turn` vectors of a thread at a time, and of every `note` of these the largest key stays, in one of `notes` words of
     its warp. Behind every `segment` vectors of a thread the largest keys of `groups` parts of what it has seen give a
     threshold; a lane then looks at one vector that exceeds it at a time. The block holds `entries` candidates, and cuts
@@ -293,6 +294,7 @@ class Selection:
     picked: tuple[Stage, ...]  # walks over the k columns: their loads are gathered
     bare: bool = False  # of a row of nothing but -inf the first columns are chosen (see fusegen.language.ordering)
     in_turn: bool = False
+    by_rounds: bool = False
     turn: int = 0
     groups: int = 0  # 0: the first cut gives the threshold
     note: int = 0

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen.emitting.dialect import all_of
-from fusegen.emitting.rows.vectors import PIECES, Vectors
+from fusegen.emitting.rows.vectors import PIECES, Vectors, in_later_turns
 from fusegen.language.types import b8
 from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, staged_elements
+from fusegen.planner.rows.tails import in_blocks
 
 
 class Blocks(Vectors):
@@ -36,10 +37,8 @@ class Blocks(Vectors):
 
     def block_guard(self) -> str:
         """When a block is worth a look: when all of it lies in the row."""
-        width, cols = self.plan.tile.vector, self.plan.cols
-        certain = (cols - width + 1) // width
-        test = self.in_later_turns(f"col + {width} <= {cols}", certain, elements=certain < cols // width)
-        return all_of("live" * self.live(), test)
+        test = in_later_turns(f"col + {self.plan.tile.vector} <= {self.plan.cols}", in_blocks(self.plan))
+        return all_of("live" * self.plan.lacks_rows, test)
 
     def from_blocks(self, load: Load) -> str:
         """The vector at a block's columns, from memory."""
@@ -65,7 +64,7 @@ class Blocks(Vectors):
         else:
             self.functions.update((*PIECES, "load_shifted"))
             text = f"load_shifted<{access.vector}>({self.kept_name(access)}->at + col)"
-            held = min(self.vector_cols, self.plan.tile.kept_cols)
+            held = min(self.plan.vector_cols, self.plan.tile.kept_cols)
             part = f"col + {access.vector} <= {held}" if held < self.plan.cols else ""
         return f"{part} ? {text} : {self.from_blocks(load)}" if part else text
 
@@ -104,7 +103,7 @@ class Blocks(Vectors):
         self.functions.update((*PIECES, "load_shifted", "store", "head_of", "store_row"))
         tile = self.plan.tile
         turns = max(1, -(-(self.plan.cols * access.dtype.bytes // VECTOR_BYTES) // tile.threads_per_row))
-        cols = f"live ? {self.plan.cols} : 0" if self.live() else str(self.plan.cols)
+        cols = f"live ? {self.plan.cols} : 0" if self.plan.lacks_rows else str(self.plan.cols)
         lane = "lane" if tile.threads_per_row > 1 else "0"
         return f"store_row<{turns}>({self.pointer(access)}, {access.name}_staged, {cols}, {lane});"
 
@@ -114,7 +113,7 @@ class Blocks(Vectors):
         """Which threads have a value that no vector holds; empty where there are no such values."""
         if not self.plan.tile.apart or all(stage.blocks_of for stage in self.plan.stages):
             return ""
-        return all_of("live" * self.live(), f"lane < {self.plan.tile.apart}")
+        return all_of("live" * self.plan.lacks_rows, f"lane < {self.plan.tile.apart}")
 
     def single_read(self, load: Load, test: str, col: str, suffix: str) -> str:
         """One value of a tensor, zero where the thread has none or the row does not need it."""

@@ -124,12 +124,9 @@ class Reducing(Fetching):
         }
 
     def settled(self, reducer: Reducer) -> list[str]:
-        """The statements that give all threads of a row the same bits. Which of two parts is the other's makes no
-        difference to a sum, but to what is rounded between; and by blocks any thread may have any column, or keys that
-        are made of it are compared."""
+        """The statements that give all threads of a row the first one's bits."""
         plan = self.plan
-        compared = plan.selection is not None and any(stage.reductions for stage in plan.stages[:-1])
-        if len(reducer.fields) == 1 or plan.tile.team == 1 or not (compared or plan.settles):
+        if len(reducer.fields) == 1 or plan.tile.team == 1 or not plan.settles:
             return []
         lanes = min(plan.tile.team, plan.target.warp)
         return [f"v.{field} = {self.spelling.shuffle.format(f'v.{field}', 0, lanes)};" for field in reducer.fields]

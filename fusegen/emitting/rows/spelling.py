@@ -132,13 +132,13 @@ class Speller(Reducing):
     def rows_product(self) -> str:
         """The number of rows, where the kernel asks for it and no argument says it."""
         dims = self.plan.row_dims
-        if self.plan.flat or len(dims) == 1 or not (self.live() or self.plan.folded):
+        if self.plan.flat or len(dims) == 1 or not (self.plan.lacks_rows or self.plan.folded):
             return ""
         return " * ".join(d.extent for d in dims) or "1"
 
     def row_load(self, load: Load) -> str:
         text = self.to_value(load.access.dtype, f"*{self.pointer(load.access)}")
-        if self.tests_rows():
+        if self.plan.lacks_rows and not self.plan.stands_in:
             text = f"live ? {text} : {'false' if load.dtype is b8 else '0'}"
         return self.define(load.value, load.dtype, text)
 
@@ -158,7 +158,7 @@ class Speller(Reducing):
         """One thread a row writes what is one value a row."""
         tile = self.plan.tile
         first_tile = f"{self.tile()} % {tile.col_tiles} == 0" if tile.col_tiles > 1 else ""
-        return all_of("live" * self.live(), "lane == 0" * (tile.threads_per_row > 1), first_tile) or "true"
+        return all_of("live" * self.plan.lacks_rows, "lane == 0" * (tile.threads_per_row > 1), first_tile) or "true"
 
     def stored_rest(self, store: Store) -> str:
         """A result beyond the walk's limit."""
@@ -346,7 +346,7 @@ class Speller(Reducing):
             "shifts": [],
             "loop": self.loops(),
             "scope": True,
-            "unroll": UNROLL if self.unrolled() else f"{UNROLL} 4",
+            "unroll": UNROLL if self.plan.unrolled else f"{UNROLL} 4",
             "outputs": [
                 {
                     "type": self.vec_type(s.access),
@@ -382,7 +382,7 @@ class Speller(Reducing):
         enough = 2 * (tile.vector - 1) <= tile.threads_per_row
         first_tile = f"{self.tile()} % {tile.col_tiles} == 0" if tile.col_tiles > 1 else ""
         place = "lane" if enough else "i"
-        test = all_of("live" * self.live(), first_tile, f"{place} < edge")
+        test = all_of("live" * self.plan.lacks_rows, first_tile, f"{place} < edge")
         lane, step = ("lane", f"i += {tile.threads_per_row}") if tile.threads_per_row > 1 else ("0", "++i")
         col = f"const int col = {place} < head ? {place} : {self.cols} - edge + {place};"
         reads = [self.single_read(load, "", "col", "_edge") for load in stage.loads if load.access.mode != "bulk"]
@@ -456,7 +456,7 @@ class Speller(Reducing):
         """Element j of a result, to its vector, or to where the row is in shared memory."""
         placed = store.access.mode == "bulk" and store.staged
         place = self.at(store.access) if placed else f"{store.access.name}_vec.at[j]"
-        live = "if (live) " if placed and self.live() else ""
+        live = "if (live) " if placed and self.plan.lacks_rows else ""
         return f"{live}{place} = {self.to_storage(store.access.dtype, store.value)};"
 
     # ---- all of it
@@ -486,8 +486,8 @@ class Speller(Reducing):
             "piece": PIECE_BYTES,
             "lanes": lanes,
             "tiling": self.tiling(),
-            "live": self.live(),
-            "stands_in": self.stands_in(),
+            "live": self.plan.lacks_rows,
+            "stands_in": self.plan.stands_in,
             "lane": self.lane(),
             "lane_note": self.lane_note(),
             "rows_product": self.rows_product(),
@@ -512,7 +512,7 @@ class Speller(Reducing):
             "cols": self.cols,
             "blocks_begin": self.head(),
             "in_rest": self.rest_test(),
-            "vector_cols": "" if plan.flat else self.vector_cols,
+            "vector_cols": "" if plan.flat else self.plan.vector_cols,
             "begins_first": any(not stage.blocks_of for stage in self.plan.stages),
             "whole": self.whole(),
             "rest": self.rest(),

@@ -14,6 +14,7 @@ from __future__ import annotations
 from fusegen.emitting.dialect import Dialect, all_of
 from fusegen.planner.model import Access, Load, RowPlan, Stage
 from fusegen.planner.pieces import WORD_BYTES, stride_name
+from fusegen.planner.rows.tails import Turns, guarded, turns_of, whole
 
 PIECES = ("load", "phase", "load_pieces")  # functions that every read of such pieces calls
 
@@ -48,71 +49,22 @@ class Vectors(Dialect):
         """Where the tensor's row starts."""
         return f"{access.name}_row" if access.strided and not self.plan.flat else f"{access.name}_ptr"
 
-    @property
-    def vector_cols(self) -> int:
-        """The columns that vectors hold."""
-        return self.plan.cols - self.plan.tile.apart
-
-    def live(self) -> bool:
-        return not self.plan.flat and self.plan.tile.rows_per_block > 1
-
-    def tests_rows(self) -> bool:
-        """Must a vector be left out where its row is behind the last one?"""
-        return self.live() and not self.stands_in()
-
-    def stands_in(self) -> bool:
-        """Does a thread without a row take the last one once more, and write nothing? Tests around each walk cost
-        registers: RMSNorm's gradient by 768 columns has 62 so and had 80, LayerNorm of heads of 80 72 and 93, and that
-        took 50.3 us so, with stores in whole vectors as well, and 54.8 before."""
-        return self.live() and self.plan.selection is None
-
     def guard(self) -> str:
         """When a vector is worth a look."""
-        test = ""
-        if self.plan.tail != "none":
-            test = f"col < {self.cols if self.plan.flat else self.vector_cols}"
-            test = self.in_later_turns(test, -(-self.vector_cols // self.plan.tile.vector))
-        return all_of("live" * self.tests_rows(), test)
+        turns = guarded(self.plan)
+        limit = self.cols if self.plan.flat else self.plan.vector_cols
+        test = "" if turns is None else in_later_turns(f"col < {limit}", turns)
+        return all_of("live" * (self.plan.lacks_rows and not self.plan.stands_in), test)
 
     def guard_names_col(self) -> bool:
         """Or does it ask for no more than the turn?"""
-        return self.plan.tail != "none" and not self.by_turns_alone(-(-self.vector_cols // self.plan.tile.vector))
+        turns = guarded(self.plan)
+        return turns is not None and not turns.all
 
     def whole(self) -> str:
         """When every element of a vector lies in the row; empty where they always do."""
-        tile = self.plan.tile
-        if self.plan.tail != "element" or tile.vector == 1:
-            return ""
-        return self.in_later_turns(f"col + {tile.vector} <= {self.cols}", self.plan.cols // tile.vector)
-
-    def in_later_turns(self, test: str, vectors: int, elements: bool = False) -> str:
-        """A test that all threads pass in the turns whose vectors are among the row's first `vectors`, and none passes
-        behind these; single `elements` of the vector behind them may.
-
-        Where the loop is unrolled nothing of it is left there.
-        """
-        turns = self.certain_turns(vectors)
-        if not turns:
-            return test
-        if self.by_turns_alone(vectors) and not elements:
-            return f"v < {turns}"
-        return f"v < {turns} || {test}"
-
-    def certain_turns(self, vectors: int) -> int:
-        """Turns whose vectors are all among the row's first `vectors`, where the loop is unrolled."""
-        tile = self.plan.tile
-        if self.plan.flat or tile.col_tiles > 1 or not self.unrolled():
-            return 0
-        return vectors // tile.threads_per_row
-
-    def by_turns_alone(self, vectors: int) -> bool:
-        """Is no other vector among them?"""
-        turns = self.certain_turns(vectors)
-        return turns > 0 and vectors == turns * self.plan.tile.threads_per_row
-
-    def unrolled(self) -> bool:
-        """Are all turns of a thread's loops laid out one after another?"""
-        return self.loops() and self.plan.staging in ("registers", "none")
+        turns = whole(self.plan)
+        return "" if turns is None else in_later_turns(f"col + {self.plan.tile.vector} <= {self.cols}", turns)
 
     def ends(self, access: Access) -> str:
         """When what lies behind a row may be behind the whole tensor; empty where nobody looks there."""
@@ -177,10 +129,8 @@ class Vectors(Dialect):
 
     def in_last_turns(self, test: str, vectors: int) -> str:
         """A test that no thread passes in the turns whose vectors are among the row's first `vectors`."""
-        turns = max(0, vectors) // self.plan.tile.threads_per_row
-        if self.plan.tile.col_tiles > 1 or not self.unrolled() or not turns:
-            return test
-        return all_of(f"v >= {turns}", "" if test == "true" else test)
+        turns = turns_of(self.plan, vectors).certain
+        return all_of(f"v >= {turns}", "" if test == "true" else test) if turns else test
 
     def kept_block(self, access: Access) -> str:
         """Where the block lies that a copied vector begins in: a warp has its own side by side, and one more behind."""
@@ -243,17 +193,19 @@ class Vectors(Dialect):
         call += f"{access.name}_ends"
         after = f"col + {access.vector}"
         if not load.until:
-            return f"{call}, {after} >= {self.vector_cols});"
-        last = f"{after} >= {self.vector_cols} || !({self.within_limit(after, load.until)})"
+            return f"{call}, {after} >= {self.plan.vector_cols});"
+        last = f"{after} >= {self.plan.vector_cols} || !({self.within_limit(after, load.until)})"
         return f"if ({self.within_limit('col', load.until)}) {{\n  {call},\n    {last});\n}}"
 
     def store_call(self, access: Access) -> str:
         row, value = self.pointer(access), f"{access.name}_vec"
-        width, live = access.vector, "if (live) " if self.stands_in() else ""
+        width, live = access.vector, "if (live) " if self.plan.stands_in else ""
         if access.mode == "across":
             self.functions.update(("phase", "store", "store_across"))
-            cols = self.vector_cols
-            return f"store_across<{width}>({row}, col, {f'live ? {cols} : 0' if self.live() else cols}, {value})"
+            cols = self.plan.vector_cols
+            return (
+                f"store_across<{width}>({row}, col, {f'live ? {cols} : 0' if self.plan.lacks_rows else cols}, {value})"
+            )
         if self.plan.tail == "element" and width > 1 and not self.plan.flat:
             self.functions.add("store_each_within")
             if access.mode != "element":
@@ -276,6 +228,13 @@ class Vectors(Dialect):
         """Word i of the block that ends the vector of the lane before, around the lanes that share a row."""
         own = "own[words - 2 * ahead + i]"
         return self.spelling.shuffle.format(own, f"(lane + {lanes - 1}) % {lanes}", lanes) if lanes > 1 else own
+
+
+def in_later_turns(test: str, turns: Turns) -> str:
+    """The test, or the turns that decide it, or both."""
+    if not turns.certain:
+        return test
+    return f"v < {turns.certain}" if turns.all else f"v < {turns.certain} || {test}"
 
 
 def scaled(text: str, factor: int) -> str:

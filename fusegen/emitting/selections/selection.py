@@ -14,10 +14,11 @@ from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import ZEROS, all_of
 from fusegen.emitting.prelude import reducer_of
 from fusegen.emitting.rows.spelling import Speller
-from fusegen.emitting.rows.vectors import scaled
+from fusegen.emitting.rows.vectors import in_later_turns, scaled
 from fusegen.language.types import LEAST_INT, DType, bf16, f32, i32
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, ReductionKind, RowPlan, Stage, Store
+from fusegen.planner.rows.tails import single, turns_inside
 from fusegen.planner.selections.choosing import COMPARED, most_ranked
 from fusegen.planner.selections.picker import picker
 
@@ -63,13 +64,6 @@ class SelectionSpeller(Speller):
         tile = self.plan.tile
         vector = vector if vector.isidentifier() else f"({vector})"
         return scaled(f"{vector} * {tile.threads_per_row} + lane", tile.vector)
-
-    def inside_turns(self) -> int:
-        """Vectors of a thread, by whole turns, that lie in the row for every thread, with all that is read for them."""
-        tile, turn = self.plan.tile, self.selection.turn
-        across = [a.vector_bytes // a.dtype.bytes for a in self.plan.accesses if a.mode == "across" and not a.output]
-        columns = turn * tile.threads_per_row * tile.vector
-        return max(0, self.plan.cols - max(across, default=0)) // columns * turn
 
     def in_last_turns(self, test: str, vectors: int) -> str:
         """Nothing lies behind the row where the plan's tail is none."""
@@ -166,14 +160,13 @@ class SelectionSpeller(Speller):
 
     def inside(self) -> str:
         """When element j of a vector lies in the row; empty where every one does."""
-        if not self.whole():
-            return ""
-        return self.in_later_turns(f"col + j < {self.cols}", self.plan.cols // self.plan.tile.vector, elements=True)
+        turns = single(self.plan)
+        return "" if turns is None else in_later_turns(f"col + j < {self.cols}", turns)
 
     def team_guard(self) -> str:
         if not self.inside():
             return self.guard()
-        return all_of("live" * self.live(), self.inside())
+        return all_of("live" * self.plan.lacks_rows, self.inside())
 
     def team_body(self) -> list[str]:
         lines = self.body(replace(self.last, reductions=(), stores=()), loads_first=True)
@@ -297,7 +290,6 @@ class SelectionSpeller(Speller):
     def team_words(self) -> Mapping[str, Any]:
         plan = self.plan
         team, warp = plan.tile.threads_per_row, plan.target.warp
-        steps = team.bit_length() - 1
         functions = plan.target.spelling.functions
         tile, own = plan.tile, "i"
         if tile.per_thread == 1:
@@ -308,7 +300,6 @@ class SelectionSpeller(Speller):
             own = f"(i / {tile.vector} * {team} + lane) * {tile.vector} + i % {tile.vector}"
         return {
             "own_col": own,
-            "by_rounds": team == warp or self.selection.k * (2 * steps + 2) < 3 * team + 2 * steps,
             "best_partner": plan.target.spelling.shuffle_xor.format("best", "other"),
             "from_last_lane": plan.target.spelling.shuffle.format("upto", team - 1, team),
             "shuffle_up": functions["shuffle_up"][0],
@@ -334,7 +325,7 @@ class SelectionSpeller(Speller):
         if chosen.segment < tile.per_thread:
             vector = f"from + {vector}"
         step = tile.threads_per_row * tile.vector
-        ahead = self.inside_turns() - chosen.turn
+        ahead = turns_inside(plan) - chosen.turn
         last = f"notes[place / {chosen.note}] + place % {chosen.note} * {step}"
         return {
             "meet": functions["meet"],
@@ -354,7 +345,7 @@ class SelectionSpeller(Speller):
             "col": self.col_of("turn + p"),
             "next_col": self.col_of(f"turn + {chosen.turn}"),
             "step": step,
-            "inside_turns": self.inside_turns(),
+            "inside_turns": turns_inside(plan),
             "ahead": f"turn < {ahead}" if ahead > 0 else "false",
             "group": f"p % {chosen.groups}" if chosen.groups > 1 else "0",
             "wanted_at_most": want + want // ENOUGH,

@@ -151,7 +151,7 @@ def assemble(
         folded=target.max_blocks(tile.threads) < MANY_BLOCKS,
         copies=copies,
         slots=slots,
-        settles=any(stage.blocks_of for stage in stages) and merges(stages),
+        settles=merges(stages) and shares_rounding(stages, choosing is not None),
         shared_bytes=shared,
         selection=choosing.selection if choosing else None,
         cost=choosing.duration(work, moved) if choosing else estimate(target, work, moved, graph),
@@ -169,6 +169,13 @@ def template_of(draft: Draft, staging: Staging) -> str:
 def merges(stages: Sequence[Stage]) -> bool:
     """Is some reduction an online one, whose parts are rounded as they are merged?"""
     return any(reduction.kind in ONLINE for stage in stages for reduction in stage.reductions)
+
+
+def shares_rounding(stages: Sequence[Stage], chooses: bool) -> bool:
+    """Must all threads of a row have the same bits of what is rounded as it is merged? Which of two parts is the
+    other's makes no difference to a sum, but to that; and by blocks any thread may have any column, or keys that are
+    made of it are compared."""
+    return any(stage.blocks_of for stage in stages) or (chooses and any(stage.reductions for stage in stages[:-1]))
 
 
 def with_strides(draft: Draft, tile: Tile) -> tuple[Access, ...]:

@@ -119,10 +119,17 @@ def by_team(draft: Draft) -> Iterator[Plan]:
         few = graph.picks <= TEAM_PICKS and likely_of_team(graph.picks, lanes) <= LIKELY * most_ranked(graph.picks)
         if few and per_thread * draft.vector <= most and draft.vectors > lanes // 2:
             tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
-            chosen = selection_of(walks, graph.picks, "team")
+            chosen = replace(selection_of(walks, graph.picks, "team"), by_rounds=by_rounds(graph.picks, lanes, target))
             if fits(chosen, tile, target):
                 yield candidate(draft, walks, tile, chosen)
         lanes //= 2
+
+
+def by_rounds(k: int, lanes: int, target: Target) -> bool:
+    """Do k rounds find the bar in fewer steps than it takes every lane to look at all others? A whole warp has words
+    for a round."""
+    steps = lanes.bit_length() - 1
+    return lanes == target.warp or k * (2 * steps + 2) < 3 * lanes + 2 * steps
 
 
 def by_threshold(draft: Draft) -> Iterator[Plan]:
