@@ -38,8 +38,10 @@ class Dialect:
     What is spelled is noted then: nobody looks for names in a finished text.
     """
 
-    def __init__(self, spelling: Spelling) -> None:
+    def __init__(self, spelling: Spelling, row_number: str = "row", widens: bool = False) -> None:
         self.spelling = spelling
+        self.row_number = row_number  # of the row at hand, along the shape's last axis but one
+        self.widens = widens  # a bf16 becomes f32 by its bits
         self.functions: set[str] = set()
         self.constants: set[str] = set()
 
@@ -50,6 +52,9 @@ class Dialect:
         """From the storage type to f32, i32 or bool."""
         if dtype is i32:
             return text
+        if dtype is bf16 and self.widens:
+            self.functions.add("widened")
+            return f"widened({text})"
         return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
 
     def to_storage(self, dtype: DType, text: str) -> str:
@@ -82,11 +87,6 @@ class Dialect:
         if isinstance(arg, Value):
             return arg.name
         return self.noted(number_text(arg))
-
-    @property
-    def row_number(self) -> str:
-        """Of the row at hand, along the shape's last axis but one."""
-        return "row"
 
     def expression(self, s: Statement, col: str) -> str:
         """What a statement computes; `col` is the column of the element at hand. Of ints it is spelled as plainly as of

@@ -78,22 +78,10 @@ def speller(plan: Plan) -> Spelling:
 
 
 def row_speller(plan: RowPlan) -> Spelling:
-    if plan.selection and plan.selection.by == "dense":
-        from fusegen.emitting.selections.dense import DenseSpeller
-
-        return DenseSpeller(plan)
-    if plan.selection and plan.selection.by == "hold":
-        from fusegen.emitting.selections.held import HeldSpeller
-
-        return HeldSpeller(plan)
     if plan.selection:
         from fusegen.emitting.selections.selection import SelectionSpeller
 
         return SelectionSpeller(plan)
-    if plan.rolling:
-        from fusegen.emitting.rows.rolling import RollingSpeller
-
-        return RollingSpeller(plan)
     from fusegen.emitting.rows.spelling import Speller
 
     return Speller(plan)

@@ -361,6 +361,17 @@ class RowPlan(Plan):
     def rolling(self) -> bool:
         return self.staging == "rolling"
 
+    @property
+    def told_first(self) -> Stage | None:
+        """The walk behind which the blocks of a cluster tell each other something for the first time: each must know by
+        then that the others run."""
+        return next((stage for stage in self.stages if stage.reductions), None)
+
+    @property
+    def rows_ahead(self) -> tuple[Load, ...]:
+        """What a rolling plan fetches a row ahead."""
+        return tuple(load for load in self.stages[0].loads if load.when == "keep") if self.rolling else ()
+
     def follows(self, access: Access) -> bool:
         return self.together and access.mode == "bulk"
 

@@ -14,15 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusegen.emitting.dialect import all_of
-from fusegen.emitting.rows.vectors import PIECES, Vectors, in_later_turns
-from fusegen.language.types import b8
+from fusegen.emitting.rows.frame import Frame, Part, in_later_turns
+from fusegen.emitting.rows.vectors import PIECES, Vectors
 from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, staged_elements
 from fusegen.planner.rows.tails import in_blocks
 
 
-class Blocks(Vectors):
+class Blocks(Part):
     """Blocks, what lies beside them, and rows on their way through shared memory."""
+
+    def __init__(self, frame: Frame, vectors: Vectors) -> None:
+        super().__init__(frame)
+        self.vectors = vectors
 
     # ---- by an output's blocks
 
@@ -32,8 +36,8 @@ class Blocks(Vectors):
         if not found:
             return ""
         (access,) = (a for a in self.plan.accesses if a.output and a.name == found[0])
-        self.functions.update(("phase", "head_of"))
-        return f"head_of<{access.vector}>({self.pointer(access)}, {self.cols})"
+        self.words.functions.update(("phase", "head_of"))
+        return f"head_of<{access.vector}>({self.frame.pointer(access)}, {self.frame.cols})"
 
     def block_guard(self) -> str:
         """When a block is worth a look: when all of it lies in the row."""
@@ -44,48 +48,45 @@ class Blocks(Vectors):
         """The vector at a block's columns, from memory."""
         access = load.access
         if access.mode == "element" or access.vector * access.dtype.bytes % WORD_BYTES:
-            self.functions.add("load_each")
-            return f"load_each<{access.vector}>({self.pointer(access)} + col)"
-        self.functions.update((*PIECES, "load", "load_span", "load_across", "load_block"))
-        return f"load_block<{access.vector}>({self.pointer(access)}, col, {self.cols}, {self.block_ends(access)})"
+            self.words.functions.add("load_each")
+            return f"load_each<{access.vector}>({self.frame.pointer(access)} + col)"
+        self.words.functions.update((*PIECES, "load", "load_span", "load_across", "load_block"))
+        row, ends = self.frame.pointer(access), self.block_ends(access)
+        return f"load_block<{access.vector}>({row}, col, {self.frame.cols}, {ends})"
 
     def block_ends(self, access: Access) -> str:
         certain = (self.plan.cols - access.vector + 1) // access.vector - 1
-        return self.in_last_turns(f"{access.name}_ends" if access.strided else "true", certain)
+        return self.frame.in_last_turns(f"{access.name}_ends" if access.strided else "true", certain)
 
     def kept_at_blocks(self, load: Load) -> str:
         """The vector at a block's columns, from shared memory where that has all of it."""
         access = load.access
         if self.plan.copies:
-            self.functions.update((*PIECES, "load_span", "load_across", "load_kept_block"))
-            place = f"&{self.kept_block(access)}, {self.pointer(access)}, col, head"
-            text = f"load_kept_block<{access.vector}>(\n    {place}, {self.cols}, {self.block_ends(access)})"
-            part = self.partly()
+            self.words.functions.update((*PIECES, "load_span", "load_across", "load_kept_block"))
+            place = f"&{self.vectors.kept_block(access)}, {self.frame.pointer(access)}, col, head"
+            text = f"load_kept_block<{access.vector}>(\n    {place}, {self.frame.cols}, {self.block_ends(access)})"
+            part = self.vectors.partly()
         else:
-            self.functions.update((*PIECES, "load_shifted"))
-            text = f"load_shifted<{access.vector}>({self.kept_name(access)}->at + col)"
+            self.words.functions.update((*PIECES, "load_shifted"))
+            text = f"load_shifted<{access.vector}>({self.vectors.kept_name(access)}->at + col)"
             held = min(self.plan.vector_cols, self.plan.tile.kept_cols)
             part = f"col + {access.vector} <= {held}" if held < self.plan.cols else ""
         return f"{part} ? {text} : {self.from_blocks(load)}" if part else text
 
     def store_at_blocks(self, access: Access, of: str) -> str:
         name = "store" if access.name == of else "store_each" if access.mode == "element" else "store_block"
-        self.functions.update(("phase", "store", "store_each", name) if name == "store_block" else (name,))
-        return f"{name}<{access.vector}>({self.pointer(access)} + col, {access.name}_vec)"
+        self.words.functions.update(("phase", "store", "store_each", name) if name == "store_block" else (name,))
+        return f"{name}<{access.vector}>({self.frame.pointer(access)} + col, {access.name}_vec)"
 
     # ---- by way of shared memory
-
-    def team(self) -> str:
-        per_row = self.plan.tile.threads_per_row
-        return "threadIdx.x" if per_row == 1 else f"threadIdx.x / {per_row}"
 
     def staged_rows(self) -> list[Mapping[str, str]]:
         """Where the results that are complete in shared memory first have their rows."""
         tile = self.plan.tile
-        own = f" + {self.team()} * {staged_elements(tile)}" if tile.rows_per_block > 1 else ""
+        own = f" + {self.frame.team()} * {staged_elements(tile)}" if tile.rows_per_block > 1 else ""
         return [
             {
-                "type": self.ctype(store.access.dtype),
+                "type": self.words.ctype(store.access.dtype),
                 "name": f"{store.access.name}_staged",
                 "expr": f"shared + {store.offset_bytes}){own}",
             }
@@ -96,16 +97,16 @@ class Blocks(Vectors):
 
     def staged_call(self, access: Access) -> str:
         """A thread's vector of a result, to shared memory."""
-        self.functions.add("store")
+        self.words.functions.add("store")
         return f"store<{access.vector}>({access.name}_staged + col, {access.name}_vec)"
 
     def store_row_call(self, access: Access) -> str:
-        self.functions.update((*PIECES, "load_shifted", "store", "head_of", "store_row"))
+        self.words.functions.update((*PIECES, "load_shifted", "store", "head_of", "store_row"))
         tile = self.plan.tile
         turns = max(1, -(-(self.plan.cols * access.dtype.bytes // VECTOR_BYTES) // tile.threads_per_row))
         cols = f"live ? {self.plan.cols} : 0" if self.plan.lacks_rows else str(self.plan.cols)
         lane = "lane" if tile.threads_per_row > 1 else "0"
-        return f"store_row<{turns}>({self.pointer(access)}, {access.name}_staged, {cols}, {lane});"
+        return f"store_row<{turns}>({self.frame.pointer(access)}, {access.name}_staged, {cols}, {lane});"
 
     # ---- value by value
 
@@ -118,10 +119,8 @@ class Blocks(Vectors):
     def single_read(self, load: Load, test: str, col: str, suffix: str) -> str:
         """One value of a tensor, zero where the thread has none or the row does not need it."""
         access = load.access
-        ctype = self.ctype(access.dtype)
-        tests = all_of(test, self.within_limit(col, load.until))
-        text = f"{self.pointer(access)}[{col}]"
-        return f"const {ctype} {access.name}{suffix} = {f'{tests} ? {text} : {self.zero(access)}' if tests else text};"
-
-    def zero(self, access: Access) -> str:
-        return "0" if access.dtype is b8 else f"{self.ctype(access.dtype)}{{}}"
+        ctype = self.words.ctype(access.dtype)
+        tests = all_of(test, self.words.within_limit(col, load.until))
+        text = f"{self.frame.pointer(access)}[{col}]"
+        text = f"{tests} ? {text} : {self.frame.zero(access)}" if tests else text
+        return f"const {ctype} {access.name}{suffix} = {text};"

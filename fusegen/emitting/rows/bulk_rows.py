@@ -8,27 +8,13 @@ copy.
 from __future__ import annotations
 
 from fusegen.emitting.dialect import all_of
-from fusegen.emitting.rows.blocks import Blocks
+from fusegen.emitting.rows.frame import Part
 from fusegen.planner.model import LINE_BYTES, Access, Load, Stage, begins_anywhere
 from fusegen.planner.rows.bulk import brought, bulk_loads
 
 
-class BulkRows(Blocks):
+class BulkRows(Part):
     """Places in shared memory, what is brought there, and what leaves."""
-
-    def together(self) -> bool:
-        return self.plan.together
-
-    def team(self) -> str:
-        """A warp's rows that come together lie as many rows apart as there are warps: in shared memory rows that
-        follow one another may begin in the same banks, as those of 127 halves do."""
-        tile, warp = self.plan.tile, self.plan.target.warp
-        if not self.together() or tile.threads_per_row == warp or tile.threads == warp:
-            return super().team()
-        own = "threadIdx.x % 32" if tile.threads_per_row == 1 else f"threadIdx.x % {warp} / {tile.threads_per_row}"
-        return f"{own} * {tile.threads // warp} + threadIdx.x / {warp}"
-
-    # ---- places
 
     def at(self, access: Access) -> str:
         """The element at a walk's column."""
@@ -36,15 +22,17 @@ class BulkRows(Blocks):
 
     def at_end(self, statement: str) -> str:
         """A statement for an element, where the row may end before it."""
-        ragged = f"col + j < {self.cols}" if self.plan.cols % self.plan.tile.vector else ""
-        tests = all_of("live" * self.together(), ragged)
+        ragged = f"col + j < {self.frame.cols}" if self.plan.cols % self.plan.tile.vector else ""
+        tests = all_of("live" * self.plan.together, ragged)
         return f"if ({tests}) {statement}" if tests else statement
 
     def element(self, load: Load, col: str = "col + j") -> str:
         """An element that was brought; zero where the row does not need it."""
         text = f"{load.access.name}_at[{col}]"
-        test = self.within_limit(col, load.until)
-        return f"({test} ? {text} : {self.zero(load.access)})" if test else text
+        test = self.words.within_limit(col, load.until)
+        return f"({test} ? {text} : {self.frame.zero(load.access)})" if test else text
+
+    # ---- places
 
     def offsets(self) -> dict[str, tuple[Access, int]]:
         """Each place's tensor, and where it begins."""
@@ -54,23 +42,23 @@ class BulkRows(Blocks):
         return found
 
     def place(self, access: Access, offset: int) -> str:
-        return f"reinterpret_cast<{self.ctype(access.dtype)}*>(shared + {offset})"
+        return f"reinterpret_cast<{self.words.ctype(access.dtype)}*>(shared + {offset})"
 
     def bulk_places(self) -> list[str]:
         """The statements, once a row, that say where its elements lie and bring them."""
         if not self.plan.bulk:
             return []
-        self.functions.add("phase")
+        self.words.functions.add("phase")
         lines = []
         for name, (access, offset) in self.offsets().items():
-            ctype, at = self.ctype(access.dtype), self.place(access, offset)
-            if self.together():
+            ctype, at = self.words.ctype(access.dtype), self.place(access, offset)
+            if self.plan.together:
                 if begins_anywhere(access, self.plan.tile, self.plan.cols):
                     at += f" + phase<{LINE_BYTES}>({self.first(access)})"
                 lines.append(f"{ctype}* const {name}_place = {at};")
-                at = f"{name}_place + own_row * {self.cols}"
+                at = f"{name}_place + own_row * {self.frame.cols}"
             else:
-                at += f" + phase<{LINE_BYTES}>({self.pointer(access)})"
+                at += f" + phase<{LINE_BYTES}>({self.frame.pointer(access)})"
             lines.append(f"{ctype}* const {name}_at = {at};")
         return [*lines, *self.bring()]
 
@@ -79,29 +67,29 @@ class BulkRows(Blocks):
         tensors = brought(self.plan.stages)
         if not tensors:
             return []
-        self.functions.update(("bring", "copy_bulk"))
+        self.words.functions.update(("bring", "copy_bulk"))
         lines = ["__shared__ unsigned long long arrivals;", "if (threadIdx.x == 0) {"]
         lines.append(f"  start_arrivals(arrivals, {len(tensors)});")
         for access in tensors.values():
             name = access.name
-            what = f"{name}_at, {self.pointer(access)}, {self.needed(access)}, {name}_ends"
-            if self.together():
+            what = f"{name}_at, {self.frame.pointer(access)}, {self.needed(access)}, {name}_ends"
+            if self.plan.together:
                 last = f"rows - first_row <= {self.plan.tile.rows_per_block}"
-                what = f"{name}_place, {self.first(access)}, rows_here * {self.cols}, {last}"
+                what = f"{name}_place, {self.first(access)}, rows_here * {self.frame.cols}, {last}"
             lines.append(f"  bring({what}, arrivals);")
-        return [*lines, "}", self.spelling.barrier, "wait_arrivals(arrivals);"]
+        return [*lines, "}", self.words.spelling.barrier, "wait_arrivals(arrivals);"]
 
     def first(self, access: Access) -> str:
         """Where a block's rows begin in memory."""
-        return f"{access.name}_ptr + first_row * {self.cols}"
+        return f"{access.name}_ptr + first_row * {self.frame.cols}"
 
     def needed(self, access: Access) -> str:
         """How many columns of the row are needed, from the first one on."""
         (until,) = {load.until for load in bulk_loads(self.plan.stages) if load.access.tensor == access.tensor}
         if until is None:
-            return self.cols
-        bound = self.argument(until.bound)
-        return f"({bound} < {self.cols} ? {bound}{' + 1' if until.sign == '<=' else ''} : {self.cols})"
+            return self.frame.cols
+        bound = self.words.argument(until.bound)
+        return f"({bound} < {self.frame.cols} ? {bound}{' + 1' if until.sign == '<=' else ''} : {self.frame.cols})"
 
     # ---- results
 
@@ -110,12 +98,12 @@ class BulkRows(Blocks):
         staged = [store.access for store in stage.stores if store.staged and store.access.mode == "bulk"]
         if not staged:
             return []
-        self.functions.update(("head_of", "leave"))
+        self.words.functions.update(("head_of", "leave"))
         tile = self.plan.tile
-        lines = ["show_copies();", f"{self.spelling.barrier}  // the row is complete"]
+        lines = ["show_copies();", f"{self.words.spelling.barrier}  // the row is complete"]
         for access in staged:
-            row, at, cols, lane = self.pointer(access), f"{access.name}_at", self.cols, "lane"
-            if self.together():
+            row, at, cols, lane = self.frame.pointer(access), f"{access.name}_at", self.frame.cols, "lane"
+            if self.plan.together:
                 row, at = self.first(access), f"{access.name}_place"
                 cols, lane = f"rows_here * {cols}", "threadIdx.x"
             lines.append(f"leave<{tile.threads}>({row}, {at}, {cols}, {lane});")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 
 from fusegen.emitting.prelude import Reducer, reducer_of
-from fusegen.emitting.rows.fetching import Fetching
+from fusegen.emitting.rows.frame import Frame, Part
 from fusegen.language.types import DType, i32
 from fusegen.planner.model import Reduction, ReductionKind
 
@@ -18,14 +18,42 @@ WORDS: Mapping[str, tuple[str, str]] = {
 """Partial results of every type lie in one array of floats: to a word of it, and back."""
 
 
-class Reducing(Fetching):
-    """What a plan says of its reductions, in one dialect."""
+@dataclass(frozen=True, slots=True)
+class RowReduce:
+    """A function of the prelude: what all threads of a row make of their parts of one kind of reduction."""
 
-    parts = "part"  # the array of a reduction's partial results
+    what: str
+    function: str
+    ctype: str
+    shuffle_merge: str
+    shared_parameters: str
+    threads: int
+    clustered: bool
+    settled: list[str]
+    fields: list[Mapping[str, str]]
+
+
+class Reductions(Part):
+    """What a plan says of its reductions, in one dialect. `pivoted`: softmaxes of what a selection decides by, whose
+    largest value comes with the choice."""
+
+    def __init__(self, frame: Frame, found: Iterable[Reduction], pivoted: Container[Reduction] = ()) -> None:
+        super().__init__(frame)
+        self.found = tuple(found)
+        self.pivoted = pivoted
+
+    @property
+    def parts(self) -> str:
+        """The array of a reduction's partial results; of two, by blocks that take rows in turn."""
+        return "part[turn]" if self.plan.rolling else "part"
 
     def part(self, r: Reduction) -> Mapping[str, str]:
+        if r in self.pivoted:
+            self.words.functions.update(("PivotSum", "exponential"))
+            self.words.constants.add("NAN")
+            return {"ctype": "PivotSum", "name": r.part, "init": ""}
         reducer = reducer_of(r.kind, r.dtype)
-        return {"ctype": reducer.ctype, "name": r.part, "init": f" = {self.noted(reducer.start)}"}
+        return {"ctype": reducer.ctype, "name": r.part, "init": f" = {self.words.noted(reducer.start)}"}
 
     def update(self, r: Reduction) -> str:
         if r.kind == "sum":
@@ -33,7 +61,7 @@ class Reducing(Fetching):
         if r.kind in ("max", "min"):
             return f"{r.part} = {self.chooser(r)}({r.part}, {r.value});"
         if r.kind == "welford" and r.guarded:
-            self.functions.add("infinite_mean")
+            self.words.functions.add("infinite_mean")
         return f"{r.part}_values[j] = {r.value};" if r.kind == "softmax" else f"{r.part}.add({r.value});"
 
     def update_one(self, r: Reduction) -> str:
@@ -45,15 +73,15 @@ class Reducing(Fetching):
         if r.dtype is i32:
             return r.kind
         function = "larger" if r.kind == "max" else "smaller"
-        self.functions.add(function)
+        self.words.functions.add(function)
         return function
 
     def update_rest(self, r: Reduction) -> str:
         """A whole vector of values that are all alike."""
         assert r.rest is not None
-        suffix, rest = "u" if r.dtype is i32 else ".0f", self.argument(r.rest)
+        suffix, rest = "u" if r.dtype is i32 else ".0f", self.words.argument(r.rest)
         count = f"{self.plan.tile.vector}{suffix}"
-        if whole := self.whole():
+        if whole := self.frame.whole():
             count = f"({whole} ? {count} : {self.plan.cols % self.plan.tile.vector}{suffix})"
         if r.kind in ("max", "min"):
             return f"{r.part} = {self.chooser(r)}({r.part}, {rest});"
@@ -87,46 +115,49 @@ class Reducing(Fetching):
             ]
         if reducer.ctype == "unsigned":
             call = f"static_cast<int>({call})"
-        return [self.define(r.results[0], r.dtype, call)]
+        return [self.words.define(r.results[0], r.dtype, call)]
 
     def unless_masked(self, r: Reduction, top: str) -> str:
         """A softmax's sum is NaN in a row of nothing but -inf, unless the chain asks for that case itself."""
-        return "" if r.guarded else self.noted(f"{top} == -INFINITY ? NAN : ")
+        return "" if r.guarded else self.words.noted(f"{top} == -INFINITY ? NAN : ")
 
-    def row_reduces(self) -> list[Mapping[str, Any]]:
+    # ---- the prelude's functions
+
+    def row_reduces(self) -> list[RowReduce]:
         """The reduction functions of the prelude, one a kind that the plan uses."""
         return [self.row_reduce(*kind) for kind in self.row_kinds()]
 
     def row_kinds(self) -> list[tuple[ReductionKind, DType]]:
-        """And the type of what each reduces."""
-        return list(dict.fromkeys((r.kind, r.dtype) for s in self.plan.stages for r in s.reductions))
+        """And the type of what each reduces. A sum of exponentials needs no more than to be added up where their
+        largest is known."""
+        return list(dict.fromkeys(("sum" if r in self.pivoted else r.kind, r.dtype) for r in self.found))
 
-    def row_reduce(self, kind: ReductionKind, dtype: DType) -> Mapping[str, Any]:
+    def row_reduce(self, kind: ReductionKind, dtype: DType) -> RowReduce:
         reducer = reducer_of(kind, dtype)
-        self.functions.update(reducer.needs)
+        self.words.functions.update(reducer.needs)
         single = len(reducer.fields) == 1
         shuffled = ["partner(v, step)" if single else f"partner(v.{f}, step)" for f in reducer.fields]
         to_word, from_word = WORDS[reducer.ctype if single else "float"]
         parts = [f"part_{f}" if len(reducer.fields) > 1 else "part" for f in reducer.fields]
-        return {
-            "what": reducer.what,
-            "function": reducer.function,
-            "ctype": reducer.ctype,
-            "shuffle_merge": reducer.merge.format(*shuffled),
-            "shared_parameters": "".join(f", float* {p}" for p in parts) if self.plan.slots else "",
-            "threads": self.plan.tile.threads_per_row,
-            "clustered": self.plan.tile.cluster > 1,
-            "settled": self.settled(reducer),
-            "fields": [
+        return RowReduce(
+            what=reducer.what,
+            function=reducer.function,
+            ctype=reducer.ctype,
+            shuffle_merge=reducer.merge.format(*shuffled),
+            shared_parameters="".join(f", float* {p}" for p in parts) if self.plan.slots else "",
+            threads=self.plan.tile.threads_per_row,
+            clustered=self.plan.tile.cluster > 1,
+            settled=self.settled(reducer),
+            fields=[
                 {"part": p, "value": "v" if single else f"v.{f}", "to": to_word, "from": from_word}
                 for p, f in zip(parts, reducer.fields, strict=True)
             ],
-        }
+        )
 
     def settled(self, reducer: Reducer) -> list[str]:
         """The statements that give all threads of a row the first one's bits."""
         plan = self.plan
         if len(reducer.fields) == 1 or plan.tile.team == 1 or not plan.settles:
             return []
-        lanes = min(plan.tile.team, plan.target.warp)
-        return [f"v.{field} = {self.spelling.shuffle.format(f'v.{field}', 0, lanes)};" for field in reducer.fields]
+        lanes, shuffle = min(plan.tile.team, plan.target.warp), self.words.spelling.shuffle
+        return [f"v.{field} = {shuffle.format(f'v.{field}', 0, lanes)};" for field in reducer.fields]

@@ -11,24 +11,25 @@ vector apart, and by eight of two bytes each a softmax at 512 x 1048576 took 247
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fusegen.emitting.dialect import UNROLL
-from fusegen.emitting.rows.spelling import Speller
-from fusegen.planner.model import Access, Load, RowPlan, Stage
+from fusegen.emitting.rows.frame import Frame, Part
+from fusegen.emitting.rows.vectors import Vectors
+from fusegen.emitting.rows.walks import Walk
+from fusegen.planner.model import Load, Stage
 from fusegen.planner.pieces import stride_name
 
 
-class RollingSpeller(Speller):
-    """Of a rolling plan, for rolling.cu.j2."""
+class Rolling(Part):
+    """The next row's fetch, and walks over both places, for rolling.cu.j2."""
 
-    parts = "part[turn]"
-
-    def __init__(self, plan: RowPlan) -> None:
-        super().__init__(plan)
-        self.fetched = [load for load in plan.stages[0].loads if load.when == "keep"]
-        self.held = plan.tile.per_thread - plan.tile.kept  # vectors of a thread in registers
+    def __init__(self, frame: Frame, vectors: Vectors) -> None:
+        super().__init__(frame)
+        self.vectors = vectors
+        self.fetched = self.plan.rows_ahead
+        self.held = self.plan.tile.per_thread - self.plan.tile.kept  # vectors of a thread in registers
 
     # ---- where a fetched vector is
 
@@ -48,66 +49,53 @@ class RollingSpeller(Speller):
         lines = []
         for load in self.fetched:
             width, source = load.access.vector, f"{self.next_row(load)} + col"
-            self.functions.update(("load",) if held else ("copy_async", "commit_copies"))
-            place = self.held_at(load) if held else f"&{self.kept_at(self.kept_name(load.access), True)}"
-            lines.append(f"{place} = load<{width}>({source});" if held else f"copy_async<{width}>({place}, {source});")
+            self.words.functions.update(("load",) if held else ("copy_async", "commit_copies"))
+            kept = self.vectors.kept_at(self.vectors.kept_name(load.access), True)
+            copy = f"copy_async<{width}>(&{kept}, {source});"
+            lines.append(f"{self.held_at(load)} = load<{width}>({source});" if held else copy)
         return lines
 
-    # ---- what is said otherwise than by other plans
+    # ---- walks
 
-    def partly(self) -> str:
-        """Nothing is read again."""
-        return ""
-
-    def row_pointers(self) -> list[Mapping[str, str]]:
-        """Of what is not fetched a row ahead."""
-        names = {f"{load.access.name}_row" for load in self.fetched}
-        return [pointer for pointer in super().row_pointers() if pointer["name"] not in names]
-
-    def store_call(self, access: Access) -> str:
-        self.functions.add("store_words")
-        return f"store_words<{access.vector}>({self.pointer(access)} + col, {access.name}_vec)"
-
-    def walk(self, number: int, stage: Stage) -> Mapping[str, Any]:
+    def twice(self, stage: Stage, whole: Walk) -> Walk:
         """As one over what registers hold and one over what shared memory has."""
-        whole, tile = super().walk(number, stage), self.plan.tile
-        last = stage is self.plan.stages[-1]
+        tile, last = self.plan.tile, stage is self.plan.stages[-1]
         staged = {f"{load.access.name}_vec": load for load in stage.loads if load.when != "now"}
-        in_registers = [
-            {**read, "call": self.held_at(staged[read["target"]])} if read["target"] in staged else read
-            for read in whole["reads"]
-        ]
-        spans = []
-        if self.held:
-            spans.append({
-                **whole, "head": f"int v = {tile.kept}; v < {tile.per_thread}; ++v", "unroll": UNROLL,
-                "reads": in_registers, "pending": -1, "refill": self.refill(held=True) if last else [],
-                "commits": False,
-            })  # fmt: skip
-        refill = self.refill(held=False) if last else []
+        in_registers = tuple(
+            replace(read, call=self.held_at(staged[read.target])) if read.target in staged else read
+            for read in whole.reads
+        )
+        refill = self.refill(held=False) if last else ()
         head = f"int v = 0; v < {tile.kept}; ++v"
-        spans.append({**whole, "head": head, "refill": refill, "commits": bool(refill)})
+        runs = [replace(whole, head=head, refill=refill, commits=bool(refill))]
+        if self.held:
+            held = replace(
+                whole, head=f"int v = {tile.kept}; v < {tile.per_thread}; ++v", unroll=UNROLL, reads=in_registers,
+                pending=-1, refill=self.refill(held=True) if last else (),
+            )  # fmt: skip
+            runs.insert(0, held)
         steps = [f"{self.next_row(load)} += step * {self.stride(load)};" for load in self.fetched]
-        before = ["const bool more = row + step < rows;", *steps] if last else []
-        return {**whole, "copies": [], "before": before, "spans": spans, "first_results": False}
+        before = ("const bool more = row + step < rows;", *steps) if last else ()
+        return replace(whole, copies=(), before=before, runs=tuple(runs), first_results=False)
 
-    def refill(self, held: bool) -> list[str]:
-        return [f"if (more) {line}" for line in self.fetches(held)]
+    def refill(self, held: bool) -> tuple[str, ...]:
+        return tuple(f"if (more) {line}" for line in self.fetches(held))
 
     def context(self) -> dict[str, Any]:
         """What rolling.cu.j2 asks for beside the rest: the first row's fetch."""
         shared_by = self.plan.tile.blocks_per_row
         pointers = [
             {
-                "type": f"const {self.ctype(load.access.dtype)}",
+                "type": f"const {self.words.ctype(load.access.dtype)}",
                 "name": self.next_row(load),
                 "expr": f"{load.access.name}_ptr + first * {self.stride(load)}",
             }
             for load in self.fetched
         ]
-        arrays = [{"type": self.vec_type(load.access), "name": f"{load.access.name}_held"} for load in self.fetched]
+        arrays = [
+            {"type": self.frame.vec_type(load.access), "name": f"{load.access.name}_held"} for load in self.fetched
+        ]
         return {
-            **super().context(),
             "step": f"gridDim.x / {shared_by}" if shared_by > 1 else "gridDim.x",
             "next_rows": pointers,
             "held": self.held,

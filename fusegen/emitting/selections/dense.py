@@ -5,34 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusegen.emitting.selections.held import HeldSpeller
-from fusegen.planner.held_rows import Dense
+from fusegen.emitting.rows.spelling import Speller
+from fusegen.emitting.selections.choice import Choice
+from fusegen.emitting.selections.held import HeldChoice, HeldWalk
 from fusegen.planner.selections.density import COMPARED, GUESSES
 
 
-class DenseSpeller(HeldSpeller):
-    """The words of one plan whose Selection has a Dense."""
+class DenseChoice(Choice):
+    """Of one plan whose Selection has a Dense: its rows come to registers as those that are held do."""
 
-    @property
-    def dense(self) -> Dense:
-        assert self.selection.dense is not None
-        return self.selection.dense
-
-    @property
-    def key(self) -> str:
-        return f"keys[{self.number}]"
-
-    @property
-    def number(self) -> str:
-        """Of an element among the thread's."""
+    def __init__(self, parts: Speller) -> None:
+        super().__init__(parts)
         width = self.plan.tile.vector
-        return f"v * {width} + j" if width > 1 else "v"
+        self.number = f"v * {width} + j" if width > 1 else "v"  # of an element among the thread's
+        self.held = HeldChoice(parts, f"keys[{self.number}]")
 
-    def words(self) -> Mapping[str, Any]:
-        plan, functions, dense = self.plan, self.plan.target.spelling.functions, self.dense
+    def walk(self) -> HeldWalk:
+        return self.held.walk()
+
+    def said(self) -> Mapping[str, Any]:
+        plan, functions, dense = self.plan, self.spelling.functions, self.selection.dense
+        assert dense is not None
         elements = plan.tile.per_thread * plan.tile.vector
         return {
-            "key": self.key,
+            "key": self.held.key,
             "order": f"orders[{self.number}]",
             "elements": elements,
             "alone": dense.groups == elements,  # each element is a group
@@ -44,7 +40,7 @@ class DenseSpeller(HeldSpeller):
             "warp_total": functions["warp_total"],
             "shuffle_up": functions["shuffle_up"][0],
             "bin_bits": dense.bins.bit_length() - 1,
-            "sums": self.sums,
+            "sums": self.held.sums,
             "aim": (self.selection.k + dense.limit) // 2,
             "wanted": (dense.want + dense.enough) // 2,
             "guesses": GUESSES,

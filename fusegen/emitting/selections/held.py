@@ -2,98 +2,101 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fusegen.emitting.prelude import REDUCERS
-from fusegen.emitting.selections.selection import SelectionSpeller
-from fusegen.planner.heading import WIDTH
-from fusegen.planner.held_rows import Hold
-from fusegen.planner.model import Load, Reduction
-
-MAX_SUM = REDUCERS["softmax"].function
+from fusegen.emitting.rows.spelling import Speller
+from fusegen.emitting.selections.choice import Choice
+from fusegen.planner.model import Load, Reduction, RowPlan
 
 
-class HeldSpeller(SelectionSpeller):
-    """The words of one plan whose Selection has a Hold."""
+@dataclass(frozen=True, slots=True)
+class HeldRead:
+    """A vector on its way, and how it is made of what came."""
 
-    @property
-    def hold(self) -> Hold:
-        assert self.selection.hold is not None
-        return self.selection.hold
+    type: str
+    name: str
+    call: str
+    made: str
 
-    @property
-    def key(self) -> str:
-        """Where an element's key stays."""
-        return "keys[v][j]"
 
-    def last_walk(self) -> Mapping[str, Any]:
-        """The only walk: it leaves keys in registers, and parts of what is one value a row. Of the keys' own maximum
-        and sum warps tell each other with the rest."""
-        chosen = self.selection
-        sums = [r for r in self.last.reductions if r.kind == "softmax"]
-        others = tuple(r for r in self.last.reductions if r not in sums)
-        best = f"choose {chosen.columns} = the columns of the {chosen.k} largest {chosen.key}"
-        title = f"walk 1 of 1: {self.last.title + '; ' if self.last.title else ''}{best}"
-        return {
-            "title": textwrap.wrap(title, WIDTH, subsequent_indent="  "),
-            "vectors": [self.read(load) for load in self.last.loads],
-            "parts": [self.part(r) for r in others],
-            "body": [
-                *self.body(replace(self.last, reductions=others), loads_first=False),
-                f"{self.key} = {chosen.key};",
-            ],
-            "others": [line for r in others for line in self.results(r)],
-            "sums": [line for r in sums for line in self.results(r)],
-            "behind": self.behind(self.last),
-        }
+@dataclass(frozen=True, slots=True)
+class HeldWalk:
+    """The only walk, for its templates: it leaves keys in registers, and parts of what is one value a row. Of the keys'
+    own maximum and sum warps tell each other with the rest."""
 
-    def read(self, load: Load) -> Mapping[str, str]:
-        """A vector on its way, and how it is made of what came."""
-        name = load.access.name
+    title: list[str]
+    vectors: list[HeldRead]
+    parts: list[Mapping[str, str]]
+    body: list[str]
+    others: list[str]
+    sums: list[str]
+    behind: list[str]
+
+
+def adds_up(plan: RowPlan) -> bool:
+    """Are the exponentials of the keys added up?"""
+    return any(r.kind == "softmax" for r in plan.stages[-1].reductions)
+
+
+def told(plan: RowPlan) -> tuple[Reduction, ...]:
+    """What is reduced by the prelude's functions: all but a softmax of the keys."""
+    return tuple(r for stage in plan.stages for r in stage.reductions if r.kind != "softmax")
+
+
+class HeldChoice(Choice):
+    """Of one plan whose Selection has a Hold. `key`: where an element's key stays."""
+
+    def __init__(self, parts: Speller, key: str = "keys[v][j]") -> None:
+        super().__init__(parts)
+        self.key = key
+        self.sums = adds_up(self.plan)
+        self.words.functions |= {"larger", "exponential"} if self.sums else {"larger"}
+
+    def walk(self) -> HeldWalk:
+        parts = self.parts
+        others = tuple(r for r in self.last.reductions if r.kind != "softmax")
+        body = parts.elements.body(replace(self.last, reductions=others), loads_first=False)
+        return HeldWalk(
+            title=self.title(),
+            vectors=[self.read(load) for load in self.last.loads],
+            parts=[parts.reductions.part(r) for r in others],
+            body=[*body, f"{self.key} = {self.selection.key};"],
+            others=[line for r in others for line in parts.reductions.results(r)],
+            sums=[line for r in self.last.reductions if r not in others for line in self.key_sum(r)],
+            behind=parts.walks.behind(self.last),
+        )
+
+    def read(self, load: Load) -> HeldRead:
+        frame, vectors, name = self.frame, self.parts.vectors, load.access.name
+        vector = frame.vec_type(load.access)
         if load.access.mode == "across":
-            joined = f"joined({name}_read[v], {self.pointer(load.access)})"
-            return {
-                "type": self.span_type(load.access),
-                "name": f"{name}_read",
-                "call": self.span_from_memory(load, inside=False),
-                "made": f"const {self.vec_type(load.access)} {name}_vec = {joined};",
-            }
-        return {
-            "type": self.vec_type(load.access),
-            "name": f"{name}_read",
-            "call": self.from_memory(load, inside=False),
-            "made": f"const {self.vec_type(load.access)}& {name}_vec = {name}_read[v];",
-        }
+            return HeldRead(
+                type=frame.span_type(load.access),
+                name=f"{name}_read",
+                call=vectors.span_from_memory(load, inside=False),
+                made=f"const {vector} {name}_vec = joined({name}_read[v], {frame.pointer(load.access)});",
+            )
+        return HeldRead(
+            type=vector,
+            name=f"{name}_read",
+            call=vectors.from_memory(load, inside=False),
+            made=f"const {vector}& {name}_vec = {name}_read[v];",
+        )
 
-    def results(self, r: Reduction, function: str = "") -> list[str]:
-        """A softmax's maximum and sum come from what the warps said."""
-        if r.kind != "softmax" or r not in self.last.reductions:
-            return super().results(r, function)
+    def key_sum(self, r: Reduction) -> list[str]:
+        """The keys' maximum and sum come from what the warps said."""
         top, total = r.results
+        nothing = self.parts.reductions.unless_masked(r, top)
         return [
             f"const float {top} = key_at(most_of(picker));",
-            f"const float {total} = {self.unless_masked(r, top)}sum_of(picker, {top});",
+            f"const float {total} = {nothing}sum_of(picker, {top});",
         ]
 
-    def row_reduces(self) -> list[Mapping[str, Any]]:
-        """Without that softmax's, unless the chosen columns have one too."""
-        found = super().row_reduces()
-        if any(r.kind == "softmax" for stage in self.selection.picked for r in stage.reductions):
-            return found if self.plan.cluster == 1 else [r for r in found if r["function"] != MAX_SUM]
-        self.functions.discard("MaxSum")
-        self.functions |= {"larger", "exponential"} if self.sums else {"larger"}
-        return [r for r in found if r["function"] != MAX_SUM]
-
-    @property
-    def sums(self) -> bool:
-        """Are the exponentials of the keys added up?"""
-        return any(r.kind == "softmax" for r in self.last.reductions)
-
-    def words(self) -> Mapping[str, Any]:
-        plan, spelling, width = self.plan, self.plan.target.spelling, self.plan.tile.vector
+    def said(self) -> Mapping[str, Any]:
+        plan, spelling, hold, width = self.plan, self.spelling, self.selection.hold, self.plan.tile.vector
+        assert hold is not None
         return {
             "element": f"v * {width} + j" if width > 1 else "v",
             "vector_of": f"v = element / {width}, j = element % {width}" if width > 1 else "v = element, j = 0",
@@ -103,10 +106,10 @@ class HeldSpeller(SelectionSpeller):
             "shuffle_up": spelling.functions["shuffle_up"][0],
             "of_lane": spelling.shuffle.format("order", "lane", plan.target.warp),
             "warps": plan.threads // plan.target.warp,
-            "bin_bits": self.hold.bins.bit_length() - 1,
-            "bins": self.hold.bins,
+            "bin_bits": hold.bins.bit_length() - 1,
+            "bins": hold.bins,
             "sums": self.sums,
-            "aim": (self.selection.k + self.hold.room) // 2,
+            "aim": (self.selection.k + hold.room) // 2,
             "binned": "binned",
             "readers": plan.threads // plan.cluster,
         }

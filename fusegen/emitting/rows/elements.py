@@ -1,0 +1,86 @@
+"""The element of a walk's body: of a vector, in shared memory, or alone where no vector holds it."""
+
+from __future__ import annotations
+
+from fusegen.emitting.body import Element, element_lines
+from fusegen.emitting.rows.bulk_rows import BulkRows
+from fusegen.emitting.rows.frame import Frame, Part
+from fusegen.emitting.rows.reducing import Reductions
+from fusegen.emitting.rows.vectors import Vectors
+from fusegen.planner.model import Body, Keep, Load, Stage, Store, counts
+
+
+class Elements(Part):
+    """Where a body's elements come from and go to."""
+
+    def __init__(self, frame: Frame, vectors: Vectors, bulk: BulkRows, reductions: Reductions) -> None:
+        super().__init__(frame)
+        self.vectors = vectors
+        self.bulk = bulk
+        self.reductions = reductions
+
+    def body(self, body: Body, loads_first: bool) -> list[str]:
+        """The statements for element j of a vector. `loads_first`: all of a thread's vectors were read before."""
+
+        def read(load: Load) -> str:
+            if load.when == "ahead":
+                return ""
+            return self.words.to_value(load.access.dtype, self.element_of(load, loads_first))
+
+        def kept(keep: Keep) -> str:
+            return self.vectors.kept_at(f"{keep.value}_kept", False)
+
+        return element_lines(body, Element(read, self.write, self.reductions.update, kept), self.words)
+
+    def element_of(self, load: Load, loads_first: bool) -> str:
+        """Element j of what was read."""
+        if load.access.mode == "bulk":
+            return self.bulk.element(load)
+        name = f"{load.access.name}_vec"
+        kept = load.when not in ("now", "fetched") and not self.plan.in_shared
+        in_array = loads_first and load.access.mode != "across" and load.when != "fetched"
+        vector = self.vectors.kept_at(name, True) if kept else f"{name}[v]" if in_array else name
+        return f"{vector}.at[j]"
+
+    def write(self, store: Store) -> str:
+        """Element j of a result, to its vector, or to where the row is in shared memory."""
+        placed = store.access.mode == "bulk" and store.staged
+        place = self.bulk.at(store.access) if placed else f"{store.access.name}_vec.at[j]"
+        live = "if (live) " if placed and self.plan.lacks_rows else ""
+        return f"{live}{place} = {self.words.to_storage(store.access.dtype, store.value)};"
+
+    def names_col(self, body: Body) -> bool:
+        """Do the statements ask for the element's column, be it to find it in shared memory?"""
+        placed = any(store.access.mode == "bulk" for store in body.stores)
+        return placed or counts(body.body, "col_index") or any(load.access.mode == "bulk" for load in body.loads)
+
+    def stored_rest(self, store: Store) -> str:
+        """A result beyond the walk's limit."""
+        if store.rest is None:
+            return ""
+        return self.words.to_storage(store.access.dtype, self.words.argument(store.rest))
+
+    def placed_rests(self, stage: Stage) -> list[str]:
+        """The statements that write these to shared memory."""
+        if stage.until is None:
+            return []
+        stores = [store for store in stage.stores if store.access.mode == "bulk"]
+        return [self.bulk.at_end(f"{self.bulk.at(s.access)} = {self.stored_rest(s)};") for s in stores]
+
+    def single(self, body: Body, suffix: str) -> list[str]:
+        """The statements for one value, that no vector holds: what was read lies in `<name><suffix>`."""
+
+        def read(load: Load) -> str:
+            if load.when == "ahead":
+                return ""
+            text = self.bulk.element(load, "col") if load.access.mode == "bulk" else f"{load.access.name}{suffix}"
+            return self.words.to_value(load.access.dtype, text)
+
+        def write(store: Store) -> str:
+            row = f"{store.access.name}_staged" if store.staged else self.frame.pointer(store.access)
+            return f"{row}[col] = {self.words.to_storage(store.access.dtype, store.value)};"
+
+        def kept(keep: Keep) -> str:
+            return f"{keep.value}{suffix}"
+
+        return element_lines(body, Element(read, write, self.reductions.update_one, kept, col="col"), self.words)

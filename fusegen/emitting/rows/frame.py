@@ -1,0 +1,241 @@
+"""What every part of a row kernel's text asks: types, the thread's place, its rows and columns, and where rows end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fusegen.emitting.dialect import Dialect, all_of
+from fusegen.language.types import b8
+from fusegen.planner.model import Access, Load, RowPlan, Store
+from fusegen.planner.pieces import stride_name
+from fusegen.planner.rows.tails import Turns, guarded, turns_of, whole
+
+
+class Frame:
+    """One plan in the words of one dialect."""
+
+    def __init__(self, plan: RowPlan) -> None:
+        last = len(plan.graph.shape) - 2
+        row = next((dim.index for dim in plan.row_dims if last in dim.axes), "")
+        self.plan = plan
+        self.words = Dialect(plan.target.spelling, row_number=row, widens=plan.selection is not None)
+        self.uses_vec = False
+
+    @property
+    def index(self) -> str:
+        return "long long" if self.plan.flat else "int"
+
+    @property
+    def cols(self) -> str:
+        return "n" if self.plan.flat else str(self.plan.cols)
+
+    def vec_type(self, access: Access) -> str:
+        self.uses_vec = True
+        return f"Vec<{self.words.ctype(access.dtype)}, {access.vector}>"
+
+    def span_type(self, access: Access) -> str:
+        self.uses_vec = True
+        return f"Span<{self.words.ctype(access.dtype)}, {access.vector}>"
+
+    def pointer(self, access: Access) -> str:
+        """Where the tensor's row starts."""
+        return f"{access.name}_row" if access.strided and not self.plan.flat else f"{access.name}_ptr"
+
+    def zero(self, access: Access) -> str:
+        return "0" if access.dtype is b8 else f"{self.words.ctype(access.dtype)}{{}}"
+
+    # ---- where a row ends
+
+    def guard(self) -> str:
+        """When a vector is worth a look."""
+        turns = guarded(self.plan)
+        limit = self.cols if self.plan.flat else self.plan.vector_cols
+        test = "" if turns is None else in_later_turns(f"col < {limit}", turns)
+        return all_of("live" * (self.plan.lacks_rows and not self.plan.stands_in), test)
+
+    def guard_names_col(self) -> bool:
+        """Or does it ask for no more than the turn?"""
+        turns = guarded(self.plan)
+        return turns is not None and not turns.all
+
+    def whole(self) -> str:
+        """When every element of a vector lies in the row; empty where they always do."""
+        turns = whole(self.plan)
+        return "" if turns is None else in_later_turns(f"col + {self.plan.tile.vector} <= {self.cols}", turns)
+
+    def in_last_turns(self, test: str, vectors: int) -> str:
+        """A test that no thread passes in the turns whose vectors are among the row's first `vectors`."""
+        turns = turns_of(self.plan, vectors).certain
+        return all_of(f"v >= {turns}", "" if test == "true" else test) if turns else test
+
+    def ends(self, access: Access) -> str:
+        """When what lies behind a row may be behind the whole tensor; empty where nobody looks there."""
+        if access.output or access.mode not in ("across", "bulk"):
+            return ""
+        dims = self.plan.row_dims
+        last = [f"({dims[i].extent} - 1) * {stride_name(access, dims, i)}" for i in access.strided]
+        reach = (access.vector if access.mode == "across" else 0) + access.vector_bytes // access.dtype.bytes
+        return f"{' + '.join([f'{access.name}_ptr', *last])} - {access.name}_row < {reach}"
+
+    # ---- blocks, threads and columns
+
+    def tile_number(self) -> str:
+        """The number of the block's tile."""
+        return "tile" if self.plan.folded else "blockIdx.x"
+
+    def tiling(self) -> Mapping[str, str]:
+        """How many tiles there are, and how they map to rows."""
+        tile = self.plan.tile
+        tiles = f"(rows + {tile.rows_per_block - 1}) / {tile.rows_per_block}" if tile.rows_per_block > 1 else "rows"
+        if tile.blocks_per_row > 1:
+            tiles = f"{tiles} * {tile.blocks_per_row}"
+        shared_by = tile.blocks_per_row
+        row = f"{self.tile_number()} / {shared_by}" if shared_by > 1 else self.tile_number()
+        if tile.rows_per_block == 1:
+            return {"tiles": tiles, "row": row}
+        wide = row if self.plan.folded else f"static_cast<long long>({row})"
+        first = f"{wide} * {tile.rows_per_block}"
+        return {"tiles": tiles, "first": first, "own": self.team(), "row": f"{first} + {self.team()}"}
+
+    def first_element(self) -> str:
+        """Of a thread, in a flat plan."""
+        tile = self.plan.tile
+        block = "tile" if self.plan.folded else "static_cast<long long>(blockIdx.x)"
+        return f"{block} * {tile.cols} + threadIdx.x" + (f" * {tile.vector}" if tile.vector > 1 else "")
+
+    def team(self) -> str:
+        """A warp's rows that come together lie as many rows apart as there are warps: in shared memory rows that
+        follow one another may begin in the same banks, as those of 127 halves do."""
+        tile, warp = self.plan.tile, self.plan.target.warp
+        if not self.plan.together or tile.threads_per_row == warp or tile.threads == warp:
+            return "threadIdx.x" if tile.threads_per_row == 1 else f"threadIdx.x / {tile.threads_per_row}"
+        own = "threadIdx.x % 32" if tile.threads_per_row == 1 else f"threadIdx.x % {warp} / {tile.threads_per_row}"
+        return f"{own} * {tile.threads // warp} + threadIdx.x / {warp}"
+
+    def lane(self) -> str:
+        """The thread's place among those of its row; empty where the kernel has no use for a name."""
+        tile = self.plan.tile
+        if self.plan.flat:
+            return ""
+        if tile.cluster > 1:
+            return f"__clusterRelativeBlockRank() * {tile.threads} + threadIdx.x"
+        if tile.threads_per_row == tile.threads:
+            return "threadIdx.x"
+        if tile.threads_per_row > 1:
+            return f"threadIdx.x % {tile.threads_per_row}"
+        return "0" if tile.per_thread == 1 or self.start() else ""
+
+    def lane_note(self) -> str:
+        tile = self.plan.tile
+        if tile.threads_per_row == 1:
+            return "a thread takes a row of its own"
+        return f"of the {tile.threads_per_row} threads that share a row"
+
+    def start(self) -> str:
+        """The statement that finds the thread's first column, where that takes more than its lane."""
+        tile = self.plan.tile
+        if self.plan.flat or tile.col_tiles == 1:
+            return ""
+        first = f"static_cast<int>({self.tile_number()} % {tile.col_tiles}) * {tile.cols}"
+        return f"const int start = {first} + {scaled('lane', tile.vector)};"
+
+    def col(self) -> str:
+        """The column of the thread's vector v."""
+        tile = self.plan.tile
+        first = "start" if self.plan.flat or self.start() else scaled("lane", tile.vector)
+        if tile.per_thread == 1:
+            return first
+        if first == "start":
+            return f"start + v * {tile.threads_per_row * tile.vector}"
+        return scaled(f"v * {tile.threads_per_row} + lane" if tile.threads_per_row > 1 else "v", tile.vector)
+
+    def loops(self) -> bool:
+        return self.plan.tile.per_thread > 1
+
+    # ---- rows
+
+    def rows_product(self) -> str:
+        """The number of rows, where the kernel asks for it and no argument says it."""
+        dims = self.plan.row_dims
+        if self.plan.flat or len(dims) == 1 or not (self.plan.lacks_rows or self.plan.folded):
+            return ""
+        return " * ".join(d.extent for d in dims) or "1"
+
+    def row_indices(self) -> list[str]:
+        """Each row dimension's own index, from the row's number; none where there is one dimension."""
+        dims = self.plan.row_dims
+        if self.plan.flat or len(dims) == 1 or not dims:
+            return []
+        row, sizes = "static_cast<unsigned>(row)", [f"static_cast<unsigned>({d.extent})" for d in dims]
+        lines = []
+        for place, dim in enumerate(dims):
+            inner = " / ".join(reversed(sizes[place + 1 :]))
+            base = f"{row} / {inner}" if inner else row
+            lines.append(f"const unsigned {dim.index} = {base}" + (f" % {sizes[place]};" if place else ";"))
+        return lines
+
+    def row_pointers(self) -> list[Mapping[str, str]]:
+        """Of what is neither fetched a row ahead nor found from the row before."""
+        dims, ahead = self.plan.row_dims, [load.access for load in self.plan.rows_ahead]
+        found: list[Mapping[str, str]] = []
+        for access in self.plan.accesses:
+            if not access.strided or self.plan.flat or self.plan.follows(access) or access in ahead:
+                continue
+            terms = [f"{dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided]
+            const = "" if access.output else "const "
+            if access.output and len(terms) > 1 and self.plan.tile.rows_per_block > 1:
+                self.words.functions.add("unknown")
+                terms = [f"unknown({' + '.join(terms)})"]
+            found.append(
+                {
+                    "type": f"{const}{self.words.ctype(access.dtype)}",
+                    "tensor": access.name,
+                    "name": f"{access.name}_row",
+                    "expr": " + ".join([f"{access.name}_ptr", *terms]),
+                    "ends": self.ends(access),
+                }
+            )
+        return found
+
+    def row_load(self, load: Load) -> str:
+        text = self.words.to_value(load.access.dtype, f"*{self.pointer(load.access)}")
+        if self.plan.lacks_rows and not self.plan.stands_in:
+            text = f"live ? {text} : {'false' if load.dtype is b8 else '0'}"
+        return self.words.define(load.value, load.dtype, text)
+
+    def first_lane(self) -> str:
+        """One thread a row writes what is one value a row."""
+        tile = self.plan.tile
+        first_tile = f"{self.tile_number()} % {tile.col_tiles} == 0" if tile.col_tiles > 1 else ""
+        return all_of("live" * self.plan.lacks_rows, "lane == 0" * (tile.threads_per_row > 1), first_tile) or "true"
+
+    def row_writes(self, stores: Iterable[Store]) -> list[str]:
+        """What is one value a row, written by one of its threads."""
+        return [
+            f"if ({self.first_lane()}) *{self.pointer(store.access)} = "
+            f"{self.words.to_storage(store.access.dtype, store.value)};"
+            for store in stores
+        ]
+
+
+def in_later_turns(test: str, turns: Turns) -> str:
+    """The test, or the turns that decide it, or both."""
+    if not turns.certain:
+        return test
+    return f"v < {turns.certain}" if turns.all else f"v < {turns.certain} || {test}"
+
+
+def scaled(text: str, factor: int) -> str:
+    """`(a + b) * factor`; the text alone where the factor is 1."""
+    if factor == 1:
+        return text
+    return f"({text}) * {factor}" if " " in text else f"{text} * {factor}"
+
+
+class Part:
+    """One part of a kernel's text, in its frame."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.plan = frame.plan
+        self.words = frame.words

@@ -1,0 +1,73 @@
+"""The words of teams of lanes that choose from short rows: by rank, or one key after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fusegen.emitting.dialect import UNROLL
+from fusegen.emitting.selections.choice import Choice
+from fusegen.planner.selections.choosing import COMPARED, most_ranked
+
+
+class TeamChoice(Choice):
+    """Of one plan by "team"."""
+
+    def walk(self) -> None:
+        """None: templates ask for its body alone."""
+
+    def said(self) -> Mapping[str, Any]:
+        return self.turns() if self.selection.in_turn else self.ranks()
+
+    def turns(self) -> Mapping[str, Any]:
+        chosen = self.selection
+        entry = f"static_cast<Entry>(best) << column_bits | (last_column - {chosen.columns})"
+        return {
+            "team_most": self.by_shuffles("unsigned", ">"),
+            "team_least": self.by_shuffles("int", "<"),
+            "team_guard": self.team_guard(),
+            "team_body": self.team_body(),
+            "taken_out": f"best > masked ? {entry} : {self.none('all', 'r')}",
+        }
+
+    def ranks(self) -> Mapping[str, Any]:
+        plan = self.plan
+        team, warp = plan.tile.threads_per_row, plan.target.warp
+        functions = self.spelling.functions
+        tile, own = plan.tile, "i"
+        if tile.per_thread == 1:
+            own = f"lane * {tile.vector} + i"
+        elif tile.vector == 1:
+            own = f"i * {team} + lane"
+        else:
+            own = f"(i / {tile.vector} * {team} + lane) * {tile.vector} + i % {tile.vector}"
+        return {
+            "own_col": own,
+            "best_partner": self.spelling.shuffle_xor.format("best", "other"),
+            "from_last_lane": self.spelling.shuffle.format("upto", team - 1, team),
+            "shuffle_up": functions["shuffle_up"][0],
+            "compared": COMPARED,
+            "team_most": functions["warp_most"] if team == warp else self.by_shuffles("unsigned", ">"),
+            "meet": functions["meet"],
+            "most_ranked": most_ranked(self.selection.k),
+            "entry_partner": self.spelling.shuffle_xor.format("best_entry", "step"),
+            "team_guard": self.team_guard(),
+            "team_body": self.team_body(),
+        }
+
+    def by_shuffles(self, ctype: str, order: str) -> tuple[str, ...]:
+        """The first of all v of a team of lanes, in that order."""
+        return (
+            UNROLL,
+            f"for (int step = {self.plan.tile.threads_per_row // 2}; step > 0; step /= 2) {{",
+            f"  const {ctype} other = {self.spelling.shuffle_xor.format('v', 'step')};",
+            f"  v = v {order} other ? v : other;",
+            "}",
+            "return v;",
+        )
+
+    def team_body(self) -> list[str]:
+        lines = self.parts.elements.body(replace(self.last, reductions=(), stores=()), loads_first=True)
+        key = self.selection.key
+        return [*lines, f"orders[v][j] = order_of({key});" if self.selection.in_turn else f"keys[v][j] = {key};"]

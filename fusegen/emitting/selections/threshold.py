@@ -1,0 +1,202 @@
+"""The words of blocks and clusters that choose from rows that stream by: by a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fusegen.emitting.body import Element, element_lines
+from fusegen.emitting.dialect import all_of
+from fusegen.emitting.rows.frame import scaled
+from fusegen.emitting.rows.walks import Output
+from fusegen.emitting.selections.choice import Choice
+from fusegen.planner.model import Load, Reduction, RowPlan
+from fusegen.planner.rows.tails import turns_inside
+
+MANY_MARKS = 8  # of a thread's vectors: random order marks one or two
+ENOUGH = 8  # a threshold that an eighth more groups reach than need to will do
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A vector that is read a turn before it is used: what lies across blocks is shifted into place only then.
+    `inside` reads one that is known to lie in the row."""
+
+    type: str
+    name: str
+    call: str
+    inside: str
+    made: str
+    start: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySum:
+    """A softmax of what decides, whose largest is known; `slots` are where its parts are added up."""
+
+    top: str
+    total: str
+    part: str
+    slots: list[str]
+    guarded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdWalk:
+    """The walk that chooses, for its template."""
+
+    title: list[str]
+    parts: list[Mapping[str, str]]
+    vectors: list[Ahead]
+    names_col: bool
+    outputs: tuple[Output, ...]
+    vector_reductions: tuple[str, ...]
+    body: list[str]
+    key_reductions: list[str]
+    alike: bool  # a vector inside of the row is read as any is
+    masks: bool  # what lies outside of the row counts for nothing but keys
+    results: list[str]
+    key_sums: list[KeySum]
+    behind: list[str]
+
+
+def of_key(plan: RowPlan) -> tuple[Reduction, ...]:
+    """Softmaxes of what decides, where the row's largest key comes with the threshold."""
+    chosen = plan.selection
+    assert chosen is not None
+    softmaxes = (r for r in plan.stages[-1].reductions if r.kind == "softmax")
+    return tuple(r for r in softmaxes if chosen.groups and r.value == chosen.key)
+
+
+class ThresholdChoice(Choice):
+    """Of one plan by "threshold"."""
+
+    def walk(self) -> ThresholdWalk:
+        """The key's own maximum serves a softmax of the key too."""
+        parts, pivoted = self.parts, of_key(self.plan)
+        others = tuple(r for r in self.last.reductions if r not in pivoted)
+        stage = replace(self.last, reductions=others)
+        vectors = [self.ahead(load) for load in self.last.loads]
+        outputs = tuple(parts.walks.outputs(stage))
+        asks = self.frame.guard_names_col() or bool(self.frame.whole()) or parts.elements.names_col(stage)
+        return ThresholdWalk(
+            title=self.title(),
+            parts=[parts.reductions.part(r) for r in self.last.reductions],
+            vectors=vectors,
+            names_col=asks or bool(outputs),
+            outputs=outputs,
+            vector_reductions=tuple(r.part for r in others if r.kind == "softmax"),
+            body=[*parts.elements.body(stage, loads_first=False), f"keys[j] = {self.selection.key};"],
+            key_reductions=[r.part for r in pivoted],
+            alike=not self.frame.guard() and all(v.call == v.inside for v in vectors),
+            masks=not others and not self.last.stores,
+            results=[line for r in others for line in parts.reductions.results(r)],
+            key_sums=[self.key_sum(r) for r in pivoted],
+            behind=parts.walks.behind(self.last),
+        )
+
+    def ahead(self, load: Load) -> Ahead:
+        frame, vectors = self.frame, self.parts.vectors
+        name, row, vector = f"{load.access.name}_vec", frame.pointer(load.access), frame.vec_type(load.access)
+        if load.access.mode != "across":
+            return Ahead(
+                type=vector,
+                name=f"{name}_next",
+                call=vectors.from_memory(load, inside=False),
+                inside=vectors.from_memory(load, inside=False, sure=True),
+                made=f"const {vector} {name} = {name}_next[p];",
+            )
+        ctype, span = self.words.ctype(load.access.dtype), frame.span_type(load.access)
+        start = f"{load.access.name}_start"
+        return Ahead(
+            type=span,
+            name=f"{name}_next",
+            call=vectors.span_from_memory(load, inside=False),
+            inside=vectors.within(load, f"load_pieces<{load.access.vector}>({start} + col)", False, span),
+            made=f"const {vector} {name} = joined({name}_next[p], {row});",
+            start=f"const {ctype}* const {start} = {row} - phase<{span}::piece>({row});",
+        )
+
+    def key_sum(self, r: Reduction) -> KeySum:
+        parts = self.parts.reductions.parts
+        slots = [f", {parts}[{r.slot + i}]" if self.plan.slots else "" for i in range(2)]
+        top, total = r.results
+        return KeySum(top, total, r.part, slots, r.guarded)
+
+    def said(self) -> Mapping[str, Any]:
+        plan, chosen = self.plan, self.selection
+        tile, warp = plan.tile, plan.target.warp
+        functions = self.spelling.functions
+        warps = plan.threads // warp
+        room = chosen.entries // warps
+        want = -(-chosen.k // (warps * tile.cluster))
+        noted = chosen.turn // chosen.note  # by a thread in a turn
+        place = f"slot / {noted} * {noted * warp} + lane_of_warp * {noted} + slot % {noted}"
+        vector = "slot" if chosen.note == 1 else f"slot * {chosen.note}"
+        if chosen.segment < tile.per_thread:
+            vector = f"from + {vector}"
+        step = tile.threads_per_row * tile.vector
+        ahead = turns_inside(plan) - chosen.turn
+        last = f"notes[place / {chosen.note}] + place % {chosen.note} * {step}"
+        return {
+            "meet": functions["meet"],
+            "warp_least": functions["warp_least"],
+            "warp_most": functions["warp_most"],
+            "shuffle_up": functions["shuffle_up"][0],
+            "from_first_lane": functions["from_first_lane"][0],
+            "warps": warps,
+            "room": room,
+            "unbinned": "merged[0]" if tile.cluster > 1 else "entries[side]",
+            "binned": "merged[1]" if tile.cluster > 1 else "entries[side ^ 1]",
+            "bin_bits": chosen.bins.bit_length() - 1,
+            "want": want,
+            "ranked": chosen.k < warps and tile.cluster == 1,
+            "enough": self.enough(room, chosen.limit // warps),
+            "waits": plan.told_first is None or plan.told_first is self.last,
+            "col": self.col_of("turn + p"),
+            "next_col": self.col_of(f"turn + {chosen.turn}"),
+            "step": step,
+            "inside_turns": turns_inside(plan),
+            "ahead": f"turn < {ahead}" if ahead > 0 else "false",
+            "group": f"p % {chosen.groups}" if chosen.groups > 1 else "0",
+            "wanted_at_most": want + want // ENOUGH,
+            "noted_key": place if noted > 1 else f"slot * {warp} + lane_of_warp",
+            "noted_col": self.col_of(vector),
+            "looks": all_of("place < vectors", "!late" * bool(chosen.groups), self.frame.guard() * (chosen.note > 1)),
+            "many_marks": MANY_MARKS,
+            "col_of_v": self.col_of("v"),
+            "first_col": last if chosen.note > 1 else "notes[place]",
+            "reads": [self.again(load) for load in chosen.key_body.loads],
+            "body": [*self.parts.elements.body(chosen.key_body, loads_first=False), f"keys[j] = {chosen.key};"],
+            "rest_bits": f"{0xFFFFFFFF & ~(0xFFFFFFFF >> plan.cols % tile.vector):#x}u",
+            "key_at_col": self.key_at_col(),
+        }
+
+    def col_of(self, vector: str) -> str:
+        """The first column of the thread's vector of that number."""
+        tile = self.plan.tile
+        vector = vector if vector.isidentifier() else f"({vector})"
+        return scaled(f"{vector} * {tile.threads_per_row} + lane", tile.vector)
+
+    def again(self, load: Load) -> str:
+        """A vector that is read again where its note exceeds the threshold."""
+        call = self.parts.vectors.from_memory(load, inside=False)
+        return f"const {self.frame.vec_type(load.access)} {load.access.name}_vec = {call};"
+
+    def key_at_col(self) -> list[str]:
+        """The key of the element at `col`."""
+
+        def read(load: Load) -> str:
+            return self.words.to_value(load.access.dtype, f"{self.frame.pointer(load.access)}[col]")
+
+        return element_lines(self.selection.key_body, Element(read, col="col"), self.words)
+
+    def enough(self, room: int, limit: int) -> str:
+        """How many candidates of a warp behind a segment make a cut: fewer where later segments bring more, and what a
+        cluster's first block has room for. Empty where there is room for all."""
+        plan = self.plan
+        last = str(limit if plan.cluster > 1 else room)
+        if self.selection.segment >= plan.tile.per_thread:
+            return last if plan.cluster > 1 else ""
+        return f"(turn + {self.selection.turn} < {plan.tile.per_thread} ? {(room + limit) // 2} : {last})"
