@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -85,10 +85,22 @@ class Tile:
     def blocks_per_row(self) -> int:
         return self.col_tiles * self.cluster
 
+    def blocks(self, rows: int) -> int:
+        """For so many rows; elements, in a flat plan."""
+        return -(-rows // self.rows_per_block) * self.blocks_per_row
+
     @property
     def team(self) -> int:
         """Threads of one block that share a row."""
         return self.threads_per_row // self.cluster
+
+    def warps_per_row(self, warp: int) -> int:
+        """Warps of a block that share a row; 1 when a warp holds one row or several."""
+        return max(1, self.team // warp)
+
+    def parts_per_row(self, warp: int) -> int:
+        """Partial results of one reduction in a block: of its warps, and of the cluster's blocks."""
+        return self.warps_per_row(warp) + (self.cluster if self.cluster > 1 else 0)
 
     @property
     def kept_cols(self) -> int:
@@ -269,6 +281,35 @@ def begins_anywhere(access: Access, tile: Tile, cols: int) -> bool:
     return tile.rows_per_block * cols * access.dtype.bytes % LINE_BYTES != 0
 
 
+def in_shared_memory(staging: Staging) -> bool:
+    """Is what later walks need again in shared memory, or most of it?"""
+    return staging in ("shared", "rolling")
+
+
+def packed(staging: Staging, keeps: Keeps) -> bool:
+    """Do registers hold what was read as it was read, and not as f32?"""
+    return staging == "registers" and keeps == "inputs"
+
+
+def fetched(stages: Iterable[Stage]) -> tuple[Access, ...]:
+    """The vectors that bulk copies bring to shared memory while the first walk runs."""
+    loads = (load for stage in stages for load in stage.loads if load.when == "fetched")
+    return tuple({load.access.tensor: load.access for load in loads}.values())
+
+
+def partial_bytes(tile: Tile, warp: int, slots: int, rolling: bool) -> int:
+    """Of the shared array that carries partial results across warps; a block that takes rows in turn has two."""
+    return 4 * slots * tile.parts_per_row(warp) * (2 if rolling else 1)
+
+
+def fetched_bytes(stages: Iterable[Stage], cols: int) -> int:
+    """Of shared memory, for the vectors that bulk copies bring there: each begins at a line."""
+    size = 0
+    for access in fetched(stages):
+        size = -(-size // LINE_BYTES) * LINE_BYTES + cols * access.dtype.bytes
+    return size
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowPlan(Plan):
     """A kernel that walks over rows, or over one flat array."""
@@ -333,8 +374,7 @@ class RowPlan(Plan):
 
     @property
     def packed(self) -> bool:
-        """Do registers hold what was read as it was read, and not as f32?"""
-        return self.staging == "registers" and self.keeps == "inputs" and self.selection is None
+        return packed(self.staging, self.keeps)
 
     @property
     def bulk(self) -> bool:
@@ -348,14 +388,11 @@ class RowPlan(Plan):
 
     @property
     def fetched(self) -> tuple[Access, ...]:
-        """The vectors that bulk copies bring to shared memory while the first walk runs."""
-        loads = (load for stage in self.stages for load in stage.loads if load.when == "fetched")
-        return tuple({load.access.tensor: load.access for load in loads}.values())
+        return fetched(self.stages)
 
     @property
     def in_shared(self) -> bool:
-        """Is what later walks need again in shared memory, or most of it?"""
-        return self.staging in ("shared", "rolling")
+        return in_shared_memory(self.staging)
 
     @property
     def rolling(self) -> bool:
@@ -410,22 +447,18 @@ class RowPlan(Plan):
 
     @property
     def warps_per_row(self) -> int:
-        """Warps of a block that share a row; 1 when a warp holds one row or several."""
-        return max(1, self.tile.team // self.target.warp)
+        return self.tile.warps_per_row(self.target.warp)
 
     @property
     def parts_per_row(self) -> int:
-        """Partial results of one reduction in a block: of its warps, and of the cluster's blocks."""
-        return self.warps_per_row + (self.tile.cluster if self.tile.cluster > 1 else 0)
+        return self.tile.parts_per_row(self.target.warp)
 
     @property
     def static_shared_bytes(self) -> int:
         votes = self.selection.vote_bytes if self.selection else 0
         arrivals = 8 if self.bulk or self.fetched else 0
-        fetched = 0
-        for access in self.fetched:
-            fetched = -(-fetched // LINE_BYTES) * LINE_BYTES + self.cols * access.dtype.bytes
-        static = fetched + 4 * self.slots * self.parts_per_row * (2 if self.rolling else 1) + votes + arrivals
+        partials = partial_bytes(self.tile, self.target.warp, self.slots, self.rolling)
+        static = fetched_bytes(self.stages, self.cols) + partials + votes + arrivals
         return -(-static // self.shared_alignment) * self.shared_alignment if self.shared_bytes else static
 
     @property
@@ -434,7 +467,7 @@ class RowPlan(Plan):
         return LINE_BYTES if self.bulk else 16
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
-        blocks = -(-math.prod(extents) // self.tile.rows_per_block) * self.tile.blocks_per_row
+        blocks = self.tile.blocks(math.prod(extents))
         if not self.rolling:
             return blocks
         at_once = self.target.sms * self.cost.blocks_per_sm if resident is None else resident

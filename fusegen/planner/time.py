@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fusegen.planner.traffic import Traffic
+from fusegen.targets.base import Target
+
 
 def overlapped(limits_us: Iterable[float], exponent: float) -> float:
     """The time that several limits of a launch take together: their p-norm.
@@ -15,3 +18,8 @@ def overlapped(limits_us: Iterable[float], exponent: float) -> float:
     for limit in limits_us:
         total += limit**exponent
     return float(total ** (1 / exponent))
+
+
+def floor_us(target: Target, moved: Traffic) -> float:
+    """What no kernel without matrix products can undercut: bytes, once each, and flops, at the data sheet's rates."""
+    return max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6))

@@ -23,6 +23,10 @@ from fusegen.planner.model import (
     Staging,
     Tile,
     Traffic,
+    fetched_bytes,
+    in_shared_memory,
+    packed,
+    partial_bytes,
 )
 from fusegen.planner.pieces import (
     PIECE_BYTES,
@@ -95,19 +99,18 @@ def assemble(
 ) -> RowPlan:  # fmt: skip
     """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache."""
     graph, target = draft.graph, draft.target
-    parts = max(1, tile.team // target.warp) + (tile.cluster if tile.cluster > 1 else 0)  # Plan.parts_per_row
-    slots = walks.slots if parts > 1 and (choosing is None or choosing.slots) else 0
-    rolling = staging == "rolling"
-    in_shared = staging == "shared" or rolling
-    kept = kept_elements(target, walks.stages, tile) if in_shared and not draft.bulk else 0
+    slots = walks.slots if tile.parts_per_row(target.warp) > 1 and (choosing is None or choosing.slots) else 0
+    partials = partial_bytes(tile, target.warp, slots, staging == "rolling")
+    in_memory = in_shared_memory(staging)
+    kept = kept_elements(target, walks.stages, tile) if in_memory and not draft.bulk else 0
     stages = tuple(placed(stage, number, tile, staging, kept) for number, stage in enumerate(walks.stages))
-    copies = in_shared and not draft.bulk and target.async_copies and can_copy(stages)
+    copies = in_memory and not draft.bulk and target.async_copies and can_copy(stages)
     copies = copies and all_whole(stages, graph.cols - tile.apart)
-    room = target.shared_bytes - 4 * slots * parts * (2 if rolling else 1)
+    room = target.shared_bytes - partials
     if draft.bulk:
         stages, shared = with_places(stages, tile, graph.cols, target.warp)
     else:
-        stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_shared, copies)
+        stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_memory, copies)
     if choosing:
         shared += choosing.shared_bytes
     moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
@@ -117,14 +120,13 @@ def assemble(
         stages=stages,
         accesses=tuple(a for a in draft.accesses if not a.output) if choosing else draft.accesses,
         copies=copies,
-        shared_bytes=shared + 4 * slots * parts * (2 if rolling else 1) + fetched_bytes(stages, graph.cols),
+        shared_bytes=shared + partials + fetched_bytes(stages, graph.cols),
         kept_bytes=walks.kept_bytes,
         ragged=not draft.flat and not draft.divides,
         flat=draft.flat,
         bulk=draft.bulk,
-        packed=staging == "registers" and walks.keeps == "inputs",
-        blocks=max(1, -(-(graph.rows * (graph.cols if draft.flat else 1)) // tile.rows_per_block))
-        * tile.blocks_per_row,
+        packed=packed(staging, walks.keeps),
+        blocks=tile.blocks(max(1, graph.rows * (graph.cols if draft.flat else 1))),
     )
     return RowPlan(
         name=entry_name(graph),
@@ -183,12 +185,6 @@ def with_strides(draft: Draft, tile: Tile) -> tuple[Access, ...]:
     together = draft.bulk and tile.rows_per_block > 1
     apart = tuple(access for access in draft.accesses if not (together and access.mode == "bulk"))
     return () if draft.flat else apart
-
-
-def fetched_bytes(stages: Sequence[Stage], cols: int) -> int:
-    """Of shared memory, for the vectors that bulk copies bring there."""
-    fetched = {load.access for stage in stages for load in stage.loads if load.when == "fetched"}
-    return sum(access.dtype.bytes for access in fetched) * cols
 
 
 def can_copy(stages: Sequence[Stage]) -> bool:
@@ -274,7 +270,7 @@ def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
 def placed(stage: Stage, number: int, tile: Tile, staging: Staging, kept: int) -> Stage:
     """Offsets of kept values in bytes of the block's shared memory, from bytes per element; and which way to walk."""
     turned = number % 2 == 1 and (staging == "stream" or (staging == "shared" and tile.kept < tile.per_thread))
-    if staging not in ("shared", "rolling"):
+    if not in_shared_memory(staging):
         return replace(stage, backward=turned)
     return replace(
         stage,

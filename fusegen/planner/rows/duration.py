@@ -32,9 +32,9 @@ from fusegen.language.graph import Graph
 from fusegen.language.naming import value_names
 from fusegen.language.types import b8, bf16
 from fusegen.planner.cost import shares_read
-from fusegen.planner.model import Access, Cost, Load, Stage, Staging, Tile, Traffic
+from fusegen.planner.model import Access, Cost, Load, Stage, Staging, Tile, Traffic, in_shared_memory
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, words_of
-from fusegen.planner.time import overlapped
+from fusegen.planner.time import floor_us, overlapped
 from fusegen.targets.base import Target
 
 # ---- bytes
@@ -158,7 +158,7 @@ class Work:
     stages: tuple[Stage, ...]
     accesses: tuple[Access, ...]
     copies: bool
-    shared_bytes: int  # dynamic and static
+    shared_bytes: int  # dynamic and static, but for votes and barriers, without which the constants were fitted
     kept_bytes: int  # for one element
     ragged: bool  # a row is no whole number of vectors
     blocks: int  # in the launch
@@ -178,7 +178,7 @@ class Work:
 
     @property
     def in_shared(self) -> bool:
-        return self.staging in ("shared", "rolling")
+        return in_shared_memory(self.staging)
 
     @property
     def held(self) -> int:
@@ -339,10 +339,9 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     waiting_us = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident) * alone_us
     beside = max(1.0, min(resident, work.blocks / target.sms))  # blocks of an SM
     barriers_us = reductions * WARP_US * tile.team / target.warp / beside if tile.team > target.warp else 0.0
-    floor = max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6))
     return Cost(
         traffic=moved,
-        floor_us=floor,
+        floor_us=floor_us(target, moved),
         time_us=LAUNCH_US + overlapped((memory_us, issue_us, waiting_us), OVERLAP) + barriers_us,
         bound="memory" if memory_us >= issue_us else "instruction",
         in_flight_bytes=resident * tile.threads * vectors * tile.vector * first,

@@ -55,7 +55,7 @@ from dataclasses import replace
 from fusegen.language.graph import Graph
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.matching import NotFor, need_countable, need_no_product, need_no_selection
-from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile
+from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile, in_shared_memory
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, team_text, vector_widths
 from fusegen.planner.rows.assembly import Draft, assemble, can_copy, kept_elements, row_draft
 from fusegen.planner.rows.bulk import by_blocks
@@ -370,7 +370,7 @@ def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int, turns: int 
 
 def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> RowPlan:
     again = {"shared": tile.again, "rolling": 0.0}.get(staging, 1.0)
-    shared_bytes = walks.kept_bytes * tile.kept_cols if staging in ("shared", "rolling") else 0
+    shared_bytes = walks.kept_bytes * tile.kept_cols if in_shared_memory(staging) else 0
     hits = rereads_hit(draft.graph, draft.target, tile, again, shared_bytes)
     share = f"{tile.per_thread} x {tile.vector} elements a thread{f' and {tile.apart} singly' if tile.apart else ''}"
     share += ", rows by bulk copies" if draft.bulk else ""

@@ -27,7 +27,7 @@ from fusegen.planner.rows.duration import (
     resident_blocks,
     side_steps,
 )
-from fusegen.planner.time import overlapped
+from fusegen.planner.time import floor_us, overlapped
 from fusegen.targets.base import Target
 
 
@@ -166,7 +166,7 @@ def cost_by(
     first = sum(load.access.dtype.bytes for load in work.stages[-1].loads)
     return Cost(
         traffic=moved,
-        floor_us=max(moved.ideal / (target.dram_gbs * 1e3), moved.flops / (target.fp32_tflops * 1e6)),
+        floor_us=floor_us(target, moved),
         time_us=time_us,
         bound="memory" if memory_us >= blocks.issue_us else "instruction",
         in_flight_bytes=blocks.resident * tile.threads * at_once * tile.vector * first,
