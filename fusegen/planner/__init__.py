@@ -40,7 +40,9 @@ CONTIGUOUS = Layout()
 
 
 def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Candidates:
-    """Every legal plan, cheapest first, and every refusal. Ties go to the earlier candidate, so order is stable."""
+    """Every legal plan, cheapest first, and every refusal. Ties go to the earlier candidate, so order is stable.
+
+    Of plans of one configuration, which read the same things at other times, the cheapest stays."""
     graph = simplify(graph)
     plans: list[Plan] = []
     refusals: list[Refusal] = []
@@ -49,8 +51,11 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
             plans.extend(rule(graph, target, layout))
         except NoMatch as reason:
             refusals.append(Refusal(name, str(reason), isinstance(reason, NotFor)))
-    ranked = tuple(sorted(plans, key=lambda p: p.cost.time_us))
-    return Candidates(graph, target, ranked, tuple(refusals))
+    plans.sort(key=lambda p: p.cost.time_us)
+    ranked: dict[str, Plan] = {}
+    for found in plans:
+        ranked.setdefault(found.configuration, found)
+    return Candidates(graph, target, tuple(ranked.values()), tuple(refusals))
 
 
 def plan(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Plan:

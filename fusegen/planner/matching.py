@@ -1,7 +1,8 @@
 """One file a template: each rule yields every candidate plan it knows for a graph, or raises NoMatch with its reason.
 
-A rule never ranks; `fusegen.planner.cost` does. Where none can plan a graph, the reason to show is the one of the first
-rule that is for such graphs: rules of one kind stand in the order of how much they take.
+A rule never ranks; `fusegen.planner.candidates` does, by what each plan costs. Where no rule can plan a graph, the
+reason to show is the one of the first rule that is for such graphs: rules of one kind stand in the order of how much
+they take.
 """
 
 from __future__ import annotations

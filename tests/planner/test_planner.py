@@ -15,10 +15,11 @@ from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import NoPlan
 from fusegen.language.graph import Extent, Graph
-from fusegen.planner import candidates, plan
+from fusegen.planner import CONTIGUOUS, candidates, plan
 from fusegen.planner.model import Layout, RowPlan, Until, Value
 from fusegen.planner.passes import simplify
 from fusegen.planner.rows.duration import resident_blocks
+from fusegen.planner.rows.rowwise import rowwise
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import A100, H200, MI300X, TARGETS, Target
 from tests.chains import random_chain
@@ -176,6 +177,16 @@ def test_what_rows_share_is_read_ahead_or_where_it_is_used() -> None:
             assert [stage.late for stage in made.stages] == [False, False, not ahead]
             found.add(bool(ahead))
     assert found == {True, False}
+
+
+def test_rules_yield_every_way_to_read_and_the_cheapest_is_a_candidate() -> None:
+    ways: dict[str, list[float]] = {}
+    for made in rowwise(simplify(mission.graph), H200, CONTIGUOUS):
+        ways.setdefault(made.configuration, []).append(made.cost.time_us)
+    assert max(map(len, ways.values())) == 3  # late, fetched, ahead
+    found = candidates(mission.graph, H200).plans
+    assert {p.configuration: p.cost.time_us for p in found} == {name: min(times) for name, times in ways.items()}
+    assert len(found) == len(ways)
 
 
 def test_few_rows_fetch_the_vectors_they_share_by_bulk_copies() -> None:

@@ -237,25 +237,30 @@ def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
 
 
 def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
-    """The whole row in registers; what rows share is read ahead of the first walk, or late, whichever costs less."""
+    """The whole row in registers, by each way to read what rows share: all have one configuration."""
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
     if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
         return
-    held = tile.per_thread * tile.vector
     staging: Staging = "registers" if walks.kept_bytes else "none"
-    ways = [candidate(draft, walks, tile, staging)]
-    if draft.divides and in_whole_turns(draft, tile) and (late := read_late(draft, walks)) != walks:
-        ways = [candidate(draft, late, tile, staging)]
-        if (fetching := fetched(draft, late, tile)) != late:
-            made = candidate(draft, fetching, tile, staging)
-            ways = [made] if worth_fetching(made) else ways
+    for way in ways_to_read(draft, walks, tile):
+        made = candidate(draft, way, tile, staging)
+        if made.cost.registers <= limit and (not made.fetched or worth_fetching(made)):
+            yield made
+
+
+def ways_to_read(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Schedule]:
+    """What rows share is read late, or else as each walk begins; or it is fetched; or read ahead of the first walk."""
+    late = walks
+    if draft.divides and in_whole_turns(draft, tile):
+        late = read_late(draft, walks)
+    yield late
+    if late != walks and (fetching := fetched(draft, late, tile)) != late:
+        yield fetching
+    held = tile.per_thread * tile.vector
     if held <= MOST_AHEAD and (early := read_ahead(walks)) != walks:
         ahead = sum(load.when == "ahead" for load in early.stages[0].loads)
         if draft.divides or held * ahead <= MOST_AHEAD_ACROSS:
-            ways.append(candidate(draft, early, tile, staging))
-    fitting = [made for made in ways if made.cost.registers <= limit]
-    if fitting:
-        yield min(fitting, key=lambda made: made.cost.time_us)
+            yield early
 
 
 def in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
