@@ -28,6 +28,7 @@ ROOMS = (
     "__init__ __main__",
 )
 FLOOR = {room: floor for floor, line in enumerate(ROOMS) for room in line.split()}
+OF_THE_PLANNER = {"runtime": {"planner.model"}, "database": {"planner.model", "planner.passes"}}  # of its files, these
 VENDORS = {"cuda", "hip", "rocm", "torch", "cupy", "jax"}
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fusegen"
@@ -71,6 +72,14 @@ def test_no_import_goes_up() -> None:
             if room != own and FLOOR[room] >= FLOOR[own]:
                 up.append(f"{name} imports {other}")
     assert not up
+
+
+def test_who_obeys_plans_makes_none() -> None:
+    for room, allowed in OF_THE_PLANNER.items():
+        for name in FILES:
+            if name.split(".")[0] == room:
+                found = {other for other in imports(name) if other.split(".")[0] == "planner"}
+                assert found <= allowed, f"{name} imports {found - allowed}"
 
 
 def test_no_import_comes_back() -> None:

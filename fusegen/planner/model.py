@@ -27,6 +27,7 @@ from fusegen.planner.parts import (
     Layout,
     Load,
     Mode,
+    Needs,
     Number,
     Param,
     Reduction,
@@ -244,6 +245,45 @@ class Plan(ABC):
     def lies_anywhere(self, access: Access) -> bool:
         """May the tensor begin at the address of any element?"""
         return access.mode == "element"
+
+    def axes_walked(self, access: Access, dim: int) -> tuple[int, ...]:
+        """The tensor's own axes, counted from the right, that row dimension `dim` walks; shapes align at the right, as
+        in numpy."""
+        if access.axes:
+            return access.axes[access.strided.index(dim)]
+        rank = len(self.graph.shape)
+        return tuple(axis - rank for axis in self.row_dims[dim].axes if rank - axis <= len(access.shape))
+
+    @property
+    def needs(self) -> tuple[Needs, ...]:
+        """Of the arrays of each access."""
+        return tuple(map(self.needs_of, self.accesses))
+
+    def needs_of(self, access: Access) -> Needs:
+        groups = tuple(self.axes_walked(access, dim) for dim in access.strided)
+        if access.pitch is not None:
+            groups += ((access.pitch,),)
+        whole = access.mode == "vector" and not self.flat
+        least = 0 if access.mode in ("across", "bulk") else None
+        if access.mode != "element" and any(p.kind == "map" and p.tensor == access.tensor for p in self.params):
+            least = 1  # a tensor copy walks forward
+        dense = range(-len(access.shape), 0 if self.flat else -1) if self.flat or self.follows(access) else ()
+        return Needs(
+            tensor=access.tensor,
+            groups=groups,
+            dense=tuple(dense),
+            dense_stride=self.cols,
+            address_bytes=1 if self.lies_anywhere(access) else access.vector_bytes,
+            stride_bytes=access.vector_bytes if whole else 1,
+            least_stride=least,
+            transposable=access.transposable,
+            right=access.right,
+        )
+
+    @property
+    def transposable(self) -> frozenset[str]:
+        """The tensors that may lie either way round."""
+        return frozenset(access.tensor for access in self.accesses if access.transposable)
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -528,8 +568,8 @@ class Source:
 
 
 __all__ = [
-    "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Number",
-    "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPlan", "Selection", "Source", "Stage",
-    "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic", "Until", "Value", "counts",
+    "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Needs",
+    "Number", "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPlan", "Selection", "Source",
+    "Stage", "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic", "Until", "Value", "counts",
     "used_by",
 ]  # fmt: skip

@@ -68,7 +68,8 @@ class Access:
 
     A factor of a product says more of how it lies. `line`: its axis whose elements are next to each other, counted from
     the right; `pitch`: the other axis of its matrices, where no row dimension walks it; `axes`: the tensor's own axes
-    that each of `strided` walks, where they are not those below the chain's.
+    that each of `strided` walks, where they are not those below the chain's; `right`: it is a right factor;
+    `transposable`: either axis of its matrices may be the line, in a plan for another layout.
     """
 
     tensor: str
@@ -85,6 +86,31 @@ class Access:
     line: int = -1
     pitch: int | None = None
     axes: tuple[tuple[int, ...], ...] = ()
+    right: bool = False
+    transposable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """How the arrays of one operand must lie for a plan to take them as they are. Axes are the tensor's own, counted
+    from the right; an axis of one element lies in every way.
+
+    Where one stride does not walk each of `groups`, or none of `dense_stride` elements walks `dense`, another plan has
+    to be for a layout that is `split`. Where the address is no multiple of `address_bytes`, or a group's stride none of
+    `stride_bytes`, or less than `least_stride`, one for which the operand is `unaligned`. If it is `transposable`, the
+    elements along either of its last two axes may be next to each other, but not those along one axis of one right
+    factor and along the other axis of another: one for which it is `turned`.
+    """
+
+    tensor: str
+    groups: tuple[tuple[int, ...], ...]
+    dense: tuple[int, ...] = ()
+    dense_stride: int = 0
+    address_bytes: int = 1
+    stride_bytes: int = 1
+    least_stride: int | None = None  # in elements; None: any, backward too
+    transposable: bool = False
+    right: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ import numpy as np
 
 from fusegen.errors import ArgumentError, SpecError
 from fusegen.language.graph import Graph, Tensor
-from fusegen.language.products import split
 from fusegen.language.types import Dim, DType, f32, i32, size_of
-from fusegen.planner.model import Access, Layout, Param, Plan
+from fusegen.planner.model import Layout, Needs, Param, Plan
 from fusegen.runtime.arrays import ArrayView, Place, a_thing, place_text
 from fusegen.runtime.devices import Mapped
 from fusegen.runtime.libraries import advice
@@ -158,7 +157,7 @@ def check_strides(plan: Plan, views: Views) -> None:
             continue
         if access.output:
             check_output(access.tensor, view)
-        if access.tensor in turnable(plan):
+        if access.transposable:
             check_matrix(access.tensor, view)
         elif access.by_column and not in_line(view, -1):
             raise ArgumentError(
@@ -171,27 +170,6 @@ def check_strides(plan: Plan, views: Views) -> None:
 def in_line(view: ArrayView, axis: int) -> bool:
     """Are the elements along that axis next to each other?"""
     return view.shape[axis] <= 1 or view.strides[axis] == 1
-
-
-def turnable(plan: Plan) -> frozenset[str]:
-    """The tensors that are factors as they lie in memory, and nothing else: either of their axes may be the line. Rows
-    that are reduced on their way are read as rows, and so is the left factor beside them."""
-    if not plan.graph.products:
-        return frozenset()
-    uses: dict[str, set[bool]] = {}
-    for access in plan.accesses:
-        uses.setdefault(access.tensor, set()).add(bool(access.axes or access.pitch))
-    parts = split(plan.lowered)
-    by_rows = {tensor.name for statistic in parts.statistics for tensor in statistic.inputs}
-    if parts.statistics:
-        by_rows.update(tensor.name for left in parts.lefts for tensor in left.inputs)
-    return frozenset(tensor for tensor, found in uses.items() if found == {True}) - by_rows
-
-
-def right_factors(plan: Plan) -> frozenset[str]:
-    """The operands on the right of products."""
-    found = (product.right.operand for product in split(plan.lowered).products) if plan.graph.products else ()
-    return frozenset(tensor.name for tensor in found if tensor)
 
 
 def check_matrix(name: str, view: ArrayView) -> None:
@@ -267,16 +245,9 @@ def short_reach(view: ArrayView, threshold: int) -> tuple[int, int]:
 # ---------------------------------------------------------------- layout
 
 
-def tensor_axes(plan: Plan, access: Access, dim: int) -> tuple[int, ...]:
-    """The axes of the tensor itself that row dimension `dim` walks; shapes align at the right, as in numpy."""
-    if access.axes:
-        return tuple(len(access.shape) + axis for axis in access.axes[access.strided.index(dim)])
-    missing = len(plan.graph.shape) - len(access.shape)
-    return tuple(axis - missing for axis in plan.row_dims[dim].axes if axis >= missing)
-
-
 def merged_stride(view: ArrayView, axes: Iterable[int]) -> int | None:
-    """One stride that walks all `axes`, 0 when there is nothing to walk; None when there is no such stride."""
+    """One stride that walks all `axes`, counted from the right, 0 when there is nothing to walk; None when there is no
+    such stride."""
     stride = 0
     steps = 0  # elements of the merged axis so far
     for axis in sorted(axes, reverse=True):
@@ -292,53 +263,26 @@ def merged_stride(view: ArrayView, axes: Iterable[int]) -> int | None:
     return stride
 
 
-def row_strides(plan: Plan, access: Access, view: ArrayView) -> tuple[int, ...] | None:
-    """The stride of `view` along each of `access.strided`; None when axes that the plan merges don't merge."""
-    strides = [merged_stride(view, tensor_axes(plan, access, dim)) for dim in access.strided]
-    if any(stride is None for stride in strides):
-        return None
-    return tuple(stride for stride in strides if stride is not None)
-
-
-def walks(plan: Plan, access: Access, view: ArrayView) -> bool:
+def walks(needs: Needs, view: ArrayView) -> bool:
     """Whether the plan's row dimensions can walk this array."""
-    strides = row_strides(plan, access, view)
-    if strides is None:
+    if any(merged_stride(view, axes) is None for axes in needs.groups):
         return False
-    if plan.flat:
-        return all(stride == 1 or view.size == 1 for stride in strides)
-    if plan.follows(access):
-        leading = range(len(view.shape) - 1)
-        return merged_stride(view, leading) == plan.cols or math.prod(view.shape[axis] for axis in leading) <= 1
-    return True
+    return not moves(view, needs.dense) or merged_stride(view, needs.dense) == needs.dense_stride
 
 
-def aligned(plan: Plan, access: Access, view: ArrayView) -> bool:
-    """Whether the array has the alignment that the access's mode asks for."""
-    if access.mode == "element":
-        return True
-    if view.address % access.vector_bytes and not plan.lies_anywhere(access):
-        return False
-    if not mappable(plan, access, view):
-        return False
-    if plan.flat:
-        return True
-    strides = row_strides(plan, access, view) or ()
-    walked = [math.prod(view.shape[axis] for axis in tensor_axes(plan, access, dim)) > 1 for dim in access.strided]
-    pitch = view.strides[access.pitch] if access.pitch is not None and view.shape[access.pitch] > 1 else 0
-    if pitch * view.dtype.bytes % access.vector_bytes:
-        return False
-    moving = [stride for moves, stride in zip(walked, strides, strict=True) if moves]
-    if access.mode in ("across", "bulk"):
-        return all(stride >= 0 for stride in moving)
-    return all(stride * view.dtype.bytes % access.vector_bytes == 0 for stride in moving)
+def moves(view: ArrayView, axes: Iterable[int]) -> bool:
+    """Is there more than one element along these axes?"""
+    return math.prod(view.shape[axis] for axis in axes) > 1
 
 
-def mappable(plan: Plan, access: Access, view: ArrayView) -> bool:
-    """Whether a tensor copy can walk the array, if one has to: every stride is positive."""
-    if not any(param.kind == "map" and param.tensor == access.tensor for param in plan.params):
-        return True
-    return all(stride > 0 for stride, extent in zip(view.strides, view.shape, strict=True) if extent > 1)
+def aligned(needs: Needs, view: ArrayView) -> bool:
+    """Whether the array's address and strides are what the plan needs, where its row dimensions can walk it."""
+    strides = [merged_stride(view, axes) or 0 for axes in needs.groups if moves(view, axes)]
+    return (
+        view.address % needs.address_bytes == 0
+        and all(stride * view.dtype.bytes % needs.stride_bytes == 0 for stride in strides)
+        and (needs.least_stride is None or all(stride >= needs.least_stride for stride in strides))
+    )
 
 
 def layout_needed(plan: Plan, views: Views) -> Layout:
@@ -349,18 +293,18 @@ def layout_needed(plan: Plan, views: Views) -> Layout:
     Outputs that are not in `views` will be fresh, and fresh arrays fit every layout.
     """
     layout = plan.layout
-    here = [(access, views[access.tensor]) for access in plan.accesses if access.tensor in views]
-    here = [(access, view) for access, view in here if view.size]
-    matrices = {access.tensor: view for access, view in here if access.tensor in turnable(plan)}
+    here = [(needs, views[needs.tensor]) for needs in plan.needs if needs.tensor in views]
+    here = [(needs, view) for needs, view in here if view.size]
+    matrices = {needs.tensor: view for needs, view in here if needs.transposable}
     turned = frozenset(name for name, view in matrices.items() if not in_line(view, -1))
-    rights = right_factors(plan)
+    rights = {needs.tensor for needs, _ in here if needs.right}
     if turned & rights:  # beside each other they lie alike; one of a single line lies either way
         turned |= frozenset(name for name, view in matrices.items() if name in rights and in_line(view, -2))
     if not turned <= layout.turned:
         return replace(layout, turned=layout.turned | turned)
-    if not layout.split and any(not walks(plan, access, view) for access, view in here):
+    if not layout.split and any(not walks(needs, view) for needs, view in here):
         return replace(layout, split=True)
-    loose = frozenset(access.tensor for access, view in here if not aligned(plan, access, view))
+    loose = frozenset(needs.tensor for needs, view in here if not aligned(needs, view))
     return replace(layout, unaligned=layout.unaligned | loose)
 
 
@@ -383,8 +327,7 @@ def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
             numbers.append(extents[param.dim])
         elif param.kind == "stride":
             access, view = accesses[param.tensor], views[param.tensor]
-            axes = [len(view.shape) + axis for axis in param.axes] or tensor_axes(plan, access, param.dim)
-            numbers.append(merged_stride(view, axes) or 0)
+            numbers.append(merged_stride(view, param.axes or plan.axes_walked(access, param.dim)) or 0)
     maps = tuple(mapped(plan, param, views[param.tensor]) for param in plan.params if param.kind == "map")
     return Bound(sizes, rows, plan.blocks(*extents) if rows else 0, tuple(numbers), maps)
 
@@ -395,9 +338,8 @@ def mapped(plan: Plan, param: Param, view: ArrayView) -> Mapped:
     order = [p.tensor for p in plan.params if p.kind in ("pointer", "map")]
     shape, strides = [], []
     for axes in param.walks:
-        own = [len(view.shape) + axis for axis in axes]
-        shape.append(math.prod(view.shape[axis] for axis in own))
-        strides.append((merged_stride(view, own) or 0) * view.dtype.bytes or GRAIN)
+        shape.append(math.prod(view.shape[axis] for axis in axes))
+        strides.append((merged_stride(view, axes) or 0) * view.dtype.bytes or GRAIN)
     dtype = param.dtype or view.dtype
     return Mapped(
         param.name, order.index(param.tensor), dtype, tuple(shape), tuple(strides[:-1]), param.box, param.swizzle

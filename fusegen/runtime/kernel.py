@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from fusegen.errors import ArgumentError, KernelError, RequestError
 from fusegen.language.types import DType
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, ArrayView, Place, contiguous_strides, library_of, place_text, view
 from fusegen.runtime.calls import Forwarded, Prepared, Record, Variant, untraced
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fusegen.kernel")
 
-WIDEST = VECTOR_BYTES  # alignment beyond the widest vector of any plan makes no difference to a record
+WIDEST = 16  # bytes of the widest vector that a plan may have: more alignment makes no difference to a record
 MOST_RECORDS = 4096  # a caller with ever new shapes must not fill the memory; a record takes about 1 KiB
 
 Variants = Callable[[Layout], "tuple[Source, Binary | None]"]
@@ -353,7 +352,8 @@ class Kernel(Forwarded):
         return library(owner, device.place).maker(fresh.shape, fresh.dtype, device.place, next(same, None))
 
     def variant_for(self, views: Mapping[str, ArrayView]) -> Variant:
-        """The variant whose plan may read these arrays."""
+        """The variant whose plan takes these arrays. A plan says what they lack, and whoever made the kernel makes the
+        variant for a layout without that."""
         variant = self.main
         while (layout := arguments.layout_needed(variant.plan, views)) != variant.plan.layout:
             variant = self.variant(layout)

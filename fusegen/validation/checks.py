@@ -25,7 +25,6 @@ from fusegen.language.types import Dim, f32, size_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.runtime import Kernel
-from fusegen.runtime.arguments import turnable
 from fusegen.runtime.devices import Device
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.kernel import need_kernel
@@ -387,7 +386,7 @@ class Checks:
         leading = len(self.graph.shape) - 1
         if not self.wants("layout", name) or leading < (2 if how.swapped else 1):
             return
-        factors = turnable(self.plan) if how.turned else frozenset[str]()
+        factors = self.plan.transposable if how.turned else frozenset[str]()
         if how.turned and not factors:
             return
         block = self.plan.rows_per_block if not self.plan.flat else 6

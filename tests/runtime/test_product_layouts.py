@@ -20,7 +20,6 @@ from fusegen.language.reference import reference
 from fusegen.language.types import size_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout
-from fusegen.runtime import arguments
 from fusegen.targets import target
 from fusegen.validation import validate
 from tests import gemms
@@ -37,9 +36,9 @@ def test_every_layout_that_a_call_may_ask_for_has_a_plan(spec: Chain, name: str)
     """Any factors turned, with everything unaligned or nothing or one tensor, axes apart or together."""
     gpu = target(name)
     first, *_ = candidates(spec.graph, gpu).need()
-    turnable = sorted(arguments.turnable(first))
+    factors = sorted(first.transposable)
     names = sorted({access.tensor for access in first.accesses})
-    turned = [set(some) for count in range(len(turnable) + 1) for some in itertools.combinations(turnable, count)]
+    turned = [set(some) for count in range(len(factors) + 1) for some in itertools.combinations(factors, count)]
     loose = [set(), set(names), {random.Random(0).choice(names)}]
     for some, odd, apart in itertools.product(turned, loose, (False, True)):
         assert candidates(spec.graph, gpu, Layout(apart, frozenset(odd), frozenset(some))).plans, (some, odd, apart)
@@ -101,8 +100,8 @@ def test_every_layout_is_right(spec: Chain, name: str) -> None:
     draw = np.random.default_rng(0)
     values = [(draw.standard_normal(shapes[t.name]) / 2).astype(t.dtype.numpy) for t in graph.inputs]
     wanted = reference(graph)(*(v.astype(float) for v in values))
-    turnable = arguments.turnable(kernel.plan)
-    laid = [rng.choice(EITHER if t.name in turnable else ROWS)(v) for t, v in zip(graph.inputs, values, strict=True)]
+    factors = kernel.plan.transposable
+    laid = [rng.choice(EITHER if t.name in factors else ROWS)(v) for t, v in zip(graph.inputs, values, strict=True)]
     outs = tuple(rng.choice(ROWS)(np.zeros(shapes[t.name], t.dtype.numpy)) for t in graph.outputs)
     kernel(*laid, out=outs if len(outs) > 1 else outs[0])
     for got, want in zip(outs, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):

@@ -137,7 +137,7 @@ def test_rows_that_are_reduced_as_they_pass_lie_by_rows(name: str) -> None:
     """A plan that reads the left factor once, for the products and for its rows' statistics."""
     for made in gemms.gemm_plans(gemms.norm.graph, name)[:3]:
         assert [access.tensor for access in made.accesses].count("x") == 1
-        assert arguments.turnable(made) == {"w"}
+        assert made.transposable == {"w"}
 
 
 @chain(M=100, N=40, K=64)
@@ -148,7 +148,7 @@ def offset_by_rows(x: f16[M, K], w: f16[K, N], y: f32[M, K]) -> f16[M, N]:
 @pytest.mark.parametrize("name", ["cuda:h200", "cuda:a100", "hip:mi300x"])
 def test_the_left_factor_lies_by_rows_where_others_are_reduced_beside_it(name: str) -> None:
     made, *_ = gemms.gemm_plans(offset_by_rows.graph, name)
-    assert arguments.turnable(made) == {"w"}
+    assert made.transposable == {"w"}
 
 
 def test_sizes_that_are_constants_of_the_text_are_checked() -> None:

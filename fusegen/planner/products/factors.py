@@ -70,6 +70,18 @@ def beside(graph: Graph, parts: Split) -> Iterator[Tensor]:
     yield from graph.outputs
 
 
+@once_per_graph
+def transposable(graph: Graph) -> frozenset[str]:
+    """The tensors that are factors as they lie in memory, and nothing else: either of their axes may be the line. Rows
+    that are reduced on their way are read as rows, and so is the left factor beside them."""
+    parts = split(graph)
+    by_rows = {use.tensor.name for use in uses(graph) if use.place == "tile"}
+    by_rows.update(tensor.name for statistic in parts.statistics for tensor in statistic.inputs)
+    if parts.statistics:
+        by_rows.update(tensor.name for left in parts.lefts for tensor in left.inputs)
+    return frozenset(use.tensor.name for use in uses(graph)) - by_rows
+
+
 def axis_of(graph: Graph, use: Use, axis: int) -> int | None:
     """The tensor's own axis, counted from the right, that moves along `axis` of the chain's leading ones; None where
     the tensor is the same all along it."""
@@ -151,6 +163,8 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, use: Use, 
         line=line,
         pitch=pitch,
         axes=tuple(own for _, own in walked) if use.place != "tile" else (),
+        right=use.place == "right",
+        transposable=tensor.name in transposable(graph),
     )
 
 
