@@ -10,7 +10,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 
 from fusegen.language.graph import Graph, Kind, Node, once_per_graph
@@ -123,10 +123,11 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         of_tensors, of_values = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
     names: dict[Node, str] = {}
     claimed = {tensor.name: of_tensors for tensor in graph.outputs}
+    outputs = frozenset(claimed)  # a value may have the name of one, but an operand is a pointer too
     if graph.products:
         claimed[SIDE_BY_SIDE] = of_tensors + of_values
     for tensor in graph.inputs:
-        names[tensor.node] = claim(tensor.name, of_tensors, claimed, taken)
+        names[tensor.node] = claim(tensor.name, of_tensors, claimed, taken, outputs)
     for node in graph.nodes:
         if node.op.kind is Kind.LEAF and node.op.name in ("literal", "size"):
             continue
@@ -173,7 +174,10 @@ def said(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
     return name if len(name) <= LONGEST else ""
 
 
-def claim(wanted: str, suffixes: tuple[str, ...], claimed: dict[str, tuple[str, ...]], taken: set[str]) -> str:
+def claim(
+    wanted: str, suffixes: tuple[str, ...], claimed: dict[str, tuple[str, ...]], taken: set[str],
+    outputs: Container[str] = (),
+) -> str:  # fmt: skip
     """`wanted`, or the nearest free name; marks it as taken, and notes the suffixes behind which a kernel uses it."""
     name = wanted if wanted.isascii() else "value"
     if RESERVED.match(name):
@@ -186,6 +190,7 @@ def claim(wanted: str, suffixes: tuple[str, ...], claimed: dict[str, tuple[str, 
     candidate = name
     while (
         candidate in taken
+        or candidate in outputs
         or any(candidate + suffix in taken for suffix in suffixes)
         or any(made_of(candidate, other, theirs) or made_of(other, candidate, suffixes)
                for other, theirs in claimed.items())

@@ -169,6 +169,16 @@ def test_operands_and_values_may_be_called_what_python_numpy_or_a_compiler_call_
 
 
 @pytest.mark.parametrize(
+    ("operands", "output"), [(["int", "b"], "int_"), (["__y", "b"], "y"), (["x", "x_row"], "xrow")]
+)
+def test_an_operand_that_steps_aside_does_not_take_an_outputs_name(
+    operands: list[str], output: str, target: Target
+) -> None:
+    """Both are pointers: `int__ptr` twice does not compile."""
+    agrees(sums_called(operands, [output, "d"]), target)
+
+
+@pytest.mark.parametrize(
     "name", ["abs", "float", "min", "range", "main", "np", "half", "threadIdx", "template", "take", "self", "F"]
 )
 def test_a_chain_and_its_dims_may_be_called_so_too(name: str, target: Target) -> None:
