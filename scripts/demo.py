@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -23,7 +24,7 @@ from rich.text import Text
 from fusegen.cli.builds import Validation, validated
 from fusegen.cli.doctor import examine
 from fusegen.cli.plans import show_chains
-from fusegen.cli.showing import console, mark, mark_style, progress, say, show_code, table, times
+from fusegen.cli.showing import console, mark, mark_style, progress, prose, say, show_code, table, times
 from fusegen.compiling import Binary
 from fusegen.emitting import golden
 from fusegen.emitting.rendering import render
@@ -95,7 +96,7 @@ def make_all(chains: Sequence[Chain]) -> Iterator[Result]:
 def chapter(title: str) -> None:
     out = console()
     say("")
-    out.print(Rule(title, style="cyan") if out.is_terminal else f"== {title}")
+    out.print(Rule(title, style="cyan") if out.is_terminal else prose(f"== {title}"))
 
 
 def excerpt(text: str) -> str:
@@ -105,6 +106,18 @@ def excerpt(text: str) -> str:
     shown, second, hidden = body.partition("    // walk 2 of")
     more = f"    // ... {hidden.count(chr(10))} more lines: fusegen inspect specs/{FEATURED}.py\n" if second else ""
     return f"{head}\n\n// ... helpers\n\n{shown}{more}"
+
+
+def fitting(text: str) -> str:
+    """Code whose lines go on below, further in, where the console ends."""
+    return "".join(f"{part}\n" for line in text.splitlines() for part in folded(line, console().width))
+
+
+def folded(line: str, width: int) -> list[str]:
+    margin = line[: len(line) - len(line.lstrip())] + "    "
+    if line.lstrip().startswith("//"):
+        margin = f"{margin[4:]}//         "
+    return textwrap.wrap(line, width, subsequent_indent=margin, break_on_hyphens=False) or [""]
 
 
 def staging(planned: Plan) -> str:
@@ -140,18 +153,20 @@ def cells(result: Result | None) -> tuple[object, ...]:
 
 def summary(chains: Sequence[Chain], results: Sequence[Result]) -> None:
     by_place = {(r.chain.name, r.target.vendor): r for r in results}
-    rows = []
+    plans, kernels = [], []
     for chain in chains:
         cuda, hip = (by_place.get((chain.name, target.vendor)) for target in TARGETS)
         planned = (cuda or hip or make(chain, TARGETS[0])).plan
         traffic = planned.cost.traffic
         saved = times(traffic.unfused, traffic.moved) if traffic.unfused > traffic.moved else "-"
-        rows.append((chain.name, staging(planned), saved, *cells(cuda), *cells(hip)))
+        plans.append((chain.name, staging(planned), saved))
+        kernels.append((chain.name, *cells(cuda), *cells(hip)))
     columns = ["regs>", "occ>", "rel L2>", "!"]
-    heads = [f"{VENDORS[t.vendor]} {name}" if name != "!" else name for t in TARGETS for name in columns]
-    say(table("chain!", "regime on h200", "bytes saved>", *heads, rows=rows, styles={0: "bold"}))
-    say("", "rel L2: relative L2 error, with the rounding of results to f16 (2e-4) or bf16 (2e-3)", style="dim")
-    say("occ: the share of an SM's warps that registers and shared memory leave room for", style="dim")
+    heads = [f"{VENDORS[t.vendor]}\n{name}" if name != "!" else name for t in TARGETS for name in columns]
+    say(table("chain!", "regime on h200", "bytes\nsaved>", rows=plans, styles={0: "bold"}), "")
+    say(table("chain!", *heads, rows=kernels, styles={0: "bold"}), "")
+    say(prose("rel L2: relative L2 error, with the rounding of results to f16 (2e-4) or bf16 (2e-3)", "dim"))
+    say(prose("occ: the share of an SM's warps that registers and shared memory leave room for", "dim"))
 
 
 def closing(results: Sequence[Result], seconds: float) -> int:
@@ -162,15 +177,15 @@ def closing(results: Sequence[Result], seconds: float) -> int:
     verdict = f"{right} of {len(results)} kernels agree with their numpy references{where}; {seconds:.0f} s in all"
     if not right and not wrong:
         verdict = f"no kernel could be run here, so none is proven; {seconds:.0f} s in all"
-    say("", verdict, style="bold green" if right == len(results) else "bold yellow")
+    say("", prose(verdict, "bold green" if right == len(results) else "bold yellow"))
     for result in wrong:
-        say("", f"{result.chain.name} for {result.target}:", result.validation.text, style="red")
+        say("", prose(f"{result.chain.name} for {result.target}:\n{result.validation.text}", "red"))
     missing = [
         text for r in results for text in (r.trouble, r.validation.text if r.validation.ok is None else "") if text
     ]
     for text in dict.fromkeys(missing):
-        say("", text, style="yellow")
-    say("", "next: fusegen explain specs/rmsnorm.py, fusegen --help, README.md, docs/")
+        say("", prose(text, "yellow"))
+    say("", prose("next: fusegen explain specs/rmsnorm.py, fusegen --help, README.md, docs/"))
     return 1 if wrong else 0 if right else 3
 
 
@@ -182,22 +197,22 @@ def main(arguments: Sequence[str]) -> int:
 
     chapter("this machine")
     for vendor in examine().vendors:
-        say(str(vendor), style="green" if vendor.ready else "yellow")
+        say(prose(str(vendor), "green" if vendor.ready else "yellow"))
 
     chapter("fusion chains are small Python functions")
     show_chains(chains)
     say("")
-    show_code(Path(featured.graph.where.file).read_text(encoding="utf-8"), "python")
+    show_code(fitting(Path(featured.graph.where.file).read_text(encoding="utf-8")), "python")
 
-    chapter("the planner tiles, vectorizes and costs them; templates emit CUDA and HIP one can read")
-    show_code(excerpt(render(plan(featured.graph, H200)).text), "cuda")
+    chapter("the planner tiles and costs them; templates emit CUDA and HIP one can read")
+    show_code(fitting(excerpt(render(plan(featured.graph, H200)).text)), "cuda")
 
     with tempfile.TemporaryDirectory() as out:
         files = golden.flat(golden.all_emitted(chains, TARGETS))
         golden.write(files, Path(out))
-        say("", f"{len(files)} files emitted: a kernel and its numpy reference for each chain and vendor")
+        say("", prose(f"{len(files)} files emitted: a kernel and its numpy reference for each chain and vendor"))
 
-    chapter(f"each kernel is compiled for {' and '.join(map(str, TARGETS))}, run, and compared with its reference")
+    chapter(f"compiled for {' and '.join(map(str, TARGETS))}, run, compared with references")
     results: list[Result] = []
     with progress(len(chains) * len(TARGETS)) as bar:
         bar.step("compiling and validating")

@@ -399,7 +399,7 @@ def bench(
                 pass_over(error)
                 continue
             if not as_json:
-                bar.say(*[""] * bool(number), *benching.shown(found[-1]))
+                bar.say(*[""] * bool(number), *benching.shown(found[-1]), wide=True)
     if plot is not None:
         plotting.roofline(found, plot)
     if as_json:

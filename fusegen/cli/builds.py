@@ -191,7 +191,7 @@ def show_outcomes(outcomes: Sequence[Outcome]) -> None:
             )
         )
     columns = ("!", "kernel!", "registers>", "spills>", "stack>", "shared>", "code>", "occupancy!", "time>")
-    say(table(*columns, "valid!", rows=rows))
+    say(table(*columns, "valid!", rows=rows), wide=True)
     for outcome in outcomes:
         if outcome.error or outcome.validation.ok is False:
             say("", f"{outcome.chain.name} for {outcome.target}:", str(outcome.error or outcome.validation.text))
@@ -225,7 +225,7 @@ def show_checklist(checklist: Checklist) -> None:
     for command in checklist.commands:
         say("", f"# {command.tool}", command.text)
     rows = [(c.name, c.meaning, c.expect) for c in checklist.counters]
-    say("", table("counter!", "what it is", "expect", rows=rows), "")
+    say("", table("counter!", "what it is", "expect", rows=rows), "", wide=True)
     for note in checklist.notes:
         say(f"- {note}")
 

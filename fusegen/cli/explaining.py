@@ -273,7 +273,7 @@ def regime(found: Candidates, plan: Plan) -> list[str]:
             continue
         seen.add(key)
         slower = other.cost.time_us / plan.cost.time_us - 1
-        lines.append(f"{slower:+.1%} in time: {other.regime}")
+        lines.append(f"{abs(slower):.1%} {'more' if slower >= 0 else 'less'} time: {other.regime}")
     return [*lines, *absent(found)]
 
 

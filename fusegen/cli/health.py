@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fusegen.cli.doctor import Examination
-from fusegen.cli.showing import say, table
+from fusegen.cli.showing import prose, say, table
 
 STYLES = {"ok": "green", "optional": "dim", "missing": "yellow", "broken": "bold red"}
 MARKS = {"ok": "ok", "optional": "-", "missing": "missing", "broken": "broken"}
@@ -26,6 +26,6 @@ def show(found: Examination) -> None:
     ]
     say(table("", "what!", "found", "to get it, or more of it", rows=rows, styles={1: "bold"}), "")
     for vendor in found.vendors:
-        say(str(vendor), style="green" if vendor.ready else "yellow")
+        say(prose(str(vendor), "green" if vendor.ready else "yellow"))
     if not found.ready:
-        say("so no kernel can be both compiled and run here; the commands above change that", style="bold red")
+        say(prose("so no kernel can be both compiled and run here; the commands above change that", "bold red"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from fusegen.cli.explaining import Section
-from fusegen.cli.showing import heading, mebibytes, say, table, times
+from fusegen.cli.explaining import Point, Section
+from fusegen.cli.showing import heading, labelled, mebibytes, points, prose, say, table, times
 from fusegen.database import Choice
 from fusegen.errors import NoPlan
 from fusegen.language import ops
@@ -15,7 +16,7 @@ from fusegen.language.graph import Kind, Op
 from fusegen.language.spec import Chain
 from fusegen.language.trace import OPS
 from fusegen.language.types import shape_text
-from fusegen.planner.heading import header_lines
+from fusegen.planner.heading import header_facts, summary, title
 from fusegen.planner.model import Access, Candidates, Plan
 
 # ---------------------------------------------------------------- list
@@ -40,8 +41,17 @@ def chain_facts(chain: Chain) -> dict[str, Any]:
 
 
 def show_chains(chains: Iterable[Chain]) -> None:
-    rows = [(c.name, c.graph.signature, c.graph.sizes_text(), c.graph.where.file) for c in chains]
-    say(table("chain!", "operands and results", "sizes!", "file!", rows=rows, styles={0: "bold", 3: "dim"}))
+    """A table; files are named where they are not all called after their chains, in one folder."""
+    chains = list(chains)
+    files = [Path(chain.graph.where.file) for chain in chains]
+    columns = ("chain!", "operands and results", "sizes")
+    rows = [(chain.name, chain.graph.signature, chain.graph.sizes_text()) for chain in chains]
+    if len(chains) > 1 and files == [files[0].parent / f"{chain.name}.py" for chain in chains]:
+        say(table(*columns, rows=rows, styles={0: "bold"}), "")
+        say(prose(f"each in {files[0].parent}, in a file of its name"))
+        return
+    places = [(*row, str(file)) for row, file in zip(rows, files, strict=True)]
+    say(table(*columns, "file", rows=places, styles={0: "bold", 3: "dim"}))
 
 
 KINDS = {Kind.REDUCE: "reduction", Kind.PRODUCT: "product"}
@@ -93,11 +103,15 @@ def first_line(doc: str | None) -> str:
 
 
 def show_ops() -> None:
-    rows = [(f["call"], f["kind"], f["doc"], f["device"] or "") for f in op_facts()]
-    say(table("in a spec!", "kind!", "meaning", "on the device", rows=rows, styles={0: "bold", 3: "dim"}))
-    say(
-        "\nalso -x, abs(x), x ** number, and numbers wherever an operand may stand; F is `from fusegen import ops as F`"
-    )
+    rows = []
+    for fact in op_facts():
+        meaning = prose(fact["doc"])
+        if fact["device"]:
+            meaning.append(f"\n{fact['device']}", "dim")
+        rows.append((fact["call"], fact["kind"], meaning))
+    say(table("in a spec", "kind!", "meaning, and on the device", rows=rows, styles={0: "bold"}), "")
+    also = "-x, abs(x), x ** number, and numbers wherever an operand may stand; F is `from fusegen import ops as F`"
+    say(prose(f"also {also}"))
 
 
 # ---------------------------------------------------------------- plan
@@ -196,16 +210,12 @@ def access_facts(plan: Plan, access: Access) -> dict[str, Any]:
 def show_plan(found: Candidates, choice: Choice, every: bool) -> None:
     """The header of the kernel, the bytes by each counting, each tensor; with `every`, all candidates and refusals."""
     plan = choice.plan
-    first, *rest = header_lines(plan)
-    say(first, style="bold")
-    say(*rest)
+    doc = summary(plan.graph)
+    say(prose(title(plan), "bold"), *([prose(doc)] if doc else []), "", labelled(header_facts(plan), 9))
     say("", countings(plan), "", tensors(plan), "")
-    for name, text in [*numbers(plan), ("tuned", str(choice))]:
-        say(f"{name:<10}{text}")
+    say(labelled([*numbers(plan), ("tuned", str(choice))], 10))
     if every:
-        say("", candidates(found, plan))
-        for refusal in found.refusals:
-            say(f"- {refusal.rule}: {refusal.reason}")
+        say("", candidates(found, plan), points(f"{refusal.rule}: {refusal.reason}" for refusal in found.refusals))
 
 
 def countings(plan: Plan) -> Any:
@@ -239,20 +249,18 @@ def tensors(plan: Plan) -> Any:
     for access in plan.accesses:
         t = by_name[access.tensor]
         facts = access_facts(plan, access)
+        mode = access.mode if access.by_column else "one a row"
         along = "flat" if plan.flat else ", ".join(dict.fromkeys(facts["strides"])) or "shared by every row"
         rows.append(
             (
                 f"{'write' if access.output else 'read'} {access.tensor}",
-                f"{access.dtype}{shape_text(access.shape)}",
-                access.mode if access.by_column else "one a row",
-                f"{access.vector_bytes} B",
-                along,
+                f"{access.dtype}{shape_text(access.shape)}; {mode}, {access.vector_bytes} B; {along}",
                 mebibytes(t.per_element),
                 mebibytes(t.ideal),
                 mebibytes(t.moved),
             )
         )
-    columns = ("tensor!", "type!", "access", "at a time>", "strides", "per element>", "ideal>", "moved>")
+    columns = ("tensor!", "type; access, at a time; strides", "per element>", "ideal>", "moved>")
     return table(*columns, rows=rows)
 
 
@@ -278,17 +286,15 @@ def candidates(found: Candidates, chosen: Plan) -> Any:
         rows.append(
             (
                 "*" if p is chosen else "",
-                p.rule,
-                p.regime,
-                str(p.facts.get("staging", "")),
+                f"{p.cost.time_us:.1f} us",
+                mebibytes(p.cost.traffic.moved),
                 str(p.cost.registers),
                 mebibytes(p.shared_bytes + p.static_shared_bytes),
                 str(p.cost.blocks_per_sm),
-                mebibytes(p.cost.traffic.moved),
-                f"{p.cost.time_us:.1f} us",
+                f"{p.rule}: {p.regime}",
             )
         )
-    columns = ("", "rule", "candidate", "staging", "registers>", "shared>", "blocks/SM>", "moved>", "estimate>")
+    columns = ("!", "estimate>", "moved>", "regs>", "shared>", "blocks\nper SM>", "candidate")
     return table(*columns, rows=rows)
 
 
@@ -296,9 +302,12 @@ def candidates(found: Candidates, chosen: Plan) -> Any:
 
 
 def show_explanation(plan: Plan, sections: Iterable[Section]) -> None:
-    say(f"{plan.name}  {plan.graph.signature}  at {plan.graph.sizes_text()}  for {plan.target}", style="bold")
+    say(prose(f"{title(plan)}  for {plan.target}", "bold"))
     for section in sections:
         heading(section.title)
-        for point in section.points:
-            saves = f"   saves {mebibytes(point.bytes_saved)}" if point.bytes_saved else ""
-            say(f"  {point.text}{saves}")
+        say(points(point_text(point) for point in section.points))
+
+
+def point_text(point: Point) -> str:
+    """Its sentence, and what that saves."""
+    return f"{point.text}   saves {mebibytes(point.bytes_saved)}" if point.bytes_saved else point.text

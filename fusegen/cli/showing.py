@@ -26,10 +26,12 @@ from fusegen.errors import FusegenError, MissingError, OutputError, writing
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 AS_JSON = "fusegen.as_json"
 UsageError: Any = typer.BadParameter.__base__  # typer's own or click's, as its version has it
-PLAIN_WIDTH = 4096  # in a pipe nothing is wrapped: the reader may be a program
+PIPE_WIDTH = 100  # columns of tables and sentences in a pipe, which has no width of its own
+WIDE = 4096  # columns there of tables of measurements, which have as many as their cells need
 BUG = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED = 130  # what a shell says of a program that SIGINT ended
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})  # what only writing meets
@@ -170,18 +172,19 @@ def worst(codes: Iterable[int]) -> int:
 # ---------------------------------------------------------------- text
 
 
-def console(stderr: bool = False) -> Console:
-    """A console for people; in a pipe as wide as its lines need. Brackets in text are shapes, never markup."""
+def console(stderr: bool = False, wide: bool = False) -> Console:
+    """A console for people. Brackets in text are shapes, never markup."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PLAIN_WIDTH
+    width = None if stream.isatty() else WIDE if wide else PIPE_WIDTH
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
-def say(*parts: RenderableType, style: str | None = None) -> None:
-    """Print to stdout. Text lines are never cut."""
-    out = console()
+def say(*parts: RenderableType, style: str | None = None, wide: bool = False) -> None:
+    """Print to stdout. Text lines are printed as they are; tables and `prose` wrap where the console ends, `wide` ones
+    not in a pipe."""
+    out = console(wide=wide)
     with going_out(), plain_lines(out):
         for part in parts:
             out.print(part, style=style, soft_wrap=isinstance(part, str))
@@ -198,8 +201,32 @@ def plain_lines(out: Console) -> Iterator[None]:
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
+def prose(text: str, style: str = "") -> Text:
+    """A sentence, which wraps where the console ends."""
+    from rich.text import Text
+
+    return Text(text, style, overflow="fold", no_wrap=False)
+
+
 def heading(text: str) -> None:
-    say(f"\n{text}", style="bold")
+    say("", prose(text, "bold"))
+
+
+def labelled(rows: Iterable[tuple[str, str]], width: int) -> Table:
+    """`label     text`: texts begin at column `width` and wrap under themselves."""
+    from rich.table import Table
+
+    made = Table.grid()
+    made.add_column(width=width, no_wrap=True)
+    made.add_column(overflow="fold")
+    for label, text in rows:
+        made.add_row(label, prose(text))
+    return made
+
+
+def points(texts: Iterable[str]) -> Table:
+    """`- text`, each wrapped under itself."""
+    return labelled((("-", text) for text in texts), 2)
 
 
 def show_code(text: str, language: str) -> None:
@@ -214,8 +241,8 @@ def show_code(text: str, language: str) -> None:
 
 
 def table(*columns: str, rows: Iterable[Sequence[Any]] = (), styles: Mapping[int, str] | None = None) -> Table:
-    """A table without lines. `>` at the end of a column's name aligns it to the right, `!` keeps its cells in one line;
-    `styles` colour columns by number."""
+    """A table without lines. `>` at the end of a column's name aligns it to the right, `!` keeps its cells in one line
+    as long as others can wrap; `styles` colour columns by number."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 2, 0, 0))
@@ -223,10 +250,10 @@ def table(*columns: str, rows: Iterable[Sequence[Any]] = (), styles: Mapping[int
         right = name.endswith(">")
         made.add_column(
             name.rstrip(">!"), justify="right" if right else "left", style=(styles or {}).get(number),
-            no_wrap=name.endswith((">", "!")), overflow="fold",
+            no_wrap=name.endswith((">", "!")),
         )  # fmt: skip
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(prose(cell) if isinstance(cell, str) else cell for cell in row))
     return made
 
 
@@ -317,11 +344,11 @@ class Progress:
         if self.live is not None:
             self.live.update(self.task, completed=done, total=total, description=name)
 
-    def say(self, *parts: RenderableType, style: str | None = None) -> None:
+    def say(self, *parts: RenderableType, style: str | None = None, wide: bool = False) -> None:
         """Print a result while the bar is shown: the bar steps aside, since the two may be different streams."""
         if self.live is not None:
             self.live.stop()
-        say(*parts, style=style)
+        say(*parts, style=style, wide=wide)
         with going_out():
             sys.stdout.flush()
         if self.live is not None:

@@ -47,11 +47,8 @@ def show_report(report: Report) -> None:
     """One chain: every candidate that was tried, the fastest first."""
     say(f"{report.graph.name}  {report.graph.signature}  at {report.graph.sizes_text()}  on {report.gpu}", style="bold")
     order = sorted(report.trials, key=lambda t: (not t.ok, t.us, t.rank))
-    say(
-        table(
-            "", "candidate!", "time>", "estimate>", "share>", "what became of it", rows=[line(report, t) for t in order]
-        )
-    )
+    columns = ("", "candidate!", "time>", "estimate>", "share>", "what became of it")
+    say(table(*columns, rows=[line(report, trial) for trial in order]), wide=True)
     if report.skipped:
         say(f"not tried: {report.skipped}")
     say(verdict(report))
@@ -108,7 +105,7 @@ def show_reports(reports: Sequence[Report]) -> None:
             )
         )
     columns = ("chain!", "sizes!", "types!", "untuned>", "tuned>", "share>", "untuned is>", "the winner")
-    say(table(*columns, rows=rows))
+    say(table(*columns, rows=rows), wide=True)
     say(summary(reports))
 
 
@@ -166,7 +163,7 @@ def show_rows(rows: Sequence[Measurement], where: str) -> None:
         "chain!", "sizes!", "types!", "target!", "configuration!", "time>", "share>", "validated", "compiler!",
         "fusegen!", "on!", "reason",
     )  # fmt: skip
-    say(table(*columns, rows=cells), f"{len(rows)} rows of {where}")
+    say(table(*columns, rows=cells), f"{len(rows)} rows of {where}", wide=True)
 
 
 def types_text(row: Measurement) -> str:

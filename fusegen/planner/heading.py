@@ -52,6 +52,23 @@ class Headed(Protocol):
 
 def header_lines(plan: Headed) -> list[str]:
     """The plan as the comment that opens the kernel; also what `print(kernel.plan)` shows."""
+    doc = summary(plan.graph)
+    facts = [line for name, text in header_facts(plan) for line in field(name, text)]
+    return [title(plan), *(textwrap.wrap(doc, WIDTH) if doc else []), "", *facts]
+
+
+def title(plan: Headed) -> str:
+    """`rmsnorm  bf16[M, N], bf16[N] -> bf16[M, N]  at M=16384 N=4096`."""
+    return f"{plan.name}  {plan.graph.signature}  at {plan.graph.sizes_text()}"
+
+
+def summary(graph: Graph) -> str:
+    """The first paragraph of what the spec's author says of it, in one line."""
+    return graph.doc.split("\n\n")[0].replace("\n", " ")
+
+
+def header_facts(plan: Headed) -> list[tuple[str, str]]:
+    """What is told of a plan: `target`, `tile`, `traffic`, ... and their texts."""
     graph, target, cost = plan.graph, plan.target, plan.cost
     moved = cost.traffic
     rate = f"{target.dram_gbs / 1000:g} TB/s"
@@ -62,21 +79,16 @@ def header_lines(plan: Headed) -> list[str]:
         facts += f", {matrix}"
         apart = f"{megabytes(moved.per_element_unfused)} with products apart, "
         at = matrix if cost.bound == "compute" else rate
-    lines = [
-        f"{plan.name}  {graph.signature}  at {graph.sizes_text()}",
-        *(textwrap.wrap(graph.doc.split("\n\n")[0].replace("\n", " "), WIDTH) if graph.doc else []),
-        "",
-        *field("target", f"{target.vendor} {target.arch}, {facts}"),
-        *(field("selects", selected(graph)) if graph.selection else []),
-        *field("tile", plan.regime),
-        *field("traffic", f"{megabytes(moved.moved)} moved, {megabytes(moved.ideal)} ideal, {apart}"
-               f"{megabytes(moved.unfused)} unfused in {plural(moved.launches_unfused, 'launch', 'launches')}"),
-        *field("floor", f"{cost.floor_us:.1f} us at {at}; "
-               f"{cost.bound}-bound at {moved.intensity:.2f} flop/B"),
-    ]  # fmt: skip
-    if plan.rounding:
-        lines += field("rounding", f"{'; '.join(plan.rounding)}; f32 between")
-    return [*lines, *field("needs", "; ".join(needs(plan)))]
+    unfused = f"{megabytes(moved.unfused)} unfused in {plural(moved.launches_unfused, 'launch', 'launches')}"
+    return [
+        ("target", f"{target.vendor} {target.arch}, {facts}"),
+        *([("selects", selected(graph))] if graph.selection else []),
+        ("tile", plan.regime),
+        ("traffic", f"{megabytes(moved.moved)} moved, {megabytes(moved.ideal)} ideal, {apart}{unfused}"),
+        ("floor", f"{cost.floor_us:.1f} us at {at}; {cost.bound}-bound at {moved.intensity:.2f} flop/B"),
+        *([("rounding", f"{'; '.join(plan.rounding)}; f32 between")] if plan.rounding else []),
+        ("needs", "; ".join(needs(plan))),
+    ]
 
 
 def comment_lines(plan: Headed) -> list[str]:

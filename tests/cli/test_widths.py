@@ -1,0 +1,129 @@
+"""Output fits: 80 columns of a terminal that has 80, and 100 in a pipe. What is wrapped there, `--json` has whole."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fusegen.cli import plans
+from fusegen.cli.doctor import Check, Examination, examine
+from fusegen.cli.explaining import explanation
+from fusegen.cli.health import show
+from fusegen.database import choose
+from fusegen.errors import NoPlan
+from fusegen.language.spec import load_chains
+from fusegen.planner import candidates
+from fusegen.planner.model import Candidates
+from fusegen.targets import TARGETS, Target
+from tests.conftest import ROOT
+
+CHAINS = load_chains(ROOT / "specs")
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Fits = Callable[[Callable[[], object]], str]
+
+
+@pytest.fixture(params=[80, 100], ids=["terminal", "pipe"])
+def fits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fits:
+    """`fits(show)` is what that says, in lines that fit."""
+    columns: int = request.param
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def said(show: Callable[[], object]) -> str:
+        stream = Terminal() if columns == 80 else io.StringIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            show()
+        text = STYLE.sub("", stream.getvalue())
+        assert [line for line in text.splitlines() if len(line.rstrip()) > columns] == []
+        return text
+
+    return said
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@functools.cache
+def found(target: Target) -> tuple[Candidates, ...]:
+    return tuple(candidates(chain.graph, target) for chain in CHAINS)
+
+
+def test_list(fits: Fits) -> None:
+    text = words(fits(lambda: plans.show_chains(CHAINS)))
+    assert all(chain.name in text and chain.graph.sizes_text() in text for chain in CHAINS)
+    assert "each in" in text
+    fits(lambda: plans.show_chains(CHAINS[:1]))
+
+
+def test_list_of_ops(fits: Fits) -> None:
+    text = fits(plans.show_ops)
+    assert all(fact["doc"].split()[0] in text for fact in plans.op_facts())
+    assert "exponential(x)" in text
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=str)
+def test_plan_and_explain(fits: Fits, target: Target) -> None:
+    for each in found(target):
+        try:
+            choice = choose(each)
+        except NoPlan:
+            continue
+        few = replace(each, plans=(*each.plans[:6], each.plans[-1]))  # others differ by their numbers
+        text = fits(functools.partial(plans.show_plan, few, choice, True))
+        assert all(f"{plan.cost.time_us:.1f} us" in text for plan in few.plans)
+        assert all(f"- {refusal.rule}: " in text for refusal in each.refusals)
+        sections = explanation(each, choice)
+        said = words(fits(functools.partial(plans.show_explanation, choice.plan, sections)))
+        assert all(words(point.text).split()[-1] in said for section in sections for point in section.points)
+
+
+LONG = "a library that is there, of another version than this one was made for: libsomething.so.42 has no such symbol"
+
+
+def test_doctor(fits: Fits) -> None:
+    here = examine()
+    bad = Check("a library", "broken", LONG, f"pip install --force-reinstall {LONG}")
+    text = fits(lambda: show(Examination((*here.checks, bad), here.vendors)))
+    assert all(check.name in text for check in here.checks)
+    fits(lambda: show(Examination((bad,), ())))
+
+
+def test_demo(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it says but its errors, without what takes time: nothing is emitted, compiled or run."""
+    demo: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "demo.py"))
+    used = demo["main"].__globals__
+    plan_of = {(each.graph.name, each.target): each for target in demo["TARGETS"] for each in found(target)}
+    binary = SimpleNamespace(resources=SimpleNamespace(registers=255), occupancy=SimpleNamespace(fraction=1.0))
+    report = SimpleNamespace(cases=[SimpleNamespace(name="normal", relative_l2=1.5e-3)])
+
+    def made(chains: Any) -> Iterator[Any]:
+        for chain in chains:
+            for target in demo["TARGETS"]:
+                planned = plan_of[chain.name, target].need()[0]
+                validation = SimpleNamespace(ok=True, on=f"emulator (checking), warp {target.warp}", report=report)
+                yield demo["Result"](chain, target, planned, binary, validation)
+
+    nothing = SimpleNamespace(flat=list, all_emitted=lambda *_: (), write=lambda *_: None)
+    for name, value in {"make_all": made, "golden": nothing, "examine": lambda: Examination((), ())}.items():
+        monkeypatch.setitem(used, name, value)
+    text = fits(lambda: demo["main"]([]))
+    assert "46 of 46 kernels agree" in text
+    assert "bias_gelu_residual_ln" in text
