@@ -1,8 +1,5 @@
 """Chains with products, and kernels of chosen candidates for them."""
 
-# mypy: disable-error-code="valid-type"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 from collections.abc import Callable

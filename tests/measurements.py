@@ -1,7 +1,5 @@
 """A chain, its candidates, and measurements of them that nobody made: what tests of the database share."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-
 from __future__ import annotations
 
 from dataclasses import replace

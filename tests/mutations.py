@@ -5,9 +5,6 @@ name, what it models, and an edit of the text. `tests/validation/test_mutations.
 one.
 """
 
-# mypy: disable-error-code="valid-type"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import re

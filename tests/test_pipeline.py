@@ -1,8 +1,5 @@
 """From a chain to a proven kernel: what is remembered of a validation, and when it no longer counts."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import copy

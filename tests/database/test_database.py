@@ -1,7 +1,5 @@
 """The tuning database: keys, configurations, rows, and the file under many processes."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-
 from __future__ import annotations
 
 import json

@@ -1,7 +1,5 @@
 """What a lookup finds among measurements, what the pipeline makes of it, and what comes with the package."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-
 from __future__ import annotations
 
 import logging

@@ -1,7 +1,5 @@
 """Rows that start anywhere: which walks go by blocks, what is staged or taken singly, the same bits at every place."""
 
-# mypy: disable-error-code="valid-type"
-
 from __future__ import annotations
 
 from collections.abc import Callable

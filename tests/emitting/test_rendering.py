@@ -1,7 +1,5 @@
 """Emitted text: deterministic, readable by rule, accepted by both vendors' compilers."""
 
-# mypy: disable-error-code="valid-type, arg-type, operator, no-any-return"
-
 from __future__ import annotations
 
 import re
@@ -13,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fusegen import chain, dims
+from fusegen import bf16, chain, dims, f16, f32
 from fusegen import ops as F
 from fusegen.compiling import ptx
 from fusegen.emitting.dialect import all_of
@@ -22,7 +20,7 @@ from fusegen.errors import MissingError
 from fusegen.language.graph import Graph
 from fusegen.language.reference import reference
 from fusegen.language.spec import Chain
-from fusegen.language.types import DTYPES, DType, bf16, f16, f32
+from fusegen.language.types import DTYPES, DType
 from fusegen.planner import candidates, plan
 from fusegen.planner.model import Layout, Plan, RowPlan
 from fusegen.runtime.cache import compiled

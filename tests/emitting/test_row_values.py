@@ -1,8 +1,5 @@
 """Chains of one row, and of values that a row has one of: what no leading axis, or no axis, makes hard."""
 
-# mypy: disable-error-code="valid-type, arg-type, attr-defined, operator, no-any-return"
-# (annotations of a chain are values such as f16[N])
-
 from __future__ import annotations
 
 import numpy as np
@@ -91,7 +88,7 @@ def test_no_variance_is_negative_however_products_are_fused(
         pytest.skip(f"the emulator can't run here: {error}")
     monkeypatch.setattr(toolchain, "_COMMON", (*toolchain._COMMON, f"-ffp-contract={fuses}"))
     gpu, cols = target(name), 257
-    rows = np.repeat(np.float32([[1.1], [-777.7], [23456.7], [3e-5], [0.0], [1e17]]), cols, 1)
+    rows = np.repeat(np.array([[1.1], [-777.7], [23456.7], [3e-5], [0.0], [1e17]], np.float32), cols, 1)
     plans = [plan for plan in candidates(of_products.graph, gpu).plans if isinstance(plan, RowPlan)]
     online = [plan for plan in plans if plan.stages[0].reductions[0].kind == "welford"]
     assert online

@@ -1,8 +1,5 @@
 """Kernels that choose columns: every regime's candidates in the emulator, on ragged rows, ties, NaN and masks."""
 
-# mypy: disable-error-code="valid-type, operator"
-# (annotations of a chain are values such as f32[M, V])
-
 from __future__ import annotations
 
 from collections.abc import Iterator

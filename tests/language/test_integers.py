@@ -3,12 +3,10 @@
 The meaning is said once more here, by Python's own integers.
 """
 
-# mypy: disable-error-code="valid-type, operator, arg-type, misc, attr-defined, no-any-return"
-# (annotations of a chain are values such as i32[M, N])
-
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from fusegen.errors import SpecError
 from fusegen.language.graph import Kind
 from fusegen.language.reference import reference
 from fusegen.language.spec import Chain
+from fusegen.language.trace import apply
 from fusegen.planner import candidates
 from fusegen.planner.model import RowPlan
 from fusegen.runtime import Kernel, finding
@@ -82,12 +81,13 @@ def test_every_op_that_takes_integers_has_a_meaning_on_them() -> None:
     assert {op.name for op in OPS} == set(MEANINGS)
 
 
+RESULTS: Any = GenericAlias(tuple, tuple(b8[M, N] if op.result == b8 else i32[M, N] for op in OPS))
+
+
 @chain(M=4, N=333)
-def all_of_them(
-    x: i32[M, N], y: i32[M, N],
-) -> tuple[*(b8[M, N] if op.result is b8 else i32[M, N] for op in OPS)]:  # fmt: skip
+def all_of_them(x: i32[M, N], y: i32[M, N]) -> RESULTS:
     """Every op in one kernel."""
-    return tuple(F.apply(op.name, *(x, y)[: op.arity]) for op in OPS)
+    return tuple(apply(op.name, *(x, y)[: op.arity]) for op in OPS)
 
 
 @needs_compiler

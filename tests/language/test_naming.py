@@ -1,7 +1,5 @@
 """Names that a spec may use and a kernel needs for itself: whatever an author calls a value, the two never meet."""
 
-# mypy: disable-error-code="valid-type, arg-type, operator, no-any-return"
-
 from __future__ import annotations
 
 import builtins
@@ -12,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fusegen import chain, dims
+from fusegen import chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
@@ -34,7 +32,7 @@ from fusegen.language.naming import (
 from fusegen.language.reference import reference
 from fusegen.language.spec import Chain
 from fusegen.language.torch_source import torch_source
-from fusegen.language.types import Dim, f16, f32, i32
+from fusegen.language.types import Dim
 from fusegen.pipeline import compile
 from fusegen.planner import candidates
 from fusegen.planner.model import Plan

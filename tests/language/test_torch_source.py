@@ -1,7 +1,5 @@
 """The torch source of a chain computes what its reference does, and says what a torch user would."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return,arg-type"
-
 from __future__ import annotations
 
 from typing import Any

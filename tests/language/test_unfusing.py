@@ -1,7 +1,5 @@
 """Unfused, a chain computes what it does fused: by the reference texts, and by the pieces' kernels in the emulator."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return,arg-type"
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`bench` on a pretended GPU, whose clock is known: floors, shares, refusals, peers, counters, picture, verb."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return,arg-type"
-
 from __future__ import annotations
 
 import json
@@ -391,4 +389,5 @@ def test_on_a_gpu() -> None:
     assert 0.3 < report.own.share <= 1.03
     unfused = entry(report, "unfused, one after another").us
     assert unfused is not None
+    assert report.own.us is not None
     assert unfused > 1.5 * report.own.us

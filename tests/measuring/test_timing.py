@@ -1,7 +1,5 @@
 """Timing without a GPU: a pretended one writes down what is asked of it and keeps a clock."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-
 from __future__ import annotations
 
 import time

@@ -1,7 +1,5 @@
 """Between which numbers values lie: by the op's own meaning in numpy, at ends and between them, in f32."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-
 from __future__ import annotations
 
 import math

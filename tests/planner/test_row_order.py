@@ -1,7 +1,5 @@
 """The order in which rows follow one another: what several rows share stays in the L2 cache."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-
 from __future__ import annotations
 
 import pytest

@@ -1,8 +1,5 @@
 """Arrays of any library as views, and a chain's operands against the arrays of one call."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import ctypes
@@ -127,7 +124,8 @@ class Exporter:
         self.tensor, self.old = tensor, old
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.tensor.__dlpack_device__()
+        device: tuple[int, int] = self.tensor.__dlpack_device__()
+        return device
 
     def __dlpack__(self, **options: Any) -> object:
         if self.old and "max_version" in options:

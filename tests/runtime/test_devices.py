@@ -1,8 +1,5 @@
 """Devices: which GPU runs what, memory, and the drivers' calls, with a driver that only pretends."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import ctypes

@@ -1,8 +1,5 @@
 """Kernels on a GPU: every library's arrays, streams, graphs, alignments. `pytest -m gpu` runs only these."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import sys

@@ -1,8 +1,5 @@
 """Calling a kernel: results in the caller's library, variants, records, copies, and what is refused."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import ctypes

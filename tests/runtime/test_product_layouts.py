@@ -1,8 +1,5 @@
 """Products in whatever layout their operands and outputs have: each that a call takes has a plan, and is right."""
 
-# mypy: disable-error-code="valid-type,attr-defined"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import itertools

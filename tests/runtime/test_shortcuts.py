@@ -1,8 +1,5 @@
 """Shortcuts, in Python and in C: what they take, that everything else goes to the checked path, and their text."""
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import ctypes
@@ -122,7 +119,7 @@ class Launched(EmulatedLoaded):
         given = Arguments(params, LEAD)
         varying = sum(param.kind in ("pointer", "value") for param in params)
         struct.pack_into(f"{len(launch.numbers)}q", given.block, LEAD + 8 * varying, *launch.numbers)
-        places = tuple((address - ctypes.addressof(given.block)) // 8 for address in given.table)
+        places = tuple(((address or 0) - ctypes.addressof(given.block)) // 8 for address in given.table)
         self.start = LAUNCH(partial(self.launch_memory, launch))
         start = ctypes.cast(self.start, ctypes.c_void_p).value
         return Block(bytes(given.block), 0, 1, places, start or 0, 7, partial(self.again, launch))

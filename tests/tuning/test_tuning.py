@@ -4,8 +4,6 @@ The children are real processes. Without a GPU they validate in the emulator and
 (tests/tuning_child.py); with one, kernels are broken on purpose and must be survived.
 """
 
-# mypy: disable-error-code="valid-type,operator,no-any-return"
-
 from __future__ import annotations
 
 import json

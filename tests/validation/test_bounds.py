@@ -1,8 +1,5 @@
 """The error analysis: slopes against numeric differentiation, bounds against f32 arithmetic, edge values by hand."""
 
-# mypy: disable-error-code="valid-type,operator,arg-type,no-any-return"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import math

@@ -3,9 +3,6 @@
 No kernel runs here: results come from the graph in f32 arithmetic, and are then spoilt as a bug would spoil them.
 """
 
-# mypy: disable-error-code="valid-type,operator,arg-type"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import json

@@ -1,8 +1,5 @@
 """validate(): right kernels pass in every regime, on both vendors; what it looks at, and what it says."""
 
-# mypy: disable-error-code="valid-type,operator,arg-type"
-# (annotations of a chain are values such as f16[M, N])
-
 from __future__ import annotations
 
 import json
