@@ -393,99 +393,21 @@ def test_right_factors_pass_by_once_where_rows_are_few(spec: Chain, rows: int, o
         assert ("copy_once(" in render(p).text) == once
 
 
-def test_estimates_of_few_rows_meet_what_was_measured() -> None:
-    """8 candidates of `gelu(x @ w.T + bias)` at 4096 x 4096, bf16, cold L2, medians of 20 on an H200."""
-    measured = {
-        8: {"8x16x64 1x1 4 teams=8": 14.9, "8x16x128 1x1 4 teams=4": 14.9, "8x16x64 1x1 3 teams=4": 15.9},
-        32: {"32x32x64 1x1 3 teams=8": 15.7, "32x16x64 1x1 3 teams=4": 16.5},
-        64: {"64x32x64 1x1 4 teams=4": 16.9, "64x32x64 1x1 3 teams=4": 17.8, "64x16x64 1x1 3 teams=2": 22.2},
-    }
-    for rows, times in measured.items():
-        plans = gemm_plans(gemms.bias_gelu.at(M=rows, N=4096, K=4096).graph, CUDA)
-        estimates = {p.configuration: p.cost.time_us for p in plans}
-        for name, us in times.items():
-            assert estimates[f"gemm {name} group=1"] == pytest.approx(us, rel=0.1), (rows, name)
-        assert plans[0].cost.time_us < 1.03 * min(estimates.values())
+def test_blocks_whose_weights_lie_near_together_read_fastest() -> None:
+    assert gemm_plans(specs.ALL["gemm_swiglu"].at(M=8, N=14336, K=4096).graph, CUDA)[0].tile.cols == 16
 
 
-def test_estimates_of_gated_rows_meet_what_was_measured() -> None:
-    """SwiGLU at 8 x 14336 x 4096, likewise, means of two runs: blocks whose weights lie far apart read slower."""
-    measured = {
-        "8x16x64 1x1 4 teams=8": 64.2, "8x16x128 1x1 4 teams=4": 64.0, "8x32x64 1x1 3 teams=8": 65.4,
-        "8x64x64 1x1 3 teams=4": 66.4,
-    }  # fmt: skip
-    plans = gemm_plans(specs.ALL["gemm_swiglu"].at(M=8, N=14336, K=4096).graph, CUDA)
-    estimates = {p.configuration: p.cost.time_us for p in plans}
-    for name, us in measured.items():
-        assert estimates[f"gemm {name} group=1"] == pytest.approx(us, rel=0.02), name
-    assert plans[0].tile.cols == 16, "nearest together"
+@pytest.mark.parametrize("rows", [512, 4096])
+def test_copies_are_spread_or_shared_where_rows_are_many(rows: int) -> None:
+    first = gemm_plans(gemms.bias_gelu.at(M=rows, N=4096, K=4096).graph, CUDA)[0]
+    assert first.tile.spread or first.cluster > 1
 
 
-MANY_ROWS = (
-    ((4096, 4096, 4096), {"128x256x64 2x4 4 spread": 265, "128x256x64 2x4 4": 270, "256x128x64 4x2 4": 282,
-                          "128x128x64 2x2 3": 295, "128x128x64 2x4 3": 326, "64x256x64 1x4 3": 341,
-                          "64x64x64 2x2 4": 414}),
-    ((8192, 8192, 8192), {"128x256x64 2x4 4": 2068, "128x128x32 2x2 4": 2199}),
-    ((16384, 4096, 4096), {"128x256x64 2x4 4": 1071, "128x128x32 2x2 4": 1153, "64x64x64 2x2 4": 1745}),
-    ((512, 4096, 4096), {"128x256x64 2x4 4 cluster=2": 43.4, "128x128x64 2x4 3": 47, "32x64x64 1x2 4": 70}),
-    ((512, 14336, 4096), {"128x256x64 2x4 4": 139}),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("sizes", "times"), MANY_ROWS, ids=lambda value: "x".join(map(str, value)))
-def test_estimates_of_many_rows_meet_what_was_measured(sizes: tuple[int, int, int], times: dict[str, float]) -> None:
-    """Tiles for `gelu(x @ w.T + bias)`, bf16, cold L2, medians on an H200; the best of those measured comes first, or
-    the same tile with its copies spread."""
-    rows, cols, depth = sizes
-    plans = gemm_plans(gemms.bias_gelu.at(M=rows, N=cols, K=depth).graph, CUDA)
-    estimates = {p.configuration: p.cost.time_us for p in plans}
-    for name, us in times.items():
-        assert estimates[f"gemm {name}"] == pytest.approx(us, rel=0.13), name
-    best = min(times, key=lambda name: times[name])
-    assert plans[0].configuration.removesuffix(" spread") == f"gemm {best}".removesuffix(" spread")
-    assert plans[0].tile.spread or plans[0].cluster > 1
-
-
-FEW_TILES = (
-    ((100, 4096, 256), {"32x64x64 1x2 4": 8.1, "64x64x64 2x2 4": 8.2, "128x128x64 2x2 3": 10.8}),
-    ((300, 1000, 1000), {"64x64x64 2x2 4": 11.4, "64x64x64 2x2 4 cluster=2": 12.4, "64x128x64 2x2 4": 14.0}),
-    ((200, 1024, 4096), {"32x64x64 1x2 4 cluster=2": 16.9, "64x64x64 2x2 4 cluster=2": 17.1,
-                         "64x64x64 2x2 4 cluster=4": 18.0, "64x128x64 2x2 4 cluster=4": 19.2}),
-    ((777, 2880, 2880), {"192x128x64 4x2 4": 43.4, "96x256x64 2x4 4": 46.8, "128x256x64 2x4 4": 52.9,
-                         "64x64x64 2x2 4": 52.9}),
-    ((1800, 1280, 5120), {"96x256x64 2x4 4": 67.0, "192x128x64 4x2 4": 74.8, "128x256x64 2x4 4 spread": 82.9}),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("sizes", "times"), FEW_TILES, ids=lambda value: "x".join(map(str, value)))
-def test_estimates_of_few_tiles_meet_what_was_measured(sizes: tuple[int, int, int], times: dict[str, float]) -> None:
-    """As above, of shapes whose tiles do not fill the GPU: what comes first is within 2 % of the best one measured."""
-    rows, cols, depth = sizes
-    plans = gemm_plans(gemms.bias_gelu.at(M=rows, N=cols, K=depth).graph, CUDA)
-    estimates = {p.configuration.removeprefix("gemm "): p.cost.time_us for p in plans}
-    for name, us in times.items():
-        assert estimates[name] == pytest.approx(us, rel=0.12), name
-    assert times[next(name for name in estimates if name in times)] <= 1.02 * min(times.values())
-    assert plans[0].configuration.removeprefix("gemm ") in times
-
-
-@pytest.mark.parametrize(
-    ("sizes", "times"),
-    [
-        ((333, 1001, 1003), {"64x64x64 2x2 4 cluster=2": 23.2, "128x128x64 2x4 3 cluster=2": 28.3}),
-        ((2048, 4095, 4097), {"128x128x64 2x4 3": 534}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_estimates_of_factors_that_no_copy_brings(sizes: tuple[int, int, int], times: dict[str, float]) -> None:
-    """Lines that are no multiple of 16 bytes, as above. Tiles whose elements on their way leave a thread no
-    registers are no candidates: at 2048 x 4095 x 4097 128x256x64 spilled, and took 714 us."""
-    rows, cols, depth = sizes
-    plans = gemm_plans(gemms.bias_gelu.at(M=rows, N=cols, K=depth).graph, CUDA)
-    estimates = {p.configuration: p.cost.time_us for p in plans}
-    for name, us in times.items():
-        assert estimates[f"gemm {name}"] == pytest.approx(us, rel=0.13), name
-    assert plans[0].configuration == f"gemm {min(times, key=lambda name: times[name])}"
+@pytest.mark.parametrize("sizes", [(333, 1001, 1003), (2048, 4095, 4097)], ids=str)
+def test_tiles_without_registers_for_elements_on_their_way_are_no_candidates(sizes: tuple[int, int, int]) -> None:
+    """Of factors that no copy brings, whose lines are no multiple of 16 bytes: at 2048 x 4095 x 4097 128x256x64
+    spilled on an H200, and took 714 us; the best took 534."""
+    plans = gemm_plans(gemms.bias_gelu.at(**dict(zip("MNK", sizes, strict=True))).graph, CUDA)
     assert not any("256x64 " in p.configuration for p in plans)
 
 
