@@ -31,9 +31,15 @@ if TYPE_CHECKING:
     # In an annotation, a type checker takes f16[M, N] as it takes Any: it would look for types, and these are values.
     b8: Any
     bf16: Any
+    f8e4m3: Any
+    f8e4m3fnuz: Any
+    f8e5m2: Any
+    f8e5m2fnuz: Any
     f16: Any
     f32: Any
+    i8: Any
     i32: Any
+    u8: Any
     from fusegen.emitting.rendering import render
     from fusegen.measuring.benchmark import bench
     from fusegen.pipeline import compile, plan
@@ -42,7 +48,19 @@ if TYPE_CHECKING:
     from fusegen.tuning import tune
     from fusegen.validation import validate
 else:
-    from fusegen.language.types import b8, bf16, f16, f32, i32
+    from fusegen.language.types import (
+        b8,
+        bf16,
+        f8e4m3,
+        f8e4m3fnuz,
+        f8e5m2,
+        f8e5m2fnuz,
+        f16,
+        f32,
+        i8,
+        i32,
+        u8,
+    )  # fmt: skip
 
 __version__ = VERSION
 sys.modules[f"{__name__}.ops"] = ops  # `from fusegen.ops import softmax` means the same
@@ -58,8 +76,13 @@ __all__ = [
     "chain",
     "compile",
     "dims",
+    "f8e4m3",
+    "f8e4m3fnuz",
+    "f8e5m2",
+    "f8e5m2fnuz",
     "f16",
     "f32",
+    "i8",
     "i32",
     "load_chains",
     "ops",
@@ -67,6 +90,7 @@ __all__ = [
     "render",
     "target",
     "tune",
+    "u8",
     "validate",
 ]
 

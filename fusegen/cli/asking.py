@@ -88,7 +88,7 @@ def ask_sizes(sets: Sequence[str]) -> Mapping[str, int]:
 
 def ask_dtype(name: str) -> DType:
     """A floating-point storage type."""
-    kinds = [kind for kind in DTYPES.values() if kind.kind == "float"]
+    kinds = [kind for kind in DTYPES.values() if kind.kind == "float" and not kind.narrow]
     for kind in kinds:
         if kind.name == name.strip().lower():
             return kind

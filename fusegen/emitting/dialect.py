@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from fusegen.emitting.prelude import SPECIAL_FUNCTIONS, WORD_FUNCTIONS
-from fusegen.language.types import LEAST_INT, DType, b8, bf16, f16, f32, i32
+from fusegen.language.types import F8, LEAST_INT, DType, b8, bf16, f16, f32, i32
 from fusegen.planner.heading import comment_lines
 from fusegen.planner.model import Argument, Number, Param, Plan, Statement, Until, Value
 from fusegen.planner.pieces import digits
@@ -55,11 +55,21 @@ class Dialect:
         if dtype is bf16 and self.widens:
             self.functions.add("widened")
             return f"widened({text})"
+        if dtype in F8:
+            self.functions.add(f"{dtype}_value")
+            return f"{dtype}_value({text})"
+        if dtype.kind == "int":
+            return f"static_cast<int>({text})"
         return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
 
     def to_storage(self, dtype: DType, text: str) -> str:
         if dtype is i32:
             return text
+        if dtype in F8:
+            self.functions.add(f"to_{dtype}")
+            return f"to_{dtype}({text})"
+        if dtype.kind == "int":
+            return f"static_cast<{self.ctype(dtype)}>(min(max({text}, {dtype.least:.0f}), {dtype.largest:.0f}))"
         return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
 
     def parameter(self, param: Param) -> str:

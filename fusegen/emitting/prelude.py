@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusegen.language.types import LEAST_INT, DType, i32
+from fusegen.language.types import LEAST_INT, DType, f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, i32
 
 WORD_FUNCTIONS: Mapping[str, tuple[str, str, str]] = {  # what it is, its parameters, its result
     "larger": ("the larger of two; NaN wins", "float a, float b", "float"),
@@ -54,6 +54,45 @@ LOG_PIECES = (
     "const float near = {0} * fmaf(-0.34657359f, y, fmaf(fmaf(-0.000316441874f, w, 0.040036682f), w, 1.0f));",
     "return fabsf(y) < 0.9f ? near : 0.693147181f * y;",
 )
+
+
+def eight_bits(dtype: DType, mantissa: int, bias: int, beyond: str) -> Mapping[str, Special]:
+    """A number to its code of 8 bits, a code to its number, and both: integer arithmetic, so every target gives the
+    same bits. `mantissa` counts bits, `bias` is the exponent's, and `beyond` tells the codes that are no numbers.
+
+    A number below the smallest normal one is added to a number whose last place is the step between subnormals: the sum
+    is rounded to nearest even, and its last bits are the code. Others are rounded in place, at the last kept bit.
+    """
+    cut, exponents = 23 - mantissa, 127 - bias  # bits that go, and by how much exponents differ from an f32's
+    step, normal = f"{dtype.tiny * 2.0**23!r}f", f"{2.0 ** (1 - bias)!r}f"
+    fnuz = dtype in (f8e4m3fnuz, f8e5m2fnuz)
+    signed = "code == 0u ? 0u : sign | code" if fnuz else "sign | code"
+    return {
+        f"to_{dtype}": Special(
+            f"the nearest {dtype}, of two the even one, at most {dtype.largest:.0f} in magnitude; NaN stays NaN",
+            (f"if (x != x) return {'0x80' if fnuz else '0x7f'};",
+             "const unsigned sign = __float_as_uint(x) >> 24 & 0x80u;",
+             f"const float size = fminf(fabsf(x), {dtype.largest!r}f);",
+             "const unsigned bits = __float_as_uint(size);",
+             f"const unsigned small = __float_as_uint(size + {step}) - __float_as_uint({step});",
+             f"const unsigned even = bits + {(1 << (cut - 1)) - 1:#x}u + (bits >> {cut} & 1u);",
+             f"const unsigned code = size < {normal} ? small : (even >> {cut}) - {exponents << mantissa}u;",
+             f"return static_cast<unsigned char>({signed});"), (), "float x", "unsigned char",
+        ),
+        f"{dtype}_value": Special(
+            f"the number that an {dtype} is",
+            ("const unsigned code = x & 0x7fu;",
+             beyond,
+             f"const float size = code < {1 << mantissa}u ? static_cast<float>(code) * {dtype.tiny!r}f",
+             f"    : __uint_as_float((code << {cut}) + {exponents << 23:#x}u);",
+             "return x < 0x80 ? size : -size;"), (), "unsigned char x",
+        ),
+        f"round_{dtype}": Special(
+            f"x rounded to {dtype}, of two to the even one, at most {dtype.largest:.0f} in magnitude",
+            (f"return {dtype}_value(to_{dtype}(x));",), (f"to_{dtype}", f"{dtype}_value"),
+        ),
+    }  # fmt: skip
+
 
 SPECIAL_FUNCTIONS: Mapping[str, Special] = {
     "exponential": Special(
@@ -146,6 +185,18 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
         ("if (y == 0 || y == -1) return 0;",
          "const int r = x % y;",
          "return r != 0 && (r < 0) != (y < 0) ? r + y : r;"), (), "int x, int y", "int",
+    ),
+    **eight_bits(f8e4m3, 3, 7, "if (code == 0x7fu) return NAN;"),
+    **eight_bits(f8e5m2, 2, 15, "if (code >= 0x7cu) return code > 0x7cu ? NAN : x < 0x80 ? INFINITY : -INFINITY;"),
+    **eight_bits(f8e4m3fnuz, 3, 8, "if (x == 0x80) return NAN;"),
+    **eight_bits(f8e5m2fnuz, 2, 16, "if (x == 0x80) return NAN;"),
+    "to_i8": Special(
+        "the nearest whole number, of two the even one, from -128 to 127; 0 of NaN",
+        ("return x != x ? 0 : static_cast<int>(rintf(fminf(fmaxf(x, -128.0f), 127.0f)));",), (), "float x", "int",
+    ),
+    "to_u8": Special(
+        "the nearest whole number, of two the even one, from 0 to 255; 0 of NaN",
+        ("return x != x ? 0 : static_cast<int>(rintf(fminf(fmaxf(x, 0.0f), 255.0f)));",), (), "float x", "int",
     ),
     # log2 of Phi(-|x|) by a polynomial: Phi is off by 2.8 * 2^-23 at most, and down to -8 by 2^-11 of itself
     "normal_cdf": Special(

@@ -18,9 +18,9 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from fusegen.errors import SpecError, Where
-from fusegen.language.types import Dim, DType, Shape, Size, TensorType, bf16, f16, f32, size_of
+from fusegen.language.types import F8, Dim, DType, Shape, Size, TensorType, bf16, f16, f32, size_of
 
-CASTS: Mapping[str, DType] = {"round_f16": f16, "round_bf16": bf16}
+CASTS: Mapping[str, DType] = {f"round_{dtype}": dtype for dtype in (f16, bf16, *F8)}
 """The ops after which a value is of a narrower type, though it goes on as f32."""
 
 LARGEST_SIZE = 2**40
@@ -420,10 +420,10 @@ class Graph:
             raise SpecError(f"{node.operator}: k is {k}, but the rows of {self.name} have {cols} columns", node.where)
 
     def with_dtype(self, dtype: DType) -> Graph:
-        """The same graph with every floating-point operand stored as `dtype`; explicit casts stay."""
+        """The same graph with every floating-point operand stored as `dtype`; explicit casts and 8 bits stay."""
 
         def stored(tensor: Tensor) -> Tensor:
-            if tensor.dtype.kind != "float" or not tensor.shape:
+            if tensor.dtype.kind != "float" or tensor.dtype.narrow or not tensor.shape:
                 return tensor
             return replace(tensor, type=TensorType(dtype, tensor.shape))
 

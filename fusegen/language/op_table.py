@@ -15,7 +15,7 @@ from typing import Any
 
 from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Op
-from fusegen.language.types import DType, b8, f32, i32
+from fusegen.language.types import F8, DType, b8, f32, i8, i32, u8
 
 
 def _map(name: str, arity: int, ref: str, expr: str, doc: str, **facts: Any) -> None:
@@ -178,6 +178,19 @@ _map("round_f16", 1, "{0}.astype(np.float16).astype(np.float64)", "round_f16({0}
      takes="float", slopes=("1",), ulps=2.0**13)  # fmt: skip
 _map("round_bf16", 1, "{0}.astype(np.float32).astype(bfloat16).astype(np.float64)", "round_bf16({0})",
      "rounded to bf16, kept as f32", takes="float", slopes=("1",), ulps=2.0**16)  # fmt: skip
+
+# to 8 bits: what is beyond the range, infinities too, becomes the nearest number that there is; NaN stays NaN
+for _type in F8:
+    _map(f"round_{_type}", 1,
+         f"np.clip({{0}}, -{_type.largest}, {_type.largest}).astype(np.float32).astype({_type.numpy_name})"
+         ".astype(np.float64)", f"round_{_type}({{0}})", f"rounded to {_type}, kept as f32", takes="float", slots=12,
+         slopes=("1",), ulps=_type.epsilon * 2.0**24)  # fmt: skip
+for _type in (i8, u8):
+    _limits = f"{_type.least:.0f}, {_type.largest:.0f}"
+    _map(f"to_{_type}", 1, f"np.nan_to_num(np.clip(np.round({{0}}), {_limits})).astype(np.int32)",
+         f"to_{_type}({{0}})", f"nearest whole number from {_type.least:.0f} to {_type.largest:.0f}, 0 of NaN",
+         takes="number", result=i32, slots=4, slopes=("1",), forms={i32: (
+             f"np.clip({{0}}, {_limits})", f"min(max({{0}}, {_type.least:.0f}), {_type.largest:.0f})")})  # fmt: skip
 
 # ---- reductions over the last axis
 _reduce("sum", "{0}.sum(-1, keepdims=True)", "{0} + {1}", "0.0f", "sum of the row",

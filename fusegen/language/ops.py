@@ -29,7 +29,7 @@ from fusegen.language.trace import (
     python_number,
     size_leaf,
 )  # fmt: skip
-from fusegen.language.types import Dim, DType, Shape, Size, b8, bf16, f16, f32, fits_i32, i32, shape_text
+from fusegen.language.types import DTYPES, Dim, DType, Shape, Size, b8, f32, fits_i32, i32, shape_text
 
 INF = float("inf")
 
@@ -299,20 +299,23 @@ def where(condition: Value, x: Value | Number, y: Value | Number) -> Value:
 
 
 def cast(x: Value, dtype: DType) -> Value:
-    """x as `dtype`. f16 and bf16 round there and go on as f32: a rounding point the author asks for.
+    """x as `dtype`. f16, bf16 and 8 bits round there and go on as f32 or i32: a rounding point the author asks for.
+
+    It goes to the nearest, of two to the even one. To 8 bits, `f8e4m3` and its like, i8 and u8, what is beyond the
+    range becomes the nearest number that there is, infinities too; NaN stays NaN, and is 0 as i8 or u8.
 
     To i32 it goes toward zero; what is beyond i32, infinities too, becomes the nearest i32, and NaN 0, on every target.
     An i32 becomes the nearest f32: exact up to 2^24. A mask is 0 or 1, and b8 says what is not 0.
     """
-    kinds = {f32: "to_f32", i32: "to_i32", b8: "to_b8", f16: "round_f16", bf16: "round_bf16"}
-    if dtype not in kinds:
-        raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use f32, f16, bf16, i32 or b8", caller())
+    if not isinstance(dtype, DType) or dtype.name not in DTYPES:
+        raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use {', '.join(DTYPES)}", caller())
+    name = f"to_{dtype}" if dtype is f32 or dtype.kind != "float" else f"round_{dtype}"
     if isinstance(x, Value) and dtype in (f32, i32, b8) and x.dtype is dtype:
         return x
-    with current().operator(kinds[dtype]):
-        if isinstance(x, Value) and x.dtype is b8 and dtype in (f16, bf16):
-            x = apply("to_f32", x)
-        return apply(kinds[dtype], x)
+    with current().operator(name):
+        if isinstance(x, Value) and x.dtype is b8 and OPS[name].takes != "any":
+            x = apply("to_i32" if dtype.kind == "int" else "to_f32", x)
+        return apply(name, x)
 
 
 def col_index(x: Value) -> Value:
@@ -400,6 +403,13 @@ def var(x: Value, axis: int = -1) -> Value:
     _last("var", axis)
     centered = _real(x) - mean(x)
     return mean(square(centered))
+
+
+@composite
+def amax(x: Value, axis: int = -1) -> Value:
+    """The largest magnitude of the last axis, which stays as size 1; NaN wins."""
+    _last("amax", axis)
+    return max(abs(x))
 
 
 @composite
@@ -632,6 +642,34 @@ def l2norm(x: Value, eps: float = 1e-12) -> Value:
 
 
 @composite
+def quantize(x: Value, dtype: DType, scale: Value | Number | None = None, least: float = 1e-12) -> Any:
+    """x / scale as 8 bits: `values, scale = F.quantize(x, f8e4m3)`, or `F.quantize(x, f8e4m3, scale)` -> values.
+
+    Without a scale each row has its own, max(amax(row), least) / largest number of `dtype` (127 of i8), as vLLM's
+    dynamic quantization of tokens has it: f32, of [..., 1]. Values beyond the range of `dtype` become its ends.
+    """
+    _traced("quantize", x)
+    if not isinstance(dtype, DType) or not dtype.narrow:
+        narrow = ", ".join(name for name, known in DTYPES.items() if known.narrow)
+        raise SpecError(f"quantize: to {dtype!s}; it is to 8 bits: {narrow}", caller())
+    x = _real(x)
+    if scale is not None:
+        return cast(x / scale, dtype)
+    if dtype.least == 0 and dtype.kind == "int":
+        raise SpecError(f"quantize: {dtype} has no numbers below 0; give a scale, or quantize to i8", caller())
+    _eps("quantize", least)
+    row_scale = maximum(amax(x), least) / dtype.largest
+    return cast(x / row_scale, dtype), row_scale
+
+
+@composite
+def dequantize(x: Value, scale: Value | Number) -> Value:
+    """x * scale, in f32."""
+    _traced("dequantize", x)
+    return _real(x) * scale
+
+
+@composite
 def one_hot(columns: Value, dim: Dim) -> Value:
     """1 at the column that each row's i32 names, 0 elsewhere, f32 of [..., dim]; a row of 0 for what is no column."""
     if not isinstance(columns, Value) or columns.dtype is not i32 or columns.shape[-1:] != (1,):
@@ -655,7 +693,8 @@ def causal(x: Value, offset: Value | int = 0) -> Value:
 PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SELECT))
 COMPOSITES = (
     gelu, softplus, softsign, mish, elu, selu, leaky_relu, hardsigmoid, hardswish, glu, reglu, geglu, swiglu, clip,
-    mean, var, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, one_hot, causal,
+    mean, var, amax, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, quantize,
+    dequantize, one_hot, causal,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
 FUNCTIONS = (
@@ -663,9 +702,9 @@ FUNCTIONS = (
     "silu", "gelu", "softplus", "softsign", "mish", "elu", "selu", "leaky_relu", "hardsigmoid", "hardswish", "glu",
     "reglu", "geglu", "swiglu", "square", "pow", "abs", "neg", "sign", "floor", "ceil", "trunc", "round", "fmod",
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
-    "cast", "col_index", "row_index", "size", "matmul", "sum", "max", "min", "mean", "var", "std", "norm", "logsumexp",
-    "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "one_hot", "causal", "topk", "argmax",
-    "argmin", "take",
+    "cast", "col_index", "row_index", "size", "matmul", "sum", "max", "min", "amax", "mean", "var", "std", "norm",
+    "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
+    "one_hot", "causal", "topk", "argmax", "argmin", "take",
 )  # fmt: skip
 
 
@@ -679,7 +718,7 @@ def advice(name: str) -> str:
 
 
 ELSEWHERE = {
-    "clamp": "clip", "swish": "silu", "amax": "max", "amin": "min", "power": "pow", "negative": "neg", "mm": "matmul",
+    "clamp": "clip", "swish": "silu", "amin": "min", "power": "pow", "negative": "neg", "mm": "matmul",
     "bmm": "matmul", "absolute": "abs", "remainder": "fmod", "normalize": "l2norm",
     "hard_swish": "hardswish", "hard_sigmoid": "hardsigmoid", "rint": "round", "fix": "trunc",
 }  # fmt: skip

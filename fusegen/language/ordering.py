@@ -33,7 +33,7 @@ from enum import IntEnum
 from functools import cache
 from itertools import pairwise, product
 
-from fusegen.language.graph import Graph, Kind, Node, behind
+from fusegen.language.graph import CASTS, Graph, Kind, Node, behind
 from fusegen.language.types import DType, b8, f32, i32
 
 INF = math.inf
@@ -386,7 +386,7 @@ SIGNS: Mapping[str, Callable[..., Sign]] = {
     **dict.fromkeys(("abs", "square", "sqrt", "relu"), at_least_zero),
     **dict.fromkeys(("col_index", "row_index", "to_b8"), lambda *_: Sign.NONNEGATIVE),
     **dict.fromkeys(("sum", "max", "min", "to_f32", "minimum", "mul", "div", "log1p"), lesser),
-    **dict.fromkeys(("round_f16", "round_bf16", "to_i32"), zero_at_most),  # a small positive number may become 0
+    **dict.fromkeys((*CASTS, "to_i32", "to_i8", "to_u8"), zero_at_most),  # a small positive number may become 0
     "add": total,
     "maximum": greater,
     **dict.fromkeys(("pow", "small_pow"), lambda base, _: base),

@@ -113,6 +113,12 @@ def check_products(graph: Graph) -> None:
                 f"matmul: {text}: the factors have different types\n  convert one of them, as in F.cast(x, {kinds[0]})",
                 node.where,
             )
+        if dtype.narrow:
+            raise SpecError(
+                f"matmul: {text}: kernels multiply factors of f16, bf16 and f32, and none of 8 bits yet\n"
+                "  convert the left one, as in F.cast(x, bf16); a right one has to be stored as f16 or bf16",
+                node.where,
+            )
         if dtype is f32 and node.op.name != "matmul_tf32":
             raise SpecError(
                 f"matmul: {text}: tensor cores multiply f32 only by way of tf32, which keeps 11 significant bits\n"

@@ -14,7 +14,7 @@ from typing import Any
 from fusegen.language.graph import Graph, Kind, Node
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.ordering import order_by_keys
-from fusegen.language.types import Size, i32, size_of
+from fusegen.language.types import DTYPES, Size, i32, size_of
 
 
 def reference_source(graph: Graph) -> str:
@@ -54,8 +54,9 @@ def imports(graph: Graph) -> list[str]:
     if uses_erf:
         lines.append("import math\n")
     lines.append("import numpy as np")
-    if any("bfloat16" in t for t in texts):
-        lines.append("from ml_dtypes import bfloat16")
+    wanted = [d.numpy_name for d in DTYPES.values() if any(f"astype({d.numpy_name})" in t for t in texts)]
+    if wanted:
+        lines.append(f"from ml_dtypes import {', '.join(sorted(wanted))}")
     if uses_erf:
         lines.append("\nerf = np.vectorize(math.erf, otypes=[np.float64])")
     return lines

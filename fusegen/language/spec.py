@@ -34,7 +34,7 @@ from fusegen.language.naming import hides_frame
 from fusegen.language.products import check_products
 from fusegen.language.spec_source import body_of
 from fusegen.language.trace import OPS, Value, caller, shown, tracing
-from fusegen.language.types import DTYPES, Dim, DType, Shape, TensorType, b8, f32, shape_text
+from fusegen.language.types import DTYPES, Dim, DType, Shape, TensorType, b8, shape_text
 
 TYPES = f"an operand's type is one of {', '.join(DTYPES)}, with its sizes: x: f16[M, N]"
 NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -66,7 +66,7 @@ class Chain:
 
     def with_dtype(self, dtype: DType) -> Chain:
         """The same chain with every floating-point array stored as `dtype`. Raises SpecError for another type."""
-        if not isinstance(dtype, DType) or dtype.kind != "float":
+        if not isinstance(dtype, DType) or dtype.kind != "float" or dtype.narrow:
             raise SpecError(f"{self.name}: arrays can't be stored as {dtype!s}; pass fusegen.f16, bf16 or f32")
         graph = self.graph.with_dtype(dtype)
         check_products(graph)
@@ -184,15 +184,14 @@ def tensor_type(annotation: object, what: str, where: Where) -> TensorType:
         return TensorType(annotation, ())
     found = getattr(annotation, "__name__", None) or repr(annotation)
     raise SpecError(
-        f"{what} has the unsupported type {found}; wanted f16, bf16, f32, i32 or b8 with a shape, as in f16[M, N], "
+        f"{what} has the unsupported type {found}; wanted {', '.join(DTYPES)} with a shape, as in f16[M, N], "
         "or a run-time scalar (f32, i32)",
         where,
     )
 
 
 def input_tensor(name: str, type: TensorType, index: int, where: Where) -> Tensor:
-    value = b8 if type.dtype is b8 else f32 if type.dtype.kind == "float" else type.dtype
-    node = Node(OPS["input"], (), type.shape, value, Operator(index, name, where))
+    node = Node(OPS["input"], (), type.shape, type.dtype.value, Operator(index, name, where))
     return Tensor(name, type, node)
 
 

@@ -78,6 +78,7 @@ class DType:
 
     `numpy` is its numpy meaning (ml_dtypes where numpy has none), `bytes` its size, `epsilon` the unit roundoff
     (half the spacing above 1; 0 for exact types), `tiny` the smallest positive number it holds, `largest` the largest.
+    Values of a kernel are f32, i32 or b8; the other types are what lies in memory, and what values are rounded to.
     """
 
     name: str
@@ -87,6 +88,17 @@ class DType:
     epsilon: float = 0.0
     tiny: float = 0.0
     largest: float = 0.0
+    least: float = 0.0  # the smallest whole number
+
+    @property
+    def value(self) -> DType:
+        """What kernels compute with: f32, i32 or b8."""
+        return {"float": f32, "int": i32, "bool": b8}[self.kind]
+
+    @property
+    def narrow(self) -> bool:
+        """Is it a number of 8 bits? What is beyond its range is stored as the nearest number that it has."""
+        return self.bytes == 1 and self.kind != "bool"
 
     def __reduce__(self) -> str:
         """Copies and pickles are the type itself, by its name in this module: types are compared by identity."""
@@ -122,19 +134,30 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
     import ml_dtypes  # names bfloat16
     import numpy as np
 
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 f16 = DType("f16", "float", 2, "float16", 2.0**-11, 2.0**-24, 65504.0)
 bf16 = DType("bf16", "float", 2, "bfloat16", 2.0**-8, 2.0**-133, 3.3895313892515355e38)
 f32 = DType("f32", "float", 4, "float32", 2.0**-24, 2.0**-149, 3.4028234663852886e38)
-i32 = DType("i32", "int", 4, "int32", largest=2.0**31 - 1)
+# 8 bits after "FP8 Formats for Deep Learning" (Micikevicius et al. 2022) and the OCP specification of it; "fnuz" is
+# what gfx942 computes with: no infinities, no -0, one NaN, and another bias
+f8e4m3 = DType("f8e4m3", "float", 1, "float8_e4m3fn", 2.0**-4, 2.0**-9, 448.0)
+f8e5m2 = DType("f8e5m2", "float", 1, "float8_e5m2", 2.0**-3, 2.0**-16, 57344.0)
+f8e4m3fnuz = DType("f8e4m3fnuz", "float", 1, "float8_e4m3fnuz", 2.0**-4, 2.0**-10, 240.0)
+f8e5m2fnuz = DType("f8e5m2fnuz", "float", 1, "float8_e5m2fnuz", 2.0**-3, 2.0**-17, 57344.0)
+i32 = DType("i32", "int", 4, "int32", largest=2.0**31 - 1, least=-(2.0**31))
+i8 = DType("i8", "int", 1, "int8", largest=127.0, least=-128.0)
+u8 = DType("u8", "int", 1, "uint8", largest=255.0)
 b8 = DType("b8", "bool", 1, "bool", largest=1.0)
 
 tf32 = DType("tf32", "float", 4, "float32", 2.0**-11, 2.0**-136, (2 - 2.0**-10) * 2.0**127)
 """What f32 becomes on its way to tensor cores: no array holds it, and it is none of DTYPES."""
 
-DTYPES: Mapping[str, DType] = {d.name: d for d in (f16, bf16, f32, i32, b8)}
+DTYPES: Mapping[str, DType] = {
+    d.name: d for d in (f16, bf16, f32, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, i32, i8, u8, b8)
+}
+F8: tuple[DType, ...] = (f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ class Load:
     @property
     def dtype(self) -> DType:
         """Of the value: floats of every width are f32 there."""
-        return f32 if self.access.dtype.kind == "float" else self.access.dtype
+        return self.access.dtype.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusegen.language.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
+from fusegen.language.graph import CASTS, Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
 from fusegen.language.ordering import MASKED, along_row, order_by_keys, with_nodes
 from fusegen.language.trace import OPS
-from fusegen.language.types import DType, b8, f16, f32, i32
+from fusegen.language.types import DType, b8, bf16, f32, i32
 from fusegen.planner.ranges import ANY, SMALLEST_NORMAL, ranges
 
 
@@ -18,7 +18,7 @@ def simplify(graph: Graph) -> Graph:
     found = shared
     if shared.selection is not None:
         found = share_common(sink_takes(order_by_keys(shared)))
-    found = cheaper_functions(found)
+    found = stores_that_round(cheaper_functions(found))
     return found if found is shared else replace(found, origin=shared.written)
 
 
@@ -70,6 +70,19 @@ def cheaper_functions(graph: Graph) -> Graph:
     return graph if all(made[node] is node for node in graph.nodes) else with_nodes(graph, made)
 
 
+def stores_that_round(graph: Graph) -> Graph:
+    """out = round_T(x), stored as T  ->  out = x, stored as T
+
+    Exact: a store rounds to its type as a cast does. The cast stays for whoever else computes with it.
+    """
+    rounded = [t for t in graph.outputs if CASTS.get(t.node.op.name) is t.dtype]
+    if not rounded:
+        return graph
+    return replace(
+        graph, outputs=tuple(replace(t, node=t.node.inputs[0]) if t in rounded else t for t in graph.outputs)
+    )
+
+
 def is_tanh_log1p(node: Node) -> bool:
     return node.op.name == "tanh" and node.inputs[0].op.name == "log1p"
 
@@ -92,7 +105,7 @@ def normal_values(graph: Graph) -> dict[Node, bool]:
     for node in graph.nodes:
         name, of = node.op.name, [normal[a] for a in node.inputs]
         if node.op.kind is Kind.INPUT:
-            normal[node] = graph.storage[node] in (f16, i32, b8)
+            normal[node] = graph.storage[node] not in (f32, bf16)
         elif node.literal is not None:
             normal[node] = node.literal == 0 or abs(node.literal) >= SMALLEST_NORMAL
         elif name == "maximum" and any((a.literal or 0) >= SMALLEST_NORMAL for a in node.inputs):
@@ -107,7 +120,8 @@ def normal_values(graph: Graph) -> dict[Node, bool]:
 CHOICES = ("abs", "neg", "relu", "maximum", "minimum", "max", "min", "to_f32")
 """Ops whose result is one of their arguments, or its magnitude, or 0."""
 NEVER_SUBNORMAL = (
-    "exp", "exp2", "sigmoid", "sqrt", "rsqrt", "round_f16", "size", "col_index", "row_index", "to_i32", "floor", "ceil",
+    "exp", "exp2", "sigmoid", "sqrt", "rsqrt", "round_f16", "round_f8e4m3", "round_f8e5m2", "round_f8e4m3fnuz",
+    "round_f8e5m2fnuz", "size", "col_index", "row_index", "to_i32", "floor", "ceil",
     "trunc", "round", "sign",
 )  # fmt: skip
 """Ops whose result is 0 where it would be smaller, or is large enough whatever their argument is."""

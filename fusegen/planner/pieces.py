@@ -8,7 +8,7 @@ import numpy as np
 
 from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.naming import value_names
-from fusegen.language.types import b8, bf16, f16, size_of
+from fusegen.language.types import f32, size_of
 from fusegen.planner.limits import limits
 from fusegen.planner.model import Access, Argument, Layout, Mode, Number, Param, RowDim, Statement, Tile, Value
 from fusegen.planner.ranges import stays_inside
@@ -76,9 +76,9 @@ def named_dims(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[RowDim, .
 def vector_widths(graph: Graph, layout: Layout) -> tuple[int, ...]:
     """Vector widths in elements worth trying, widest first: 16 bytes of the narrowest and of the widest operand.
 
-    Masks (one byte) do not set the width: 16 of them would mean 64 bytes of a float beside them.
+    What takes one byte does not set the width: 16 of them would mean 64 bytes of a float beside them.
     """
-    sizes = {t.dtype.bytes for t in graph.walked if t.shape and t.dtype is not b8} or {1}
+    sizes = {t.dtype.bytes for t in graph.walked if t.shape and t.dtype.bytes > 1} or {1}
     widths = {VECTOR_BYTES // size for size in sizes}
     # a narrower vector may divide the row, or waste less of a short one; and what moves by single elements moves best
     # when neighbouring threads take neighbouring elements
@@ -223,7 +223,11 @@ def roundings(graph: Graph) -> tuple[str, ...]:
     casts = [node for node in graph.nodes if node.op.name.startswith("round_")]
     return (
         *(f"{graph.names.get(node, 'a value')} to {node.op.name[6:]} by an explicit cast" for node in casts),
-        *(f"{t.name} to {t.dtype} when stored" for t in graph.outputs if t.dtype in (f16, bf16)),
+        *(
+            f"{t.name} to {t.dtype} when stored"
+            for t in graph.outputs
+            if t.dtype is not f32 and (t.dtype.kind == "float" or t.dtype.narrow)
+        ),
     )
 
 

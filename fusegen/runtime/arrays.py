@@ -18,7 +18,21 @@ from typing import Any
 import numpy as np
 
 from fusegen.errors import ArgumentError
-from fusegen.language.types import DTYPES, DType, b8, bf16, f16, f32, i32
+from fusegen.language.types import (
+    DTYPES,
+    DType,
+    b8,
+    bf16,
+    f8e4m3,
+    f8e4m3fnuz,
+    f8e5m2,
+    f8e5m2fnuz,
+    f16,
+    f32,
+    i8,
+    i32,
+    u8,
+)  # fmt: skip
 
 Place = tuple[str, int]
 """Where memory is: ("cpu", 0), ("cuda", ordinal) or ("hip", ordinal)."""
@@ -183,6 +197,12 @@ TORCH_DTYPES: Mapping[str, DType] = {
     "torch.float32": f32,
     "torch.int32": i32,
     "torch.bool": b8,
+    "torch.int8": i8,
+    "torch.uint8": u8,
+    "torch.float8_e4m3fn": f8e4m3,
+    "torch.float8_e5m2": f8e5m2,
+    "torch.float8_e4m3fnuz": f8e4m3fnuz,
+    "torch.float8_e5m2fnuz": f8e5m2fnuz,
 }
 
 
@@ -290,7 +310,10 @@ class DLManagedTensorVersioned(ctypes.Structure):
 READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 DLPACK_MAJOR = 1
 DLPACK_PLACES: Mapping[int, str] = {1: "cpu", 2: "cuda", 3: "cpu", 10: "hip", 11: "cpu", 13: "cuda"}
-DLPACK_DTYPES: Mapping[tuple[int, int], DType] = {(2, 16): f16, (4, 16): bf16, (2, 32): f32, (0, 32): i32, (6, 8): b8}
+DLPACK_DTYPES: Mapping[tuple[int, int], DType] = {
+    (2, 16): f16, (4, 16): bf16, (2, 32): f32, (0, 32): i32, (0, 8): i8, (1, 8): u8, (6, 8): b8,
+    (10, 8): f8e4m3, (11, 8): f8e4m3fnuz, (12, 8): f8e5m2, (13, 8): f8e5m2fnuz,
+}  # fmt: skip
 DLPACK_CODES: Mapping[int, str] = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fusegen.language.types import DType, f32
+from fusegen.language.types import F8, DType, f32, i8, u8
 from fusegen.targets.atoms import Atom, Issuer
+
+BYTES: Mapping[DType, str] = {i8: "signed char", u8: "unsigned char", **dict.fromkeys(F8, "unsigned char")}
+"""Types of 8 bits, whose conversions are functions of the kernel: alike for every vendor."""
 
 
 @dataclass(frozen=True, slots=True)

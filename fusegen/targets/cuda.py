@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from fusegen.language.types import DType, b8, bf16, f16, f32, i32
 from fusegen.targets.atoms import Atom, Fragment, Term
-from fusegen.targets.base import Spelling, Target
+from fusegen.targets.base import BYTES, Spelling, Target
 
 
 def mma(dtype: str, depth: int = 16) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ WGMMA = tuple(warpgroup_mma(*each) for each in FACTORS)  # of sm_90a alone
 SPELLING = Spelling(
     file_suffix=".cu",
     headers={f16: "cuda_fp16.h", bf16: "cuda_bf16.h"},
-    ctype={f16: "__half", bf16: "__nv_bfloat16", f32: "float", i32: "int", b8: "unsigned char"},
+    ctype={f16: "__half", bf16: "__nv_bfloat16", f32: "float", i32: "int", b8: "unsigned char", **BYTES},
     to_float={
         f16: "__half2float({0})",
         bf16: "__bfloat162float({0})",

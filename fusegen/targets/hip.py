@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from fusegen.language.types import DType, b8, bf16, f16, f32, i32
 from fusegen.targets.atoms import Atom, Fragment, Term
-from fusegen.targets.base import Spelling, Target
+from fusegen.targets.base import BYTES, Spelling, Target
 
 
 def reduced(sign: str) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ MFMA = (
 SPELLING = Spelling(
     file_suffix=".hip",
     headers={},
-    ctype={f16: "_Float16", bf16: "__bf16", f32: "float", i32: "int", b8: "unsigned char"},
+    ctype={f16: "_Float16", bf16: "__bf16", f32: "float", i32: "int", b8: "unsigned char", **BYTES},
     to_float={
         f16: "static_cast<float>({0})",
         bf16: "static_cast<float>({0})",

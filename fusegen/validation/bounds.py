@@ -25,9 +25,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from ml_dtypes import bfloat16
 
-from fusegen.language.graph import Graph, Kind, Node, Op, plain
+from fusegen.language.graph import CASTS, Graph, Kind, Node, Op, plain
 from fusegen.language.ordering import MASKED, signs_of
 from fusegen.language.selection import bare
 from fusegen.language.types import Dim, b8, f32, i32, size_of
@@ -39,6 +38,7 @@ from fusegen.validation.products import as_tf32, flushed, product_error, rounded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+ROUNDED = {d.numpy_name: d.numpy for d in CASTS.values()}  # types by the names that reference texts give them
 ULP = 2.0**-23  # of an f32, relative to it, at most
 FLUSHED = 2.0**-126  # below it f32 results may become 0
 # of a function: the fast quotient x / (1 + exp(-x)) is 0 once its divisor passes 2^126, where the true one is 2^-119.6
@@ -193,7 +193,7 @@ def formula(text: str, arity: int) -> Callable[..., Array]:
     names = [f"a{i}" for i in range(arity)]
     body = text.format(*names, out="out")
     function = eval(f"lambda {''.join(n + ', ' for n in names)}out=None: {body}",
-                    {"np": np, "erf": erf, "bfloat16": bfloat16})  # fmt: skip
+                    {"np": np, "erf": erf, **ROUNDED})  # fmt: skip
     return lambda *args, **named: np.asarray(function(*args, **named))
 
 
@@ -400,7 +400,7 @@ def nonzero(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     return apply(op, [arg.value]), np.where(arg.unsure & ~sure, 1.0, 0.0)
 
 
-PASSING = frozenset(("neg", "abs", "relu", "maximum", "minimum", "max", "min", "where", "round_f16", "round_bf16"))
+PASSING = frozenset(("neg", "abs", "relu", "maximum", "minimum", "max", "min", "where", *CASTS))
 """Ops that compute nothing: a number beyond f32's range and the infinity in its place give results alike."""
 
 Rule = Callable[[Op, list[Bounded]], tuple[Array, Array]]
@@ -417,8 +417,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign", "to_i32"), stepped),
     **dict.fromkeys(("isnan", "isinf", "isfinite"), classified),
     "fmod": remainder,
-    "round_f16": stepped,
-    "round_bf16": stepped,
+    **dict.fromkeys((*CASTS, "to_i8", "to_u8"), stepped),
     "to_f32": widened,
     "to_b8": nonzero,
 }

@@ -36,7 +36,17 @@ from fusegen.validation.emulated import NAME as EMULATED
 from fusegen.validation.emulated import REASON, twin
 from fusegen.validation.inputs import NORMAL, USUAL, Operands, free_dims, main_tensors, make_operands, sizes_for, take
 from fusegen.validation.judging import judge, steps
-from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, Placed, place, read_output, reserve, untouched
+from fusegen.validation.memory import (
+    ANY_BYTE,
+    CONTIGUOUS,
+    POISON,
+    Arrangement,
+    Placed,
+    place,
+    read_output,
+    reserve,
+    untouched,
+)
 from fusegen.validation.patterns import (
     GENTLE,
     GENTLE_SETTING,
@@ -430,7 +440,8 @@ class Checks:
             return [], problem
         found, problems = [], []
         for tensor, output in zip(self.graph.outputs, outputs, strict=True):
-            array, problem = read_output(output, 0 if poison else POISON[tensor.dtype][0], tensor.name)
+            known = 0 if poison or tensor.dtype in ANY_BYTE else POISON[tensor.dtype][0]
+            array, problem = read_output(output, known, tensor.name)
             found.append(array)
             problems.append(problem)
         if device.kind != "emulator" and not all(map(untouched, inputs)):  # the emulator stops at such a write

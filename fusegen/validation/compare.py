@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fusegen.language.graph import Tensor
-from fusegen.language.types import DType, b8, i32
+from fusegen.language.types import DType, b8
 from fusegen.validation.bounded import Bounded
 from fusegen.validation.report import Worst
 
@@ -85,7 +85,9 @@ def compare(tensor: Tensor, got: Array, law: Bounded, expected: Array) -> Compar
 def distance(value: Array, got: Array, found: Array, dtype: DType) -> Array:
     """How far each value lies from the nearest number that is stored as `got`, which is `found` in float64."""
     if dtype.kind != "float":
-        return np.asarray(np.abs(value - found))
+        return np.asarray(np.abs(stored(value, dtype) - found))
+    if dtype.narrow:
+        return from_narrow(value, found, dtype)
     end = np.array(np.inf, dtype.numpy)
     next_to_largest = float(np.nextafter(np.array(dtype.largest, dtype.numpy), -end))
 
@@ -100,12 +102,26 @@ def distance(value: Array, got: Array, found: Array, dtype: DType) -> Array:
     return np.fmax(np.fmax(above, below), 0.0)
 
 
+def from_narrow(value: Array, found: Array, dtype: DType) -> Array:
+    """The same for 8 bits, whose numbers are few. The ends stand for all that is beyond them."""
+    with np.errstate(invalid="ignore"):
+        every = np.unique(np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float64))
+    numbers = every[np.isfinite(every)]
+    at = np.clip(np.searchsorted(numbers, found), 0, len(numbers) - 1)
+    halfway = (numbers[1:] + numbers[:-1]) / 2
+    upper, lower = np.append(halfway, np.inf)[at], np.append(-np.inf, halfway)[at]
+    off = np.fmax(np.fmax(value - upper, lower - value), 0.0)
+    return np.where(np.isfinite(found), off, np.where(np.isnan(found) & np.isnan(value), 0.0, np.inf))
+
+
 @np.errstate(over="ignore")
 def stored(value: Array, dtype: DType) -> Array:
     """Rounded to the storage type, back in float64."""
+    if dtype.narrow:  # 8 bits hold the nearest number that they have of what is beyond their range
+        value = np.clip(value, -dtype.largest if dtype.kind == "float" else dtype.least, dtype.largest)
     if dtype.kind == "float":
         return value.astype(dtype.numpy).astype(np.float64)
-    return value if dtype is i32 else np.clip(value, 0.0, 1.0)
+    return np.clip(value, 0.0, 1.0) if dtype is b8 else value
 
 
 @np.errstate(all="ignore")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.language.graph import Graph, Kind, Node
+from fusegen.language.graph import CASTS, Graph, Kind, Node
 from fusegen.language.ordering import along_row
 from fusegen.language.types import f32
 from fusegen.validation.accumulation import How
@@ -73,7 +73,7 @@ def steps(graph: Graph) -> bool:
     may take it to the next one, which no promise of small errors survives. A chain without products promises so little
     error that whatever is rounded may cross a step, and that an explicit f16 is one. A test for one number is a guard,
     as a softmax has them, and none."""
-    rounds = ("round_bf16",) if graph.products else ("round_bf16", "round_f16")
+    rounds = CASTS.keys() - ({"round_f16"} if graph.products else set())
     made: set[Node] = set()
     for node in graph.nodes:
         begins = node.op.kind is Kind.PRODUCT if graph.products else inexact(node)

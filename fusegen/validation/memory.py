@@ -8,7 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.language.types import DType, b8, bf16, f16, f32, i32
+from fusegen.language.types import (
+    DType,
+    b8,
+    bf16,
+    f8e4m3,
+    f8e4m3fnuz,
+    f8e5m2,
+    f8e5m2fnuz,
+    f16,
+    f32,
+    i8,
+    i32,
+    u8,
+)  # fmt: skip
 from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.devices import Device, Memory
 
@@ -23,7 +36,12 @@ POISON: Mapping[DType, tuple[int, int]] = {
     f32: (0x7FEDC0DE, 0xB5A7C0DE),
     i32: (0x5EDC0DE5, 0xB5A7C0DE - 2**32),
     b8: (0xDA, 0xA7),  # neither True nor False
+    f8e4m3: (0xFF, 0xA7),  # the NaN that no conversion gives
+    f8e5m2: (0xFE, 0xA7),
+    **dict.fromkeys((f8e4m3fnuz, f8e5m2fnuz, i8, u8), (0x5E, 0xA7)),
 }
+ANY_BYTE = (f8e4m3fnuz, f8e5m2fnuz, i8, u8)
+"""Types all of whose bytes are results: what was not written shows only where two runs over other poison differ."""
 
 
 @dataclass(frozen=True, slots=True)

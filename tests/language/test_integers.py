@@ -63,6 +63,8 @@ MEANINGS: dict[str, Callable[..., int]] = {
     "sign": lambda a: (a > 0) - (a < 0),
     "floor_div": lambda a, b: wrapped(a // b) if b else 0,
     "mod": lambda a, b: a % b if b else 0,
+    "to_i8": lambda a: min(max(a, -128), 127),
+    "to_u8": lambda a: min(max(a, 0), 255),
     "shift_left": lambda a, n: wrapped(a << n) if 0 <= n < 32 else 0,
     "shift_right": lambda a, n: a >> n if 0 <= n < 32 else -(a < 0),
 }

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusegen import b8, bf16, chain, dims, f16, f32, i32
+from fusegen import b8, bf16, chain, dims, f16, f32, i8, i32, u8
 from fusegen import ops as F
 from fusegen.errors import SpecError
 from fusegen.language.graph import Kind, Op
 from fusegen.language.reference import load_reference, reference, reference_source
 from fusegen.language.spec import Chain
 from fusegen.language.trace import apply
-from fusegen.language.types import DType
+from fusegen.language.types import F8, DType
 from fusegen.pipeline import compile
 from fusegen.targets import H200, Target
 
@@ -91,6 +91,7 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "shift_right": lambda a, b: a // 2**b,
 }
 SPECIAL = {"where", "logical_and", "logical_or", "logical_not", "round_f16", "round_bf16"}  # tested by name below
+SPECIAL |= {f"round_{dtype}" for dtype in F8} | {"to_i8", "to_u8"}  # and in test_narrow.py
 POSITIVE = {"log", "log1p", "log_of_normal", "tanh_log1p", "sqrt", "rsqrt", "pow", "small_pow", "log2"}
 
 
@@ -259,6 +260,12 @@ def map_chain(op: Op, cols: int) -> Chain:
     def to_i32(x: f32[M, N]) -> i32[M, N]:
         return F.cast(F.clip(x, -1e6, 1e6), i32)
 
+    def to_i8(x: f32[M, N]) -> i8[M, N]:
+        return F.cast(x * 100.0, i8)
+
+    def to_u8(x: f32[M, N]) -> u8[M, N]:
+        return F.cast(x * 200.0, u8)
+
     def to_b8(x: f32[M, N]) -> b8[M, N]:
         return F.cast(x, b8)
 
@@ -271,6 +278,8 @@ def map_chain(op: Op, cols: int) -> Chain:
         "small_pow": power,
         "log_of_normal": normal,
         "to_i32": to_i32,
+        "to_i8": to_i8,
+        "to_u8": to_u8,
         "to_b8": to_b8,
         "to_f32": to_f32,
     }
@@ -321,6 +330,10 @@ def test_composite_matches_numpy(function: Callable[..., Any], target: Target) -
             return function(x, -1.0, 1.0)
         if function in (F.any, F.all):
             return F.where(function(x > 2.0), x, -x)
+        if function is F.quantize:
+            return function(x, i8)[0] * 1.0
+        if function is F.dequantize:
+            return function(F.cast(x, i8), 0.5)
         if function is F.one_hot:
             return function(F.cast(F.max(x), i32), N) + x
         if function in (F.glu, F.reglu, F.geglu, F.swiglu):

@@ -401,7 +401,7 @@ def test_broken_files_give_a_sentence(tmp_path: Path, text: str, words: str) -> 
         ("F.softmax(x, dim=-1)", r"it is called as F.softmax\(x, axis=-1\)"),
         ("np.exp(x)", "numpy's functions don't take traced values"),
         ("bytes.fromhex(x)", "another library's functions don't take traced values"),
-        ("float[x]", "an operand's type is one of f16, bf16, f32, i32, b8"),
+        ("float[x]", "an operand's type is one of f16, bf16, f32, f8e4m3"),
     ],
 )
 def test_python_type_errors_say_how_it_is_written(tmp_path: Path, body: str, words: str) -> None:
@@ -425,7 +425,7 @@ def test_an_unknown_type_is_answered_with_those_there_are(tmp_path: Path, head: 
     text = "from fusegen import chain, dims, f16\nM, N = dims('M N')\n"
     text += "@chain(M=8, N=16)\ndef spec(x: f8[M, N]) -> f16[M, N]:\n    return x * 2\n"
     (tmp_path / "bad.py").write_text(f"{head}\n{text}")
-    with pytest.raises(RequestError, match="an operand's type is one of f16, bf16, f32, i32, b8"):
+    with pytest.raises(RequestError, match="an operand's type is one of f16, bf16, f32, f8e4m3"):
         load_chains(tmp_path / "bad.py")
 
 

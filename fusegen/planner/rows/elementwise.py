@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusegen.language.graph import Graph
-from fusegen.language.types import b8
 from fusegen.planner.matching import NotFor, need_countable, need_no_product, need_no_selection
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_contiguous_walk, vector_widths
@@ -43,7 +42,7 @@ def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPla
 
 def flat(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     dims = (RowDim("n", "i", tuple(range(len(graph.shape)))),)
-    sizes = {t.dtype.bytes for t in arrays(graph) if t.dtype is not b8} or {1}
+    sizes = {t.dtype.bytes for t in arrays(graph) if t.dtype.bytes > 1} or {1}
     widths = {VECTOR_BYTES // s for s in sizes} | ({1} if layout.unaligned else set())
     for vector in sorted(widths, reverse=True):
         found = tuple(flat_access(a, layout, vector) for a in accesses(graph, dims, layout, vector))

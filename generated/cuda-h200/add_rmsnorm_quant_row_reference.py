@@ -1,0 +1,34 @@
+"""add_rmsnorm_quant_row: what the kernel must compute, in float64.
+
+h = x + residual, and rmsnorm(h) * gain as f8e4m3 with a scale for each row.
+
+Operands, with leading axes of any size:
+    x: bf16[M, N]
+    residual: bf16[M, N]
+    gain: bf16[N]
+
+Returns h bf16[M, N], values f8e4m3[M, N], scale f32[M, 1]; floats are left in float64, not yet rounded to the storage type.
+"""
+
+import numpy as np
+
+
+@np.errstate(all="ignore")
+def add_rmsnorm_quant_row(x, residual, gain):
+    x = np.asarray(x).astype(np.float64)
+    residual = np.asarray(residual).astype(np.float64)
+    gain = np.asarray(gain).astype(np.float64)
+    h = x + residual
+    square = h * h
+    sum_of_squares = square.sum(-1, keepdims=True)
+    mean = sum_of_squares / x.shape[-1]
+    mean_plus_eps = mean + 1e-06
+    rrms = 1 / np.sqrt(mean_plus_eps)
+    y = h * rrms
+    y_2 = y * gain
+    abs_ = np.abs(y_2)
+    max_of_magnitudes = abs_.max(-1, keepdims=True)
+    maximum = np.maximum(max_of_magnitudes, 1e-12)
+    scale = maximum / 448.0
+    div = y_2 / scale
+    return h, div, scale

@@ -1,0 +1,26 @@
+"""silu_mul_quant_row: what the kernel must compute, in float64.
+
+silu(gate) * up as f8e4m3 with a scale for each row.
+
+Operands, with leading axes of any size:
+    gate: bf16[M, N]
+    up: bf16[M, N]
+
+Returns values f8e4m3[M, N], scale f32[M, 1]; floats are left in float64, not yet rounded to the storage type.
+"""
+
+import numpy as np
+
+
+@np.errstate(all="ignore")
+def silu_mul_quant_row(gate, up):
+    gate = np.asarray(gate).astype(np.float64)
+    up = np.asarray(up).astype(np.float64)
+    silu = gate / (1 + np.exp(-gate))
+    mul = silu * up
+    abs_ = np.abs(mul)
+    max_of_magnitudes = abs_.max(-1, keepdims=True)
+    maximum = np.maximum(max_of_magnitudes, 1e-12)
+    scale = maximum / 448.0
+    div = mul / scale
+    return div, scale

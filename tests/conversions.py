@@ -1,0 +1,85 @@
+"""Conversions to types of 8 bits against ml_dtypes: `python -m tests.conversions` tries every f32, some minutes a type.
+
+The kernels are those that a cast gives, and run in the emulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+
+from fusegen import chain, dims, f32
+from fusegen import ops as F
+from fusegen.language.spec import Chain
+from fusegen.language.types import F8, DType
+from fusegen.pipeline import compile
+from fusegen.runtime import Kernel
+from fusegen.targets import target
+
+(N,) = dims("N")
+Array = np.ndarray[Any, np.dtype[Any]]
+AT_ONCE = 2**24
+NAN_CODE = {"f8e4m3": 0x7F, "f8e5m2": 0x7F, "f8e4m3fnuz": 0x80, "f8e5m2fnuz": 0x80}
+
+
+def narrowing(dtype: DType) -> Chain:
+    """x to 8 bits."""
+
+    def narrow(x: f32[N]) -> Any:
+        return F.cast(x, dtype)
+
+    narrow.__annotations__["return"] = dtype[N]
+    return chain(N=AT_ONCE)(narrow)
+
+
+def widening(dtype: DType) -> Chain:
+    """8 bits to f32."""
+
+    def widen(x: Any) -> f32[N]:
+        return x * 1.0
+
+    widen.__annotations__["x"] = dtype[N]
+    return chain(N=AT_ONCE)(widen)
+
+
+def kernel_of(chain: Chain, vendor: str, check: bool = True) -> Kernel:
+    found = compile(chain, target(vendor), on="emulator", validate=False)
+    assert check or found.device.kind == "emulator"
+    return found
+
+
+@np.errstate(all="ignore")
+def codes(x: Array, dtype: DType) -> Array:
+    """The code of each number, by ml_dtypes: at most the largest number in magnitude."""
+    found = np.clip(x, -dtype.largest, dtype.largest).astype(dtype.numpy).view(np.uint8)
+    return np.where(np.isnan(x), np.uint8(NAN_CODE[dtype.name]), found)
+
+
+def wrong(kernel: Kernel, x: Array, dtype: DType) -> Array:
+    """The numbers whose code is another one."""
+    got = np.asarray(kernel(x)).view(np.uint8)
+    return np.asarray(x[got != codes(x, dtype)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.conversions", description=__doc__)
+    parser.add_argument("types", nargs="*", metavar="TYPE", help=f"of {', '.join(map(str, F8))} (all)")
+    parser.add_argument("--target", default="cuda:h200")
+    chosen = parser.parse_args()
+    failed = 0
+    for dtype in [d for d in F8 if not chosen.types or d.name in chosen.types]:
+        kernel = kernel_of(narrowing(dtype), chosen.target)
+        found = 0
+        for first in track(range(0, 2**32, AT_ONCE), description=f"f32 to {dtype}"):
+            x = np.arange(first, first + AT_ONCE, dtype=np.uint64).astype(np.uint32).view(np.float32)
+            found += len(wrong(kernel, x, dtype))
+        print(f"{dtype}: {found} of 2^32 are wrong")
+        failed += found
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
