@@ -29,7 +29,7 @@ from fusegen.language.types import Dim, DType, Shape, Size, b8, f32, fits_i32, i
 from fusegen.version import PACKAGE
 
 OURS = str(PACKAGE) + os.sep
-OPS_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ops.py")
+OPS_FILES = tuple(str(PACKAGE / "language" / name) for name in ("ops.py", "elementwise.py"))
 NOT_A_SPEC = (OURS, contextlib.__file__, functools.__file__)
 Number = int | float
 
@@ -99,7 +99,7 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         own_frame = frame.f_code is code
-        if event != "return" or not (own_frame or frame.f_code.co_filename == OPS_FILE):
+        if event != "return" or not (own_frame or frame.f_code.co_filename in OPS_FILES):
             return
         taken = frame.f_code.co_varnames[: frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]
         found = {
@@ -575,11 +575,10 @@ def power(x: Any, exponent: Any) -> Value:
     """x ** exponent. Small whole exponents become products, 0.5 a square root, powers of 2 an exponential."""
     x, exponent = python_number(x), python_number(exponent)
     if isinstance(exponent, Value):
-        with current().operator("pow"):
-            return apply("exp2", exponent) if not isinstance(x, Value) and x == 2 else apply("pow", x, exponent)
+        of_two = not isinstance(x, Value) and x == 2
+        return apply("exp2", exponent) if of_two else apply("pow", x, exponent)
     if isinstance(exponent, bool) or not isinstance(exponent, (int, float)) or not math.isfinite(exponent):
-        found = f"{type(exponent).__name__} {exponent!r}"
-        raise SpecError(f"the exponent of ** must be a finite number or a traced value, found {found}", caller())
+        raise SpecError(f"the exponent of ** must be a finite number or a traced value, found {exponent!r}", caller())
     with current().operator("pow"):
         if exponent == 0.5:
             return apply("sqrt", x)
