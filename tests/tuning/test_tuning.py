@@ -24,8 +24,9 @@ from fusegen.compiling import Binary
 from fusegen.database import Database, choose, graph_digest
 from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError, RequestError
+from fusegen.language.graph import Graph
 from fusegen.language.spec import load_chains
-from fusegen.planner import candidates
+from fusegen.planner import candidates, plan
 from fusegen.planner.model import Plan, Source
 from fusegen.runtime import devices, finding
 from fusegen.runtime.cache import compiled
@@ -301,13 +302,18 @@ def test_sources_travel_whole(gpu: Target) -> None:
 
 
 def test_long_chains_travel_too() -> None:
-    def long(x: f32[M, N]) -> f32[M, N]:
-        for _ in range(3000):
-            x = x + 1.0
-        return x
+    def steps(count: int) -> Graph:
+        def long(x: f32[M, N]) -> f32[M, N]:
+            for _ in range(count):
+                x = x + 1.0
+            return x
 
-    graph = chain(M=8, N=64)(long).graph
+        return chain(M=8, N=64)(long).graph
+
+    graph = steps(3000)
     assert len(wire.unpacked(wire.packed(graph)).nodes) == len(graph.nodes)
+    source = render(plan(steps(600), H200))
+    assert render(wire.unpacked(wire.packed(source)).plan).text == source.text
 
 
 @needs_both
