@@ -10,6 +10,7 @@ warp has loaded them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from fusegen.language.types import DType
@@ -78,7 +79,7 @@ class Fragment:
     @property
     def lane_cols(self) -> int:
         """Columns of which a lane's first element is one, over all lanes."""
-        return len({self.col(0, lane) for lane in range(self.lanes)})
+        return self.lanes >> len(self.lanes_of_col)
 
     @property
     def lanes_of_row(self) -> tuple[int, ...]:
@@ -90,6 +91,7 @@ class Fragment:
         return alike(self.cols, self.lanes)
 
 
+@cache
 def alike(terms: tuple[Term, ...], lanes: int) -> tuple[int, ...]:
     """The bits of a lane's number that change none of `terms`."""
     own = [term for term in terms if term.of == "lane"]

@@ -229,8 +229,10 @@ def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
     factors lie along the depth (`along`), a column is a row of the tile in shared memory, and rows lie in any order.
     Fewer than LEAST_RUN columns are too few to be stored at once, and sums that several teams share must meet.
     """
+    if atom.kind != "mma" or not along or tile.shares > 1:
+        return 0
     run = tile.warp_cols // atom.fragment.lane_cols
-    return run if atom.kind == "mma" and along and tile.shares == 1 and run >= LEAST_RUN else 0
+    return run if run >= LEAST_RUN else 0
 
 
 def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int, run: int = 0) -> int:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from fusegen.language.graph import Graph, Kind, Node
@@ -117,11 +118,20 @@ UNROLLED = 4  # of more passes
 IN_FLIGHT = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MmaDraft(ProductDraft):
     """What all tiles of one chain share."""
 
     accesses: Mapping[tuple[str, str], Access]  # by tensor, and by the place it is used in
+
+    @cached_property
+    def left(self) -> tuple[Operand, ...]:
+        return left_factors(self)
+
+    @cached_property
+    def rights(self) -> Mapping[Node, Operand]:
+        """The right factor of each product."""
+        return right_factors(self)
 
     @property
     def chunk(self) -> int:
@@ -250,7 +260,7 @@ def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
     """Has the target room for it, and has every thread a whole number of chunks to bring?"""
     target = drawn.target
     team = tile.warps * target.warp
-    right = right_factors(drawn).values()
+    right = drawn.rights.values()
     run = run_of(tile, atom, all(f.along for f in right))
     if shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics), run) > target.shared_bytes:
         return False
@@ -263,7 +273,7 @@ def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
         return False
     if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.depth % (2 * atom.depth):
         return False
-    return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*left_factors(drawn), *right))
+    return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*drawn.left, *right))
 
 
 def elements(drawn: MmaDraft, tile: GemmTile) -> int:
@@ -271,8 +281,8 @@ def elements(drawn: MmaDraft, tile: GemmTile) -> int:
     bring whole chunks past the registers."""
     if not drawn.target.async_copies:
         return 0
-    left = sum(tile.rows for f in left_factors(drawn) if f.width == 1)
-    right = sum(tile.cols for f in right_factors(drawn).values() if f.width == 1) // len(drawn.groups)
+    left = sum(tile.rows for f in drawn.left if f.width == 1)
+    right = sum(tile.cols for f in drawn.rights.values() if f.width == 1) // len(drawn.groups)
     return (left + right) * tile.depth // (tile.warps * drawn.target.warp)
 
 
@@ -293,7 +303,7 @@ def spreads(drawn: MmaDraft, tile: GemmTile) -> bool:
     spilled 8 to 92 bytes. Sums that go through shared memory would have to take the ring's place, which holds the next
     tile's slices by then. f32 factors and clusters were not measured.
     """
-    factors = (*left_factors(drawn), *right_factors(drawn).values())
+    factors = (*drawn.left, *drawn.rights.values())
     if drawn.dtype is f32 or drawn.parts.statistics or drawn.parts.lefts[0].operand is None:
         return False
     if tile.cluster > 1 or drawn.depth % (tile.stages * tile.depth):
@@ -324,7 +334,7 @@ def chunks_fit(factor: Operand, tile: GemmTile, team: int, chunk: int) -> bool:
 # ---------------------------------------------------------------- factors
 
 
-def left_factors(drawn: MmaDraft) -> list[Operand]:
+def left_factors(drawn: MmaDraft) -> tuple[Operand, ...]:
     """What the left operand is computed from: itself, or the tensors [.., M, K] of its prologue."""
     side = drawn.parts.lefts[0]
     if side.operand is not None:
@@ -350,7 +360,7 @@ def left_factors(drawn: MmaDraft) -> list[Operand]:
         copied = drawn.target.async_copies and access.mode == "vector" and access.dtype is drawn.dtype
         transport: Transport = "cp.async" if copied and len(tensors) == 1 else "plain"
         found.append(operand(drawn, access, "rows", line == use.depth, transport))
-    return found
+    return tuple(found)
 
 
 def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:
@@ -427,7 +437,7 @@ def stride_of(drawn: MmaDraft, access: Access, dim: int) -> str:
 
 def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
     graph, hoisted, target = drawn.graph, drawn.hoisted, drawn.target
-    left, right = tuple(left_factors(drawn)), right_factors(drawn)
+    left, right = drawn.left, drawn.rights
     used = {f.access.tensor: f.access for f in left}
     by_tensor = {name: access for (name, place), access in drawn.accesses.items() if place == "tile"}
     along = all(f.along for f in right.values())

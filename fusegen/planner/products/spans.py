@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
 from fusegen.language.naming import value_names
@@ -31,7 +32,7 @@ class Group:
     outputs: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProductDraft:
     """What all candidates of one rule share. `graph` is the chain as written, `hoisted` as the kernel computes it."""
 
@@ -48,7 +49,7 @@ class ProductDraft:
         """Of the factors."""
         return self.parts.products[0].left.dtype
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """K."""
         return size_of(self.parts.products[0].contracted, self.graph.sizes)
@@ -58,7 +59,7 @@ class ProductDraft:
         """Products of a tile."""
         return len(self.groups[0].products)
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, ...]:
         """Of the row dimensions, at the default sizes."""
         return tuple(math.prod(size_of(self.graph.shape[axis], self.graph.sizes) for axis in d.axes) for d in self.dims)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
@@ -127,7 +128,7 @@ def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
                 raise NoMatch(f"{tensor.name} has one value a row; wgmma stores tiles")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WgmmaDraft(ProductDraft):
     """What a schedule's tiles share. `access`: how each use of a tensor is read or written, by its tensor's name."""
 
@@ -256,16 +257,16 @@ class WgmmaDraft(ProductDraft):
             for span in found
         )
 
-    @property
+    @cached_property
     def atom(self) -> Atom:
         (found,) = self.target.atoms_of("warpgroup", self.dtype)
         return found
 
-    @property
+    @cached_property
     def many(self) -> tuple[WgmmaTile, ...]:
         return tiles_of_many(self.atom)
 
-    @property
+    @cached_property
     def rights(self) -> Mapping[Node, Operand]:
         """The right factor of each product."""
         return {p.node: self.operand(p.right.operand, "cols") for p in self.parts.products}
@@ -337,12 +338,12 @@ class WgmmaDraft(ProductDraft):
 
     # ---- tensors
 
-    @property
+    @cached_property
     def matrix(self) -> Tensor | None:
         """What the left factor is computed from, or its rows' statistics; None where it goes as it lies."""
         return prepared_matrix(self.hoisted, self.parts)
 
-    @property
+    @cached_property
     def prologue(self) -> Prologue | None:
         matrix, graph = self.matrix, self.hoisted
         if matrix is None:
