@@ -45,13 +45,14 @@ SELECTION_FRAME = frozenset(
     team_most meet Picker picker warp_least warp_most sum_below warps bins room below beyond largest own_bins
     PivotSum widened lost notes next slot from vectors own_col fresh listed exact tied untied late list
     add_up measure shift_for by cut tighten bar held side noted lane_of_warp lanes_below turn over peaks keys p
-    passes crowd limit floor order reached who seen found own bits fits done left mine least again own_list higher
+    passes crowd limit cutoff order reached who seen found own bits fits done left mine least again own_list higher
     kept upto place all higher_bar first start most lowest above binned entry rank bin other end peak best bit raw
     r picks best_entry last a sort sorts many size run step high low part
     far block bottom marks exponentials highest enough few between wanted reach warp_sum row_warps picker_of meet_all
-    reached_by most_of sum_of ahead floors incoming merged passing picked_max picked_sum read see team_sum_below
+    reached_by most_of sum_of ahead cutoffs incoming merged passing picked_max picked_sum read see team_sum_below
     before atomicAdd atomicMax atomicMin Ranges compared elements groups more orders ranges reaches slot_of to
-    warp_total""".split()  # noqa: SIM905
+    warp_total
+    threads row_threads vector_step bin_bits top_bit least_key exact_sum marked readers aim own_key own_order""".split()  # noqa: SIM905
 )
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(

@@ -12,6 +12,16 @@
 // traffic  12.9 MB moved, 12.9 MB ideal, 77.2 MB unfused in 3 launches
 // floor    2.7 us at 4.8 TB/s; memory-bound at 2.25 flop/B
 // needs    rows of 50257 elements, next to each other
+//
+// method   register-resident top-k for few columns. The largest key of each thread is its delegate (Dr.
+//          Top-k, Gaihre et al., SC 2021); the warps agree on a bar that at least 50 delegates reach,
+//          and few more keys do
+// sections read      the row, all of its vectors at once; keys stay in registers
+//          bar       what enough delegates reach, by rank within each warp and then among warps
+//          collect   the keys that reach it are candidates, in the first block
+//          rank      counting sort by ranges of keys, comparisons within a range; where ties fill one,
+//                    bitonic sort (Batcher, AFIPS 1968)
+//          write     what is computed at the chosen columns
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -51,23 +61,39 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// a candidate: its key, as an integer of the same order, above its column, from the last to the first, so that the
-// larger of two entries is the one to choose; no entry is 0
+constexpr int threads = 256;  // of a block
+constexpr int row_threads = threads * 4;  // of a row: those of its cluster's blocks
+constexpr int warps = 8;  // of a block
+constexpr int row_warps = warps * 4;
+constexpr int readers = threads / 4;  // that count the candidates of one block
+constexpr int room = 128;  // candidates of a block
+constexpr int limit = 256;  // candidates in all
+constexpr unsigned aim = 89;  // candidates that a search tries for
+constexpr int bins = 256;  // ranges of keys, by which candidates are counted
+constexpr int bin_bits = 8;
+
+constexpr int j = 0;  // of a vector's elements there is one
+
+// a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
+// that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. None is 0
 typedef unsigned long long Entry;
 constexpr int column_bits = 16;
 constexpr Entry last_column = (Entry(1) << column_bits) - 1;
-constexpr unsigned masked = 0x007fffffu;  // the order of -inf
-constexpr unsigned infinite = 0xff800000u;  // that of inf; only a NaN is not above a threshold of inf, nor below it
+constexpr unsigned top_bit = 0x80000000u;
+constexpr unsigned masked = 0x007fffffu;  // the order of -inf, which is never chosen
+constexpr unsigned infinite = 0xff800000u;  // the order of inf, the highest threshold, above which is NaN alone
 
-// NaN above all numbers, and 0 as large as -0
+// as in radix sorts: of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all
+// numbers, and -0 is 0
 __device__ __forceinline__ unsigned order_of(float key) {
   const unsigned bits = __float_as_uint(key + 0.0f);
   if (key != key) return 0xffffffffu;
-  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
+  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | top_bit);
 }
 
+// the key of that order
 __device__ __forceinline__ float key_at(unsigned order) {
-  return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order);
+  return __uint_as_float(order & top_bit ? order ^ top_bit : ~order);
 }
 
 __device__ __forceinline__ Entry entry_of(float key, int col) {
@@ -87,7 +113,7 @@ __device__ __forceinline__ void meet() {
   __syncwarp();
 }
 
-// the least and the most in the warp
+// the least and the most in the warp, in every lane
 __device__ __forceinline__ unsigned warp_least(unsigned v) {
   return __reduce_min_sync(0xffffffffu, v);
 }
@@ -106,22 +132,18 @@ __device__ __forceinline__ unsigned sum_below(unsigned v) {
   return v;
 }
 
-constexpr int warps = 8;
-constexpr int row_warps = 32;
-constexpr int bins = 256;
-constexpr int room = 128;  // candidates of a block
-
+// what the threads of a block share
 struct Picker {
   float keys[50][256];
-  Entry entries[4][room];  // what each block of the row found, in the first one
-  Entry binned[256];
-  Entry picks[50];
-  unsigned reached[row_warps], most[row_warps];  // orders that each warp said
-  float sums[row_warps];  // of exponentials below its most
-  unsigned bins_above[bins + 1];
-  unsigned totals[warps];
-  unsigned counts[2][4];  // candidates of each block, and
-  unsigned found[2];  // of this one
+  Entry entries[4][room];  // candidates of each block, in the first one
+  Entry binned[256];  // candidates by bins
+  Entry picks[50];  // what is chosen, the best first
+  unsigned reached[row_warps], most[row_warps];  // by warp: the order that enough keys reach, and the largest
+  float sums[row_warps];  // of exponentials below it
+  unsigned bins_above[bins + 1];  // of each bin its candidates, then those above it
+  unsigned totals[warps];  // candidates by warp
+  unsigned counts[2][4];  // candidates of each block
+  unsigned found[2];  // candidates of this block
   unsigned bar;  // its order
 };
 static_assert(sizeof(Picker) <= 59232, "the launch's shared memory");
@@ -137,7 +159,7 @@ __device__ __forceinline__ void meet_all() {
   __cluster_barrier_wait();
 }
 
-// the order that 2 of the warp's threads reach
+// the order of rank 2 of the warp's threads: each brings that of its largest key
 __device__ __forceinline__ unsigned reached_by(unsigned order) {
   int above = 0;
   #pragma unroll
@@ -145,14 +167,10 @@ __device__ __forceinline__ unsigned reached_by(unsigned order) {
   return warp_least(above < 2 ? order : 0xffffffffu);
 }
 
-// the largest order of the row
+// the largest order of the row, of those that its warps said
 __device__ __forceinline__ unsigned most_of(const Picker& picker) {
-  unsigned most = 0;
-  #pragma unroll
-  for (int at = threadIdx.x % 32; at < row_warps; at += 32) {
-    most = most > picker.most[at] ? most : picker.most[at];
-  }
-  return warp_most(most);
+  const int at = threadIdx.x % 32;
+  return warp_most(at < row_warps ? picker.most[at] : 0);
 }
 
 // the sum in the warp, in every lane
@@ -165,50 +183,39 @@ __device__ __forceinline__ float warp_sum(float v) {
 // the sum of exponentials below the row's largest key, from what its warps said
 __device__ __forceinline__ float sum_of(const Picker& picker, float top) {
   const float below = top == -INFINITY ? 0.0f : top;
-  float sum = 0.0f;
-  #pragma unroll
-  for (int at = threadIdx.x % 32; at < row_warps; at += 32) {
-    sum += picker.sums[at] * exponential(key_at(picker.most[at]) - below);
-  }
-  return warp_sum(sum);
+  const int at = threadIdx.x % 32;
+  return warp_sum(at < row_warps ? picker.sums[at] * exponential(key_at(picker.most[at]) - below) : 0.0f);
 }
 
-constexpr int own_bins = bins / 256;  // of a thread, the highest first
-
-// the candidates in bins above this thread's; `own` is how many its own bins hold. Every thread of the block calls it
-__device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_bins]) {
-  const int first = bins - 1 - threadIdx.x * own_bins;
-  unsigned sum = 0;
-  #pragma unroll
-  for (int q = 0; q < own_bins; ++q) {
-    own[q] = picker.bins_above[first - q];
-    sum += own[q];
-  }
-  const unsigned upto = sum_below(sum);
+// how many candidates lie in bins above this thread's; `own` becomes how many its own bin holds.
+// Every thread of the block calls it
+__device__ __forceinline__ unsigned add_up(Picker& picker, unsigned& own) {
+  own = picker.bins_above[bins - 1 - threadIdx.x];
+  const unsigned upto = sum_below(own);
   if (threadIdx.x % 32 == 31) picker.totals[threadIdx.x / 32] = upto;
   __syncthreads();
-  unsigned above = upto - sum;
+  unsigned above = upto - own;
   #pragma unroll
   for (int w = 0; w < warps; ++w) above += w < threadIdx.x / 32 ? picker.totals[w] : 0;
   return above;
 }
 
-// by how many bits to shift what lies up to `span` above the lowest candidate, so that it says the bin
+// a candidate's distance from the lowest one, shifted right by so many bits, is its bin: the largest one, `span`, has one too
 __device__ __forceinline__ int shift_for(Entry span) {
   const int bits = 64 - __clzll(static_cast<long long>(span));
-  return bits > 8 ? bits - 8 : 0;
+  return bits > bin_bits ? bits - bin_bits : 0;
 }
 
 // n entries, the largest first (Batcher's bitonic sort); there is room for a power of two of them
 __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   unsigned size = 2;
   while (size < n) size *= 2;
-  for (unsigned i = n + threadIdx.x; i < size; i += 256) list[i] = 0;
+  for (unsigned i = n + threadIdx.x; i < size; i += threads) list[i] = 0;
   __syncthreads();
   for (unsigned run = 2; run <= size; run *= 2) {
     for (unsigned step = run / 2; step > 0; step /= 2) {
       #pragma unroll 1
-      for (unsigned i = threadIdx.x; i < size / 2; i += 256) {
+      for (unsigned i = threadIdx.x; i < size / 2; i += threads) {
         const unsigned low = 2 * i - (i & (step - 1)), high = low + step;
         const Entry a = list[low], b = list[high];
         if ((a < b) == ((low & run) == 0)) {
@@ -236,7 +243,7 @@ next_tokens(
     long long values_stride,
     long long columns_stride)
 {
-  const int lane = __clusterRelativeBlockRank() * 256 + threadIdx.x;  // of the 1024 threads that share a row
+  const int lane = __clusterRelativeBlockRank() * threads + threadIdx.x;  // of the 1024 threads that share a row
   __cluster_barrier_arrive_relaxed();  // this block runs
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
@@ -245,23 +252,24 @@ next_tokens(
   float* const values_row = values_ptr + row * values_stride;
   int* const columns_row = columns_ptr + row * columns_stride;
 
+  // ---- read
   // walk 1 of 1: read logits; top = max(mul) and sum_of_exps = sum(exp(mul - top)); choose columns = the columns
   //   of the 50 largest mul
   Vec<float, 1> logits_read[50];
   #pragma unroll
   for (int v = 0; v < 50; ++v) {
-    const int col = v * 1024 + lane;
+    const int col = v * row_threads + lane;
     if (v < 49 || col < 50257) {
       logits_read[v] = load_each<1>(logits_row + col);
     }
   }
   const int warp = threadIdx.x / 32, lane_of_warp = threadIdx.x % 32;
-  for (int b = threadIdx.x; b <= bins; b += 256) picker.bins_above[b] = 0;
+  for (int b = threadIdx.x; b <= bins; b += threads) picker.bins_above[b] = 0;
   if (threadIdx.x < 2) picker.found[threadIdx.x] = 0;
   if (threadIdx.x == 0) picker.bar = 0xffffffffu;
   const unsigned block = __clusterRelativeBlockRank();
   __cluster_barrier_wait();  // so does every block of the cluster, and may be written to
-  float keys[50][1];
+  float keys[50];
   float peak = -INFINITY;
   float exponentials = 0.0f;  // their sum below the peak
   #pragma unroll
@@ -269,39 +277,32 @@ next_tokens(
     float higher = peak;
     #pragma unroll
     for (int v = turn; v < turn + 12 && v < 50; ++v) {
-      const int col = v * 1024 + lane;
-      #pragma unroll
-      for (int j = 0; j < 1; ++j) keys[v][j] = -INFINITY;
+      const int col = v * row_threads + lane;
+      keys[v] = -INFINITY;
       if (v < 49 || col < 50257) {
         const Vec<float, 1>& logits_vec = logits_read[v];
-        #pragma unroll
-        for (int j = 0; j < 1; ++j) {
-          const float logits = logits_vec.at[j];
-          const float mul = logits * scale;
-          keys[v][j] = mul;
-        }
+        const float logits = logits_vec.at[j];
+        const float mul = logits * scale;
+        keys[v] = mul;
       }
-      #pragma unroll
-      for (int j = 0; j < 1; ++j) {
-        higher = larger(higher, keys[v][j]);
-        picker.keys[v][threadIdx.x] = keys[v][j];  // registers have no addresses
-      }
+      higher = larger(higher, keys[v]);
+      picker.keys[v][threadIdx.x] = keys[v];  // registers have no addresses, these have
     }
     const float below = higher == -INFINITY ? 0.0f : higher;
     exponentials *= exponential(peak - below);
     #pragma unroll
     for (int v = turn; v < turn + 12 && v < 50; ++v) {
-      #pragma unroll
-      for (int j = 0; j < 1; ++j) exponentials += exponential(keys[v][j] - below);
+      exponentials += exponential(keys[v] - below);
     }
     peak = higher;
   }
 
-  // a bar: 25 of the row's 32 warps have 2 threads each whose peak reaches it
+  // ---- bar
+  // 25 of the row's 32 warps have 2 threads each whose largest key reaches it
   const unsigned order = order_of(peak);
   const unsigned most = warp_most(order), reached = reached_by(order);
   exponentials = warp_sum(exponentials * exponential(peak - (most == masked ? 0.0f : key_at(most))));
-  if (lane_of_warp < 4) {
+  if (lane_of_warp < 4) {  // each block is told
     Picker& far = picker_of(picker, lane_of_warp);
     far.reached[block * warps + warp] = reached;
     far.most[block * warps + warp] = most;
@@ -318,30 +319,28 @@ next_tokens(
   }
   __syncthreads();
 
-  // what reaches it goes to the row's first block
+  // ---- collect
+  // what reaches the bar is a candidate, and goes to the row's first block. Ties, or a row in order, make too many:
+  // a cutoff between too many and too few is looked for, by turns in proportion and in the middle
   const Entry bottom = static_cast<Entry>(picker.bar) << column_bits;
-  Entry floor = bottom;
+  Entry cutoff = bottom;
   const Entry highest = static_cast<Entry>(most_of(picker)) << column_bits | last_column;
-  Entry enough = bottom, few = highest + 1;  // floors that 50 reach, or fewer
+  Entry enough = bottom, few = highest + 1;  // cutoffs that 50 reach, and that fewer do
   unsigned reach = 0;  // the number of those that reach `enough`
   Picker& first = picker_of(picker, 0);
   int side = 0;
   for (;; side ^= 1) {
-    const unsigned least = static_cast<unsigned>(floor >> column_bits);
+    const unsigned least = static_cast<unsigned>(cutoff >> column_bits);
     const float bar = key_at(least < infinite ? least : infinite);
     Entry marks = 0;  // a bit for each key
     #pragma unroll
-    for (int v = 0; v < 50; ++v) {
-      #pragma unroll
-      for (int j = 0; j < 1; ++j) marks |= static_cast<Entry>(!(keys[v][j] < bar)) << (v);
-    }
+    for (int v = 0; v < 50; ++v) marks |= static_cast<Entry>(!(keys[v] < bar)) << v;
     #pragma unroll 1
     while (marks) {
       const int element = 63 - __clzll(static_cast<long long>(marks));
       marks ^= Entry(1) << element;
-      const int v = element, j = 0;
-      const Entry entry = entry_of(picker.keys[element][threadIdx.x], v * 1024 + lane + j);
-      if (entry < floor) continue;
+      const Entry entry = entry_of(picker.keys[element][threadIdx.x], element * row_threads + lane);
+      if (entry < cutoff) continue;
       const unsigned place = atomicAdd(&picker.found[side], 1u);
       if (place < room) first.entries[block][place] = entry;
     }
@@ -356,16 +355,15 @@ next_tokens(
       all += picker.counts[side][b];
       fits = fits && picker.counts[side][b] <= room;
     }
-    if (fits && all <= 256 && (all >= 50 || floor == bottom)) break;
-    // ties, or a row in order: what lies between too many and too few is parted in proportion and halved in turns
+    if (fits && all <= limit && (all >= 50 || cutoff == bottom)) break;
     if (all >= 50) {
-      enough = floor;
+      enough = cutoff;
       reach = all;
     } else {
-      few = floor;
+      few = cutoff;
     }
-    const Entry between = few - enough, wanted = reach > 89 ? 89 : reach;
-    floor = enough + (side == 0 ? between - between * wanted / reach : between / 2);
+    const Entry between = few - enough, wanted = reach > aim ? aim : reach;
+    cutoff = enough + (side == 0 ? between - between * wanted / reach : between / 2);
   }
   if (block != 0) return;
   const float top = key_at(most_of(picker));
@@ -376,30 +374,26 @@ next_tokens(
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float scale_2 = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
-  // rank the candidates: into bins by their keys, and within a bin by comparing them
-  const unsigned from = threadIdx.x / 64;  // the block whose candidates this thread counts
-  const Entry lowest = floor;
+  // ---- rank
+  // a counting sort of the candidates into bins by their keys; within a bin each is compared with all others
+  const unsigned from = threadIdx.x / readers;  // the block whose candidates this thread counts
+  const Entry lowest = cutoff;
   const int by = shift_for(highest - lowest);
   #pragma unroll 1
-  for (unsigned i = threadIdx.x % 64; i < picker.counts[side][from]; i += 64) {
+  for (unsigned i = threadIdx.x % readers; i < picker.counts[side][from]; i += readers) {
     const Entry entry = picker.entries[from][i];
     atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u);
   }
   __syncthreads();
-  unsigned own[own_bins];
-  unsigned above = add_up(picker, own);
-  bool many = false;  // ties: too many candidates in one bin to compare each with all
-  #pragma unroll
-  for (int q = 0; q < own_bins; ++q) {
-    many = many || (own[q] > 64 && above < 50);
-    picker.bins_above[bins - 1 - threadIdx.x * own_bins - q] = above;
-    above += own[q];
-  }
+  unsigned own;
+  const unsigned above = add_up(picker, own);
+  const bool many = own > 64 && above < 50;  // ties: are too many candidates in the bin to compare each with all?
+  picker.bins_above[bins - 1 - threadIdx.x] = above;
   if (threadIdx.x == 0) picker.bins_above[bins] = 0;
   const bool sorts = __syncthreads_or(many);
   Entry* const binned = picker.binned;
   #pragma unroll 1
-  for (unsigned i = threadIdx.x % 64; i < picker.counts[side][from]; i += 64) {
+  for (unsigned i = threadIdx.x % readers; i < picker.counts[side][from]; i += readers) {
     const Entry entry = picker.entries[from][i];
     binned[atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u)] = entry;
   }
@@ -407,10 +401,10 @@ next_tokens(
   const unsigned all = picker.bins_above[0];
   if (sorts) {
     sort(binned, all);
-    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 256) picker.picks[i] = binned[i];
+    if (threadIdx.x < 50 && threadIdx.x < all) picker.picks[threadIdx.x] = binned[threadIdx.x];
   }
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < all && !sorts; i += 256) {
+  for (unsigned i = threadIdx.x; i < all && !sorts; i += threads) {
     const Entry entry = binned[i];
     const int bin = static_cast<int>((entry - lowest) >> by);
     unsigned rank = picker.bins_above[bin + 1];
@@ -420,13 +414,13 @@ next_tokens(
       if (rank < 50) picker.picks[rank] = entry;
     }
   }
-  for (unsigned i = all + threadIdx.x; i < 50; i += 256) picker.picks[i] = 0;
+  for (unsigned i = all + threadIdx.x; i < 50; i += threads) picker.picks[i] = 0;
   __syncthreads();
 
+  // ---- write
   // the 50 chosen, walk 1 over them: write values, columns
-  #pragma unroll
-  for (int rank = threadIdx.x; rank < 50; rank += 256) {
-    const Entry entry = picker.picks[rank];
+  if (lane < 50) {
+    const Entry entry = picker.picks[lane];
     const int columns = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;
     const bool columns_below_0 = columns < 0;
@@ -434,7 +428,7 @@ next_tokens(
     const float exp_ = exponential(take_minus_pivot);
     const float mul_2 = exp_ * scale_2;
     const float values_ = columns_below_0 ? 0.0f : mul_2;
-    values_row[rank] = values_;
-    columns_row[rank] = columns;
+    values_row[lane] = values_;
+    columns_row[lane] = columns;
   }
 }

@@ -12,6 +12,14 @@
 // traffic  75.5 MB moved, 75.5 MB ideal, 283.6 MB unfused in 4 launches
 // floor    14.2 us at 5.3 TB/s; memory-bound at 3.76 flop/B
 // needs    rows of 256 elements, next to each other; scores: address and strides in multiples of 16 B
+//
+// method   register-resident top-k by 16 lanes a row. The largest key of each lane is its delegate (Dr.
+//          Top-k, Gaihre et al., SC 2021); what reaches the best delegates is ranked by counting what
+//          is larger
+// sections bar       the least of the 8 largest delegates
+//          collect   the keys that reach the bar are candidates
+//          rank      by the number of larger candidates; where ties make too many, repeated argmax
+//          write     what is computed at the chosen columns
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -76,10 +84,10 @@ __device__ __forceinline__ float row_sum(float v) {
   return v;
 }
 
-// one lane each, the lowest bit first
+// one bit a lane, the lowest for the first
 typedef unsigned long long Lanes;
 
-// which lanes of the warp say so
+// the lanes of the warp that say so
 __device__ __forceinline__ Lanes vote(bool says) {
   return __ballot(says);
 }
@@ -88,23 +96,26 @@ __device__ __forceinline__ int count(Lanes lanes) {
   return __popcll(lanes);
 }
 
-// a candidate: its key, as an integer of the same order, above its column, from the last to the first, so that the
-// larger of two entries is the one to choose; no entry is 0
+// a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
+// that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. None is 0
 typedef unsigned long long Entry;
 constexpr int column_bits = 8;
 constexpr Entry last_column = (Entry(1) << column_bits) - 1;
-constexpr unsigned masked = 0x007fffffu;  // the order of -inf
-constexpr unsigned infinite = 0xff800000u;  // that of inf; only a NaN is not above a threshold of inf, nor below it
+constexpr unsigned top_bit = 0x80000000u;
+constexpr unsigned masked = 0x007fffffu;  // the order of -inf, which is never chosen
+constexpr unsigned infinite = 0xff800000u;  // the order of inf, the highest threshold, above which is NaN alone
 
-// NaN above all numbers, and 0 as large as -0
+// as in radix sorts: of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all
+// numbers, and -0 is 0
 __device__ __forceinline__ unsigned order_of(float key) {
   const unsigned bits = __float_as_uint(key + 0.0f);
   if (key != key) return 0xffffffffu;
-  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
+  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | top_bit);
 }
 
+// the key of that order
 __device__ __forceinline__ float key_at(unsigned order) {
-  return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order);
+  return __uint_as_float(order & top_bit ? order ^ top_bit : ~order);
 }
 
 __device__ __forceinline__ Entry entry_of(float key, int col) {
@@ -145,11 +156,11 @@ __device__ __forceinline__ unsigned team_sum_below(unsigned v) {
   return v;
 }
 
-// of 8 rows
+// what the threads of a block share: of 8 rows
 struct alignas(16) Picker {
   float keys[8][256];
   Entry candidates[8][68];
-  Entry picks[8][8];
+  Entry picks[8][8];  // what is chosen, the best first
 };
 static_assert(sizeof(Picker) <= 13056, "the launch's shared memory");
 
@@ -217,8 +228,9 @@ router_topk(
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float scale = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
-  // choose: what reaches the lanes' largest keys, the 8 best of them, is ranked by comparison
-  const int at = threadIdx.x / 16;
+  // ---- bar
+  // the 8 best of the lanes' largest keys make a bar, which 8 keys reach and few more do
+  const int at = threadIdx.x / 16;  // the row's place in the block
   float keys[2][8];
   float peak = -INFINITY;
   #pragma unroll
@@ -232,26 +244,29 @@ router_topk(
         keys[v][j] = scores;
       }
       peak = larger(peak, keys[v][j]);
-      picker.keys[at][col + j] = keys[v][j];  // where a lane finds a key by its number
+      picker.keys[at][col + j] = keys[v][j];  // registers have no addresses, these have
     }
   }
-  unsigned best = order_of(peak), order = best;
+  const unsigned best = order_of(peak);
   unsigned ahead = 0;
   #pragma unroll
   for (int other = 1; other < 16; ++other) ahead += __shfl_xor(best, other) > best;
-  order = ~team_most(ahead < 8 ? ~best : 0);
+  const unsigned order = ~team_most(ahead < 8 ? ~best : 0);  // the least that fewer than 8 lanes exceed
   const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
-  unsigned passing = 0;  // a bit for each of the lane's keys
+
+  // ---- collect
+  // the keys that reach the bar are candidates
+  unsigned passing = 0;  // a bit for each of the lane's keys that do
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      passing |= static_cast<unsigned>(!(keys[v][j] < bar)) << (v * 8 + j);
-    }
+    for (int j = 0; j < 8; ++j) passing |= static_cast<unsigned>(!(keys[v][j] < bar)) << (v * 8 + j);
   }
   const unsigned upto = team_sum_below(static_cast<unsigned>(count(passing)));
   const unsigned all = __shfl(upto, 15, 16);
-  if (vote(all > 64)) {  // ties: find the best one after another
+
+  // ---- rank
+  if (vote(all > 64)) {  // ties: the best one is found 8 times, each time below the last one
     Entry last = ~Entry(0);
     #pragma unroll 1
     for (int r = 0; r < 8; ++r) {
@@ -271,15 +286,15 @@ router_topk(
       if (lane == 0) picker.picks[at][r] = best_entry;
       last = best_entry;
     }
-  } else {
+  } else {  // each candidate's rank is the number of those that are larger
     #pragma unroll 1
     for (unsigned place = upto - count(passing); passing; ++place) {
-      const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));
+      const int i = 31 - __clz(static_cast<int>(passing & (0u - passing)));  // the lowest bit that is set
       const int own_col = (i / 8 * 16 + lane) * 8 + i % 8;
       passing &= passing - 1;
       picker.candidates[at][place] = entry_of(picker.keys[at][own_col], own_col);
     }
-    if (lane < 4) picker.candidates[at][all + lane] = 0;  // so many are compared at a time
+    if (lane < 4) picker.candidates[at][all + lane] = 0;  // as many as are compared at a time
     meet();
     #pragma unroll 1
     for (unsigned i = lane; i < all; i += 16) {
@@ -296,11 +311,11 @@ router_topk(
   }
   meet();
 
+  // ---- write
   // the 8 chosen, walk 1 of 2 over them: sum_of_likely = sum(likely); write experts
   float sum_of_likely_part = 0.0f;
-  #pragma unroll
-  for (int rank = lane; live && rank < 8; rank += 16) {
-    const Entry entry = picker.picks[at][rank];
+  if (live && lane < 8) {
+    const Entry entry = picker.picks[at][lane];
     const int experts = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;
     const bool experts_below_0 = experts < 0;
@@ -309,14 +324,13 @@ router_topk(
     const float mul = exp_ * scale;
     const float likely = experts_below_0 ? 0.0f : mul;
     sum_of_likely_part += likely;
-    experts_row[rank] = experts;
+    experts_row[lane] = experts;
   }
   const float sum_of_likely = row_sum(sum_of_likely_part);
 
   // the 8 chosen, walk 2 of 2 over them: write weights
-  #pragma unroll
-  for (int rank = lane; live && rank < 8; rank += 16) {
-    const Entry entry = picker.picks[at][rank];
+  if (live && lane < 8) {
+    const Entry entry = picker.picks[at][lane];
     const int experts = entry ? column_of(entry) : -1;
     const float take_ = entry ? key_of(entry) : -INFINITY;
     const bool experts_below_0 = experts < 0;
@@ -325,6 +339,6 @@ router_topk(
     const float mul = exp_ * scale;
     const float likely = experts_below_0 ? 0.0f : mul;
     const float weights = likely / sum_of_likely;
-    weights_row[rank] = weights;
+    weights_row[lane] = weights;
   }
 }

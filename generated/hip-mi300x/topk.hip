@@ -15,6 +15,20 @@
 // rounding values to bf16 when stored; f32 between
 // needs    rows of 128256 elements, next to each other; logits: address and strides in multiples of 16
 //          B
+//
+// method   streaming threshold select. The row is read once, and of every 32 elements the largest key
+//          is kept as their delegate (Dr. Top-k, Gaihre et al., SC 2021). An order that 50 largest keys
+//          reach is a threshold: few more elements reach it, and only those whose delegate exceeds it
+//          are looked at again
+// sections stream    the walk over the row
+//          threshold what enough largest keys reach, by bisection
+//          collect   vectors whose delegate exceeds it are read again; their elements above it are
+//                    candidates
+//          cut       where candidates have no more room: bucket select of the best 50 (Alabi et al.,
+//                    JEA 2012)
+//          rank      counting sort by ranges of keys, comparisons within a range; where ties fill one,
+//                    bitonic sort (Batcher, AFIPS 1968)
+//          write     what is computed at the chosen columns
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -46,10 +60,17 @@ __device__ __forceinline__ float larger(float a, float b) {
   return a > b || a != a ? a : b;
 }
 
-// one lane each, the lowest bit first
+constexpr int threads = 512;  // of a block
+constexpr int warps = 8;  // of a block
+constexpr int vector_step = threads * 8;  // columns from a thread's vector to its next one
+constexpr int room = 128;  // candidates of a warp
+constexpr int bins = 512;  // ranges of keys, by which candidates are counted
+constexpr int bin_bits = 9;
+
+// one bit a lane, the lowest for the first
 typedef unsigned long long Lanes;
 
-// which lanes of the warp say so
+// the lanes of the warp that say so
 __device__ __forceinline__ Lanes vote(bool says) {
   return __ballot(says);
 }
@@ -58,23 +79,26 @@ __device__ __forceinline__ int count(Lanes lanes) {
   return __popcll(lanes);
 }
 
-// a candidate: its key, as an integer of the same order, above its column, from the last to the first, so that the
-// larger of two entries is the one to choose; no entry is 0
+// a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
+// that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. None is 0
 typedef unsigned long long Entry;
 constexpr int column_bits = 17;
 constexpr Entry last_column = (Entry(1) << column_bits) - 1;
-constexpr unsigned masked = 0x007fffffu;  // the order of -inf
-constexpr unsigned infinite = 0xff800000u;  // that of inf; only a NaN is not above a threshold of inf, nor below it
+constexpr unsigned top_bit = 0x80000000u;
+constexpr unsigned masked = 0x007fffffu;  // the order of -inf, which is never chosen
+constexpr unsigned infinite = 0xff800000u;  // the order of inf, the highest threshold, above which is NaN alone
 
-// NaN above all numbers, and 0 as large as -0
+// as in radix sorts: of positive floats the top bit is set, of negative ones every bit is flipped. NaN is above all
+// numbers, and -0 is 0
 __device__ __forceinline__ unsigned order_of(float key) {
   const unsigned bits = __float_as_uint(key + 0.0f);
   if (key != key) return 0xffffffffu;
-  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
+  return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | top_bit);
 }
 
+// the key of that order
 __device__ __forceinline__ float key_at(unsigned order) {
-  return __uint_as_float(order & 0x80000000u ? order ^ 0x80000000u : ~order);
+  return __uint_as_float(order & top_bit ? order ^ top_bit : ~order);
 }
 
 __device__ __forceinline__ Entry entry_of(float key, int col) {
@@ -95,7 +119,7 @@ __device__ __forceinline__ void meet() {
   __builtin_amdgcn_wave_barrier();
 }
 
-// the least and the most in the warp
+// the least and the most in the warp, in every lane
 __device__ __forceinline__ unsigned warp_least(unsigned v) {
   for (int step = 32; step > 0; step /= 2) {
     const unsigned other = __shfl_xor(v, step);
@@ -122,24 +146,21 @@ __device__ __forceinline__ unsigned sum_below(unsigned v) {
   return v;
 }
 
-constexpr int warps = 8;
-constexpr int bins = 512;
-constexpr int room = 128;  // candidates of a warp
-
+// what the threads of a block share
 struct alignas(16) Picker {
-  int notes[warps][512];
-  Entry entries[2][warps * room];
-  unsigned bins_above[bins + 1];
-  unsigned totals[warps];
-  unsigned reached[warps], highest[warps];  // orders that each warp said
-  unsigned least, most;  // order among the candidates
-  unsigned found, above, here;
+  int notes[warps][512];  // the words of largest keys, then columns of vectors
+  Entry entries[2][warps * room];  // candidates by warp, in one half; the other one is free
+  unsigned bins_above[bins + 1];  // of each bin its candidates, then those above it
+  unsigned totals[warps];  // candidates by warp
+  unsigned reached[warps], highest[warps];  // by warp: the order that enough keys reach, and the largest
+  unsigned least, most;  // orders among the candidates
+  unsigned found, above, here;  // the bin that a cut goes on with, candidates above it and in it
 };
 static_assert(sizeof(Picker) <= 34944, "the launch's shared memory");
 
 // the threshold just below `order`: what is larger has at least this order, and is not masked
 __device__ __forceinline__ float below(unsigned order) {
-  const unsigned before = order - 1 - (order == 0x80000000u);  // -0 is 0
+  const unsigned before = order - 1 - (order == top_bit);  // -0 is 0
   return key_at(before < masked ? masked : before > infinite ? infinite : before);
 }
 
@@ -151,27 +172,20 @@ __device__ __forceinline__ float largest(const float (&keys)[8]) {
   return v;
 }
 
-constexpr int own_bins = bins / 512;  // of a thread, the highest first
-
-// the candidates in bins above this thread's; `own` is how many its own bins hold. Every thread of the block calls it
-__device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_bins]) {
-  const int first = bins - 1 - threadIdx.x * own_bins;
-  unsigned sum = 0;
-  #pragma unroll
-  for (int q = 0; q < own_bins; ++q) {
-    own[q] = picker.bins_above[first - q];
-    sum += own[q];
-  }
-  const unsigned upto = sum_below(sum);
+// how many candidates lie in bins above this thread's; `own` becomes how many its own bin holds.
+// Every thread of the block calls it
+__device__ __forceinline__ unsigned add_up(Picker& picker, unsigned& own) {
+  own = picker.bins_above[bins - 1 - threadIdx.x];
+  const unsigned upto = sum_below(own);
   if (threadIdx.x % 64 == 63) picker.totals[threadIdx.x / 64] = upto;
   __syncthreads();
-  unsigned above = upto - sum;
+  unsigned above = upto - own;
   #pragma unroll
   for (int w = 0; w < warps; ++w) above += w < threadIdx.x / 64 ? picker.totals[w] : 0;
   return above;
 }
 
-// the range of the block's candidates, of which this thread has seen `least` to `most`
+// picker.least and picker.most become the range of the block's candidates; those of this thread are `least` to `most`
 __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned most) {
   least = warp_least(least);
   most = warp_most(most);
@@ -182,14 +196,14 @@ __device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned
   __syncthreads();
 }
 
-// by how many bits to shift what lies up to `span` above the lowest candidate, so that it says the bin
+// a candidate's distance from the lowest one, shifted right by so many bits, is its bin: the largest one, `span`, has one too
 __device__ __forceinline__ int shift_for(Entry span) {
   const int bits = 64 - __clzll(static_cast<long long>(span));
-  return bits > 9 ? bits - 9 : 0;
+  return bits > bin_bits ? bits - bin_bits : 0;
 }
 
-// a floor that 50 of the block's candidates exceed and few more do, 0 if there are fewer: the bin that
-// holds the last of them, looked into until it is small
+// a cutoff that 50 of the block's candidates exceed and few more do, 0 if there are fewer, by bucket select:
+// count the candidates by bins, go on with the bin that holds the last of the 50, until few enough are in it
 __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsigned held) {
   unsigned least = 0xffffffffu, most = 0;
   #pragma unroll 1
@@ -214,26 +228,23 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
       picker.least = 0xffffffffu;
       picker.most = 0;
     }
-    unsigned own[own_bins];
+    unsigned own;
     unsigned above = before + add_up(picker, own);
-    #pragma unroll
-    for (int q = 0; q < own_bins; ++q) {
-      if (above < 50 && above + own[q] >= 50) {
-        picker.found = bins - 1 - threadIdx.x * own_bins - q;
-        picker.above = above;
-        picker.here = own[q];
-      }
-      above += own[q];
+    if (above < 50 && above + own >= 50) {
+      picker.found = bins - 1 - threadIdx.x;
+      picker.above = above;
+      picker.here = own;
     }
-    if (threadIdx.x == 511 && above < 50) picker.found = bins;
+    above += own;
+    if (threadIdx.x == threads - 1 && above < 50) picker.found = bins;
     __syncthreads();
     if (picker.found == bins) return 0;
     low += static_cast<Entry>(picker.found) << shift;
     before = picker.above;
     if (before + picker.here <= 82 || shift == 0) return low - 1;
     width = shift;
-    shift = shift > 9 ? shift - 9 : 0;
-    for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
+    shift = shift > bin_bits ? shift - bin_bits : 0;
+    picker.bins_above[threadIdx.x] = 0;
     __syncthreads();
   }
 }
@@ -242,12 +253,12 @@ __device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsi
 __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   unsigned size = 2;
   while (size < n) size *= 2;
-  for (unsigned i = n + threadIdx.x; i < size; i += 512) list[i] = 0;
+  for (unsigned i = n + threadIdx.x; i < size; i += threads) list[i] = 0;
   __syncthreads();
   for (unsigned run = 2; run <= size; run *= 2) {
     for (unsigned step = run / 2; step > 0; step /= 2) {
       #pragma unroll 1
-      for (unsigned i = threadIdx.x; i < size / 2; i += 512) {
+      for (unsigned i = threadIdx.x; i < size / 2; i += threads) {
         const unsigned low = 2 * i - (i & (step - 1)), high = low + step;
         const Entry a = list[low], b = list[high];
         if ((a < b) == ((low & run) == 0)) {
@@ -264,28 +275,18 @@ __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   }
 }
 
-// an order that at least 50 of the row's elements reach: of 1 group a thread,
-// each with a largest key in `peaks`, as many in every warp reach what the warp says as make 50 in all;
-// `most` becomes the order of the largest key
-__device__ __forceinline__ unsigned tighten(Picker& picker, const float (&peaks)[1], unsigned& most) {
-  unsigned orders[1];
-  unsigned low = 0xffffffffu, high = 0;
-  #pragma unroll
-  for (int g = 0; g < 1; ++g) {
-    orders[g] = order_of(peaks[g]);
-    low = low < orders[g] ? low : orders[g];
-    high = high > orders[g] ? high : orders[g];
-  }
-  high = warp_most(high);
-  most = high;
-  constexpr int want = 7, enough = 7;  // of each warp's groups
-  low = warp_least(low);
+// an order that at least 50 of the row's elements reach; `most` becomes the order of the largest. A thread brings the
+// largest key of its elements. Each warp finds by bisection what its share of those keys reach
+// and the least of what the warps find is the row's
+__device__ __forceinline__ unsigned tighten(Picker& picker, const float peak, unsigned& most) {
+  const unsigned order = order_of(peak);
+  most = warp_most(order);
+  unsigned low = warp_least(order), high = most;
+  constexpr int want = 7, enough = 7;  // keys of each warp that are to reach it
   #pragma unroll 1
   for (int turn = 0; turn < 12 && high - low > 1; ++turn) {  // any bound that enough reach will do
     const unsigned middle = low + (high - low) / 2;
-    int reach = 0;
-    #pragma unroll
-    for (int g = 0; g < 1; ++g) reach += count(vote(orders[g] >= middle));
+    const int reach = count(vote(order >= middle));
     if (reach < want) {
       high = middle;
       continue;
@@ -316,56 +317,53 @@ topk(
   const int lane = threadIdx.x;  // of the 512 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
-  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile;
+  const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (row >= rows) return;  // the grid's last line is longer than what is left
   const __bf16* const logits_row = logits_ptr + row * logits_stride;
   __bf16* const values_row = values_ptr + row * values_stride;
   int* const columns_row = columns_ptr + row * columns_stride;
 
+  // ---- stream
   // walk 1 of 1: read logits; choose columns = the columns of the 50 largest logits
   if (threadIdx.x == 0) {
     picker.least = 0xffffffffu;
     picker.most = 0;
   }
-  #pragma unroll
-  for (int q = 0; q < own_bins; ++q) picker.bins_above[q * 512 + threadIdx.x] = 0;
-  Entry floor = static_cast<Entry>(masked) << column_bits | last_column;  // no candidate that is not above it counts
+  picker.bins_above[threadIdx.x] = 0;
+  Entry cutoff = static_cast<Entry>(masked) << column_bits | last_column;  // only larger entries count as candidates
   unsigned held = 0;  // candidates of this warp
-  int side = 0;  // which half of picker.entries has them
+  int side = 0;  // the half of picker.entries that has them
   const int warp = threadIdx.x / 64, lane_of_warp = threadIdx.x % 64;
   Entry* own_list = picker.entries[0] + warp * room;
   const Lanes lanes_below = (Lanes(1) << lane_of_warp) - 1;
-  int* const notes = picker.notes[warp];  // the largest keys of the warp's vectors, and then which vectors to look into
-  int noted = 0;
-  float best[1];  // the largest keys of parts of the thread's elements
-  #pragma unroll
-  for (int g = 0; g < 1; ++g) best[g] = -INFINITY;
-  unsigned most = masked;  // the order of the largest of the row's
+  int* const notes = picker.notes[warp];  // largest keys of 4 vectors each, and later the vectors to look at
+  int noted = 0;  // notes of each thread, and later of the warp
+  float best = -INFINITY;  // the largest of the thread's keys
+  unsigned most = masked;  // the order of the row's largest key
   Vec<__bf16, 8> logits_vec_next[4];
+  // 4 vectors of the thread; `inside`: the row has all of them, of every thread
   const auto read = [&](int turn, bool inside) {
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      const int col = ((turn + p) * 512 + lane) * 8;
-      if (inside) {
-        logits_vec_next[p] = load<8>(logits_row + col);
-      } else if (col < 128256) {
+      const int col = ((turn + p) * threads + lane) * 8;
+      if (inside || col < 128256) {
         logits_vec_next[p] = load<8>(logits_row + col);
       }
     }
   };
+  // notes the largest keys of what has been read
   const auto see = [&](int turn, bool inside, bool ahead) {
-    // vectors of the next turn, or any: loads that may or may not be would cost a copy of each register
-    const int next = ahead ? ((turn + 4) * 512 + lane) * 8 : 0;
+    // where there is no next turn the first one is read again: loads behind a test would cost a copy of each register
+    const int next = ahead ? ((turn + 4) * threads + lane) * 8 : 0;
     float peaks[4];
     #pragma unroll
     for (int p = 0; p < 4; ++p) {
       peaks[p] = -INFINITY;
-      const int col = ((turn + p) * 512 + lane) * 8;
+      const int col = ((turn + p) * threads + lane) * 8;
       if (inside || col < 128256) {
         const Vec<__bf16, 8> logits_vec = logits_vec_next[p];
         if (inside) {  // it is on its way while this one's elements are computed
-          const int col = next + p * 4096;
+          const int col = next + p * vector_step;
           logits_vec_next[p] = load<8>(logits_row + col);
         }
         float keys[8];
@@ -376,15 +374,13 @@ topk(
         }
         peaks[p] = largest(keys);
       }
-      best[0] = larger(best[0], peaks[p]);
+      best = larger(best, peaks[p]);
     }
+    float peak = peaks[0];
     #pragma unroll
-    for (int p = 0; p < 4; p += 4) {
-      #pragma unroll
-      for (int q = 1; q < 4; ++q) peaks[p] = larger(peaks[p], peaks[p + q]);
-      notes[noted * 64 + lane_of_warp * 1 + p / 4] = __float_as_int(peaks[p]);
-    }
-    noted += 1;
+    for (int q = 1; q < 4; ++q) peak = larger(peak, peaks[q]);
+    notes[noted * 64 + lane_of_warp] = __float_as_int(peak);
+    ++noted;
   };
   read(0, true);
   #pragma unroll 1
@@ -397,12 +393,13 @@ topk(
     if (turn >= 24 && turn < 28) read(turn + 4, false);
   }
 
-  // what 50 elements reach is a threshold; vectors with keys above it are noted
+  // ---- threshold
+  // what 50 elements reach is a threshold; vectors whose largest key exceeds it are listed
   float limit = -INFINITY;
   const unsigned order = tighten(picker, best, most);
   const Entry reached = (static_cast<Entry>(order) << column_bits) - 1;
-  if (reached > floor) {
-    floor = reached;
+  if (reached > cutoff) {
+    cutoff = reached;
     limit = below(order);
   }
   unsigned marks = 0;  // a bit for each of this thread's notes, the highest for the first: ties go to lower columns
@@ -411,41 +408,31 @@ topk(
     const float peak = __int_as_float(notes[slot * 64 + lane_of_warp]);
     marks |= static_cast<unsigned>(!(peak <= limit)) << (31 - slot);
   }
-  unsigned tied = 0;  // those that but equal the threshold, where vectors are many: they come last
-  if (vote(count(marks) > 8)) {
-    #pragma unroll
-    for (int slot = 0; slot < 8; ++slot) {
-      const float peak = __int_as_float(notes[slot * 64 + lane_of_warp]);
-      tied |= static_cast<unsigned>(peak == key_at(order)) << (31 - slot);
-    }
-    tied &= marks;
-    marks ^= tied;
-  }
-  meet();  // the list of vectors grows over what has been read
+  meet();  // all lanes have read the notes, which the list of marked vectors replaces
   noted = 0;
-  const auto list = [&](unsigned marks) {
+  const auto list = [&](unsigned marked) {
     #pragma unroll 1
-    for (Lanes who = vote(marks != 0); who; who = vote(marks != 0)) {
-      if (marks != 0) {
-        const int slot = __clz(static_cast<int>(marks));
-        marks ^= 0x80000000u >> slot;
-        notes[noted + count(who & lanes_below)] = ((slot * 4) * 512 + lane) * 8;
+    for (Lanes who = vote(marked != 0); who; who = vote(marked != 0)) {
+      if (marked != 0) {
+        const int slot = __clz(static_cast<int>(marked));
+        marked ^= top_bit >> slot;
+        notes[noted + count(who & lanes_below)] = ((slot * 4) * threads + lane) * 8;
       }
       noted += count(who);
     }
   };
   list(marks);
-  const int untied = noted * 4;
-  list(tied);
   meet();
 
-  // what exceeds it there, or the floor, is a candidate: a lane looks at one vector at a time, and lists an element at a time
+  // ---- collect
+  // the listed vectors are read again: elements above the threshold, and after a cut above the cutoff, are candidates.
+  // A lane looks at one vector at a time, and then lists its elements one by one
   const int vectors = noted * 4;
   int seen = 0;  // vectors that lanes have looked at
-  int own_col = 0;  // the first column of the lane's own,
-  unsigned fresh = 0;  // and a bit for each of its elements that is yet to be listed, the highest for the first
-  unsigned listed = 0;  // those of its elements that were before a cut
-  bool exact = false;  // has a cut raised the floor beyond the limit?
+  int own_col = 0;  // the first column of the lane's vector
+  unsigned fresh = 0;  // a bit for each of its elements that is yet to be listed, the highest for the first
+  unsigned listed = 0;  // its elements that were listed before a cut
+  bool exact = false;  // has a cut raised the cutoff beyond the threshold?
   for (;;) {
     const unsigned before = held;
     bool left = false;
@@ -454,11 +441,9 @@ topk(
       if (!who) {
         const int place = seen + lane_of_warp;
         seen += 64;
-        if (place < vectors) own_col = notes[place / 4] + place % 4 * 4096;
+        if (place < vectors) own_col = notes[place / 4] + place % 4 * vector_step;
         const int col = own_col;
-        // after a cut, the columns of what is tied may be too large
-        const bool late = exact && place >= untied && (reached + 1 | (last_column - col)) <= floor;
-        if (place < vectors && !late && col < 128256) {
+        if (place < vectors && col < 128256) {
           const Vec<__bf16, 8> logits_vec = load<8>(logits_row + col);
           float keys[8];
           #pragma unroll
@@ -470,7 +455,7 @@ topk(
           if (exact) {
             #pragma unroll
             for (int j = 0; j < 8; ++j) {
-              if (entry_of(keys[j], col + j) <= floor) fresh &= ~(0x80000000u >> j);
+              if (entry_of(keys[j], col + j) <= cutoff) fresh &= ~(top_bit >> j);
             }
           }
         }
@@ -478,13 +463,13 @@ topk(
         listed = 0;
       } else if (held + count(who) > room) {
         left = true;
-        listed = ~fresh;  // the others are looked at again, for they may be below the floor then
+        listed = ~fresh;  // the others are looked at again after the cut, for they may be below the cutoff then
         fresh = 0;
         seen -= 64;
       } else {
         if (fresh != 0) {
           const int j = __clz(static_cast<int>(fresh));
-          fresh ^= 0x80000000u >> j;
+          fresh ^= top_bit >> j;
           own_list[held + count(who & lanes_below)] = static_cast<Entry>(own_col + j);
         }
         held += count(who);
@@ -492,19 +477,21 @@ topk(
     }
     meet();
     #pragma unroll 1
-    for (unsigned i = before + lane_of_warp; i < held; i += 64) {  // more lanes at a time than find one
+    for (unsigned i = before + lane_of_warp; i < held; i += 64) {  // columns become entries, a lane each
       const int col = static_cast<int>(own_list[i]);
       const float logits = widened(logits_row[col]);
       own_list[i] = entry_of(logits, col);
     }
     if (!__syncthreads_or(left)) break;
     meet();
-    // keep the best 50 and a few more, spread evenly over the warps
+
+    // ---- cut
+    // the best 50 and a few more stay, spread evenly over the warps
     const Entry higher = cut(picker, own_list, held);
-    floor = floor > higher ? floor : higher;
+    cutoff = cutoff > higher ? cutoff : higher;
     unsigned kept = 0;
     #pragma unroll 1
-    for (unsigned i = lane_of_warp; i < held; i += 64) kept += own_list[i] > floor;
+    for (unsigned i = lane_of_warp; i < held; i += 64) kept += own_list[i] > cutoff;
     const unsigned upto = sum_below(kept);
     if (lane_of_warp == 63) picker.totals[warp] = upto;
     __syncthreads();
@@ -516,7 +503,7 @@ topk(
     }
     #pragma unroll 1
     for (unsigned i = lane_of_warp; i < held; i += 64) {
-      if (own_list[i] > floor) {
+      if (own_list[i] > cutoff) {
         picker.entries[side ^ 1][place % warps * room + place / warps] = own_list[i];
         ++place;
       }
@@ -525,47 +512,43 @@ topk(
     side ^= 1;
     own_list = picker.entries[side] + warp * room;
     exact = true;
-    for (int b = threadIdx.x; b < bins; b += 512) picker.bins_above[b] = 0;
+    picker.bins_above[threadIdx.x] = 0;
     __syncthreads();
   }
 
-  // rank the candidates: into bins by their keys, and within a bin by comparing them
-  const Entry lowest = floor + 1;
+  // ---- rank
+  // a counting sort of the candidates into bins by their keys; within a bin each is compared with all others
+  const Entry lowest = cutoff + 1;
   const int by = shift_for((static_cast<Entry>(most) << column_bits | last_column) - lowest);
   #pragma unroll 1
   for (unsigned i = lane_of_warp; i < held; i += 64) {
     const Entry entry = picker.entries[side][warp * room + i];
-    if (entry <= floor) continue;  // found while the floor was lower
+    if (entry <= cutoff) continue;  // found while the cutoff was lower
     atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u);
   }
   __syncthreads();
-  unsigned own[own_bins];
-  unsigned above = add_up(picker, own);
-  bool many = false;  // ties: too many candidates in one bin to compare each with all
-  #pragma unroll
-  for (int q = 0; q < own_bins; ++q) {
-    many = many || (own[q] > 64 && above < 50);
-    picker.bins_above[bins - 1 - threadIdx.x * own_bins - q] = above;
-    above += own[q];
-  }
+  unsigned own;
+  const unsigned above = add_up(picker, own);
+  const bool many = own > 64 && above < 50;  // ties: are too many candidates in the bin to compare each with all?
+  picker.bins_above[bins - 1 - threadIdx.x] = above;
   if (threadIdx.x == 0) picker.bins_above[bins] = 0;
   const bool sorts = __syncthreads_or(many);
   Entry* const binned = picker.entries[side ^ 1];
-  Entry* const picks = picker.entries[side];  // in the room of what is binned
+  Entry* const picks = picker.entries[side];  // overwrites what has been binned
   #pragma unroll 1
   for (unsigned i = lane_of_warp; i < held; i += 64) {
     const Entry entry = picker.entries[side][warp * room + i];
-    if (entry <= floor) continue;  // found while the floor was lower
+    if (entry <= cutoff) continue;  // found while the cutoff was lower
     binned[atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u)] = entry;
   }
   __syncthreads();
   const unsigned all = picker.bins_above[0];
   if (sorts) {
     sort(binned, all);
-    for (unsigned i = threadIdx.x; i < 50 && i < all; i += 512) picks[i] = binned[i];
+    if (threadIdx.x < 50 && threadIdx.x < all) picks[threadIdx.x] = binned[threadIdx.x];
   }
   #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < all && !sorts; i += 512) {
+  for (unsigned i = threadIdx.x; i < all && !sorts; i += threads) {
     const Entry entry = binned[i];
     const int bin = static_cast<int>((entry - lowest) >> by);
     unsigned rank = picker.bins_above[bin + 1];
@@ -575,16 +558,16 @@ topk(
       if (rank < 50) picks[rank] = entry;
     }
   }
-  for (unsigned i = all + threadIdx.x; i < 50; i += 512) picks[i] = 0;
+  for (unsigned i = all + threadIdx.x; i < 50; i += threads) picks[i] = 0;
   __syncthreads();
 
+  // ---- write
   // the 50 chosen, walk 1 over them: write values, columns
-  #pragma unroll
-  for (int rank = threadIdx.x; rank < 50; rank += 512) {
-    const Entry entry = picks[rank];
+  if (lane < 50) {
+    const Entry entry = picks[lane];
     const int columns = entry ? column_of(entry) : -1;
     const float values_ = entry ? key_of(entry) : -INFINITY;
-    values_row[rank] = static_cast<__bf16>(values_);
-    columns_row[rank] = columns;
+    values_row[lane] = static_cast<__bf16>(values_);
+    columns_row[lane] = columns;
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -144,6 +145,21 @@ def by(plans: Iterator[RowPlan], which: str, cluster: int = 1) -> RowPlan:
 
 
 ORDERS = ("ascending", "descending", "equal", "few", "outlier", "masked", "nan", "infinite", "half", "signed zeros")
+
+
+@pytest.mark.parametrize(("which", "cols", "cluster"), [
+    ("turns", 16, 1), ("team", 301, 1), ("threshold", 3001, 1), ("threshold", 301_001, 1), ("threshold", 30_001, 2),
+    ("hold", 3001, 1), ("hold", 30_001, 2), ("dense", 301, 1),
+])  # fmt: skip
+def test_the_map_of_a_kernel_names_its_sections(which: str, cols: int, cluster: int) -> None:
+    """In their order, and with the algorithm's name before them."""
+    text = render(by(plans_of(plain, "cuda:h200", V=cols), which, cluster)).text
+    opening = [line.removeprefix("//") for line in text.split("\n\n")[0].splitlines()]
+    method = next(i for i, line in enumerate(opening) if line.startswith(" method   "))
+    first = next(i for i, line in enumerate(opening) if line.startswith(" sections "))
+    assert first > method
+    named = [line[10:].split()[0] for line in opening[first:] if line[10] != " "]
+    assert re.findall(r"^ *// ---- (\w+)$", text, re.MULTILINE) == named
 
 
 def row(order: str, cols: int) -> npt.NDArray[np.float32]:

@@ -118,7 +118,7 @@ class Frame:
         if self.plan.flat:
             return ""
         if tile.cluster > 1:
-            return f"__clusterRelativeBlockRank() * {tile.threads} + threadIdx.x"
+            return f"__clusterRelativeBlockRank() * {'threads' if self.counts_named else tile.threads} + threadIdx.x"
         if tile.threads_per_row == tile.threads:
             return "threadIdx.x"
         if tile.threads_per_row > 1:
@@ -147,7 +147,18 @@ class Frame:
             return first
         if first == "start":
             return f"start + v * {tile.threads_per_row * tile.vector}"
-        return scaled(f"v * {tile.threads_per_row} + lane" if tile.threads_per_row > 1 else "v", tile.vector)
+        return scaled(f"v * {self.row_threads} + lane" if tile.threads_per_row > 1 else "v", tile.vector)
+
+    @property
+    def counts_named(self) -> bool:
+        """Have the threads of a block, and those of a row, a name in the text?"""
+        return self.plan.selection is not None and self.plan.selection.by != "team"
+
+    @property
+    def row_threads(self) -> str:
+        if not self.counts_named:
+            return str(self.plan.tile.threads_per_row)
+        return "row_threads" if self.plan.tile.cluster > 1 else "threads"
 
     def loops(self) -> bool:
         return self.plan.tile.per_thread > 1

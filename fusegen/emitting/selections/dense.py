@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fusegen.emitting.rows.spelling import Speller
-from fusegen.emitting.selections.choice import Choice
+from fusegen.emitting.selections.choice import Choice, constant
 from fusegen.emitting.selections.held import HeldChoice, HeldWalk
+from fusegen.planner.held_rows import Dense
 from fusegen.planner.selections.density import COMPARED, GUESSES
 
 
@@ -16,9 +17,9 @@ class DenseChoice(Choice):
 
     def __init__(self, parts: Speller) -> None:
         super().__init__(parts)
-        width = self.plan.tile.vector
-        self.number = f"v * {width} + j" if width > 1 else "v"  # of an element among the thread's
-        self.held = HeldChoice(parts, f"keys[{self.number}]")
+        both = f"[v * {self.plan.tile.vector} + j]" if self.at_v and self.at_j else ""
+        self.number = both or self.at_v or self.at_j  # of an element among the thread's
+        self.held = HeldChoice(parts, f"keys{self.number}")
 
     def walk(self) -> HeldWalk:
         return self.held.walk()
@@ -26,23 +27,66 @@ class DenseChoice(Choice):
     def said(self) -> Mapping[str, Any]:
         plan, functions, dense = self.plan, self.spelling.functions, self.selection.dense
         assert dense is not None
-        elements = plan.tile.per_thread * plan.tile.vector
+        asks = self.frame.guard() or self.inside() or self.parts.elements.names_col(self.last)
         return {
-            "key": self.held.key,
-            "order": f"orders[{self.number}]",
-            "elements": elements,
-            "alone": dense.groups == elements,  # each element is a group
+            "key": self.held.place,
+            "order": f"orders{self.number}",
+            "key_col": "col + j" if self.at_j else "col",
+            "elements": self.elements,
+            "at_v": self.at_v,
+            "at_i": "[i]" if self.elements > 1 else "",
+            "at_g": "[g]" if dense.groups > 1 else "",
+            "peaks": self.peaks(),
+            "padded": self.own_bins > 2,
+            "row_warps": dense.warps,
+            "row_warps_name": "warps",
+            "names_col": bool(asks),
             "warp_groups": dense.groups * plan.target.warp,
-            "bounded": dense.limit < plan.cols,
+            "bounded": self.bounded,
             "meet": functions["meet"],
             "warp_least": functions["warp_least"],
             "warp_most": functions["warp_most"],
             "warp_total": functions["warp_total"],
             "shuffle_up": functions["shuffle_up"][0],
-            "bin_bits": dense.bins.bit_length() - 1,
             "sums": self.held.sums,
-            "aim": (self.selection.k + dense.limit) // 2,
-            "wanted": (dense.want + dense.enough) // 2,
             "guesses": GUESSES,
-            "compared": COMPARED,
         }
+
+    @property
+    def elements(self) -> int:
+        """Of a thread."""
+        return self.plan.tile.per_thread * self.plan.tile.vector
+
+    @property
+    def bounded(self) -> bool:
+        """Is there room for fewer candidates than the row has columns?"""
+        return self.way.limit < self.plan.cols
+
+    @property
+    def way(self) -> Dense:
+        assert self.selection.dense is not None
+        return self.selection.dense
+
+    def peaks(self) -> str:
+        """The largest keys of groups: those of the thread's keys, its one largest key, or others."""
+        groups = self.way.groups
+        return "peak" if groups == 1 else "keys" if groups == self.elements else "peaks" if groups else ""
+
+    @property
+    def bins(self) -> int:
+        return self.way.bins
+
+    @property
+    def names_infinite(self) -> bool:
+        return self.way.groups > 0
+
+    def more_sizes(self) -> Iterator[str]:
+        if self.elements > 1:
+            yield constant("elements", self.elements, "of a thread")
+        if self.way.groups > 1:
+            yield constant("groups", self.way.groups, "of a thread's keys")
+        yield constant("limit", self.way.limit, "candidates that there is room for")
+        yield constant("compared", COMPARED, "of them, that each one is compared with at a time")
+        if self.bounded:
+            aim = (self.selection.k + self.way.limit) // 2
+            yield constant("aim", aim, "candidates that a search tries for", "unsigned")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fusegen.emitting.rows.spelling import Speller
-from fusegen.emitting.selections.choice import Choice
+from fusegen.emitting.selections.choice import Choice, constant
 from fusegen.planner.model import Load, Reduction, RowPlan
 
 
@@ -46,11 +46,11 @@ def told(plan: RowPlan) -> tuple[Reduction, ...]:
 
 
 class HeldChoice(Choice):
-    """Of one plan whose Selection has a Hold. `key`: where an element's key stays."""
+    """Of one plan whose Selection has a Hold. `place`: where an element's key stays."""
 
-    def __init__(self, parts: Speller, key: str = "keys[v][j]") -> None:
+    def __init__(self, parts: Speller, place: str = "") -> None:
         super().__init__(parts)
-        self.key = key
+        self.place = place or self.key()
         self.sums = adds_up(self.plan)
         self.words.functions |= {"larger", "exponential"} if self.sums else {"larger"}
 
@@ -62,7 +62,7 @@ class HeldChoice(Choice):
             title=self.title(),
             vectors=[self.read(load) for load in self.last.loads],
             parts=[parts.reductions.part(r) for r in others],
-            body=[*body, f"{self.key} = {self.selection.key};"],
+            body=[*body, f"{self.place} = {self.selection.key};"],
             others=[line for r in others for line in parts.reductions.results(r)],
             sums=[line for r in self.last.reductions if r not in others for line in self.key_sum(r)],
             behind=parts.walks.behind(self.last),
@@ -76,13 +76,13 @@ class HeldChoice(Choice):
                 type=frame.span_type(load.access),
                 name=f"{name}_read",
                 call=vectors.span_from_memory(load, inside=False),
-                made=f"const {vector} {name}_vec = joined({name}_read[v], {frame.pointer(load.access)});",
+                made=f"const {vector} {name}_vec = joined({name}_read{self.at_v}, {frame.pointer(load.access)});",
             )
         return HeldRead(
             type=vector,
             name=f"{name}_read",
             call=vectors.from_memory(load, inside=False),
-            made=f"const {vector}& {name}_vec = {name}_read[v];",
+            made=f"const {vector}& {name}_vec = {name}_read{self.at_v};",
         )
 
     def key_sum(self, r: Reduction) -> list[str]:
@@ -98,18 +98,46 @@ class HeldChoice(Choice):
         plan, spelling, hold, width = self.plan, self.spelling, self.selection.hold, self.plan.tile.vector
         assert hold is not None
         return {
-            "element": f"v * {width} + j" if width > 1 else "v",
-            "vector_of": f"v = element / {width}, j = element % {width}" if width > 1 else "v = element, j = 0",
+            **self.keys(),
+            "element": self.element(),
+            "element_vector": f"v = element / {width}, j = element % {width}" if self.at_v and self.at_j else "",
+            "element_col": self.element_col(),
             "meet": spelling.functions["meet"],
             "warp_least": spelling.functions["warp_least"],
             "warp_most": spelling.functions["warp_most"],
             "shuffle_up": spelling.functions["shuffle_up"][0],
             "of_lane": spelling.shuffle.format("order", "lane", plan.target.warp),
-            "warps": plan.threads // plan.target.warp,
-            "bin_bits": hold.bins.bit_length() - 1,
-            "bins": hold.bins,
+            "row_warps": hold.warps,
+            "row_warps_name": "row_warps" if plan.cluster > 1 else "warps",
             "sums": self.sums,
-            "aim": (self.selection.k + hold.room) // 2,
             "binned": "binned",
-            "readers": plan.threads // plan.cluster,
         }
+
+    def element(self) -> str:
+        """The number of an element among the thread's."""
+        if self.at_v and self.at_j:
+            return f"v * {self.plan.tile.vector} + j"
+        return "v" if self.at_v else "j" if self.at_j else "0"
+
+    def element_col(self) -> str:
+        """The column of the thread's element of that number."""
+        if self.at_v and self.at_j:
+            return f"{self.frame.col()} + j"
+        if self.at_v:
+            return self.col_of("element")
+        return "col + element" if self.at_j else "col"
+
+    @property
+    def bins(self) -> int:
+        return self.selection.hold.bins if self.selection.hold else 0
+
+    def more_sizes(self) -> Iterator[str]:
+        hold, cluster = self.selection.hold, self.plan.cluster
+        assert hold is not None
+        if cluster > 1:
+            yield constant("row_warps", f"warps * {cluster}")
+            yield constant("readers", f"threads / {cluster}", "that count the candidates of one block")
+        yield constant("room", hold.room, "candidates of a block")
+        if cluster > 1 or hold.limit < hold.room:
+            yield constant("limit", hold.limit, "candidates in all")
+        yield constant("aim", (self.selection.k + hold.room) // 2, "candidates that a search tries for", "unsigned")

@@ -18,9 +18,10 @@ from fusegen.emitting.rows.spelling import Speller
 from fusegen.emitting.selections.choice import Choice
 from fusegen.emitting.selections.dense import DenseChoice
 from fusegen.emitting.selections.held import HeldChoice, told
+from fusegen.emitting.selections.methods import opening
 from fusegen.emitting.selections.team import TeamChoice
 from fusegen.emitting.selections.threshold import ThresholdChoice, of_key
-from fusegen.language.types import LEAST_INT, DType, f32, i32
+from fusegen.language.types import DType, f32, i32
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, RowPlan, Stage, Store
 from fusegen.planner.selections.picker import picker
@@ -28,10 +29,11 @@ from fusegen.planner.selections.picker import picker
 KEYS: Mapping[DType, Mapping[str, str]] = {
     f32: {"ctype": "float", "least": "-INFINITY", "larger": "larger",
               "to_word": "__float_as_int({0})", "from_word": "__int_as_float({0})"},
-    i32: {"ctype": "int", "least": LEAST_INT, "larger": "max", "to_word": "{0}", "from_word": "{0}"},
+    i32: {"ctype": "int", "least": "least_key", "larger": "max", "to_word": "{0}", "from_word": "{0}"},
 }  # fmt: skip
 """What a key is, the masked one, the larger of two; how one goes to a word of notes and back."""
 ROLLED = "#pragma unroll 1"
+MOST_COMPARED = 64  # candidates of a bin, each with all others: of more, all are sorted
 CHOICES: Mapping[str, type[Choice]] = {
     "team": TeamChoice, "threshold": ThresholdChoice, "hold": HeldChoice, "dense": DenseChoice,
 }  # fmt: skip
@@ -71,23 +73,38 @@ class SelectionSpeller:
         picked = [(stage, self.picked_walk(i, stage)) for i, stage in enumerate(chosen.picked, 1)]
         rows = self.parts.said(self.parts.stages(plan.stages[:-1]), self.row_reduces())
         functions = plan.target.spelling.functions
-        team = plan.tile.threads_per_row if chosen.by == "team" else plan.threads
-        lane = "0" if team == 1 else "lane" if chosen.by == "team" else "threadIdx.x"
+        lane, team = self.pickers()
+        many_bins = choice.own_bins > 1
         choose = {
+            "padded": False,
             **said,
+            "sizes": list(choice.sizes()),
+            "shares": f": of {plan.tile.rows_per_block} rows" if plan.tile.rows_per_block > 1 else "",
+            "key_at": bool(chosen.values) or choice.makes_keys,
+            "key_of": bool(chosen.values or chosen.dense),
+            "infinite": choice.names_infinite,
+            "cuts": chosen.by == "threshold",
+            "warps": plan.threads // plan.target.warp,
+            "own_bins": choice.own_bins,
+            "at_q": "[q]" if many_bins else "",
+            "own_bin": f"bins - 1 - threadIdx.x{' * own_bins - q' if many_bins else ''}",
+            "most_compared": MOST_COMPARED,
             "picker": tuple(picker(chosen, plan.tile, plan.target.warp).lines()),
             "lanes": plan.target.spelling.lanes,
             "ballot": functions["ballot"][0],
             "popcount": functions["popcount"][0],
             "column_bits": max(1, (plan.cols - 1).bit_length()),
             "pick_lane": lane,
-            "pick_team": team,
+            "pick_team": "threads" if self.frame.counts_named else team,
+            "rank": self.rank(),
+            "names_columns": self.names_columns(),
             "pick_turns": -(-chosen.k // team),
             "none": choice.none("held" if chosen.dense else "all", "i"),
             "picks": {"team": "picker.picks[at]", "hold": "picker.picks"}.get(chosen.by, "picks"),
         }
         return {
             **rows,
+            "header": [*rows["header"], *opening(plan)],
             "resident": f", {chosen.resident}" if chosen.resident else "",
             "key": KEYS[chosen.dtype],
             "s": chosen,
@@ -99,6 +116,25 @@ class SelectionSpeller:
         }
 
     # ---- walks over the chosen columns
+
+    def rank(self) -> str:
+        """A chosen column's place in the results; where a thread has one at most, it is the thread's."""
+        lane, team = self.pickers()
+        return "rank" if self.selection.k > team else lane
+
+    def pickers(self) -> tuple[str, int]:
+        """What numbers the threads that share the chosen columns of a row, and how many there are. Of a cluster these
+        are the first block's."""
+        team = self.plan.threads if self.frame.counts_named else self.plan.tile.threads_per_row
+        return ("lane" if team > 1 else "0"), team
+
+    def names_columns(self) -> bool:
+        """Are the chosen columns asked for, beside the keys there?"""
+        graph, chosen = self.plan.graph, self.plan.graph.selection
+        assert chosen is not None
+        keys = [node for node in graph.users[chosen] if node.op.name == "take" and node.inputs[0] is chosen.inputs[0]]
+        written = any(tensor.node is chosen for tensor in graph.outputs)
+        return written or any(node not in keys for node in graph.users[chosen])
 
     def picked_walk(self, number: int, stage: Stage) -> PickedWalk:
         count = len(self.selection.picked)
@@ -120,7 +156,7 @@ class SelectionSpeller:
 
     def write_at_rank(self, store: Store) -> str:
         value = self.words.to_storage(store.access.dtype, store.value)
-        return f"{self.frame.pointer(store.access)}[rank] = {value};"
+        return f"{self.frame.pointer(store.access)}[{self.rank()}] = {value};"
 
     def picked_results(self, r: Reduction) -> list[str]:
         return self.reductions.results(r, self.picked_function(reducer_of(r.kind, r.dtype).function))

@@ -23,12 +23,16 @@ class TeamChoice(Choice):
     def turns(self) -> Mapping[str, Any]:
         chosen = self.selection
         entry = f"static_cast<Entry>(best) << column_bits | (last_column - {chosen.columns})"
+        rank = "r" if chosen.k > 1 else "0"
         return {
+            **self.keys("orders"),
+            "turn_rank": rank,
+            "team_names_col": self.names_col(),
             "team_most": self.by_shuffles("unsigned", ">"),
             "team_least": self.by_shuffles("int", "<"),
             "team_guard": self.team_guard(),
             "team_body": self.team_body(),
-            "taken_out": f"best > masked ? {entry} : {self.none('all', 'r')}",
+            "taken_out": f"best > masked ? {entry} : {self.none('all', rank)}",
         }
 
     def ranks(self) -> Mapping[str, Any]:
@@ -37,12 +41,13 @@ class TeamChoice(Choice):
         functions = self.spelling.functions
         tile, own = plan.tile, "i"
         if tile.per_thread == 1:
-            own = f"lane * {tile.vector} + i"
+            own = f"lane * {tile.vector} + i" if tile.vector > 1 else "lane"
         elif tile.vector == 1:
             own = f"i * {team} + lane"
         else:
             own = f"(i / {tile.vector} * {team} + lane) * {tile.vector} + i % {tile.vector}"
         return {
+            **self.keys(),
             "own_col": own,
             "best_partner": self.spelling.shuffle_xor.format("best", "other"),
             "from_last_lane": self.spelling.shuffle.format("upto", team - 1, team),
@@ -70,4 +75,18 @@ class TeamChoice(Choice):
     def team_body(self) -> list[str]:
         lines = self.parts.elements.body(replace(self.last, reductions=(), stores=()), loads_first=True)
         key = self.selection.key
-        return [*lines, f"orders[v][j] = order_of({key});" if self.selection.in_turn else f"keys[v][j] = {key};"]
+        if self.selection.in_turn:
+            return [*lines, f"{self.key('orders')} = order_of({key});"]
+        return [*lines, f"{self.key()} = {key};"]
+
+    def names_col(self) -> bool:
+        asks = self.frame.guard_names_col() or self.parts.elements.names_col(self.last)
+        return bool(self.inside()) or asks
+
+    @property
+    def makes_keys(self) -> bool:
+        return not self.selection.in_turn
+
+    @property
+    def names_infinite(self) -> bool:
+        return not self.selection.in_turn

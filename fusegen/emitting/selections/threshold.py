@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import all_of
 from fusegen.emitting.rows.frame import scaled
 from fusegen.emitting.rows.walks import Output
-from fusegen.emitting.selections.choice import Choice
+from fusegen.emitting.selections.choice import Choice, constant
+from fusegen.language.types import f32
 from fusegen.planner.model import Load, Reduction, RowPlan
 from fusegen.planner.rows.tails import turns_inside
 
 MANY_MARKS = 8  # of a thread's vectors: random order marks one or two
+BISECTIONS = 12  # at most: any bound that enough keys reach will do
 ENOUGH = 8  # a threshold that an eighth more groups reach than need to will do
 
 
@@ -69,10 +72,18 @@ def of_key(plan: RowPlan) -> tuple[Reduction, ...]:
     return tuple(r for r in softmaxes if chosen.groups and r.value == chosen.key)
 
 
+def ordinal(k: int) -> str:
+    return f"{k}th" if k > 3 else ("", "1st", "2nd", "3rd")[k]
+
+
 class ThresholdChoice(Choice):
     """Of one plan by "threshold"."""
 
     def walk(self) -> ThresholdWalk:
+        return self.walked
+
+    @cached_property
+    def walked(self) -> ThresholdWalk:
         """The key's own maximum serves a softmax of the key too."""
         parts, pivoted = self.parts, of_key(self.plan)
         others = tuple(r for r in self.last.reductions if r not in pivoted)
@@ -89,7 +100,7 @@ class ThresholdChoice(Choice):
             vector_reductions=tuple(r.part for r in others if r.kind == "softmax"),
             body=[*parts.elements.body(stage, loads_first=False), f"keys[j] = {self.selection.key};"],
             key_reductions=[r.part for r in pivoted],
-            alike=not self.frame.guard() and all(v.call == v.inside for v in vectors),
+            alike=all(v.call == v.inside for v in vectors),
             masks=not others and not self.last.stores,
             results=[line for r in others for line in parts.reductions.results(r)],
             key_sums=[self.key_sum(r) for r in pivoted],
@@ -132,52 +143,76 @@ class ThresholdChoice(Choice):
         room = chosen.entries // warps
         want = -(-chosen.k // (warps * tile.cluster))
         noted = chosen.turn // chosen.note  # by a thread in a turn
-        place = f"slot / {noted} * {noted * warp} + lane_of_warp * {noted} + slot % {noted}"
+        place = f"(slot / {noted} * {warp} + lane_of_warp) * {noted} + slot % {noted}"
         vector = "slot" if chosen.note == 1 else f"slot * {chosen.note}"
         if chosen.segment < tile.per_thread:
             vector = f"from + {vector}"
-        step = tile.threads_per_row * tile.vector
-        ahead = turns_inside(plan) - chosen.turn
-        last = f"notes[place / {chosen.note}] + place % {chosen.note} * {step}"
+        first_col = f"notes[place / {chosen.note}] + place % {chosen.note} * vector_step"
+        slots = chosen.segment // chosen.note
+        ties_last = chosen.groups > 0 and slots > MANY_MARKS  # fewer are not worth it
+        guard, ctype = self.frame.guard(), "float" if chosen.dtype is f32 else "int"
         return {
             "meet": functions["meet"],
             "warp_least": functions["warp_least"],
             "warp_most": functions["warp_most"],
             "shuffle_up": functions["shuffle_up"][0],
             "from_first_lane": functions["from_first_lane"][0],
-            "warps": warps,
-            "room": room,
             "unbinned": "merged[0]" if tile.cluster > 1 else "entries[side]",
             "binned": "merged[1]" if tile.cluster > 1 else "entries[side ^ 1]",
-            "bin_bits": chosen.bins.bit_length() - 1,
             "want": want,
+            "bisections": BISECTIONS,
+            "slots": slots,
+            "ties_last": ties_last,
+            "kth": ordinal(chosen.k),
+            "read_inside": bool(guard) or not self.walked.alike,
+            "see_inside": bool(guard or self.frame.whole() or self.turns_ahead()),
+            "at_g": "[g]" if chosen.groups > 1 else "",
+            "peaks_parameter": f"const {ctype} {'(&peaks)[groups]' if chosen.groups > 1 else 'peak'}",
             "ranked": chosen.k < warps and tile.cluster == 1,
             "enough": self.enough(room, chosen.limit // warps),
             "waits": plan.told_first is None or plan.told_first is self.last,
             "col": self.col_of("turn + p"),
             "next_col": self.col_of(f"turn + {chosen.turn}"),
-            "step": step,
             "inside_turns": turns_inside(plan),
-            "ahead": f"turn < {ahead}" if ahead > 0 else "false",
-            "group": f"p % {chosen.groups}" if chosen.groups > 1 else "0",
+            "ahead": self.turns_ahead(),
+            "group": "[p % groups]" if chosen.groups > 1 else "",
             "wanted_at_most": want + want // ENOUGH,
             "noted_key": place if noted > 1 else f"slot * {warp} + lane_of_warp",
-            "noted_col": self.col_of(vector),
-            "looks": all_of("place < vectors", "!late" * bool(chosen.groups), self.frame.guard() * (chosen.note > 1)),
+            "noted_col": self.col_of(vector) if slots > 1 else scaled("lane", tile.vector),
+            "looks": all_of("place < vectors", "!late" * ties_last, guard * (chosen.note > 1)),
             "many_marks": MANY_MARKS,
             "col_of_v": self.col_of("v"),
-            "first_col": last if chosen.note > 1 else "notes[place]",
+            "first_col": first_col if chosen.note > 1 else "notes[place]",
             "reads": [self.again(load) for load in chosen.key_body.loads],
             "body": [*self.parts.elements.body(chosen.key_body, loads_first=False), f"keys[j] = {chosen.key};"],
-            "rest_bits": f"{0xFFFFFFFF & ~(0xFFFFFFFF >> plan.cols % tile.vector):#x}u",
             "key_at_col": self.key_at_col(),
         }
 
-    def col_of(self, vector: str) -> str:
-        """The first column of the thread's vector of that number."""
-        tile = self.plan.tile
-        vector = vector if vector.isidentifier() else f"({vector})"
-        return scaled(f"{vector} * {tile.threads_per_row} + lane", tile.vector)
+    def turns_ahead(self) -> str:
+        """The turns that read the next one's vectors; empty where none do."""
+        turns = turns_inside(self.plan) - self.selection.turn
+        return f"turn < {turns}" if turns > 0 else ""
+
+    @property
+    def bins(self) -> int:
+        return self.selection.bins
+
+    @property
+    def makes_keys(self) -> bool:
+        return bool(self.selection.groups) or self.selection.segment < self.plan.tile.per_thread
+
+    @property
+    def names_infinite(self) -> bool:
+        return self.selection.dtype is f32 and self.makes_keys
+
+    def more_sizes(self) -> Iterator[str]:
+        plan, chosen = self.plan, self.selection
+        if self.turns_ahead() or chosen.note > 1:
+            step = scaled(self.frame.row_threads, plan.tile.vector)
+            yield constant("vector_step", step, "columns from a thread's vector to its next one")
+        if chosen.groups > 1:
+            yield constant("groups", chosen.groups, "of a thread's elements, each with a largest key")
+        yield constant("room", chosen.entries // (plan.threads // plan.target.warp), "candidates of a warp")
 
     def again(self, load: Load) -> str:
         """A vector that is read again where its note exceeds the threshold."""

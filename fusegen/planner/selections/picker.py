@@ -11,6 +11,8 @@ from fusegen.planner.selections import density
 from fusegen.planner.selections.choosing import COMPARED, merged_room, most_ranked
 from fusegen.planner.structs import Count, Member, Struct, member
 
+BINS = "of each bin its candidates, then those above it"
+SAID = "by warp: the order that enough keys reach, and the largest"
 KEY_TYPES: Mapping[DType, str] = {f32: "float", i32: "int"}
 
 
@@ -30,43 +32,50 @@ def of_team(selection: Selection, tile: Tile) -> Iterator[Member]:
     if not selection.in_turn:
         yield member(KEY_TYPES[selection.dtype], keys=(rows, tile.per_thread * tile.threads_per_row * tile.vector))
         yield member("Entry", candidates=(rows, most_ranked(selection.k) + COMPARED))
-    yield member("Entry", picks=(rows, selection.k))
+    yield member("Entry", "what is chosen, the best first", picks=(rows, selection.k))
 
 
 def of_threshold(selection: Selection, tile: Tile, warp: int) -> Iterator[Member]:
     warps, bins = Count("warps", tile.threads // warp), Count("bins", selection.bins)
     room = Count("room", selection.entries // int(warps))
     cluster = tile.cluster
-    yield member("int", notes=(warps, selection.notes))
-    yield member("Entry", entries=(2, warps * room))
+    yield member("int", "the words of largest keys, then columns of vectors", notes=(warps, selection.notes))
+    yield member("Entry", "candidates by warp, in one half; the other one is free", entries=(2, warps * room))
     if cluster > 1:
         merged = merged_room(selection.limit, int(warps), cluster)
         yield member("Entry", "of the whole cluster, in its first block", merged=(2, merged))
-        yield member("Entry", floors=(cluster,))
-    yield member("unsigned", bins_above=(bins + 1,))
-    yield member("unsigned", totals=(warps,))
-    yield member("unsigned", "orders that each warp said", reached=(warps,), highest=(warps,))
+        yield member("Entry", "of each block", cutoffs=(cluster,))
+    yield member("unsigned", BINS, bins_above=(bins + 1,))
+    yield member("unsigned", "candidates by warp", totals=(warps,))
+    yield member("unsigned", SAID, reached=(warps,), highest=(warps,))
     if cluster > 1:
-        yield member("unsigned", reached_far=(cluster,), highest_far=(cluster,))
-        yield member("unsigned", incoming=())
-    yield member("unsigned", "order among the candidates", least=(), most=())
-    yield member("unsigned", found=(), above=(), here=())
+        yield member("unsigned", "the same by block", reached_far=(cluster,), highest_far=(cluster,))
+        yield member("unsigned", "candidates of the cluster", incoming=())
+    yield member("unsigned", "orders among the candidates", least=(), most=())
+    yield member(
+        "unsigned", "the bin that a cut goes on with, candidates above it and in it", found=(), above=(), here=()
+    )
 
 
 def of_hold(hold: Hold, tile: Tile, k: int, warp: int) -> Struct:
-    warps, row_warps = Count("warps", tile.threads // warp), Count("row_warps", hold.warps)
+    warps, row_warps = (
+        Count("warps", tile.threads // warp),
+        Count("row_warps" if tile.cluster > 1 else "warps", hold.warps),
+    )
     room, bins = Count("room", hold.room), Count("bins", hold.bins)
+    blocks = (tile.cluster,) if tile.cluster > 1 else ()
+    by_block = " of each block, in the first one" if blocks else ""
     members = (
         member("float", keys=(tile.per_thread * tile.vector, tile.threads)),
-        member("Entry", "what each block of the row found, in the first one", entries=(tile.cluster, room)),
-        member("Entry", binned=(hold.limit,)),
-        member("Entry", picks=(k,)),
-        member("unsigned", "orders that each warp said", reached=(row_warps,), most=(row_warps,)),
-        member("float", "of exponentials below its most", sums=(row_warps,)),
-        member("unsigned", bins_above=(bins + 1,)),
-        member("unsigned", totals=(warps,)),
-        member("unsigned", "candidates of each block, and", counts=(2, tile.cluster)),
-        member("unsigned", "of this one", found=(2,)),
+        member("Entry", f"candidates{by_block}", entries=(*blocks, room)),
+        member("Entry", "candidates by bins", binned=(hold.limit,)),
+        member("Entry", "what is chosen, the best first", picks=(k,)),
+        member("unsigned", SAID, reached=(row_warps,), most=(row_warps,)),
+        member("float", "of exponentials below it", sums=(row_warps,)),
+        member("unsigned", BINS, bins_above=(bins + 1,)),
+        member("unsigned", "candidates by warp", totals=(warps,)),
+        member("unsigned", "candidates of each block" if blocks else "candidates", counts=(2, *blocks)),
+        member("unsigned", "candidates of this block" if blocks else "the same, while they are counted", found=(2,)),
         member("unsigned", "its order", bar=()),
     )
     return Struct("Picker", members, aligned=False)
@@ -75,14 +84,13 @@ def of_hold(hold: Hold, tile: Tile, k: int, warp: int) -> Struct:
 def of_dense(dense: Dense, tile: Tile) -> Struct:
     warps, bins = Count("warps", dense.warps), Count("bins", dense.bins)
     limit, compared = Count("limit", dense.limit), Count("compared", density.COMPARED)
-    found = "keys, and columns as they are; later on room to sort in, and what is chosen"
     members = (
-        member("Entry", binned=(limit + compared,)),
-        member("float", found, found=(2, limit)),
-        member("unsigned", bins_above=(bins + tile.threads + 2,)),
-        member("unsigned", totals=(warps,)),
-        member("unsigned", counts=(2, warps)),
-        member("unsigned", "orders that each warp said", reached=(warps,), most=(warps,)),
-        member("float", "of exponentials below its most", sums=(warps,)),
+        member("Entry", "candidates by bins", binned=(limit + compared,)),
+        member("float", "keys and columns of candidates; then what is chosen", found=(2, limit)),
+        member("unsigned", BINS, bins_above=(bins + tile.threads + 2,)),
+        member("unsigned", "candidates by warp", totals=(warps,)),
+        member("unsigned", "keys that reach a cutoff, by warp", counts=(2, *((warps,) if dense.warps > 1 else ()))),
+        member("unsigned", SAID, reached=(warps,), most=(warps,)),
+        member("float", "of exponentials below it", sums=(warps,)),
     )
     return Struct("Picker", members)

@@ -1,0 +1,111 @@
+"""What opens a kernel that chooses columns: its algorithm by name and reference, and a map of its sections.
+
+Each section has a heading of its name in the text. References: A. Gaihre et al., Dr. Top-k: delegate-centric top-k on
+GPUs, SC 2021; T. Alabi et al., Fast k-selection algorithms for graphics processing units, JEA 17, 2012; K. E. Batcher,
+Sorting networks and their applications, AFIPS 1968.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from fusegen.planner.heading import WIDTH, field
+from fusegen.planner.model import RowPlan
+
+INDENT = 9
+NAMES = 10  # characters of the longest section's name, and one more
+RANK = (
+    "counting sort by ranges of keys, comparisons within a range; where ties fill one, bitonic sort (Batcher, AFIPS"
+    " 1968)"
+)
+REPEATED = "repeated argmax, as in the top-k softmax of MoE routers: the largest key is taken out, {k} times"
+BY_TEAM = (
+    "register-resident top-k by {lanes} lanes a row. The largest key of each lane is its delegate (Dr. Top-k, Gaihre "
+    "et al., SC 2021); what reaches the best delegates is ranked by counting what is larger"
+)
+HELD = (
+    "register-resident top-k for few columns. The largest key of each thread is its delegate (Dr. Top-k, Gaihre et "
+    "al., SC 2021); the warps agree on a bar that at least {k} delegates reach, and few more keys do"
+)
+DENSE = (
+    "register-resident top-k for many columns. The largest key of each group of a thread's keys is its delegate (Dr. "
+    "Top-k, Gaihre et al., SC 2021); what enough delegates of each warp reach is a bar, and what reaches the bar is "
+    "packed together and sorted"
+)
+STREAMING = (
+    "streaming select. Elements above a threshold are candidates; where they grow too many, bucket select (Alabi et "
+    "al., JEA 2012) keeps the best {k} and raises the threshold"
+)
+THRESHOLD = (
+    "streaming threshold select. The row is read once, and of every {keys} elements the largest key is kept as their "
+    "delegate (Dr. Top-k, Gaihre et al., SC 2021). An order that {k} largest keys reach is a threshold: few more "
+    "elements reach it, and only those whose delegate exceeds it are looked at again"
+)
+
+
+def opening(plan: RowPlan) -> list[str]:
+    """The lines behind the plan's own."""
+    lines = ["", *field("method", method_of(plan))]
+    for number, (name, what) in enumerate(sections_of(plan)):
+        head = f"{'' if number else 'sections':<{INDENT}}{name:<{NAMES}}"
+        lines += textwrap.wrap(what, WIDTH - INDENT, initial_indent=head, subsequent_indent=" " * len(head))
+    return lines
+
+
+def method_of(plan: RowPlan) -> str:
+    chosen, tile = plan.selection, plan.tile
+    assert chosen is not None
+    if chosen.in_turn:
+        text = REPEATED
+    elif chosen.by == "team":
+        text = BY_TEAM
+    elif chosen.hold:
+        text = HELD
+    elif chosen.dense:
+        text = DENSE
+    else:
+        text = THRESHOLD if chosen.groups else STREAMING
+    return text.format(k=chosen.k, lanes=tile.threads_per_row, keys=chosen.note * tile.vector)
+
+
+def sections_of(plan: RowPlan) -> Iterator[tuple[str, str]]:
+    """Their names, and what each does."""
+    chosen = plan.selection
+    assert chosen is not None
+    if chosen.in_turn:
+        yield "keys", "as integers of the same order, in registers"
+        yield "choose", "the largest key of all lanes, the first where several are equal; then it is masked"
+    elif chosen.by == "team":
+        yield "bar", f"the least of the {chosen.k} largest delegates" if chosen.k > 1 else "the largest delegate"
+        yield "collect", "the keys that reach the bar are candidates"
+        yield "rank", "by the number of larger candidates; where ties make too many, repeated argmax"
+    elif chosen.hold:
+        yield "read", "the row, all of its vectors at once; keys stay in registers"
+        yield "bar", "what enough delegates reach, by rank within each warp and then among warps"
+        yield "collect", "the keys that reach it are candidates" + ", in the first block" * (plan.cluster > 1)
+        yield "rank", RANK
+    elif chosen.dense:
+        yield "read", "the row, all of its vectors at once; keys stay in registers"
+        yield "bar", "what enough delegates reach, by interpolation search" if chosen.dense.groups else "below all keys"
+        yield "pack", "the keys that reach it are candidates: each thread counts its own, then writes them"
+        yield "rank", RANK
+    else:
+        yield from sections_by_threshold(plan)
+    yield "write", "what is computed at the chosen columns"
+
+
+def sections_by_threshold(plan: RowPlan) -> Iterator[tuple[str, str]]:
+    chosen = plan.selection
+    assert chosen is not None
+    segments = chosen.segment < plan.tile.per_thread
+    yield "stream", "the walk over the row" + ", in segments" * segments
+    if chosen.groups:
+        yield "threshold", "behind each segment " * segments + "what enough largest keys reach, by bisection"
+    else:
+        yield "threshold", "none before the first cut"
+    yield "collect", "vectors whose delegate exceeds it are read again; their elements above it are candidates"
+    yield "cut", f"where candidates have no more room: bucket select of the best {chosen.k} (Alabi et al., JEA 2012)"
+    if plan.cluster > 1:
+        yield "merge", "the candidates of the cluster's blocks go to its first block"
+    yield "rank", RANK
