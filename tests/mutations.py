@@ -19,6 +19,7 @@ from fusegen.emitting.rendering import render
 from fusegen.language.spec import Chain, load_chains
 from fusegen.language.types import DTYPES
 from fusegen.planner import CONTIGUOUS
+from fusegen.planner.held_rows import Threshold
 from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.targets import target
 from tests.row_plans import row_plans
@@ -148,7 +149,8 @@ def threshold(plan: RowPlan) -> bool:
 
 
 def segmented(plan: RowPlan) -> bool:
-    return threshold(plan) and plan.selection is not None and plan.selection.segment < plan.tile.per_thread
+    way = plan.selection.way if plan.selection else None
+    return threshold(plan) and isinstance(way, Threshold) and way.segment < plan.tile.per_thread
 
 
 def in_turn(plan: RowPlan) -> bool:

@@ -379,7 +379,7 @@ class RowPlan(Plan):
             "cluster": (tile.cluster, 1),
             "kept": (tile.kept, room),
             "keeps": (self.keeps, "nothing" if self.staging == "stream" else "values"),
-            "turn": (self.selection.turn if self.selection else 0, 0),
+            "turn": (self.selection.streamed if self.selection else 0, 0),
             "rows": ("bulk" if self.bulk else "", ""),
             "best": ("in_turn" if self.selection and self.selection.in_turn else "", ""),
         }
@@ -469,7 +469,7 @@ class RowPlan(Plan):
             for stage in self.stages
             if stage.reductions
         )
-        chosen = (self.rule, self.selection.turn) if self.selection else ()
+        chosen = (self.rule, self.selection.streamed) if self.selection else ()
         shared = (tile.threads_per_row, tile.vector, tile.cluster, tile.apart)
         return (*chosen, *shared, *walks) if walks or chosen else ()
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fusegen.language.graph import Op
 from fusegen.language.types import DType, Shape, f32
-from fusegen.planner.held_rows import Dense, Hold
+from fusegen.planner.held_rows import Threshold, Turns, Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,19 +298,8 @@ class Stage(Body):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """How a kernel chooses k columns of each row, and what it makes of them. See planner/rules/topk.py.
+    """What a kernel chooses, k columns of each row, which `way` it does so, and what it makes of them."""
 
-    `by` "team": the keys of a row lie in the registers of one warp or of a part of it, and those that reach a bar are
-    ranked, or, `in_turn`, the largest is taken out k times. The bar is the k-th of the lanes' largest keys: found
-    `by_rounds`, k of them, or as each lane counts how many are ahead of its own. "threshold": the row streams by,
-    `turn` vectors of a thread at a time, and of every `note` of these the largest key stays, in one of `notes` words of
-    its warp. Behind every `segment` vectors of a thread the largest keys of `groups` parts of what it has seen give a
-    threshold; a lane then looks at one vector that exceeds it at a time. The block holds `entries` candidates, and cuts
-    them down to `limit` where they grow too many, with counts of `bins` ranges of keys. "hold": a block's or a
-    cluster's registers hold the row, and `hold` says the rest. "dense": a block's do, and many are chosen: see `dense`.
-    """
-
-    by: Literal["team", "threshold", "hold", "dense"]
     k: int
     key: str  # the element value that decides, f32 or i32
     dtype: DType
@@ -318,18 +307,21 @@ class Selection:
     columns: str  # the k columns' name,
     values: str  # and that of the keys there; empty where nothing asks for them
     picked: tuple[Stage, ...]  # walks over the k columns: their loads are gathered
-    bare: bool = False  # of a row of nothing but -inf the first columns are chosen (see fusegen.language.ordering)
-    in_turn: bool = False
-    by_rounds: bool = False
-    turn: int = 0
-    groups: int = 0  # 0: the first cut gives the threshold
-    note: int = 0
-    notes: int = 0
-    segment: int = 0
-    entries: int = 0
-    limit: int = 0
-    bins: int = 0
+    bare: bool  # of a row of nothing but -inf the first columns are chosen (see fusegen.language.ordering)
+    way: Way
     resident: int = 0  # blocks that an SM is to hold, and for which the compiler keeps registers; 0: it is not told
     vote_bytes: int = 0  # static shared memory of the block's votes
-    hold: Hold | None = None
-    dense: Dense | None = None
+
+    @property
+    def by(self) -> Literal["team", "threshold", "hold", "dense"]:
+        return self.way.by
+
+    @property
+    def in_turn(self) -> bool:
+        """Is the largest key taken out k times?"""
+        return isinstance(self.way, Turns)
+
+    @property
+    def streamed(self) -> int:
+        """Vectors of a thread that stream by at a time; 0 where registers hold the row."""
+        return self.way.turn if isinstance(self.way, Threshold) else 0

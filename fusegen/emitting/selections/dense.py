@@ -25,8 +25,7 @@ class DenseChoice(Choice):
         return self.held.walk()
 
     def said(self) -> Mapping[str, Any]:
-        plan, functions, dense = self.plan, self.spelling.functions, self.selection.dense
-        assert dense is not None
+        plan, functions, dense = self.plan, self.spelling.functions, self.way
         asks = self.frame.guard() or self.inside() or self.parts.elements.names_col(self.last)
         return {
             "key": self.held.place,
@@ -64,8 +63,8 @@ class DenseChoice(Choice):
 
     @property
     def way(self) -> Dense:
-        assert self.selection.dense is not None
-        return self.selection.dense
+        assert isinstance(self.selection.way, Dense)
+        return self.selection.way
 
     def peaks(self) -> str:
         """The largest keys of groups: those of the thread's keys, its one largest key, or others."""
@@ -88,5 +87,4 @@ class DenseChoice(Choice):
         yield constant("limit", self.way.limit, "candidates that there is room for")
         yield constant("compared", COMPARED, "of them, that each one is compared with at a time")
         if self.bounded:
-            aim = (self.selection.k + self.way.limit) // 2
-            yield constant("aim", aim, "candidates that a search tries for", "unsigned")
+            yield constant("aim", self.way.aim, "candidates that a search tries for", "unsigned")

@@ -8,6 +8,7 @@ from typing import Any
 
 from fusegen.emitting.rows.spelling import Speller
 from fusegen.emitting.selections.choice import Choice, constant
+from fusegen.planner.held_rows import Hold
 from fusegen.planner.model import Load, Reduction, RowPlan
 
 
@@ -95,8 +96,7 @@ class HeldChoice(Choice):
         ]
 
     def said(self) -> Mapping[str, Any]:
-        plan, spelling, hold, width = self.plan, self.spelling, self.selection.hold, self.plan.tile.vector
-        assert hold is not None
+        plan, spelling, hold, width = self.plan, self.spelling, self.hold, self.plan.tile.vector
         return {
             **self.keys(),
             "element": self.element(),
@@ -128,16 +128,20 @@ class HeldChoice(Choice):
         return "col + element" if self.at_j else "col"
 
     @property
+    def hold(self) -> Hold:
+        assert isinstance(self.selection.way, Hold)
+        return self.selection.way
+
+    @property
     def bins(self) -> int:
-        return self.selection.hold.bins if self.selection.hold else 0
+        return self.hold.bins
 
     def more_sizes(self) -> Iterator[str]:
-        hold, cluster = self.selection.hold, self.plan.cluster
-        assert hold is not None
+        hold, cluster = self.hold, self.plan.cluster
         if cluster > 1:
             yield constant("row_warps", f"warps * {cluster}")
             yield constant("readers", f"threads / {cluster}", "that count the candidates of one block")
         yield constant("room", hold.room, "candidates of a block")
         if cluster > 1 or hold.limit < hold.room:
             yield constant("limit", hold.limit, "candidates in all")
-        yield constant("aim", (self.selection.k + hold.room) // 2, "candidates that a search tries for", "unsigned")
+        yield constant("aim", hold.aim, "candidates that a search tries for", "unsigned")

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterator
 
 from fusegen.planner.heading import WIDTH, field
+from fusegen.planner.held_rows import Dense, Hold, Team, Threshold, Turns
 from fusegen.planner.model import RowPlan
 
 INDENT = 9
@@ -54,58 +55,50 @@ def opening(plan: RowPlan) -> list[str]:
 
 
 def method_of(plan: RowPlan) -> str:
-    chosen, tile = plan.selection, plan.tile
-    assert chosen is not None
-    if chosen.in_turn:
-        text = REPEATED
-    elif chosen.by == "team":
-        text = BY_TEAM
-    elif chosen.hold:
-        text = HELD
-    elif chosen.dense:
-        text = DENSE
+    assert plan.selection is not None
+    way, tile = plan.selection.way, plan.tile
+    if isinstance(way, Threshold):
+        text = (THRESHOLD if way.groups else STREAMING).replace("{keys}", str(way.note * tile.vector))
     else:
-        text = THRESHOLD if chosen.groups else STREAMING
-    return text.format(k=chosen.k, lanes=tile.threads_per_row, keys=chosen.note * tile.vector)
+        text = {Turns: REPEATED, Team: BY_TEAM, Hold: HELD, Dense: DENSE}[type(way)]
+    return text.format(k=plan.selection.k, lanes=tile.threads_per_row)
 
 
 def sections_of(plan: RowPlan) -> Iterator[tuple[str, str]]:
     """Their names, and what each does."""
-    chosen = plan.selection
-    assert chosen is not None
-    if chosen.in_turn:
+    assert plan.selection is not None
+    way, k = plan.selection.way, plan.selection.k
+    if isinstance(way, Turns):
         yield "keys", "as integers of the same order, in registers"
         yield "choose", "the largest key of all lanes, the first where several are equal; then it is masked"
-    elif chosen.by == "team":
-        yield "bar", f"the least of the {chosen.k} largest delegates" if chosen.k > 1 else "the largest delegate"
+    elif isinstance(way, Team):
+        yield "bar", f"the least of the {k} largest delegates" if k > 1 else "the largest delegate"
         yield "collect", "the keys that reach the bar are candidates"
         yield "rank", "by the number of larger candidates; where ties make too many, repeated argmax"
-    elif chosen.hold:
+    elif isinstance(way, Hold):
         yield "read", "the row, all of its vectors at once; keys stay in registers"
         yield "bar", "what enough delegates reach, by rank within each warp and then among warps"
         yield "collect", "the keys that reach it are candidates" + ", in the first block" * (plan.cluster > 1)
         yield "rank", RANK
-    elif chosen.dense:
+    elif isinstance(way, Dense):
         yield "read", "the row, all of its vectors at once; keys stay in registers"
-        yield "bar", "what enough delegates reach, by interpolation search" if chosen.dense.groups else "below all keys"
+        yield "bar", "what enough delegates reach, by interpolation search" if way.groups else "below all keys"
         yield "pack", "the keys that reach it are candidates: each thread counts its own, then writes them"
         yield "rank", RANK
     else:
-        yield from sections_by_threshold(plan)
+        yield from sections_by_threshold(way, k, plan)
     yield "write", "what is computed at the chosen columns"
 
 
-def sections_by_threshold(plan: RowPlan) -> Iterator[tuple[str, str]]:
-    chosen = plan.selection
-    assert chosen is not None
-    segments = chosen.segment < plan.tile.per_thread
+def sections_by_threshold(way: Threshold, k: int, plan: RowPlan) -> Iterator[tuple[str, str]]:
+    segments = way.segment < plan.tile.per_thread
     yield "stream", "the walk over the row" + ", in segments" * segments
-    if chosen.groups:
+    if way.groups:
         yield "threshold", "behind each segment " * segments + "what enough largest keys reach, by bisection"
     else:
         yield "threshold", "none before the first cut"
     yield "collect", "vectors whose delegate exceeds it are read again; their elements above it are candidates"
-    yield "cut", f"where candidates have no more room: bucket select of the best {chosen.k} (Alabi et al., JEA 2012)"
+    yield "cut", f"where candidates have no more room: bucket select of the best {k} (Alabi et al., JEA 2012)"
     if plan.cluster > 1:
         yield "merge", "the candidates of the cluster's blocks go to its first block"
     yield "rank", RANK

@@ -23,7 +23,9 @@ from fusegen.emitting.selections.team import TeamChoice
 from fusegen.emitting.selections.threshold import ThresholdChoice, of_key
 from fusegen.language.types import DType, f32, i32
 from fusegen.planner.heading import WIDTH
+from fusegen.planner.held_rows import Dense, Hold, Team, Threshold, Turns, Way
 from fusegen.planner.model import Load, Reduction, RowPlan, Stage, Store
+from fusegen.planner.selections.choosing import MOST_COMPARED
 from fusegen.planner.selections.picker import picker
 
 KEYS: Mapping[DType, Mapping[str, str]] = {
@@ -33,9 +35,8 @@ KEYS: Mapping[DType, Mapping[str, str]] = {
 }  # fmt: skip
 """What a key is, the masked one, the larger of two; how one goes to a word of notes and back."""
 ROLLED = "#pragma unroll 1"
-MOST_COMPARED = 64  # candidates of a bin, each with all others: of more, all are sorted
-CHOICES: Mapping[str, type[Choice]] = {
-    "team": TeamChoice, "threshold": ThresholdChoice, "hold": HeldChoice, "dense": DenseChoice,
+CHOICES: Mapping[type[Way], type[Choice]] = {
+    Turns: TeamChoice, Team: TeamChoice, Threshold: ThresholdChoice, Hold: HeldChoice, Dense: DenseChoice,
 }  # fmt: skip
 
 
@@ -68,7 +69,7 @@ class SelectionSpeller:
                 self.words.functions.add("larger")
 
     def context(self) -> dict[str, Any]:
-        plan, chosen, choice = self.plan, self.selection, CHOICES[self.selection.by](self.parts)
+        plan, chosen, choice = self.plan, self.selection, CHOICES[type(self.selection.way)](self.parts)
         last, said = choice.walk(), choice.said()
         picked = [(stage, self.picked_walk(i, stage)) for i, stage in enumerate(chosen.picked, 1)]
         rows = self.parts.said(self.parts.stages(plan.stages[:-1]), self.row_reduces())
@@ -81,7 +82,7 @@ class SelectionSpeller:
             "sizes": list(choice.sizes()),
             "shares": f": of {plan.tile.rows_per_block} rows" if plan.tile.rows_per_block > 1 else "",
             "key_at": bool(chosen.values) or choice.makes_keys,
-            "key_of": bool(chosen.values or chosen.dense),
+            "key_of": bool(chosen.values) or chosen.by == "dense",
             "infinite": choice.names_infinite,
             "cuts": chosen.by == "threshold",
             "warps": plan.threads // plan.target.warp,
@@ -99,7 +100,7 @@ class SelectionSpeller:
             "rank": self.rank(),
             "names_columns": self.names_columns(),
             "pick_turns": -(-chosen.k // team),
-            "none": choice.none("held" if chosen.dense else "all", "i"),
+            "none": choice.none("held" if chosen.by == "dense" else "all", "i"),
             "picks": {"team": "picker.picks[at]", "hold": "picker.picks"}.get(chosen.by, "picks"),
         }
         return {
@@ -108,6 +109,7 @@ class SelectionSpeller:
             "resident": f", {chosen.resident}" if chosen.resident else "",
             "key": KEYS[chosen.dtype],
             "s": chosen,
+            "way": chosen.way,
             "inside": choice.inside(),
             "choose": choose,
             "rolled": ROLLED,

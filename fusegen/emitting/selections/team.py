@@ -8,7 +8,7 @@ from typing import Any
 
 from fusegen.emitting.dialect import UNROLL
 from fusegen.emitting.selections.choice import Choice
-from fusegen.planner.selections.choosing import COMPARED, most_ranked
+from fusegen.planner.selections.choosing import COMPARED
 
 
 class TeamChoice(Choice):
@@ -55,7 +55,6 @@ class TeamChoice(Choice):
             "compared": COMPARED,
             "team_most": functions["warp_most"] if team == warp else self.by_shuffles("unsigned", ">"),
             "meet": functions["meet"],
-            "most_ranked": most_ranked(self.selection.k),
             "entry_partner": self.spelling.shuffle_xor.format("best_entry", "step"),
             "team_guard": self.team_guard(),
             "team_body": self.team_body(),

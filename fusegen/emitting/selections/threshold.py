@@ -13,12 +13,10 @@ from fusegen.emitting.rows.frame import scaled
 from fusegen.emitting.rows.walks import Output
 from fusegen.emitting.selections.choice import Choice, constant
 from fusegen.language.types import f32
+from fusegen.planner.held_rows import Threshold
 from fusegen.planner.model import Load, Reduction, RowPlan
 from fusegen.planner.rows.tails import turns_inside
-
-MANY_MARKS = 8  # of a thread's vectors: random order marks one or two
-BISECTIONS = 12  # at most: any bound that enough keys reach will do
-ENOUGH = 8  # a threshold that an eighth more groups reach than need to will do
+from fusegen.planner.selections.choosing import BISECTIONS, MANY_MARKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,8 @@ def of_key(plan: RowPlan) -> tuple[Reduction, ...]:
     chosen = plan.selection
     assert chosen is not None
     softmaxes = (r for r in plan.stages[-1].reductions if r.kind == "softmax")
-    return tuple(r for r in softmaxes if chosen.groups and r.value == chosen.key)
+    way = chosen.way
+    return tuple(r for r in softmaxes if isinstance(way, Threshold) and way.groups and r.value == chosen.key)
 
 
 def ordinal(k: int) -> str:
@@ -136,20 +135,16 @@ class ThresholdChoice(Choice):
         return KeySum(top, total, r.part, slots, r.guarded)
 
     def said(self) -> Mapping[str, Any]:
-        plan, chosen = self.plan, self.selection
+        plan, chosen, way = self.plan, self.selection, self.way
         tile, warp = plan.tile, plan.target.warp
         functions = self.spelling.functions
-        warps = plan.threads // warp
-        room = chosen.entries // warps
-        want = -(-chosen.k // (warps * tile.cluster))
-        noted = chosen.turn // chosen.note  # by a thread in a turn
+        noted = way.turn // way.note  # by a thread in a turn
         place = f"(slot / {noted} * {warp} + lane_of_warp) * {noted} + slot % {noted}"
-        vector = "slot" if chosen.note == 1 else f"slot * {chosen.note}"
-        if chosen.segment < tile.per_thread:
+        vector = "slot" if way.note == 1 else f"slot * {way.note}"
+        if way.segment < tile.per_thread:
             vector = f"from + {vector}"
-        first_col = f"notes[place / {chosen.note}] + place % {chosen.note} * vector_step"
-        slots = chosen.segment // chosen.note
-        ties_last = chosen.groups > 0 and slots > MANY_MARKS  # fewer are not worth it
+        first_col = f"notes[place / {way.note}] + place % {way.note} * vector_step"
+        slots = way.segment // way.note
         guard, ctype = self.frame.guard(), "float" if chosen.dtype is f32 else "int"
         return {
             "meet": functions["meet"],
@@ -159,30 +154,26 @@ class ThresholdChoice(Choice):
             "from_first_lane": functions["from_first_lane"][0],
             "unbinned": "merged[0]" if tile.cluster > 1 else "entries[side]",
             "binned": "merged[1]" if tile.cluster > 1 else "entries[side ^ 1]",
-            "want": want,
             "bisections": BISECTIONS,
             "slots": slots,
-            "ties_last": ties_last,
             "kth": ordinal(chosen.k),
             "read_inside": bool(guard) or not self.walked.alike,
             "see_inside": bool(guard or self.frame.whole() or self.turns_ahead()),
-            "at_g": "[g]" if chosen.groups > 1 else "",
-            "peaks_parameter": f"const {ctype} {'(&peaks)[groups]' if chosen.groups > 1 else 'peak'}",
-            "ranked": chosen.k < warps and tile.cluster == 1,
-            "enough": self.enough(room, chosen.limit // warps),
+            "at_g": "[g]" if way.groups > 1 else "",
+            "peaks_parameter": f"const {ctype} {'(&peaks)[groups]' if way.groups > 1 else 'peak'}",
+            "enough": self.enough(),
             "waits": plan.told_first is None or plan.told_first is self.last,
             "col": self.col_of("turn + p"),
-            "next_col": self.col_of(f"turn + {chosen.turn}"),
+            "next_col": self.col_of(f"turn + {way.turn}"),
             "inside_turns": turns_inside(plan),
             "ahead": self.turns_ahead(),
-            "group": "[p % groups]" if chosen.groups > 1 else "",
-            "wanted_at_most": want + want // ENOUGH,
+            "group": "[p % groups]" if way.groups > 1 else "",
             "noted_key": place if noted > 1 else f"slot * {warp} + lane_of_warp",
             "noted_col": self.col_of(vector) if slots > 1 else scaled("lane", tile.vector),
-            "looks": all_of("place < vectors", "!late" * ties_last, guard * (chosen.note > 1)),
+            "looks": all_of("place < vectors", "!late" * way.ties_last, guard * (way.note > 1)),
             "many_marks": MANY_MARKS,
             "col_of_v": self.col_of("v"),
-            "first_col": first_col if chosen.note > 1 else "notes[place]",
+            "first_col": first_col if way.note > 1 else "notes[place]",
             "reads": [self.again(load) for load in chosen.key_body.loads],
             "body": [*self.parts.elements.body(chosen.key_body, loads_first=False), f"keys[j] = {chosen.key};"],
             "key_at_col": self.key_at_col(),
@@ -190,29 +181,34 @@ class ThresholdChoice(Choice):
 
     def turns_ahead(self) -> str:
         """The turns that read the next one's vectors; empty where none do."""
-        turns = turns_inside(self.plan) - self.selection.turn
+        turns = turns_inside(self.plan) - self.way.turn
         return f"turn < {turns}" if turns > 0 else ""
 
     @property
+    def way(self) -> Threshold:
+        assert isinstance(self.selection.way, Threshold)
+        return self.selection.way
+
+    @property
     def bins(self) -> int:
-        return self.selection.bins
+        return self.way.bins
 
     @property
     def makes_keys(self) -> bool:
-        return bool(self.selection.groups) or self.selection.segment < self.plan.tile.per_thread
+        return bool(self.way.groups) or self.way.segment < self.plan.tile.per_thread
 
     @property
     def names_infinite(self) -> bool:
         return self.selection.dtype is f32 and self.makes_keys
 
     def more_sizes(self) -> Iterator[str]:
-        plan, chosen = self.plan, self.selection
-        if self.turns_ahead() or chosen.note > 1:
+        plan, way = self.plan, self.way
+        if self.turns_ahead() or way.note > 1:
             step = scaled(self.frame.row_threads, plan.tile.vector)
             yield constant("vector_step", step, "columns from a thread's vector to its next one")
-        if chosen.groups > 1:
-            yield constant("groups", chosen.groups, "of a thread's elements, each with a largest key")
-        yield constant("room", chosen.entries // (plan.threads // plan.target.warp), "candidates of a warp")
+        if way.groups > 1:
+            yield constant("groups", way.groups, "of a thread's elements, each with a largest key")
+        yield constant("room", way.entries // (plan.threads // plan.target.warp), "candidates of a warp")
 
     def again(self, load: Load) -> str:
         """A vector that is read again where its note exceeds the threshold."""
@@ -227,11 +223,9 @@ class ThresholdChoice(Choice):
 
         return element_lines(self.selection.key_body, Element(read, col="col"), self.words)
 
-    def enough(self, room: int, limit: int) -> str:
-        """How many candidates of a warp behind a segment make a cut: fewer where later segments bring more, and what a
-        cluster's first block has room for. Empty where there is room for all."""
-        plan = self.plan
-        last = str(limit if plan.cluster > 1 else room)
-        if self.selection.segment >= plan.tile.per_thread:
-            return last if plan.cluster > 1 else ""
-        return f"(turn + {self.selection.turn} < {plan.tile.per_thread} ? {(room + limit) // 2} : {last})"
+    def enough(self) -> str:
+        """How many candidates of a warp behind a segment make a cut. Empty where there is room for all."""
+        way, count = self.way, self.plan.tile.per_thread
+        if way.segment < count:
+            return f"(turn + {way.turn} < {count} ? {way.cut_early} : {way.cut_last})"
+        return str(way.cut_last) if way.cut_last else ""

@@ -60,6 +60,6 @@ def turns_inside(plan: RowPlan) -> int:
     that is read for them."""
     assert plan.selection is not None
     across = [a.vector_bytes // a.dtype.bytes for a in plan.accesses if a.mode == "across" and not a.output]
-    turn = plan.selection.turn
+    turn = plan.selection.streamed
     columns = turn * plan.tile.threads_per_row * plan.tile.vector
     return max(0, plan.cols - max(across, default=0)) // columns * turn

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fusegen.language.graph import Graph
 from fusegen.language.naming import value_names
+from fusegen.planner.held_rows import Dense, Hold, Team, Threshold, Turns
 from fusegen.planner.model import Cost, Selection, Tile, Traffic
 from fusegen.planner.rows.duration import (
     COPY_SHARE,
@@ -76,6 +77,14 @@ LITTLE_SHARED = 64 << 10
 ROOMY = 0.86
 CROWDED = 1.08
 BLOCK_BYTES = 1024  # that a block takes beside its own
+MANY_MARKS = (
+    8  # of a thread's vectors: random order marks one or two. Where more may be, those that are but tied come last
+)
+ENOUGH = 8  # a threshold that an eighth more groups reach than need to will do
+BISECTIONS = (
+    12  # at most, of the orders between a warp's least and its largest key: any bound that enough reach will do
+)
+MOST_COMPARED = 64  # candidates of a bin, each with all others: of more, all are sorted
 COMPARED = 4  # candidates of a team that each one is compared with at a time
 
 
@@ -143,17 +152,17 @@ class Choice:
 
 def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
     """Of one row."""
-    k = selection.k
-    if selection.hold:
-        return Choice(cols, reaching(selection.hold, tile, cols), 0)
-    if selection.dense:
-        return Choice(cols, candidates_of(selection.dense, tile, cols), 0)
-    if selection.in_turn:
-        return Choice(cols * selection.k, cols, 0)
-    if selection.by == "team":
+    way, k = selection.way, selection.k
+    if isinstance(way, Hold):
+        return Choice(cols, reaching(way, tile, cols), 0)
+    if isinstance(way, Dense):
+        return Choice(cols, candidates_of(way, tile, cols), 0)
+    if isinstance(way, Turns):
+        return Choice(cols * k, cols, 0)
+    if isinstance(way, Team):
         return Choice(cols, min(cols, 1.3 * k + 2), 0)
-    groups = tile.threads_per_row * selection.groups
-    seen = min(cols, selection.segment * tile.threads_per_row * tile.vector)
+    groups = tile.threads_per_row * way.groups
+    seen = min(cols, way.segment * tile.threads_per_row * tile.vector)
     idle = cols <= (tile.threads_per_row - 32) * tile.vector  # warps without elements let everything pass
     if groups > k and not idle:
         passing = min(seen, -UNEVEN * groups * math.log1p(-k / groups))
@@ -162,11 +171,11 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
     else:  # every element until the first cut, or what the lowest of as many groups as columns lets pass
         passing = min(seen, k * (1 + math.log(max(1.0, seen / k))))
     while seen < cols:
-        more = min(cols - seen, selection.segment * tile.threads_per_row * tile.vector)
+        more = min(cols - seen, way.segment * tile.threads_per_row * tile.vector)
         passing += UNEVEN * k * more / (seen + more)
         seen += more
-    over = passing / tile.cluster - selection.entries
-    return Choice(cols, passing, math.ceil(max(0.0, over) / (selection.entries - selection.limit)))
+    over = passing / tile.cluster - way.entries
+    return Choice(cols, passing, math.ceil(max(0.0, over) / (way.entries - way.limit)))
 
 
 def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, moved: Traffic, registers: int) -> Cost:
@@ -184,7 +193,7 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     if target.shared_per_sm > LITTLE_SHARED and share_of_shared(target, work, blocks.resident) > ROOMY:
         memory_us *= CROWDED
         waits_us *= CROWDED
-    at_once = tile.per_thread if selection.by == "team" else selection.turn
+    at_once = selection.streamed or tile.per_thread
     time_us = LAUNCH_US + overlapped((memory_us, blocks.issue_us, waits_us), OVERLAP) + LAST * blocks.own_us
     return cost_by(target, work, moved, registers, blocks, memory_us, time_us, at_once)
 
@@ -196,12 +205,12 @@ def share_of_shared(target: Target, work: Work, resident: int) -> float:
 
 def read_again(target: Target, graph: Graph, work: Work, selection: Selection, choice: Choice, resident: int) -> float:
     """Bytes of noted vectors that come from DRAM again: the rows in flight push each other out of the L2 cache."""
-    if selection.by == "team":
+    if not isinstance(selection.way, Threshold):
         return 0.0
     rows = min(work.blocks, resident * target.sms) / work.tile.cluster
     in_flight = rows * graph.cols * sum(load.access.dtype.bytes for load in selection.key_body.loads)
     missing = max(0.0, 1 - target.l2_bytes / max(1.0, in_flight))
-    return missing * graph.rows * choice.candidates * selection.note * len(selection.key_body.loads) * AGAIN_BYTES
+    return missing * graph.rows * choice.candidates * selection.way.note * len(selection.key_body.loads) * AGAIN_BYTES
 
 
 def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice) -> float:
@@ -220,18 +229,19 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
     steps = math.log2(max(2, tile.threads_per_row))
     walks = len(selection.picked)
     thread += walks * (20 + STEP * steps) + STEP * steps * sum(len(s.reductions) for s in work.stages)
-    if selection.in_turn:
+    way = selection.way
+    if isinstance(way, Turns):
         elements = tile.per_thread * tile.vector
         lanes = math.log2(tile.threads_per_row)
         return thread + ORDER * elements + selection.k * (TURN_ELEMENT * elements + TURN_STEP * lanes + TURN_PICK)
-    if selection.by == "team":
+    if not isinstance(way, Threshold):
         stored = 2.0 * tile.per_thread * tile.vector  # tests of every element, and stores of a few
         return thread + stored + 60
-    turns = -(-tile.per_thread // selection.turn)
-    segments = -(-tile.per_thread // selection.segment)
-    vectors = math.ceil(choice.candidates * selection.note / tile.threads_per_row)  # that a lane looks at
-    held = min(choice.candidates / tile.cluster, selection.entries) / tile.threads
-    thread += NOTE * tile.per_thread / selection.note + TURN * turns + segments * TIGHTEN
+    turns = -(-tile.per_thread // way.turn)
+    segments = -(-tile.per_thread // way.segment)
+    vectors = math.ceil(choice.candidates * way.note / tile.threads_per_row)  # that a lane looks at
+    held = min(choice.candidates / tile.cluster, way.entries) / tile.threads
+    thread += NOTE * tile.per_thread / way.note + TURN * turns + segments * TIGHTEN
     thread += (LOOK * tile.vector + LIST) * vectors + choice.cuts * (CUT + 3 * CANDIDATE * held)
     return thread + 4 * CANDIDATE * held
 
@@ -240,11 +250,12 @@ def waits(work: Work, selection: Selection) -> float:
     """Microseconds that a block takes when nothing else runs."""
     tile = work.tile
     picked = PICKED_US * len(selection.picked)
-    if selection.in_turn:
+    way = selection.way
+    if isinstance(way, Turns):
         return FIRST_LOAD_US + SHUFFLE_US * selection.k * 2 * math.log2(tile.threads_per_row) + picked
-    if selection.by == "team":
+    if not isinstance(way, Threshold):
         return FIRST_LOAD_US + TEAM_US + 0.03 * selection.k + picked
-    turns = -(-tile.per_thread // selection.turn)
+    turns = -(-tile.per_thread // way.turn)
     alone = len(work.stages) * (FIRST_LOAD_US + TURN_US * turns) + WARP_US * tile.threads / 32 + picked
     if tile.cluster > 1:
         alone += 3 * MEETING_US + 0.25 * math.log2(tile.cluster)

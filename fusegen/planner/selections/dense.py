@@ -82,7 +82,7 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
         return
     found = round(candidates_of(chosen, tile, graph.cols))
     yield held_plan(
-        draft, walks, tile, replace(selection_of(walks, k, "dense"), dense=chosen, resident=resident), shared, "dense",
+        draft, walks, tile, replace(selection_of(walks, k, chosen), resident=resident), shared, "dense",
         f"{team_text(tile, target)}, which hold it; some {found} of {graph.cols} reach the bar and are ranked",
         lambda work, moved: duration_of(target, graph, work, chosen, moved, registers),
     )  # fmt: skip

@@ -68,9 +68,10 @@ def dense_of(k: int, cols: int, tile: Tile, target: Target) -> Dense | None:
             return None
         groups = want = enough = 0
     bins = max(tile.threads, min(MOST_BINS, max(256, 2 * power_from(k))))
-    dense = Dense(warps=warps, groups=groups, want=want, enough=enough, limit=cols, bins=bins)
+    dense = Dense(warps=warps, groups=groups, want=want, enough=enough, limit=cols, aim=0, bins=bins)
     found = candidates_of(dense, tile, cols)
-    return replace(dense, limit=max(k, min(cols, -(-int(ROOM * found + BESIDE) // 8) * 8)))
+    limit = max(k, min(cols, -(-int(ROOM * found + BESIDE) // 8) * 8))
+    return replace(dense, limit=limit, aim=(k + limit) // 2)
 
 
 def least_of_a_warp(cols: int, tile: Tile, warp: int) -> int:

@@ -89,7 +89,7 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
         return
     found = f"some {round(reaching(hold, tile, graph.cols))} of {graph.cols} reach the bar of {hold.need} warps"
     yield held_plan(
-        draft, walks, tile, replace(selection_of(walks, k, "hold"), hold=hold, resident=resident), shared, "held",
+        draft, walks, tile, replace(selection_of(walks, k, hold), resident=resident), shared, "held",
         f"{team_text(tile, target)}, which hold it; {found}",
         lambda work, moved: duration_of(target, graph, work, hold, moved, registers),
     )  # fmt: skip

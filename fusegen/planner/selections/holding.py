@@ -73,13 +73,15 @@ def hold_of(k: int, tile: Tile, target: Target) -> Hold:
     warps = tile.threads_per_row // target.warp
     want = math.ceil(k / ((1 - LEFT_OUT) * warps))
     limit = max(256, 4 * power_from(k))
+    room = max(k, min(limit, 2 * limit // tile.cluster))
     return Hold(
         warps=warps,
         want=want,
         need=-(-k // want),
         turn=max(1, TURN_ELEMENTS // tile.vector),
-        room=max(k, min(limit, 2 * limit // tile.cluster)),
+        room=room,
         limit=limit,
+        aim=(k + room) // 2,
         bins=max(tile.threads, min(2048, max(256, 2 * power_from(k)))),
     )
 

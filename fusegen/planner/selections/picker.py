@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fusegen.language.types import DType, f32, i32
-from fusegen.planner.held_rows import Dense, Hold
+from fusegen.planner.held_rows import Dense, Hold, Team, Threshold, Turns
 from fusegen.planner.model import Selection, Tile
 from fusegen.planner.selections import density
-from fusegen.planner.selections.choosing import COMPARED, merged_room, most_ranked
+from fusegen.planner.selections.choosing import COMPARED, merged_room
 from fusegen.planner.structs import Count, Member, Struct, member
 
 BINS = "of each bin its candidates, then those above it"
@@ -18,31 +18,32 @@ KEY_TYPES: Mapping[DType, str] = {f32: "float", i32: "int"}
 
 def picker(selection: Selection, tile: Tile, warp: int) -> Struct:
     """As the kernel declares it."""
-    if selection.hold:
-        return of_hold(selection.hold, tile, selection.k, warp)
-    if selection.dense:
-        return of_dense(selection.dense, tile)
-    if selection.by == "team":
-        return Struct("Picker", tuple(of_team(selection, tile)))
-    return Struct("Picker", tuple(of_threshold(selection, tile, warp)))
+    way = selection.way
+    if isinstance(way, Hold):
+        return of_hold(way, tile, selection.k, warp)
+    if isinstance(way, Dense):
+        return of_dense(way, tile)
+    if isinstance(way, Threshold):
+        return Struct("Picker", tuple(of_threshold(way, tile, warp)))
+    return Struct("Picker", tuple(of_team(selection, way, tile)))
 
 
-def of_team(selection: Selection, tile: Tile) -> Iterator[Member]:
+def of_team(selection: Selection, way: Turns | Team, tile: Tile) -> Iterator[Member]:
     rows = tile.rows_per_block
-    if not selection.in_turn:
+    if isinstance(way, Team):
         yield member(KEY_TYPES[selection.dtype], keys=(rows, tile.per_thread * tile.threads_per_row * tile.vector))
-        yield member("Entry", candidates=(rows, most_ranked(selection.k) + COMPARED))
+        yield member("Entry", candidates=(rows, way.most_ranked + COMPARED))
     yield member("Entry", "what is chosen, the best first", picks=(rows, selection.k))
 
 
-def of_threshold(selection: Selection, tile: Tile, warp: int) -> Iterator[Member]:
-    warps, bins = Count("warps", tile.threads // warp), Count("bins", selection.bins)
-    room = Count("room", selection.entries // int(warps))
+def of_threshold(way: Threshold, tile: Tile, warp: int) -> Iterator[Member]:
+    warps, bins = Count("warps", tile.threads // warp), Count("bins", way.bins)
+    room = Count("room", way.entries // int(warps))
     cluster = tile.cluster
-    yield member("int", "the words of largest keys, then columns of vectors", notes=(warps, selection.notes))
+    yield member("int", "the words of largest keys, then columns of vectors", notes=(warps, way.notes))
     yield member("Entry", "candidates by warp, in one half; the other one is free", entries=(2, warps * room))
     if cluster > 1:
-        merged = merged_room(selection.limit, int(warps), cluster)
+        merged = merged_room(way.limit, int(warps), cluster)
         yield member("Entry", "of the whole cluster, in its first block", merged=(2, merged))
         yield member("Entry", "of each block", cutoffs=(cluster,))
     yield member("unsigned", BINS, bins_above=(bins + 1,))
@@ -58,10 +59,8 @@ def of_threshold(selection: Selection, tile: Tile, warp: int) -> Iterator[Member
 
 
 def of_hold(hold: Hold, tile: Tile, k: int, warp: int) -> Struct:
-    warps, row_warps = (
-        Count("warps", tile.threads // warp),
-        Count("row_warps" if tile.cluster > 1 else "warps", hold.warps),
-    )
+    warps = Count("warps", tile.threads // warp)
+    row_warps = Count("row_warps" if tile.cluster > 1 else "warps", hold.warps)
     room, bins = Count("room", hold.room), Count("bins", hold.bins)
     blocks = (tile.cluster,) if tile.cluster > 1 else ()
     by_block = " of each block, in the first one" if blocks else ""

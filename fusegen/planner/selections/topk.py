@@ -35,6 +35,7 @@ from dataclasses import replace
 
 from fusegen.language.graph import Extent, Graph, Kind, behind
 from fusegen.language.types import f32, i32
+from fusegen.planner.held_rows import Team, Threshold, Turns, Way
 from fusegen.planner.matching import need_countable, need_selection
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
 from fusegen.planner.pieces import team_text, vector_widths, words_of
@@ -42,6 +43,8 @@ from fusegen.planner.rows.assembly import Choosing, Draft, assemble, row_draft
 from fusegen.planner.rows.duration import resident_blocks
 from fusegen.planner.selections.choosing import (
     BLOCK_BYTES,
+    ENOUGH,
+    MANY_MARKS,
     bins_of,
     duration_of,
     entries_of,
@@ -102,7 +105,7 @@ def by_turns(draft: Draft) -> Iterator[Plan]:
         per_thread = -(-draft.vectors // lanes)
         if per_thread * draft.vector <= TEAM_ELEMENTS:
             tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
-            chosen = replace(selection_of(walks, graph.picks, "team"), in_turn=True)
+            chosen = selection_of(walks, graph.picks, Turns())
             if fits(chosen, tile, target):
                 yield candidate(draft, walks, tile, chosen)
         lanes *= 2
@@ -119,7 +122,8 @@ def by_team(draft: Draft) -> Iterator[Plan]:
         few = graph.picks <= TEAM_PICKS and likely_of_team(graph.picks, lanes) <= LIKELY * most_ranked(graph.picks)
         if few and per_thread * draft.vector <= most and draft.vectors > lanes // 2:
             tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
-            chosen = replace(selection_of(walks, graph.picks, "team"), by_rounds=by_rounds(graph.picks, lanes, target))
+            way = Team(by_rounds(graph.picks, lanes, target), most_ranked(graph.picks))
+            chosen = selection_of(walks, graph.picks, way)
             if fits(chosen, tile, target):
                 yield candidate(draft, walks, tile, chosen)
         lanes //= 2
@@ -207,32 +211,45 @@ def threshold_of(walks: Picking, graph: Graph, tile: Tile, turn: int, target: Ta
         if (tile.threads, turn, tile.cluster) != (BLOCKS[0], TURNS[0], 1):
             return None
         groups = 0
-    chosen = replace(
-        selection_of(walks, k, "threshold"),
+    warps, entries, limit = tile.threads // target.warp, entries_of(k, tile.threads), limit_of(k)
+    want = -(-k // (warps * tile.cluster))
+    way = Threshold(
         turn=turn,
         groups=groups,
         note=note,
         notes=segment // note * target.warp,
         segment=segment,
-        entries=entries_of(k, tile.threads),
-        limit=limit_of(k),
+        want=want,
+        wanted_at_most=want + want // ENOUGH,
+        ranked=k < warps and tile.cluster == 1,
+        ties_last=groups > 0 and segment // note > MANY_MARKS,
+        entries=entries,
+        limit=limit,
+        **cuts_of(entries // warps, limit // warps, segments=segment < tile.per_thread, cluster=tile.cluster),
         bins=bins_of(k, tile.threads),
-        vote_bytes=target.vote_bytes,
     )
+    chosen = replace(selection_of(walks, k, way), vote_bytes=target.vote_bytes)
     if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
         return chosen
     shared = picker(chosen, tile, target.warp).bytes  # which may have room for fewer than registers have
-    blocks = resident_blocks(target, tile.threads, wanted_registers(chosen, tile), shared)
+    blocks = resident_blocks(target, tile.threads, wanted_registers(way, tile), shared)
     return replace(chosen, resident=blocks) if blocks else None
 
 
-def wanted_registers(chosen: Selection, tile: Tile) -> int:
-    return MORE_REGISTERS if chosen.segment < tile.per_thread or chosen.groups > 4 else REGISTERS
+def cuts_of(room: int, limit: int, *, segments: bool, cluster: int) -> dict[str, int]:
+    """How many candidates of a warp behind a segment make a cut, where there is room for `room`: fewer where later
+    segments bring more, and no more than a cluster's first block has room for."""
+    last = limit if cluster > 1 else room if segments else 0
+    return {"cut_early": (room + limit) // 2 if segments else 0, "cut_last": last}
 
 
-def selection_of(walks: Picking, k: int, by: str) -> Selection:
+def wanted_registers(way: Threshold, tile: Tile) -> int:
+    return MORE_REGISTERS if way.segment < tile.per_thread or way.groups > 4 else REGISTERS
+
+
+def selection_of(walks: Picking, k: int, way: Way) -> Selection:
     return Selection(
-        by=by,  # type: ignore[arg-type]
+        way=way,
         k=k,
         key=walks.key,
         dtype=walks.dtype,
@@ -245,7 +262,7 @@ def selection_of(walks: Picking, k: int, by: str) -> Selection:
 
 
 def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> RowPlan:
-    graph, target, team = draft.graph, draft.target, chosen.by == "team"
+    graph, target, team = draft.graph, draft.target, not isinstance(chosen.way, Threshold)
     registers = registers_of(chosen, tile)
     return assemble(
         draft,
@@ -265,19 +282,19 @@ def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> Ro
 
 def registers_of(chosen: Selection, tile: Tile) -> int:
     """NVRTC took 31, 39 and 56 for teams with 8, 16 and 32 elements a lane; hiprtc 61 to 85 for thresholds."""
-    if chosen.by == "team":
+    if not isinstance(chosen.way, Threshold):
         return 24 + tile.per_thread * tile.vector
-    return wanted_registers(chosen, tile) if chosen.resident else 80
+    return wanted_registers(chosen.way, tile) if chosen.resident else 80
 
 
 def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
     """What the kernel does, and what it expects of a row whose keys lie in no order."""
-    if chosen.by == "team":
+    if not isinstance(chosen.way, Threshold):
         how = "one after another" if chosen.in_turn else "by rank"
         return f"{chosen.key} in registers, the best {chosen.k} {how}"
     found = expected(chosen, tile, cols)
     cuts = f", cut {'once' if found.cuts == 1 else f'{found.cuts} times'} to the best {chosen.k}" if found.cuts else ""
     return (
-        f"the row streams by, {chosen.turn} x {tile.vector} elements a thread at a time; some "
+        f"the row streams by, {chosen.way.turn} x {tile.vector} elements a thread at a time; some "
         f"{round(found.candidates)} of {cols} pass the threshold, whose vectors are read again{cuts}"
     )
