@@ -34,10 +34,19 @@ from fusegen.validation.bounds import analyse_nodes, held
 from fusegen.validation.compare import Compared, Figures, figures, judged, largest_errors
 from fusegen.validation.emulated import NAME as EMULATED
 from fusegen.validation.emulated import REASON, twin
-from fusegen.validation.inputs import NORMAL, USUAL, Operands, free_dims, main_tensors, make_operands, sizes_for, take
+from fusegen.validation.inputs import (
+    NORMAL,
+    USUAL,
+    Operands,
+    flat_sizes,
+    free_dims,
+    main_tensors,
+    make_operands,
+    sizes_for,
+    take,
+)
 from fusegen.validation.judging import judge, steps
 from fusegen.validation.memory import (
-    ANY_BYTE,
     CONTIGUOUS,
     POISON,
     Arrangement,
@@ -45,6 +54,7 @@ from fusegen.validation.memory import (
     place,
     read_output,
     reserve,
+    told,
     untouched,
 )
 from fusegen.validation.patterns import (
@@ -66,7 +76,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 QUICK_ELEMENTS = 2**18  # of a launch, beyond two rows
 FULL_ELEMENTS = 2**20
-FLAT_ROW = 1021  # elements of one pattern in a flat array; no vector divides it
 DEPTH = 256  # products of numbers that count as one element
 PRODUCT_ABS, PRODUCT_REL, PRODUCT_L2 = 5e-2, 5e-3, 1e-2  # errors that products promise to stay below
 ROW_L2 = 1e-5  # relative L2 that f32 row chains promise on normal inputs
@@ -440,8 +449,7 @@ class Checks:
             return [], problem
         found, problems = [], []
         for tensor, output in zip(self.graph.outputs, outputs, strict=True):
-            known = 0 if poison or tensor.dtype in ANY_BYTE else POISON[tensor.dtype][0]
-            array, problem = read_output(output, known, tensor.name)
+            array, problem = read_output(output, 0 if poison else told(tensor.dtype), tensor.name)
             found.append(array)
             problems.append(problem)
         if device.kind != "emulator" and not all(map(untouched, inputs)):  # the emulator stops at such a write
@@ -584,18 +592,6 @@ def failing(launch: Callable[..., None], *arguments: Any) -> str:
     except (KernelError, NoPlan) as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def flat_sizes(plan: Plan, rows: int) -> dict[str, int]:
-    """Some rows of a length that no vector divides."""
-    sizes = sizes_for(plan, 1)
-    free = free_dims(plan, flat=True)
-    if free and plan.graph.shape[-1] == Dim(free[-1]):
-        sizes[free[-1]] = FLAT_ROW
-        free = free[:-1]
-    if free:
-        sizes[free[-1]] = rows
-    return sizes
 
 
 def repeated(value: Any) -> Any:

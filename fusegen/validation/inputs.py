@@ -33,6 +33,7 @@ from fusegen.validation.patterns import (
 Array = np.ndarray[Any, np.dtype[Any]]
 NORMAL = PATTERNS[0]
 USUAL = SETTINGS[0]
+FLAT_ROW = 1021  # elements of one pattern in a flat array; no vector divides it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,18 @@ def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | Non
     axes = graph.shape if flat else graph.shape[:-1]
     others = math.prod(size_of(size, sizes) for size in axes)
     sizes[free[-1]] = root(-(-rows // others), axes.count(Dim(free[-1])))
+    return sizes
+
+
+def flat_sizes(plan: Plan, rows: int) -> dict[str, int]:
+    """Some rows of a length that no vector divides."""
+    sizes = sizes_for(plan, 1)
+    free = free_dims(plan, flat=True)
+    if free and plan.graph.shape[-1] == Dim(free[-1]):
+        sizes[free[-1]] = FLAT_ROW
+        free = free[:-1]
+    if free:
+        sizes[free[-1]] = rows
     return sizes
 
 
