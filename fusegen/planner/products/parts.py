@@ -12,9 +12,10 @@ from typing import Literal
 
 from fusegen.language.graph import Graph
 from fusegen.language.types import DType
-from fusegen.planner.model import Access, Body, Load, Plan, Store
+from fusegen.planner.model import Access, Body, Load, Plan, RowDim, Store
 from fusegen.planner.parts import Transport
 from fusegen.targets.atoms import Atom
+from fusegen.targets.base import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,30 +138,17 @@ class ProductTile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductPlan(Plan):
-    """Products of one left factor on tensor cores, tile by tile, with what comes before and behind them."""
+class ProductWork:
+    """Products of one left factor on tensor cores, tile by tile: what their time depends on."""
 
+    graph: Graph
+    target: Target
+    row_dims: tuple[RowDim, ...]
     tile: ProductTile
     depth: int  # K
     dtype: DType  # of the factors
     spans: tuple[Span, ...]
     hoisted: Graph
-
-    @property
-    def lowered(self) -> Graph:
-        return self.hoisted
-
-    @property
-    def facts(self) -> Mapping[str, object]:
-        return {"tile": {name: value for name, value in asdict(self.tile).items() if name != "atom"}}
-
-    @property
-    def rows_per_block(self) -> int:
-        return self.tile.rows
-
-    @property
-    def static_shared_bytes(self) -> int:
-        return 0
 
     @property
     def contractions(self) -> tuple[Contraction, ...]:
@@ -200,3 +188,24 @@ class ProductPlan(Plan):
     def statistics(self) -> int:
         """Sums along the rows of the left factor."""
         return len(self.prologue.reductions) if self.prologue else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductPlan(ProductWork, Plan):
+    """Such products, with what comes before and behind them, as one kernel."""
+
+    @property
+    def lowered(self) -> Graph:
+        return self.hoisted
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return {"tile": {name: value for name, value in asdict(self.tile).items() if name != "atom"}}
+
+    @property
+    def rows_per_block(self) -> int:
+        return self.tile.rows
+
+    @property
+    def static_shared_bytes(self) -> int:
+        return 0

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fusegen.planner.model import LINE_BYTES, Access, Summed, unusual
-from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile, Prologue
+from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile, ProductWork, Prologue
 from fusegen.targets.atoms import Atom
 
 LINE = 64  # halves of a line of shared memory, the widest swizzle
@@ -169,10 +169,63 @@ def vector_bytes(prologue: Prologue | None) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WgmmaPlan(ProductPlan):
-    """Products on Hopper's tensor cores, to which what a prologue computes goes from registers."""
+class WgmmaWork(ProductWork):
+    """Products on Hopper's tensor cores: what their time depends on."""
 
     tile: WgmmaTile
+
+    @property
+    def line(self) -> int:
+        """Elements of the factors in a line of shared memory, and in a slice of what is summed."""
+        return LINE_BYTES // self.dtype.bytes
+
+    @property
+    def slices(self) -> int:
+        """Of what is summed, the last one filled up with zeros."""
+        return -(-self.depth // self.line)
+
+    @property
+    def steps(self) -> int:
+        """Slices that one block brings. Those beyond the depth are zeros, and change no sum of products."""
+        return -(-self.slices // self.tile.shares)
+
+    @property
+    def width(self) -> int:
+        """Columns of each product in a tile."""
+        return self.tile.cols // self.products
+
+    @property
+    def finished(self) -> int:
+        """Of these, the columns that one block makes something of."""
+        return self.width // self.tile.shares
+
+    @property
+    def band(self) -> int:
+        """Rows of all tiles of a cluster."""
+        return self.tile.rows * self.tile.cluster
+
+    @property
+    def batched(self) -> bool:
+        return len(self.row_dims) > 1
+
+    def tiles(self, *extents: int) -> int:
+        """Of the whole launch; those of a cluster count as one."""
+        *others, rows = extents or (1,)
+        return math.prod(others) * -(-rows // self.band) * self.tiles_across
+
+    def blocks(self, *extents: int, resident: int | None = None) -> int:
+        """As few as need no more rounds than all that the GPU has room for: each then walks as many tiles. Those that
+        share a tile have no other one."""
+        tiles = self.tiles(*extents)
+        if self.tile.shares > 1:
+            return tiles * self.tile.shares
+        rounds = max(1, -(-tiles // (self.target.sms // self.tile.cluster)))
+        return -(-tiles // rounds) * self.tile.cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class WgmmaPlan(WgmmaWork, ProductPlan):
+    """Products on Hopper's tensor cores, to which what a prologue computes goes from registers."""
 
     @property
     def summed(self) -> Summed:
@@ -254,24 +307,9 @@ class WgmmaPlan(ProductPlan):
         return self.vectors_at + self.tile.stages * vector_bytes(self.prologue)
 
     @property
-    def line(self) -> int:
-        """Elements of the factors in a line of shared memory, and in a slice of what is summed."""
-        return LINE_BYTES // self.dtype.bytes
-
-    @property
     def line_steps(self) -> int:
         """Instructions along a slice."""
         return self.line // self.tile.atom.depth
-
-    @property
-    def slices(self) -> int:
-        """Of what is summed, the last one filled up with zeros."""
-        return -(-self.depth // self.line)
-
-    @property
-    def steps(self) -> int:
-        """Slices that one block brings. Those beyond the depth are zeros, and change no sum of products."""
-        return -(-self.slices // self.tile.shares)
 
     @property
     def padded(self) -> bool:
@@ -282,16 +320,6 @@ class WgmmaPlan(ProductPlan):
     def rights(self) -> tuple[Operand, ...]:
         """Of all spans."""
         return tuple(right for span in self.spans for right in span.rights)
-
-    @property
-    def width(self) -> int:
-        """Columns of each product in a tile."""
-        return self.tile.cols // self.products
-
-    @property
-    def finished(self) -> int:
-        """Of these, the columns that one block makes something of."""
-        return self.width // self.tile.shares
 
     @property
     def box_cols(self) -> int:
@@ -324,32 +352,9 @@ class WgmmaPlan(ProductPlan):
         """Places of the ring that boxes of operands take behind a tile's slices, two side by side in each."""
         return sum(len(span.brought) for span in self.spans) * -(-self.chunks // 2)
 
-    @property
-    def band(self) -> int:
-        """Rows of all tiles of a cluster."""
-        return self.tile.rows * self.tile.cluster
-
-    @property
-    def batched(self) -> bool:
-        return len(self.row_dims) > 1
-
     def moves_with_batch(self, access: Access) -> bool:
         """Has each of the batches elements of its own?"""
         return self.batched and 0 in access.strided
-
-    def tiles(self, *extents: int) -> int:
-        """Of the whole launch; those of a cluster count as one."""
-        *others, rows = extents or (1,)
-        return math.prod(others) * -(-rows // self.band) * self.tiles_across
-
-    def blocks(self, *extents: int, resident: int | None = None) -> int:
-        """As few as need no more rounds than all that the GPU has room for: each then walks as many tiles. Those that
-        share a tile have no other one."""
-        tiles = self.tiles(*extents)
-        if self.tile.shares > 1:
-            return tiles * self.tile.shares
-        rounds = max(1, -(-tiles // (self.target.sms // self.tile.cluster)))
-        return -(-tiles // rounds) * self.tile.cluster
 
     @property
     def max_rows(self) -> int:

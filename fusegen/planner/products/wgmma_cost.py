@@ -29,11 +29,11 @@ from collections.abc import Iterable
 from fusegen.language.graph import Extent, Kind, Node
 from fusegen.language.products import Split, split
 from fusegen.language.types import f32, size_of
-from fusegen.planner.model import LINE_BYTES, Cost, Traffic
+from fusegen.planner.model import LINE_BYTES, Cost
 from fusegen.planner.products.gemm_duration import L2_GBS, lying
 from fusegen.planner.products.parts import Operand
 from fusegen.planner.products.product_cost import floors, product_traffic
-from fusegen.planner.products.wgmma import REGISTERS, WgmmaPlan
+from fusegen.planner.products.wgmma import REGISTERS, WgmmaWork
 from fusegen.planner.rows.duration import COPY_SHARE
 from fusegen.planner.time import overlapped
 
@@ -75,22 +75,21 @@ SPREAD = 0.02
 SPREAD_FREE = 1.1
 GHZ = 1.7  # of an SM among products
 SPECIAL = 8  # issue slots that one exponential or division keeps its unit for
-UNKNOWN = Cost(Traffic((), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0), 0.0, 0.0, "memory", 0, 0, 0)  # of a plan not yet costed
 
 
-def estimate(plan: WgmmaPlan) -> Cost:
+def estimate(work: WgmmaWork) -> Cost:
     """What the planner ranks by."""
-    graph, target, tile = plan.graph, plan.target, plan.tile
-    moved = product_traffic(graph, target, plan.band, tile.group)
-    dims = [size_of(graph.shape[axis], graph.sizes) for dim in plan.row_dims for axis in dim.axes]
-    extents = (dims[0], graph.rows // max(1, dims[0])) if plan.batched else (graph.rows,)
+    graph, target, tile = work.graph, work.target, work.tile
+    moved = product_traffic(graph, target, work.band, tile.group)
+    dims = [size_of(graph.shape[axis], graph.sizes) for dim in work.row_dims for axis in dim.axes]
+    extents = (dims[0], graph.rows // max(1, dims[0])) if work.batched else (graph.rows,)
     memory = moved.ideal + PUSHED_OUT * min(moved.ideal, target.l2_bytes)
     waits = (
-        multiplying(plan, *extents),
+        multiplying(work, *extents),
         memory / (target.dram_gbs * COPY_SHARE * 1e3),
-        plan.tiles(*extents) * lines(plan) / (L2_GBS * 1e3),
+        work.tiles(*extents) * lines(work) / (L2_GBS * 1e3),
     )
-    limits = floors(target, moved, plan.dtype)
+    limits = floors(target, moved, work.dtype)
     return Cost(
         traffic=moved,
         floor_us=max(limits["memory"], limits["products"]),
@@ -102,21 +101,21 @@ def estimate(plan: WgmmaPlan) -> Cost:
     )
 
 
-def multiplying(plan: WgmmaPlan, *extents: int) -> float:
+def multiplying(work: WgmmaWork, *extents: int) -> float:
     """Rounds of tiles, and what is made of the sums, in us."""
-    target, tile, parts = plan.target, plan.tile, split(plan.hoisted)
-    per_sm = target.product_tflops(plan.dtype) * 1e6 * RATE / target.sms  # operations per us
-    each = 2 * tile.held_rows * tile.cols * plan.line / per_sm  # of a slice
+    target, tile, parts = work.target, work.tile, split(work.hoisted)
+    per_sm = target.product_tflops(work.dtype) * 1e6 * RATE / target.sms  # operations per us
+    each = 2 * tile.held_rows * tile.cols * work.line / per_sm  # of a slice
     if tile.cols < WIDE:
         each *= NARROW
-    products = plan.steps * preparing(plan, parts, each)
-    issued = STORED + slots(plan, parts.epilogue) / len(plan.spans)  # an element passes its own span's alone
-    epilogue = ISSUED * tile.held_rows * plan.finished * issued / (target.f32_lanes * GHZ * 1e3)
-    rounds = -(-plan.tiles(*extents) * tile.blocks // target.sms)
-    turns, f32_factors = tile.schedule == "turns", plan.dtype is f32
+    products = work.steps * preparing(work, parts, each)
+    issued = STORED + slots(work, parts.epilogue) / len(work.spans)  # an element passes its own span's alone
+    epilogue = ISSUED * tile.held_rows * work.finished * issued / (target.f32_lanes * GHZ * 1e3)
+    rounds = -(-work.tiles(*extents) * tile.blocks // target.sms)
+    turns, f32_factors = tile.schedule == "turns", work.dtype is f32
     slower = TURNS_F32 if turns and f32_factors else 1.0
     time = rounds * products * slower + epilogue if turns else rounds * (products + epilogue)
-    if any(found.access.strided and found.transport == "plain" for span in plan.spans for found in span.loads):
+    if any(found.access.strided and found.transport == "plain" for span in work.spans for found in span.loads):
         time += LOADED_US
     if time > HOT_US:
         time *= HOT if turns else HOT * HOT_HALVES
@@ -126,43 +125,43 @@ def multiplying(plan: WgmmaPlan, *extents: int) -> float:
         time *= GROUPS_F32
     if tile.shares > 1:
         time += MET_US + EXCHANGED_US * tile.cols / WIDE
-    return time * (1.0 + SPREAD * max(0.0, spread(plan, *extents) - SPREAD_FREE))
+    return time * (1.0 + SPREAD * max(0.0, spread(work, *extents) - SPREAD_FREE))
 
 
-def lines(plan: WgmmaPlan) -> float:
+def lines(work: WgmmaWork) -> float:
     """Bytes of the factors that the tiles of a cluster take from the L2 cache; where lines start between sectors, they
     take as long as more. What one block brings to all others then is brought once; of other lines that was no faster:
     at 4096 x 4096 x 4104, x @ w.T took 282 us, and 194 in clusters of two."""
-    cluster = plan.tile.cluster
-    left = plan.tile.rows * askew(plan, plan.left[0])
-    each = [max(1.0, askew(plan, found) / cluster) for span in plan.spans for found in span.rights]
-    return cluster * (left + plan.width * sum(each) / len(plan.spans)) * LINE_BYTES * plan.slices
+    cluster = work.tile.cluster
+    left = work.tile.rows * askew(work, work.left[0])
+    each = [max(1.0, askew(work, found) / cluster) for span in work.spans for found in span.rights]
+    return cluster * (left + work.width * sum(each) / len(work.spans)) * LINE_BYTES * work.slices
 
 
-def askew(plan: WgmmaPlan, operand: Operand) -> float:
+def askew(work: WgmmaWork, operand: Operand) -> float:
     """How much longer lines of a factor take, if it lies as its shape says."""
-    return lying(operand.access, plan.graph)
+    return lying(operand.access, work.graph)
 
 
-def spread(plan: WgmmaPlan, *extents: int) -> float:
+def spread(work: WgmmaWork, *extents: int) -> float:
     """Lines of the factors that blocks take together, next to those of a square as large."""
-    area = plan.blocks(*extents) * plan.tile.rows * plan.tile.cols
-    height = min(plan.tile.group * plan.band, -(-extents[-1] // plan.band) * plan.band)
+    area = work.blocks(*extents) * work.tile.rows * work.tile.cols
+    height = min(work.tile.group * work.band, -(-extents[-1] // work.band) * work.band)
     return (height + area / height) / (2.0 * math.sqrt(area))
 
 
-def preparing(plan: WgmmaPlan, parts: Split, each: float) -> float:
+def preparing(work: WgmmaWork, parts: Split, each: float) -> float:
     """The time of a slice whose products alone take `each` us: half of it, another group's, hides what is prepared."""
-    found = plan.prologue
+    found = work.prologue
     if found is None:
         return each
     if found.scale or not found.changes:
         return max(each * (SCALED if found.scale else 1.0), each / 2 + PREPARED_US)
-    return each / 2 + COMPUTED_US + SLOT_US * slots(plan, parts.lefts[0].body)
+    return each / 2 + COMPUTED_US + SLOT_US * slots(work, parts.lefts[0].body)
 
 
-def slots(plan: WgmmaPlan, nodes: Iterable[Node]) -> float:
+def slots(work: WgmmaWork, nodes: Iterable[Node]) -> float:
     """Issue slots that `nodes` take for one element."""
-    listed = [n for n in nodes if n.op.kind is Kind.MAP and plan.hoisted.extents[n] is Extent.ELEMENT]
+    listed = [n for n in nodes if n.op.kind is Kind.MAP and work.hoisted.extents[n] is Extent.ELEMENT]
     special = sum(SPECIAL / 4 for n in listed if n.op.flops >= 4)
     return sum(n.op.issued for n in listed) + special

@@ -51,10 +51,11 @@ from fusegen.planner.products.wgmma import (
     GroupSchedule,
     WgmmaPlan,
     WgmmaTile,
+    WgmmaWork,
     box_cols,
     vector_bytes,
 )
-from fusegen.planner.products.wgmma_cost import UNKNOWN, estimate
+from fusegen.planner.products.wgmma_cost import estimate
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
@@ -202,31 +203,33 @@ class WgmmaDraft(ProductDraft):
                 raise NoMatch(f"{name} is of f32 and lies across the summed axis; wgmma takes f32 along it only")
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
-        graph, hoisted = self.graph, self.hoisted
-        plan = WgmmaPlan(
-            name=entry_name(graph),
+        graph = self.graph
+        work = WgmmaWork(
             graph=graph,
-            hoisted=hoisted,
+            hoisted=self.hoisted,
             target=self.target,
+            row_dims=self.dims,
+            tile=tile,
+            depth=self.depth,
+            dtype=self.dtype,
+            spans=self.spans(tile),
+        )
+        return WgmmaPlan(
+            **vars(work),
+            name=entry_name(graph),
             layout=self.layout,
             rule="wgmma",
             template="wgmma.cu.j2",
             regime=regime(tile, self.together, LINE_BYTES // self.dtype.bytes),
             cols=graph.cols,
-            row_dims=self.dims,
             accesses=tuple(self.access.values()),
             params=self.params(tile),
             folded=False,
             shared_bytes=self.shared_bytes(tile),
-            tile=tile,
-            depth=self.depth,
-            dtype=self.dtype,
-            spans=self.spans(tile),
             decisions=decisions(graph),
             rounding=product_rounding(graph, self.target),
-            cost=UNKNOWN,
+            cost=estimate(work),
         )
-        return replace(plan, cost=estimate(plan))
 
     def spans(self, tile: WgmmaTile) -> tuple[Span, ...]:
         """Those of all rules; boxes are moved by tensor copies, and vectors read before the sums are there, where that
