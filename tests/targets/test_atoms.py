@@ -113,6 +113,14 @@ def test_a_unit_that_no_rule_plans_for_changes_nothing() -> None:
         assert [p.configuration for p in plans] == [p.configuration for p in usual]
 
 
+def test_factors_that_no_unit_multiplies_are_refused() -> None:
+    halves = tuple(atom for atom in H200.atoms if atom.factors is not bf16)
+    refused = {r.rule: r.reason for r in candidates(gemms.norm_swiglu.graph, replace(H200, atoms=halves)).refusals}
+    assert refused["gemm"] == "sm_90a has no matrix instruction of a warp for factors of bf16"
+    assert refused["wgmma"] == "sm_90a has no wgmma for factors of bf16"
+    assert candidates(gemms.residual.graph, replace(H200, atoms=halves)).plans
+
+
 def test_targets_name_what_they_have() -> None:
     def names(found: Target, issuer: str) -> set[str]:
         return {atom.instruction for atom in found.atoms if atom.issuer == issuer}

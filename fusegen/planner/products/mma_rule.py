@@ -157,6 +157,8 @@ def gemm(graph: Graph, target: Target, layout: Layout) -> Iterator[GemmPlan]:
 
 def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
     hoisted, parts = taken_apart(graph)
+    if not target.atoms_of("warp", dtype := parts.lefts[0].dtype):
+        raise NoMatch(f"{target.arch} has no matrix instruction of a warp for factors of {dtype}")
     if len(parts.lefts) > 1:
         raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
     need_plain_rights(parts)

@@ -99,6 +99,8 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
     if not target.wgmma:
         raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
     hoisted, parts = taken_apart(graph)
+    if not target.atoms_of("warpgroup", dtype := parts.lefts[0].dtype):
+        raise NoMatch(f"{target.arch} has no wgmma for factors of {dtype}")
     found = groups(hoisted, parts)
     check(hoisted, parts, found)
     drafts = {
