@@ -59,23 +59,24 @@ MEETING_US = 2.05  # of a cluster's blocks, three times
 # Share of a block's instructions that no other block's loads hide: what the last ones do when nothing is left to read.
 # Without it 4096 rows of 256 to 32000 columns were predicted to 0.83 of their times in the mean, and short ones of
 # which few are chosen to 0.74.
-LAST = 0.7
-CLUSTERED = 1.042  # waves of clusters take longer: blocks wait for room together, and for the first one to rank
+LAST_SHARE = 0.7
+CLUSTERED_FACTOR = 1.042  # waves of clusters take longer: blocks wait for room together, and for the first one to rank
 SHUFFLE_US = 0.014
 TEAM_US = 1.5  # all of a team's work: one chain of rounds and comparisons
 
 AGAIN_BYTES = 174  # of DRAM for a noted vector
-UNEVEN = 1.15  # elements that pass a threshold, by those that would if a row's warps had groups alike
-NOTED = 8  # elements that one noted key should stand for: fewer take more room, and of more all must be looked at
+UNEVEN_FACTOR = 1.15  # elements that pass a threshold, by those that would if a row's warps had groups alike
+# that one noted key should stand for: fewer take more room, and of more all must be looked at
+NOTED_ELEMENTS = 8
 NOTE_WORDS = 32  # of a thread, in shared memory
 # where an SM has 64 KiB: two waves to each of its SIMDs then have room
 FEW_NOTE_WORDS = 8
-LITTLE_SHARED = 64 << 10
+LITTLE_SHARED_BYTES = 64 << 10
 # Where shared memory is cut out of the L1 cache, loads on their way have little room beside blocks that take more than
 # this share of it: 4096 x 50257, k = 256, bf16 took 155.7 us with 4 blocks of 47 KB on an SM, and 170.3 with 49 KB and
 # nothing else changed; 4096 x 32000, k = 128, f32 154.7 with 33 KB and 174.0 with 50.
-ROOMY = 0.86
-CROWDED = 1.08
+ROOMY_SHARE = 0.86
+CROWDED_FACTOR = 1.08
 BLOCK_BYTES = 1024  # that a block takes beside its own
 MANY_MARKS = (
     8  # of a thread's vectors: random order marks one or two. Where more may be, those that are but tied come last
@@ -89,19 +90,19 @@ COMPARED = 4  # candidates of a team that each one is compared with at a time
 
 
 def groups_of(k: int, threads: int, turn: int) -> int:
-    """Into how many groups a thread parts its elements: a row's threads have four for each column that is chosen."""
+    """Groups of a thread's elements: the threads of a row have four for each chosen column."""
     return min(turn, power_from(-(-4 * k // threads)))
 
 
 def note_words(target: Target) -> int:
     """Noted keys of a thread at a time."""
-    return NOTE_WORDS if target.shared_per_sm > LITTLE_SHARED else FEW_NOTE_WORDS
+    return NOTE_WORDS if target.shared_per_sm > LITTLE_SHARED_BYTES else FEW_NOTE_WORDS
 
 
 def note_of(vector: int, turn: int, per_thread: int, words: int) -> int:
-    """How many vectors of a turn share one noted key."""
+    """Vectors of a turn that share one noted key."""
     note = 1
-    while note < turn and (note * vector < NOTED or per_thread > note * words):
+    while note < turn and (note * vector < NOTED_ELEMENTS or per_thread > note * words):
         note *= 2
     return note
 
@@ -112,8 +113,10 @@ def segment_of(note: int, turn: int, per_thread: int, words: int) -> int:
 
 
 def likely_of_team(k: int, lanes: int) -> float:
-    """Candidates of a row in random order: what reaches the k-th largest of its lanes' largest keys. Of n keys that a
-    lane has above a bar in the mean, none are there in e^-n of cases; the bar is where k lanes have some."""
+    """Candidates of a row in random order: the keys that reach the k-th of its lanes' largest keys.
+
+    A lane that has n keys above the bar in the mean has none there with the chance e^-n. The bar is where k lanes have
+    some."""
     return lanes * -math.log1p(-(k - 0.5) / lanes)
 
 
@@ -123,12 +126,12 @@ def most_ranked(k: int) -> int:
 
 
 def limit_of(k: int) -> int:
-    """Candidates that a cut may leave: a bin that holds the k-th one also holds others."""
+    """Candidates that a cut may leave: the bin of the k-th one holds others too."""
     return k + max(32, k // 4)
 
 
 def entries_of(k: int, threads: int) -> int:
-    """Candidates that a block has room for: what a cut leaves, and one for each lane, so that cuts are rare."""
+    """Candidates of a block: those that a cut leaves, and one for each lane, so that cuts are rare."""
     return power_from(limit_of(k) + threads)
 
 
@@ -165,14 +168,14 @@ def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
     seen = min(cols, way.segment * tile.threads_per_row * tile.vector)
     idle = cols <= (tile.threads_per_row - 32) * tile.vector  # warps without elements let everything pass
     if groups > k and not idle:
-        passing = min(seen, -UNEVEN * groups * math.log1p(-k / groups))
+        passing = min(seen, -UNEVEN_FACTOR * groups * math.log1p(-k / groups))
     elif idle:
         passing = seen
     else:  # every element until the first cut, or what the lowest of as many groups as columns lets pass
         passing = min(seen, k * (1 + math.log(max(1.0, seen / k))))
     while seen < cols:
         more = min(cols - seen, way.segment * tile.threads_per_row * tile.vector)
-        passing += UNEVEN * k * more / (seen + more)
+        passing += UNEVEN_FACTOR * k * more / (seen + more)
         seen += more
     over = passing / tile.cluster - way.entries
     return Choice(cols, passing, math.ceil(max(0.0, over) / (way.entries - way.limit)))
@@ -189,22 +192,22 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
     waves = max(1.0, work.blocks / target.sms / blocks.resident)
     waits_us = waiting_us(waves, blocks)
     if tile.cluster > 1 and waves > 1:
-        waits_us *= CLUSTERED
-    if target.shared_per_sm > LITTLE_SHARED and share_of_shared(target, work, blocks.resident) > ROOMY:
-        memory_us *= CROWDED
-        waits_us *= CROWDED
+        waits_us *= CLUSTERED_FACTOR
+    if target.shared_per_sm > LITTLE_SHARED_BYTES and share_of_shared(target, work, blocks.resident) > ROOMY_SHARE:
+        memory_us *= CROWDED_FACTOR
+        waits_us *= CROWDED_FACTOR
     at_once = selection.streamed or tile.per_thread
-    time_us = LAUNCH_US + overlapped((memory_us, blocks.issue_us, waits_us), OVERLAP) + LAST * blocks.own_us
+    time_us = LAUNCH_US + overlapped((memory_us, blocks.issue_us, waits_us), OVERLAP) + LAST_SHARE * blocks.own_us
     return cost_by(target, work, moved, registers, blocks, memory_us, time_us, at_once)
 
 
 def share_of_shared(target: Target, work: Work, resident: int) -> float:
-    """What a full SM's blocks take of its shared memory."""
+    """The part of an SM's shared memory that its blocks take."""
     return resident * (work.shared_bytes + BLOCK_BYTES) / target.shared_per_sm
 
 
 def read_again(target: Target, graph: Graph, work: Work, selection: Selection, choice: Choice, resident: int) -> float:
-    """Bytes of noted vectors that come from DRAM again: the rows in flight push each other out of the L2 cache."""
+    """Bytes of noted vectors that come from DRAM again: rows in flight evict each other from the L2 cache."""
     if not isinstance(selection.way, Threshold):
         return 0.0
     rows = min(work.blocks, resident * target.sms) / work.tile.cluster
@@ -247,7 +250,7 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
 
 
 def waits(work: Work, selection: Selection) -> float:
-    """Microseconds that a block takes when nothing else runs."""
+    """Microseconds of a block that runs alone."""
     tile = work.tile
     picked = PICKED_US * len(selection.picked)
     way = selection.way

@@ -27,7 +27,7 @@ from fusegen.planner.rows.assembly import Draft, row_draft
 from fusegen.planner.rows.duration import resident_blocks
 from fusegen.planner.selections.density import (
     MOST_ELEMENTS,
-    SPARSEST,
+    SPARSEST_COLUMNS,
     candidates_of,
     dense_of,
     duration_of,
@@ -38,17 +38,17 @@ from fusegen.planner.selections.picking import Picking, picking
 from fusegen.planner.selections.topk import BLOCKS, NARROW, selection_of
 from fusegen.targets.base import Target
 
-RESIDENT = 2  # blocks of an SM: one reads while another one ranks
+RESIDENT_BLOCKS = 2  # blocks of an SM: one reads while another one ranks
 
 
 def dense(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Every block that holds a row."""
     node = need_selection(graph, "dense")
     need_countable(graph.cols)
-    if graph.picks * SPARSEST < graph.cols:
+    if graph.picks * SPARSEST_COLUMNS < graph.cols:
         raise NotFor(
             f"{node.operator} at {node.where} chooses {graph.picks} of {graph.cols} columns; dense is for one in"
-            f" {SPARSEST} and more"
+            f" {SPARSEST_COLUMNS} and more"
         )
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
@@ -78,7 +78,7 @@ def by_tile(draft: Draft, walks: Picking, tile: Tile) -> Iterator[RowPlan]:
         return
     shared = of_dense(chosen, tile).bytes
     resident = resident_of(target, tile, registers, shared)
-    if shared + STATIC_BYTES > target.shared_bytes or resident < RESIDENT:
+    if shared + STATIC_BYTES > target.shared_bytes or resident < RESIDENT_BLOCKS:
         return
     found = round(candidates_of(chosen, tile, graph.cols))
     yield held_plan(

@@ -17,23 +17,25 @@ from fusegen.planner.rows.duration import Work
 from fusegen.planner.selections.holding import Pace, cost_of, instructions, power_from
 from fusegen.targets.base import Target
 
-SPARSEST = 128  # columns of a row for each one that is chosen: 4096 x 8192, k = 32, took 55 us, and 51 as it streams by
-GROUPS = 2  # for each column that is chosen: with four, 32768 x 1000, k = 100, f32 took 95 us, with two 73
-SLACK = 8  # an eighth more groups may reach a warp's order than need to,
-FEW = 4  # or so many: a try less is worth more than a candidate less
-ALL = 0.75  # of a warp's groups: where more than that would have to reach the bar, it is no use
+# of a row for each one that is chosen: 4096 x 8192, k = 32, took 55 us, and 51 as it streams by
+SPARSEST_COLUMNS = 128
+GROUPS_A_COLUMN = 2  # for each column that is chosen: with four, 32768 x 1000, k = 100, f32 took 95 us, with two 73
+# An eighth more groups may reach a warp's order than need to, or four: a try less is worth more than a candidate less
+SLACK_PART = 8
+FEW_GROUPS = 4
+USEFUL_SHARE = 0.75  # of a warp's groups: where more than that would have to reach the bar, it is no use
 MOST_ELEMENTS = 64  # of a thread: 32768 x 8192, k = 512, f32 took 428 us with as many, 465 with half of them
-ROOM = 1.25  # by the candidates of a row in random order,
-BESIDE = 32  # and so many more
+ROOM_FACTOR = 1.25  # of the candidates of a row in random order
+BESIDE_CANDIDATES = 32  # beside them
 MOST_BINS = 1024
-# Of a bar, in proportion to how many reach each end of where it lies: keys that lie evenly, or as a bell, need 3 to 5.
-# Then ties are looked for and what is left is halved by turns.
+# Tries of a bar by interpolation. Keys that are distributed evenly or normally need 3 to 5; after that, ties are looked
+# for and the rest is halved, by turns.
 GUESSES = 6  # on the H200 ties were timed with 4
 COMPARED = 4  # candidates of a bin that each one is compared with at a time
 
-# The largest of n numbers of a normal distribution, in standard deviations: as far as the poorest of n warps lies below
-# what they say in the mean.
-POOREST = {1: 0.0, 2: 0.56, 4: 1.03, 8: 1.42, 16: 1.77}
+# The expected largest of n normally distributed numbers, in standard deviations: by so much the poorest of n warps lies
+# below their mean.
+POOREST_DEVIATIONS = {1: 0.0, 2: 0.56, 4: 1.03, 8: 1.42, 16: 1.77}
 
 # Fitted to the 215 of 276 candidates of 88 shapes on an H200 (cold L2, medians of 9) that took up to 1.5 times as long
 # as their shape's best one, whose times they predict to 9 % (rms of the logarithm). First choices among them and those
@@ -58,19 +60,19 @@ WARP_US = 0.08  # each one that comes to the barriers
 
 
 def dense_of(k: int, cols: int, tile: Tile, target: Target) -> Dense | None:
-    """None where some warp has too few keys to say what its share of them reach, though a bar would be of use."""
+    """None where a bar would be of use, but some warp has too few keys for its share."""
     warps, elements = tile.threads // target.warp, tile.per_thread * tile.vector
     want = -(-k // warps)
-    enough = want + max(min(want, FEW), want // SLACK)
-    groups = min(elements, power_from(-(-GROUPS * k // tile.threads)))
-    if want > ALL * min(groups * target.warp, least_of_a_warp(cols, tile, target.warp)):
-        if k <= ALL * cols:
+    enough = want + max(min(want, FEW_GROUPS), want // SLACK_PART)
+    groups = min(elements, power_from(-(-GROUPS_A_COLUMN * k // tile.threads)))
+    if want > USEFUL_SHARE * min(groups * target.warp, least_of_a_warp(cols, tile, target.warp)):
+        if k <= USEFUL_SHARE * cols:
             return None
         groups = want = enough = 0
     bins = max(tile.threads, min(MOST_BINS, max(256, 2 * power_from(k))))
     dense = Dense(warps=warps, groups=groups, want=want, enough=enough, limit=cols, aim=0, bins=bins)
     found = candidates_of(dense, tile, cols)
-    limit = max(k, min(cols, -(-int(ROOM * found + BESIDE) // 8) * 8))
+    limit = max(k, min(cols, -(-int(ROOM_FACTOR * found + BESIDE_CANDIDATES) // 8) * 8))
     return replace(dense, limit=limit, aim=(k + limit) // 2)
 
 
@@ -82,12 +84,12 @@ def least_of_a_warp(cols: int, tile: Tile, warp: int) -> int:
 
 
 def candidates_of(dense: Dense, tile: Tile, cols: int) -> float:
-    """Expected candidates of a row in random order: what reaches the order of the poorest warp."""
+    """Expected candidates of a row in random order: the keys that reach the poorest warp's order."""
     if not dense.groups:
         return float(cols)
     of_warp = dense.groups * tile.threads // dense.warps
     share = min(1.0, (dense.want + dense.enough) / 2 / of_warp)
-    share += POOREST.get(dense.warps, 2.0) * math.sqrt(share * (1 - share) / of_warp)
+    share += POOREST_DEVIATIONS.get(dense.warps, 2.0) * math.sqrt(share * (1 - share) / of_warp)
     in_group = max(1.0, cols / (dense.groups * tile.threads))
     return cols * float(1 - (1 - min(0.999, share)) ** (1 / in_group))
 

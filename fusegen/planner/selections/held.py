@@ -31,8 +31,8 @@ from fusegen.targets.base import Target
 
 # Registers of a thread beside its keys, and for each further operand: NVRTC took 56 to 62 for 32 keys, 91 to 116 for
 # 64, and spilled nothing.
-BESIDE = 28
-OPERAND = 8
+BESIDE_REGISTERS = 28
+OPERAND_REGISTERS = 8
 MOST_REGISTERS = 128
 STATIC_BYTES = 1024  # at most, of votes and of sums beside the choice
 
@@ -119,5 +119,5 @@ def registers_of(walks: Picking, tile: Tile) -> int:
     """Of a thread: its keys are born as the vectors die that they are made from."""
     words = tile.per_thread * sum(words_of(load.access) for load in walks.key_body.loads)
     keys = tile.per_thread * tile.vector
-    wanted = max(keys, words) + BESIDE + OPERAND * (len(walks.key_body.loads) - 1)
+    wanted = max(keys, words) + BESIDE_REGISTERS + OPERAND_REGISTERS * (len(walks.key_body.loads) - 1)
     return int(-(-wanted // 8) * 8)

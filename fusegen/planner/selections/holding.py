@@ -44,7 +44,7 @@ class Pace:
     overlap: float  # the norm's exponent
 
 
-LEFT_OUT = 0.2  # of the warps
+LEFT_OUT_SHARE = 0.2  # of the warps
 MOST_ELEMENTS = 64  # of a thread: as many as bits that mark its candidates
 # Each warp's order is compared with all others': 1 x 50257 took 9.4 us with 64 warps, 10.1 with 128.
 MOST_WARPS = 64
@@ -71,7 +71,7 @@ MEETING_US = 0.24  # of a cluster's blocks, for each doubling
 
 def hold_of(k: int, tile: Tile, target: Target) -> Hold:
     warps = tile.threads_per_row // target.warp
-    want = math.ceil(k / ((1 - LEFT_OUT) * warps))
+    want = math.ceil(k / ((1 - LEFT_OUT_SHARE) * warps))
     limit = max(256, 4 * power_from(k))
     room = max(k, min(limit, 2 * limit // tile.cluster))
     return Hold(
@@ -118,7 +118,7 @@ def duration_of(target: Target, graph: Graph, work: Work, hold: Hold, moved: Tra
 def cost_of(
     target: Target, work: Work, moved: Traffic, registers: int, thread: float, waits_us: float, pace: Pace
 ) -> Cost:
-    """Of blocks that hold their rows, a thread of which has so many instructions, and which wait so long beside."""
+    """Of blocks that hold their rows; each thread has `thread` instructions, each block waits for `waits_us`."""
     tile = work.tile
     blocks = taken(target, work, moved, registers, thread, waits_us, pace.alone_cycles)
     share = min(side_steps(access) for access in work.accesses)
@@ -142,8 +142,8 @@ class Taken:
 def taken(
     target: Target, work: Work, moved: Traffic, registers: int, thread: float, waits_us: float, alone_cycles: float
 ) -> Taken:
-    """By blocks, a thread of which has so many instructions, each of so many cycles when its scheduler has no other
-    warp, and which wait so long beside."""
+    """Of blocks whose threads have `thread` instructions, of `alone_cycles` each where a scheduler has one warp, and
+    which wait for `waits_us` besides."""
     threads = work.tile.threads
     resident = max(1, resident_blocks(target, threads, registers, work.shared_bytes))
     per_us = target.fp32_tflops * 1e6 / 2
@@ -155,7 +155,7 @@ def taken(
 
 
 def waiting_us(waves: float, blocks: Taken) -> float:
-    """Of so many waves of blocks one after another: the last wave's start before those before them end."""
+    """Of waves of blocks, between as many and as many whole ones: the last starts before those before it have ended."""
     return (waves + math.ceil(waves)) / 2 * blocks.alone_us
 
 
@@ -163,7 +163,7 @@ def cost_by(
     target: Target, work: Work, moved: Traffic, registers: int, blocks: Taken, memory_us: float, time_us: float,
     at_once: int,
 ) -> Cost:  # fmt: skip
-    """Where a thread has the loads of `at_once` vectors on their way."""
+    """The cost, where a thread has `at_once` vectors in flight."""
     tile = work.tile
     first = sum(load.access.dtype.bytes for load in work.stages[-1].loads)
     return Cost(

@@ -69,7 +69,7 @@ TEAM_BLOCK = 128
 # Of the candidates that a team ranks by comparing them, those of a row in random order: where more are likely, some row
 # of most warps has too many, and finds the best one after another. 4096 x 1000, k = 32, f32 took 228 us so, and 16 by a
 # block.
-LIKELY = 0.7
+LIKELY_SHARE = 0.7
 # Fewer threads for each row, where each has no more elements than so many. H200, against blocks of 128: 8192 x 1000,
 # k = 100, f32 took 35.9 us and not 45.0, bf16 39.3 and 59.5; 8192 x 4096, k = 50, bf16 35.2 and 42.1; 16384 x 2000,
 # k = 20, f32 50.9 and 58.4; 32768 x 512, k = 64, bf16 121 and 335, where two warps of four had nothing to choose from.
@@ -80,9 +80,8 @@ TURN_ELEMENTS = 32  # of a thread: they wait in registers
 # Of a thread: left alone ptxas takes 75 to 90, most of them for what is rare, and few blocks are resident. With so many
 # it spills nothing of a masked softmax of f32, nor of a ragged one of bf16.
 REGISTERS = 64
-MORE_REGISTERS = (
-    80  # where a turn's vectors are on their way while a segment's candidates are found, or groups are many
-)
+# Where a turn's vectors are in flight while a segment's candidates are found, or groups are many
+MORE_REGISTERS = 80
 
 
 def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
@@ -119,7 +118,8 @@ def by_team(draft: Draft) -> Iterator[Plan]:
     while lanes >= max(4, graph.picks):
         per_thread = -(-draft.vectors // lanes)
         most = WARP_ELEMENTS if lanes == target.warp else TEAM_ELEMENTS
-        few = graph.picks <= TEAM_PICKS and likely_of_team(graph.picks, lanes) <= LIKELY * most_ranked(graph.picks)
+        likely = likely_of_team(graph.picks, lanes)
+        few = graph.picks <= TEAM_PICKS and likely <= LIKELY_SHARE * most_ranked(graph.picks)
         if few and per_thread * draft.vector <= most and draft.vectors > lanes // 2:
             tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
             way = Team(by_rounds(graph.picks, lanes, target), most_ranked(graph.picks))
