@@ -145,6 +145,10 @@ class Text:
     def is_kernel(self, name: int) -> bool:
         return "__global__" in self.words[self.statement(name) : name]
 
+    def kernels(self) -> list[int]:
+        """Where the bodies of those end that a launch starts."""
+        return [self.ends[body] for name, _, body in self.functions() if self.is_kernel(name)]
+
     def parameters(self) -> Iterator[tuple[int, int]]:
         """Of functions, each with the end of the body where it is known."""
         for _, opened, body in self.functions():
@@ -183,9 +187,8 @@ def unused_names(text: Text) -> Iterator[str]:
     for i, name in text.locals():
         if name not in text.words[text.scope(i)] and name != "opaque":
             yield f"{name} is never used, {text.line(i)}"
-    kernels = [text.ends[body] for name, _, body in text.functions() if text.is_kernel(name)]
     for i, end in text.parameters():
-        if text.words[i] not in text.words[i + 1 : end] and end not in kernels:
+        if text.words[i] not in text.words[i + 1 : end] and end not in text.kernels():
             yield f"{text.words[i]} is never used, {text.line(i)}"
     count = Counter(text.words)
     for i, *_ in text.functions():
@@ -194,12 +197,13 @@ def unused_names(text: Text) -> Iterator[str]:
 
 
 def aliases(text: Text) -> Iterator[str]:
-    """Constants that are another constant, or a number, and nothing more."""
+    """Constants that are another constant, or a number, and nothing more; not a kernel's parameter by another name."""
+    given = {text.words[i] for i, end in text.parameters() if end in text.kernels()}
     for i, name in text.locals():
         said = text.words[text.statement(i) : i]
         if "const" in said and text.words[i + 1] == "=" and text.words[i + 3] in (",", ";"):
             what = text.words[i + 2]
-            if NUMBER.fullmatch(what) or (text.tokens[i + 2].is_name and not text.changes(what)):
+            if NUMBER.fullmatch(what) or (text.tokens[i + 2].is_name and what not in given and not text.changes(what)):
                 yield f"{name} is {what}, {text.line(i)}"
 
 
@@ -236,10 +240,16 @@ def trips(text: Text, opened: int) -> int | None:
 
 
 def numbers_without_a_name(text: Text) -> Iterator[str]:
-    """Numbers above LARGEST that are added to something, or multiply or divide it: sizes, strides and offsets."""
+    """Numbers above LARGEST that are added to something, or multiply or divide it: sizes, strides and offsets. What is
+    written in hexadecimal is a mask of bits."""
     for i, word in enumerate(text.words):
         number = NUMBER.fullmatch(word)
-        if not number or int(number[1], 0) <= LARGEST or "constexpr" in text.words[text.statement(i) : i]:
+        if (
+            not number
+            or word.startswith("0x")
+            or int(number[1]) <= LARGEST
+            or "constexpr" in text.words[text.statement(i) : i]
+        ):
             continue
         if text.words[i - 1] in ARITHMETIC or text.words[i + 1] in ARITHMETIC:
             yield text.line(i)

@@ -192,7 +192,11 @@ def float_text(value: float) -> str:
 
 
 def choice(tests: Sequence[str], texts: Sequence[str]) -> str:
-    """Each test's own text in one expression; the last one needs no test."""
+    """Each test's own text in one expression; the last one needs no test, nor do those before it that say the same."""
+    same = len(texts) - 1
+    while same > 0 and texts[same - 1] == texts[-1]:
+        same -= 1
+    tests, texts = tests[: same + 1], texts[: same + 1]
     return " : ".join([*(f"{test} ? {text}" for test, text in zip(tests[:-1], texts[:-1], strict=True)), texts[-1]])
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fusegen.emitting.loops import each
 from fusegen.errors import RequestError
 from fusegen.language.reference import reference_source
 from fusegen.planner.model import Plan, RowPlan, Source
@@ -34,7 +35,7 @@ def environment() -> Environment:
     """The templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(template_folder()),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -43,6 +44,8 @@ def environment() -> Environment:
         autoescape=False,  # the output is C++
         optimized=False,  # folding constants takes a tenth of a compile, and a template is rendered a few times
     )
+    made.filters["each"] = each
+    return made
 
 
 def render(plan: Plan) -> Source:

@@ -58,7 +58,7 @@ SELECTION_FRAME = frozenset(
 PRODUCT_FRAME = frozenset(
     """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here span ring
     slice step depth left right place k m s last to from band count within gathered load_chunk load_apart copy_chunk
-    load_left load_right load_left_half load_left_across load_right_across load_left_half_across load_fragment
+    load_left_across load_right_across load_left_half_across load_fragment
     multiply_add copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2
     right_ptr right_2_ptr copy_once own_address
     left_slices right_slices full empty turn turn_parity role own parity stage arrived number at batch before sums
@@ -67,6 +67,10 @@ PRODUCT_FRAME = frozenset(
     both made pair word prepare prepare_next kept kept_at store_kept ring_at turned multiply_add_across
     right_slices_across place_across advance ahead copy_one load_one slices slot take_step next aim more copies
     fence_sums swizzle_128 eight_lines segments right_at staging_at barriers_at
+    cluster_rows own_cols warpgroup line_bytes segment_bytes left_bytes right_bytes box_bytes statistics_at address_bits
+    full_depth tile_rows tile_cols slice_depth stages shares steps warp_rows warp_cols threads tiles_across group
+    group_tiles slice_elements slice_bytes at_once band_rows sums_stride team_floats turns load_matrices
+    sum_row sum_col load_matrices_across load_two_matrices load_two_matrices_across
     """.split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives

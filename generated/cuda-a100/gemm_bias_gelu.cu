@@ -47,11 +47,24 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 32, stages = 4;
+constexpr int steps = 128;
+constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int tiles_across = 16;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+// elements from the start of a slice to the right factor, and to its end
+constexpr int w_at = tile_rows * slice_depth;
+constexpr int slice_elements = w_at + tile_cols * slice_depth;
+constexpr int slice_bytes = 2 * slice_elements;
+constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
 }
 
@@ -82,14 +95,8 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// twice 8 x 16 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_left(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-}
-
-// 16 x 16 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_right(unsigned (&to)[4], unsigned address) {
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
@@ -117,18 +124,17 @@ gemm_bias_gelu(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 4 * 64;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
-  const unsigned tiles = tiles_down * 16u;
+  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 4 * warp_cols;
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
+  const unsigned tiles = tiles_down * tiles_across;
   struct Place { long long row0; int across; };
-  const auto place_of = [&](unsigned number) {
-    const unsigned tile = number;
+  const auto place_of = [&](unsigned tile) {
     // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-    const unsigned first = tile / 128 * 8;
-    const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-    const long long row0 = (first + tile % 128 % height) * 128LL;
-    const int across = tile % 128 / height;
+    const unsigned first = tile / group_tiles * group;
+    const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+    const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+    const int across = tile % group_tiles / height;
     return Place{row0, across};
   };
 
@@ -137,20 +143,21 @@ gemm_bias_gelu(
   const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
   const __nv_bfloat16* x_from[2];
   unsigned x_to = (place<4>(x_m, x_k)) * 2;
-  asm volatile("" : "+r"(x_to));
+  asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
   const int w_n = threadIdx.x / 4, w_k = threadIdx.x % 4 * 8;
-  const int w_col = w_n / 64 * 64 + w_n % 8 * 8 + w_n % 64 / 8;  // that lies in this row of the tile
+  // the column that lies in row w_n of the tile
+  const int w_col = w_n / warp_cols * warp_cols + w_n % 8 * 8 + w_n % warp_cols / 8;
   const __nv_bfloat16* w_from[4];
-  unsigned w_to = (4096 + place<4>(w_n, w_k)) * 2;
-  asm volatile("" : "+r"(w_to));
+  unsigned w_to = (w_at + place<4>(w_n, w_k)) * 2;
+  asm volatile("" : "+r"(w_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   int rows_here;  // of the tile that is copied
   const auto aim = [&](unsigned tile) {
     const Place at = place_of(tile);
     const long long row0 = at.row0;
     const int across = at.across;
-    const int col0 = across * 256;
-    rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
+    const int col0 = across * tile_cols;
+    rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
     #pragma unroll
     for (int v = 0; v < 2; ++v) x_from[v] = x_ptr + (row0 + x_m) * x_stride + x_k + (v * 64) * x_stride;
     #pragma unroll
@@ -160,50 +167,50 @@ gemm_bias_gelu(
   bool more = true;  // is there a slice left to copy?
   // one of the thread's chunks of a slice, which is `ahead` slices from where the pointers are
   const auto copy_one = [&](int slot, int ahead, int number) {
-    const unsigned slice = ring_at + slot * 24576;
+    const unsigned slice = ring_at + slot * slice_bytes;
     if (number < 2) {
       const int v = number;
-      const unsigned to = slice + x_to + v * 4096;
-      copy_chunk<8>(to, x_from[v] + ahead * 32, x_m + v * 64 < rows_here ? 8 : 0);
+      const unsigned to = slice + x_to + v * (at_once * 2);
+      copy_chunk<8>(to, x_from[v] + ahead * slice_depth, x_m + v * 64 < rows_here ? 8 : 0);
     }
     if (2 <= number && number < 6) {
       const int v = number - 2;
-      const unsigned to = slice + w_to + v * 4096;
-      copy_chunk<8>(to, w_from[v] + ahead * 32, 8);
+      const unsigned to = slice + w_to + v * (at_once * 2);
+      copy_chunk<8>(to, w_from[v] + ahead * slice_depth, 8);
     }
   };
   const auto advance = [&](int slices) {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) x_from[v] += slices * 32;
+    for (int v = 0; v < 2; ++v) x_from[v] += slices * slice_depth;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) w_from[v] += slices * 32;
+    for (int v = 0; v < 4; ++v) w_from[v] += slices * slice_depth;
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
   unsigned x_part[2][4][4];
   unsigned w_part[2][4][4];
   const unsigned x_lane = ring_at + place<4>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned w_lane = ring_at + 8192 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned w_lane = ring_at + w_at * 2 + place<4>(warp_col + lane % 16, lane / 16 * 8) * 2;
   // fragment `number` of a step, in the order that products need them
   const auto load_one = [&](int slot, int k, int buffer, int number) {
-    const unsigned slice = slot * 24576;
+    const unsigned slice = slot * slice_bytes;
     if (number < 1 || number >= 5) {
       const int i = number < 1 ? 0 : number - 4;
-      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
     }
     if (1 <= number && number < 5) {
       const int i = number - 1;
-      load_right(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * 1024);
+      load_matrices(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
     }
   };
 
   #pragma unroll
-  for (int slot = 0; slot < 3; ++slot) {
+  for (int slot = 0; slot < stages - 1; ++slot) {
     #pragma unroll
     for (int number = 0; number < 6; ++number) copy_one(slot, slot, number);
     commit_copies();
   }
-  wait_copies<2>();
+  wait_copies<stages - 2>();
   __syncthreads();
   #pragma unroll
   for (int number = 0; number < 8; ++number) load_one(0, 0, 0, number);
@@ -219,9 +226,9 @@ gemm_bias_gelu(
           const int n = m % 2 ? 3 - turned : turned;
           const int at = m * 4 + turned;
           if (at < 8) {
-            load_one(k < 1 ? slot : (slot + 1) % 4, (k + 1) % 2, (k + 1) % 2, at);
+            load_one(k < 1 ? slot : (slot + 1) % stages, (k + 1) % 2, (k + 1) % 2, at);
           } else if (at < 11 && copies) {
-            copy_one((slot + 3) % 4, slot == 0 ? 3 : slot - 1, k * 3 + at - 8);
+            copy_one((slot + stages - 1) % stages, slot == 0 ? stages - 1 : slot - 1, k * 3 + at - 8);
           }
           multiply_add(matmul_sums[n][m], w_part[k % 2][n], x_part[k % 2][m / 2][m % 2 * 2], x_part[k % 2][m / 2][m % 2 * 2 + 1]);
         }
@@ -230,21 +237,21 @@ gemm_bias_gelu(
 
     // with a slice's last step the next one is waited for: behind this tile's last slice, the next tile's first one
     #pragma unroll 1
-    for (int step = 0; step < 128; step += 4) {
+    for (int step = 0; step < steps; step += stages) {
       #pragma unroll
-      for (int slot = 0; slot < 4; ++slot) {
+      for (int slot = 0; slot < stages; ++slot) {
         #pragma unroll
         for (int k = 0; k < 2; ++k) {
           if (k == 1) {
-            wait_copies<1>();
+            wait_copies<stages - 3>();
             __syncthreads();
           }
           take_step(slot, k, slot == 0 || more);
         }
         commit_copies();
         if (slot == 0) {  // from here on copies are of the next round, or of the next tile
-          if (step + 4 < 128) {
-            advance(4);
+          if (step + stages < steps) {
+            advance(stages);
           } else {
             more = tile + gridDim.x < tiles;
             if (more) aim(tile + gridDim.x);
@@ -256,7 +263,7 @@ gemm_bias_gelu(
     const Place at = place_of(tile);
     const long long row0 = at.row0;
     const int across = at.across;
-    const int col0 = across * 256;
+    const int col0 = across * tile_cols;
 
     const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
     const int col = col0 + n;

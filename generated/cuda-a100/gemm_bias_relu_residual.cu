@@ -39,11 +39,27 @@ __device__ __forceinline__ float larger(float a, float b) {
   return y;
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 64, stages = 3;
+constexpr int steps = 64;
+constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int threads = 256;
+constexpr int tiles_across = 16;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+// elements from the start of a slice to the right factor, and to its end
+constexpr int w_at = tile_rows * slice_depth;
+constexpr int slice_elements = w_at + tile_cols * slice_depth;
+constexpr int slice_bytes = 2 * slice_elements;
+constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
 }
 
@@ -74,14 +90,14 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// twice 8 x 16 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_left(unsigned (&to)[4], unsigned address) {
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 
-// 16 x 16 elements of a tile whose rows run along the side: transposed on the way
-__device__ __forceinline__ void load_right_across(unsigned (&to)[4], unsigned address) {
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give; transposed on the way
+__device__ __forceinline__ void load_matrices_across(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
@@ -111,43 +127,43 @@ gemm_bias_relu_residual(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 4 * 64;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
+  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 4 * warp_cols;
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 128 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 128 % height) * 128LL;
-  const int across = tile % 128 / height;
-  const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int col0 = across * 256;
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
   // the ring of 3 slices, and what the thread brings of each
   __half* const ring = reinterpret_cast<__half*>(shared);
   const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
   const __half* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
   unsigned x_to = (place<8>(x_m, x_k)) * 2;
-  asm volatile("" : "+r"(x_to));
+  asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
   const int w_k = threadIdx.x / 32, w_n = threadIdx.x % 32 * 8;
   const __half* w_from = w_ptr + (w_k) * w_pitch + col0 + w_n;
-  unsigned w_to = (8192 + place<32>(w_k, w_n)) * 2;
-  asm volatile("" : "+r"(w_to));
+  unsigned w_to = (w_at + place<32>(w_k, w_n)) * 2;
+  asm volatile("" : "+r"(w_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % 3 * 49152;
+    const unsigned slice = ring_at + step % stages * slice_bytes;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * 4096;
+      const unsigned to = slice + x_to + v * (at_once * 2);
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    x_from += 64;
+    x_from += slice_depth;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      const unsigned to = slice + w_to + v * 4096;
+      const unsigned to = slice + w_to + v * (at_once * 2);
       copy_chunk<8>(to, w_from + v * 8 * w_pitch, 8);
     }
-    w_from += 64 * w_pitch;
+    w_from += slice_depth * w_pitch;
   };
 
   // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
@@ -155,16 +171,16 @@ gemm_bias_relu_residual(
   unsigned w_part[2][4][4];
   float matmul_sums[4][8][4] = {};
   const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned w_lane = ring_at + 16384 + place<32>(lane % 8 + lane / 16 * 8, warp_col + lane / 8 % 2 * 8) * 2;
+  const unsigned w_lane = ring_at + w_at * 2 + place<32>(lane % 8 + lane / 16 * 8, warp_col + lane / 8 % 2 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 3 * 49152;
+    const unsigned slice = step % stages * slice_bytes;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right_across(w_part[buffer][i], (w_lane ^ (i * 32)) + slice + k * 8192);
+      load_matrices_across(w_part[buffer][i], (w_lane ^ (i * 32)) + slice + k * (16 * tile_cols * 2));
     }
   };
   const auto multiply = [&](int buffer) {
@@ -179,18 +195,18 @@ gemm_bias_relu_residual(
   };
 
   #pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    if (s < 64) copy_slice(s);
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
     commit_copies();
   }
-  wait_copies<1>();
+  wait_copies<stages - 2>();
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k == 3 && !last) {
-        wait_copies<1>();
+        wait_copies<stages - 2>();
       }
       if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
@@ -199,15 +215,15 @@ gemm_bias_relu_residual(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        if (step + 2 < 64) copy_slice(step + 2);
+        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 63; ++step) take_slice(step, false);
-  take_slice(63, true);
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
@@ -218,8 +234,9 @@ gemm_bias_relu_residual(
     for (int m = 0; m < 8; ++m) {
       #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 260 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-        matmul_shared[at] = matmul_sums[n][m][i];
+        const int sum_row = warp_row + m * 8 + lane % 4 * 2 + i % 2;
+        const int sum_col = warp_col + n * 16 + lane / 4 + i / 2 * 8;
+        matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][m][i];
       }
     }
   }
@@ -227,12 +244,12 @@ gemm_bias_relu_residual(
 
   #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 32);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 32) * 8;
+    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 260 + n);
+      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
       const Vec<__half, 8> bias_vec = load<8>(bias_ptr + col);
       const Vec<__half, 8> residual_vec = load<8>(residual_ptr + row * residual_stride + col);
       Vec<__half, 8> out_vec;

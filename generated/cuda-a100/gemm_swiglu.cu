@@ -46,11 +46,25 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 128, slice_depth = 64, stages = 3;
+constexpr int steps = 64;
+constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
+constexpr int tiles_across = 112;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+// elements from the start of a slice to the right factors, and to its end
+constexpr int w_gate_at = tile_rows * slice_depth;
+constexpr int w_up_at = w_gate_at + tile_cols * slice_depth;
+constexpr int slice_elements = w_up_at + tile_cols * slice_depth;
+constexpr int slice_bytes = 2 * slice_elements;
+constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
 }
 
@@ -81,14 +95,8 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
 }
 
-// twice 8 x 16 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_left(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-}
-
-// 16 x 16 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_right(unsigned (&to)[4], unsigned address) {
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
@@ -117,55 +125,57 @@ gemm_swiglu(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 4 * 32;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
+  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 4 * warp_cols;
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 896 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 896 % height) * 128LL;
-  const int across = tile % 896 / height;
-  const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int col0 = across * 128;
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
   // the ring of 3 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
   const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
   unsigned x_to = (place<8>(x_m, x_k)) * 2;
-  asm volatile("" : "+r"(x_to));
+  asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
   const int w_gate_n = threadIdx.x / 8, w_gate_k = threadIdx.x % 8 * 8;
-  const int w_gate_col = w_gate_n / 32 * 32 + w_gate_n % 8 * 4 + w_gate_n % 32 / 8;  // that lies in this row of the tile
+  // the column that lies in row w_gate_n of the tile
+  const int w_gate_col = w_gate_n / warp_cols * warp_cols + w_gate_n % 8 * 4 + w_gate_n % warp_cols / 8;
   const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_col) * w_gate_pitch + w_gate_k;
-  unsigned w_gate_to = (8192 + place<8>(w_gate_n, w_gate_k)) * 2;
-  asm volatile("" : "+r"(w_gate_to));
+  unsigned w_gate_to = (w_gate_at + place<8>(w_gate_n, w_gate_k)) * 2;
+  asm volatile("" : "+r"(w_gate_to));  // stays in a register: the compiler would make it anew for each copy
   const int w_up_n = threadIdx.x / 8, w_up_k = threadIdx.x % 8 * 8;
-  const int w_up_col = w_up_n / 32 * 32 + w_up_n % 8 * 4 + w_up_n % 32 / 8;  // that lies in this row of the tile
+  // the column that lies in row w_up_n of the tile
+  const int w_up_col = w_up_n / warp_cols * warp_cols + w_up_n % 8 * 4 + w_up_n % warp_cols / 8;
   const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_col) * w_up_pitch + w_up_k;
-  unsigned w_up_to = (16384 + place<8>(w_up_n, w_up_k)) * 2;
-  asm volatile("" : "+r"(w_up_to));
+  unsigned w_up_to = (w_up_at + place<8>(w_up_n, w_up_k)) * 2;
+  asm volatile("" : "+r"(w_up_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % 3 * 49152;
+    const unsigned slice = ring_at + step % stages * slice_bytes;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * 4096;
+      const unsigned to = slice + x_to + v * (at_once * 2);
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    x_from += 64;
+    x_from += slice_depth;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + w_gate_to + v * 4096;
+      const unsigned to = slice + w_gate_to + v * (at_once * 2);
       copy_chunk<8>(to, w_gate_from + v * 32 * w_gate_pitch, 8);
     }
-    w_gate_from += 64;
+    w_gate_from += slice_depth;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + w_up_to + v * 4096;
+      const unsigned to = slice + w_up_to + v * (at_once * 2);
       copy_chunk<8>(to, w_up_from + v * 32 * w_up_pitch, 8);
     }
-    w_up_from += 64;
+    w_up_from += slice_depth;
   };
 
   // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
@@ -175,21 +185,21 @@ gemm_swiglu(
   float matmul_sums[2][8][4] = {};
   float matmul_2_sums[2][8][4] = {};
   const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned w_gate_lane = ring_at + 16384 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  const unsigned w_up_lane = ring_at + 32768 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned w_gate_lane = ring_at + w_gate_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned w_up_lane = ring_at + w_up_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 3 * 49152;
+    const unsigned slice = step % stages * slice_bytes;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_right(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * 2048);
+      load_matrices(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_right(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * 2048);
+      load_matrices(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
     }
   };
   const auto multiply = [&](int buffer) {
@@ -205,18 +215,18 @@ gemm_swiglu(
   };
 
   #pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    if (s < 64) copy_slice(s);
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
     commit_copies();
   }
-  wait_copies<1>();
+  wait_copies<stages - 2>();
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k == 3 && !last) {
-        wait_copies<1>();
+        wait_copies<stages - 2>();
       }
       if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
@@ -225,15 +235,15 @@ gemm_swiglu(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        if (step + 2 < 64) copy_slice(step + 2);
+        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 63; ++step) take_slice(step, false);
-  take_slice(63, true);
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
   const int n = warp_col + lane / 4 * 4;  // the first of the thread's columns
   const int col = col0 + n;

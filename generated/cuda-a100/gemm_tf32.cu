@@ -44,11 +44,24 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 32, stages = 3;
+constexpr int steps = 128;
+constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int tiles_across = 16;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+// elements from the start of a slice to the right factor, and to its end
+constexpr int w_at = tile_rows * slice_depth;
+constexpr int slice_elements = w_at + tile_cols * slice_depth;
+constexpr int slice_bytes = 4 * slice_elements;
+constexpr int at_once = 256 * 4;  // elements of a slice that the threads bring at once
+
 // where element (row, k) lies in a tile with rows of Chunks x 4 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 4 ^ turn)) * 4 + k % 4;
 }
 
@@ -86,16 +99,8 @@ __device__ __forceinline__ unsigned to_tf32(unsigned bits) {
   return y;
 }
 
-// twice 8 x 8 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_left(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-  #pragma unroll
-  for (int i = 0; i < 4; ++i) to[i] = to_tf32(to[i]);
-}
-
-// 16 x 8 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_right(unsigned (&to)[4], unsigned address) {
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give, rounded to tf32
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
   #pragma unroll
@@ -125,45 +130,46 @@ gemm_tf32(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 4 * 64;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
+  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 4 * warp_cols;
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 128 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 128 % height) * 128LL;
-  const int across = tile % 128 / height;
-  const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int col0 = across * 256;
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
   // the ring of 3 slices, and what the thread brings of each
   float* const ring = reinterpret_cast<float*>(shared);
   const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 4;
   const float* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
   unsigned x_to = (place<8>(x_m, x_k)) * 4;
-  asm volatile("" : "+r"(x_to));
+  asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
   const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 4;
-  const int w_col = w_n / 64 * 64 + w_n % 8 * 8 + w_n % 64 / 8;  // that lies in this row of the tile
+  // the column that lies in row w_n of the tile
+  const int w_col = w_n / warp_cols * warp_cols + w_n % 8 * 8 + w_n % warp_cols / 8;
   const float* w_from = w_ptr + (col0 + w_col) * w_pitch + w_k;
-  unsigned w_to = (4096 + place<8>(w_n, w_k)) * 4;
-  asm volatile("" : "+r"(w_to));
+  unsigned w_to = (w_at + place<8>(w_n, w_k)) * 4;
+  asm volatile("" : "+r"(w_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % 3 * 49152;
+    const unsigned slice = ring_at + step % stages * slice_bytes;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * 4096;
+      const unsigned to = slice + x_to + v * (at_once * 4);
       copy_chunk<4>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 4 : 0);
     }
-    x_from += 32;
+    x_from += slice_depth;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      const unsigned to = slice + w_to + v * 4096;
-      const int away = v * 32 / 64 * 64 + v * 32 % 64 / 8;  // columns from the first
+      const int away = v * 32 / warp_cols * warp_cols + v * 32 % warp_cols / 8;  // columns from the first
+      const unsigned to = slice + w_to + v * (at_once * 4);
       copy_chunk<4>(to, w_from + away * w_pitch, 4);
     }
-    w_from += 32;
+    w_from += slice_depth;
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
@@ -171,16 +177,16 @@ gemm_tf32(
   unsigned w_part[2][4][4];
   float matmul_tf32_sums[4][8][4] = {};
   const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 4) * 4;
-  const unsigned w_lane = ring_at + 16384 + place<8>(warp_col + lane % 16, lane / 16 * 4) * 4;
+  const unsigned w_lane = ring_at + w_at * 4 + place<8>(warp_col + lane % 16, lane / 16 * 4) * 4;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 3 * 49152;
+    const unsigned slice = step % stages * slice_bytes;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 4));
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * 2048);
+      load_matrices(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 4));
     }
   };
   const auto multiply = [&](int buffer) {
@@ -195,18 +201,18 @@ gemm_tf32(
   };
 
   #pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    if (s < 128) copy_slice(s);
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
     commit_copies();
   }
-  wait_copies<1>();
+  wait_copies<stages - 2>();
   __syncthreads();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k == 3 && !last) {
-        wait_copies<1>();
+        wait_copies<stages - 2>();
       }
       if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
@@ -215,15 +221,15 @@ gemm_tf32(
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
-        if (step + 2 < 128) copy_slice(step + 2);
+        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 127; ++step) take_slice(step, false);
-  take_slice(127, true);
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
   #pragma unroll
   for (int v = 0; v < 32; ++v) {

@@ -33,11 +33,24 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 64, stages = 3;
+constexpr int steps = 64;
+constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
+constexpr int tiles_across = 24;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+// elements from the start of a slice to the right factor, and to its end
+constexpr int w_at = tile_rows * slice_depth;
+constexpr int slice_elements = w_at + tile_cols * slice_depth;
+constexpr int slice_bytes = 2 * slice_elements;
+constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
 }
 
@@ -91,14 +104,8 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// twice 8 x 16 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_left(unsigned (&to)[4], unsigned address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
-}
-
-// 16 x 16 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_right(unsigned (&to)[4], unsigned address) {
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
@@ -126,17 +133,17 @@ rmsnorm_gemm(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 4 * 64;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
+  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 4 * warp_cols;
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 192 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 192 % height) * 128LL;
-  const int across = tile % 192 / height;
-  const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int col0 = across * 256;
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
   // the ring of 3 slices, and what the thread brings of each
   __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
@@ -144,37 +151,38 @@ rmsnorm_gemm(
   const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
   const int x_to = place<8>(x_m, x_k);
   const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 8;
-  const int w_col = w_n / 64 * 64 + w_n % 8 * 8 + w_n % 64 / 8;  // that lies in this row of the tile
+  // the column that lies in row w_n of the tile
+  const int w_col = w_n / warp_cols * warp_cols + w_n % 8 * 8 + w_n % warp_cols / 8;
   const __nv_bfloat16* w_from = w_ptr + (col0 + w_col) * w_pitch + w_k;
-  const int w_to = 8192 + place<8>(w_n, w_k);
+  const int w_to = w_at + place<8>(w_n, w_k);
   Vec<__nv_bfloat16, 8> gain_held;
   float sum_of_squares_part[4] = {};
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % 3 * 49152;
+    const unsigned slice = ring_at + step % stages * slice_bytes;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + (x_to + v * 2048) * 2;
+      const unsigned to = slice + (x_to + v * at_once) * 2;
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    x_from += 64;
+    x_from += slice_depth;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      const unsigned to = slice + (w_to + v * 2048) * 2;
-      const int away = v * 32 / 64 * 64 + v * 32 % 64 / 8;  // columns from the first
+      const int away = v * 32 / warp_cols * warp_cols + v * 32 % warp_cols / 8;  // columns from the first
+      const unsigned to = slice + (w_to + v * at_once) * 2;
       copy_chunk<8>(to, w_from + away * w_pitch, 8);
     }
-    w_from += 64;
+    w_from += slice_depth;
   };
   const auto fetch_slice = [&](int step) {
-    const int depth = step * 64;
+    const int depth = step * slice_depth;
     gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
   };
   const auto prepare_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % 3 * 24576;
+    __nv_bfloat16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      __nv_bfloat16* const at = slice + x_to + v * 2048;
+      __nv_bfloat16* const at = slice + x_to + v * at_once;
       Vec<__nv_bfloat16, 8> x_vec = load<8>(at);
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -194,16 +202,16 @@ rmsnorm_gemm(
   unsigned w_part[2][4][4];
   float matmul_sums[4][8][4] = {};
   const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned w_lane = ring_at + 16384 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned w_lane = ring_at + w_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 3 * 49152;
+    const unsigned slice = step % stages * slice_bytes;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 2048);
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_right(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * 2048);
+      load_matrices(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
     }
   };
   const auto multiply = [&](int buffer) {
@@ -219,11 +227,11 @@ rmsnorm_gemm(
 
   fetch_slice(0);
   #pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    if (s < 64) copy_slice(s);
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
     commit_copies();
   }
-  wait_copies<1>();
+  wait_copies<stages - 2>();
   prepare_slice(0);
   __syncthreads();
   load_parts(0, 0, 0);
@@ -231,7 +239,7 @@ rmsnorm_gemm(
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k == 2 && !last) {
-        wait_copies<1>();
+        wait_copies<stages - 2>();
         prepare_slice(step + 1);
       }
       if (k < 3) {
@@ -242,19 +250,19 @@ rmsnorm_gemm(
       }
       if (k == 0 && !last) {
         fetch_slice(step + 1);
-        if (step + 2 < 64) copy_slice(step + 2);
+        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 63; ++step) take_slice(step, false);
-  take_slice(63, true);
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
   // sums along the rows of the left operand meet in shared memory
   __syncthreads();
-  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 0;
+  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     #pragma unroll

@@ -42,6 +42,22 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
+// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 128, slice_depth = 64, stages = 6;
+constexpr int steps = 64;
+constexpr int tiles_across = 32;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+constexpr int warpgroup = 128;  // threads
+// bytes of a line of shared memory, and of slices
+constexpr int line_bytes = 128;
+constexpr int segment_bytes = 64 * line_bytes;
+constexpr int left_bytes = tile_rows * line_bytes, right_bytes = tile_cols * line_bytes;
+constexpr int slice_bytes = left_bytes + right_bytes;
+constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
+// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
+constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
+
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
   unsigned long long opaque[16];
@@ -55,10 +71,10 @@ struct Place {
 // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
 __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   Place at;
-  const int first = tile / 256 * 8;
-  const int height = tiles_down - first < 8 ? tiles_down - first : 8;
-  at.row0 = (first + tile % 256 % height) * 128;
-  at.col0 = tile % 256 / height * 128;
+  const int first = tile / group_tiles * group;
+  const int height = tiles_down - first < group ? tiles_down - first : group;
+  at.row0 = (first + tile % group_tiles % height) * tile_rows;
+  at.col0 = tile % group_tiles / height * tile_cols;
   return at;
 }
 
@@ -119,7 +135,8 @@ __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned
 
 // what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
 __device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
-  return layout | (address & 0x3ffff) >> 4;
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
 }
 
 // sums of 64 x 128 elements: the product of two matrices 16 deep, added to what they were or put in its place
@@ -172,15 +189,13 @@ gemm_bias_gelu(
 {
   // 6 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
-  // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
-  constexpr unsigned right_at = 98304, staging_at = 196608, barriers_at = 229376;
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
-  const unsigned empty = full + 48;
-  const unsigned turn = empty + 48;  // a barrier for each of the two groups that multiply
+  const unsigned empty = full + 8 * stages;
+  const unsigned turn = empty + 8 * stages;  // a barrier for each of the two groups that multiply
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < 6; ++stage) {
+    for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 1);
       start_barrier(empty + 8 * stage, 4);  // warps that read the slice
     }
@@ -189,9 +204,9 @@ gemm_bias_gelu(
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const int tiles_down = static_cast<int>((rows + 127) / 128);
-  const int tiles = tiles_down * 32;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
+  const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
+  const int tiles = tiles_down * tiles_across;
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -200,13 +215,13 @@ gemm_bias_gelu(
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Place at = place_of(tile, tiles_down);
-        for (int step = 0; step < 64; ++step) {
+        for (int step = 0; step < steps; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, 32768);
-          copy_box(left + stage * 16384, x_map, arrived, step * 64, at.row0);
-          copy_box(right + stage * 16384, w_map, arrived, step * 64, at.col0);
-          if (++stage == 6) {
+          expect_bytes(arrived, slice_bytes);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
+          copy_box(right + stage * right_bytes, w_map, arrived, step * slice_depth, at.col0);
+          if (++stage == stages) {
             stage = 0;
             parity ^= 1;
           }
@@ -217,7 +232,7 @@ gemm_bias_gelu(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int own = role - 1;  // which of the two groups this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned staging = left + staging_at + (own * 4 + warp) * 4096;  // of this warp's boxes
+    const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
@@ -230,9 +245,9 @@ gemm_bias_gelu(
     unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       if (number++ % 2 != own) {  // the other group's: its slices pass by
-        stage += 64;
-        parity ^= stage / 6 % 2;
-        stage %= 6;
+        stage += steps;
+        parity ^= stage / stages % 2;
+        stage %= stages;
         continue;
       }
       const Place at = place_of(tile, tiles_down);
@@ -246,7 +261,7 @@ gemm_bias_gelu(
       wait_at(turn + 8 * own, turn_parity);
       turn_parity ^= 1;
       int before = 0;
-      for (int step = 0; step < 64; ++step) {
+      for (int step = 0; step < steps; ++step) {
         wait_at(full + 8 * stage, parity);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
@@ -254,15 +269,15 @@ gemm_bias_gelu(
           #pragma unroll
           for (int i = 0; i < 2; ++i) {
             multiply_add(
-                sums[i], left_slices + stage * 1024 + i * 512 + k * 2,
-                right_slices + stage * 1024 + k * 2, (step | k) != 0);
+                sums[i], left_slices + stage * (left_bytes / 16) + i * (segment_bytes / 16) + k * 2,
+                right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
           }
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
         if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
         before = stage;
-        if (++stage == 6) {
+        if (++stage == stages) {
           stage = 0;
           parity ^= 1;
         }
@@ -298,13 +313,13 @@ gemm_bias_gelu(
             }
           }
           {
-            const unsigned buffer = staging + chunk % 2 * 2048;
+            const unsigned buffer = staging + chunk % 2 * box_bytes;
             if (lane == 0) wait_stores<1>();  // its last box has been read
             __syncwarp();
             #pragma unroll
             for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
               store_matrices(
-                  buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
                   out_words[n8 + 1][0], out_words[n8 + 1][1]);
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored

@@ -35,6 +35,22 @@ __device__ __forceinline__ float larger(float a, float b) {
   return y;
 }
 
+// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 64, stages = 4;
+constexpr int steps = 64;
+constexpr int tiles_across = 16;
+constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+constexpr int warpgroup = 128;  // threads
+// bytes of a line of shared memory, and of slices
+constexpr int line_bytes = 128;
+constexpr int segment_bytes = 64 * line_bytes;
+constexpr int left_bytes = tile_rows * line_bytes, right_bytes = tile_cols * line_bytes;
+constexpr int slice_bytes = left_bytes + right_bytes;
+constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
+// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
+constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
+
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
   unsigned long long opaque[16];
@@ -48,10 +64,10 @@ struct Place {
 // 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
 __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   Place at;
-  const int first = tile / 256 * 16;
-  const int height = tiles_down - first < 16 ? tiles_down - first : 16;
-  at.row0 = (first + tile % 256 % height) * 128;
-  at.col0 = tile % 256 / height * 256;
+  const int first = tile / group_tiles * group;
+  const int height = tiles_down - first < group ? tiles_down - first : group;
+  at.row0 = (first + tile % group_tiles % height) * tile_rows;
+  at.col0 = tile % group_tiles / height * tile_cols;
   return at;
 }
 
@@ -112,7 +128,8 @@ __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned
 
 // what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
 __device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
-  return layout | (address & 0x3ffff) >> 4;
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
 }
 
 // sums of 64 x 256 elements: the product of two matrices 16 deep, added to what they were or put in its place
@@ -186,23 +203,21 @@ gemm_bias_relu_residual(
 {
   // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
-  // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
-  constexpr unsigned right_at = 65536, staging_at = 196608, barriers_at = 229376;
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
-  const unsigned empty = full + 32;
+  const unsigned empty = full + 8 * stages;
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < 4; ++stage) {
+    for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 1);
       start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const int tiles_down = static_cast<int>((rows + 127) / 128);
-  const int tiles = tiles_down * 16;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
+  const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
+  const int tiles = tiles_down * tiles_across;
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -211,33 +226,34 @@ gemm_bias_relu_residual(
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Place at = place_of(tile, tiles_down);
-        for (int step = 0; step < 64; ++step) {
+        for (int step = 0; step < steps; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, 49152);
-          copy_box(left + stage * 16384, x_map, arrived, step * 64, at.row0);
+          expect_bytes(arrived, slice_bytes);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
           #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            copy_box(right + i * 8192 + stage * 32768, w_map, arrived, at.col0 + i * 64, step * 64);
+            copy_box(right + i * segment_bytes + stage * right_bytes, w_map, arrived,
+                at.col0 + i * 64, step * slice_depth);
           }
-          if (++stage == 4) {
+          if (++stage == stages) {
             stage = 0;
             parity ^= 1;
           }
         }
         wait_at(empty + 8 * stage, parity);  // then boxes of residual
-        expect_bytes(full + 8 * stage, 32768);
-        copy_box(left + stage * 16384, residual_map, full + 8 * stage, at.col0, at.row0);
-        copy_box(right + stage * 32768, residual_map, full + 8 * stage, at.col0 + 64, at.row0);
-        if (++stage == 4) {
+        expect_bytes(full + 8 * stage, 2 * tile_rows * line_bytes);
+        copy_box(left + stage * left_bytes, residual_map, full + 8 * stage, at.col0, at.row0);
+        copy_box(right + stage * right_bytes, residual_map, full + 8 * stage, at.col0 + 64, at.row0);
+        if (++stage == stages) {
           stage = 0;
           parity ^= 1;
         }
         wait_at(empty + 8 * stage, parity);  // then boxes of residual
-        expect_bytes(full + 8 * stage, 32768);
-        copy_box(left + stage * 16384, residual_map, full + 8 * stage, at.col0 + 128, at.row0);
-        copy_box(right + stage * 32768, residual_map, full + 8 * stage, at.col0 + 192, at.row0);
-        if (++stage == 4) {
+        expect_bytes(full + 8 * stage, 2 * tile_rows * line_bytes);
+        copy_box(left + stage * left_bytes, residual_map, full + 8 * stage, at.col0 + 2 * 64, at.row0);
+        copy_box(right + stage * right_bytes, residual_map, full + 8 * stage, at.col0 + 3 * 64, at.row0);
+        if (++stage == stages) {
           stage = 0;
           parity ^= 1;
         }
@@ -247,12 +263,12 @@ gemm_bias_relu_residual(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int own = role - 1;  // which of the two groups this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned staging = left + staging_at + (own * 4 + warp) * 4096;  // of this warp's boxes
+    const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
     constexpr unsigned long long segments = 8192ull / 16 << 16;  // from 64 elements of a line to the next 64
-    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * 8192);
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines | segments, right);
     float sums[1][128];
     int stage = 0;
@@ -267,23 +283,20 @@ gemm_bias_relu_residual(
         bias_vec[n] = load<2>(bias_ptr + col);
       }
       int before = 0;
-      for (int step = 0; step < 64; ++step) {
+      for (int step = 0; step < steps; ++step) {
         wait_at(full + 8 * stage, parity);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          #pragma unroll
-          for (int i = 0; i < 1; ++i) {
-            multiply_add(
-                sums[i], left_slices + stage * 1024 + i * 512 + k * 2,
-                right_slices + stage * 2048 + k * 128, (step | k) != 0);
-          }
+          multiply_add(
+              sums[0], left_slices + stage * (left_bytes / 16) + k * 2,
+              right_slices + stage * (right_bytes / 16) + k * (16 * line_bytes / 16), (step | k) != 0);
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
         if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
         before = stage;
-        if (++stage == 4) {
+        if (++stage == stages) {
           stage = 0;
           parity ^= 1;
         }
@@ -294,66 +307,63 @@ gemm_bias_relu_residual(
 
       int residual_stage = 0;  // of the ring, where its boxes are
       #pragma unroll
-      for (int i = 0; i < 1; ++i) {
+      for (int chunk = 0; chunk < 4; ++chunk) {
+        if (chunk % 2 == 0) {
+          wait_at(full + 8 * stage, parity);
+          residual_stage = stage;
+          if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+          }
+        }
+        const unsigned char* const residual_box =
+            shared + (chunk % 2 == 0 ? residual_stage * left_bytes : right_at + residual_stage * right_bytes)
+            + (own * 64 + warp * 16 + lane / 4) * line_bytes + lane % 4 * 4;
+        Vec<__half, 2> residual_vec[8][2];
         #pragma unroll
-        for (int chunk = 0; chunk < 4; ++chunk) {
-          if (chunk % 2 == 0) {
-            wait_at(full + 8 * stage, parity);
-            residual_stage = stage;
-            if (++stage == 4) {
-              stage = 0;
-              parity ^= 1;
-            }
-          }
-          const unsigned char* const residual_box =
-              shared + (chunk % 2 == 0 ? residual_stage * 16384 : 65536 + residual_stage * 32768)
-              + (own * 64 + warp * 16 + lane / 4) * 128 + lane % 4 * 4;
-          Vec<__half, 2> residual_vec[8][2];
+        for (int n8 = 0; n8 < 8; ++n8) {
           #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
-            #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              residual_vec[n8][r8] = load<2>(reinterpret_cast<const __half*>(residual_box + r8 * 1024 + ((n8 ^ lane / 4) << 4)));
-            }
+          for (int r8 = 0; r8 < 2; ++r8) {
+            residual_vec[n8][r8] = load<2>(reinterpret_cast<const __half*>(residual_box + r8 * (8 * line_bytes) + ((n8 ^ lane / 4) << 4)));
           }
-          __syncwarp();  // all lanes have read
-          if (chunk % 2 == 1 && lane == 0) arrive_at(empty + 8 * residual_stage);
-          unsigned out_words[8][2];
+        }
+        __syncwarp();  // all lanes have read
+        if (chunk % 2 == 1 && lane == 0) arrive_at(empty + 8 * residual_stage);
+        unsigned out_words[8][2];
+        #pragma unroll
+        for (int n8 = 0; n8 < 8; ++n8) {
+          const int n = chunk * 8 + n8;
           #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
-            const int n = chunk * 8 + n8;
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+            float out_pair[2];
             #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-              float out_pair[2];
-              #pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const float matmul = sums[i][sum_at + j];
-                const float bias = __half2float(bias_vec[n].at[j]);
-                const float residual = __half2float(residual_vec[n8][r8].at[j]);
-                const float add = matmul + bias;
-                const float relu = larger(add, 0.0f);
-                const float add_2 = relu + residual;
-                out_pair[j] = add_2;
-              }
-              const __half2 out_both = __floats2half2_rn(out_pair[0], out_pair[1]);
-              out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
+            for (int j = 0; j < 2; ++j) {
+              const float matmul = sums[0][sum_at + j];
+              const float bias = __half2float(bias_vec[n].at[j]);
+              const float residual = __half2float(residual_vec[n8][r8].at[j]);
+              const float add = matmul + bias;
+              const float relu = larger(add, 0.0f);
+              const float add_2 = relu + residual;
+              out_pair[j] = add_2;
             }
+            const __half2 out_both = __floats2half2_rn(out_pair[0], out_pair[1]);
+            out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
           }
-          {
-            const unsigned buffer = staging + chunk % 2 * 2048;
-            if (lane == 0) wait_stores<1>();  // its last box has been read
-            __syncwarp();
-            #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
-              store_matrices(
-                  buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
-                  out_words[n8 + 1][0], out_words[n8 + 1][1]);
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-            __syncwarp();
-            if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
+        }
+        {
+          const unsigned buffer = staging + chunk % 2 * box_bytes;
+          if (lane == 0) wait_stores<1>();  // its last box has been read
+          __syncwarp();
+          #pragma unroll
+          for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+            store_matrices(
+                buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
+                out_words[n8 + 1][0], out_words[n8 + 1][1]);
           }
+          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+          __syncwarp();
+          if (lane == 0) store_box(out_map, buffer, at.col0 + chunk * 64, row0);
         }
       }
     }

@@ -46,6 +46,23 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
+// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 32, stages = 4;
+constexpr int steps = 128;
+constexpr int cluster_rows = 2 * tile_rows;  // of the tiles of a cluster, one below the other
+constexpr int own_cols = tile_cols / 2;  // that each of its blocks brings to all
+constexpr int tiles_across = 16;
+constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+constexpr int warpgroup = 128;  // threads
+// bytes of a line of shared memory, and of slices
+constexpr int line_bytes = 128;
+constexpr int segment_bytes = 64 * line_bytes;
+constexpr int left_bytes = tile_rows * line_bytes, right_bytes = tile_cols * line_bytes;
+constexpr int slice_bytes = left_bytes + right_bytes;
+// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
+constexpr int barriers_at = staging_at + 8 * 2 * 16 * line_bytes;
+
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
   unsigned long long opaque[16];
@@ -59,11 +76,11 @@ struct Place {
 // 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
 __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   Place at;
-  const int first = tile / 256 * 16;
-  const int height = tiles_down - first < 16 ? tiles_down - first : 16;
-  at.row0 = (first + tile % 256 % height) * 256;
-  at.col0 = tile % 256 / height * 256;
-  at.row0 += __clusterRelativeBlockRank() * 128;
+  const int first = tile / group_tiles * group;
+  const int height = tiles_down - first < group ? tiles_down - first : group;
+  at.row0 = (first + tile % group_tiles % height) * cluster_rows;
+  at.col0 = tile % group_tiles / height * tile_cols;
+  at.row0 += __clusterRelativeBlockRank() * tile_rows;
   return at;
 }
 
@@ -121,7 +138,8 @@ __device__ __forceinline__ void copy_box_to_all(
 
 // what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
 __device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
-  return layout | (address & 0x3ffff) >> 4;
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
 }
 
 // sums of 64 x 256 elements: the product of two matrices 8 deep, added to what they were or put in its place
@@ -195,14 +213,12 @@ gemm_tf32(
 {
   // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
-  // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
-  constexpr unsigned right_at = 65536, barriers_at = 229376;
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
-  const unsigned empty = full + 32;
+  const unsigned empty = full + 8 * stages;
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < 4; ++stage) {
+    for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 1);
       start_barrier(empty + 8 * stage, 16);  // warps that read the slice
     }
@@ -211,9 +227,9 @@ gemm_tf32(
   const int rank = __clusterRelativeBlockRank();
   __cluster_barrier_arrive();
   __cluster_barrier_wait();
-  const int tiles_down = static_cast<int>((rows + 255) / 256);
-  const int tiles = tiles_down * 16;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
+  const int tiles_down = static_cast<int>((rows + cluster_rows - 1) / cluster_rows);
+  const int tiles = tiles_down * tiles_across;
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -222,13 +238,14 @@ gemm_tf32(
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
         const Place at = place_of(tile, tiles_down);
-        for (int step = 0; step < 128; ++step) {
+        for (int step = 0; step < steps; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, 49152);
-          copy_box(left + stage * 16384, x_map, arrived, step * 32, at.row0);
-          copy_box_to_all(right + rank * 16384 + stage * 32768, w_map, arrived, step * 32, at.col0 + rank * 128);
-          if (++stage == 4) {
+          expect_bytes(arrived, slice_bytes);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
+          copy_box_to_all(right + rank * (own_cols * line_bytes) + stage * right_bytes, w_map, arrived,
+              step * slice_depth, at.col0 + rank * own_cols);
+          if (++stage == stages) {
             stage = 0;
             parity ^= 1;
           }
@@ -242,7 +259,7 @@ gemm_tf32(
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
-    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * 8192);
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
     float sums[1][128];
     int stage = 0;
@@ -257,23 +274,20 @@ gemm_tf32(
         bias_vec[n] = load<2>(bias_ptr + col);
       }
       int before = 0;
-      for (int step = 0; step < 128; ++step) {
+      for (int step = 0; step < steps; ++step) {
         wait_at(full + 8 * stage, parity);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          #pragma unroll
-          for (int i = 0; i < 1; ++i) {
-            multiply_add(
-                sums[i], left_slices + stage * 1024 + i * 512 + k * 2,
-                right_slices + stage * 2048 + k * 2, (step | k) != 0);
-          }
+          multiply_add(
+              sums[0], left_slices + stage * (left_bytes / 16) + k * 2,
+              right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
         if (step > 0 && lane < 2) arrive_in(empty + 8 * before, lane);
         before = stage;
-        if (++stage == 4) {
+        if (++stage == stages) {
           stage = 0;
           parity ^= 1;
         }
@@ -283,29 +297,26 @@ gemm_tf32(
       if (lane < 2) arrive_in(empty + 8 * before, lane);
 
       #pragma unroll
-      for (int i = 0; i < 1; ++i) {
+      for (int chunk = 0; chunk < 4; ++chunk) {
         #pragma unroll
-        for (int chunk = 0; chunk < 4; ++chunk) {
+        for (int n8 = 0; n8 < 8; ++n8) {
+          const int n = chunk * 8 + n8;
           #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
-            const int n = chunk * 8 + n8;
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+            const long long row = row0 + r8 * 8 + lane / 4;
+            const int col = at.col0 + chunk * 64 + n8 * 8 + lane % 4 * 2;
+            Vec<float, 2> out_vec;
             #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-              const long long row = row0 + i * 64 + r8 * 8 + lane / 4;
-              const int col = at.col0 + chunk * 64 + n8 * 8 + lane % 4 * 2;
-              Vec<float, 2> out_vec;
-              #pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const float matmul_tf32 = sums[i][sum_at + j];
-                const float bias = bias_vec[n].at[j];
-                const float add = matmul_tf32 + bias;
-                const float gelu = add * reciprocal(1.0f + power_of_2(add * (-2.30220819f - 0.102943240f * add * add)));
-                out_vec.at[j] = gelu;
-              }
-              if (row < rows) {
-                store<2>(out_ptr + row * out_stride + col, out_vec);
-              }
+            for (int j = 0; j < 2; ++j) {
+              const float matmul_tf32 = sums[0][sum_at + j];
+              const float bias = bias_vec[n].at[j];
+              const float add = matmul_tf32 + bias;
+              const float gelu = add * reciprocal(1.0f + power_of_2(add * (-2.30220819f - 0.102943240f * add * add)));
+              out_vec.at[j] = gelu;
+            }
+            if (row < rows) {
+              store<2>(out_ptr + row * out_stride + col, out_vec);
             }
           }
         }

@@ -15,6 +15,22 @@
 
 #include <cuda_bf16.h>
 
+// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 64, stages = 4;
+constexpr int steps = 64;
+constexpr int tiles_across = 24;
+constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+constexpr int warpgroup = 128;  // threads
+// bytes of a line of shared memory, and of slices
+constexpr int line_bytes = 128;
+constexpr int segment_bytes = 64 * line_bytes;
+constexpr int left_bytes = tile_rows * line_bytes, right_bytes = tile_cols * line_bytes;
+constexpr int slice_bytes = left_bytes + right_bytes;
+constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
+// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
+constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
+
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
   unsigned long long opaque[16];
@@ -28,12 +44,12 @@ struct Place {
 // 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
 __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   Place at;
-  const int first = tile / 384 * 16;
-  const int height = tiles_down - first < 16 ? tiles_down - first : 16;
-  at.row0 = (first + tile % 384 % height) * 128;
-  const int across = tile % 384 / height;
+  const int first = tile / group_tiles * group;
+  const int height = tiles_down - first < group ? tiles_down - first : group;
+  at.row0 = (first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
   at.span = across < 16 ? 0 : across < 20 ? 1 : 2;
-  at.col0 = (across - (at.span == 0 ? 0 : at.span == 1 ? 16 : 20)) * 256;
+  at.col0 = (across - (at.span == 0 ? 0 : at.span == 1 ? 16 : 20)) * tile_cols;
   return at;
 }
 
@@ -94,7 +110,8 @@ __device__ __forceinline__ void store_matrices(unsigned to, unsigned a, unsigned
 
 // what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
 __device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
-  return layout | (address & 0x3ffff) >> 4;
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
 }
 
 // sums of 64 x 256 elements: the product of two matrices 16 deep, added to what they were or put in its place
@@ -170,23 +187,21 @@ qkv(
 {
   // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
-  // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
-  constexpr unsigned right_at = 65536, staging_at = 196608, barriers_at = 229376;
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
-  const unsigned empty = full + 32;
+  const unsigned empty = full + 8 * stages;
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < 4; ++stage) {
+    for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 1);
       start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const int tiles_down = static_cast<int>((rows + 127) / 128);
-  const int tiles = tiles_down * 24;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
+  const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
+  const int tiles = tiles_down * tiles_across;
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -195,21 +210,21 @@ qkv(
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Place at = place_of(tile, tiles_down);
-        for (int step = 0; step < 64; ++step) {
+        for (int step = 0; step < steps; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, 49152);
-          copy_box(left + stage * 16384, x_map, arrived, step * 64, at.row0);
+          expect_bytes(arrived, slice_bytes);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
           if (at.span == 0) {
-            copy_box(right + stage * 32768, wq_map, arrived, step * 64, at.col0);
+            copy_box(right + stage * right_bytes, wq_map, arrived, step * slice_depth, at.col0);
           }
           if (at.span == 1) {
-            copy_box(right + stage * 32768, wk_map, arrived, step * 64, at.col0);
+            copy_box(right + stage * right_bytes, wk_map, arrived, step * slice_depth, at.col0);
           }
           if (at.span == 2) {
-            copy_box(right + stage * 32768, wv_map, arrived, step * 64, at.col0);
+            copy_box(right + stage * right_bytes, wv_map, arrived, step * slice_depth, at.col0);
           }
-          if (++stage == 4) {
+          if (++stage == stages) {
             stage = 0;
             parity ^= 1;
           }
@@ -220,11 +235,11 @@ qkv(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int own = role - 1;  // which of the two groups this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned staging = left + staging_at + (own * 4 + warp) * 4096;  // of this warp's boxes
+    const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
-    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * 8192);
+    const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
     float sums[1][128];
     int stage = 0;
@@ -233,23 +248,20 @@ qkv(
       const Place at = place_of(tile, tiles_down);
       const int row0 = at.row0 + own * 64 + warp * 16;  // the warp's first
       int before = 0;
-      for (int step = 0; step < 64; ++step) {
+      for (int step = 0; step < steps; ++step) {
         wait_at(full + 8 * stage, parity);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          #pragma unroll
-          for (int i = 0; i < 1; ++i) {
-            multiply_add(
-                sums[i], left_slices + stage * 1024 + i * 512 + k * 2,
-                right_slices + stage * 2048 + k * 2, (step | k) != 0);
-          }
+          multiply_add(
+              sums[0], left_slices + stage * (left_bytes / 16) + k * 2,
+              right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been read
         if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
         before = stage;
-        if (++stage == 4) {
+        if (++stage == stages) {
           stage = 0;
           parity ^= 1;
         }
@@ -260,115 +272,106 @@ qkv(
 
       if (at.span == 0) {
         #pragma unroll
-        for (int i = 0; i < 1; ++i) {
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          unsigned out0_words[8][2];
           #pragma unroll
-          for (int chunk = 0; chunk < 4; ++chunk) {
-            unsigned out0_words[8][2];
+          for (int n8 = 0; n8 < 8; ++n8) {
             #pragma unroll
-            for (int n8 = 0; n8 < 8; ++n8) {
+            for (int r8 = 0; r8 < 2; ++r8) {
+              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+              float out0_pair[2];
               #pragma unroll
-              for (int r8 = 0; r8 < 2; ++r8) {
-                const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-                float out0_pair[2];
-                #pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                  const float matmul = sums[i][sum_at + j];
-                  out0_pair[j] = matmul;
-                }
-                const __nv_bfloat162 out0_both = __floats2bfloat162_rn(out0_pair[0], out0_pair[1]);
-                out0_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out0_both);
+              for (int j = 0; j < 2; ++j) {
+                const float matmul = sums[0][sum_at + j];
+                out0_pair[j] = matmul;
               }
+              const __nv_bfloat162 out0_both = __floats2bfloat162_rn(out0_pair[0], out0_pair[1]);
+              out0_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out0_both);
             }
-            {
-              const unsigned buffer = staging + chunk % 2 * 2048;
-              if (lane == 0) wait_stores<1>();  // its last box has been read
-              __syncwarp();
-              #pragma unroll
-              for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
-                store_matrices(
-                    buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out0_words[n8][0], out0_words[n8][1],
-                    out0_words[n8 + 1][0], out0_words[n8 + 1][1]);
-              }
-              asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-              __syncwarp();
-              if (lane == 0) store_box(out0_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
+          }
+          {
+            const unsigned buffer = staging + chunk % 2 * box_bytes;
+            if (lane == 0) wait_stores<1>();  // its last box has been read
+            __syncwarp();
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+              store_matrices(
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out0_words[n8][0], out0_words[n8][1],
+                  out0_words[n8 + 1][0], out0_words[n8 + 1][1]);
             }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+            __syncwarp();
+            if (lane == 0) store_box(out0_map, buffer, at.col0 + chunk * 64, row0);
           }
         }
       }
       if (at.span == 1) {
         #pragma unroll
-        for (int i = 0; i < 1; ++i) {
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          unsigned out1_words[8][2];
           #pragma unroll
-          for (int chunk = 0; chunk < 4; ++chunk) {
-            unsigned out1_words[8][2];
+          for (int n8 = 0; n8 < 8; ++n8) {
             #pragma unroll
-            for (int n8 = 0; n8 < 8; ++n8) {
+            for (int r8 = 0; r8 < 2; ++r8) {
+              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+              float out1_pair[2];
               #pragma unroll
-              for (int r8 = 0; r8 < 2; ++r8) {
-                const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-                float out1_pair[2];
-                #pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                  const float matmul_2 = sums[i][sum_at + j];
-                  out1_pair[j] = matmul_2;
-                }
-                const __nv_bfloat162 out1_both = __floats2bfloat162_rn(out1_pair[0], out1_pair[1]);
-                out1_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out1_both);
+              for (int j = 0; j < 2; ++j) {
+                const float matmul_2 = sums[0][sum_at + j];
+                out1_pair[j] = matmul_2;
               }
+              const __nv_bfloat162 out1_both = __floats2bfloat162_rn(out1_pair[0], out1_pair[1]);
+              out1_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out1_both);
             }
-            {
-              const unsigned buffer = staging + chunk % 2 * 2048;
-              if (lane == 0) wait_stores<1>();  // its last box has been read
-              __syncwarp();
-              #pragma unroll
-              for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
-                store_matrices(
-                    buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out1_words[n8][0], out1_words[n8][1],
-                    out1_words[n8 + 1][0], out1_words[n8 + 1][1]);
-              }
-              asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-              __syncwarp();
-              if (lane == 0) store_box(out1_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
+          }
+          {
+            const unsigned buffer = staging + chunk % 2 * box_bytes;
+            if (lane == 0) wait_stores<1>();  // its last box has been read
+            __syncwarp();
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+              store_matrices(
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out1_words[n8][0], out1_words[n8][1],
+                  out1_words[n8 + 1][0], out1_words[n8 + 1][1]);
             }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+            __syncwarp();
+            if (lane == 0) store_box(out1_map, buffer, at.col0 + chunk * 64, row0);
           }
         }
       }
       if (at.span == 2) {
         #pragma unroll
-        for (int i = 0; i < 1; ++i) {
+        for (int chunk = 0; chunk < 4; ++chunk) {
+          unsigned out2_words[8][2];
           #pragma unroll
-          for (int chunk = 0; chunk < 4; ++chunk) {
-            unsigned out2_words[8][2];
+          for (int n8 = 0; n8 < 8; ++n8) {
             #pragma unroll
-            for (int n8 = 0; n8 < 8; ++n8) {
+            for (int r8 = 0; r8 < 2; ++r8) {
+              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+              float out2_pair[2];
               #pragma unroll
-              for (int r8 = 0; r8 < 2; ++r8) {
-                const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-                float out2_pair[2];
-                #pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                  const float matmul_3 = sums[i][sum_at + j];
-                  out2_pair[j] = matmul_3;
-                }
-                const __nv_bfloat162 out2_both = __floats2bfloat162_rn(out2_pair[0], out2_pair[1]);
-                out2_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out2_both);
+              for (int j = 0; j < 2; ++j) {
+                const float matmul_3 = sums[0][sum_at + j];
+                out2_pair[j] = matmul_3;
               }
+              const __nv_bfloat162 out2_both = __floats2bfloat162_rn(out2_pair[0], out2_pair[1]);
+              out2_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out2_both);
             }
-            {
-              const unsigned buffer = staging + chunk % 2 * 2048;
-              if (lane == 0) wait_stores<1>();  // its last box has been read
-              __syncwarp();
-              #pragma unroll
-              for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
-                store_matrices(
-                    buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), out2_words[n8][0], out2_words[n8][1],
-                    out2_words[n8 + 1][0], out2_words[n8 + 1][1]);
-              }
-              asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
-              __syncwarp();
-              if (lane == 0) store_box(out2_map, buffer, at.col0 + chunk * 64, row0 + i * 64);
+          }
+          {
+            const unsigned buffer = staging + chunk % 2 * box_bytes;
+            if (lane == 0) wait_stores<1>();  // its last box has been read
+            __syncwarp();
+            #pragma unroll
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+              store_matrices(
+                  buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out2_words[n8][0], out2_words[n8][1],
+                  out2_words[n8 + 1][0], out2_words[n8 + 1][1]);
             }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
+            __syncwarp();
+            if (lane == 0) store_box(out2_map, buffer, at.col0 + chunk * 64, row0);
           }
         }
       }

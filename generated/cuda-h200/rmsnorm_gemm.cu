@@ -29,6 +29,23 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 
+// a tile, the slices of the depth that are summed one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 64, stages = 4;
+constexpr int steps = 64;
+constexpr int tiles_across = 24;
+constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+constexpr int warpgroup = 128;  // threads
+// bytes of a line of shared memory, and of slices
+constexpr int line_bytes = 128;
+constexpr int segment_bytes = 64 * line_bytes;
+constexpr int left_bytes = tile_rows * line_bytes, right_bytes = tile_cols * line_bytes;
+constexpr int slice_bytes = left_bytes + right_bytes;
+constexpr int box_bytes = 16 * line_bytes;  // that a warp stores at once
+// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
+constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;
+constexpr int barriers_at = staging_at + 8 * 2 * box_bytes;
+constexpr int gain_slices_at = barriers_at + 10 * 8;
+
 // how a tensor lies in memory, for tensor copies: written by the driver, read by the copy engine
 struct alignas(64) CUtensorMap {
   unsigned long long opaque[16];
@@ -42,10 +59,10 @@ struct Place {
 // 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
 __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   Place at;
-  const int first = tile / 384 * 16;
-  const int height = tiles_down - first < 16 ? tiles_down - first : 16;
-  at.row0 = (first + tile % 384 % height) * 128;
-  at.col0 = tile % 384 / height * 256;
+  const int first = tile / group_tiles * group;
+  const int height = tiles_down - first < group ? tiles_down - first : group;
+  at.row0 = (first + tile % group_tiles % height) * tile_rows;
+  at.col0 = tile % group_tiles / height * tile_cols;
   return at;
 }
 
@@ -112,7 +129,8 @@ __device__ __forceinline__ void load_fragment(unsigned (&to)[4], unsigned addres
 
 // what wgmma needs to know of a matrix in shared memory: how it lies, and 18 bits of where
 __device__ __forceinline__ unsigned long long describe(unsigned long long layout, unsigned address) {
-  return layout | (address & 0x3ffff) >> 4;
+  constexpr unsigned address_bits = 0x3ffff;
+  return layout | (address & address_bits) >> 4;
 }
 
 // sums of 64 x 256 elements: the product of two matrices 16 deep, added to what they were or put in its place
@@ -185,15 +203,13 @@ rmsnorm_gemm(
 {
   // 4 slices of each factor, boxes to be stored, and the barriers that tell when a slice is there and when its place is free
   extern __shared__ __align__(1024) unsigned char shared[];
-  // bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them
-  constexpr unsigned right_at = 65536, staging_at = 196608, barriers_at = 229376;
   const unsigned left = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
-  const unsigned empty = full + 32;
-  const unsigned turn = empty + 32;  // a barrier for each of the two groups that multiply
+  const unsigned empty = full + 8 * stages;
+  const unsigned turn = empty + 8 * stages;  // a barrier for each of the two groups that multiply
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < 4; ++stage) {
+    for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 2);
       start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
@@ -202,9 +218,9 @@ rmsnorm_gemm(
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const int tiles_down = static_cast<int>((rows + 127) / 128);
-  const int tiles = tiles_down * 24;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // 0: brings slices; 1, 2: multiply them
+  const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
+  const int tiles = tiles_down * tiles_across;
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -213,13 +229,13 @@ rmsnorm_gemm(
       unsigned parity = 1;  // of an empty ring
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Place at = place_of(tile, tiles_down);
-        for (int step = 0; step < 64; ++step) {
+        for (int step = 0; step < steps; ++step) {
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
-          expect_bytes(arrived, 49152);
-          copy_box(left + stage * 16384, x_map, arrived, step * 64, at.row0);
-          copy_box(right + stage * 32768, w_map, arrived, step * 64, at.col0);
-          if (++stage == 4) {
+          expect_bytes(arrived, slice_bytes);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
+          copy_box(right + stage * right_bytes, w_map, arrived, step * slice_depth, at.col0);
+          if (++stage == stages) {
             stage = 0;
             parity ^= 1;
           }
@@ -228,18 +244,18 @@ rmsnorm_gemm(
     }
     if (threadIdx.x / 32 == 1) {  // a warp brings slices of the vectors along the depth, a pair a lane
       const int lane = threadIdx.x % 32;
-      auto* const gain_slices = reinterpret_cast<Vec<__nv_bfloat16, 2>*>(shared + 229456);
+      auto* const gain_slices = reinterpret_cast<Vec<__nv_bfloat16, 2>*>(shared + gain_slices_at);
       int stage = 0;
       unsigned parity = 1;
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        for (int step = 0; step < 64; ++step) {
+        for (int step = 0; step < steps; ++step) {
           const int depth = step * 64 + lane * 2;
           const Vec<__nv_bfloat16, 2> gain_pair = load<2>(gain_ptr + depth);
           wait_at(empty + 8 * stage, parity);
           gain_slices[stage * 32 + lane % 4 * 8 + lane / 4] = gain_pair;
           __syncwarp();  // all pairs are there
           if (lane == 0) arrive_at(full + 8 * stage);
-          if (++stage == 4) {
+          if (++stage == stages) {
             stage = 0;
             parity ^= 1;
           }
@@ -250,12 +266,12 @@ rmsnorm_gemm(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int own = role - 1;  // which of the two groups this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const unsigned staging = left + staging_at + (own * 4 + warp) * 4096;  // of this warp's boxes
+    const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
     constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
-    const unsigned fragments = left + own * 8192 + (warp * 16 + lane % 16) * 128;  // the row whose place this lane gives
-    const auto* const gain_slices = reinterpret_cast<const Vec<__nv_bfloat16, 16>*>(shared + 229456) + lane % 4;
+    const unsigned fragments = left + own * segment_bytes + (warp * 16 + lane % 16) * line_bytes;  // the row whose place this lane gives
+    const auto* const gain_slices = reinterpret_cast<const Vec<__nv_bfloat16, 16>*>(shared + gain_slices_at) + lane % 4;
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
     float sums[1][128];
     int stage = 0;
@@ -270,7 +286,7 @@ rmsnorm_gemm(
       const Vec<__nv_bfloat16, 16> gain_slice = gain_slices[stage * 4];
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        load_fragment(to[k], fragments + stage * 16384 + ((k * 2 + lane / 16) ^ lane % 8) * 16);
+        load_fragment(to[k], fragments + stage * left_bytes + ((k * 2 + lane / 16) ^ lane % 8) * 16);
         #pragma unroll
         for (int quarter = 0; quarter < 4; ++quarter) {  // rows lane / 4 and 8 more, then 8 columns on
           unsigned& word = to[k][quarter];
@@ -294,14 +310,14 @@ rmsnorm_gemm(
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        multiply_add(sums[0], slice[k], right_slices + stage * 2048 + k * 2, (step | k) != 0);
+        multiply_add(sums[0], slice[k], right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
       }
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
       asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been multiplied
       if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
       before = stage;
-      if (++stage == 4) {
+      if (++stage == stages) {
         stage = 0;
         parity ^= 1;
       }
@@ -310,13 +326,13 @@ rmsnorm_gemm(
     Place kept_at;
     const auto store_kept = [&](int chunk) {
       const int row0 = kept_at.row0 + own * 64 + warp * 16;
-      const unsigned buffer = staging + chunk % 2 * 2048;
+      const unsigned buffer = staging + chunk % 2 * box_bytes;
       if (lane == 0) wait_stores<1>();  // its last box has been read
       __syncwarp();
       #pragma unroll
       for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
         store_matrices(
-            buffer + lane % 16 * 128 + (((n8 + lane / 16) ^ lane % 8) << 4), kept[chunk][n8][0], kept[chunk][n8][1],
+            buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), kept[chunk][n8][0], kept[chunk][n8][1],
             kept[chunk][n8 + 1][0], kept[chunk][n8 + 1][1]);
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine sees what was stored
@@ -328,7 +344,7 @@ rmsnorm_gemm(
       const Place at = place_of(tile, tiles_down);
       // prepares the slice behind `step`: behind the last one comes the next tile's first
       const auto prepare_next = [&](int step, unsigned (&to)[4][4]) {
-        if (step == 63) {
+        if (step == steps - 1) {
           #pragma unroll
           for (int r8 = 0; r8 < 2; ++r8) {
             sum_of_squares_all[r8] = sum_of_squares_part[r8];
@@ -365,35 +381,32 @@ rmsnorm_gemm(
       fence_sums(sums[0]);
       if (lane == 0) arrive_at(empty + 8 * before);
 
+      float rrms_of[2];
       #pragma unroll
-      for (int i = 0; i < 1; ++i) {
-        float rrms_of[2];
+      for (int r8 = 0; r8 < 2; ++r8) {
+        const float sum_of_squares = sum_of_squares_all[r8];
+        const float mean = sum_of_squares / 4096.0f;
+        const float mean_plus_eps = mean + 1e-06f;
+        const float rrms = rsqrtf(mean_plus_eps);
+        rrms_of[r8] = rrms;
+      }
+      #pragma unroll
+      for (int chunk = 0; chunk < 4; ++chunk) {
         #pragma unroll
-        for (int r8 = 0; r8 < 2; ++r8) {
-          const float sum_of_squares = sum_of_squares_all[r8];
-          const float mean = sum_of_squares / 4096.0f;
-          const float mean_plus_eps = mean + 1e-06f;
-          const float rrms = rsqrtf(mean_plus_eps);
-          rrms_of[r8] = rrms;
-        }
-        #pragma unroll
-        for (int chunk = 0; chunk < 4; ++chunk) {
+        for (int n8 = 0; n8 < 8; ++n8) {
           #pragma unroll
-          for (int n8 = 0; n8 < 8; ++n8) {
+          for (int r8 = 0; r8 < 2; ++r8) {
+            const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
+            const float rrms = rrms_of[r8];
+            float out_pair[2];
             #pragma unroll
-            for (int r8 = 0; r8 < 2; ++r8) {
-              const int sum_at = chunk * 32 + n8 * 4 + r8 * 2;
-              const float rrms = rrms_of[r8];
-              float out_pair[2];
-              #pragma unroll
-              for (int j = 0; j < 2; ++j) {
-                const float matmul = sums[i][sum_at + j];
-                const float mul_2 = matmul * rrms;
-                out_pair[j] = mul_2;
-              }
-              const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
-              kept[chunk][n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
+            for (int j = 0; j < 2; ++j) {
+              const float matmul = sums[0][sum_at + j];
+              const float mul_2 = matmul * rrms;
+              out_pair[j] = mul_2;
             }
+            const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
+            kept[chunk][n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);
           }
         }
       }

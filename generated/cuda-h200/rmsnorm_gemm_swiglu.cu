@@ -53,11 +53,25 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 8, tile_cols = 16, slice_depth = 64, stages = 3;
+constexpr int shares = 2, steps = 32;  // of the depth, and slices of each
+constexpr int tiles_across = 896;
+// elements from the start of a slice to the right factors, and to its end
+constexpr int w_gate_at = tile_rows * slice_depth;
+constexpr int w_up_at = w_gate_at + tile_cols * slice_depth;
+constexpr int slice_elements = w_up_at + tile_cols * slice_depth;
+constexpr int slice_bytes = 2 * slice_elements;
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+constexpr int team_floats = 2 * tile_rows * sums_stride + 1 * tile_rows;  // of a team's sums and statistics
+
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
 }
 
@@ -122,16 +136,13 @@ __device__ __forceinline__ void wait_copies() {
 
 // N neighbouring sums in shared memory, added up over the 2 teams, always in this order
 template <int N>
-__device__ __forceinline__ Vec<float, N> gathered(const float* own) {
+__device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
-  {
-    const float* const from = own;
+  #pragma unroll
+  for (int team = 0; team < 2; ++team) {
+    const Vec<float, N> part = load<N>(from + team * team_floats);
     #pragma unroll
-    for (int team = 0; team < 2; ++team) {
-      const Vec<float, N> part = load<N>(from + team * 328);
-      #pragma unroll
-      for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
-    }
+    for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
   }
   return total;
 }
@@ -141,14 +152,14 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor_sync(0xffffffffu, v, step);
 }
 
-// 8 x 16 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_left_half(unsigned (&to)[4], unsigned address) {
+// two matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_two_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
       : "=r"(to[0]), "=r"(to[1]) : "r"(address) : "memory");
 }
 
-// 16 x 16 elements of a tile whose rows run along the depth
-__device__ __forceinline__ void load_right(unsigned (&to)[4], unsigned address) {
+// four matrices of 8 x 16 bytes, from the rows whose places the lanes give
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
       : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
@@ -178,53 +189,50 @@ rmsnorm_gemm_swiglu(
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
   const int team = threadIdx.x / 32;  // of the 2 that share the depth
-  const int share = team;
-  const int warp_row = 0;  // the warp's part of the tile
-  const int warp_col = 0;
   const unsigned tile = blockIdx.x;
-  const long long row0 = tile / 896 * 8LL;
-  const int across = tile % 896;
-  const int rows_here = rows - row0 < 8 ? static_cast<int>(rows - row0) : 8;
-  const int col0 = across * 16;
+  const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
+  const int across = tile % tiles_across;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
   // the ring of 3 slices, and what the thread brings of each
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + team * 7680;
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + team * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
-  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + share * 64 + x_k;
+  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + team * slice_depth + x_k;
   const int w_gate_n = lane / 8, w_gate_k = lane % 8 * 8;
-  const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + share * 64 + w_gate_k;
+  const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + team * slice_depth + w_gate_k;
   const int w_up_n = lane / 8, w_up_k = lane % 8 * 8;
-  const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + share * 64 + w_up_k;
+  const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + team * slice_depth + w_up_k;
   Vec<__nv_bfloat16, 8> gain_held;
   float sum_of_squares_part[2] = {};
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = own_address(ring_at + step % 3 * 5120);
+    const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       const unsigned to = slice + place<8>(x_m + v * 4, x_k) * 2;
       copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
     }
-    x_from += 128;
+    x_from += shares * slice_depth;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + (512 + place<8>(w_gate_n + v * 4, w_gate_k)) * 2;
+      const unsigned to = slice + (w_gate_at + place<8>(w_gate_n + v * 4, w_gate_k)) * 2;
       copy_once(to, w_gate_from + v * 4 * w_gate_pitch, 8);
     }
-    w_gate_from += 128;
+    w_gate_from += shares * slice_depth;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + (1536 + place<8>(w_up_n + v * 4, w_up_k)) * 2;
+      const unsigned to = slice + (w_up_at + place<8>(w_up_n + v * 4, w_up_k)) * 2;
       copy_once(to, w_up_from + v * 4 * w_up_pitch, 8);
     }
-    w_up_from += 128;
+    w_up_from += shares * slice_depth;
   };
   const auto fetch_slice = [&](int step) {
-    const int depth = (step * 2 + share) * 64;
+    const int depth = (step * shares + team) * slice_depth;
     gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
   };
   const auto prepare_slice = [&](int step) {
-    __nv_bfloat16* const slice = ring + step % 3 * 2560;
+    __nv_bfloat16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       __nv_bfloat16* const at = slice + place<8>(x_m + v * 4, x_k);
@@ -248,43 +256,27 @@ rmsnorm_gemm_swiglu(
   unsigned w_up_part[2][1][4];
   float matmul_sums[1][1][4] = {};
   float matmul_2_sums[1][1][4] = {};
-  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8, lane / 8 % 2 * 8) * 2;
-  const unsigned w_gate_lane = ring_at + 1024 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
-  const unsigned w_up_lane = ring_at + 3072 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  const unsigned x_lane = ring_at + place<8>(lane % 8, lane / 8 % 2 * 8) * 2;
+  const unsigned w_gate_lane = ring_at + w_gate_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
+  const unsigned w_up_lane = ring_at + w_up_at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
-    const unsigned slice = step % 3 * 5120;
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_left_half(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * 1024);
-    }
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_right(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * 2048);
-    }
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_right(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * 2048);
-    }
+    const unsigned slice = step % stages * slice_bytes;
+    load_two_matrices(x_part[buffer][0], (x_lane ^ (k * 32)) + slice);
+    load_matrices(w_gate_part[buffer][0], (w_gate_lane ^ (k * 32)) + slice);
+    load_matrices(w_up_part[buffer][0], (w_up_lane ^ (k * 32)) + slice);
   };
   const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int m = 0; m < 1; ++m) {
-      #pragma unroll
-      for (int turned = 0; turned < 1; ++turned) {  // to and fro: what was multiplied last is at hand
-        const int n = m % 2 ? 0 - turned : turned;
-        multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
-        multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][0][0], x_part[buffer][0][1]);
-      }
-    }
+    multiply_add(matmul_sums[0][0], w_gate_part[buffer][0], x_part[buffer][0][0], x_part[buffer][0][1]);
+    multiply_add(matmul_2_sums[0][0], w_up_part[buffer][0], x_part[buffer][0][0], x_part[buffer][0][1]);
   };
 
   fetch_slice(0);
   #pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    if (s < 32) copy_slice(s);
+  for (int s = 0; s < stages - 1; ++s) {
+    copy_slice(s);
     commit_copies();
   }
-  wait_copies<1>();
+  wait_copies<stages - 2>();
   prepare_slice(0);
   __syncwarp();
   load_parts(0, 0, 0);
@@ -292,7 +284,7 @@ rmsnorm_gemm_swiglu(
     #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k == 2 && !last) {
-        wait_copies<1>();
+        wait_copies<stages - 2>();
         prepare_slice(step + 1);
       }
       if (k < 3) {
@@ -303,66 +295,58 @@ rmsnorm_gemm_swiglu(
       }
       if (k == 0 && !last) {
         fetch_slice(step + 1);
-        if (step + 2 < 32) copy_slice(step + 2);
+        if (step + stages - 1 < steps) copy_slice(step + stages - 1);
         commit_copies();
       }
       multiply(k % 2);
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 31; ++step) take_slice(step, false);
-  take_slice(31, true);
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 160;
-  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 320;
+  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
+  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 2 * tile_rows * sums_stride;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int step = 4; step > 0; step /= 2) sum_of_squares_part[v] += partner(sum_of_squares_part[v], step);
-    if (x_k == 0) sum_of_squares_shared[team * 328 + x_m + v * 4] = sum_of_squares_part[v];
+    if (x_k == 0) sum_of_squares_shared[team * team_floats + x_m + v * 4] = sum_of_squares_part[v];
   }
   #pragma unroll
-  for (int n = 0; n < 1; ++n) {
-    #pragma unroll
-    for (int m = 0; m < 1; ++m) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = (warp_row + m * 8 + lane % 4 * 2 + i % 2) * 20 + warp_col + n * 16 + lane / 4 + i / 2 * 8;
-        matmul_shared[team * 328 + at] = matmul_sums[n][m][i];
-        matmul_2_shared[team * 328 + at] = matmul_2_sums[n][m][i];
-      }
-    }
+  for (int i = 0; i < 4; ++i) {
+    const int sum_row = lane % 4 * 2 + i % 2;
+    const int sum_col = lane / 4 + i / 2 * 8;
+    matmul_shared[team * team_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
+    matmul_2_shared[team * team_floats + sum_row * sums_stride + sum_col] = matmul_2_sums[0][0][i];
   }
   __syncthreads();
 
-  #pragma unroll
-  for (int v = 0; v < 1; ++v) {
-    const int m = static_cast<int>((v * 64 + threadIdx.x) / 2);
-    const int n = static_cast<int>((v * 64 + threadIdx.x) % 2) * 8;
-    const long long row = row0 + m;
-    const int col = col0 + n;
-    if (m < 8 && row < rows) {
-      const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
-      const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
-      const float sum_of_squares = gathered<1>(sum_of_squares_shared + m).at[0];
-      const float mean = sum_of_squares / 4096.0f;
-      const float mean_plus_eps = mean + 1e-06f;
-      const float rrms = rsqrtf(mean_plus_eps);
-      Vec<__nv_bfloat16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
-        const float matmul_2 = matmul_2_total.at[j];
-        const float mul_2 = matmul * rrms;
-        const float silu = mul_2 * reciprocal(1.0f + exponential(-mul_2));
-        const float mul_3 = matmul_2 * rrms;
-        const float mul_4 = silu * mul_3;
-        out_vec.at[j] = __float2bfloat16_rn(mul_4);
-      }
-      store<8>(out_ptr + row * out_stride + col, out_vec);
+  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
+  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
+  const long long row = row0 + m;
+  const int col = col0 + n;
+  if (m < tile_rows && row < rows) {
+    const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * sums_stride + n);
+    const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * sums_stride + n);
+    const float sum_of_squares = gathered<1>(sum_of_squares_shared + m).at[0];
+    const float mean = sum_of_squares / 4096.0f;
+    const float mean_plus_eps = mean + 1e-06f;
+    const float rrms = rsqrtf(mean_plus_eps);
+    Vec<__nv_bfloat16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float matmul = matmul_total.at[j];
+      const float matmul_2 = matmul_2_total.at[j];
+      const float mul_2 = matmul * rrms;
+      const float silu = mul_2 * reciprocal(1.0f + exponential(-mul_2));
+      const float mul_3 = matmul_2 * rrms;
+      const float mul_4 = silu * mul_3;
+      out_vec.at[j] = __float2bfloat16_rn(mul_4);
     }
+    store<8>(out_ptr + row * out_stride + col, out_vec);
   }
 }

@@ -46,11 +46,28 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 64, slice_depth = 32, stages = 2;
+constexpr int steps = 128;
+constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
+constexpr int threads = 256;
+constexpr int tiles_across = 224;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+// elements from the start of a slice to the right factors, and to its end
+constexpr int w_gate_at = tile_rows * slice_depth;
+constexpr int w_up_at = w_gate_at + tile_cols * slice_depth;
+constexpr int slice_elements = w_up_at + tile_cols * slice_depth;
+constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+constexpr int band_rows = 64;
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
 }
 
@@ -108,17 +125,17 @@ gemm_swiglu(
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
   const int warp = threadIdx.x / 64;
-  const int warp_row = warp / 2 * 64;  // the warp's part of the tile
-  const int warp_col = warp % 2 * 32;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 127) / 128);
+  const int warp_row = warp / 2 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 2 * warp_cols;
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 1792 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 1792 % height) * 128LL;
-  const int across = tile % 1792 / height;
-  const int rows_here = rows - row0 < 128 ? static_cast<int>(rows - row0) : 128;
-  const int col0 = across * 64;
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared);
@@ -127,10 +144,10 @@ gemm_swiglu(
   const int x_to = place<4>(x_m, x_k);
   const int w_gate_n = threadIdx.x / 4, w_gate_k = threadIdx.x % 4 * 8;
   const __bf16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + w_gate_k;
-  const int w_gate_to = 4096 + place<4>(w_gate_n, w_gate_k);
+  const int w_gate_to = w_gate_at + place<4>(w_gate_n, w_gate_k);
   const int w_up_n = threadIdx.x / 4, w_up_k = threadIdx.x % 4 * 8;
   const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + w_up_k;
-  const int w_up_to = 6144 + place<4>(w_up_n, w_up_k);
+  const int w_up_to = w_up_at + place<4>(w_up_n, w_up_k);
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> w_gate_held[1];
   Vec<__bf16, 8> w_up_held[1];
@@ -139,32 +156,18 @@ gemm_swiglu(
     for (int v = 0; v < 2; ++v) {
       x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
     }
-    x_from += 32;
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      w_gate_held[v] = load_chunk<8>(w_gate_from, 8);
-    }
-    w_gate_from += 32;
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      w_up_held[v] = load_chunk<8>(w_up_from, 8);
-    }
-    w_up_from += 32;
+    x_from += slice_depth;
+    w_gate_held[0] = load_chunk<8>(w_gate_from, 8);
+    w_gate_from += slice_depth;
+    w_up_held[0] = load_chunk<8>(w_up_from, 8);
+    w_up_from += slice_depth;
   };
   const auto prepare_slice = [&](int step) {
-    __bf16* const slice = ring + step % 2 * 8192;
+    __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      store<8>(slice + x_to + v * 2048, x_held[v]);
-    }
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      store<8>(slice + w_gate_to, w_gate_held[v]);
-    }
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      store<8>(slice + w_up_to, w_up_held[v]);
-    }
+    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    store<8>(slice + w_gate_to, w_gate_held[0]);
+    store<8>(slice + w_up_to, w_up_held[0]);
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
@@ -174,28 +177,19 @@ gemm_swiglu(
   Sums matmul_sums[1][2] = {};
   Sums matmul_2_sums[1][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
-    const __bf16* const slice = ring + step % 2 * 8192;
+    const __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(x_part[buffer][i], slice + i * 32 * 32, warp_row, k * 16);
+      load_fragment<4>(x_part[buffer][i], slice + i * (32 * slice_depth), warp_row, k * 16);
     }
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_fragment<4>(w_gate_part[buffer][i], slice + 4096 + i * 32 * 32, warp_col, k * 16);
-    }
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_fragment<4>(w_up_part[buffer][i], slice + 6144 + i * 32 * 32, warp_col, k * 16);
-    }
+    load_fragment<4>(w_gate_part[buffer][0], slice + w_gate_at, warp_col, k * 16);
+    load_fragment<4>(w_up_part[buffer][0], slice + w_up_at, warp_col, k * 16);
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int n = 0; n < 1; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][m]);
-        multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][m]);
-      }
+    for (int m = 0; m < 2; ++m) {
+      multiply_add(matmul_sums[0][m], w_gate_part[buffer][0], x_part[buffer][m]);
+      multiply_add(matmul_2_sums[0][m], w_up_part[buffer][0], x_part[buffer][m]);
     }
   };
 
@@ -222,26 +216,24 @@ gemm_swiglu(
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 127; ++step) take_slice(step, false);
-  take_slice(127, true);
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 4352;
+  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + band_rows * sums_stride;
   for (int band = 0; band < 2; ++band) {  // of 64 rows: there is no room for more
     if (band > 0) __syncthreads();
-    if (warp_row / 64 == band) {
+    if (warp_row / band_rows == band) {
       #pragma unroll
-      for (int n = 0; n < 1; ++n) {
+      for (int m = 0; m < 2; ++m) {
         #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int at = (warp_row % 64 + m * 32 + lane % 32) * 68 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-            matmul_shared[at] = matmul_sums[n][m][i];
-            matmul_2_shared[at] = matmul_2_sums[n][m][i];
-          }
+        for (int i = 0; i < 16; ++i) {
+          const int sum_row = warp_row % band_rows + m * 32 + lane % 32;
+          const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
+          matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[0][m][i];
+          matmul_2_shared[sum_row * sums_stride + sum_col] = matmul_2_sums[0][m][i];
         }
       }
     }
@@ -249,13 +241,13 @@ gemm_swiglu(
 
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
-      const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
-      const long long row = row0 + band * 64 + m;
+      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+      const long long row = row0 + band * band_rows + m;
       const int col = col0 + n;
       if (row < rows) {
-        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * 68 + n);
-        const Vec<float, 8> matmul_2_total = load<8>(matmul_2_shared + m * 68 + n);
+        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
+        const Vec<float, 8> matmul_2_total = load<8>(matmul_2_shared + m * sums_stride + n);
         Vec<__bf16, 8> out_vec;
         #pragma unroll
         for (int j = 0; j < 8; ++j) {

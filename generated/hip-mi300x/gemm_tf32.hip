@@ -39,11 +39,25 @@ __device__ __forceinline__ float reciprocal(float x) {
   return __builtin_amdgcn_rcpf(x);
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 64, tile_cols = 64, slice_depth = 16, stages = 2;
+constexpr int steps = 256;
+constexpr int warp_rows = 32, warp_cols = 32;  // of a tile
+constexpr int threads = 256;
+constexpr int tiles_across = 64;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+// elements from the start of a slice to the right factor, and to its end
+constexpr int w_at = tile_rows * slice_depth;
+constexpr int slice_elements = w_at + tile_cols * slice_depth;
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+
 // where element (row, k) lies in a tile with rows of Chunks x 4 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 4 ^ turn)) * 4 + k % 4;
 }
 
@@ -101,17 +115,17 @@ gemm_tf32(
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
   const int warp = threadIdx.x / 64;
-  const int warp_row = warp / 2 * 32;  // the warp's part of the tile
-  const int warp_col = warp % 2 * 32;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 63) / 64);
+  const int warp_row = warp / 2 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 2 * warp_cols;
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 512 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 512 % height) * 64LL;
-  const int across = tile % 512 / height;
-  const int rows_here = rows - row0 < 64 ? static_cast<int>(rows - row0) : 64;
-  const int col0 = across * 64;
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
   // the ring of 2 slices, and what the thread brings of each
   float* const ring = reinterpret_cast<float*>(shared);
@@ -120,31 +134,19 @@ gemm_tf32(
   const int x_to = place<4>(x_m, x_k);
   const int w_n = threadIdx.x / 4, w_k = threadIdx.x % 4 * 4;
   const float* w_from = w_ptr + (col0 + w_n) * w_pitch + w_k;
-  const int w_to = 1024 + place<4>(w_n, w_k);
+  const int w_to = w_at + place<4>(w_n, w_k);
   Vec<float, 4> x_held[1];
   Vec<float, 4> w_held[1];
   const auto fetch_slice = [&]() {
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      x_held[v] = load_chunk<4>(x_from, x_m < rows_here ? 4 : 0);
-    }
-    x_from += 16;
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      w_held[v] = load_chunk<4>(w_from, 4);
-    }
-    w_from += 16;
+    x_held[0] = load_chunk<4>(x_from, x_m < rows_here ? 4 : 0);
+    x_from += slice_depth;
+    w_held[0] = load_chunk<4>(w_from, 4);
+    w_from += slice_depth;
   };
   const auto prepare_slice = [&](int step) {
-    float* const slice = ring + step % 2 * 2048;
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      store<4>(slice + x_to, x_held[v]);
-    }
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      store<4>(slice + w_to, w_held[v]);
-    }
+    float* const slice = ring + step % stages * slice_elements;
+    store<4>(slice + x_to, x_held[0]);
+    store<4>(slice + w_to, w_held[0]);
   };
 
   // 256 slices of 16: fragments are loaded one step ahead of their use, across slices too
@@ -152,24 +154,12 @@ gemm_tf32(
   Fragment w_part[2][1];
   Sums matmul_tf32_sums[1][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
-    const float* const slice = ring + step % 2 * 2048;
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_fragment<4>(x_part[buffer][i], slice + i * 32 * 16, warp_row, k * 8);
-    }
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_fragment<4>(w_part[buffer][i], slice + 1024 + i * 32 * 16, warp_col, k * 8);
-    }
+    const float* const slice = ring + step % stages * slice_elements;
+    load_fragment<4>(x_part[buffer][0], slice, warp_row, k * 8);
+    load_fragment<4>(w_part[buffer][0], slice + w_at, warp_col, k * 8);
   };
   const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int n = 0; n < 1; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 1; ++m) {
-        multiply_add(matmul_tf32_sums[n][m], w_part[buffer][n], x_part[buffer][m]);
-      }
-    }
+    multiply_add(matmul_tf32_sums[0][0], w_part[buffer][0], x_part[buffer][0]);
   };
 
   fetch_slice();
@@ -195,33 +185,28 @@ gemm_tf32(
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 255; ++step) take_slice(step, false);
-  take_slice(255, true);
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_tf32_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
-  for (int n = 0; n < 1; ++n) {
-    #pragma unroll
-    for (int m = 0; m < 1; ++m) {
-      #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int at = (warp_row + m * 32 + lane % 32) * 68 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-        matmul_tf32_shared[at] = matmul_tf32_sums[n][m][i];
-      }
-    }
+  for (int i = 0; i < 16; ++i) {
+    const int sum_row = warp_row + lane % 32;
+    const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
+    matmul_tf32_shared[sum_row * sums_stride + sum_col] = matmul_tf32_sums[0][0][i];
   }
   __syncthreads();
 
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 16);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 16) * 4;
+    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 4));
+    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 4)) * 4;
     const long long row = row0 + m;
     const int col = col0 + n;
     if (row < rows) {
-      const Vec<float, 4> matmul_tf32_total = load<4>(matmul_tf32_shared + m * 68 + n);
+      const Vec<float, 4> matmul_tf32_total = load<4>(matmul_tf32_shared + m * sums_stride + n);
       const Vec<float, 4> bias_vec = load<4>(bias_ptr + col);
       Vec<float, 4> out_vec;
       #pragma unroll

@@ -30,11 +30,25 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 64, tile_cols = 64, slice_depth = 32, stages = 2;
+constexpr int steps = 128;
+constexpr int warp_rows = 32, warp_cols = 32;  // of a tile
+constexpr int threads = 256;
+constexpr int tiles_across = 96;
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+// elements from the start of a slice to the right factor, and to its end
+constexpr int right_at = tile_rows * slice_depth;
+constexpr int slice_elements = right_at + tile_cols * slice_depth;
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
 }
 
@@ -98,18 +112,18 @@ qkv(
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
   const int warp = threadIdx.x / 64;
-  const int warp_row = warp / 2 * 32;  // the warp's part of the tile
-  const int warp_col = warp % 2 * 32;
-  const unsigned tiles_down = static_cast<unsigned>((rows + 63) / 64);
+  const int warp_row = warp / 2 * warp_rows;  // the warp's first of the tile
+  const int warp_col = warp % 2 * warp_cols;
+  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
   const unsigned tile = blockIdx.x;
   // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / 768 * 8;
-  const unsigned height = tiles_down - first < 8 ? tiles_down - first : 8;
-  const long long row0 = (first + tile % 768 % height) * 64LL;
-  const int across = tile % 768 / height;
-  const int rows_here = rows - row0 < 64 ? static_cast<int>(rows - row0) : 64;
+  const unsigned first = tile / group_tiles * group;
+  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
+  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
+  const int across = tile % group_tiles / height;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
   const int span = across < 64 ? 0 : across < 80 ? 1 : 2;
-  const int col0 = (across - (span == 0 ? 0 : span == 1 ? 64 : 80)) * 64;
+  const int col0 = (across - (span == 0 ? 0 : span == 1 ? 64 : 80)) * tile_cols;
   const __bf16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
   const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
 
@@ -120,31 +134,19 @@ qkv(
   const int x_to = place<4>(x_m, x_k);
   const int right_n = threadIdx.x / 4, right_k = threadIdx.x % 4 * 8;
   const __bf16* right_from = right_ptr + (col0 + right_n) * right_stride + right_k;
-  const int right_to = 2048 + place<4>(right_n, right_k);
+  const int right_to = right_at + place<4>(right_n, right_k);
   Vec<__bf16, 8> x_held[1];
   Vec<__bf16, 8> right_held[1];
   const auto fetch_slice = [&]() {
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      x_held[v] = load_chunk<8>(x_from, x_m < rows_here ? 8 : 0);
-    }
-    x_from += 32;
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      right_held[v] = load_chunk<8>(right_from, 8);
-    }
-    right_from += 32;
+    x_held[0] = load_chunk<8>(x_from, x_m < rows_here ? 8 : 0);
+    x_from += slice_depth;
+    right_held[0] = load_chunk<8>(right_from, 8);
+    right_from += slice_depth;
   };
   const auto prepare_slice = [&](int step) {
-    __bf16* const slice = ring + step % 2 * 4096;
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      store<8>(slice + x_to, x_held[v]);
-    }
-    #pragma unroll
-    for (int v = 0; v < 1; ++v) {
-      store<8>(slice + right_to, right_held[v]);
-    }
+    __bf16* const slice = ring + step % stages * slice_elements;
+    store<8>(slice + x_to, x_held[0]);
+    store<8>(slice + right_to, right_held[0]);
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
@@ -152,24 +154,12 @@ qkv(
   Fragment right_part[2][1];
   Sums right_sums[1][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
-    const __bf16* const slice = ring + step % 2 * 4096;
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_fragment<4>(x_part[buffer][i], slice + i * 32 * 32, warp_row, k * 16);
-    }
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_fragment<4>(right_part[buffer][i], slice + 2048 + i * 32 * 32, warp_col, k * 16);
-    }
+    const __bf16* const slice = ring + step % stages * slice_elements;
+    load_fragment<4>(x_part[buffer][0], slice, warp_row, k * 16);
+    load_fragment<4>(right_part[buffer][0], slice + right_at, warp_col, k * 16);
   };
   const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int n = 0; n < 1; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 1; ++m) {
-        multiply_add(right_sums[n][m], right_part[buffer][n], x_part[buffer][m]);
-      }
-    }
+    multiply_add(right_sums[0][0], right_part[buffer][0], x_part[buffer][0]);
   };
 
   fetch_slice();
@@ -195,34 +185,29 @@ qkv(
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 127; ++step) take_slice(step, false);
-  take_slice(127, true);
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const right_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
-  for (int n = 0; n < 1; ++n) {
-    #pragma unroll
-    for (int m = 0; m < 1; ++m) {
-      #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int at = (warp_row + m * 32 + lane % 32) * 68 + warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-        right_shared[at] = right_sums[n][m][i];
-      }
-    }
+  for (int i = 0; i < 16; ++i) {
+    const int sum_row = warp_row + lane % 32;
+    const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
+    right_shared[sum_row * sums_stride + sum_col] = right_sums[0][0][i];
   }
   __syncthreads();
 
   if (span == 0) {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
-      const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
+      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
       const long long row = row0 + m;
       const int col = col0 + n;
       if (row < rows) {
-        const Vec<float, 8> matmul_total = load<8>(right_shared + m * 68 + n);
+        const Vec<float, 8> matmul_total = load<8>(right_shared + m * sums_stride + n);
         Vec<__bf16, 8> out0_vec;
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -237,12 +222,12 @@ qkv(
   if (span == 1) {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
-      const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
+      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
       const long long row = row0 + m;
       const int col = col0 + n;
       if (row < rows) {
-        const Vec<float, 8> matmul_2_total = load<8>(right_shared + m * 68 + n);
+        const Vec<float, 8> matmul_2_total = load<8>(right_shared + m * sums_stride + n);
         Vec<__bf16, 8> out1_vec;
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
@@ -257,12 +242,12 @@ qkv(
   if (span == 2) {
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * 256 + threadIdx.x) / 8);
-      const int n = static_cast<int>((v * 256 + threadIdx.x) % 8) * 8;
+      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
       const long long row = row0 + m;
       const int col = col0 + n;
       if (row < rows) {
-        const Vec<float, 8> matmul_3_total = load<8>(right_shared + m * 68 + n);
+        const Vec<float, 8> matmul_3_total = load<8>(right_shared + m * sums_stride + n);
         Vec<__bf16, 8> out2_vec;
         #pragma unroll
         for (int j = 0; j < 8; ++j) {

@@ -47,11 +47,25 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
+// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 16, tile_cols = 16, slice_depth = 64, stages = 2;
+constexpr int shares = 4, steps = 16;  // of the depth, and slices of each
+constexpr int tiles_across = 896;
+// elements from the start of a slice to the right factors, and to its end
+constexpr int w_gate_at = tile_rows * slice_depth;
+constexpr int w_up_at = w_gate_at + tile_cols * slice_depth;
+constexpr int slice_elements = w_up_at + tile_cols * slice_depth;
+constexpr int at_once = 64 * 8;  // elements of a slice that a team's threads bring at once
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+constexpr int team_floats = 2 * tile_rows * sums_stride + 1 * tile_rows;  // of a team's sums and statistics
+
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  const int turn = Chunks < 8 ? row / (8 / (Chunks < 8 ? Chunks : 8)) % (Chunks < 8 ? Chunks : 8) : row % 8;
+  constexpr int turns = Chunks < 8 ? Chunks : 8;
+  const int turn = row / (8 / turns) % turns;
   return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
 }
 
@@ -75,16 +89,13 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
 
 // N neighbouring sums in shared memory, added up over the 4 teams, always in this order
 template <int N>
-__device__ __forceinline__ Vec<float, N> gathered(const float* own) {
+__device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
-  {
-    const float* const from = own;
+  #pragma unroll
+  for (int team = 0; team < 4; ++team) {
+    const Vec<float, N> part = load<N>(from + team * team_floats);
     #pragma unroll
-    for (int team = 0; team < 4; ++team) {
-      const Vec<float, N> part = load<N>(from + team * 656);
-      #pragma unroll
-      for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
-    }
+    for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
   }
   return total;
 }
@@ -131,52 +142,45 @@ rmsnorm_gemm_swiglu(
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
   const int team = threadIdx.x / 64;  // of the 4 that share the depth
-  const int share = team;
-  const int warp_row = 0;  // the warp's part of the tile
-  const int warp_col = 0;
   const unsigned tile = blockIdx.x;
-  const long long row0 = tile / 896 * 16LL;
-  const int across = tile % 896;
-  const int rows_here = rows - row0 < 16 ? static_cast<int>(rows - row0) : 16;
-  const int col0 = across * 16;
+  const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
+  const int across = tile % tiles_across;
+  const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
+  const int col0 = across * tile_cols;
 
   // the ring of 2 slices, and what the thread brings of each
-  __bf16* const ring = reinterpret_cast<__bf16*>(shared) + team * 6144;
+  __bf16* const ring = reinterpret_cast<__bf16*>(shared) + team * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
-  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + share * 64 + x_k;
+  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + team * slice_depth + x_k;
   const int x_to = place<8>(x_m, x_k);
   const int w_gate_n = lane / 8, w_gate_k = lane % 8 * 8;
-  const __bf16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + share * 64 + w_gate_k;
-  const int w_gate_to = 1024 + place<8>(w_gate_n, w_gate_k);
+  const __bf16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + team * slice_depth + w_gate_k;
+  const int w_gate_to = w_gate_at + place<8>(w_gate_n, w_gate_k);
   const int w_up_n = lane / 8, w_up_k = lane % 8 * 8;
-  const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + share * 64 + w_up_k;
-  const int w_up_to = 2048 + place<8>(w_up_n, w_up_k);
+  const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + team * slice_depth + w_up_k;
+  const int w_up_to = w_up_at + place<8>(w_up_n, w_up_k);
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> w_gate_held[2];
   Vec<__bf16, 8> w_up_held[2];
   Vec<__bf16, 8> gain_held;
   float sum_of_squares_part[2] = {};
   const auto fetch_slice = [&](int step) {
-    const int depth = (step * 4 + share) * 64;
+    const int depth = (step * shares + team) * slice_depth;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, x_m + v * 8 < rows_here ? 8 : 0);
     }
-    x_from += 256;
+    x_from += shares * slice_depth;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      w_gate_held[v] = load_chunk<8>(w_gate_from + v * 8 * w_gate_pitch, 8);
-    }
-    w_gate_from += 256;
+    for (int v = 0; v < 2; ++v) w_gate_held[v] = load_chunk<8>(w_gate_from + v * 8 * w_gate_pitch, 8);
+    w_gate_from += shares * slice_depth;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      w_up_held[v] = load_chunk<8>(w_up_from + v * 8 * w_up_pitch, 8);
-    }
-    w_up_from += 256;
+    for (int v = 0; v < 2; ++v) w_up_held[v] = load_chunk<8>(w_up_from + v * 8 * w_up_pitch, 8);
+    w_up_from += shares * slice_depth;
     gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
   };
   const auto prepare_slice = [&](int step) {
-    __bf16* const slice = ring + step % 2 * 3072;
+    __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       Vec<__bf16, 8> x_vec;
@@ -189,16 +193,12 @@ rmsnorm_gemm_swiglu(
         x_vec.at[j] = static_cast<__bf16>(mul);
         sum_of_squares_part[v] += square;
       }
-      store<8>(slice + x_to + v * 512, x_vec);
+      store<8>(slice + x_to + v * at_once, x_vec);
     }
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      store<8>(slice + w_gate_to + v * 512, w_gate_held[v]);
-    }
+    for (int v = 0; v < 2; ++v) store<8>(slice + w_gate_to + v * at_once, w_gate_held[v]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      store<8>(slice + w_up_to + v * 512, w_up_held[v]);
-    }
+    for (int v = 0; v < 2; ++v) store<8>(slice + w_up_to + v * at_once, w_up_held[v]);
   };
 
   // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
@@ -208,29 +208,14 @@ rmsnorm_gemm_swiglu(
   Sums matmul_sums[1][1] = {};
   Sums matmul_2_sums[1][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
-    const __bf16* const slice = ring + step % 2 * 3072;
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_fragment<8>(x_part[buffer][i], slice + i * 16 * 64, warp_row, k * 32);
-    }
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_fragment<8>(w_gate_part[buffer][i], slice + 1024 + i * 16 * 64, warp_col, k * 32);
-    }
-    #pragma unroll
-    for (int i = 0; i < 1; ++i) {
-      load_fragment<8>(w_up_part[buffer][i], slice + 2048 + i * 16 * 64, warp_col, k * 32);
-    }
+    const __bf16* const slice = ring + step % stages * slice_elements;
+    load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
+    load_fragment<8>(w_gate_part[buffer][0], slice + w_gate_at, 0, k * 32);
+    load_fragment<8>(w_up_part[buffer][0], slice + w_up_at, 0, k * 32);
   };
   const auto multiply = [&](int buffer) {
-    #pragma unroll
-    for (int n = 0; n < 1; ++n) {
-      #pragma unroll
-      for (int m = 0; m < 1; ++m) {
-        multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][m]);
-        multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][m]);
-      }
-    }
+    multiply_add(matmul_sums[0][0], w_gate_part[buffer][0], x_part[buffer][0]);
+    multiply_add(matmul_2_sums[0][0], w_up_part[buffer][0], x_part[buffer][0]);
   };
 
   fetch_slice(0);
@@ -256,59 +241,51 @@ rmsnorm_gemm_swiglu(
     }
   };
   #pragma unroll 1
-  for (int step = 0; step < 15; ++step) take_slice(step, false);
-  take_slice(15, true);
+  for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
+  take_slice(steps - 1, true);
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + 320;
-  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 640;
+  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
+  float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 2 * tile_rows * sums_stride;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int step = 4; step > 0; step /= 2) sum_of_squares_part[v] += partner(sum_of_squares_part[v], step);
-    if (x_k == 0) sum_of_squares_shared[team * 656 + x_m + v * 8] = sum_of_squares_part[v];
+    if (x_k == 0) sum_of_squares_shared[team * team_floats + x_m + v * 8] = sum_of_squares_part[v];
   }
   #pragma unroll
-  for (int n = 0; n < 1; ++n) {
-    #pragma unroll
-    for (int m = 0; m < 1; ++m) {
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = (warp_row + m * 16 + lane % 16) * 20 + warp_col + n * 16 + lane / 16 * 4 + i;
-        matmul_shared[team * 656 + at] = matmul_sums[n][m][i];
-        matmul_2_shared[team * 656 + at] = matmul_2_sums[n][m][i];
-      }
-    }
+  for (int i = 0; i < 4; ++i) {
+    const int sum_row = lane % 16;
+    const int sum_col = lane / 16 * 4 + i;
+    matmul_shared[team * team_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
+    matmul_2_shared[team * team_floats + sum_row * sums_stride + sum_col] = matmul_2_sums[0][0][i];
   }
   __syncthreads();
 
-  #pragma unroll
-  for (int v = 0; v < 1; ++v) {
-    const int m = static_cast<int>((v * 256 + threadIdx.x) / 2);
-    const int n = static_cast<int>((v * 256 + threadIdx.x) % 2) * 8;
-    const long long row = row0 + m;
-    const int col = col0 + n;
-    if (m < 16 && row < rows) {
-      const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * 20 + n);
-      const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * 20 + n);
-      const float sum_of_squares = gathered<1>(sum_of_squares_shared + m).at[0];
-      const float mean = sum_of_squares / 4096.0f;
-      const float mean_plus_eps = mean + 1e-06f;
-      const float rrms = rsqrtf(mean_plus_eps);
-      Vec<__bf16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
-        const float matmul_2 = matmul_2_total.at[j];
-        const float mul_2 = matmul * rrms;
-        const float silu = mul_2 * reciprocal(1.0f + exponential(-mul_2));
-        const float mul_3 = matmul_2 * rrms;
-        const float mul_4 = silu * mul_3;
-        out_vec.at[j] = static_cast<__bf16>(mul_4);
-      }
-      store<8>(out_ptr + row * out_stride + col, out_vec);
+  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
+  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
+  const long long row = row0 + m;
+  const int col = col0 + n;
+  if (m < tile_rows && row < rows) {
+    const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * sums_stride + n);
+    const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * sums_stride + n);
+    const float sum_of_squares = gathered<1>(sum_of_squares_shared + m).at[0];
+    const float mean = sum_of_squares / 4096.0f;
+    const float mean_plus_eps = mean + 1e-06f;
+    const float rrms = rsqrtf(mean_plus_eps);
+    Vec<__bf16, 8> out_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float matmul = matmul_total.at[j];
+      const float matmul_2 = matmul_2_total.at[j];
+      const float mul_2 = matmul * rrms;
+      const float silu = mul_2 * reciprocal(1.0f + exponential(-mul_2));
+      const float mul_3 = matmul_2 * rrms;
+      const float mul_4 = silu * mul_3;
+      out_vec.at[j] = static_cast<__bf16>(mul_4);
     }
+    store<8>(out_ptr + row * out_stride + col, out_vec);
   }
 }

@@ -10,8 +10,8 @@ from typing import Any
 
 from fusegen.emitting.dialect import choice
 from fusegen.emitting.products.mma_factors import FactorSpeller
+from fusegen.emitting.products.mma_sizes import sizes
 from fusegen.emitting.products.mma_sums import SumSpeller
-from fusegen.language.types import f32
 
 COPIES = ("copy_chunk", "copy_once")
 
@@ -26,57 +26,64 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         across = plan.tiles_across
         lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
         if tile.spread or others or (tile.group > 1 and across > 1):
-            lines.append(f"const unsigned tiles_down = static_cast<unsigned>((rows + {tile.rows - 1}) / {tile.rows});")
-        if tile.spread or others:
-            lines.append(f"const unsigned tiles = tiles_down * {across}u;{'  // of one product' if others else ''}")
+            lines.append("const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);")
+        if across > 1 and (tile.spread or others):
+            lines.append(f"const unsigned tiles = tiles_down * tiles_across;{'  // of one product' if others else ''}")
         if not tile.spread:
             block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
             return [*lines, *self.place_in_grid(block), self.rows_here("const int "), *self.span_place(), *self.sides()]
         if others:
             each = " * ".join(f"static_cast<unsigned>({dim.extent})" for dim in others)
-            lines.append(f"const unsigned tiles_here = tiles * {each};")
-        fields = ["long long row0;", "int across;", *(f"long long {dim.index};" for dim in others)]
-        names = ["row0", "across", *(dim.index for dim in others)]
+            lines.append(f"const unsigned tiles_here = {self.tiles} * {each};")
+        beside = across > 1
+        fields = ["long long row0;", *["int across;"] * beside, *(f"long long {dim.index};" for dim in others)]
+        names = ["row0", *["across"] * beside, *(dim.index for dim in others)]
         return [
             *lines,
             f"struct Place {{ {' '.join(fields)} }};",
-            "const auto place_of = [&](unsigned number) {",
-            *(f"  {line}" for line in self.place_in_grid("number")),
+            f"const auto place_of = [&](unsigned {'number' if others else 'tile'}) {{",
+            *(f"  {line}" for line in self.place_in_grid("number" if others else "")),
             f"  return Place{{{', '.join(names)}}};",
             "};",
         ]
 
+    @property
+    def tiles(self) -> str:
+        """How many one product has."""
+        return "tiles" if self.plan.tiles_across > 1 else "tiles_down"
+
     def place_in_grid(self, block: str) -> list[str]:
-        """The first row of a block's tile, how many lie before it in its row of tiles, and whose product's it is."""
+        """The first row of a block's tile, how many lie before it in its row of tiles, and whose product's it is. The
+        tile's number is `tile`, or made of `block`."""
         *others, _ = self.plan.row_dims
         lines, tile = [], self.tile
         if others:
             for place, dim in enumerate(others):
-                inner = " / ".join([f"({block}) / tiles", *(d.extent for d in reversed(others[place + 1 :]))])
+                inner = " / ".join([f"({block}) / {self.tiles}", *(d.extent for d in reversed(others[place + 1 :]))])
                 lines.append(f"const long long {dim.index} = {inner}" + (f" % {dim.extent};" if place else ";"))
-            block = f"({block}) % tiles"
-        lines.append(f"const unsigned tile = {block};")
+            block = f"({block}) % {self.tiles}"
+        lines += [f"const unsigned tile = {block};"] if block else []
         where = self.tile_place("unsigned")
         if where.lines:
             lines.append(
                 f"// {tile.group} rows of tiles at a time, column by column: blocks that run together share factors in "
                 "the L2 cache"
             )
-        lines += [*where.lines, f"const long long row0 = {where.down} * {tile.rows}LL;"]
-        return [*lines, f"const int across = {where.across};"]
+        lines += [*where.lines, f"const long long row0 = static_cast<long long>({where.down}) * tile_rows;"]
+        return [*lines, *[f"const int across = {where.across};"] * (self.plan.tiles_across > 1)]
 
     def rows_here(self, declared: str) -> str:
-        tile = self.tile
-        return f"{declared}rows_here = rows - row0 < {tile.rows} ? static_cast<int>(rows - row0) : {tile.rows};"
+        return f"{declared}rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;"
 
     def span_place(self) -> list[str]:
         """The first column of the block's tile; with several spans, which one it is."""
         if not self.several:
-            return [f"const int col0 = across * {self.tile.cols};"]
+            one = self.plan.tiles_across == 1
+            return ["constexpr int col0 = 0;" if one else "const int col0 = across * tile_cols;"]
         spans = self.plan.spans
         lines = [f"const int span = {self.span_number()};"]
         first = self.by_span([str(s.first_tile) for s in spans])
-        return [*lines, f"const int col0 = (across - ({first})) * {self.tile.cols};"]
+        return [*lines, f"const int col0 = (across - ({first})) * tile_cols;"]
 
     def sides(self) -> list[str]:
         """What the tile's span multiplies, where there are several."""
@@ -113,7 +120,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         return [
             "const Place at = place_of(tile);",
             "const long long row0 = at.row0;",
-            "const int across = at.across;",
+            *["const int across = at.across;"] * (self.plan.tiles_across > 1),
             *self.span_place(),
             *(f"const long long {index} = at.{index};" for index in used),
         ]
@@ -144,11 +151,9 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             if not f["copied"]
         ] + [{"type": v["type"], "name": v["held"], "dims": ""} for v in vectors]
         fetches = bool(held)
-        slot = "slot" if plan.tile.spread else f"step % {tile.stages}"
-        slice_at = f"{slot} * {self.size * self.slice_elements}"
+        slot = "slot" if plan.tile.spread else "step % stages"
+        slice_at = f"{slot} * slice_bytes"
         copied_to = f"ring_at + {slice_at}"
-        if plan.dtype is f32 and not all(f.tile_along for f in plan.factors):
-            self.functions.add(self.place_across)
         if fetches:
             self.functions.update(("load", "load_chunk") if "load_chunk" in self.functions or vectors else ())
         launch_body = self.statements(plan.launch_body)
@@ -166,14 +171,13 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "thread": self.thread,
             "launch_body": launch_body,
             "share": self.share(),
-            "warp_row": f"warp / {tile.warps_across} * {tile.warp_rows}" if tile.warps_down > 1 else "0",
-            "warp_col": f"warp % {tile.warps_across} * {tile.warp_cols}" if tile.warps_across > 1 else "0",
+            "warp_row": f"warp{f' / {tile.warps_across}' if tile.warps_across > 1 else ''} * warp_rows",
+            "warp_col": f"warp{f' % {tile.warps_across}' if tile.warps_down > 1 else ''} * warp_cols",
             "tile_place": self.tile_lines(),
             "aim": self.aim(factors) if tile.spread else [],
             "tile_at": self.unpacked([dim.index for dim in plan.row_dims[:-1]]) if tile.spread else [],
-            "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else "tiles",
-            "ring_offset": f" + team * {self.slice_elements * tile.stages}" if tile.teams > 1 else "",
-            "slice_elements": self.slice_elements,
+            "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else self.tiles,
+            "ring_offset": " + team * (stages * slice_elements)" if tile.teams > 1 else "",
             "slice_at": slice_at,
             "copied_to": f"own_address({copied_to})" if any(f.once for f in plan.factors) else copied_to,
             "factors": factors,
@@ -194,15 +198,14 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "statistics": statistics,
             "inner": plan.slice_steps,
             "barrier": self.barrier,
-            "gathered": {"over": self.over(), "stride": self.region},
+            "over": self.over(),
             "spans": spans,
+            "sizes": sizes(self),
         }
 
     def share(self) -> str:
-        """Which of the teams of all blocks of the cluster this is."""
-        if self.tile.cluster == 1:
-            return "team"
-        return f"rank * {self.tile.teams} + team" if self.tile.teams > 1 else "rank"
+        """Which of the teams of all blocks of the cluster this is; "" where a team or a block is its share."""
+        return f"rank * {self.tile.teams} + team" if self.tile.teams > 1 and self.tile.cluster > 1 else ""
 
     def over(self) -> str:
         teams = f"the {self.tile.teams} teams" if self.tile.teams > 1 else ""

@@ -8,6 +8,7 @@ from typing import Any
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, ZEROS, all_of
+from fusegen.emitting.loops import each_line
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
@@ -19,13 +20,7 @@ class FactorSpeller(GemmWords):
     """What each thread brings of a slice, and what it makes of it on the way."""
 
     def share_offset(self) -> str:
-        return f"share * {self.tile.depth} + " if self.tile.shares > 1 else ""
-
-    def cols_text(self) -> str:
-        return "cols" if self.several else str(self.plan.spans[0].cols)
-
-    def cols_ragged(self) -> bool:
-        return any(s.cols % self.tile.cols for s in self.plan.spans)
+        return f"{self.number} * slice_depth + " if self.tile.shares > 1 else ""
 
     def factor(self, own: Own) -> Mapping[str, Any]:
         """One factor's share of a slice: how the thread finds it, and what it asks for."""
@@ -56,20 +51,23 @@ class FactorSpeller(GemmWords):
         at_side, at_depth = (f"{side}{pass_text}", depth) if f.along else (side, f"{depth}{pass_text}")
         away = "away" if named else far
         at_brought = f"{brought} + {away}" if f.along and passes > 1 else brought if f.along else side
-        affine = jump % TURNS == 0 and f.tile_along == f.along  # turns come again after 8 rows
+        beside = f.side == "rows" and f is not plan.left[0]  # what the left operand is computed from has no tile
+        affine = jump % TURNS == 0 and f.tile_along == f.along and not beside  # turns come again after 8 rows
         place = self.place(own, at_side, at_depth)
         if affine:
-            place = f"{name}_to" + (f" + v * {jump * chunks * chunk}" if passes > 1 else "")
-        to, hidden = f"({place}) * {self.size}" if affine or own.offset else f"{place} * {self.size}", []
+            place = f"{name}_to" + (" + v * at_once" if passes > 1 else "")
+            self.sizes.update(["at_once"] * (passes > 1))
+        to, hidden = f"({place}) * {self.size}" if affine or own.at else f"{place} * {self.size}", []
         if f.copied and affine and self.plan.prologue is None:
-            # in bytes, and known to nobody: the compiler would make it anew for each copy, from the thread's number
-            place = f"{name}_to" + (f" + v * {jump * chunks * chunk * self.size}" if passes > 1 else "")
-            to, hidden = place, [f'asm volatile("" : "+r"({name}_to));']
+            place = f"{name}_to" + (f" + v * (at_once * {self.size})" if passes > 1 else "")
+            what = "stays in a register: the compiler would make it anew for each copy"
+            to, hidden = place, [f'asm volatile("" : "+r"({name}_to));  // {what}']
         lines = [f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {chunk};"]
         if dealt:
-            lines.append(f"const int {brought} = {self.dealt(side)};  // that lies in this row of the tile")
+            lines.append(f"// the column that lies in row {side} of the tile")
+            lines.append(f"const int {brought} = {self.dealt(side)};")
         pointers, starts = self.pointers_to(own, passes, f"{pointer}{batch} + {start}", f"({far}) * {stride}")
-        advance = str(self.tile.depth * self.tile.shares)
+        advance = "shares * slice_depth" if self.tile.shares > 1 else "slice_depth"
         if not f.along or f.step:
             advance = f"{advance} * {f'{name}_step' if f.step else stride}"
         copy = "copy_once" if f.once else "copy_chunk"
@@ -118,10 +116,7 @@ class FactorSpeller(GemmWords):
         if not self.plan.tile.spread:
             return [f"{ctype} {name} = {first};"], []
         from_each = first + (f" + {far}" if passes > 1 else "")
-        return [f"{ctype} {name}[{passes}];"], [
-            UNROLL,
-            f"for (int v = 0; v < {passes}; ++v) {name}[v] = {from_each};",
-        ]
+        return [f"{ctype} {name}[{passes}];"], each_line([f"{name}[v] = {from_each};"], "v", passes)
 
     def number_chunks(self, factors: list[dict[str, Any]]) -> None:
         """The thread's chunks of a slice are counted through all factors."""
@@ -136,15 +131,15 @@ class FactorSpeller(GemmWords):
     def dealt(self, row: str) -> str:
         """The column that lies in a row of a right factor's tile: neighbours are dealt out to one lane's rows of all
         fragments. A sum of columns that differ in other bits is the column of the sum."""
-        cols, run, lanes = self.tile.warp_cols, self.plan.run, self.plan.atom.fragment.lane_cols
-        return f"{row} / {cols} * {cols} + {row} % {lanes} * {run} + {row} % {cols} / {lanes}"
+        run, lanes = self.plan.run, self.plan.atom.fragment.lane_cols
+        return f"{row} / warp_cols * warp_cols + {row} % {lanes} * {run} + {row} % warp_cols / {lanes}"
 
     def dealt_passes(self, jump: int) -> str:
         """The same of row v * `jump`."""
         cols, lanes, row = self.tile.warp_cols, self.plan.atom.fragment.lane_cols, f"v * {jump}"
         if jump % cols == 0:
             return row
-        near = f"{row} / {cols} * {cols} + {row} % {cols} / {lanes}"
+        near = f"{row} / warp_cols * warp_cols + {row} % warp_cols / {lanes}"
         return near if jump % lanes == 0 else self.dealt(row)
 
     def batch_strides(self, own: Own) -> list[tuple[str, str]]:
@@ -154,10 +149,12 @@ class FactorSpeller(GemmWords):
 
     def place(self, own: Own, side: str, depth: str) -> str:
         """Elements from the start of a slice to one of the factor's."""
-        offset = f"{own.offset} + " if own.offset else ""
+        offset = f"{own.at} + " if own.at else ""
         chunk = self.plan.chunk
         if own.factor.tile_along:
+            self.functions.add("place")
             return f"{offset}place<{self.tile.depth // chunk}>({side}, {depth})"
+        self.functions.add(self.place_across)
         return f"{offset}{self.place_across}<{own.extent // chunk}>({depth}, {side})"
 
     def count(self, own: Own, side: str, depth: str) -> str:
@@ -169,16 +166,15 @@ class FactorSpeller(GemmWords):
             else:
                 partial = f"rows_here - {side}"
         elif self.cols_ragged():
-            cols = self.cols_text()
             if f.along or all(s.cols % self.plan.chunk == 0 for s in self.plan.spans):
-                tests.append(f"col0 + {side} < {cols}")
+                tests.append(f"col0 + {side} < cols")
             else:
-                partial = f"{cols} - (col0 + {side})"
+                partial = f"cols - (col0 + {side})"
         if not self.plan.even:
             if not f.along or self.plan.depth % self.plan.chunk == 0:
-                tests.append(f"depth + {depth} < {self.plan.depth}")
+                tests.append(f"depth + {depth} < full_depth")
             else:
-                partial = f"{self.plan.depth} - (depth + {depth})"
+                partial = f"full_depth - (depth + {depth})"
         if partial:
             self.functions.add("within")
         text = f"within({partial})" if partial else str(self.plan.chunk)
@@ -186,8 +182,8 @@ class FactorSpeller(GemmWords):
 
     def depth_text(self) -> str:
         if self.tile.shares > 1:
-            return f"(step * {self.tile.shares} + share) * {self.tile.depth}"
-        return f"step * {self.tile.depth}"
+            return f"(step * shares + {self.number}) * slice_depth"
+        return "step * slice_depth"
 
     # ---- the prologue
 
@@ -219,7 +215,7 @@ class FactorSpeller(GemmWords):
         lines += [self.define(r.value, r.dtype, f"{r.access.name}_held[v]") for r in prologue.row_loads]
         lines += self.statements(prologue.row_body)
         if not self.plan.even:
-            lines.append(f"const int left = {self.plan.depth} - (depth + {own.depth});")
+            lines.append(f"const int left = full_depth - (depth + {own.depth});")
         lines += [UNROLL, f"for (int j = 0; j < {chunk}; ++j) {{"]
 
         def read(load: Load) -> str:
@@ -248,16 +244,13 @@ class FactorSpeller(GemmWords):
         if prologue is None:
             return []
         lines = [f"float {r.part}[{found['passes']}] = {{}};" for r in prologue.reductions]
+        row = f"row0 + {found['at_side']}"
         for load in prologue.row_loads:
             name = load.access.name
+            value = self.to_value(load.access.dtype, f"*({self.at(load.access, row=f'({row})')})")
             lines += [
                 f"{VALUE_TYPES[load.dtype]} {name}_held[{found['passes']}];",
-                UNROLL,
-                f"for (int v = 0; v < {found['passes']}; ++v) {{",
-                f"  const long long row = row0 + {found['at_side']};",
-                f"  {name}_held[v] = row < rows ? "
-                f"{self.to_value(load.access.dtype, f'*({self.at(load.access)})')} : {ZEROS[load.dtype]};",
-                "}",
+                *each_line([f"{name}_held[v] = {row} < rows ? {value} : {ZEROS[load.dtype]};"], "v", found["passes"]),
             ]
         return lines
 
@@ -273,7 +266,7 @@ class FactorSpeller(GemmWords):
             count = str(self.plan.chunk)
             if not self.plan.even:
                 self.functions.add("within")
-                count = f"within({self.plan.depth} - (depth + {own.depth}))"
+                count = f"within(full_depth - (depth + {own.depth}))"
             found.append(
                 {
                     "held": f"{access.name}_held",

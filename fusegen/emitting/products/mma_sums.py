@@ -12,29 +12,33 @@ from fusegen.language.types import f32
 from fusegen.planner.model import Load, Store
 from fusegen.planner.products.parts import Span
 
-# What a fragment function loads, of `deep` elements along the depth, and where in a tile the first one lies that lane
-# `lane` gives the address of. The instruction's rows are the right operand's, 16 of them; of its columns, the left
-# operand's rows, it has 8, so a fragment serves two. What ldmatrix gives a lane are 4 bytes of a chunk: two halves, or
-# one f32, which it can't transpose.
-ALONG, ACROSS = "a tile whose rows run along the depth", "a tile whose rows run along the side: transposed on the way"
-FRAGMENTS: Mapping[str, tuple[str, str]] = {
-    "load_right": (f"16 x {{deep}} elements of {ALONG}", "{side} + lane % 16, lane / 16 * {chunk}"),
-    "load_right_across": (f"16 x {{deep}} elements of {ACROSS}", "lane % 8 + lane / 16 * 8, {side} + lane / 8 % 2 * 8"),
-    "load_left": (
-        f"twice 8 x {{deep}} elements of {ALONG}",
-        "{side} + lane % 8 + lane / 16 * 8, lane / 8 % 2 * {chunk}",
-    ),
-    "load_left_across": (f"twice 8 x {{deep}} elements of {ACROSS}", "lane % 16, {side} + lane / 16 * 8"),
-    "load_left_half": (f"8 x {{deep}} elements of {ALONG}", "{side} + lane % 8, lane / 8 % 2 * {chunk}"),
-    "load_left_half_across": (f"8 x {{deep}} elements of {ACROSS}", "lane % 16, {side}"),
+# Where in a tile the row lies that lane `lane` gives the address of, for a fragment of each operand, of which `side` is
+# the warp's first row or column: along the depth, or across it. The instruction's rows are the right operand's, 16 of
+# them; of its columns, the left operand's rows, it has 8, so a fragment serves two. What ldmatrix gives a lane are 4
+# bytes of a chunk: two halves, or one f32, which it can't transpose.
+ADDRESSES: Mapping[tuple[str, bool], str] = {
+    ("right", True): "{side}lane % 16, lane / 16 * {chunk}",
+    ("right", False): "lane % 8 + lane / 16 * 8, {side}lane / 8 % 2 * 8",
+    ("left", True): "{side}lane % 8 + lane / 16 * 8, lane / 8 % 2 * {chunk}",
+    ("left", False): "lane % 16, {side}lane / 16 * 8",
+    ("left half", True): "{side}lane % 8, lane / 8 % 2 * {chunk}",
+    ("left half", False): "lane % 16, {side_alone}",
 }
+# The functions that load them: ldmatrix knows no operands, but two or four matrices that lie along the depth or across.
+MATRICES: Mapping[tuple[bool, bool], tuple[str, str]] = {  # half of a fragment, along -> name, the target's word
+    (False, True): ("load_matrices", "matrix"),
+    (False, False): ("load_matrices_across", "matrix_across"),
+    (True, True): ("load_two_matrices", "half_matrix"),
+    (True, False): ("load_two_matrices_across", "half_matrix_across"),
+}
+COUNT = {False: "four", True: "two"}
 # Of f32 that is to be transposed, where a lane's own first element lies, and where the others do: 8 further along the
 # side, which turns a bit of the address, and 4 lines further in depth.
-WORD_PLACE = "lane % 4, {side} + lane / 4"
-WORDS: Mapping[str, tuple[int, str]] = {
-    "load_right_across": (4, "(address ^ i % 2 * 32) + i / 2 * 4 * Line"),
-    "load_left_across": (4, "(address ^ i / 2 * 32) + i % 2 * 4 * Line"),
-    "load_left_half_across": (2, "address + i * 4 * Line"),
+WORD_PLACE = "lane % 4, {side}lane / 4"
+WORDS: Mapping[str, tuple[str, int, str]] = {
+    "right": ("load_right_across", 4, "(address ^ i % 2 * 32) + i / 2 * 4 * Line"),
+    "left": ("load_left_across", 4, "(address ^ i / 2 * 32) + i % 2 * 4 * Line"),
+    "left half": ("load_left_half_across", 2, "address + i * 4 * Line"),
 }
 
 
@@ -43,37 +47,19 @@ class SumSpeller(GemmWords):
 
     def fragments(self) -> list[dict[str, Any]]:
         plan, tile = self.plan, self.tile
-        mma = plan.atom.kind == "mma"
         found: list[dict[str, Any]] = []
         for own in [self.owns[0], *self.owns[len(plan.left) :]]:
             rows = own.factor.side == "rows"
             extent = tile.warp_rows if rows else tile.warp_cols
-            unit = plan.atom.rows if rows else plan.atom.cols
-            half = mma and extent == 8
-            unit = 16 if mma and not half else unit
-            along = own.factor.tile_along
-            kind = "_".join(
-                filter(None, ["load", "left" if rows else "right", "half" if half else "", "" if along else "across"])
-            )
-            chunks = (tile.depth if along else own.extent) // plan.chunk
-            side = f"warp_{'row' if rows else 'col'}"
-            offset = f" + {own.offset}" if own.offset else ""
-            found.append(
-                {
-                    "name": own.name,
-                    "type": "unsigned" if mma else "Fragment",
-                    "count": extent // unit,
-                    **(
-                        self.matrix(own, kind, side, chunks, unit)
-                        if mma
-                        else {
-                            "load": f"load_fragment<{chunks}>",
-                            "lane": "",
-                            "at": f"slice{offset} + i * {unit} * {tile.depth}, {side}, k * {plan.atom.depth}",
-                        }
-                    ),
-                }
-            )
+            side = self.warp_row if rows else self.warp_col
+            if plan.atom.kind == "mma":
+                half = extent == plan.atom.rows
+                unit = plan.atom.rows if half else 16
+                words = self.matrix(own, "left half" if half else "left" if rows else "right", side, unit)
+            else:
+                unit = plan.atom.rows if rows else plan.atom.cols
+                words = self.from_tile(own, side, unit)
+            found.append({"name": own.name, "count": extent // unit, **words})
         return self.numbered(found)
 
     def numbered(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -88,7 +74,19 @@ class SumSpeller(GemmWords):
         left |= {"numbered": f"number < 1 || number >= {before}", "number": f"number < 1 ? 0 : number - {rest}"}
         return found
 
-    def matrix(self, own: Own, kind: str, side: str, chunks: int, unit: int) -> Mapping[str, str]:
+    def from_tile(self, own: Own, side: str, unit: int) -> Mapping[str, str]:
+        """Which rows of a tile AMD's fragment i of step k is of."""
+        chunks = (self.tile.depth if own.factor.tile_along else own.extent) // self.plan.chunk
+        self.functions.add("place")
+        tile = f"slice + {own.at}" if own.at else "slice"
+        return {
+            "type": "Fragment",
+            "load": f"load_fragment<{chunks}>",
+            "lane": "",
+            "at": f"{tile} + i * ({unit} * slice_depth), {alone(side)}, k * {self.plan.atom.depth}",
+        }
+
+    def matrix(self, own: Own, kind: str, side: str, unit: int) -> Mapping[str, Any]:
         """The address that a lane gives for fragment i of step k, in bytes.
 
         Steps along a line turn bits of it that whole lines leave alone, so that no sum has to be made again: a line is
@@ -97,58 +95,69 @@ class SumSpeller(GemmWords):
         4096^3 took 272 us on an H200, not 278.
         """
         plan, size, along = self.plan, self.size, own.factor.tile_along
-        along_line, to_line = plan.atom.depth * size, own.extent * size
+        chunks = (self.tile.depth if along else own.extent) // plan.chunk
+        line = f"{'tile_rows' if own.factor.side == 'rows' else 'tile_cols'} * {size}"
+        several = (self.tile.warp_rows if own.factor.side == "rows" else self.tile.warp_cols) > unit
         if along:
-            turned, added = f"k * {along_line}", f"i * {unit * self.tile.depth * size}"
+            turned, added = f"k * {plan.atom.depth * size}", f"i * ({unit} * slice_depth * {size})"
         else:
-            turned, added = f"i * {unit * size}", f"k * {plan.atom.depth * to_line}"
-        offset = f" + {own.offset * size}" if own.offset else ""
+            turned, added = f"i * {unit * size}" if several else "", f"k * ({plan.atom.depth} * {line})"
         words = plan.dtype is f32 and not along
-        place = (WORD_PLACE if words else FRAGMENTS[kind][1]).format(side=side, chunk=plan.chunk)
+        place = (WORD_PLACE if words else ADDRESSES[kind, along]).format(
+            side=side, side_alone=alone(side), chunk=plan.chunk
+        )
+        function = WORDS[kind][0] if words else MATRICES["half" in kind, along][0]
+        start = f"ring_at + {own.at} * {size}" if own.at else "ring_at"
         named = "place" if along else self.place_across
+        self.functions.add(named)
+        lane = f"({own.name}_lane ^ ({turned}))" if turned else f"{own.name}_lane"
         return {
-            "function": kind,
-            "load": f"{kind}<{to_line}>" if words else kind,
-            "lane": f"const unsigned {own.name}_lane = ring_at{offset} + {named}<{chunks}>({place}) * {size};",
-            "at": f"({own.name}_lane ^ ({turned})) + slice + {added}",
+            "type": "unsigned",
+            "function": function,
+            "kind": kind,
+            "along": along,
+            "load": f"{function}<{line}>" if words else function,
+            "lane": f"const unsigned {own.name}_lane = {start} + {named}<{chunks}>({place}) * {size};",
+            "at": f"{lane} + slice + {added}",
         }
 
-    def fragment_functions(self, fragments: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The functions of the prelude that load fragments, one for each way that a tile lies."""
+    def fragment_functions(self, fragments: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+        """The functions of the prelude that load fragments."""
         if self.plan.atom.kind != "mma":
             return []
-        words = self.plan.dtype is f32
-        return [
-            {
-                "name": name,
-                "what": FRAGMENTS[name][0].format(deep=self.plan.atom.depth),
-                "template": "template <int Line>  // bytes" if words and name in WORDS else "",
-                "body": self.fragment_body(name),
-            }
-            for name in dict.fromkeys(f["function"] for f in fragments)
-        ]
+        return {f["function"]: self.fragment_function(f) for f in fragments}.values()
 
-    def fragment_body(self, name: str) -> Iterable[str]:
+    def fragment_function(self, fragment: Mapping[str, Any]) -> Mapping[str, Any]:
+        kind, along, function = fragment["kind"], fragment["along"], fragment["function"]
+        half = "half" in kind
+        what = f"{COUNT[half]} matrices of 8 x 16 bytes, from the rows whose places the lanes give"
         if self.plan.dtype is not f32:
-            return self.spelling.functions[matrix_function(name)]
+            what += "" if along else "; transposed on the way"
+            body: Iterable[str] = self.spelling.functions[MATRICES[half, along][1]]
+            return {"name": function, "what": what, "template": "", "body": body}
         self.functions.add("to_tf32")
-        if name in WORDS:
-            self.functions.add("load_word")
-            count, place = WORDS[name]
-            return [UNROLL, f"for (int i = 0; i < {count}; ++i) to[i] = to_tf32(load_word({place}));"]
-        count = 2 if "half" in name else 4
-        rounded = [UNROLL, f"for (int i = 0; i < {count}; ++i) to[i] = to_tf32(to[i]);"]
-        return [*self.spelling.functions[matrix_function(name)], *rounded]
+        if along:
+            rounded = [UNROLL, f"for (int i = 0; i < {2 if half else 4}; ++i) to[i] = to_tf32(to[i]);"]
+            body = [*self.spelling.functions[MATRICES[half, along][1]], *rounded]
+            return {"name": function, "what": f"{what}, rounded to tf32", "template": "", "body": body}
+        self.functions.add("load_word")
+        _, count, place = WORDS[kind]
+        return {
+            "name": function,
+            "what": "a lane's elements of a fragment whose tile has rows along the side, of Line bytes each",
+            "template": "template <int Line>",
+            "body": [UNROLL, f"for (int i = 0; i < {count}; ++i) to[i] = to_tf32(load_word({place}));"],
+        }
 
     def sums(self) -> list[Mapping[str, Any]]:
         plan = self.plan
-        size = self.tile.band_rows * plan.sums_stride
-        own = f"team * {self.region} + " if self.tile.teams > 1 else ""
+        size = f"{self.band_rows} * sums_stride"
+        own = "team * team_floats + " if self.tile.teams > 1 else ""
         return [
             {
                 "name": f"{self.sum_name(place)}_sums",
                 "shared": f"{self.sum_name(place)}_shared",
-                "shared_at": f" + {place * size}" if place else "",
+                "shared_at": f" + {f'{place} * ' if place > 1 else ''}{size}" if place else "",
                 "own": own,
                 "right": self.owns[len(plan.left) + place].name,
             }
@@ -161,12 +170,12 @@ class SumSpeller(GemmWords):
             return []
         if plan.prologue.reductions:
             self.functions.add("partner")
-        team = f"team * {self.region} + " if self.tile.teams > 1 else ""
-        start = 0 if plan.run else plan.products * self.tile.band_rows * plan.sums_stride
+        team = "team * team_floats + " if self.tile.teams > 1 else ""
+        behind = [] if plan.run else [f"{plan.products} * {self.band_rows} * sums_stride"]
         return [
             {
                 "shared": f"{r.results[0]}_shared",
-                "shared_at": f" + {start + place * self.tile.rows}",
+                "shared_at": "".join(f" + {term}" for term in [*behind, *[f"{place} * tile_rows"] * bool(place)]),
                 "part": r.part,
                 "passes": found["passes"],
                 "lanes": self.tile.depth // plan.chunk,
@@ -181,7 +190,7 @@ class SumSpeller(GemmWords):
         mma = atom.kind == "mma"
         left, buffer = self.owns[0].name, "k % 2" if tile.spread else "buffer"
         down = tile.warp_rows // atom.rows
-        warp_row = "warp_row" if tile.bands == 1 else f"warp_row % {tile.band_rows}"
+        row = f"warp_row % {self.band_rows} + " if tile.bands > 1 else self.warp_row
         if not mma:
             left_text = f"{left}_part[{buffer}][m]"
         elif down == 1:
@@ -200,9 +209,10 @@ class SumSpeller(GemmWords):
             "sums_dims": "[4]" if mma else "",
             "across": tile.warp_cols // atom.cols,
             "down": down,
+            "turns": mma and down > 1 and tile.warp_cols > atom.cols,
             "left": left_text,
-            "row": f"{warp_row} + m * {atom.rows} + {atom.fragment.row_text(('i', 1))}",
-            "col": f"warp_col + n * {atom.cols} + {atom.fragment.col_text(('i', 1))}",
+            "row": f"{row}m * {atom.rows} + {atom.fragment.row_text(('i', 1))}",
+            "col": f"{self.warp_col}n * {atom.cols} + {atom.fragment.col_text(('i', 1))}",
         }
 
     # ---- the epilogue
@@ -212,9 +222,10 @@ class SumSpeller(GemmWords):
         places = self.own_places(span) if plan.run else self.shared_places(span)
         guard = [*places["guard"], "row < rows"]
         if span.cols % self.tile.cols:
-            guard.append(f"col < {span.cols}")
+            guard.append(f"col < {self.cols(span)}")
         ahead = [load for load in span.loads if load.when == "ahead"]
-        each = [load for load in ahead if len(plan.row_dims) - 1 in load.access.strided]
+        moving = [load for load in ahead if len(plan.row_dims) - 1 in load.access.strided]
+        each = moving if span.passes > 1 else []
         return {
             **places,
             "test": f"span == {number}" if self.several else "",
@@ -231,8 +242,12 @@ class SumSpeller(GemmWords):
                 }
                 for load in each
             ],
-            "once": [self.load_once(span, load) for load in ahead if load not in each],
-            "row": [*([] if plan.run else self.span_sums(span)), *self.span_row(span)],
+            "once": [self.load_once(span, load) for load in ahead if load not in moving],
+            "row": [
+                *(self.declared(load, vector) for load in moving if load not in each),
+                *([] if plan.run else self.span_sums(span)),
+                *self.span_row(span),
+            ],
             "body": self.span_body(span, each),
             "stores": [self.store(store.access, vector) for store in span.stores],
         }
@@ -240,16 +255,19 @@ class SumSpeller(GemmWords):
     def shared_places(self, span: Span) -> Mapping[str, Any]:
         """The places (m, n) of a tile that a thread takes in turn from shared memory: threads side by side."""
         plan, tile, vector = self.plan, self.tile, span.vector
-        per_row = tile.cols // vector
-        places = tile.band_rows * per_row
+        per_row = f"(tile_cols / {vector})" if vector > 1 else "tile_cols"
+        places = tile.band_rows * tile.cols // vector
         at_once = plan.threads * tile.cluster
-        first = f"(v * {tile.cluster} + rank)" if tile.cluster > 1 else "v"
-        at = f"({first} * {plan.threads} + threadIdx.x)"
+        first = ["v"] if span.passes > 1 else []
+        if tile.cluster > 1:
+            first = [f"(v * {tile.cluster} + rank)" if span.passes > 1 else "rank"]
+        at = f"({first[0]} * threads + threadIdx.x)" if first else "threadIdx.x"
+        self.sizes.update(["threads"] * len(first))
         return {
             "fixed": False,
             "m": f"static_cast<int>({at} / {per_row})",
             "n": f"static_cast<int>({at} % {per_row})" + (f" * {vector}" if vector > 1 else ""),
-            "guard": [f"m < {tile.band_rows}"] if places % at_once else [],
+            "guard": [f"m < {self.band_rows}"] if places % at_once else [],
         }
 
     def own_places(self, span: Span) -> Mapping[str, Any]:
@@ -261,8 +279,8 @@ class SumSpeller(GemmWords):
         piece = f" + v % {pieces} * {span.vector}" if pieces > 1 else ""
         return {
             "fixed": pieces == 1,
-            "m": f"warp_row + {row}",
-            "n": f"warp_col + {lane_col} * {plan.run}{piece}",
+            "m": f"{self.warp_row}{row}",
+            "n": f"{self.warp_col}{lane_col} * {plan.run}{piece}",
             "guard": [],
         }
 
@@ -274,12 +292,19 @@ class SumSpeller(GemmWords):
         at = f"(v % {pieces} * {span.vector} + {at})" if pieces > 1 else at
         return f"[{at} / 2][v / {2 * pieces}][{at} % 2 * 2 + {row}]"
 
+    def cols(self, span: Span) -> str:
+        return str(span.cols) if self.several else "cols"
+
     def load_once(self, span: Span, load: Load) -> str:
         """What all of the thread's rows share."""
         vec, text = self.vec(load.access.dtype, span.vector), self.load(load.access, span.vector)
         if span.cols % self.tile.cols:
-            text = f"col < {span.cols} ? {text} : {vec}{{}}"
+            text = f"col < {self.cols(span)} ? {text} : {vec}{{}}"
         return f"const {vec} {load.access.name}_vec = {text};"
+
+    def declared(self, load: Load, vector: int) -> str:
+        vec = self.vec(load.access.dtype, vector)
+        return f"const {vec} {load.access.name}_vec = {self.load(load.access, vector)};"
 
     def gather(self, shared: str, at: str, count: int) -> str:
         if count > 1 or self.tile.shares > 1:
@@ -291,15 +316,17 @@ class SumSpeller(GemmWords):
 
     def tile_row(self) -> str:
         """The tile's row that is row m of the band."""
-        return f"band * {self.tile.band_rows} + m" if self.tile.bands > 1 else "m"
+        return "band * band_rows + m" if self.tile.bands > 1 else "m"
 
     def span_sums(self, span: Span) -> list[str]:
         lines = []
         for place, product in enumerate(span.contractions):
-            at = f"m * {self.plan.sums_stride} + n"
+            at = "m * sums_stride + n"
             call = self.gather(f"{self.sum_name(place)}_shared", at, span.vector)
-            ctype = f"Vec<float, {span.vector}>" if span.vector > 1 else "float"
-            lines.append(f"const {ctype} {product.value}_total = {call};")
+            if span.vector > 1:
+                lines.append(f"const Vec<float, {span.vector}> {product.value}_total = {call};")
+            else:
+                lines.append(f"const float {product.value} = {call};")
         return lines
 
     def span_row(self, span: Span) -> list[str]:
@@ -317,18 +344,17 @@ class SumSpeller(GemmWords):
             lines.append(f"if (col == 0) *({self.at(row_store.access)}) = {stored};")
         for load in span.loads:
             if load.when == "now":
-                vec = self.vec(load.access.dtype, span.vector)
-                lines.append(f"const {vec} {load.access.name}_vec = {self.load(load.access, span.vector)};")
+                lines.append(self.declared(load, span.vector))
         lines += [f"{self.vec(s.access.dtype, span.vector)} {s.access.name}_vec;" for s in span.stores]
         return lines
 
     def span_body(self, span: Span, each: Iterable[Load]) -> list[str]:
         lines = []
         for place, product in enumerate(span.contractions):
-            element = f"{product.value}_total.at[j]" if span.vector > 1 else f"{product.value}_total"
             if self.plan.run:
-                element = f"{self.sum_name(place)}_sums{self.own_sum(span)}"
-            lines.append(f"const float {product.value} = {element};")
+                lines.append(f"const float {product.value} = {self.sum_name(place)}_sums{self.own_sum(span)};")
+            elif span.vector > 1:
+                lines.append(f"const float {product.value} = {product.value}_total.at[j];")
 
         def read(load: Load) -> str:
             place = "_vec[v]" if load in each else "_vec"
@@ -340,6 +366,6 @@ class SumSpeller(GemmWords):
         return [*lines, *element_lines(span, Element(read, write), self)]
 
 
-def matrix_function(name: str) -> str:
-    """The target's word for what a fragment function does."""
-    return "_".join(filter(None, ["half" if "half" in name else "", "matrix", "across" if "across" in name else ""]))
+def alone(side: str) -> str:
+    """The warp's first row or column, where nothing is added to it."""
+    return side.removesuffix(" + ") or "0"

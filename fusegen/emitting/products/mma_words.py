@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fusegen.emitting.products.words import ProductWords
 from fusegen.language.types import f32
-from fusegen.planner.products.gemm import GemmPlan, sums_floats, tile_elements
+from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.parts import Operand
 
 
@@ -17,7 +17,7 @@ class Own:
     factor: Operand
     name: str  # in the kernel; that of the span at hand where there are several
     extent: int  # of its side, in a tile
-    offset: int  # elements from the start of a slice
+    at: str  # its first element in a slice; "" for the first factor's
 
     @property
     def side(self) -> str:
@@ -39,18 +39,17 @@ class GemmWords(ProductWords):
         self.owns = self.own_factors()
 
     def own_factors(self) -> list[Own]:
-        owns = []
-        offset = 0
-        for place, factor in enumerate(self.plan.left):
-            owns.append(Own(factor, factor.name, self.tile.rows, offset if place == 0 else 0))
-        offset += self.tile.rows * self.tile.depth
+        owns = [Own(factor, factor.name, self.tile.rows, "") for factor in self.plan.left]
         for place, right in enumerate(self.plan.spans[0].rights):
             name = (f"right_{place + 1}" if place else "right") if self.several else right.name
-            owns.append(Own(right, name, self.tile.cols, offset))
-            offset += self.tile.cols * self.tile.depth
+            owns.append(Own(right, name, self.tile.cols, f"{name}_at"))
         return owns
 
     # ---- small texts
+
+    def cols_ragged(self) -> bool:
+        """Does a span end inside of a tile?"""
+        return any(s.cols % self.tile.cols for s in self.plan.spans)
 
     @property
     def element(self) -> str:
@@ -78,13 +77,22 @@ class GemmWords(ProductWords):
         return self.spelling.warp_barrier if own else self.spelling.barrier
 
     @property
-    def slice_elements(self) -> int:
-        return tile_elements(self.tile, self.plan.products)
+    def number(self) -> str:
+        """Of the share of the depth that this team has."""
+        return "share" if self.tile.teams > 1 and self.tile.cluster > 1 else "team" if self.tile.teams > 1 else "rank"
 
     @property
-    def region(self) -> int:
-        """Floats of one team's sums and statistics."""
-        return sums_floats(self.tile, self.plan.products, self.plan.statistics)
+    def band_rows(self) -> str:
+        return "band_rows" if self.tile.bands > 1 else "tile_rows"
+
+    @property
+    def warp_row(self) -> str:
+        """The warp's first row of the tile, before what is added to it."""
+        return "warp_row + " if self.tile.warps_down > 1 else ""
+
+    @property
+    def warp_col(self) -> str:
+        return "warp_col + " if self.tile.warps_across > 1 else ""
 
     def sum_name(self, place: int) -> str:
         if self.several:

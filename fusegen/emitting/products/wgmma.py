@@ -12,8 +12,9 @@ from typing import Any
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
 from fusegen.emitting.products.wgmma_copies import CopySpeller
+from fusegen.emitting.products.wgmma_sizes import sizes
 from fusegen.language.types import DType, bf16, f16, f32
-from fusegen.planner.model import LINE_BYTES, Load, Reduction, Store, counts, used_by
+from fusegen.planner.model import Load, Reduction, Store, counts, used_by
 from fusegen.planner.products.parts import Operand, Span
 from fusegen.planner.products.wgmma import (
     BUFFERS,
@@ -42,13 +43,13 @@ class WgmmaSpeller(CopySpeller):
 
     # ---- factors in shared memory
 
-    def factor(self, operand: Operand, stage_bytes: int) -> Mapping[str, Any]:
+    def factor(self, operand: Operand, side: str) -> Mapping[str, Any]:
         """What descriptors of its slices are made of, in units of 16 bytes."""
         return {
             "descriptor": self.descriptor(operand),
             "advance": self.advance(operand),
-            "part": SEGMENT_BYTES // 16,
-            "stage": stage_bytes // 16,
+            "part": f"({self.size('segment_bytes')} / 16)" if self.tile.parts > 1 else "0",
+            "stage": f"({side}_bytes / 16)",
         }
 
     def descriptor(self, operand: Operand) -> str:
@@ -58,10 +59,10 @@ class WgmmaSpeller(CopySpeller):
         """Those that the descriptors of these are made of."""
         return [SWIZZLE_128, EIGHT_LINES, *([] if all(o.along for o in operands) else [SEGMENTS])]
 
-    def advance(self, operand: Operand) -> int:
+    def advance(self, operand: Operand) -> str:
         """16-byte units from one instruction's depth to the next: along lines, or from 16 lines to the next."""
         depth = self.tile.atom.depth
-        return depth * (operand.access.dtype.bytes if operand.along else LINE_BYTES) // 16
+        return str(depth * operand.access.dtype.bytes // 16) if operand.along else f"({depth} * line_bytes / 16)"
 
     def ways(self) -> list[Mapping[str, Any]]:
         """How right factors lie: along the depth, across it, or those of some spans one way and of others the other.
@@ -78,7 +79,7 @@ class WgmmaSpeller(CopySpeller):
                 "test": " || ".join(map(self.of_span, spans)) if several else "",
                 "name": "_across" if several and not along else "",
                 "transposed": "".join(f", {int(not a)}" for a in lies) if plan.dtype is not f32 else "",
-                **self.factor(plan.spans[spans[0]].rights[0], self.tile.right_bytes),
+                **self.factor(plan.spans[spans[0]].rights[0], "right"),
             }
             for along, spans in found.items()
             for lies in [(along,) if plan.prologue else (plan.left[0].along, along)]
@@ -143,10 +144,9 @@ class WgmmaSpeller(CopySpeller):
         inside = f"v % {each}" if products > 1 else "v"
         return {
             "warps": tile.warps,
-            "barriers": 8 * (tile.stages + 2),
             "vectors": vectors,
-            "of_warp": 32 * vectors,
-            "of_block": tile.warps * 32 * vectors,
+            "of_warp": f"(32 * {vectors})",
+            "of_block": f"({tile.warps} * 32 * {vectors})",
             **self.shared_statistics(),
             "sum": f"{across}block * {plan.finished // 2} + {inside} * 4",
         }
@@ -157,8 +157,7 @@ class WgmmaSpeller(CopySpeller):
         names = [f"{self.whole(r)}[{r8}]" for r in found for r8 in (0, 1)]
         return {
             "statistics": names,
-            "statistics_at": self.plan.statistics_at,
-            "statistics_of_block": self.tile.warps * 32 * len(names),
+            "statistics_of_block": f"({self.tile.warps} * 32 * {len(names)})",
         }
 
     def turned(self) -> Mapping[str, str | int]:
@@ -166,7 +165,7 @@ class WgmmaSpeller(CopySpeller):
         address turn bits 4 and up (CUDA driver API, CUtensorMapSwizzle)."""
         lines = LINE // self.plan.box_cols  # of a box in 128 bytes
         r = f"r / {lines} % {8 // lines}" if lines > 1 else "r % 8"
-        return {"bytes": self.plan.box_cols * 2, "turned_by": r, "turn": r.replace("r", "lane")}
+        return {"bytes": self.line_of(self.plan.box_cols * 2), "turned_by": r, "turn": r.replace("r", "lane")}
 
     # ---- fragments of the left factor
 
@@ -237,7 +236,7 @@ class WgmmaSpeller(CopySpeller):
     def slices(self) -> list[Mapping[str, str]]:
         """How slices of the vectors [K] come to shared memory by pairs, and where they lie there: the 8 pairs that a
         lane multiplies by together, since instructions that load count among those that wgmma waits for."""
-        plan, at = self.plan, self.plan.vectors_at
+        plan = self.plan
         found: list[Mapping[str, str]] = []
         for each in plan.prologue.vectors if plan.prologue else ():
             access = each.access
@@ -245,20 +244,20 @@ class WgmmaSpeller(CopySpeller):
             if plan.padded:
                 call = f"depth < {plan.depth} ? {call} : {self.pair(access)}{{}}"
             lane = f"Vec<{self.ctype(access.dtype)}, {LINE // 4}>"
-            found.append({"type": self.pair(access), "lane": lane, "name": access.name, "call": call, "at": str(at)})
-            at += self.tile.stages * LINE * access.dtype.bytes
+            at = f"{access.name}_slices_at"
+            found.append({"type": self.pair(access), "lane": lane, "name": access.name, "call": call, "at": at})
         return found
 
     def ahead(self) -> Mapping[str, str]:
         """Of the pairs that a lane has in registers: the first slices they are of, and those they are of next."""
         plan = self.plan
         count = plan.pairs_ahead
-        following = f"(next < {plan.steps} ? next : i)"
+        following = "(next < steps ? next : i)"
         if self.tile.shares > 1:
-            first, following = (f"(rank * {plan.steps} + {step})" for step in ("i", following))
+            first, following = (f"(rank * steps + {step})" for step in ("i", following))
         else:
             first = "i"
-        return {"first": first, "next": following, "guard": f"first + i < {plan.steps}" if plan.steps % count else ""}
+        return {"first": first, "next": following, "guard": "first + i < steps" if plan.steps % count else ""}
 
     # ---- the epilogue
 
@@ -290,6 +289,11 @@ class WgmmaSpeller(CopySpeller):
             lines.append(self.define(load.value, load.dtype, text))
         return lines + self.statements(span.row_body)
 
+    @property
+    def pair_number(self) -> str:
+        """The number of a pair's 8 columns among the thread's."""
+        return "n" if self.plan.chunks > 1 else "n8"
+
     inside_row = "row < rows"
 
     def inside_col(self, span: Span) -> str:
@@ -303,7 +307,7 @@ class WgmmaSpeller(CopySpeller):
             lines.append(f"const float {contraction.value} = {self.sums}[i][sum_at{offset} + j];")
 
         def read(load: Load) -> str:
-            place = "[n]" if load.when == "ahead" else "[n8][r8]"
+            place = f"[{self.pair_number}]" if load.when == "ahead" else "[n8][r8]"
             return self.to_value(load.access.dtype, f"{load.access.name}_vec{place}.at[j]")
 
         def write(store: Store) -> str:
@@ -350,8 +354,8 @@ class WgmmaSpeller(CopySpeller):
             terms.append("1")
         text = " + ".join(terms)
         if text in ("", "1"):
-            return str(self.tile.box_bytes) if text else ""
-        return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {self.tile.box_bytes}"
+            return self.size("box_bytes") if text else ""
+        return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {self.size('box_bytes')}"
 
     def direct(self, span: Span) -> list[Mapping[str, str]]:
         found: list[Mapping[str, str]] = []
@@ -403,7 +407,7 @@ class WgmmaSpeller(CopySpeller):
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
             "releasing": self.releasing(),
             "release": self.release("before"),
-            "left": self.factor(plan.left[0], tile.left_bytes),
+            "left": self.factor(plan.left[0], "left"),
             "ways": self.ways(),
             "descriptor_fields": self.fields(
                 *(() if fragments else plan.left), *(right for span in plan.spans for right in span.rights)
@@ -418,7 +422,7 @@ class WgmmaSpeller(CopySpeller):
             "type": tile.atom.word,
             "atom_depth": tile.atom.depth,
             "atom_rows": tile.atom.rows,
-            "staging": tile.box_bytes * BUFFERS,
+            "staging": f"({BUFFERS} * {self.size('box_bytes')})" if any(span["boxes"] for span in spans) else "",
             "spare": BUFFERS - 1,
             "vectors": vectors,
             "brought": self.places(),
@@ -427,14 +431,14 @@ class WgmmaSpeller(CopySpeller):
             "slices": slices,
             "ahead": self.ahead() if plan.pairs_ahead > 1 else None,
             "bringers": 2 if slices else 1,
-            "own_rows": f" + own * {tile.parts * SEGMENT_BYTES}" if tile.schedule == "halves" else "",
+            "own_rows": f" + own * {self.size('segment_bytes')}" if tile.schedule == "halves" else "",
             "names_row": not plan.keeps or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in spans),
             "first_row": f"own * {tile.group_rows} + " if tile.schedule == "halves" else "",
             "chunk_sums": plan.box_cols // 2,
             "pairs": LINE // 2,
-            "ring_bytes": 8 * tile.stages,
             "columns": plan.box_cols // 8,
             "line": LINE,
+            "sizes": sizes(plan, self.sizes),
         }
 
     def span(self, number: int) -> Mapping[str, Any]:
@@ -457,7 +461,7 @@ class WgmmaSpeller(CopySpeller):
                 "rows": bool(span.row_loads) or counts(span.row_body, "row_index"),
                 "row": bool(direct),
                 "col": bool(direct) or counts(span.body, "col_index"),
-                "n": bool(ahead_of_sums(span)),
+                "n": bool(ahead_of_sums(span)) and self.plan.chunks > 1,
             },
         }
 
@@ -478,8 +482,10 @@ class WgmmaSpeller(CopySpeller):
         plan = self.plan
         rows = plan.row_dims[-1].extent
         lines = [f"const long long rows = {rows};"] if rows != "rows" else []
-        lines.append(f"const int tiles_down = static_cast<int>((rows + {plan.band - 1}) / {plan.band});")
-        count = f"tiles_down * {plan.tiles_across}" if plan.tiles_across > 1 else "tiles_down"
+        count = f"static_cast<int>((rows + {self.band} - 1) / {self.band})"
+        if plan.tiles_across > 1:
+            lines.append(f"const int tiles_down = {count};")
+            count = "tiles_down * tiles_across"
         alone = self.tile.shares > 1  # a cluster has one tile, and need not count them
         if plan.batched:
             lines.append(f"const int tiles_here = {count};  // of one product")

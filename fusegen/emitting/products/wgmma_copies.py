@@ -11,7 +11,6 @@ from fusegen.planner.model import LINE_BYTES, Access, Load
 from fusegen.planner.products.parts import Operand, Span
 from fusegen.planner.products.wgmma import (
     LINE,
-    SEGMENT_BYTES,
     SEGMENT_LINES,
     WgmmaPlan,
 )
@@ -27,11 +26,25 @@ class CopySpeller(ProductWords):
 
     # ---- small texts
 
+    def size(self, name: str) -> str:
+        """A size's name; notes that the kernel asks for it."""
+        self.sizes.add(name)
+        return name
+
+    def line_of(self, nbytes: int) -> str:
+        """A line of a box, as wide as one of shared memory or a part of it."""
+        return "line_bytes" if nbytes == LINE_BYTES else str(nbytes)
+
+    @property
+    def band(self) -> str:
+        """Rows of all tiles of a cluster."""
+        return "cluster_rows" if self.tile.cluster > 1 else "tile_rows"
+
     def pair(self, access: Access) -> str:
         return self.vec(access.dtype, 2)
 
-    def index(self, dim: int) -> str:
-        return "row" if dim == len(self.dims) - 1 else "batch"
+    def index(self, dim: int, row: str = "row") -> str:
+        return row if dim == len(self.dims) - 1 else "batch"
 
     # ---- tiles and tensor copies
 
@@ -41,23 +54,24 @@ class CopySpeller(ProductWords):
         if self.plan.batched:
             lines += ["at.batch = tile / tiles_here;", "tile %= tiles_here;"]
         place = self.tile_place("int")
-        lines += [*place.lines, f"at.row0 = {place.down} * {self.plan.band};", *self.column(place.across)]
+        down = place.down if self.plan.tiles_across == 1 else f"({place.down})"
+        lines += [*place.lines, f"at.row0 = {down} * {self.band};", *self.column(place.across)]
         if tile.cluster > 1:
-            lines.append(f"at.row0 += __clusterRelativeBlockRank() * {tile.rows};")
+            lines.append("at.row0 += __clusterRelativeBlockRank() * tile_rows;")
         return lines
 
     def column(self, across: str) -> list[str]:
         """The first column of a tile; with several spans, of the one that it belongs to."""
-        spans, width = self.plan.spans, self.plan.width
+        spans = self.plan.spans
         if self.plan.tiles_across == 1:
             return ["at.col0 = 0;"]
         if not self.plan.several:
-            return [f"at.col0 = {across} * {width};"]
+            return [f"at.col0 = {across} * tile_cols;"]
         first = choice([self.of_span(i) for i in range(len(spans))], [str(s.first_tile) for s in spans])
         return [
             f"const int across = {across};",
             f"at.span = {self.span_number()};",
-            f"at.col0 = (across - ({first})) * {width};",
+            f"at.col0 = (across - ({first})) * tile_cols;",
         ]
 
     def of_span(self, number: int) -> str:
@@ -66,28 +80,29 @@ class CopySpeller(ProductWords):
 
     def left_copy(self) -> Mapping[str, Any]:
         """The box of one slice, its place in shared memory and its coordinates, innermost first."""
-        return self.copy(self.plan.left[0], "at.row0", self.tile.held_rows, "left", 0, cluster=1)
+        return self.copy(self.plan.left[0], "at.row0", self.tile.held_rows, "left", "", cluster=1)
 
     def right_copies(self, span: Span) -> list[Mapping[str, Any]]:
         """The same of each product's right factor."""
-        width, cluster = self.plan.width, self.tile.cluster
+        offsets = [" + " + f"{place} * " * (place > 1) + "tile_cols * line_bytes" for place in range(len(span.rights))]
+        offsets[0] = ""
         return [
-            self.copy(right, "at.col0", width, "right", place * width * LINE_BYTES, cluster)
-            for place, right in enumerate(span.rights)
+            self.copy(right, "at.col0", self.plan.width, "right", offset, self.tile.cluster)
+            for right, offset in zip(span.rights, offsets, strict=True)
         ]
 
-    def copy(self, operand: Operand, side: str, extent: int, to: str, offset: int, cluster: int) -> Mapping[str, Any]:
+    def copy(self, operand: Operand, side: str, extent: int, to: str, offset: str, cluster: int) -> Mapping[str, Any]:
         """`extent` rows or columns from `side` on; of several blocks each brings its part, to all of them."""
         share = extent // cluster
         lines = 1 if operand.along else share // SEGMENT_LINES
-        start = f"{to} + {offset}" if offset else to
+        start = f"{to}{offset}"
         if cluster > 1:
-            start += f" + rank * {share * LINE_BYTES}"
-            side += f" + rank * {share}"
+            start += " + rank * (own_cols * line_bytes)"
+            side += " + rank * own_cols"
         if lines > 1:
-            start += f" + i * {SEGMENT_BYTES}"
+            start += f" + i * {self.size('segment_bytes')}"
             side += f" + i * {SEGMENT_LINES}"
-        depth = f"{self.step} * {self.plan.line}"
+        depth = f"{self.step} * slice_depth"
         coordinates = [depth, side] if operand.along else [side, depth]
         if self.plan.moves_with_batch(operand.access):
             coordinates.append("at.batch")
@@ -95,7 +110,7 @@ class CopySpeller(ProductWords):
         self.functions.add(f"{name}_{len(coordinates)}")
         return {
             "name": name,
-            "stage_bytes": self.tile.left_bytes if to == "left" else self.tile.right_bytes,
+            "stage_bytes": f"{to}_bytes",
             "map": f"{operand.name}_map",
             "boxes": lines,
             "to": start,
@@ -112,7 +127,7 @@ class CopySpeller(ProductWords):
     @property
     def step(self) -> str:
         """The number of a slice along the whole depth."""
-        return f"(rank * {self.plan.steps} + step)" if self.tile.shares > 1 else "step"
+        return "(rank * steps + step)" if self.tile.shares > 1 else "step"
 
     @property
     def col0(self) -> str:
@@ -150,28 +165,28 @@ class CopySpeller(ProductWords):
             for load in plan.spans[0].brought:
                 copies = []
                 for chunk in range(first, min(first + 2, plan.chunks)):
-                    col = f"{start} + {chunk * plan.box_cols}" if chunk else start
+                    col = start + (f" + {f'{chunk} * ' * (chunk > 1)}{plan.box_cols}" if chunk else "")
                     coordinates = [col, "at.row0", *(["at.batch"] if plan.moves_with_batch(load.access) else [])]
                     self.functions.add(f"copy_box_{len(coordinates)}")
-                    to = f"right + stage * {tile.right_bytes}" if chunk % 2 else f"left + stage * {tile.left_bytes}"
+                    to = "right + stage * right_bytes" if chunk % 2 else "left + stage * left_bytes"
                     copies.append(
                         {"name": "copy_box", "to": to, "map": f"{load.access.name}_map", "at": ", ".join(coordinates)}
                     )
-                nbytes = len(copies) * tile.rows * plan.box_cols * load.access.dtype.bytes
+                nbytes = f"{len(copies)} * tile_rows * {self.line_of(plan.box_cols * load.access.dtype.bytes)}"
                 found.append({"what": f"boxes of {load.access.name}", "bytes": nbytes, "copies": copies})
         return found
 
     def brought(self, load: Load) -> Mapping[str, str]:
         """How a thread finds its pairs in the boxes."""
         plan, tile, name = self.plan, self.tile, load.access.name
-        line, lines = plan.box_cols * load.access.dtype.bytes, LINE // plan.box_cols
-        place = f"{name}_stage * {tile.left_bytes}"
+        line, lines = self.line_of(plan.box_cols * load.access.dtype.bytes), LINE // plan.box_cols
+        place = f"{name}_stage * left_bytes"
         if plan.chunks > 1:
-            place = f"(chunk % 2 == 0 ? {place} : {tile.right_at} + {name}_stage * {tile.right_bytes})"
+            place = f"(chunk % 2 == 0 ? {place} : right_at + {name}_stage * right_bytes)"
         own = f"own * {tile.group_rows} + " if tile.schedule == "halves" else ""
         part = f"i * {tile.atom.rows} + " if tile.parts > 1 else ""
         self.functions.add("load")
-        pair = f"{name}_box + r8 * {8 * line} + ((n8 ^ lane / {4 * lines}) << 4)"
+        pair = f"{name}_box + r8 * (8 * {line}) + ((n8 ^ lane / {4 * lines}) << 4)"
         first = ["i == 0"] * (tile.parts > 1) + ["chunk % 2 == 0"] * (plan.chunks > 1)
         last = [f"i == {tile.parts - 1}"] * (tile.parts > 1) + [
             f"chunk % 2 == 1 || chunk == {plan.chunks - 1}" if plan.chunks % 2 else "chunk % 2 == 1"

@@ -29,19 +29,20 @@ class ProductWords(Dialect):
         self.pointers = {p.tensor: p.name for p in plan.params if p.kind == "pointer"}
         self.dims = plan.row_dims
         self.grid = plan
+        self.sizes: set[str] = set()  # of those that some kernels ask for, what this one does
 
     # ---- elements in memory
 
     def vec(self, dtype: DType, count: int) -> str:
         return f"Vec<{self.ctype(dtype)}, {count}>"
 
-    def index(self, dim: int) -> str:
+    def index(self, dim: int, row: str = "row") -> str:
         """The kernel's variable that counts a dimension of rows."""
-        return "row" if dim == len(self.dims) - 1 else self.dims[dim].index
+        return row if dim == len(self.dims) - 1 else self.dims[dim].index
 
-    def at(self, access: Access, *last: str) -> str:
+    def at(self, access: Access, *last: str, row: str = "row") -> str:
         """Where the tensor's row `row` begins, and then `last`."""
-        terms = [f"{self.index(dim)} * {stride_name(access, self.dims, dim)}" for dim in access.strided]
+        terms = [f"{self.index(dim, row)} * {stride_name(access, self.dims, dim)}" for dim in access.strided]
         return " + ".join([self.pointers[access.tensor], *terms, *last])
 
     def moving(self, what: str, access: Access) -> str:
@@ -64,13 +65,12 @@ class ProductWords(Dialect):
         if across == 1:
             return TilePlace((), "tile", "0")
         if group == 1:
-            return TilePlace((), f"tile / {across}", f"tile % {across}")
-        both = group * across
+            return TilePlace((), "tile / tiles_across", "tile % tiles_across")
         lines = (
-            f"const {integer} first = tile / {both} * {group};",
-            f"const {integer} height = tiles_down - first < {group} ? tiles_down - first : {group};",
+            f"const {integer} first = tile / group_tiles * group;",
+            f"const {integer} height = tiles_down - first < group ? tiles_down - first : group;",
         )
-        return TilePlace(lines, f"(first + tile % {both} % height)", f"tile % {both} / height")
+        return TilePlace(lines, "first + tile % group_tiles % height", "tile % group_tiles / height")
 
     def span_number(self) -> str:
         """Which span a tile belongs to that is number `across` from the left."""

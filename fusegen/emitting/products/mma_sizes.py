@@ -1,0 +1,96 @@
+"""The sizes that a GemmPlan's kernel goes by, each with a name."""
+
+from __future__ import annotations
+
+from fusegen.emitting.products.mma_words import GemmWords
+from fusegen.planner.products.gemm import SUMS_PADDING
+
+
+def sizes(words: GemmWords) -> list[str]:
+    """Declarations, each of what some part of the kernel asks for."""
+    plan, tile = words.plan, words.tile
+    return [
+        "// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds",
+        f"constexpr int tile_rows = {tile.rows}, tile_cols = {tile.cols}, slice_depth = {tile.depth}, "
+        f"stages = {tile.stages};",
+        *shares(words),
+        *warps(words),
+        *(grid(words) if plan.tiles_across > 1 else []),
+        *ends(words),
+        *slices(words),
+        *sums(words),
+    ]
+
+
+def shares(words: GemmWords) -> list[str]:
+    tile, steps = words.tile, f"steps = {words.plan.steps};"
+    if tile.shares == 1:
+        return [f"constexpr int {steps}"]
+    return [f"constexpr int shares = {tile.shares}, {steps}  // of the depth, and slices of each"]
+
+
+def warps(words: GemmWords) -> list[str]:
+    """A warp's part of the tile, and all threads."""
+    tile, plan = words.tile, words.plan
+    found = [f"warp_rows = {tile.warp_rows}"] if tile.warps_down > 1 else []
+    found += [f"warp_cols = {tile.warp_cols}"] if tile.warps_across > 1 or plan.run else []
+    lines = [f"constexpr int {', '.join(found)};  // of a tile"] if found else []
+    return [*lines, f"constexpr int threads = {plan.threads};"] if "threads" in words.sizes else lines
+
+
+def grid(words: GemmWords) -> list[str]:
+    lines = [f"constexpr int tiles_across = {words.plan.tiles_across};"]
+    if words.tile.group > 1:
+        lines.append(
+            f"constexpr int group = {words.tile.group}, group_tiles = group * tiles_across;"
+            "  // rows of tiles that are walked together, and their tiles"
+        )
+    return lines
+
+
+def ends(words: GemmWords) -> list[str]:
+    """Of columns that fill no tile, and of a depth that fills no slice."""
+    found = [f"cols = {words.plan.spans[0].cols}"] if words.cols_ragged() and not words.several else []
+    found += [f"full_depth = {words.plan.depth}"] if not words.plan.even else []
+    return [f"constexpr int {', '.join(found)};"] if found else []
+
+
+def slices(words: GemmWords) -> list[str]:
+    """Where the factors' tiles begin in a slice, and how long it is."""
+    plan, tile = words.plan, words.tile
+    rights, before, found = words.owns[len(plan.left) :], "tile_rows * slice_depth", []
+    for own in rights:
+        found.append(f"{own.name}_at = {before}")
+        before = f"{own.name}_at + tile_cols * slice_depth"
+    factors = "factors" if len(rights) > 1 else "factor"
+    lines = [
+        f"// elements from the start of a slice to the right {factors}, and to its end",
+        *(f"constexpr int {declared};" for declared in [*found, f"slice_elements = {before}"]),
+    ]
+    if plan.atom.kind == "mma":
+        lines.append(f"constexpr int slice_bytes = {words.size} * slice_elements;")
+    if "at_once" in words.sizes:
+        team = "a team's threads" if tile.teams > 1 else "the threads"
+        lines.append(
+            f"constexpr int at_once = {plan.team} * {plan.chunk};  // elements of a slice that {team} bring at once"
+        )
+    return lines
+
+
+def sums(words: GemmWords) -> list[str]:
+    """Where sums that go through shared memory lie there, in floats."""
+    plan, tile = words.plan, words.tile
+    if plan.run:
+        return []
+    lines = [f"constexpr int band_rows = {tile.band_rows};"] if tile.bands > 1 else []
+    lines += [
+        "// floats from a row of sums to the next: what a warp writes at once lies in different banks",
+        f"constexpr int sums_stride = tile_cols + {SUMS_PADDING};",
+    ]
+    if tile.teams > 1:
+        statistics = f" + {plan.statistics} * tile_rows" if plan.statistics else ""
+        lines.append(
+            f"constexpr int team_floats = {plan.products} * {words.band_rows} * sums_stride{statistics};"
+            "  // of a team's sums" + " and statistics" * bool(statistics)
+        )
+    return lines

@@ -1,0 +1,75 @@
+"""The sizes that a WgmmaPlan's kernel goes by, each with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusegen.planner.products.wgmma import BUFFERS, SEGMENT_LINES, WgmmaPlan
+
+
+def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
+    """Declarations; of those in `used`, only where some part of the kernel asks for them."""
+    tile, also = plan.tile, set(used)
+    left = "tile_rows" if tile.held_rows == tile.rows else str(tile.held_rows)
+    right = f"{len(plan.spans[0].rights)} * tile_cols" if len(plan.spans[0].rights) > 1 else "tile_cols"
+    lines = [
+        "// a tile, the slices of the depth that are summed one after another, and how many shared memory holds",
+        f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, slice_depth = {plan.line}, "
+        f"stages = {tile.stages};",
+        f"constexpr int steps = {plan.steps};",
+        *(cluster(tile.cluster) if tile.cluster > 1 else []),
+        *grid(plan),
+        f"constexpr int warpgroup = {tile.atom.threads};  // threads",
+        "// bytes of a line of shared memory, and of slices",
+        "constexpr int line_bytes = 128;",
+        *([f"constexpr int segment_bytes = {SEGMENT_LINES} * line_bytes;"] if "segment_bytes" in also else []),
+        f"constexpr int left_bytes = {left} * line_bytes, right_bytes = {right} * line_bytes;",
+        *brought(plan),
+    ]
+    if "box_bytes" in also:
+        lines.append(f"constexpr int box_bytes = {tile.box_rows} * line_bytes;  // that a warp stores at once")
+    box = "box_bytes" if "box_bytes" in also else f"{tile.box_rows} * line_bytes"
+    return [
+        *lines,
+        "// bytes from the left factor's slices, which come first, to the right factor's and to what lies behind them",
+        "constexpr int right_at = stages * left_bytes, staging_at = right_at + stages * right_bytes;",
+        f"constexpr int barriers_at = staging_at + {tile.warps} * {BUFFERS} * {box};",
+        *vectors(plan),
+    ]
+
+
+def cluster(blocks: int) -> list[str]:
+    return [
+        f"constexpr int cluster_rows = {blocks} * tile_rows;  // of the tiles of a cluster, one below the other",
+        f"constexpr int own_cols = tile_cols / {blocks};  // that each of its blocks brings to all",
+    ]
+
+
+def grid(plan: WgmmaPlan) -> list[str]:
+    across, group = plan.tiles_across, plan.tile.group
+    if across == 1:
+        return []
+    return [
+        f"constexpr int tiles_across = {across};",
+        f"constexpr int group = {group}, group_tiles = group * tiles_across;"
+        "  // rows of tiles that are walked together, and their tiles",
+    ]
+
+
+def brought(plan: WgmmaPlan) -> list[str]:
+    """What a slice is, which may have fewer rows of the left factor than there is room for."""
+    if plan.left_rows == plan.tile.held_rows:
+        return ["constexpr int slice_bytes = left_bytes + right_bytes;"]
+    return [f"constexpr int slice_bytes = {plan.left_rows} * line_bytes + right_bytes;"]
+
+
+def vectors(plan: WgmmaPlan) -> list[str]:
+    """Where slices of vectors along the depth lie, and the statistics of blocks that share a tile."""
+    lines, before = [], f"barriers_at + {plan.tile.barriers} * 8"
+    for each in plan.prologue.vectors if plan.prologue else ():
+        name = f"{each.access.name}_slices_at"
+        lines.append(f"constexpr int {name} = {before};")
+        before = f"{name} + stages * slice_depth * {each.access.dtype.bytes}"
+    if plan.tile.shares > 1 and plan.prologue and plan.prologue.reductions:
+        lines.append(f"constexpr int statistics_at = {before};")
+    return lines
