@@ -5,7 +5,6 @@ Nothing is decided here. Whatever could be wrong is a field of the plan; this tu
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from fusegen.emitting.dialect import choice
@@ -109,14 +108,12 @@ class GemmSpeller(FactorSpeller, SumSpeller):
     def aim(self, factors: list[dict[str, Any]]) -> list[str]:
         """Copies begin at the first slice of another tile."""
         starts = [line for f in factors for line in f["starts"]]
-        lines = [*self.sides(), *starts]
-        return [*self.unpacked(lines), self.rows_here(""), *lines]
+        indices = {index for own in self.owns for index, _ in own.factor.batch}
+        return [*self.unpacked(indices), self.rows_here(""), *self.sides(), *starts]
 
-    def unpacked(self, lines: list[str]) -> list[str]:
-        """A tile's place in the words that `lines` take it by."""
-        *others, _ = self.plan.row_dims
-        text = " ".join(lines)
-        used = [dim.index for dim in others if re.search(rf"\b{dim.index}\b", text)]
+    def unpacked(self, indices: set[str]) -> list[str]:
+        """A tile's place, with the `indices` of its product that are asked for."""
+        used = [dim.index for dim in self.plan.row_dims[:-1] if dim.index in indices]
         return [
             "const Place at = place_of(tile);",
             "const long long row0 = at.row0;",
@@ -175,7 +172,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "warp_col": f"warp{f' % {tile.warps_across}' if tile.warps_down > 1 else ''} * warp_cols",
             "tile_place": self.tile_lines(),
             "aim": self.aim(factors) if tile.spread else [],
-            "tile_at": self.unpacked([dim.index for dim in plan.row_dims[:-1]]) if tile.spread else [],
+            "tile_at": self.unpacked({dim.index for dim in plan.row_dims[:-1]}) if tile.spread else [],
             "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else self.tiles,
             "ring_offset": " + team * (stages * slice_elements)" if tile.teams > 1 else "",
             "slice_at": slice_at,
