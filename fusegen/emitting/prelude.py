@@ -198,6 +198,12 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
         "the nearest whole number, of two the even one, from 0 to 255; 0 of NaN",
         ("return x != x ? 0 : static_cast<int>(rintf(fminf(fmaxf(x, 0.0f), 255.0f)));",), (), "float x", "int",
     ),
+    # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), with the factors -2 sqrt(2 / pi) log2(e) in the polynomial
+    "gelu_by_tanh": Special(
+        "x (1 + tanh u) / 2 as x / (1 + e^-2u), with -2u log2 e in one polynomial: u = sqrt(2 / pi) (x + 0.044715 x^3)",
+        ("return x * reciprocal(1.0f + power_of_2(x * (-2.30220819f - 0.102943240f * x * x)));",),
+        ("power_of_2", "reciprocal"),
+    ),
     # log2 of Phi(-|x|) by a polynomial: Phi is off by 2.8 * 2^-23 at most, and down to -8 by 2^-11 of itself
     "normal_cdf": Special(
         "Phi(x), within 5 * 2^-23",

@@ -137,8 +137,14 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         if node.op.kind is Kind.LEAF and node.op.name in ("literal", "size"):
             continue
         if node not in names:
-            names[node] = claim(graph.names.get(node) or described(node, names, graph), of_values, claimed, taken)
+            names[node] = claim(graph.names.get(node) or unnamed(node, names, graph), of_values, claimed, taken)
     return names
+
+
+def unnamed(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
+    """What a value is called that its author did not name: not as a function of C's library."""
+    name = described(node, names, graph)
+    return {"div": "quotient"}.get(name) or (f"{name}_" if name in FILE_SCOPE else name)
 
 
 def described(node: Node, names: Mapping[Node, str], graph: Graph) -> str:

@@ -135,8 +135,7 @@ _map("gelu_erf", 1, "0.5 * {0} * (1 + erf({0} * 0.7071067811865476))",
      "{0} * normal_cdf({0})", "x * Phi(x), exact",
      takes="float", flops=16, slots=11, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
 _map("gelu_tanh", 1, "0.5 * {0} * (1 + np.tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))",
-     # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), with the factors -2 sqrt(2 / pi) log2(e) in the polynomial
-     "{0} * reciprocal(1.0f + power_of_2({0} * (-2.30220819f - 0.102943240f * {0} * {0})))", "x * Phi(x) by tanh",
+     "gelu_by_tanh({0})", "x * Phi(x) by tanh",
      takes="float", flops=16, slots=9, ulps=6, scale="{0}", slopes=("1.13",))  # fmt: skip
 
 # ---- comparisons and masks

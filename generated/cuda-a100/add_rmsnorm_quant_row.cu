@@ -187,8 +187,8 @@ add_rmsnorm_quant_row(
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float y_2 = y_2_kept[v][j];
-      const float div = y_2 / scale;
-      values_vec.at[j] = to_f8e4m3(div);
+      const float quotient = y_2 / scale;
+      values_vec.at[j] = to_f8e4m3(quotient);
     }
     store<8>(values_row + col, values_vec);
   }

@@ -25,6 +25,6 @@ def bias_gelu_residual_quant_row(x, bias, residual):
     max_of_magnitudes = abs_.max(-1, keepdims=True)
     maximum = np.maximum(max_of_magnitudes, 1e-12)
     scale = maximum / 127.0
-    div = h / scale
-    values_ = np.nan_to_num(np.clip(np.round(div), -128, 127)).astype(np.int32)
+    quotient = h / scale
+    values_ = np.nan_to_num(np.clip(np.round(quotient), -128, 127)).astype(np.int32)
     return values_, scale

@@ -27,5 +27,5 @@ def rmsnorm_quant_row(x, gain):
     max_of_magnitudes = abs_.max(-1, keepdims=True)
     maximum = np.maximum(max_of_magnitudes, 1e-12)
     scale = maximum / 448.0
-    div = y_2 / scale
-    return div, scale
+    quotient = y_2 / scale
+    return quotient, scale

@@ -155,8 +155,8 @@ silu_mul_quant_row(
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float mul = mul_kept[v][j];
-      const float div = mul / scale;
-      values_vec.at[j] = to_f8e4m3(div);
+      const float quotient = mul / scale;
+      values_vec.at[j] = to_f8e4m3(quotient);
     }
     store<8>(values_row + col, values_vec);
   }

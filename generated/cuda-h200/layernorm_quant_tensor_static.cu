@@ -161,8 +161,8 @@ layernorm_quant_tensor_static(
       const float mul = centered * rstd;
       const float y = mul * gamma;
       const float y_2 = y + beta;
-      const float div = y_2 / scale;
-      const int quantize = to_i8(div);
+      const float quotient = y_2 / scale;
+      const int quantize = to_i8(quotient);
       out_vec.at[j] = static_cast<signed char>(min(max(quantize, -128), 127));
     }
     store<8>(out_row + col, out_vec);

@@ -201,8 +201,8 @@ rmsnorm_quant_row(
       const float gain = __bfloat162float(gain_vec.at[j]);
       const float y = x * rrms;
       const float y_2 = y * gain;
-      const float div = y_2 / scale;
-      values_vec.at[j] = to_f8e4m3(div);
+      const float quotient = y_2 / scale;
+      values_vec.at[j] = to_f8e4m3(quotient);
     }
     store<8>(values_row + col, values_vec);
   }

@@ -22,5 +22,5 @@ def silu_mul_quant_row(gate, up):
     max_of_magnitudes = abs_.max(-1, keepdims=True)
     maximum = np.maximum(max_of_magnitudes, 1e-12)
     scale = maximum / 448.0
-    div = mul / scale
-    return div, scale
+    quotient = mul / scale
+    return quotient, scale

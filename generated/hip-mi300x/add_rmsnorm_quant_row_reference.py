@@ -30,5 +30,5 @@ def add_rmsnorm_quant_row(x, residual, gain):
     max_of_magnitudes = abs_.max(-1, keepdims=True)
     maximum = np.maximum(max_of_magnitudes, 1e-12)
     scale = maximum / 448.0
-    div = y_2 / scale
-    return h, div, scale
+    quotient = y_2 / scale
+    return h, quotient, scale

@@ -31,6 +31,6 @@ def layernorm_quant_tensor_static(x, gamma, beta, scale):
     mul = centered * rstd
     y = mul * gamma
     y_2 = y + beta
-    div = y_2 / scale
-    quantize = np.nan_to_num(np.clip(np.round(div), -128, 127)).astype(np.int32)
+    quotient = y_2 / scale
+    quantize = np.nan_to_num(np.clip(np.round(quotient), -128, 127)).astype(np.int32)
     return quantize
