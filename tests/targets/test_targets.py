@@ -13,6 +13,7 @@ from fusegen.language.spec import Chain
 from fusegen.language.types import DTYPES, bf16, f16
 from fusegen.pipeline import plan
 from fusegen.planner.model import RowPlan
+from fusegen.runtime.cache import compiled
 from fusegen.targets import GOLDEN_TARGETS, H200, MI300X, NAMES, TARGETS, Target, target
 from tests.specs import ROWS
 
@@ -124,10 +125,7 @@ def test_kernels_for_amd_move_16_bytes_an_instruction_and_leave_room_for_waves(c
         pytest.skip(str(error).splitlines()[0])
     source = render(plan(chain.graph, target(name)))
     made = source.plan
-    binary = compile_source(
-        source.text, made.name, made.target, filename=source.filename, threads=made.threads,
-        dynamic_shared=made.shared_bytes,
-    )  # fmt: skip
+    binary = compiled(source)
     need, code = binary.resources, disassemble(binary)
     assert not need.spill_bytes
     assert not need.stack_bytes
