@@ -68,7 +68,8 @@ def found(target: Target) -> tuple[Candidates, ...]:
 
 def test_list(fits: Fits) -> None:
     text = words(fits(lambda: plans.show_chains(CHAINS)))
-    assert all(chain.name in text and chain.graph.sizes_text() in text for chain in CHAINS)
+    assert all(chain.name in text for chain in CHAINS)
+    assert all(size in text for chain in CHAINS for size in chain.graph.sizes_text().split())
     assert "each in" in text
     fits(lambda: plans.show_chains(CHAINS[:1]))
 
@@ -125,5 +126,6 @@ def test_demo(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"make_all": made, "golden": nothing, "examine": lambda: Examination((), ())}.items():
         monkeypatch.setitem(used, name, value)
     text = fits(lambda: demo["main"]([]))
-    assert "46 of 46 kernels agree" in text
+    count = len(CHAINS) * len(demo["TARGETS"])
+    assert f"{count} of {count} kernels agree" in words(text)
     assert "bias_gelu_residual_ln" in text
