@@ -5,9 +5,9 @@
 //         return F.gelu(x @ w.T + bias)
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     64 x 64 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  335.6 MB moved, 100.7 MB ideal, 167.8 MB with products apart, 234.9 MB unfused in 3 launches
-// floor    105.1 us at 1307 TFLOP/s for products; compute-bound at 409.59 flop/B
+// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
+// traffic  201.3 MB moved, 100.7 MB ideal, 167.8 MB with products apart, 234.9 MB unfused in 3 launches
+// floor    105.1 us at 1307 TFLOP/s for products; compute-bound at 682.64 flop/B
 // rounding out to bf16 when stored; f32 between
 // needs    K=4096, N=4096; rows of all operands next to each other; x, w, bias, out: address and
 //          strides in multiples of 16 B; bias [N] shared by every row
@@ -46,15 +46,17 @@ __device__ __forceinline__ float gelu_by_tanh(float x) {
 }
 
 // a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 64, tile_cols = 64, slice_depth = 32, stages = 2;
+constexpr int tile_rows = 128, tile_cols = 128, slice_depth = 32, stages = 2;
 constexpr int steps = 128;
-constexpr int warp_rows = 32, warp_cols = 32;  // of a tile
+constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
-constexpr int tiles_across = 64;
+constexpr int tiles_across = 32;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
 // elements from the start of a slice to the right factor, and to its end
 constexpr int w_at = tile_rows * slice_depth;
 constexpr int slice_elements = w_at + tile_cols * slice_depth;
+constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
@@ -140,31 +142,47 @@ gemm_bias_gelu(
   const int w_n = threadIdx.x / 4, w_k = threadIdx.x % 4 * 8;
   const __bf16* w_from = w_ptr + (col0 + w_n) * w_pitch + w_k;
   const int w_to = w_at + place<4>(w_n, w_k);
-  Vec<__bf16, 8> x_held[1];
-  Vec<__bf16, 8> w_held[1];
+  Vec<__bf16, 8> x_held[2];
+  Vec<__bf16, 8> w_held[2];
   const auto fetch_slice = [&]() {
-    x_held[0] = load_chunk<8>(x_from, x_m < rows_here ? 8 : 0);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
+    }
     x_from += slice_depth;
-    w_held[0] = load_chunk<8>(w_from, 8);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) w_held[v] = load_chunk<8>(w_from + v * 64 * w_pitch, 8);
     w_from += slice_depth;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
-    store<8>(slice + x_to, x_held[0]);
-    store<8>(slice + w_to, w_held[0]);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + w_to + v * at_once, w_held[v]);
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_part[2][1];
-  Fragment w_part[2][1];
-  Sums matmul_sums[1][1] = {};
+  Fragment x_part[2][2];
+  Fragment w_part[2][2];
+  Sums matmul_sums[2][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    load_fragment<4>(x_part[buffer][0], slice, warp_row, k * 16);
-    load_fragment<4>(w_part[buffer][0], slice + w_at, warp_col, k * 16);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<4>(x_part[buffer][i], slice + i * (32 * slice_depth), warp_row, k * 16);
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<4>(w_part[buffer][i], slice + w_at + i * (32 * slice_depth), warp_col, k * 16);
+    }
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(matmul_sums[0][0], w_part[buffer][0], x_part[buffer][0]);
+    #pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 2; ++m) multiply_add(matmul_sums[n][m], w_part[buffer][n], x_part[buffer][m]);
+    }
   };
 
   fetch_slice();
@@ -196,33 +214,44 @@ gemm_bias_gelu(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int sum_row = warp_row + lane % 32;
-    const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
-    matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
-  }
-  __syncthreads();
-
-  #pragma unroll
-  for (int v = 0; v < 2; ++v) {
-    const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-    const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-    const long long row = row0 + m;
-    const int col = col0 + n;
-    if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
-      const Vec<__bf16, 8> bias_vec = load<8>(bias_ptr + col);
-      Vec<__bf16, 8> out_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
-        const float bias = static_cast<float>(bias_vec.at[j]);
-        const float add = matmul + bias;
-        const float gelu = gelu_by_tanh(add);
-        out_vec.at[j] = static_cast<__bf16>(gelu);
+  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
+    if (band > 0) __syncthreads();
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      if ((warp_row + m * 32) / band_rows == band) {
+        #pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          #pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
+            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+            matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][m][i];
+          }
+        }
       }
-      store<8>(out_ptr + row * out_stride + col, out_vec);
+    }
+    __syncthreads();
+
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+      const long long row = row0 + band * band_rows + m;
+      const int col = col0 + n;
+      if (row < rows) {
+        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
+        const Vec<__bf16, 8> bias_vec = load<8>(bias_ptr + col);
+        Vec<__bf16, 8> out_vec;
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float matmul = matmul_total.at[j];
+          const float bias = static_cast<float>(bias_vec.at[j]);
+          const float add = matmul + bias;
+          const float gelu = gelu_by_tanh(add);
+          out_vec.at[j] = static_cast<__bf16>(gelu);
+        }
+        store<8>(out_ptr + row * out_stride + col, out_vec);
+      }
     }
   }
 }

@@ -46,7 +46,7 @@ constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles t
 constexpr int w_at = tile_rows * slice_depth;
 constexpr int slice_elements = w_at + tile_cols * slice_depth;
 constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
-constexpr int band_rows = 64;
+constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
@@ -208,16 +208,16 @@ gemm_bias_relu_residual(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
-  for (int band = 0; band < 2; ++band) {  // of 64 rows: there is no room for more
+  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
-    if (warp_row / band_rows == band) {
-      #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      if ((warp_row + m * 32) / band_rows == band) {
         #pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        for (int n = 0; n < 2; ++n) {
           #pragma unroll
           for (int i = 0; i < 16; ++i) {
-            const int sum_row = warp_row % band_rows + m * 32 + lane % 32;
+            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
             const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
             matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][m][i];
           }
@@ -226,9 +226,9 @@ gemm_bias_relu_residual(
     }
     __syncthreads();
 
-    Vec<_Float16, 8> residual_vec[4];
+    Vec<_Float16, 8> residual_vec[2];
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 2; ++v) {
       const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
       const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
       const long long row = row0 + band * band_rows + m;
@@ -238,7 +238,7 @@ gemm_bias_relu_residual(
       }
     }
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 2; ++v) {
       const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
       const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
       const long long row = row0 + band * band_rows + m;

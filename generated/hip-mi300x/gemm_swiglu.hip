@@ -50,7 +50,6 @@ __device__ __forceinline__ float exponential(float x) {
 constexpr int tile_rows = 128, tile_cols = 64, slice_depth = 32, stages = 2;
 constexpr int steps = 128;
 constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
-constexpr int threads = 256;
 constexpr int tiles_across = 224;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
 // elements from the start of a slice to the right factors, and to its end
@@ -58,7 +57,7 @@ constexpr int w_gate_at = tile_rows * slice_depth;
 constexpr int w_up_at = w_gate_at + tile_cols * slice_depth;
 constexpr int slice_elements = w_up_at + tile_cols * slice_depth;
 constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
-constexpr int band_rows = 64;
+constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
@@ -223,14 +222,14 @@ gemm_swiglu(
   __syncthreads();
   float* const matmul_shared = reinterpret_cast<float*>(shared);
   float* const matmul_2_shared = reinterpret_cast<float*>(shared) + band_rows * sums_stride;
-  for (int band = 0; band < 2; ++band) {  // of 64 rows: there is no room for more
+  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
-    if (warp_row / band_rows == band) {
-      #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      if ((warp_row + m * 32) / band_rows == band) {
         #pragma unroll
         for (int i = 0; i < 16; ++i) {
-          const int sum_row = warp_row % band_rows + m * 32 + lane % 32;
+          const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
           const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
           matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[0][m][i];
           matmul_2_shared[sum_row * sums_stride + sum_col] = matmul_2_sums[0][m][i];
@@ -239,26 +238,23 @@ gemm_swiglu(
     }
     __syncthreads();
 
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + band * band_rows + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
-        const Vec<float, 8> matmul_2_total = load<8>(matmul_2_shared + m * sums_stride + n);
-        Vec<__bf16, 8> out_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_total.at[j];
-          const float matmul_2 = matmul_2_total.at[j];
-          const float silu = matmul * reciprocal(1.0f + exponential(-matmul));
-          const float mul = silu * matmul_2;
-          out_vec.at[j] = static_cast<__bf16>(mul);
-        }
-        store<8>(out_ptr + row * out_stride + col, out_vec);
+    const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
+    const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
+    const long long row = row0 + band * band_rows + m;
+    const int col = col0 + n;
+    if (row < rows) {
+      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
+      const Vec<float, 8> matmul_2_total = load<8>(matmul_2_shared + m * sums_stride + n);
+      Vec<__bf16, 8> out_vec;
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float matmul = matmul_total.at[j];
+        const float matmul_2 = matmul_2_total.at[j];
+        const float silu = matmul * reciprocal(1.0f + exponential(-matmul));
+        const float mul = silu * matmul_2;
+        out_vec.at[j] = static_cast<__bf16>(mul);
       }
+      store<8>(out_ptr + row * out_stride + col, out_vec);
     }
   }
 }

@@ -5,9 +5,9 @@
 //         return x @ wq.T, x @ wk.T, x @ wv.T
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     64 x 64 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  486.5 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
-// floor    157.7 us at 1307 TFLOP/s for products; compute-bound at 423.72 flop/B
+// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
+// traffic  285.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
+// floor    157.7 us at 1307 TFLOP/s for products; compute-bound at 722.82 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between
 // needs    D=4096, Q=4096, G=1024; rows of all operands next to each other; x, wq, wk, wv, out0, out1,
 //          out2: address and strides in multiples of 16 B
@@ -31,15 +31,17 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 64, tile_cols = 64, slice_depth = 32, stages = 2;
+constexpr int tile_rows = 128, tile_cols = 128, slice_depth = 32, stages = 2;
 constexpr int steps = 128;
-constexpr int warp_rows = 32, warp_cols = 32;  // of a tile
+constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
-constexpr int tiles_across = 96;
+constexpr int tiles_across = 48;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
 // elements from the start of a slice to the right factor, and to its end
 constexpr int right_at = tile_rows * slice_depth;
 constexpr int slice_elements = right_at + tile_cols * slice_depth;
+constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
@@ -122,8 +124,8 @@ qkv(
   const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
   const int across = tile % group_tiles / height;
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
-  const int span = across < 64 ? 0 : across < 80 ? 1 : 2;
-  const int col0 = (across - (span == 0 ? 0 : span == 1 ? 64 : 80)) * tile_cols;
+  const int span = across < 32 ? 0 : across < 40 ? 1 : 2;
+  const int col0 = (across - (span == 0 ? 0 : span == 1 ? 32 : 40)) * tile_cols;
   const __bf16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
   const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
 
@@ -135,31 +137,47 @@ qkv(
   const int right_n = threadIdx.x / 4, right_k = threadIdx.x % 4 * 8;
   const __bf16* right_from = right_ptr + (col0 + right_n) * right_stride + right_k;
   const int right_to = right_at + place<4>(right_n, right_k);
-  Vec<__bf16, 8> x_held[1];
-  Vec<__bf16, 8> right_held[1];
+  Vec<__bf16, 8> x_held[2];
+  Vec<__bf16, 8> right_held[2];
   const auto fetch_slice = [&]() {
-    x_held[0] = load_chunk<8>(x_from, x_m < rows_here ? 8 : 0);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
+    }
     x_from += slice_depth;
-    right_held[0] = load_chunk<8>(right_from, 8);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) right_held[v] = load_chunk<8>(right_from + v * 64 * right_stride, 8);
     right_from += slice_depth;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
-    store<8>(slice + x_to, x_held[0]);
-    store<8>(slice + right_to, right_held[0]);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    #pragma unroll
+    for (int v = 0; v < 2; ++v) store<8>(slice + right_to + v * at_once, right_held[v]);
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
-  Fragment x_part[2][1];
-  Fragment right_part[2][1];
-  Sums right_sums[1][1] = {};
+  Fragment x_part[2][2];
+  Fragment right_part[2][2];
+  Sums right_sums[2][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
-    load_fragment<4>(x_part[buffer][0], slice, warp_row, k * 16);
-    load_fragment<4>(right_part[buffer][0], slice + right_at, warp_col, k * 16);
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<4>(x_part[buffer][i], slice + i * (32 * slice_depth), warp_row, k * 16);
+    }
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      load_fragment<4>(right_part[buffer][i], slice + right_at + i * (32 * slice_depth), warp_col, k * 16);
+    }
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(right_sums[0][0], right_part[buffer][0], x_part[buffer][0]);
+    #pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      #pragma unroll
+      for (int m = 0; m < 2; ++m) multiply_add(right_sums[n][m], right_part[buffer][n], x_part[buffer][m]);
+    }
   };
 
   fetch_slice();
@@ -191,70 +209,81 @@ qkv(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const right_shared = reinterpret_cast<float*>(shared);
-  #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int sum_row = warp_row + lane % 32;
-    const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
-    right_shared[sum_row * sums_stride + sum_col] = right_sums[0][0][i];
-  }
-  __syncthreads();
-
-  if (span == 0) {
+  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
+    if (band > 0) __syncthreads();
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_total = load<8>(right_shared + m * sums_stride + n);
-        Vec<__bf16, 8> out0_vec;
+    for (int m = 0; m < 2; ++m) {
+      if ((warp_row + m * 32) / band_rows == band) {
         #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul = matmul_total.at[j];
-          out0_vec.at[j] = static_cast<__bf16>(matmul);
+        for (int n = 0; n < 2; ++n) {
+          #pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
+            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+            right_shared[sum_row * sums_stride + sum_col] = right_sums[n][m][i];
+          }
         }
-        store<8>(out0_ptr + row * out0_stride + col, out0_vec);
       }
     }
-  }
+    __syncthreads();
 
-  if (span == 1) {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_2_total = load<8>(right_shared + m * sums_stride + n);
-        Vec<__bf16, 8> out1_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul_2 = matmul_2_total.at[j];
-          out1_vec.at[j] = static_cast<__bf16>(matmul_2);
+    if (span == 0) {
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+        const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+        const long long row = row0 + band * band_rows + m;
+        const int col = col0 + n;
+        if (row < rows) {
+          const Vec<float, 8> matmul_total = load<8>(right_shared + m * sums_stride + n);
+          Vec<__bf16, 8> out0_vec;
+          #pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float matmul = matmul_total.at[j];
+            out0_vec.at[j] = static_cast<__bf16>(matmul);
+          }
+          store<8>(out0_ptr + row * out0_stride + col, out0_vec);
         }
-        store<8>(out1_ptr + row * out1_stride + col, out1_vec);
       }
     }
-  }
 
-  if (span == 2) {
-    #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> matmul_3_total = load<8>(right_shared + m * sums_stride + n);
-        Vec<__bf16, 8> out2_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float matmul_3 = matmul_3_total.at[j];
-          out2_vec.at[j] = static_cast<__bf16>(matmul_3);
+    if (span == 1) {
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+        const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+        const long long row = row0 + band * band_rows + m;
+        const int col = col0 + n;
+        if (row < rows) {
+          const Vec<float, 8> matmul_2_total = load<8>(right_shared + m * sums_stride + n);
+          Vec<__bf16, 8> out1_vec;
+          #pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float matmul_2 = matmul_2_total.at[j];
+            out1_vec.at[j] = static_cast<__bf16>(matmul_2);
+          }
+          store<8>(out1_ptr + row * out1_stride + col, out1_vec);
         }
-        store<8>(out2_ptr + row * out2_stride + col, out2_vec);
+      }
+    }
+
+    if (span == 2) {
+      #pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
+        const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
+        const long long row = row0 + band * band_rows + m;
+        const int col = col0 + n;
+        if (row < rows) {
+          const Vec<float, 8> matmul_3_total = load<8>(right_shared + m * sums_stride + n);
+          Vec<__bf16, 8> out2_vec;
+          #pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            const float matmul_3 = matmul_3_total.at[j];
+            out2_vec.at[j] = static_cast<__bf16>(matmul_3);
+          }
+          store<8>(out2_ptr + row * out2_stride + col, out2_vec);
+        }
       }
     }
   }

@@ -42,7 +42,7 @@ constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles t
 constexpr int w_at = tile_rows * slice_depth;
 constexpr int slice_elements = w_at + tile_cols * slice_depth;
 constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
-constexpr int band_rows = 64;
+constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
@@ -228,16 +228,16 @@ rmsnorm_gemm(
     for (int step = 2; step > 0; step /= 2) sum_of_squares_part[v] += partner(sum_of_squares_part[v], step);
     if (x_k == 0) sum_of_squares_shared[x_m + v * 64] = sum_of_squares_part[v];
   }
-  for (int band = 0; band < 2; ++band) {  // of 64 rows: there is no room for more
+  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
-    if (warp_row / band_rows == band) {
-      #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+    #pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      if ((warp_row + m * 32) / band_rows == band) {
         #pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        for (int n = 0; n < 2; ++n) {
           #pragma unroll
           for (int i = 0; i < 16; ++i) {
-            const int sum_row = warp_row % band_rows + m * 32 + lane % 32;
+            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
             const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
             matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[n][m][i];
           }
@@ -247,7 +247,7 @@ rmsnorm_gemm(
     __syncthreads();
 
     #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < 2; ++v) {
       const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
       const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
       const long long row = row0 + band * band_rows + m;

@@ -21,10 +21,10 @@ from fusegen.pipeline import gate
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Source
 from fusegen.planner.products import mma_rule
-from fusegen.planner.products.gemm import GemmPlan, GemmTile
+from fusegen.planner.products.gemm import GemmPlan, GemmTile, shared_bytes
 from fusegen.runtime import Kernel, finding
 from fusegen.runtime.cache import compiled
-from fusegen.targets import H200, TARGETS, Target, target
+from fusegen.targets import H200, MI300X, TARGETS, Target, target
 from fusegen.validation import validate
 from tests import gemms, specs
 from tests.gemms import (
@@ -211,6 +211,18 @@ def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str,
 def test_rows_that_are_no_power_of_2(spec: Chain, fits: Fits, sizes: dict[str, int]) -> None:
     report = validate(kernel(spec, CUDA, fits, **sizes), quick=True)
     assert report.ok, str(report)[:2000]
+
+
+@pytest.mark.parametrize("statistics", [0, 1])
+def test_two_blocks_of_waves_fit_side_by_side(statistics: int) -> None:
+    """Their sums go through shared memory in bands, so that they need little more room than slices, and large tiles
+    come first where there are many rows."""
+    for products, tiles in mma_rule.WAVES.items():
+        for tile in tiles:
+            assert 2 * shared_bytes(tile, bf16, products, statistics) <= MI300X.shared_per_sm, tile
+    best = candidates(gemms.bias_gelu.at(M=4096, N=4096, K=4096).graph, MI300X).plans[0]
+    assert isinstance(best, GemmPlan)
+    assert (best.tile.rows, best.tile.cols, best.tile.bands, best.cost.blocks_per_sm) == (128, 128, 4, 2)
 
 
 @pytest.mark.parametrize("spec", [gemms.turned, gemms.tf32_turned], ids=lambda spec: spec.name)

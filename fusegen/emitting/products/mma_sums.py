@@ -190,7 +190,10 @@ class SumSpeller(GemmWords):
         mma = atom.kind == "mma"
         left, buffer = self.owns[0].name, "k % 2" if tile.spread else "buffer"
         down = tile.warp_rows // atom.rows
-        row = f"warp_row % {self.band_rows} + " if tile.bands > 1 else self.warp_row
+        first_row = f"{self.warp_row}m * {atom.rows}" if down > 1 else alone(self.warp_row)
+        if tile.bands > 1:
+            first_row = f"({first_row})" if down > 1 else first_row
+        row = f"{first_row} % band_rows" if tile.bands > 1 else f"{self.warp_row}m * {atom.rows}"
         if not mma:
             left_text = f"{left}_part[{buffer}][m]"
         elif down == 1:
@@ -211,7 +214,8 @@ class SumSpeller(GemmWords):
             "down": down,
             "turns": mma and down > 1 and tile.warp_cols > atom.cols,
             "left": left_text,
-            "row": f"{row}m * {atom.rows} + {atom.fragment.row_text(('i', 1))}",
+            "first_row": first_row,
+            "row": f"{row} + {atom.fragment.row_text(('i', 1))}",
             "col": f"{self.warp_col}n * {atom.cols} + {atom.fragment.col_text(('i', 1))}",
         }
 

@@ -95,14 +95,16 @@ TILES: Mapping[int, tuple[GemmTile, ...]] = {
         GemmTile(32, 32, 64, 4, 1, 2),
     ),
 }
-WAVES: Mapping[int, tuple[GemmTile, ...]] = {  # of 64 lanes, without asynchronous copies
+# Of 64 lanes, without asynchronous copies. Sums go through shared memory in as many bands as fit into the place of the
+# slices: with more room than 32 KiB no second block would fit beside the first.
+WAVES: Mapping[int, tuple[GemmTile, ...]] = {
     1: (
-        GemmTile(128, 128, 32, 2, 2, 2, bands=2),
-        GemmTile(128, 64, 32, 2, 2, 2),
-        GemmTile(64, 128, 32, 2, 2, 2),
+        GemmTile(128, 128, 32, 2, 2, 2, bands=4),
+        GemmTile(128, 64, 32, 2, 2, 2, bands=2),
+        GemmTile(64, 128, 32, 2, 2, 2, bands=2),
         GemmTile(64, 64, 32, 2, 2, 2),
     ),
-    2: (GemmTile(128, 64, 32, 2, 2, 2, bands=2), GemmTile(64, 64, 32, 2, 2, 2)),
+    2: (GemmTile(128, 64, 32, 2, 2, 2, bands=4), GemmTile(64, 64, 32, 2, 2, 2, bands=2)),
 }
 MOST_STREAMED = 64  # rows: one team's sums fill its registers then
 MOST_SUMS = 2048  # of one warp: 64 registers a thread
