@@ -31,8 +31,8 @@ def each_line(lines: Iterable[str], index: str, count: int) -> list[str]:
 def alone(text: str, index: str) -> str:
     """What `text` says where `index` is 0: x[i] is x[0], and what i multiplies is not added."""
     text = re.sub(rf"\[{index}\]", "[0]", text)
-    text = re.sub(rf" \+ {index}(?: \* {FACTOR})*(?! [*/%])", "", text)
-    text = re.sub(rf"(?<=[(= ]){index}(?: \* {FACTOR})* \+ ", "", text)
+    text = re.sub(rf" \+ {index}\b(?: \* {FACTOR})*(?![\w.(\[]| [*/%])", "", text)
+    text = re.sub(rf"(?<=[(\[= ])(?<![-+*/%] ){index}(?: \* {FACTOR})* \+ ", "", text)
     if found := re.search(rf"\b{index}\b.*", text):
         raise AssertionError(f"one trip of a loop leaves its index {index} in: {found[0]}")
     return text
