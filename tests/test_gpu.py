@@ -41,7 +41,7 @@ from tests.torch_reference import torch, torch_reference
 
 pytestmark = pytest.mark.gpu
 
-TORCH = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "i32": "int32", "b8": "bool"}
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by the bytes of an element
 SAMPLE = 2**18  # elements held to the bound one by one
 FLAT_SAMPLE = 2**31 + 1021
 PLACE = "cuda"
@@ -130,14 +130,15 @@ def operand(tensor: Tensor, sizes: Mapping[str, int], generator: Any) -> Any:
     shape = [size_of(size, sizes) for size in tensor.shape]
     if not shape:
         return 0.7109375 if tensor.dtype is f32 else 3
-    dtype = getattr(torch, TORCH[tensor.dtype.name])
+    dtype = getattr(torch, tensor.dtype.numpy_name)
     if tensor.dtype is b8:
         mask = torch.rand(shape, device=PLACE, generator=generator) < 0.7
         if shape[0] > 1:
             mask[-1] = False
         return mask
     if tensor.dtype.kind == "int":
-        return torch.randint(0, sizes[str(tensor.shape[-1])] + 2, shape, device=PLACE, generator=generator, dtype=dtype)
+        high = min(sizes[str(tensor.shape[-1])] + 2, int(tensor.dtype.largest))
+        return torch.randint(0, high, shape, device=PLACE, generator=generator, dtype=dtype)
     return torch.randn(shape, device=PLACE, generator=generator).to(dtype)
 
 
@@ -151,7 +152,7 @@ def host(value: Any, dtype: DType) -> Any:
     if not hasattr(value, "cpu"):
         return value
     array = value.contiguous().cpu()
-    return array.view(torch.int16).numpy().view(dtype.numpy) if dtype is bf16 else array.numpy()
+    return array.view(BITS[dtype.bytes]).numpy().view(dtype.numpy)
 
 
 def as_tuple(found: Any) -> tuple[Any, ...]:
@@ -240,7 +241,7 @@ def first(bad: Any) -> list[int]:
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    raw = {1: torch.int8, 2: torch.int16, 4: torch.int32}[one.element_size()]
+    raw = BITS[one.element_size()]
     return bool(torch.equal(one.contiguous().view(raw), other.contiguous().view(raw)))
 
 

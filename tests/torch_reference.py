@@ -23,6 +23,8 @@ DTYPES = {
     np.int64: torch.int64,
     bool: torch.bool,
     ml_dtypes.bfloat16: torch.bfloat16,
+    ml_dtypes.float8_e4m3fn: torch.float8_e4m3fn,
+    ml_dtypes.float8_e5m2: torch.float8_e5m2,
 }
 
 
@@ -120,6 +122,10 @@ class Numpy:
         return tuple(torch.as_tensor(bare(x), dtype=first.dtype, device=self.device) for x in (a, b))
 
     @staticmethod
+    def clip(x: Array, least: float, largest: float) -> Array:
+        return Array(torch.clamp(x.tensor, least, largest))
+
+    @staticmethod
     def isnan(x: Array) -> Array:
         return Array(torch.isnan(x.tensor))
 
@@ -139,8 +145,8 @@ class Numpy:
         return {math.erf: lambda x: Array(torch.erf(x.tensor))}[function]
 
     def __getattr__(self, name: str) -> Callable[[Any], Array]:
-        function = getattr(torch, {"abs": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh",
-                                   "trunc": "trunc", "log1p": "log1p"}[name])  # fmt: skip
+        names = ("abs", "exp", "log", "log1p", "nan_to_num", "round", "sqrt", "tanh", "trunc")
+        function = getattr(torch, names[names.index(name)])
         return lambda x: Array(function(bare(x)))
 
 
