@@ -15,6 +15,7 @@ from functools import cache
 
 from fusegen.language.graph import Graph, Kind, Node, once_per_graph
 from fusegen.language.trace import OPS
+from fusegen.language.types import F8
 
 CPP = frozenset(
     """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl
@@ -38,7 +39,7 @@ FRAME = frozenset(
     in_rest rest_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival
     away place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left
     leave_packed memcpy unknown top_columns take bare""".split()  # noqa: SIM905
-)
+) | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(
     """Lanes vote count Entry column_bits last_column masked infinite order_of key_at entry_of key_of column_of
