@@ -100,10 +100,10 @@ def chapter(title: str) -> None:
 
 
 def excerpt(text: str) -> str:
-    """The plan at the top, then the kernel up to its second walk over the row; what is left out is marked."""
+    """The plan at the top, then the kernel up to its second pass over the row; what is left out is marked."""
     head, _, rest = text.partition("\n\n")
     body = rest[rest.index('extern "C"') :]
-    shown, second, hidden = body.partition("    // walk 2 of")
+    shown, second, hidden = body.partition("    // pass 2 of")
     more = f"    // ... {hidden.count(chr(10))} more lines: fusegen inspect specs/{FEATURED}.py\n" if second else ""
     return f"{head}\n\n// ... helpers\n\n{shown}{more}"
 
@@ -127,14 +127,14 @@ def staging(planned: Plan) -> str:
     tile = planned.tile
     if planned.flat:
         return f"flat, {tile.threads} threads a block"
-    team = f"{tile.threads_per_row} thread{'s' if tile.threads_per_row > 1 else ''} a row"
+    threads = f"{tile.threads_per_row} thread{'s' if tile.threads_per_row > 1 else ''} a row"
     where = {
-        "none": "one walk",
+        "none": "one pass",
         "registers": "kept in registers",
         "shared": "kept in shared memory",
         "stream": "read again",
     }
-    return f"{team}, {where[planned.staging]}"
+    return f"{threads}, {where[planned.staging]}"
 
 
 def cells(result: Result | None) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Residual add and pre-norm between two transformer blocks: two outputs, one walk over memory."""
+"""Residual add and pre-norm between two transformer blocks: two outputs, one pass over memory."""
 
 from fusegen import bf16, chain, dims
 from fusegen import ops as F

@@ -1,4 +1,4 @@
-"""Pre-norm of a layer whose product takes 8 bits: RMSNorm and quantization in one walk over memory."""
+"""Pre-norm of a layer whose product takes 8 bits: RMSNorm and quantization in one pass over memory."""
 
 from fusegen import bf16, chain, dims, f8e4m3, f32
 from fusegen import ops as F

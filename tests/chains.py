@@ -142,7 +142,7 @@ def reduce(draft: Draft) -> None:
 
 
 def share(draft: Draft, rng: random.Random) -> None:
-    """Two of three that share a maximum, a mean, or the deviations from it: a walk can merge one pair of reductions."""
+    """Two of three that share a maximum, a mean, or the deviations from it: a pass can merge one pair of reductions."""
     whole = draft.add([], f"{draft.element[-1]} + {draft.element[0]} * 0.0")
     top = draft.add([], f"F.max({whole})")
     centered = draft.add([], f"{whole} - F.mean({whole})")

@@ -270,14 +270,14 @@ def tiled(plan: GemmPlan) -> bool:
 FEW = replace(target("cuda:h200"), sms=2)  # where blocks take several tiles of a small product
 
 
-def circled(plan: GemmPlan) -> bool:
+def persistent(plan: GemmPlan) -> bool:
     """Once around the ring at a time, with copies among the products."""
-    return plan.tile.spread
+    return plan.tile.persistent
 
 
-def circled_in_halves(plan: GemmPlan) -> bool:
+def persistent_with_short_slices(plan: GemmPlan) -> bool:
     """The same with slices half as deep, for which every GPU has room."""
-    return plan.tile.spread and plan.tile.depth == 32
+    return plan.tile.persistent and plan.tile.k == 32
 
 
 def of_96(plan: GemmPlan) -> bool:
@@ -291,15 +291,15 @@ def of_192(plan: GemmPlan) -> bool:
 
 def streamed(plan: GemmPlan) -> bool:
     """Teams of one warp share K."""
-    return plan.tile.teams > 1 and plan.cluster == 1 and plan.tile.stages > 2
+    return plan.tile.slice_k > 1 and plan.cluster == 1 and plan.tile.stages > 2
 
 
 def clustered(plan: GemmPlan) -> bool:
-    return plan.cluster == 2 and plan.tile.teams > 1
+    return plan.cluster == 2 and plan.tile.slice_k > 1
 
 
 def clustered_tiles(plan: GemmPlan) -> bool:
-    return plan.cluster == 2 and plan.tile.teams == 1
+    return plan.cluster == 2 and plan.tile.slice_k == 1
 
 
 def banded(plan: GemmPlan) -> bool:
@@ -309,7 +309,7 @@ def banded(plan: GemmPlan) -> bool:
 
 def streamed_waves(plan: GemmPlan) -> bool:
     """The same where slices come through registers."""
-    return plan.tile.teams == 4 and not plan.copies
+    return plan.tile.slice_k == 4 and not plan.copies
 
 
 def any_plan(plan: GemmPlan) -> bool:

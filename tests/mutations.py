@@ -19,8 +19,8 @@ from fusegen.emitting.rendering import render
 from fusegen.language.spec import Chain, load_chains
 from fusegen.language.types import DTYPES
 from fusegen.planner import CONTIGUOUS
-from fusegen.planner.held_rows import Threshold
 from fusegen.planner.model import Layout, RowPlan, Source
+from fusegen.planner.ways import Streaming
 from fusegen.targets import target
 from tests.row_plans import row_plans
 from tests.sizes import sizes_at
@@ -83,53 +83,63 @@ class Subject:
 
 
 def registers(plan: RowPlan) -> bool:
-    return plan.staging == "registers" and plan.warps_per_row > 1 and plan.tile.per_thread > 1 and not plan.across
+    return (
+        plan.staging == "registers" and plan.warps_per_row > 1 and plan.tile.per_thread > 1 and not plan.misaligned_rows
+    )
 
 
 def shared(plan: RowPlan) -> bool:
-    keeps = any(stage.keeps for stage in plan.stages)
-    return plan.staging == "shared" and keeps and plan.warps_per_row > 1 and plan.tile.cluster == 1 and not plan.across
+    keeps = any(row_pass.keeps for row_pass in plan.passes)
+    return (
+        plan.staging == "shared"
+        and keeps
+        and plan.warps_per_row > 1
+        and plan.tile.cluster == 1
+        and not plan.misaligned_rows
+    )
 
 
 def stream(plan: RowPlan) -> bool:
-    return plan.staging == "stream" and plan.tile.vector > 1 and not plan.across
+    return plan.staging == "stream" and plan.tile.vector > 1 and not plan.misaligned_rows
 
 
 def sub_warp(plan: RowPlan) -> bool:
-    return plan.tile.rows_per_block > 1 and 1 < plan.tile.threads_per_row < plan.target.warp and not plan.across
+    return (
+        plan.tile.rows_per_block > 1 and 1 < plan.tile.threads_per_row < plan.target.warp and not plan.misaligned_rows
+    )
 
 
 def warp(plan: RowPlan) -> bool:
-    return plan.tile.threads_per_row == plan.target.warp and not plan.across
+    return plan.tile.threads_per_row == plan.target.warp and not plan.misaligned_rows
 
 
 def across(plan: RowPlan) -> bool:
-    return plan.across and plan.tile.vector > 2 and plan.warps_per_row > 1
+    return plan.misaligned_rows and plan.tile.vector > 2 and plan.warps_per_row > 1
 
 
 def handed(plan: RowPlan) -> bool:
-    stores = [store for stage in plan.stages for store in stage.stores if not stage.blocks_of]
-    return plan.warps_per_row > 1 and any(s.access.mode == "across" and not s.staged for s in stores)
+    stores = [store for row_pass in plan.passes for store in row_pass.stores if not row_pass.blocks_of]
+    return plan.warps_per_row > 1 and any(s.access.mode == "misaligned" and not s.staged for s in stores)
 
 
-def fetched(plan: RowPlan) -> bool:
-    return registers(plan) and bool(plan.fetched)
+def prefetched(plan: RowPlan) -> bool:
+    return registers(plan) and bool(plan.prefetched)
 
 
-def apart(plan: RowPlan) -> bool:
-    return plan.staging == "registers" and plan.tile.apart > 0 and plan.warps_per_row > 1
+def remainder(plan: RowPlan) -> bool:
+    return plan.staging == "registers" and plan.tile.remainder > 0 and plan.warps_per_row > 1
 
 
 def copied_across(plan: RowPlan) -> bool:
-    return plan.across and plan.copies and plan.tile.cluster == 1
+    return plan.misaligned_rows and plan.copies and plan.tile.cluster == 1
 
 
-def one_walk(plan: RowPlan) -> bool:
-    return plan.staging == "none" and plan.tile.threads_per_row > 1 and not plan.across
+def one_pass(plan: RowPlan) -> bool:
+    return plan.staging == "none" and plan.tile.threads_per_row > 1 and not plan.misaligned_rows
 
 
 def copied(plan: RowPlan) -> bool:
-    return plan.copies and plan.tile.cluster == 1 and 2 <= plan.tile.per_thread <= 8 and not plan.across
+    return plan.copies and plan.tile.cluster == 1 and 2 <= plan.tile.per_thread <= 8 and not plan.misaligned_rows
 
 
 def partly_kept(plan: RowPlan) -> bool:
@@ -144,54 +154,54 @@ def by(plan: RowPlan) -> str:
     return plan.selection.by if plan.selection else ""
 
 
-def threshold(plan: RowPlan) -> bool:
-    return by(plan) == "threshold" and plan.cluster == 1 and plan.threads < 512
+def streaming(plan: RowPlan) -> bool:
+    return by(plan) == "streaming" and plan.cluster == 1 and plan.threads < 512
 
 
 def segmented(plan: RowPlan) -> bool:
     way = plan.selection.way if plan.selection else None
-    return threshold(plan) and isinstance(way, Threshold) and way.segment < plan.tile.per_thread
+    return streaming(plan) and isinstance(way, Streaming) and way.segment < plan.tile.per_thread
 
 
-def in_turn(plan: RowPlan) -> bool:
-    return plan.selection is not None and plan.selection.in_turn and plan.tile.threads_per_row == 2
+def one_by_one(plan: RowPlan) -> bool:
+    return plan.selection is not None and plan.selection.one_by_one and plan.tile.threads_per_row == 2
 
 
 def ranked(plan: RowPlan) -> bool:
     found = plan.selection
-    return found is not None and found.by == "threshold" and plan.cluster == 1 and found.k < plan.threads // 32
+    return found is not None and found.by == "streaming" and plan.cluster == 1 and found.k < plan.threads // 32
 
 
 def ragged(plan: RowPlan) -> bool:
-    return threshold(plan) and plan.across
+    return streaming(plan) and plan.misaligned_rows
 
 
 def met(plan: RowPlan) -> bool:
-    return by(plan) == "threshold" and plan.cluster == 2 and plan.threads < 512
+    return by(plan) == "streaming" and plan.cluster == 2 and plan.threads < 512
 
 
-def held(plan: RowPlan) -> bool:
-    return by(plan) == "hold" and plan.cluster == 1 and plan.threads < 512
+def small_k(plan: RowPlan) -> bool:
+    return by(plan) == "small_k" and plan.cluster == 1 and plan.threads < 512
 
 
-def held_across(plan: RowPlan) -> bool:
-    return held(plan) and plan.across
+def small_k_misaligned(plan: RowPlan) -> bool:
+    return small_k(plan) and plan.misaligned_rows
 
 
-def held_met(plan: RowPlan) -> bool:
-    return by(plan) == "hold" and plan.cluster == 4 and plan.threads == 128
+def small_k_met(plan: RowPlan) -> bool:
+    return by(plan) == "small_k" and plan.cluster == 4 and plan.threads == 128
 
 
-def dense(plan: RowPlan) -> bool:
-    return by(plan) == "dense" and 2 * plan.target.warp <= plan.threads < 512
+def large_k(plan: RowPlan) -> bool:
+    return by(plan) == "large_k" and 2 * plan.target.warp <= plan.threads < 512
 
 
-def dense_across(plan: RowPlan) -> bool:
-    return dense(plan) and plan.across
+def large_k_misaligned(plan: RowPlan) -> bool:
+    return large_k(plan) and plan.misaligned_rows
 
 
-def team(plan: RowPlan) -> bool:
-    return by(plan) == "team"
+def by_warp(plan: RowPlan) -> bool:
+    return by(plan) == "warp"
 
 
 def whatever(plan: RowPlan) -> bool:
@@ -199,7 +209,7 @@ def whatever(plan: RowPlan) -> bool:
 
 
 LN = Subject("bias_gelu_residual_ln", 1000, registers)
-LN_FETCHED = Subject("bias_gelu_residual_ln", 4096, fetched, rows=512)
+LN_PREFETCHED = Subject("bias_gelu_residual_ln", 4096, prefetched, rows=512)
 LN_SHARED = Subject("bias_gelu_residual_ln", 1000, shared)
 COPIED = Subject("log_softmax", 2056, copied)
 PARTLY = Subject("log_softmax", 120000, partly_kept)
@@ -211,36 +221,36 @@ SOFTMAX_STREAM = Subject("additive_mask_softmax", 2056, stream)
 CAUSAL = Subject("scale_causal_softmax", 40, sub_warp)
 RMS = Subject("rmsnorm", 1000, registers, dtype="f32")
 RMS_WARP = Subject("rmsnorm", 250, warp)
-RMS_ACROSS = Subject("rmsnorm", 1003, across)
+RMS_MISALIGNED = Subject("rmsnorm", 1003, across)
 HANDED = Subject("rmsnorm", 1003, handed)
-RMS_APART = Subject("rmsnorm", 1027, apart)
-COPIED_ACROSS = Subject("log_softmax", 2057, copied_across)
+RMS_REMAINDER = Subject("rmsnorm", 1027, remainder)
+COPIED_MISALIGNED = Subject("log_softmax", 2057, copied_across)
 TWO = Subject("add_rmsnorm", 1000, shared)
 FLAT = Subject("swiglu_elementwise", 77, whatever)
 TILES = Subject("bias_relu", 100, whatever)
-MAX = Subject("largest", 1000, one_walk)
+MAX = Subject("largest", 1000, one_pass)
 HIP_LN = Subject("bias_gelu_residual_ln", 2000, registers, "hip:mi300x")
 HIP_SOFTMAX = Subject("masked_softmax", 2056, registers, "hip:mi300x")
-HIP_MAX = Subject("largest", 1000, one_walk, "hip:mi300x")
-CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold)
+HIP_MAX = Subject("largest", 1000, one_pass, "hip:mi300x")
+CHOSEN = Subject("scale_mask_softmax_topk", 9000, streaming)
 CHOSEN_RAGGED = Subject("topk", 53, ragged)
 CHOSEN_MET = Subject("scale_mask_softmax_topk", 9000, met)
-HELD = Subject("scale_mask_softmax_topk", 6000, held)
-HELD_RAGGED = Subject("topk", 2053, held_across)
-HELD_MET = Subject("scale_mask_softmax_topk", 9000, held_met)
-DENSE = Subject("scale_mask_softmax_topk", 1000, dense)
-DENSE_RAGGED = Subject("topk", 1003, dense_across)
-ROUTED = Subject("router_topk", 200, team)
-ROUTED_FEW = Subject("few_experts", 16, in_turn)
+SMALL_K = Subject("scale_mask_softmax_topk", 6000, small_k)
+SMALL_K_RAGGED = Subject("topk", 2053, small_k_misaligned)
+SMALL_K_MET = Subject("scale_mask_softmax_topk", 9000, small_k_met)
+LARGE_K = Subject("scale_mask_softmax_topk", 1000, large_k)
+LARGE_K_RAGGED = Subject("topk", 1003, large_k_misaligned)
+ROUTED = Subject("router_topk", 200, by_warp)
+ROUTED_FEW = Subject("few_experts", 16, one_by_one)
 RANKED = Subject("router_topk", 9000, ranked)
 INTEGERS = Subject("integers", 1000, lambda plan: plan.warps_per_row > 1)
-INTEGER_KEYS = Subject("largest_integers", 2999, threshold)
-GREEDY = Subject("argmax", 40000, threshold)
+INTEGER_KEYS = Subject("largest_integers", 2999, streaming)
+GREEDY = Subject("argmax", 40000, streaming)
 SEGMENTED = Subject("topk", 9001, segmented)
-HIP_CHOSEN = Subject("scale_mask_softmax_topk", 9000, threshold, "hip:mi300x")
-HIP_HELD = Subject("scale_mask_softmax_topk", 6000, held, "hip:mi300x")
-HIP_DENSE = Subject("scale_mask_softmax_topk", 1000, dense, "hip:mi300x")
-HIP_ROUTED = Subject("router_topk", 200, team, "hip:mi300x")
+HIP_CHOSEN = Subject("scale_mask_softmax_topk", 9000, streaming, "hip:mi300x")
+HIP_SMALL_K = Subject("scale_mask_softmax_topk", 6000, small_k, "hip:mi300x")
+HIP_LARGE_K = Subject("scale_mask_softmax_topk", 1000, large_k, "hip:mi300x")
+HIP_ROUTED = Subject("router_topk", 200, by_warp, "hip:mi300x")
 HIP_TWO = Subject("add_rmsnorm", 500, warp, "hip:mi300x")
 
 
@@ -276,7 +286,7 @@ MUTATIONS: tuple[Mutation, ...] = (
              everywhere=True),
     mutation("tail guard one vector early", "the last vector is skipped", LN_STREAM, r"col < 2056", "col < 2048",
              everywhere=True),
-    mutation("tail guard early in one walk", "the sum misses the last vector, the result has it", SOFTMAX_SHORT,
+    mutation("tail guard early in one pass", "the sum misses the last vector, the result has it", SOFTMAX_SHORT,
              r"col < 20\)", "col < 16)"),
     mutation("element guard off by one", "one element past the array is written", FLAT,
              r"(store_each_within.*?col \+ j <) cols", r"\1= cols"),
@@ -288,35 +298,38 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"if \(at < cols\) row\[at\]", "if (at <= cols) row[at]"),
     mutation("block past the row", "a block is written whole that the row ends in", HANDED,
              r"!ends_last && from \+ N <= cols", "!ends_last && from < cols"),
-    mutation("wrong phase", "pieces are shifted as if the row began an element later", RMS_ACROSS,
+    mutation("wrong phase", "pieces are shifted as if the row began an element later", RMS_MISALIGNED,
              r"phase<piece>\(row\) \* sizeof", "phase<piece>(row + 1) * sizeof"),
     mutation("neighbour of a neighbour", "a block begins with the values of the lane two before", HANDED,
              r"\(lane \+ 31\) % 32", "(lane + 30) % 32"),
     mutation("last lane unfinished", "nobody writes what the last lane's values leave over", HANDED,
              r"ends_last && j < before \? 32 \* N : 0", "0"),
-    mutation("row not waited for", "blocks are written of what other threads have yet to stage", RMS_ACROSS,
+    mutation("row not waited for", "blocks are written of what other threads have yet to stage", RMS_MISALIGNED,
              r"__syncthreads\(\);  // the row is complete", ""),
-    mutation("staged block past the row", "a block is written whole that the row ends in", RMS_ACROSS,
+    mutation("staged block past the row", "a block is written whole that the row ends in", RMS_MISALIGNED,
              r"if \(col \+ N <= cols\) store", "if (col < cols) store"),
-    mutation("row's ends not written", "what no block holds is lost", RMS_ACROSS,
+    mutation("row's ends not written", "what no block holds is lost", RMS_MISALIGNED,
              r"i < edge; i", "i < head; i"),
-    mutation("blocks begin elsewhere", "the first whole block is looked for a value too late", RMS_ACROSS,
+    mutation("blocks begin elsewhere", "the first whole block is looked for a value too late", RMS_MISALIGNED,
              r"= \(N - phase<N", "= (N + 1 - phase<N"),
-    mutation("value apart not summed", "the value behind the last vector is left out of the sum", RMS_APART,
-             r"(if \(in_rest\) \{.*?)sum_of_squares_part \+= square;", r"\1"),
-    mutation("value apart of the next column", "what is behind the last vector is read a column late", RMS_APART,
-             r"rest_col = (\d+) \+ lane", r"rest_col = \1 + 1 + lane"),
-    mutation("block of the vector", "a walk by blocks takes the one that a thread's vector begins in", COPIED_ACROSS,
+    mutation("value of the remainder not summed", "the value behind the last vector is left out of the sum",
+             RMS_REMAINDER,
+             r"(if \(in_remainder\) \{.*?)sum_of_squares_part \+= square;", r"\1"),
+    mutation("value of the remainder of the next column", "what is behind the last vector is read a column late",
+             RMS_REMAINDER,
+             r"remainder_col = (\d+) \+ lane", r"remainder_col = \1 + 1 + lane"),
+    mutation("block of the vector", "a pass by blocks takes the one that a thread's vector begins in",
+             COPIED_MISALIGNED,
              r"kept\[behind / N\]", "kept[0]"),
-    mutation("ends of a walk by blocks", "what no block holds is not computed", COPIED_ACROSS,
+    mutation("ends of a pass by blocks", "what no block holds is not computed", COPIED_MISALIGNED,
              r"if \(lane < edge\)", "if (lane < head)"),
-    mutation("pieces behind the tensor", "the last row's pieces are read whole", RMS_ACROSS,
+    mutation("pieces behind the tensor", "the last row's pieces are read whole", RMS_MISALIGNED,
              r"if \(!ends \|\|", "if (true ||"),
-    mutation("copies behind the tensor", "the last row's blocks are copied whole", COPIED_ACROSS,
+    mutation("copies behind the tensor", "the last row's blocks are copied whole", COPIED_MISALIGNED,
              r"left = ends \?", "left = false ?"),
-    mutation("block behind a warp's not copied", "the last lane's vector goes on in nothing", COPIED_ACROSS,
+    mutation("block behind a warp's not copied", "the last lane's vector goes on in nothing", COPIED_MISALIGNED,
              r"last \|\| threadIdx\.x % 32 == 31", "last"),
-    mutation("lanes of a copy don't meet", "a lane reads the block that the next has yet to copy", COPIED_ACROSS,
+    mutation("lanes of a copy don't meet", "a lane reads the block that the next has yet to copy", COPIED_MISALIGNED,
              r"__syncwarp\(\);", ""),
     # ---- which rows
     mutation("live-row guard dropped", "rows past the last one are worked on", SOFTMAX_SHORT,
@@ -344,19 +357,19 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"row \* y_stride", "static_cast<int>(row * y_stride)"),
     mutation("32-bit element number", "wraps in arrays of 2^31 elements and more", FLAT,
              r"static_cast<long long>\(blockIdx\.x\) \* 1024", "static_cast<int>(blockIdx.x) * 1024"),
-    mutation("32-bit offset of a row that copies bring", "wraps in arrays of 2^31 elements and more", COPIED_ACROSS,
+    mutation("32-bit offset of a row that copies bring", "wraps in arrays of 2^31 elements and more", COPIED_MISALIGNED,
              r"row \* logits_stride", "static_cast<int>(row * logits_stride)"),
     mutation("32-bit offset of a query", "wraps where queries lie 2^31 elements apart", CAUSAL,
              r"S_at \* scores_stride_S", "static_cast<int>(S_at * scores_stride_S)", quick=False),
     mutation("32-bit row offset of a selection", "wraps in arrays of 2^31 elements and more", CHOSEN,
              r"row \* logits_stride", "static_cast<int>(row * logits_stride)"),
-    mutation("32-bit offset of chosen columns", "wraps in arrays of 2^31 elements and more", HELD,
+    mutation("32-bit offset of chosen columns", "wraps in arrays of 2^31 elements and more", SMALL_K,
              r"row \* columns_stride", "static_cast<int>(row * columns_stride)"),
     mutation("HIP: 32-bit row offset", "both factors are cut, not the product", HIP_LN,
              r"row \* x_stride", "static_cast<int>(row) * static_cast<int>(x_stride)"),
     mutation("HIP: 32-bit block number", "wraps where the grid's lines hold 2^32 blocks", HIP_LN,
              r"static_cast<long long>\(blockIdx\.y\) \* gridDim", "blockIdx.y * gridDim"),
-    mutation("HIP: 32-bit row offset of a selection", "wraps in arrays of 2^31 elements and more", HIP_DENSE,
+    mutation("HIP: 32-bit row offset of a selection", "wraps in arrays of 2^31 elements and more", HIP_LARGE_K,
              r"row \* logits_stride", "static_cast<int>(row * logits_stride)"),
     mutation("32-bit row number", "wraps from row 2^31 on", LN, r"const long long row =", "const int row =",
              blind="no bug: a block has one row here, and a grid of CUDA's fewer than 2^31 blocks"),
@@ -400,7 +413,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("maximum drops NaN", "the other instruction, in which NaN loses", MAX, r"max\.NaN\.f32", "max.f32"),
     mutation("HIP: maximum drops NaN", "fmaxf for the larger where NaN wins", HIP_MAX,
              r"return a > b \|\| a != a \? a : b;", "return fmaxf(a, b);"),
-    mutation("sum added twice", "a walk accumulates an element two times", SOFTMAX, r"sum_of_exps_part \+= e;",
+    mutation("sum added twice", "a pass accumulates an element two times", SOFTMAX, r"sum_of_exps_part \+= e;",
              "sum_of_exps_part += e + e;"),
     mutation("sum starts from a leftover", "the partial sum is not zeroed", RMS_WARP, r"(sum_of_squares_part = )0\.0f;",
              r"\1static_cast<float>(lane == 3);"),
@@ -433,19 +446,19 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("barrier in a branch", "not every thread of the block arrives", LN, r"  __syncthreads\(\);\n",
              "  if (threadIdx.x < 32) __syncthreads();\n"),
     # ---- asynchronous copies and clusters
-    mutation("fetched vectors not awaited", "shared memory is read before the bulk copies land", LN_FETCHED,
+    mutation("prefetched vectors not awaited", "shared memory is read before the bulk copies land", LN_PREFETCHED,
              r"  wait_arrivals\(arrivals\);\n", ""),
-    mutation("copies' barrier not published", "they may find another count than it was made with", LN_FETCHED,
+    mutation("copies' barrier not published", "they may find another count than it was made with", LN_PREFETCHED,
              r'asm volatile\("fence\.mbarrier_init[^\n]*', ""),
-    mutation("one fetched vector not counted", "the wait ends when the first of them has landed", LN_FETCHED,
+    mutation("one prefetched vector not counted", "the wait ends when the first of them has landed", LN_PREFETCHED,
              r"expect_arrival\(arrivals, \d+\)", "expect_arrival(arrivals, 8192)"),
-    mutation("vector fetched in part", "its last block stays what it was", LN_FETCHED,
-             r"(copy_bulk\(beta_fetched, beta_ptr, )8192", r"\g<1>8176",
+    mutation("vector prefetched in part", "its last block stays what it was", LN_PREFETCHED,
+             r"(copy_bulk\(beta_prefetched, beta_ptr, )8192", r"\g<1>8176",
              r"expect_arrival\(arrivals, 16384\)", "expect_arrival(arrivals, 16368)"),
-    mutation("fetched by every thread", "the barrier of the copies is begun again and again", LN_FETCHED,
+    mutation("prefetched by every thread", "the barrier of the copies is begun again and again", LN_PREFETCHED,
              r"if \(threadIdx\.x == 0\) (\{\s+start_arrivals)", r"\1"),
-    mutation("fetched vector of another thread", "a neighbour's columns of gamma", LN_FETCHED,
-             r"(= gamma_fetched\[.*?)lane\]", r"\1(lane ^ 1)]"),
+    mutation("prefetched vector of another thread", "a neighbour's columns of gamma", LN_PREFETCHED,
+             r"(= gamma_prefetched\[.*?)lane\]", r"\1(lane ^ 1)]"),
     mutation("wait for a copy dropped", "shared memory is read before its copy lands", COPIED,
              r"wait_copies<\d+>\(\);", ""),
     mutation("wait for too few copies", "the last copies are not waited for", COPIED,
@@ -453,7 +466,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("copy to another thread's place", "each reads what its neighbour asked for", COPIED,
              r"(copy_async<\d>\(&\w+\[v \* \d+ \+ )lane", r"\1(lane ^ 1)"),
     mutation("kept part taken for the whole", "shared memory is read past what is kept", PARTLY,
-             r"(walk 2 of.*?)v < \d+ \?", r"\1true ?"),
+             r"(pass 2 of.*?)v < \d+ \?", r"\1true ?"),
     mutation("cluster's parts of one block only", "every block keeps its own sum", CLUSTER,
              r"__cluster_map_shared_rank\((\w+), threadIdx\.x\)", r"static_cast<void*>(\1)"),
     mutation("cluster barrier dropped", "other blocks' parts are read before they are written", CLUSTER,
@@ -527,111 +540,115 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"merged\[0\]\[start \+ ", "merged[0]["),
     mutation("a cluster's candidates read too early", "the barrier behind them is dropped", CHOSEN_MET,
              r"__cluster_barrier_arrive\(\);\n *__cluster_barrier_wait\(\);\n( *if \(__clusterRelative)", r"\1"),
-    mutation("team: ties with the bound lost", "only what exceeds it is a candidate", ROUTED,
+    mutation("warp: ties with the bound lost", "only what exceeds it is a candidate", ROUTED,
              r"!\(keys\[v\]\[j\] < bar\)", "keys[v][j] > bar", everywhere=True),
-    mutation("team: a round too many", "the bound is above the last of the lanes' largest", ROUTED,
+    mutation("warp: a round too many", "the bound is above the last of the lanes' largest", ROUTED,
              r"const float bar = ", "const float bar = 0.01f + "),
-    mutation("team: the lanes' places", "lanes do not count those below them", ROUTED,
+    mutation("warp: the lanes' places", "lanes do not count those below them", ROUTED,
              r"place = upto - count\(passing\)", "place = 0"),
-    mutation("team: compared with what was never written", "the list is not filled up", ROUTED,
+    mutation("warp: compared with what was never written", "the list is not filled up", ROUTED,
              r"picker\.candidates\[at\]\[all \+ lane\] = 0;", ";"),
-    mutation("team: the bound of another rank", "fewer than k lanes reach it", ROUTED, r"ahead < \d+ \?",
+    mutation("warp: the bound of another rank", "fewer than k lanes reach it", ROUTED, r"ahead < \d+ \?",
              "ahead < 2 ?"),
-    mutation("team: a candidate too few is enough", "the bound is the largest of the lane before", ROUTED,
+    mutation("warp: a candidate too few is enough", "the bound is the largest of the lane before", ROUTED,
              r"ahead < 8 \?", "ahead < 7 ?"),
-    mutation("turns: one too few", "the last of k is not looked for", ROUTED_FEW, r"r < 4; \+\+r", "r < 3; ++r"),
-    mutation("turns: ties by the last column", "the larger column wins", ROUTED_FEW, r"orders\[j\] > best \? col",
+    mutation("one by one: one too few", "the last of k is not looked for", ROUTED_FEW, r"r < 4; \+\+r", "r < 3; ++r"),
+    mutation("one by one: ties by the last column", "the larger column wins", ROUTED_FEW, r"orders\[j\] > best \? col",
              "orders[j] >= best ? col"),
-    mutation("turns: ties of two lanes", "the larger column wins", ROUTED_FEW, r"v < other \? v : other",
+    mutation("one by one: ties of two lanes", "the larger column wins", ROUTED_FEW, r"v < other \? v : other",
              "v > other ? v : other", r"\? experts : \d+", "? experts : -1"),
-    mutation("turns: ties taken out together", "all that are as large are gone", ROUTED_FEW,
+    mutation("one by one: ties taken out together", "all that are as large are gone", ROUTED_FEW,
              r"col \+ j == experts", "orders[j] == best"),
-    mutation("turns: masked columns chosen", "-inf counts as a key", ROUTED_FEW, r"best > masked \?",
+    mutation("one by one: masked columns chosen", "-inf counts as a key", ROUTED_FEW, r"best > masked \?",
              "best >= masked ?"),
-    mutation("team: ranks of candidates that are not there", "meet() forgotten", ROUTED,
+    mutation("warp: ranks of candidates that are not there", "meet() forgotten", ROUTED,
              r"__syncwarp\(\);", ""),
-    mutation("team: nothing where too few are left", "picks as they were", ROUTED,
+    mutation("warp: nothing where too few are left", "picks as they were", ROUTED,
              r"for \(unsigned i = all \+ lane;[^\n]*\n", "\n"),
-    mutation("held: fewer than k reach the bar", "one warp is enough", HELD, r"above < \d+ \? own", "above < 1 ? own"),
-    mutation("held: a thread reaches itself alone", "a warp says its largest", HELD, r"above < \d+ \? order",
+    mutation("small k: fewer than k reach the bar", "one warp is enough", SMALL_K, r"above < \d+ \? own",
+             "above < 1 ? own"),
+    mutation("small k: a thread reaches itself alone", "a warp says its largest", SMALL_K, r"above < \d+ \? order",
              "above < 1 ? order"),
-    mutation("held: ties with the bar lost", "only what exceeds it is a candidate", HELD,
+    mutation("small k: ties with the bar lost", "only what exceeds it is a candidate", SMALL_K,
              r"!\(keys\[v\]\[j\] < bar\)", "keys[v][j] > bar"),
-    mutation("held: masked columns chosen", "the bar may be -inf", HELD, r"least > masked \? least : masked \+ 1",
+    mutation("small k: masked columns chosen", "the bar may be -inf", SMALL_K, r"least > masked \? least : masked \+ 1",
              "least"),
-    mutation("held: the last of a thread's candidates", "one is enough", HELD, r"while \(marks\) \{", "if (marks) {"),
-    mutation("held: candidates beyond their room", "as many as there are", HELD, r"if \(place < room\) ", ""),
-    mutation("held: too many taken for enough", "what had no room is lost", HELD,
+    mutation("small k: the last of a thread's candidates", "one is enough", SMALL_K, r"while \(marks\) \{",
+             "if (marks) {"),
+    mutation("small k: candidates beyond their room", "as many as there are", SMALL_K, r"if \(place < room\) ", ""),
+    mutation("small k: too many taken for enough", "what had no room is lost", SMALL_K,
              r"all <= room && ", ""),
-    mutation("held: a candidate too few is enough", "the search for a bar ends where k - 1 reach it", HELD_RAGGED,
+    mutation("small k: a candidate too few is enough", "the search for a bar ends where k - 1 reach it", SMALL_K_RAGGED,
              r"all >= 50 \|\| cutoff == bottom", "all >= 49 || cutoff == bottom"),
-    mutation("held: too few for good", "it is never found to be so", HELD, r"    few = cutoff;\n", ""),
-    mutation("held: counted on", "candidates of the last try are not forgotten", HELD,
+    mutation("small k: too few for good", "it is never found to be so", SMALL_K, r"    few = cutoff;\n", ""),
+    mutation("small k: counted on", "candidates of the last try are not forgotten", SMALL_K,
              r"picker\.found\[side \^ 1\] = 0;", ";"),
-    mutation("held: candidates counted too early", "a barrier dropped behind them", HELD,
+    mutation("small k: candidates counted too early", "a barrier dropped behind them", SMALL_K,
              r"__syncthreads\(\);\n(    if \(threadIdx\.x == 0\) \{\n      picker\.counts)", r"\1"),
-    mutation("held: the bar read too early", "the barrier behind it is dropped", HELD,
+    mutation("small k: the bar read too early", "the barrier behind it is dropped", SMALL_K,
              r"__syncthreads\(\);\n(\s+// ---- collect)", r"\1"),
-    mutation("held: bins counted too early", "a barrier dropped behind the counts", HELD,
+    mutation("small k: bins counted too early", "a barrier dropped behind the counts", SMALL_K,
              r"(\[\(entry - lowest\) >> by\], 1u\);\n  \}\n)  __syncthreads\(\);\n", r"\1"),
-    mutation("held: rank counts itself", "every candidate a place too low", HELD, r"binned\[other\] > entry",
+    mutation("small k: rank counts itself", "every candidate a place too low", SMALL_K, r"binned\[other\] > entry",
              "binned[other] >= entry"),
-    mutation("held: the peak before", "a turn's exponentials are not rescaled", HELD,
+    mutation("small k: the peak before", "a turn's exponentials are not rescaled", SMALL_K,
              r"exponentials \*= exponential\(peak - below\);", ""),
-    mutation("held: a warp's sum by its own peak", "lanes' sums are added as they are", HELD,
+    mutation("small k: a warp's sum by its own peak", "lanes' sums are added as they are", SMALL_K,
              r"warp_sum\(exponentials \* exponential\([^;]*;", "warp_sum(exponentials);"),
-    mutation("held: columns beyond the row", "a ragged vector's rest is chosen from", HELD_RAGGED,
+    mutation("small k: columns beyond the row", "a ragged vector's rest is chosen from", SMALL_K_RAGGED,
              r"if \([^\n]*col \+ j < 2053\) \{\n( +const float \w+ = )", r"if (true) {\n\1"),
-    mutation("held: another block's key", "marks are looked up in a neighbour's column", HELD_RAGGED,
+    mutation("small k: another block's key", "marks are looked up in a neighbour's column", SMALL_K_RAGGED,
              r"(picker\.keys\[element\]\[threadIdx\.x)", r"\1 ^ 1"),
-    mutation("held: a cluster's first block in place of each", "blocks hear of nobody else", HELD_MET,
+    mutation("small k: a cluster's first block in place of each", "blocks hear of nobody else", SMALL_K_MET,
              r"picker_of\(picker, lane_of_warp\)", "picker_of(picker, 0)"),
-    mutation("held: warps in each other's place", "blocks of a cluster take the same", HELD_MET,
+    mutation("small k: warps in each other's place", "blocks of a cluster take the same", SMALL_K_MET,
              r"block \* warps \+ warp", "warp", everywhere=True),
-    mutation("held: a cluster does not meet", "it is not waited for", HELD_MET, r"  __cluster_barrier_wait\(\);\n\}",
+    mutation("small k: a cluster does not meet", "it is not waited for", SMALL_K_MET,
+             r"  __cluster_barrier_wait\(\);\n\}",
              "}"),
-    mutation("held: written to before it runs", "a block does not wait for the others to be there", HELD_MET,
+    mutation("small k: written to before it runs", "a block does not wait for the others to be there", SMALL_K_MET,
              r"__cluster_barrier_wait\(\);  // so does every block[^\n]*\n", "", ),
-    mutation("dense: the bar of one warp", "fewer than k reach it", DENSE,
+    mutation("large k: the bar of one warp", "fewer than k reach it", LARGE_K,
              r"warp_least\(picker\.reached\[threadIdx\.x % warps\]\)", "picker.reached[0]"),
-    mutation("dense: ties with the bar lost", "only what exceeds it is a candidate", DENSE,
+    mutation("large k: ties with the bar lost", "only what exceeds it is a candidate", LARGE_K,
              r"!\((keys\[[^\]]*\]) < bar\)", r"(\1 > bar)", everywhere=True),
-    mutation("dense: masked columns chosen", "the bar may be -inf", DENSE, r"unsigned low = masked \+ 1",
+    mutation("large k: masked columns chosen", "the bar may be -inf", LARGE_K, r"unsigned low = masked \+ 1",
              "unsigned low = masked"),
-    mutation("dense: candidates over each other", "warps do not ask where to write", DENSE,
+    mutation("large k: candidates over each other", "warps do not ask where to write", LARGE_K,
              r"place \+= w < warp \? picker\.totals\[w\] : 0;", ""),
-    mutation("dense: read before they are packed", "the barrier behind them is dropped", DENSE,
+    mutation("large k: read before they are packed", "the barrier behind them is dropped", LARGE_K,
              r"(\+\+to;\n[ }\n]+)__syncthreads\(\);\n", r"\1\n"),
-    mutation("dense: beyond their room", "ties are packed all the same", DENSE, r"if \(held > limit\) \{",
+    mutation("large k: beyond their room", "ties are packed all the same", LARGE_K, r"if \(held > limit\) \{",
              "if (false) {"),
-    mutation("dense: a candidate too few is enough", "the search for a cutoff ends where k - 1 reach it", DENSE_RAGGED,
+    mutation("large k: a candidate too few is enough", "the search for a cutoff ends where k - 1 reach it",
+             LARGE_K_RAGGED,
              r"if \(more >= 50 && more <= limit\)", "if (more >= 49 && more <= limit)"),
-    mutation("dense: what is let go stays", "ties are counted as before", DENSE,
+    mutation("large k: what is let go stays", "ties are counted as before", LARGE_K,
              r"reaches\((orders[^,]*), col \+ j, cutoff\) \? key_at\([^)]*\) : -INFINITY",
              r"key_at(\1)"),
-    mutation("dense: ties with later columns", "the larger column stays", DENSE, r"col <= column_of\(cutoff\)",
+    mutation("large k: ties with later columns", "the larger column stays", LARGE_K, r"col <= column_of\(cutoff\)",
              "col >= column_of(cutoff)"),
-    mutation("dense: bins counted too early", "a barrier dropped behind the counts", DENSE,
+    mutation("large k: bins counted too early", "a barrier dropped behind the counts", LARGE_K,
              r"(found\[0\]\[i\]\)\)\], 1u\);\n  \}\n)  __syncthreads\(\);\n", r"\1"),
-    mutation("dense: rank counts itself", "every candidate a place too low", DENSE, r"binned\[other \+ q\] > entry",
+    mutation("large k: rank counts itself", "every candidate a place too low", LARGE_K, r"binned\[other \+ q\] > entry",
              "binned[other + q] >= entry"),
-    mutation("dense: compared with what was never written", "the list is not filled up", DENSE,
+    mutation("large k: compared with what was never written", "the list is not filled up", LARGE_K,
              r"if \(threadIdx\.x < compared\) [^\n]*\n", "\n"),
-    mutation("dense: a lane's sum", "a warp's exponentials are not added", DENSE, r"= warp_sum\(exponentials\);",
+    mutation("large k: a lane's sum", "a warp's exponentials are not added", LARGE_K, r"= warp_sum\(exponentials\);",
              "= exponentials;"),
-    mutation("dense: chosen read too early", "a barrier dropped behind the ranks", DENSE,
+    mutation("large k: chosen read too early", "a barrier dropped behind the ranks", LARGE_K,
              r"(picks\[i\] = 0;\n)  __syncthreads\(\);\n", r"\1"),
-    mutation("dense: columns beyond the row", "a ragged vector's rest is chosen from", DENSE_RAGGED,
+    mutation("large k: columns beyond the row", "a ragged vector's rest is chosen from", LARGE_K_RAGGED,
              r"if \([^\n]*col \+ j < 1003\) \{\n( +const float \w+ = )", r"if (true) {\n\1"),
-    mutation("HIP: dense counts of half a wave", "lanes 32 and up are not added", HIP_DENSE,
+    mutation("HIP: dense counts of half a wave", "lanes 32 and up are not added", HIP_LARGE_K,
              r"int step = 32(; step > 0; step /= 2\) v \+= __shfl_xor\(v, step\);\n *return v;)", r"int step = 16\1"),
-    mutation("HIP: held exponentials of half a wave", "lanes 32 and up are not added", HIP_HELD,
+    mutation("HIP: held exponentials of half a wave", "lanes 32 and up are not added", HIP_SMALL_K,
              r"int step = 32(; step > 0; step /= 2\) v \+=)", r"int step = 16\1"),
     mutation("HIP: the most of half a wave", "lanes 32 and up are not asked", HIP_CHOSEN,
              r"(warp_most\(unsigned v\) \{\n  for \(int step = )32", r"\g<1>16"),
     mutation("HIP: votes of 32 lanes", "the upper half's candidates are lost", HIP_CHOSEN, r"return __ballot\(says\);",
              "return __ballot(says) & 0xffffffffull;"),
-    mutation("HIP: team's ties by the last column", "the larger column wins", HIP_ROUTED, r"\(last_column - col\)",
+    mutation("HIP: the warp's ties by the last column", "the larger column wins", HIP_ROUTED, r"\(last_column - col\)",
              "col", r"last_column - \(entry & last_column\)", "entry & last_column"),
     # ---- whole numbers
     mutation("largest integer by f32", "an i32 goes through f32", INTEGERS, r"max\((\w+_part), x\)",

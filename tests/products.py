@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fusegen.language.graph import Graph
 from fusegen.language.naming import entry_name
 from fusegen.planner.model import Cost, Layout, Plan, Traffic
-from fusegen.planner.passes import hoist_scales, simplify
 from fusegen.planner.products.factors import access_of, product_dims, product_params, uses, widest
+from fusegen.planner.rewrites import hoist_scales, simplify
 from fusegen.targets import H200, Target
 
 NOTHING = Cost(Traffic((), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0), 0.0, 0.0, "memory", 0, 0, 0)

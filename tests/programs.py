@@ -1,6 +1,7 @@
 """Small kernels for the emulator's tests: y = want(x), or a planted bug and what must be said of it.
 
-A program is real CUDA: `compile_cuda` hands it to NVRTC too, so that no test rests on a dialect of the emulator's own.
+A program is real CUDA: `compile_cuda` hands it to NVRTC too, so that no test masked_values on a dialect of the
+emulator's own.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ ROOMS = (
     "__init__ __main__",
 )
 FLOOR = {room: floor for floor, line in enumerate(ROOMS) for room in line.split()}
-OF_THE_PLANNER = {"runtime": {"planner.model"}, "database": {"planner.model", "planner.passes"}}  # of its files, these
+# of its files, these
+OF_THE_PLANNER = {"runtime": {"planner.model"}, "database": {"planner.model", "planner.rewrites"}}
 VENDORS = {"cuda", "hip", "rocm", "torch", "cupy", "jax"}
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fusegen"

@@ -1,6 +1,6 @@
 """Why a plan is what it is, in the words of the spec: what was fused, what is kept where, which regime and why.
 
-`explanation(found)` reads what the planner wrote down (decisions, walks, candidates, refusals) and puts it into
+`explanation(found)` reads what the planner wrote down (decisions, passes, candidates, refusals) and puts it into
 sentences. It decides nothing.
 """
 
@@ -61,10 +61,10 @@ def explanation(found: Candidates, choice: Choice | None = None) -> tuple[Sectio
 
 
 def row_sections(plan: RowPlan) -> tuple[Section, ...]:
-    """What a walk over rows does, and what it keeps."""
+    """What a pass over rows does, and what it keeps."""
     return (
-        Section("walks over the row" if not plan.flat else "the walk", tuple(map(Point, walks(plan)))),
-        Section("kept between walks", tuple(map(Point, kept(plan)))),
+        Section("passes over the row" if not plan.flat else "the pass", tuple(map(Point, passes(plan)))),
+        Section("kept between passes", tuple(map(Point, kept(plan)))),
     )
 
 
@@ -111,8 +111,8 @@ def waves(plan: Plan) -> list[str]:
     graph = plan.graph
     extents = [math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes) for dim in plan.row_dims]
     places = plan.target.sms * plan.cost.blocks_per_sm
-    shares = plan.tile.shares if isinstance(plan, WgmmaPlan) else 1
-    return [wave_text(plan.tiles(*extents) * plan.tile.cluster, places, shares)]
+    split_k = plan.tile.split_k if isinstance(plan, WgmmaPlan) else 1
+    return [wave_text(plan.tiles(*extents) * plan.tile.cluster, places, split_k)]
 
 
 def side_text(factor: Factor, graph: Graph) -> str:
@@ -169,39 +169,41 @@ def selection(graph: Graph) -> list[str]:
     return lines
 
 
-def walks(plan: RowPlan) -> list[str]:
-    count = len(plan.stages)
-    lines = [f"{number} of {count}: {stage.title}" for number, stage in enumerate(plan.stages, 1)]
+def passes(plan: RowPlan) -> list[str]:
+    count = len(plan.passes)
+    lines = [f"{number} of {count}: {row_pass.title}" for number, row_pass in enumerate(plan.passes, 1)]
     if count > 1:
         reductions = ", ".join(dict.fromkeys(f"{n.op.name} ({n.operator})" for n in plan.graph.reductions))
-        lines.append(f"{count} walks, because {reductions} must have the whole row before a result can be used")
+        lines.append(f"{count} passes, because {reductions} must have the whole row before a result can be used")
     return lines
 
 
 def kept(plan: RowPlan) -> list[str]:
-    """Where each value that a later walk needs again waits for it, and what that costs."""
-    where = {"registers": "in registers", "shared": "in shared memory", "rolling": "in shared memory"}.get(plan.staging)
+    """Where each value that a later pass needs again waits for it, and what that costs."""
+    where = {"registers": "in registers", "shared": "in shared memory", "persistent": "in shared memory"}.get(
+        plan.staging
+    )
     if where is None:
-        if plan.staging == "stream" and len(plan.stages) > 1:
-            return [f"nothing: each of the {len(plan.stages)} walks reads the row again"]
+        if plan.staging == "stream" and len(plan.passes) > 1:
+            return [f"nothing: each of the {len(plan.passes)} passes reads the row again"]
         return []
     elements = plan.tile.per_thread * plan.tile.vector
     found: dict[str, int] = {}
-    for stage in plan.stages:
-        found.update({keep.value: keep.dtype.bytes for keep in stage.keeps})
-        found.update({load.value: load.access.dtype.bytes for load in stage.loads if load.when == "keep"})
+    for row_pass in plan.passes:
+        found.update({keep.value: keep.dtype.bytes for keep in row_pass.keeps})
+        found.update({load.value: load.access.dtype.bytes for load in row_pass.loads if load.when == "keep"})
     unit = "B a thread" if plan.staging == "registers" else "B a block"
     count = elements if plan.staging == "registers" else plan.tile.kept_cols
     lines = [f"{name} {where}: {each} B an element, {each * count:,} {unit}" for name, each in found.items()]
     if plan.staging == "shared" and plan.tile.kept < plan.tile.per_thread:
         lines.append(
             f"of each thread's {plan.tile.per_thread} vectors {plan.tile.kept} are kept; the others are read again, "
-            "from where the last walk ended, which the L2 still has"
+            "from where the last pass ended, which the L2 still has"
         )
-    if plan.rolling:
+    if plan.persistent_rows:
         held = plan.tile.per_thread - plan.tile.kept
         rest = f"{held} of each thread's {plan.tile.per_thread} vectors stay in registers instead; " if held else ""
-        lines.append(f"{rest}blocks take rows in turn, and fetch the next row's vectors as they use up this one's")
+        lines.append(f"{rest}persistent blocks, which prefetch the next row's vectors as they use up this one's")
     again = [
         a.name for a in plan.inputs
         if a.by_column and not a.strided and a.name not in found and sum(reads(plan, a.tensor)) > 1
@@ -212,14 +214,14 @@ def kept(plan: RowPlan) -> list[str]:
 
 
 def reads(plan: RowPlan, tensor: str) -> list[int]:
-    return [sum(load.access.tensor == tensor for load in stage.reads) for stage in plan.stages]
+    return [sum(load.access.tensor == tensor for load in row_pass.reads) for row_pass in plan.passes]
 
 
 def accesses(plan: Plan) -> list[str]:
     """How each tensor moves, and why not wider."""
     modes = {
         "vector": "whole vectors of {bytes} B",
-        "across": "vectors across aligned blocks of {bytes} B, shifted into place, since rows start anywhere",
+        "misaligned": "vectors across aligned blocks of {bytes} B, shifted into place, since rows start anywhere",
         "bulk": "by bulk copies of aligned blocks of {bytes} B, since rows start anywhere",
         "element": "element by element",
     }
@@ -230,12 +232,12 @@ def accesses(plan: Plan) -> list[str]:
             lines.append(f"{access.name}: not read; no result depends on it")
             continue
         text = modes[access.mode].format(bytes=access.vector_bytes)
-        if access.output and access.mode == "across":
+        if access.output and access.mode == "misaligned":
             text = "by aligned blocks of 16 B, since rows start anywhere"
         if not access.by_column:
             text = "one value a row"
         reason = why_narrow(plan, access)
-        shared = "" if access.strided or plan.flat or access.pitch is not None else "; every row shares it"
+        shared = "" if access.strided or plan.flat or access.ld_axis is not None else "; every row shares it"
         lines.append(f"{access.name}: {'written' if access.output else 'read'} {text}{reason}{shared}")
     return lines
 
@@ -294,7 +296,7 @@ def absent(found: Candidates) -> list[str]:
     stagings = {p.staging for p in plans}
     if not plans or "none" in stagings:
         return []
-    widest = max(plans, key=lambda p: p.tile.team)
+    widest = max(plans, key=lambda p: p.tile.row_threads)
     bytes_each = schedule(graph, plans[0].accesses, keeps="values", by_vectors=False).kept_bytes
     if not bytes_each:
         return []
@@ -303,7 +305,7 @@ def absent(found: Candidates) -> list[str]:
     if "registers" not in stagings:
         lines.append(
             f"not in registers: a row of {graph.cols:,} elements keeps {bytes_each} B each, "
-            f"{row_bytes / widest.tile.team:,.0f} B a thread even with {widest.tile.team} threads"
+            f"{row_bytes / widest.tile.row_threads:,.0f} B a thread even with {widest.tile.row_threads} threads"
         )
     whole = [p for p in plans if p.staging == "shared" and p.tile.kept == p.tile.per_thread]
     if row_bytes > target.shared_bytes and not any(p.tile.cluster == 1 for p in whole):

@@ -1,7 +1,7 @@
 """What a measurement is about: a graph's meaning, the size of the problem, the layout and the GPU, each as plain text.
 
 A row length is a constant of the kernel, so it counts exactly. The number of rows is an argument, and what is fastest
-changes slowly with it, so rows are counted in buckets, by powers of two. A chain that is walked as one flat array has
+changes slowly with it, so rows are counted in buckets, by powers of two. A chain that is taken as one flat array has
 neither: its elements are counted in buckets. Other sizes matter by the number of rows that they make.
 
 The same computation has the same key wherever and under whatever names it was written, in every process and version of
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fusegen.language.graph import Graph, Kind, Node, Tensor, once_per_graph
 from fusegen.language.types import Size, size_of
 from fusegen.planner.model import Candidates, Layout, Plan
-from fusegen.planner.passes import simplify
+from fusegen.planner.rewrites import simplify
 from fusegen.targets import NAMES, Target
 
 GRAPH_FORMAT = "graph 1"  # opens the text that is hashed; another way to write graphs down takes another number
@@ -74,7 +74,7 @@ def layout_text(layout: Layout, graph: Graph) -> str:
     """`contiguous`, `split`, `unaligned=0,2`, `split unaligned=1 turned=0`: operands and then outputs by number."""
     parts = ["split"] if layout.split else []
     tensors = (*graph.inputs, *graph.outputs)
-    for word, names in (("unaligned", layout.unaligned), ("turned", layout.turned)):
+    for word, names in (("unaligned", layout.unaligned), ("turned", layout.transposed)):
         if numbers := [str(number) for number, t in enumerate(tensors) if t.name in names]:
             parts.append(f"{word}={','.join(numbers)}")
     return " ".join(parts) or "contiguous"

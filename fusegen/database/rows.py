@@ -27,6 +27,11 @@ MOST_TEXT = 1000  # characters of any text in a row
 MOST_DIGITS = 100  # of an integer
 LARGEST = 2**62  # SQLite's integers have 63 bits
 LEAST, MOST = 1e-12, 1e12  # of times in us, shares and rates: nothing beyond was measured, and all ratios are finite
+# What rules and choices of configurations were called before, and are called now.
+RENAMED = {
+    "held": "topk_small_k", "dense": "topk_large_k", "rolling": "persistent", "spread": "persistent",
+    "turns": "pingpong", "halves": "cooperative", "teams": "slice_k", "shares": "split_k",
+}  # fmt: skip
 CONFLICT = 0.10  # two measurements of the same thing that lie further apart contradict each other
 
 
@@ -129,6 +134,15 @@ def matching(pattern: str) -> Callable[[str, Any], str]:
     return check
 
 
+def current(configuration: str) -> str:
+    """A configuration in today's words: rows of earlier versions name the same candidates."""
+    return re.sub(r"(?<![^ ])[a-z]+(?=[ =]|$)", lambda word: RENAMED.get(word[0], word[0]), configuration)
+
+
+def configuration(name: str, value: Any) -> str:
+    return current(matching(r"\S.*")(name, value))
+
+
 def whole(least: int) -> Callable[[str, Any], int]:
     def check(name: str, value: Any) -> int:
         if type(value) is not int or not least <= value <= LARGEST:
@@ -164,7 +178,7 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "layout": matching(r"\S.*"),
     "target": matching(r"(cuda|hip):\w+"),
     "arch": matching(r"\w+"),
-    "configuration": matching(r"\S.*"),
+    "configuration": configuration,
     "compiler": matching(r"\S.*"),
     "fusegen": matching(r"\S+"),
     "chain": text,

@@ -28,7 +28,7 @@ from urllib.parse import quote
 import platformdirs
 
 from fusegen.database.keys import Problem, Tools
-from fusegen.database.rows import FIELDS, KEY, Measurement, Unsound, better, contradict
+from fusegen.database.rows import FIELDS, KEY, Measurement, Unsound, better, contradict, current
 from fusegen.errors import FusegenError, MissingError, OutputError, RequestError
 
 log = logging.getLogger("fusegen.database")
@@ -166,6 +166,7 @@ class Database:
                 connection.execute("BEGIN IMMEDIATE")  # the lock is taken now: none is upgraded in the middle
                 if not whole(connection, self.path):
                     create_tables(connection)
+                respell(connection)
                 result = change(connection)
                 connection.execute("COMMIT")
                 return result
@@ -252,6 +253,14 @@ def create_tables(connection: sqlite3.Connection) -> None:
     connection.execute(f"CREATE TABLE measurements ({', '.join(FIELDS)}, PRIMARY KEY ({', '.join(KEY)})) WITHOUT ROWID")
     connection.execute(f"PRAGMA application_id = {APPLICATION}")
     connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def respell(connection: sqlite3.Connection) -> None:
+    """Rows of earlier versions get today's configurations; one that was measured again under its new name goes."""
+    connection.create_function("current", 1, lambda text: current(text) if isinstance(text, str) else text)
+    old = "WHERE configuration != current(configuration)"
+    connection.execute(f"UPDATE OR IGNORE measurements SET configuration = current(configuration) {old}")
+    connection.execute(f"DELETE FROM measurements {old}")
 
 
 def insert(connection: sqlite3.Connection, rows: Iterable[Measurement]) -> None:

@@ -21,7 +21,7 @@ class Element:
     read: Callable[[Load], str] = none  # its value; "" where the body does not ask for it
     write: Callable[[Store], str] = none  # the statement that stores a result
     reduce: Callable[[Reduction], str] = none  # the statement that adds a value to a part of a reduction
-    kept: Callable[[Keep], str] = none  # the place of a computed value between walks
+    kept: Callable[[Keep], str] = none  # the place of a computed value between passes
     col: str = "col + j"  # its column
 
 

@@ -222,28 +222,28 @@ class Graph:
 
     @cached_property
     def shape(self) -> Shape:
-        """The iteration space: the shapes of what is walked, broadcast.
+        """The iteration space: the shapes of what is read and written along it, broadcast.
 
         Products of several widths may be returned side by side, as q, k and v are: then the first one's.
         """
         shape: Shape = ()
-        for part in self.walked_shapes:
+        for part in self.iterated_shapes:
             if shape and part and part[-1] != shape[-1] and {part[-1], shape[-1]} <= set(self.widths):
                 part = (*part[:-1], shape[-1])
             shape = broadcast(shape, part)
         return shape
 
     @cached_property
-    def walked(self) -> tuple[Tensor, ...]:
-        """The tensors that the walk over rows and columns reads or writes: all but those behind the selection and those
+    def iterated(self) -> tuple[Tensor, ...]:
+        """The tensors that the passes over rows and columns read or write: all but those behind the selection and those
         of spaces of their own."""
         return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in self.picked and t.node not in self.inner)
 
     @cached_property
-    def walked_shapes(self) -> tuple[Shape, ...]:
-        """Of the products, of the tensors that are walked together, and of what a selection chooses from."""
+    def iterated_shapes(self) -> tuple[Shape, ...]:
+        """Of the products, of the tensors that are read and written together, and of what a selection chooses from."""
         nodes = (*self.products, *(n.inputs[0] for n in self.selections))
-        return (*(n.shape for n in nodes), *(t.shape for t in self.walked))
+        return (*(n.shape for n in nodes), *(t.shape for t in self.iterated))
 
     @cached_property
     def selections(self) -> tuple[Node, ...]:
@@ -280,7 +280,7 @@ class Graph:
 
     @cached_property
     def inner(self) -> frozenset[Node]:
-        """What is walked for a product's factors or for a reduction without a product in it, and for nothing else."""
+        """What is read for a product's factors or for a reduction without a product in it, and for nothing else."""
         if not self.products:
             return frozenset()
         from_product = {n for n in self.products}
@@ -369,7 +369,7 @@ class Graph:
 
     @cached_property
     def fixed(self) -> frozenset[Size]:
-        """The sizes that are constants of a kernel that walks rows or multiplies matrices."""
+        """The sizes that are constants of a kernel that passes over rows or multiplies matrices."""
         sizes: set[Size] = {node.size for node in self.nodes if node.size is not None}
         sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
         sizes.update(n.inputs[0].shape[-1] for n in self.reductions)
@@ -377,7 +377,7 @@ class Graph:
         return frozenset(sizes)
 
     def input_extent(self, tensor: Tensor) -> Extent:
-        """Of a chain with products, in whichever space the tensor is walked: rows of a factor, or those of its product,
+        """Of a chain with products, in whichever space the tensor lies: rows of a factor, or those of its product,
         which may be of one column."""
         if not tensor.shape:
             return Extent.LAUNCH

@@ -32,47 +32,45 @@ FRAME = frozenset(
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
     load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
     row_max_sum row_welford partner exponential power_of_2 reciprocal log_2 element values at np math ml_dtypes bfloat16
-    erf n i abs min max exp log sqrt tanh pow rsqrt inside cols load_once load_where load_once_where words
+    erf n i abs min max exp log sqrt tanh pow rsqrt inside cols load_evict_first load_where load_evict_first_where words
     copy_async commit_copies wait_copies joined
-    Span phase load_span load_across load_first load_last store_across load_pieces load_kept copy_part copy_across
-    head_of load_block load_kept_block load_shifted store_block store_row head edge
-    in_rest rest_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival
-    away place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left
-    leave_packed memcpy unknown top_columns take bare""".split()  # noqa: SIM905
+    Pieces phase load_row_pieces load_misaligned load_first load_last store_misaligned load_pieces load_kept copy_part
+    copy_misaligned head_of load_block load_kept_block load_shifted store_block store_row head edge in_remainder
+    remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
+    place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
+    top_columns take bare""".split()  # noqa: SIM905
 ) | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(
     """Lanes vote count Entry column_bits last_column masked infinite order_of key_at entry_of key_of column_of
-    team_most meet Picker picker warp_least warp_most sum_below warps bins room below beyond largest own_bins
+    lanes_most meet Picker picker warp_least warp_most sum_below warps bins room below beyond largest own_bins
     PivotSum widened lost notes next slot from vectors own_col fresh listed exact tied untied late list
     add_up measure shift_for by cut tighten bar held side noted lane_of_warp lanes_below turn over peaks keys p
     passes crowd limit cutoff order reached who seen found own bits fits done left mine least again own_list higher
     kept upto place all higher_bar first start most lowest above binned entry rank bin other end peak best bit raw
     r picks best_entry last a sort sorts many size run step high low part
     far block bottom marks exponentials highest enough few between wanted reach warp_sum row_warps picker_of meet_all
-    reached_by most_of sum_of ahead cutoffs incoming merged passing picked_max picked_sum read see team_sum_below
+    reached_by most_of sum_of ahead cutoffs incoming merged passing picked_max picked_sum read see lanes_sum_below
     before atomicAdd atomicMax atomicMin Ranges compared elements groups more orders ranges reaches slot_of to
     warp_total
     threads row_threads vector_step bin_bits top_bit least_key exact_sum marked readers aim own_key own_order""".split()  # noqa: SIM905
 )
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(
-    """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here span ring
-    slice step depth left right place k m s last to from band count within gathered load_chunk load_apart copy_chunk
-    load_left_across load_right_across load_left_half_across load_fragment
-    multiply_add copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2
-    right_ptr right_2_ptr copy_once own_address
-    left_slices right_slices full empty turn turn_parity role own parity stage arrived number at batch before sums
-    staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of start_barrier wait_at arrive_at arrive_in
-    expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices describe fragments prepared half quarter
-    both made pair word prepare prepare_next kept kept_at store_kept ring_at turned multiply_add_across
-    right_slices_across place_across advance ahead copy_one load_one slices slot take_step next aim more copies
-    fence_sums swizzle_128 eight_lines segments right_at staging_at barriers_at
+    """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here group ring
+    slice step k_at k_part k_group left right place k m s last to from band count within gathered load_chunk
+    load_strided copy_chunk load_left_across load_right_across load_left_half_across load_fragment multiply_add
+    copy_slice fetch_slice prepare_slice load_parts multiply take_slice Sums Half Fragment right_2 right_ptr right_2_ptr
+    copy_evict_first own_address left_slices right_slices full empty pingpong pingpong_parity role own parity stage
+    arrived number at batch before sums staging buffer chunk sum_at r8 n8 tiles_here CUtensorMap Place place_of
+    start_barrier wait_at arrive_at arrive_in expect_bytes copy_box copy_box_to_all store_box wait_stores store_matrices
+    describe fragments prepared half quarter both made pair word prepare prepare_next kept kept_at store_kept ring_at
+    nth xor_mask multiply_add_across right_slices_across place_across advance ahead copy_one load_one slices slot
+    take_step next aim more copies fence_sums swizzle_128 eight_lines segments right_at staging_at barriers_at
     cluster_rows own_cols warpgroup line_bytes segment_bytes left_bytes right_bytes box_bytes statistics_at address_bits
-    full_depth tile_rows tile_cols slice_depth stages shares steps warp_rows warp_cols threads tiles_across group
-    group_tiles slice_elements slice_bytes at_once band_rows sums_stride team_floats turns load_matrices
-    sum_row sum_col load_matrices_across load_two_matrices load_two_matrices_across
-    """.split()  # noqa: SIM905
+    full_k tile_rows tile_cols tile_k stages split_k steps warp_rows warp_cols threads tiles_across group group_tiles
+    slice_elements slice_bytes at_once band_rows sums_stride group_floats period load_matrices sum_row sum_col
+    load_matrices_across load_two_matrices load_two_matrices_across """.split()  # noqa: SIM905
 )
 # what C's library and the runtime compilers declare at file scope, where a kernel's own name lives
 FILE_SCOPE = frozenset(
@@ -84,17 +82,17 @@ FILE_SCOPE = frozenset(
 )
 # what a kernel makes of a name, alone or with more words behind it: `x_vec`, `x_vec_next`, `x_stride_M`
 TENSOR_SUFFIXES = (
-    "_ptr", "_row", "_vec", "_stride", "_kept", "_span", "_ends", "_staged", "_last", "_edge", "_at", "_place",
-    "_first", "_part", "_start", "_read", "_fetched",
+    "_ptr", "_row", "_vec", "_stride", "_kept", "_pieces", "_ends", "_staged", "_last", "_edge", "_at", "_place",
+    "_first", "_part", "_start", "_read", "_prefetched",
 )  # fmt: skip
 FACTOR_SUFFIXES = (
-    "_pitch", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
+    "_ld", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
     "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead", "_step", "_batch",
 )  # fmt: skip
 SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])
 MACROS = "SIMT_"  # the start of the names of the emulator's macros
-VALUE_SUFFIXES = ("_rest", "_last", "_kept", "_part", "_part_values", "_all")
+VALUE_SUFFIXES = ("_masked", "_last", "_kept", "_part", "_part_values", "_all")
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
 

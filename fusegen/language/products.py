@@ -182,7 +182,7 @@ def refuse(graph: Graph, products: tuple[Product, ...]) -> None:
     for node in graph.reductions:
         if (length := node.inputs[0].shape[-1]) != first.contracted:
             raise Unsplittable(
-                f"{node.operator} at {node.where} reduces rows of {length}, and the product's kernel walks the rows of "
+                f"{node.operator} at {node.where} reduces rows of {length}, and the product's kernel takes the rows of "
                 f"{first.contracted} that it multiplies"
             )
     for other in products[1:]:

@@ -267,7 +267,7 @@ def check_graph(graph: Graph) -> None:
         if not any(n.op.kind is Kind.INPUT for n in graph.ancestors(tensor.node)):
             raise SpecError(f"output {tensor.name!r} does not depend on any operand", tensor.node.where)
     shape: tuple[Any, ...] = graph.products[0].shape if graph.products else ()
-    for tensor in graph.walked:
+    for tensor in graph.iterated:
         own = tensor.shape
         if own[-1:] and own[-1] in graph.widths:  # products side by side
             own = (*own[:-1], shape[-1])
@@ -276,7 +276,7 @@ def check_graph(graph: Graph) -> None:
         except ValueError as error:
             raise SpecError(
                 f"{tensor.name} {shape_text(tensor.shape)} does not fit {shape_text(shape)}: {error} differ\n"
-                "  a chain walks one shape; every operand has it, or sizes of 1 and missing leading axes instead",
+                "  a chain has one shape; every operand has it, or sizes of 1 and missing leading axes instead",
                 graph.where,
             ) from None
     check_selection(graph, shape)

@@ -126,7 +126,7 @@ def notes_for(plan: Plan) -> tuple[str, ...]:
         f"writes may be short by what still sits in L2 when the kernel ends: up to "
         f"{min(written, plan.target.l2_bytes) / 2**20:.1f} MiB"
     )
-    if isinstance(plan, RowPlan) and plan.staging == "stream" and len(plan.stages) > 1:
+    if isinstance(plan, RowPlan) and plan.staging == "stream" and len(plan.passes) > 1:
         notes.append("this plan reads its rows again: rows that are still in L2 the second time lower the bytes read")
     return tuple(notes)
 
@@ -251,15 +251,15 @@ def vector_instructions(plan: Plan, stores: bool) -> int:
     graph, total = plan.graph, 0.0
     rows = 1 if plan.flat else graph.rows
     cols = graph.rows * graph.cols if plan.flat else graph.cols
-    for access in walked(plan, stores):
+    for access in accesses_in_order(plan, stores):
         total += rows * cols * access.dtype.bytes / access.vector_bytes if access.by_column else 0
     return math.ceil(total / plan.target.warp)
 
 
-def walked(plan: Plan, stores: bool) -> Iterator[Access]:
-    """What each walk reads or writes, one walk after another."""
-    for stage in plan.stages if isinstance(plan, RowPlan) else ():
-        yield from (s.access for s in stage.stores) if stores else (load.access for load in stage.reads)
+def accesses_in_order(plan: Plan, stores: bool) -> Iterator[Access]:
+    """What each pass reads or writes, one pass after another."""
+    for row_pass in plan.passes if isinstance(plan, RowPlan) else ():
+        yield from (s.access for s in row_pass.stores) if stores else (load.access for load in row_pass.reads)
 
 
 def exact_bytes(count: int) -> str:

@@ -9,11 +9,11 @@ from importlib import import_module
 from fusegen.language.graph import Graph
 from fusegen.planner.matching import NoMatch, NotFor
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
-from fusegen.planner.passes import simplify
+from fusegen.planner.rewrites import simplify
 from fusegen.planner.rows.elementwise import elementwise
 from fusegen.planner.rows.rowwise import in_order_of, rowwise
-from fusegen.planner.selections.dense import dense
-from fusegen.planner.selections.held import held
+from fusegen.planner.selections.large_k import large_k
+from fusegen.planner.selections.small_k import small_k
 from fusegen.planner.selections.topk import topk
 from fusegen.targets.base import Target
 
@@ -33,7 +33,7 @@ def for_products(name: str, module: str) -> Rule:
 
 
 RULES: Mapping[str, Rule] = {
-    "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "held": held, "dense": dense,
+    "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "topk_small_k": small_k, "topk_large_k": large_k,
     "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
 }  # fmt: skip
 CONTIGUOUS = Layout()
@@ -77,9 +77,9 @@ def alike(plan: Plan, layout: Layout) -> Candidates:
         return replace(found, plans=tuple(like)) if like else found
     like = like or [other for other in in_order_of(plan, layout) if computes_alike(other, plan)]
     like.sort(key=lambda other: other.keeps != plan.keeps)
-    return replace(found, plans=tuple(replace(other, settles=plan.settles) for other in like))
+    return replace(found, plans=tuple(replace(other, uniform_results=plan.uniform_results) for other in like))
 
 
 def computes_alike(other: RowPlan, plan: RowPlan) -> bool:
     """Whose threads share one rounding may also do so where they need not."""
-    return other.order == plan.order and other.settles <= plan.settles
+    return other.order == plan.order and other.uniform_results <= plan.uniform_results

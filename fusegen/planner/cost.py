@@ -6,7 +6,7 @@ Three ways of counting bytes, side by side, because papers, users and DRAM count
   (twice where a reduction must come first) and writes its result. A chain of bias, GELU, residual and LayerNorm in f16
   is 6 + 4 + 6 + 10 = 26 B unfused and 12 B fused.
 - *ideal*: each tensor's own bytes, once.
-- *moved*: what this plan asks of DRAM; a streamed row is read once a walk, from DRAM where the L2 can't hold it.
+- *moved*: what this plan asks of DRAM; a streamed row is read once a pass, from DRAM where the L2 can't hold it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fusegen.language.graph import Extent, Graph, Kind, Node, once_per_graph
 from fusegen.language.naming import value_names
 from fusegen.language.operators import operators
 from fusegen.planner.limits import limits, share_read
-from fusegen.planner.model import Decision, Stage, TensorTraffic, Tile, Traffic
+from fusegen.planner.model import Decision, RowPass, TensorTraffic, Tile, Traffic
 from fusegen.planner.pieces import arrays, bytes_of
 from fusegen.targets.base import Target
 
 
-def shares_read(graph: Graph, stages: Iterable[Stage]) -> dict[str, float]:
+def shares_read(graph: Graph, passes: Iterable[RowPass]) -> dict[str, float]:
     """The share of each masked tensor that is read at all."""
-    widths = {load.access.tensor: load.access.vector for stage in stages for load in stage.loads}
+    widths = {load.access.tensor: load.access.vector for row_pass in passes for load in row_pass.loads}
     tensor_of = graph.tensor_of
     return {
         tensor_of[node].name: share_read(graph, limit, widths.get(tensor_of[node].name, 1))
@@ -49,17 +49,17 @@ def rereads_hit(graph: Graph, target: Target, tile: Tile, again: float, shared_b
     return rows * row_bytes * again <= target.l2_bytes // 2
 
 
-def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool, again: float) -> Traffic:
-    """Bytes and operations of one launch of `stages` at the graph's sizes.
+def traffic(graph: Graph, passes: Iterable[RowPass], again_from_l2: bool, again: float) -> Traffic:
+    """Bytes and operations of one launch of `passes` at the graph's sizes.
 
-    `again`: the share of a kept row that later walks read again all the same.
+    `again`: the share of a kept row that later passes read again all the same.
     """
     elements, rows = graph.rows * graph.cols, graph.rows
-    walks: dict[str, float] = {}
-    for stage in stages:
-        for load in stage.loads:
-            walks[load.access.tensor] = walks.get(load.access.tensor, 0) + (again if load.when == "kept" else 1)
-    shares = shares_read(graph, stages)
+    reads: dict[str, float] = {}
+    for row_pass in passes:
+        for load in row_pass.loads:
+            reads[load.access.tensor] = reads.get(load.access.tensor, 0) + (again if load.when == "kept" else 1)
+    shares = shares_read(graph, passes)
     tensors = []
     for tensor in arrays(graph):
         output = any(tensor is t for t in graph.outputs)
@@ -75,10 +75,10 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool, again: f
             whole < elements * tensor.dtype.bytes // 2
         )  # small, and so in the L2 cache from the first row on
         once = output or again_from_l2 or shared_by_rows
-        times = 1 if once else walks.get(tensor.name, 1)
+        times = 1 if once else reads.get(tensor.name, 1)
         picked = output and tensor.node in graph.picked
         per_element = whole if picked else tensor.dtype.bytes * (elements if by_column else rows)
-        asked = walks.get(tensor.name, 1)
+        asked = reads.get(tensor.name, 1)
         tensors.append(TensorTraffic(tensor.name, output, size, round(size * times), per_element, asked))
     unfused = unfused_kernels(graph)
     per_element_fused = sum(t.per_element for t in tensors)
@@ -87,9 +87,9 @@ def traffic(graph: Graph, stages: Iterable[Stage], again_from_l2: bool, again: f
     flops = special = 0
     for node in graph.nodes:
         whole_row = node.op.kind is Kind.REDUCE or node.op.name == "top_columns"
-        walked = graph.extents[node.inputs[0] if whole_row else node]
-        flops += node.op.flops * counts[walked]
-        special += counts[walked] if node.op.flops >= 4 else 0
+        extent = graph.extents[node.inputs[0] if whole_row else node]
+        flops += node.op.flops * counts[extent]
+        special += counts[extent] if node.op.flops >= 4 else 0
     return Traffic(
         tensors=tuple(tensors),
         ideal=sum(t.ideal for t in tensors),

@@ -144,11 +144,11 @@ def needs(plan: Headed) -> list[str]:
         if access.mode != "element":
             by_width.setdefault((access.mode, access.vector_bytes), []).append(access.name)
     for (mode, width), names in by_width.items():
-        which = "address" if plan.flat or mode in ("across", "bulk") else "address and strides"
+        which = "address" if plan.flat or mode in ("misaligned", "bulk") else "address and strides"
         lines.append(f"{', '.join(names)}: {which} in multiples of {width} B")
-        if mode in ("across", "bulk"):
+        if mode in ("misaligned", "bulk"):
             lines[-1] += ", no stride below 0"
-    shared = [a for a in plan.accesses if a.by_column and not a.strided and a.pitch is None]
+    shared = [a for a in plan.accesses if a.by_column and not a.strided and a.ld_axis is None]
     shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared]
     if shapes and not plan.flat:
         lines.append(f"{', '.join(shapes)} shared by every row")
@@ -158,8 +158,8 @@ def needs(plan: Headed) -> list[str]:
 def product_needs(plan: Headed) -> list[str]:
     """The sizes that are constants of the text, and which way round matrices lie."""
     sizes = [f"{name}={size}" for name, size in plan.graph.sizes.items() if Dim(name) in plan.graph.fixed]
-    turned = {a.tensor: str(a.shape[a.line]) for a in plan.accesses if a.line != -1}
+    transposed = {a.tensor: str(a.shape[a.line]) for a in plan.accesses if a.line != -1}
     return [
         f"{', '.join(sizes)}; rows of all operands next to each other" if sizes else "rows next to each other",
-        *(f"{name}: its elements along {axis} next to each other" for name, axis in turned.items()),
+        *(f"{name}: its elements along {axis} next to each other" for name, axis in transposed.items()),
     ]

@@ -2,8 +2,8 @@
 
     where(col <= r, f(x), c)      needs x only up to column r, whatever f is
 
-as long as every use of x goes through such a mask, and r is known before the row is walked. The masked value is then
-computed from zeros and thrown away, so a NaN or an infinity beyond the limit can't be seen either way. A causal
+as long as every use of x goes through such a mask, and r is known before the row is passed over. The masked value is
+then computed from zeros and thrown away, so a NaN or an infinity beyond the limit can't be seen either way. A causal
 softmax reads about half of its scores.
 """
 
@@ -69,8 +69,8 @@ def limit_of_use(
 
 @once_per_graph
 def limits_of_masks(graph: Graph) -> Mapping[Node, Limit]:
-    """Of each mask that has one: `col <= r`, `col < r`, the same turned around, or one of them and anything else."""
-    turned = {"ge": "le", "gt": "lt"}
+    """Of each mask that has one: `col <= r`, `col < r`, the same mirrored, or one of them and anything else."""
+    mirrored = {"ge": "le", "gt": "lt"}
     known = known_first(graph)
     table: dict[Node, Limit] = {}
     for mask in graph.nodes:
@@ -80,8 +80,8 @@ def limits_of_masks(graph: Graph) -> Mapping[Node, Limit]:
             if limit:
                 table[mask] = limit
             continue
-        if name in turned:
-            name, pair = turned[name], pair[::-1]
+        if name in mirrored:
+            name, pair = mirrored[name], pair[::-1]
         if name in ("le", "lt") and pair[0].op.name == "col_index" and pair[1] in known:
             table[mask] = Limit(pair[1], name == "le")
     return table
@@ -104,7 +104,7 @@ def common_limit(graph: Graph) -> Limit | None:
     return found.pop() if len(found) == 1 else None
 
 
-def rests(graph: Graph, limit: Limit) -> Mapping[Node, Node]:
+def masked_values(graph: Graph, limit: Limit) -> Mapping[Node, Node]:
     """What makes a value beyond the limit the same all along the row: the value itself, or the other side of a `where`
     that counts there. Values that still vary by column are not in it."""
     masks = limits_of_masks(graph)

@@ -20,14 +20,14 @@ def need_countable(cols: int) -> None:
 
 
 def need_no_product(graph: Graph, rule: str) -> None:
-    """Raises NotFor for a chain that multiplies matrices: it has rows of several lengths, and sums beside its walk."""
+    """Raises NotFor for a chain that multiplies matrices: it has rows of several lengths, and sums beside its pass."""
     if graph.products:
         first = graph.products[0]
         raise NotFor(f"{first.operator} at {first.where} multiplies matrices; {rule} has no products")
 
 
 def need_no_selection(graph: Graph) -> None:
-    """Raises NotFor for a chain that chooses columns: its results have another row length than its walk."""
+    """Raises NotFor for a chain that chooses columns: its results have another row length than its pass."""
     if node := graph.selection:
         raise NotFor(
             f"{node.operator} at {node.where} chooses columns (k={node.shape[-1]}); this rule keeps whole rows"

@@ -33,8 +33,8 @@ from fusegen.planner.parts import (
     Reduction,
     ReductionKind,
     RowDim,
+    RowPass,
     Selection,
-    Stage,
     Statement,
     Store,
     Until,
@@ -49,10 +49,10 @@ Staging = Literal[
     "none",
     "registers",
     "shared",
-    "rolling",  # in shared memory and registers, by blocks that take rows in turn and fetch the next as they use up one
+    "persistent",  # in shared memory and registers, by persistent blocks that prefetch the next row
     "stream",
 ]
-Keeps = Literal["values", "inputs", "nothing"]  # from one walk to the next: what was computed, what was read, nothing
+Keeps = Literal["values", "inputs", "nothing"]  # from one pass to the next: what was computed, what was read, nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Tile:
     `threads_per_row` vectors apart. `rows_per_block` rows are in flight in a block. `col_tiles` blocks share a row
     (only without reductions), or `cluster` blocks, which reach into each other's shared memory. Of what is kept in
     shared memory, a thread's first `kept` vectors have room there; the others are read again, or held in registers as
-    they were read by a "rolling" plan. The last `apart` values of a row belong to no vector: its first threads take one
-    each.
+    they were read by a "persistent" plan. The last `remainder` values of a row belong to no vector: its first threads
+    take one each.
     """
 
     threads: int
@@ -75,7 +75,7 @@ class Tile:
     col_tiles: int = 1
     cluster: int = 1
     kept: int = 0
-    apart: int = 0
+    remainder: int = 0
 
     @property
     def cols(self) -> int:
@@ -91,13 +91,13 @@ class Tile:
         return -(-rows // self.rows_per_block) * self.blocks_per_row
 
     @property
-    def team(self) -> int:
+    def row_threads(self) -> int:
         """Threads of one block that share a row."""
         return self.threads_per_row // self.cluster
 
     def warps_per_row(self, warp: int) -> int:
         """Warps of a block that share a row; 1 when a warp holds one row or several."""
-        return max(1, self.team // warp)
+        return max(1, self.row_threads // warp)
 
     def parts_per_row(self, warp: int) -> int:
         """Partial results of one reduction in a block: of its warps, and of the cluster's blocks."""
@@ -106,7 +106,7 @@ class Tile:
     @property
     def kept_cols(self) -> int:
         """Columns of a row that have room in one block's shared memory."""
-        return self.team * self.kept * self.vector
+        return self.row_threads * self.kept * self.vector
 
     @property
     def again(self) -> float:
@@ -125,11 +125,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """How a product's sums over K are made: as `shares` sums, each of every so-many-th slice of `depth` in ascending
-    order, which are added up at the end. One of everything, unless said otherwise."""
+    """How a product's sums over K are made: as `split_k` sums, each of every so-many-th slice of K, `k` long, in
+    ascending order, which are added up at the end. One of everything, unless said otherwise."""
 
-    shares: int = 1
-    depth: int = 0
+    split_k: int = 1
+    k: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,15 +216,15 @@ class Plan(ABC):
         """Of one launch; elements in a flat plan."""
 
     @property
-    def rolling(self) -> bool:
-        """Does a block take rows in turn? A launch then has no more blocks than a GPU holds at once."""
+    def persistent_rows(self) -> bool:
+        """Are blocks persistent, taking rows in turn? A launch then has no more of them than a GPU holds at once."""
         return False
 
     @abstractmethod
     def blocks(self, *extents: int, resident: int | None = None) -> int:
         """Blocks of a launch over `extents`, the sizes of `row_dims`.
 
-        `resident`: how many the GPU holds at once, which bounds those that take rows in turn; None: by the target's
+        `resident`: how many the GPU holds at once, which bounds persistent blocks of rows; None: by the target's
         facts.
         """
 
@@ -238,17 +238,17 @@ class Plan(ABC):
         """Of one launch."""
         return self.target.max_blocks(self.threads) * (self.target.max_grid_y if self.folded else 1)
 
-    def follows(self, access: Access) -> bool:
+    def needs_contiguous_rows(self, access: Access) -> bool:
         """Must each row of this tensor begin where the one before it ends?"""
         return False
 
-    def lies_anywhere(self, access: Access) -> bool:
+    def any_alignment(self, access: Access) -> bool:
         """May the tensor begin at the address of any element?"""
         return access.mode == "element"
 
     def axes_walked(self, access: Access, dim: int) -> tuple[int, ...]:
-        """The tensor's own axes, counted from the right, that row dimension `dim` walks; shapes align at the right, as
-        in numpy."""
+        """The tensor's own axes, counted from the right, that row dimension `dim` moves along; shapes align at the
+        right, as in numpy."""
         if access.axes:
             return access.axes[access.strided.index(dim)]
         rank = len(self.graph.shape)
@@ -261,19 +261,21 @@ class Plan(ABC):
 
     def needs_of(self, access: Access) -> Needs:
         groups = tuple(self.axes_walked(access, dim) for dim in access.strided)
-        if access.pitch is not None:
-            groups += ((access.pitch,),)
+        if access.ld_axis is not None:
+            groups += ((access.ld_axis,),)
         whole = access.mode == "vector" and not self.flat
-        least = 0 if access.mode in ("across", "bulk") else None
+        least = 0 if access.mode in ("misaligned", "bulk") else None
         if access.mode != "element" and any(p.kind == "map" and p.tensor == access.tensor for p in self.params):
-            least = 1  # a tensor copy walks forward
-        dense = range(-len(access.shape), 0 if self.flat else -1) if self.flat or self.follows(access) else ()
+            least = 1  # a tensor copy passes forward
+        dense = (
+            range(-len(access.shape), 0 if self.flat else -1) if self.flat or self.needs_contiguous_rows(access) else ()
+        )
         return Needs(
             tensor=access.tensor,
             groups=groups,
             dense=tuple(dense),
             dense_stride=self.cols,
-            address_bytes=1 if self.lies_anywhere(access) else access.vector_bytes,
+            address_bytes=1 if self.any_alignment(access) else access.vector_bytes,
             stride_bytes=access.vector_bytes if whole else 1,
             least_stride=least,
             transposable=access.transposable,
@@ -292,9 +294,9 @@ class Plan(ABC):
         return ()
 
     @property
-    def across(self) -> bool:
+    def misaligned_rows(self) -> bool:
         """Are there rows that start anywhere, whose vectors lie across aligned blocks?"""
-        return any(access.mode == "across" for access in self.accesses)
+        return any(access.mode == "misaligned" for access in self.accesses)
 
     @property
     def inputs(self) -> tuple[Access, ...]:
@@ -322,8 +324,8 @@ def begins_anywhere(access: Access, tile: Tile, cols: int) -> bool:
 
 
 def in_shared_memory(staging: Staging) -> bool:
-    """Is what later walks need again in shared memory, or most of it?"""
-    return staging in ("shared", "rolling")
+    """Is what later passes need again in shared memory, or most of it?"""
+    return staging in ("shared", "persistent")
 
 
 def packed(staging: Staging, keeps: Keeps) -> bool:
@@ -331,28 +333,28 @@ def packed(staging: Staging, keeps: Keeps) -> bool:
     return staging == "registers" and keeps == "inputs"
 
 
-def fetched(stages: Iterable[Stage]) -> tuple[Access, ...]:
-    """The vectors that bulk copies bring to shared memory while the first walk runs."""
-    loads = (load for stage in stages for load in stage.loads if load.when == "fetched")
+def prefetched(passes: Iterable[RowPass]) -> tuple[Access, ...]:
+    """The vectors that bulk copies bring to shared memory while the first pass runs."""
+    loads = (load for row_pass in passes for load in row_pass.loads if load.when == "prefetched")
     return tuple({load.access.tensor: load.access for load in loads}.values())
 
 
-def partial_bytes(tile: Tile, warp: int, slots: int, rolling: bool) -> int:
+def partial_bytes(tile: Tile, warp: int, slots: int, persistent: bool) -> int:
     """Of the shared array that carries partial results across warps; a block that takes rows in turn has two."""
-    return 4 * slots * tile.parts_per_row(warp) * (2 if rolling else 1)
+    return 4 * slots * tile.parts_per_row(warp) * (2 if persistent else 1)
 
 
-def fetched_bytes(stages: Iterable[Stage], cols: int) -> int:
+def prefetched_bytes(passes: Iterable[RowPass], cols: int) -> int:
     """Of shared memory, for the vectors that bulk copies bring there: each begins at a line."""
     size = 0
-    for access in fetched(stages):
+    for access in prefetched(passes):
         size = -(-size // LINE_BYTES) * LINE_BYTES + cols * access.dtype.bytes
     return size
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowPlan(Plan):
-    """A kernel that walks over rows, or over one flat array."""
+    """A kernel that passes over rows, or over one flat array."""
 
     staging: Staging
     keeps: Keeps
@@ -360,12 +362,13 @@ class RowPlan(Plan):
     tail: Literal["none", "vector", "element"]
     launch_body: tuple[Statement, ...]  # once a thread
     row_loads: tuple[Load, ...]  # per-row scalars
-    row_body: tuple[Statement, ...]  # once a row, before the first stage
+    row_body: tuple[Statement, ...]  # once a row, before the first pass
     row_stores: tuple[Store, ...]
-    stages: tuple[Stage, ...]
-    copies: bool  # what the first walk keeps in shared memory gets there by asynchronous copies
+    passes: tuple[RowPass, ...]
+    copies: bool  # what the first pass keeps in shared memory gets there by asynchronous copies
     slots: int  # rows of the shared array that carries partial results across warps; 0 without
-    settles: bool = False  # all threads of a row take the first one's bits of what a reduction rounds on its way
+    # all threads of a row take the first one's bits of what a reduction rounds on its way
+    uniform_results: bool = False
     selection: Selection | None = None
 
     @property
@@ -381,7 +384,7 @@ class RowPlan(Plan):
             "keeps": (self.keeps, "nothing" if self.staging == "stream" else "values"),
             "turn": (self.selection.streamed if self.selection else 0, 0),
             "rows": ("bulk" if self.bulk else "", ""),
-            "best": ("in_turn" if self.selection and self.selection.in_turn else "", ""),
+            "best": ("in_turn" if self.selection and self.selection.one_by_one else "", ""),
         }
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"
         return f"{self.rule} {self.staging} {shape}{unusual(choices)}"
@@ -393,7 +396,7 @@ class RowPlan(Plan):
     @property
     def vector_cols(self) -> int:
         """The columns that vectors hold."""
-        return self.cols - self.tile.apart
+        return self.cols - self.tile.remainder
 
     @property
     def unrolled(self) -> bool:
@@ -407,7 +410,7 @@ class RowPlan(Plan):
 
     @property
     def stands_in(self) -> bool:
-        """Does a thread without a row take the last one once more, and write nothing? Tests around each walk cost
+        """Does a thread without a row take the last one once more, and write nothing? Tests around each pass cost
         registers: RMSNorm's gradient by 768 columns has 62 so and had 80, LayerNorm of heads of 80 72 and 93, and that
         took 50.3 us so, with stores in whole vectors as well, and 54.8 before."""
         return self.lacks_rows and self.selection is None
@@ -422,56 +425,56 @@ class RowPlan(Plan):
         return any(access.mode == "bulk" for access in self.accesses)
 
     @property
-    def together(self) -> bool:
+    def contiguous_rows(self) -> bool:
         """Do a block's rows come and go as one, since each begins where the one before it ends?"""
         return self.bulk and self.tile.rows_per_block > 1
 
     @property
-    def fetched(self) -> tuple[Access, ...]:
-        return fetched(self.stages)
+    def prefetched(self) -> tuple[Access, ...]:
+        return prefetched(self.passes)
 
     @property
     def in_shared(self) -> bool:
         return in_shared_memory(self.staging)
 
     @property
-    def rolling(self) -> bool:
-        return self.staging == "rolling"
+    def persistent_rows(self) -> bool:
+        return self.staging == "persistent"
 
     @property
-    def told_first(self) -> Stage | None:
-        """The walk behind which the blocks of a cluster tell each other something for the first time: each must know by
+    def told_first(self) -> RowPass | None:
+        """The pass behind which the blocks of a cluster tell each other something for the first time: each must know by
         then that the others run."""
-        return next((stage for stage in self.stages if stage.reductions), None)
+        return next((row_pass for row_pass in self.passes if row_pass.reductions), None)
 
     @property
     def rows_ahead(self) -> tuple[Load, ...]:
-        """What a rolling plan fetches a row ahead."""
-        return tuple(load for load in self.stages[0].loads if load.when == "keep") if self.rolling else ()
+        """What a persistent plan fetches a row ahead."""
+        return tuple(load for load in self.passes[0].loads if load.when == "keep") if self.persistent_rows else ()
 
-    def follows(self, access: Access) -> bool:
-        return self.together and access.mode == "bulk"
+    def needs_contiguous_rows(self, access: Access) -> bool:
+        return self.contiguous_rows and access.mode == "bulk"
 
-    def lies_anywhere(self, access: Access) -> bool:
+    def any_alignment(self, access: Access) -> bool:
         """So may results of rows that start anywhere, whose blocks are found at run time. What is read so may not: its
         first block would be read from before the first byte on."""
         if access.output and access.mode == "bulk":
-            return not self.together or begins_anywhere(access, self.tile, self.cols)
-        return access.mode == "element" or (access.output and access.mode == "across")
+            return not self.contiguous_rows or begins_anywhere(access, self.tile, self.cols)
+        return access.mode == "element" or (access.output and access.mode == "misaligned")
 
     @property
     def order(self) -> tuple[object, ...]:
         """Whichever way it is kept, and read: a thread sums its own columns in ascending order, or in descending order
         going backward, then all threads of a row in a tree."""
         tile = self.tile
-        walks = tuple(
-            (tuple((r.kind, r.value) for r in stage.reductions), stage.backward, stage.until)
-            for stage in self.stages
-            if stage.reductions
+        row_passes = tuple(
+            (tuple((r.kind, r.value) for r in row_pass.reductions), row_pass.backward, row_pass.until)
+            for row_pass in self.passes
+            if row_pass.reductions
         )
         chosen = (self.rule, self.selection.streamed) if self.selection else ()
-        shared = (tile.threads_per_row, tile.vector, tile.cluster, tile.apart)
-        return (*chosen, *shared, *walks) if walks or chosen else ()
+        shared = (tile.threads_per_row, tile.vector, tile.cluster, tile.remainder)
+        return (*chosen, *shared, *row_passes) if row_passes or chosen else ()
 
     @property
     def threads(self) -> int:
@@ -496,9 +499,9 @@ class RowPlan(Plan):
     @property
     def static_shared_bytes(self) -> int:
         votes = self.selection.vote_bytes if self.selection else 0
-        arrivals = 8 if self.bulk or self.fetched else 0
-        partials = partial_bytes(self.tile, self.target.warp, self.slots, self.rolling)
-        static = fetched_bytes(self.stages, self.cols) + partials + votes + arrivals
+        arrivals = 8 if self.bulk or self.prefetched else 0
+        partials = partial_bytes(self.tile, self.target.warp, self.slots, self.persistent_rows)
+        static = prefetched_bytes(self.passes, self.cols) + partials + votes + arrivals
         return -(-static // self.shared_alignment) * self.shared_alignment if self.shared_bytes else static
 
     @property
@@ -508,7 +511,7 @@ class RowPlan(Plan):
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
         blocks = self.tile.blocks(math.prod(extents))
-        if not self.rolling:
+        if not self.persistent_rows:
             return blocks
         at_once = self.target.sms * self.cost.blocks_per_sm if resident is None else resident
         at_once = min(at_once, self.target.max_blocks(self.threads))
@@ -517,7 +520,7 @@ class RowPlan(Plan):
 
     @property
     def max_rows(self) -> int:
-        if self.rolling:
+        if self.persistent_rows:
             return 2**62  # counted in 64 bits, one turn beyond the last row included
         most = self.max_blocks // self.tile.blocks_per_row * self.tile.rows_per_block
         # with several dimensions a row's number has 32 bits, that of a block's last thread included: it is divided
@@ -569,7 +572,7 @@ class Source:
 
 __all__ = [
     "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Needs",
-    "Number", "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPlan", "Selection", "Source",
-    "Stage", "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic", "Until", "Value", "counts",
+    "Number", "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPass", "RowPlan", "Selection",
+    "Source", "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic", "Until", "Value", "counts",
     "used_by",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a plan is made of, all frozen: operands as a kernel reads them, walks over a row, the choice of columns."""
+"""What a plan is made of, all frozen: operands as a kernel reads them, passes over a row, the choice of columns."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from typing import Literal
 
 from fusegen.language.graph import Op
 from fusegen.language.types import DType, Shape, f32
-from fusegen.planner.held_rows import Threshold, Turns, Way
+from fusegen.planner.ways import OneByOne, Streaming, Way
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What a plan may assume of its operands in memory. The default is what a fresh contiguous tensor gives.
 
-    `split`: the leading axes of some operand can't be walked with one stride, so each axis keeps its own; nor does each
-    row begin where the one before it ends.
-    `unaligned`: operands whose address or row stride is no multiple of the vector; they move one element at a time.
-    `turned`: factors of products whose matrices lie the other way round: the elements along their last axis but one are
-    next to each other.
+    `split`: the leading axes of some operand can't be moved along with one stride, so each axis keeps its own; nor does
+    each row begin where the one before it ends. `unaligned`: operands whose address or row stride is no multiple of the
+    vector; they move one element at a time. `transposed`: factors of products whose matrices lie the other way round:
+    the elements along their last axis but one are next to each other.
     """
 
     split: bool = False
     unaligned: frozenset[str] = frozenset()
-    turned: frozenset[str] = frozenset()
+    transposed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class RowDim:
-    """One run-time dimension of rows: neighbouring axes of the chain's shape, walked with one stride.
+    """One run-time dimension of rows: neighbouring axes of the chain's shape, moved along with one stride.
 
     `extent` is the kernel argument that holds the product of their sizes; `index` the kernel's variable.
     A flat plan has a single RowDim "n" over all axes, the last one included.
@@ -42,7 +41,7 @@ class RowDim:
 
 Mode = Literal[
     "vector",  # whole vectors; the address and every stride are multiples of the vector
-    "across",  # vectors of rows that start anywhere: they lie across aligned blocks, which move whole
+    "misaligned",  # vectors of rows that start anywhere: they lie across aligned blocks, which move whole
     "bulk",  # rows that start anywhere, whole, by way of shared memory: bulk copies of the blocks that they lie in
     "element",  # one element at a time: always right
 ]
@@ -63,13 +62,14 @@ class Access:
     `strided` holds the positions in `Plan.row_dims` along which the tensor moves, each by a run-time stride in
     elements (the argument `<tensor>_stride` or `<tensor>_stride_<dim>`); along the others it is broadcast.
     `by_column` is False for a per-row scalar. `vector_bytes` is what one instruction moves: the alignment that the
-    launcher must check (mode "vector": address and strides; "across" and "bulk": the address, and no stride is
+    launcher must check (mode "vector": address and strides; "misaligned" and "bulk": the address, and no stride is
     negative, so that nothing is read before the first byte).
 
     A factor of a product says more of how it lies. `line`: its axis whose elements are next to each other, counted from
-    the right; `pitch`: the other axis of its matrices, where no row dimension walks it; `axes`: the tensor's own axes
-    that each of `strided` walks, where they are not those below the chain's; `right`: it is a right factor;
-    `transposable`: either axis of its matrices may be the line, in a plan for another layout.
+    the right; `ld_axis`: the other axis of its matrices, whose stride is the leading dimension, where no row dimension
+    moves along it; `axes`: the tensor's own axes that each of `strided` moves along, where they are not those below the
+    chain's; `right`: it is a right factor; `transposable`: either axis of its matrices may be the line, in a plan for
+    another layout.
     """
 
     tensor: str
@@ -82,9 +82,10 @@ class Access:
     mode: Mode
     vector: int  # elements that one thread moves together
     vector_bytes: int
-    once: bool = False  # each byte is used once and by one thread: a read leaves the caches first
+    # evict-first: each byte is used once and by one thread, and leaves the caches before others
+    evict_first: bool = False
     line: int = -1
-    pitch: int | None = None
+    ld_axis: int | None = None
     axes: tuple[tuple[int, ...], ...] = ()
     right: bool = False
     transposable: bool = False
@@ -95,11 +96,11 @@ class Needs:
     """How the arrays of one operand must lie for a plan to take them as they are. Axes are the tensor's own, counted
     from the right; an axis of one element lies in every way.
 
-    Where one stride does not walk each of `groups`, or none of `dense_stride` elements walks `dense`, another plan has
-    to be for a layout that is `split`. Where the address is no multiple of `address_bytes`, or a group's stride none of
-    `stride_bytes`, or less than `least_stride`, one for which the operand is `unaligned`. If it is `transposable`, the
-    elements along either of its last two axes may be next to each other, but not those along one axis of one right
-    factor and along the other axis of another: one for which it is `turned`.
+    Where one stride does not pass each of `groups`, or none of `dense_stride` elements passes `large_k`, another plan
+    has to be for a layout that is `split`. Where the address is no multiple of `address_bytes`, or a group's stride
+    none of `stride_bytes`, or less than `least_stride`, one for which the operand is `unaligned`. If it is
+    `transposable`, the elements along either of its last two axes may be next to each other, but not those along one
+    axis of one right factor and along the other axis of another: one for which it is `transposed`.
     """
 
     tensor: str
@@ -119,7 +120,7 @@ class Param:
 
     kind "pointer": address of `tensor`; "value": a run-time scalar; "extent": size of `row_dims[dim]` (64-bit);
     "stride": stride of `tensor` along `row_dims[dim]`, or along its own `axes`, in elements (64-bit); "map": how
-    `tensor` lies in memory, for tensor copies of a `box`, whose axes walk the tensor's own axes `walks` (counted from
+    `tensor` lies in memory, for tensor copies of a `box`, whose axes are the tensor's own axes `box_axes` (counted from
     the right; the last one's elements are next to each other), in shared memory permuted within lines of `swizzle`
     bytes, f32 rounded to tf32 on the way if that is its `dtype`.
     """
@@ -131,7 +132,7 @@ class Param:
     dtype: DType | None = None
     output: bool = False
     axes: tuple[int, ...] = ()  # of the tensor, counted from the right
-    walks: tuple[tuple[int, ...], ...] = ()
+    box_axes: tuple[tuple[int, ...], ...] = ()
     box: tuple[int, ...] = ()
     swizzle: int = 0
 
@@ -194,13 +195,13 @@ class Until:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A tensor's element as the value `value`, from the vector that a stage reads ("now"), reads and keeps for later
-    stages ("keep"), reads only for later ones ("ahead"), finds kept by an earlier one ("kept"), or in shared memory,
-    where a bulk copy has brought it since the first stage ("fetched")."""
+    """A tensor's element as the value `value`, from the vector that a pass reads ("now"), reads and keeps for later
+    passes ("keep"), reads only for later ones ("ahead"), finds kept by an earlier one ("kept"), or in shared memory,
+    where a bulk copy has brought it since the first pass ("prefetched")."""
 
     access: Access
     value: str
-    when: Literal["now", "keep", "ahead", "kept", "fetched"] = "now"
+    when: Literal["now", "keep", "ahead", "kept", "prefetched"] = "now"
     offset_bytes: int = 0  # of the kept vectors in dynamic shared memory
     until: Until | None = None  # the columns whose values are needed; the others read as zero
     transport: Transport = "plain"
@@ -213,7 +214,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The value `value`, written to a tensor; `rest` beyond the stage's limit.
+    """The value `value`, written to a tensor; `masked` beyond the pass's limit.
 
     `staged`: by way of shared memory, `offset_bytes` from its start, where the row is complete before its aligned
     blocks are written.
@@ -221,7 +222,7 @@ class Store:
 
     access: Access
     value: str
-    rest: Argument | None = None
+    masked: Argument | None = None
     staged: bool = False
     offset_bytes: int = 0
     transport: Transport = "plain"
@@ -229,7 +230,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A computed value that later stages take up again, in `<value>_kept`: registers, or dynamic shared memory."""
+    """A computed value that later passes take up again, in `<value>_kept`: registers, or dynamic shared memory."""
 
     value: str
     dtype: DType
@@ -241,10 +242,10 @@ ReductionKind = Literal["sum", "max", "min", "softmax", "welford"]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What one walk accumulates of the element value `value`, and the row values it leaves behind.
+    """What one pass accumulates of the element value `value`, and the row values it leaves behind.
 
-    "sum", "max", "min" leave one. "softmax" is the pair max, sum(exp(value - max)) in a single walk, rescaling the sum
-    when the maximum grows (Milakov & Gimelshein 2018); "welford" the pair sum, sum((value - mean)^2) in a single walk
+    "sum", "max", "min" leave one. "softmax" is the pair max, sum(exp(value - max)) in a single pass, rescaling the sum
+    when the maximum grows (Milakov & Gimelshein 2018); "welford" the pair sum, sum((value - mean)^2) in a single pass
     (Welford 1962, merged after Chan, Golub & LeVeque 1983).
     """
 
@@ -253,7 +254,7 @@ class Reduction:
     results: tuple[str, ...]
     slot: int = 0  # first row of the shared array that carries it across warps
     guarded: bool = True  # softmax: a row of -inf gives 0, not NaN; welford: an infinite sum stays one
-    rest: Argument | None = None  # the element value beyond the stage's limit
+    masked: Argument | None = None  # the element value beyond the pass's limit
     dtype: DType = f32  # of what is reduced: f32 or i32
 
     @property
@@ -279,20 +280,20 @@ class Body:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage(Body):
-    """One walk over the row: a body for each of its elements, and how they are walked."""
+class RowPass(Body):
+    """One pass over the row: a body for each of its elements, and in which order they are taken."""
 
     title: str
     until: Until | None = None  # columns beyond are all alike, and their vectors are not computed one by one
-    rest_body: tuple[Statement, ...] = ()  # what they are, once a row, before the walk
-    backward: bool = False  # from the row's end: what the last walk read last is the likeliest to be in a cache
-    blocks_of: str = ""  # an output whose aligned blocks are the walk's vectors; else the row's first column begins one
+    masked_body: tuple[Statement, ...] = ()  # what they are, once a row, before the pass
+    backward: bool = False  # from the row's end: what the last pass read last is the likeliest to be in a cache
+    blocks_of: str = ""  # an output whose aligned blocks are the pass's vectors; else the row's first column begins one
     behind_barrier: bool = False  # it writes where others may still be reading: all threads of the block meet before it
     late: bool = False  # reads each vector where it is used, where registers would hold all of a thread's before
 
     @property
     def reads(self) -> tuple[Load, ...]:
-        """The loads that go to memory in this walk."""
+        """The loads that go to memory in this pass."""
         return tuple(load for load in self.loads if load.when != "kept")
 
 
@@ -306,22 +307,22 @@ class Selection:
     key_body: Body  # how it is made of operands
     columns: str  # the k columns' name,
     values: str  # and that of the keys there; empty where nothing asks for them
-    picked: tuple[Stage, ...]  # walks over the k columns: their loads are gathered
+    picked: tuple[RowPass, ...]  # passes over the k columns: their loads are gathered
     bare: bool  # of a row of nothing but -inf the first columns are chosen (see fusegen.language.ordering)
     way: Way
     resident: int = 0  # blocks that an SM is to hold, and for which the compiler keeps registers; 0: it is not told
     vote_bytes: int = 0  # static shared memory of the block's votes
 
     @property
-    def by(self) -> Literal["team", "threshold", "hold", "dense"]:
+    def by(self) -> Literal["warp", "streaming", "small_k", "large_k"]:
         return self.way.by
 
     @property
-    def in_turn(self) -> bool:
+    def one_by_one(self) -> bool:
         """Is the largest key taken out k times?"""
-        return isinstance(self.way, Turns)
+        return isinstance(self.way, OneByOne)
 
     @property
     def streamed(self) -> int:
         """Vectors of a thread that stream by at a time; 0 where registers hold the row."""
-        return self.way.turn if isinstance(self.way, Threshold) else 0
+        return self.way.turn if isinstance(self.way, Streaming) else 0

@@ -1,4 +1,5 @@
-"""What every rule shares: how rows are walked, how each tensor is read, the kernel's parameters, its statements."""
+"""What every rule shares: how rows are passed over, how each tensor is read, the kernel's parameters, its
+statements."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ def vector_widths(graph: Graph, layout: Layout) -> tuple[int, ...]:
 
     What takes one byte does not set the width: 16 of them would mean 64 bytes of a float beside them.
     """
-    sizes = {t.dtype.bytes for t in graph.walked if t.shape and t.dtype.bytes > 1} or {1}
+    sizes = {t.dtype.bytes for t in graph.iterated if t.shape and t.dtype.bytes > 1} or {1}
     widths = {VECTOR_BYTES // size for size in sizes}
     # a narrower vector may divide the row, or waste less of a short one; and what moves by single elements moves best
     # when neighbouring threads take neighbouring elements
@@ -114,7 +115,7 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                 mode=mode,
                 vector=1 if picked else vector,
                 vector_bytes=width,
-                once=(
+                evict_first=(
                     tensor.name in limited  # the unmasked have nothing to gain: every byte of theirs streams through
                     and len(strided) == len(dims)
                     and mode == "vector"
@@ -133,15 +134,15 @@ def access_mode(
         return "element"
     if graph.cols % vector == 0 or not strided:
         return "vector"
-    return "across" if vector * tensor.dtype.bytes % WORD_BYTES == 0 else "element"
+    return "misaligned" if vector * tensor.dtype.bytes % WORD_BYTES == 0 else "element"
 
 
 def staged_elements(tile: Tile) -> int:
     """Room for a row in shared memory: whole vectors, and one for what no vector holds."""
-    return tile.cols + (tile.vector if tile.apart else 0)
+    return tile.cols + (tile.vector if tile.remainder else 0)
 
 
-def team_text(tile: Tile, target: Target) -> str:
+def row_threads_text(tile: Tile, target: Target) -> str:
     """`a block of 256 threads a row`: who shares one."""
     if tile.cluster > 1:
         return f"a cluster of {tile.cluster} blocks of {tile.threads} threads a row"
@@ -156,7 +157,7 @@ def team_text(tile: Tile, target: Target) -> str:
 def words_of(access: Access) -> float:
     """Registers that a vector fills on its way: one across blocks those of all the pieces that it lies in."""
     size = access.vector * access.dtype.bytes
-    return (size + (min(size, PIECE_BYTES) if access.mode == "across" else 0)) / WORD_BYTES
+    return (size + (min(size, PIECE_BYTES) if access.mode == "misaligned" else 0)) / WORD_BYTES
 
 
 def params(graph: Graph, dims: tuple[RowDim, ...], strided: Iterable[Access]) -> tuple[Param, ...]:
@@ -231,8 +232,8 @@ def roundings(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def is_contiguous_walk(graph: Graph) -> bool:
-    """May the chain be walked as one flat array: every tensor has the whole shape, and nothing asks for a position?"""
+def is_flat(graph: Graph) -> bool:
+    """May the chain be taken as one flat array: every tensor has the whole shape, and nothing asks for a position?"""
     whole = all(t.shape == graph.shape for t in arrays(graph))
     return whole and not graph.reductions and not any(n.op.name in ("row_index", "col_index") for n in graph.nodes)
 

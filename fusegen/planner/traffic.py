@@ -15,7 +15,7 @@ class TensorTraffic:
     ideal: int
     moved: int
     per_element: int
-    walks: float = 1  # times it is asked for; what is beyond `moved` comes from the L2 cache
+    times: float = 1  # times it is asked for; what is beyond `moved` comes from the L2 cache
 
 
 @dataclass(frozen=True, slots=True)

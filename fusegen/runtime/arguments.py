@@ -246,7 +246,7 @@ def short_reach(view: ArrayView, threshold: int) -> tuple[int, int]:
 
 
 def merged_stride(view: ArrayView, axes: Iterable[int]) -> int | None:
-    """One stride that walks all `axes`, counted from the right, 0 when there is nothing to walk; None when there is no
+    """One stride that passes all `axes`, counted from the right, 0 when there is nothing to pass; None when there is no
     such stride."""
     stride = 0
     steps = 0  # elements of the merged axis so far
@@ -263,8 +263,8 @@ def merged_stride(view: ArrayView, axes: Iterable[int]) -> int | None:
     return stride
 
 
-def walks(needs: Needs, view: ArrayView) -> bool:
-    """Whether the plan's row dimensions can walk this array."""
+def has_row_strides(needs: Needs, view: ArrayView) -> bool:
+    """Whether each of the plan's row dimensions moves along this array by one stride."""
     if any(merged_stride(view, axes) is None for axes in needs.groups):
         return False
     return not moves(view, needs.dense) or merged_stride(view, needs.dense) == needs.dense_stride
@@ -276,7 +276,7 @@ def moves(view: ArrayView, axes: Iterable[int]) -> bool:
 
 
 def aligned(needs: Needs, view: ArrayView) -> bool:
-    """Whether the array's address and strides are what the plan needs, where its row dimensions can walk it."""
+    """Whether the array's address and strides are what the plan needs, where its row dimensions can pass it."""
     strides = [merged_stride(view, axes) or 0 for axes in needs.groups if moves(view, axes)]
     return (
         view.address % needs.address_bytes == 0
@@ -288,21 +288,21 @@ def aligned(needs: Needs, view: ArrayView) -> bool:
 def layout_needed(plan: Plan, views: Views) -> Layout:
     """The least general layout that holds `plan.layout` and these arrays; `plan.layout` itself when the plan fits them.
 
-    How a plan reads its operands depends on its layout, so alignment is judged only once the axes can be walked: a plan
-    for the layout returned here is to be asked again. Each answer is more general than the last, so asking ends.
+    How a plan reads its operands depends on its layout, so alignment is judged only once each axis has its stride: a
+    plan for the layout returned here is to be asked again. Each answer is more general than the last, so asking ends.
     Outputs that are not in `views` will be fresh, and fresh arrays fit every layout.
     """
     layout = plan.layout
     here = [(needs, views[needs.tensor]) for needs in plan.needs if needs.tensor in views]
     here = [(needs, view) for needs, view in here if view.size]
     matrices = {needs.tensor: view for needs, view in here if needs.transposable}
-    turned = frozenset(name for name, view in matrices.items() if not in_line(view, -1))
+    transposed = frozenset(name for name, view in matrices.items() if not in_line(view, -1))
     rights = {needs.tensor for needs, _ in here if needs.right}
-    if turned & rights:  # beside each other they lie alike; one of a single line lies either way
-        turned |= frozenset(name for name, view in matrices.items() if name in rights and in_line(view, -2))
-    if not turned <= layout.turned:
-        return replace(layout, turned=layout.turned | turned)
-    if not layout.split and any(not walks(needs, view) for needs, view in here):
+    if transposed & rights:  # beside each other they lie alike; one of a single line lies either way
+        transposed |= frozenset(name for name, view in matrices.items() if name in rights and in_line(view, -2))
+    if not transposed <= layout.transposed:
+        return replace(layout, transposed=layout.transposed | transposed)
+    if not layout.split and any(not has_row_strides(needs, view) for needs, view in here):
         return replace(layout, split=True)
     loose = frozenset(needs.tensor for needs, view in here if not aligned(needs, view))
     return replace(layout, unaligned=layout.unaligned | loose)
@@ -337,7 +337,7 @@ def mapped(plan: Plan, param: Param, view: ArrayView) -> Mapped:
     gets one that a tensor copy allows."""
     order = [p.tensor for p in plan.params if p.kind in ("pointer", "map")]
     shape, strides = [], []
-    for axes in param.walks:
+    for axes in param.box_axes:
         shape.append(math.prod(view.shape[axis] for axis in axes))
         strides.append((merged_stride(view, axes) or 0) * view.dtype.bytes or GRAIN)
     dtype = param.dtype or view.dtype

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fusegen.compiling import Binary
     from fusegen.emulator import Buffer
 
-RESIDENT = 2  # rows that blocks of a rolling plan are given at a time: few, so that they take several in turn
+RESIDENT = 2  # rows that blocks of a persistent plan are given at a time: few, so that they take several in turn
 VALUES: Mapping[DType, Any] = {f32: ctypes.c_float, i32: ctypes.c_int}
 
 
@@ -92,7 +92,7 @@ class EmulatedLoaded:
         self.device = device
         self.kernel = kernel
         self.plan = source.plan
-        self.resident = RESIDENT * self.plan.cluster if self.plan.rolling else None
+        self.resident = RESIDENT * self.plan.cluster if self.plan.persistent_rows else None
 
     def sending(self, launch: Launch) -> Sending:
         return sent_by_call(self, launch)

@@ -119,7 +119,7 @@ class GpuDevice(Device):
             raise KernelError(f"{source.plan.name} has no machine code; a GPU runs compiled kernels only")
         plan = source.plan
         module, function = self.load_code(binary.code, plan.name, plan.shared_bytes, plan.cluster)
-        resident = self.resident_blocks(function, plan) if plan.rolling or plan.cluster > 1 else None
+        resident = self.resident_blocks(function, plan) if plan.persistent_rows or plan.cluster > 1 else None
         return GpuKernel(self, module, function, plan, resident)
 
     def empty(self, nbytes: int) -> Memory:

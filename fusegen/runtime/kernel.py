@@ -326,7 +326,7 @@ class Kernel(Forwarded):
         spans = tuple(relative_span(whole[name]) for name in self.names)
         loaded = self.load(variant, device) if bound.rows else None
         blocks = bound.blocks
-        if loaded is not None and variant.plan.rolling:
+        if loaded is not None and variant.plan.persistent_rows:
             blocks = variant.plan.blocks(bound.rows, resident=loaded.resident)
         own_outputs = any(t.name not in views for t in self.outputs)
         row = row_of(owner)
@@ -423,10 +423,10 @@ def traits(v: ArrayView) -> tuple[object, ...]:
 
 
 def layout_text(layout: Layout) -> str:
-    """`split rows, x and bias unaligned, w turned`."""
+    """`split rows, x and bias unaligned, w transposed`."""
     parts = ["split rows"] if layout.split else []
     if layout.unaligned:
         parts.append(f"{' and '.join(sorted(layout.unaligned))} unaligned")
-    if layout.turned:
-        parts.append(f"{' and '.join(sorted(layout.turned))} turned")
+    if layout.transposed:
+        parts.append(f"{' and '.join(sorted(layout.transposed))} transposed")
     return ", ".join(parts) or "contiguous arrays"

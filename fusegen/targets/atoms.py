@@ -101,10 +101,10 @@ def alike(terms: tuple[Term, ...], lanes: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """sums += left @ right, of matrices that are `rows` x `depth` and `depth` x `cols`.
+    """sums += left @ right, of matrices that are `rows` x `k` and `k` x `cols`.
 
     `factors`: as which type they are stored. `word`: what the instruction, or the compiler's function for it, calls
-    their elements. Of `instructions`, which one fragment of the factors is for, each takes its part of the depth.
+    their elements. Of `instructions`, which one fragment of the factors is for, each takes its part of K.
     """
 
     kind: Literal["mma", "mfma", "wgmma", "tcgen05"]  # a family, whose kernels share a template
@@ -114,7 +114,7 @@ class Atom:
     rows: int
     cols: int  # at most,
     col_step: int  # in multiples of this
-    depth: int
+    k: int
     issuer: Issuer
     left: tuple[Home, ...]  # from where the left factor may come,
     right: tuple[Home, ...]  # and the right one

@@ -18,10 +18,10 @@ from fusegen.targets.atoms import Atom, Fragment, Term
 from fusegen.targets.base import BYTES, Spelling, Target
 
 
-def mma(dtype: str, depth: int = 16) -> tuple[str, ...]:
+def mma(dtype: str, k: int = 16) -> tuple[str, ...]:
     """sums += right^T left^T, of so many elements that fill the same registers."""
     return (
-        f'asm("mma.sync.aligned.m16n8k{depth}.row.col.f32.{dtype}.{dtype}.f32 "',
+        f'asm("mma.sync.aligned.m16n8k{k}.row.col.f32.{dtype}.{dtype}.f32 "',
         '    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"',
         '    : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])',
         '    : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));',
@@ -54,7 +54,7 @@ def copy_chunk(size: int) -> tuple[str, ...]:
     )
 
 
-def copy_once(size: int) -> tuple[str, ...]:
+def copy_evict_first(size: int) -> tuple[str, ...]:
     """The same, whole, with a word to the L2 cache."""
     return (
         "unsigned long long policy;",
@@ -69,18 +69,18 @@ def copy_once(size: int) -> tuple[str, ...]:
 FACTORS: tuple[tuple[DType, str, int], ...] = ((f16, "f16", 16), (bf16, "bf16", 16), (f32, "tf32", 8))
 
 
-def mma_sync(factors: DType, word: str, depth: int) -> Atom:
+def mma_sync(factors: DType, word: str, k: int) -> Atom:
     """PTX ISA, "Matrix fragments for mma.m16n8k16" and "... k8". The instruction's rows are the product's columns, so
     that few rows waste little: a decode step has 8."""
     return Atom(
         kind="mma",
-        instruction=f"mma.sync.m16n8k{depth}",
+        instruction=f"mma.sync.m16n8k{k}",
         factors=factors,
         word=word,
         rows=8,
         cols=16,
         col_step=16,
-        depth=depth,
+        k=k,
         issuer="warp",
         left=("registers",),
         right=("registers",),
@@ -93,20 +93,20 @@ def mma_sync(factors: DType, word: str, depth: int) -> Atom:
     )
 
 
-def warpgroup_mma(factors: DType, word: str, depth: int) -> Atom:
+def warpgroup_mma(factors: DType, word: str, k: int) -> Atom:
     """PTX ISA, "Register Fragments and Shared Memory Matrix Layouts" of wgmma. Each of four warps has 16 rows; a left
     factor that comes from registers lies in them as sums do."""
     rows = (Term("i", div=2, mod=2, times=8), Term("lane", div=4))
     cols = (Term("i", div=4, times=8), Term("lane", mod=4, times=2), Term("i", mod=2))
     return Atom(
         kind="wgmma",
-        instruction=f"wgmma.mma_async.m64nNk{depth}",
+        instruction=f"wgmma.mma_async.m64nNk{k}",
         factors=factors,
         word=word,
         rows=64,
         cols=256,
         col_step=8,
-        depth=depth,
+        k=k,
         issuer="warpgroup",
         left=("shared memory", "registers"),
         right=("shared memory",),
@@ -154,7 +154,7 @@ SPELLING = Spelling(
         "to_int": ("return __float2int_rz(x);",),  # cvt.rzi.s32.f32, which saturates, and makes 0 of NaN
         "unknown": ('asm("" : "+l"(x));', "return x;"),
         "forget": ('asm volatile("" : "+r"(words[i]));',),
-        "load_once": (
+        "load_evict_first": (
             "static_assert(sizeof(Vec<T, N>) == 16);",
             "unsigned long long policy;",
             'asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));',
@@ -202,7 +202,7 @@ SPELLING = Spelling(
         "from_first_lane": ("__shfl_sync(0xffffffffu, start, 0)",),
         "meet": ("__syncwarp();",),
         **{f"copy_chunk_{size}": copy_chunk(size) for size in (2, 4)},
-        **{f"copy_once_{size}": copy_once(size) for size in (2, 4)},
+        **{f"copy_evict_first_{size}": copy_evict_first(size) for size in (2, 4)},
         # ptxas (of NVRTC 13.0 and 13.5) may put a uniform part of the address into half of the pair of registers that
         # holds the policy, and other copies then find no policy there: an illegal instruction. threadIdx.y is 0, and as
         # good as unknown: what went through it is in no uniform register.
@@ -226,7 +226,7 @@ SPELLING = Spelling(
         ),
         "mma_f16": mma("f16"),
         "mma_bf16": mma("bf16"),
-        "mma_f32": mma("tf32", depth=8),
+        "mma_f32": mma("tf32", k=8),
         "to_tf32": to_tf32("rna"),  # three instructions of sm_80
         "load_word": (
             "unsigned y;",

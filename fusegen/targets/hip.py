@@ -43,19 +43,19 @@ SUMS_32 = Fragment(
 SUMS_16 = Fragment(rows=(Term("lane", mod=16),), cols=(Term("lane", div=16, times=4), Term("i")), lanes=64)
 
 
-def mfma(factors: DType, word: str, size: int, depth: int, suffix: str) -> Atom:
+def mfma(factors: DType, word: str, size: int, k: int, suffix: str) -> Atom:
     """CDNA 3 ISA, "Matrix core": v_mfma_f32_32x32 and v_mfma_f32_16x16, of a depth of their own. A lane loads 16 bytes
     at a time, which two instructions multiply, or four of f32; the product's columns are their rows."""
     instructions = 4 if factors is f32 else 2
     return Atom(
         kind="mfma",
-        instruction=f"__builtin_amdgcn_mfma_f32_{size}x{size}x{depth}{suffix}",
+        instruction=f"__builtin_amdgcn_mfma_f32_{size}x{size}x{k}{suffix}",
         factors=factors,
         word=word,
         rows=size,
         cols=size,
         col_step=size,
-        depth=instructions * depth,
+        k=instructions * k,
         issuer="warp",
         left=("registers",),
         right=("registers",),
@@ -94,7 +94,7 @@ SPELLING = Spelling(
     },
     barrier="__syncthreads();",
     lanes="unsigned long long",
-    warp_barrier="__syncthreads();",  # ROCm has no word for less; teams of one wave take equally many steps
+    warp_barrier="__syncthreads();",  # ROCm has no word for less; groups of one wave take equally many steps
     shuffle_xor="__shfl_xor({0}, {1})",  # the _sync form of ROCm 7 wants a 64-bit mask, and ROCm 6 has none
     shuffle="__shfl({0}, {1}, {2})",
     # v_exp_f32, v_rcp_f32 and v_log_f32, 1 ulp each ("CDNA 3 instruction set", VOP1); v_max_f32 drops a NaN, so the
@@ -124,7 +124,7 @@ SPELLING = Spelling(
         "meet": ('__builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");', "__builtin_amdgcn_wave_barrier();"),
         "unknown": ("return x;",),
         "forget": ('asm volatile("" : "+v"(words[i]));',),
-        "load_once": (
+        "load_evict_first": (
             "typedef unsigned Bits __attribute__((vector_size(sizeof(Vec<T, N>))));",
             "const Bits bits = __builtin_nontemporal_load(reinterpret_cast<const Bits*>(p));",
             "return *reinterpret_cast<const Vec<T, N>*>(&bits);",

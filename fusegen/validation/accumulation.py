@@ -4,7 +4,7 @@ With u = 2^-24 (half an ulp), K additions one after another in a thread and L le
 
 *sum.* Every term passes at most D = K + L additions: error <= D * u * sum|x| (Higham 2002, 4.2).
 
-*softmax* (maximum and sum of exponentials in one walk). On its way a term is multiplied by exp(old top - new top) and
+*softmax* (maximum and sum of exponentials in one pass). On its way a term is multiplied by exp(old top - new top) and
 added, at most D + 1 times. One factor of each merge is exp(0) = 1; the other, of an argument d, costs 2.25 ulps and
 0.675 |d| more (the op table's exp), so 4.5u + 1.35u |d|, its product u and the addition u: less than 8u a merge beside
 the |d|. The arguments telescope to top - x for a term exp(x - top) = e, which is |log e|, and so do the roundings of
@@ -83,7 +83,7 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
         return found
     nodes = {name: node for node, name in value_names(plan.graph).items()}
     tile = plan.tile
-    for reduction in (r for stage in plan.stages for r in stage.reductions):
+    for reduction in (r for row_pass in plan.passes for r in row_pass.reductions):
         for result in reduction.results:
             found[nodes[result]] = Accumulation(
                 kind=reduction.kind,

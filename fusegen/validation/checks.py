@@ -90,11 +90,11 @@ ARRANGEMENTS: Mapping[str, tuple[str, Arrangement, bool]] = {
     "offset by one": ("a base address one element past an aligned one", Arrangement(offset=1), True),
     "one offset": ("the same for the first operand alone", Arrangement(offset=1), False),
     "repeated rows": ("operands repeated along their first axis by a stride of 0", Arrangement(broadcast=True), True),
-    "swapped axes": ("leading axes in another order: no one stride walks them", Arrangement(swapped=True), True),
-    "turned": ("factors whose matrices lie the other way round", Arrangement(turned=True), True),
-    "turned, odd": (
+    "swapped axes": ("leading axes in another order: no one stride goes along them", Arrangement(swapped=True), True),
+    "transposed": ("factors whose matrices lie the other way round", Arrangement(transposed=True), True),
+    "transposed, odd": (
         "the same with a leading dimension that is no multiple of a vector",
-        Arrangement(padding=1, turned=True),
+        Arrangement(padding=1, transposed=True),
         True,
     ),
 }
@@ -286,7 +286,7 @@ class Checks:
         if self.plan.folded:
             width = folding(self.plan.blocks(*(math.prod(shape[axis] for axis in d.axes) for d in self.plan.row_dims)))
             where = f" on a grid folded into lines of {width} blocks,"
-        elif self.plan.rolling:
+        elif self.plan.persistent_rows:
             width, where = self.plan.cluster, " with all rows in turn,"
         reason = f"the same launch{where} over other leftovers in memory"
         kernel = narrowed(self.kernel, width) if width else self.kernel
@@ -405,17 +405,17 @@ class Checks:
         leading = len(self.graph.shape) - 1
         if not self.wants("layout", name) or leading < (2 if how.swapped else 1):
             return
-        factors = self.plan.transposable if how.turned else frozenset[str]()
-        if how.turned and not factors:
+        factors = self.plan.transposable if how.transposed else frozenset[str]()
+        if how.transposed and not factors:
             return
         block = self.plan.rows_per_block if not self.plan.flat else 6
         count = max(6, min(block + 1, most_rows(self.plan, FULL_ELEMENTS)))
-        # other layouts are walked by rows, whose length stays
+        # other layouts are read by rows, whose length stays
         operands = make_operands(self.plan, sizes_for(self.plan, count, OUTER, flat=False), self.rng(name))
         if how.broadcast:
             operands = replace(operands, values=tuple(map(repeated, operands.values)))
         arrays = [t.name for t in (*self.graph.inputs, *self.graph.outputs) if t.shape]
-        if how.turned:
+        if how.transposed:
             arrays = [name for name in arrays if name in factors]
         arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
         self.launch_case(f"layout: {name}", reason, operands, arranged)

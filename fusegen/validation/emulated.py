@@ -24,7 +24,7 @@ NAME = "emulated"
 REASON = "the checking emulator, which sees races, missing waits and stray accesses that a GPU does not report"
 MOST_WORK = 2**28  # multiplications of a launch: half a second of the emulator
 WHOLE_TILES = 512  # columns, or numbers along K: two of the widest tiles, more slices than a ring of them has stages
-TILE = 256  # the widest tile; the usual ones' widths, and every slice's depth, divide it
+TILE = 256  # the widest tile; the usual ones' widths, and every slice's k, divide it
 
 
 def twin(kernel: Kernel) -> Kernel:

@@ -60,7 +60,7 @@ def left_out(plan: Plan, sizes: Sizes, dim: str) -> int:
     """How many indices of `dim` may come before those of `sizes`, for a launch near the most that the plan takes."""
     one = {**sizes, dim: 1}
     most = plan.max_rows
-    if plan.rolling:  # blocks that take one row each
+    if plan.persistent_rows:  # blocks that take one row each
         most = min(most, plan.max_blocks // plan.cluster)
     widest = max(bytes_of(t, one) for t in (*plan.graph.inputs, *plan.graph.outputs) if Dim(dim) in t.shape)
     indices = min(most // math.prod(extents(plan, one)) - sizes[dim], MOST_ROWS, MOST_BYTES // widest)

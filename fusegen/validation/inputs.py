@@ -50,7 +50,7 @@ class Operands:
 
 
 def free_dims(plan: Plan, flat: bool) -> tuple[str, ...]:
-    """The dims whose sizes are run-time arguments, outermost first; of a flat walk the last one too."""
+    """The dims whose sizes are run-time arguments, outermost first; of a flat pass the last one too."""
     graph = plan.graph
     fixed = {node.size for node in graph.nodes} if flat else graph.fixed
     names = [size.name for size in graph.shape if isinstance(size, Dim) and size not in fixed]
@@ -58,7 +58,7 @@ def free_dims(plan: Plan, flat: bool) -> tuple[str, ...]:
 
 
 def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | None = None) -> dict[str, int]:
-    """Sizes with at least `rows` rows (elements, in a flat walk), exactly so unless sizes are fixed or said twice.
+    """Sizes with at least `rows` rows (elements, in a flat pass), exactly so unless sizes are fixed or said twice.
 
     `outer`: sizes of the first free axes, where there are more than one; else they are 1. `flat` says whether the row
     length may change, as it may where the plan is flat.

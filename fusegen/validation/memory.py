@@ -51,13 +51,13 @@ def told(dtype: DType) -> int:
 @dataclass(frozen=True, slots=True)
 class Arrangement:
     """How an array lies in memory: elements between rows and before the first, outer axes swapped or of stride 0, the
-    last two axes turned: neighbours differ in the last but one."""
+    last two axes transposed: neighbours differ in the last but one."""
 
     padding: int = 0
     offset: int = 0
     swapped: bool = False
     broadcast: bool = False
-    turned: bool = False
+    transposed: bool = False
 
 
 CONTIGUOUS = Arrangement()
@@ -83,9 +83,9 @@ def strides_for(shape: Sequence[int], how: Arrangement) -> tuple[int, ...]:
     """Strides in elements. The last axis is contiguous, or the one before it."""
     if not shape:
         return ()
-    if how.turned:
+    if how.transposed:
         *outer, rows, cols = shape
-        *strides, column, row = strides_for((*outer, cols, rows), replace(how, turned=False))
+        *strides, column, row = strides_for((*outer, cols, rows), replace(how, transposed=False))
         return (*strides, row, column)
     order = list(range(len(shape) - 1))
     if how.swapped and len(order) >= 2:

@@ -97,18 +97,18 @@ def meet(a: Array, b: Array) -> Array:
 def summing_error(a: Array, b: Array, how: Summed) -> Array:
     """Of the additions: finite factors only."""
     depth = a.shape[-1]
-    slice_depth = how.depth or depth
+    slice_k = how.k or depth
     total: Any = np.zeros(())
     steps = [(k, min(k + STEP, depth)) for k in range(0, depth, STEP)]
     norms_a = np.stack([np.sqrt(np.square(a[..., k:end]).sum(-1)) for k, end in steps], -1)
     norms_b = np.stack([np.sqrt(np.square(b[..., k:end, :]).sum(-2)) for k, end in steps], -2)
     merged: Any = np.zeros(())
-    for share in range(how.shares):
+    for share in range(how.split_k):
         partial: Any = np.zeros(())
         for k, end in steps:
-            if k // slice_depth % how.shares == share:
+            if k // slice_k % how.split_k == share:
                 total = total + np.abs(partial)
                 partial = partial + a[..., k:end] @ b[..., k:end, :]
         merged = merged + np.abs(partial)
-    merging = merged * (2.0**-23 * how.shares) if how.shares > 1 else 0.0
+    merging = merged * (2.0**-23 * how.split_k) if how.split_k > 1 else 0.0
     return np.asarray(ULPS * (total + norms_a @ norms_b) + merging)

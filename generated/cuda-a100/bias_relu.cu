@@ -55,7 +55,7 @@ bias_relu(
   const int start = static_cast<int>(blockIdx.x % 4) * 1024 + lane * 8;
   const int col = start;
 
-  // walk 1 of 1: read x, bias; write out
+  // pass 1 of 1: read x, bias; write out
   {
     const Vec<__half, 8> x_vec = load<8>(x_row + col);
     const Vec<__half, 8> bias_vec = load<8>(bias_ptr + col);

@@ -84,7 +84,7 @@ dequantize_bias_gelu(
   const int start = static_cast<int>(blockIdx.x % 4) * 1024 + lane * 8;
   const int col = start;
 
-  // walk 1 of 1: read values_, bias; write out
+  // pass 1 of 1: read values_, bias; write out
   {
     const Vec<unsigned char, 8> values__vec = load<8>(values__row + col);
     const Vec<__nv_bfloat16, 8> bias_vec = load<8>(bias_ptr + col);

@@ -39,28 +39,28 @@ __device__ __forceinline__ float larger(float a, float b) {
   return y;
 }
 
-// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 64, stages = 3;
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 3;
 constexpr int steps = 64;
 constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
 constexpr int tiles_across = 16;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
 // elements from the start of a slice to the right factor, and to its end
-constexpr int w_at = tile_rows * slice_depth;
-constexpr int slice_elements = w_at + tile_cols * slice_depth;
+constexpr int w_at = tile_rows * tile_k;
+constexpr int slice_elements = w_at + tile_cols * tile_k;
 constexpr int slice_bytes = 2 * slice_elements;
-constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+constexpr int at_once = 256 * 8;  // elements that the threads copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int turns = Chunks < 8 ? Chunks : 8;
-  const int turn = row / (8 / turns) % turns;
-  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
 // 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
@@ -120,7 +120,7 @@ gemm_bias_relu_residual(
     __half* __restrict__ out_ptr,
     long long rows,
     long long x_stride,
-    long long w_pitch,
+    long long w_ld,
     long long residual_stride,
     long long out_stride)
 {
@@ -146,7 +146,7 @@ gemm_bias_relu_residual(
   unsigned x_to = (place<8>(x_m, x_k)) * 2;
   asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
   const int w_k = threadIdx.x / 32, w_n = threadIdx.x % 32 * 8;
-  const __half* w_from = w_ptr + (w_k) * w_pitch + col0 + w_n;
+  const __half* w_from = w_ptr + (w_k) * w_ld + col0 + w_n;
   unsigned w_to = (w_at + place<32>(w_k, w_n)) * 2;
   asm volatile("" : "+r"(w_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -157,13 +157,13 @@ gemm_bias_relu_residual(
       const unsigned to = slice + x_to + v * (at_once * 2);
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    x_from += slice_depth;
+    x_from += tile_k;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
       const unsigned to = slice + w_to + v * (at_once * 2);
-      copy_chunk<8>(to, w_from + v * 8 * w_pitch, 8);
+      copy_chunk<8>(to, w_from + v * 8 * w_ld, 8);
     }
-    w_from += slice_depth * w_pitch;
+    w_from += tile_k * w_ld;
   };
 
   // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
@@ -176,7 +176,7 @@ gemm_bias_relu_residual(
     const unsigned slice = step % stages * slice_bytes;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -187,8 +187,8 @@ gemm_bias_relu_residual(
     #pragma unroll
     for (int m = 0; m < 8; ++m) {
       #pragma unroll
-      for (int turned = 0; turned < 4; ++turned) {  // to and fro: what was multiplied last is at hand
-        const int n = m % 2 ? 3 - turned : turned;
+      for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 3 - nth : nth;
         multiply_add(matmul_sums[n][m], w_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
     }

@@ -46,26 +46,26 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, slice_depth = 64, stages = 3;
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 128, tile_k = 64, stages = 3;
 constexpr int steps = 64;
 constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
 constexpr int tiles_across = 112;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
 // elements from the start of a slice to the right factors, and to its end
-constexpr int w_gate_at = tile_rows * slice_depth;
-constexpr int w_up_at = w_gate_at + tile_cols * slice_depth;
-constexpr int slice_elements = w_up_at + tile_cols * slice_depth;
+constexpr int w_gate_at = tile_rows * tile_k;
+constexpr int w_up_at = w_gate_at + tile_cols * tile_k;
+constexpr int slice_elements = w_up_at + tile_cols * tile_k;
 constexpr int slice_bytes = 2 * slice_elements;
-constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+constexpr int at_once = 256 * 8;  // elements that the threads copy at once
 
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int turns = Chunks < 8 ? Chunks : 8;
-  const int turn = row / (8 / turns) % turns;
-  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
 // 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
@@ -118,8 +118,8 @@ gemm_swiglu(
     __nv_bfloat16* __restrict__ out_ptr,
     long long rows,
     long long x_stride,
-    long long w_gate_pitch,
-    long long w_up_pitch,
+    long long w_gate_ld,
+    long long w_up_ld,
     long long out_stride)
 {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -146,13 +146,13 @@ gemm_swiglu(
   const int w_gate_n = threadIdx.x / 8, w_gate_k = threadIdx.x % 8 * 8;
   // the column that lies in row w_gate_n of the tile
   const int w_gate_col = w_gate_n / warp_cols * warp_cols + w_gate_n % 8 * 4 + w_gate_n % warp_cols / 8;
-  const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_col) * w_gate_pitch + w_gate_k;
+  const __nv_bfloat16* w_gate_from = w_gate_ptr + (col0 + w_gate_col) * w_gate_ld + w_gate_k;
   unsigned w_gate_to = (w_gate_at + place<8>(w_gate_n, w_gate_k)) * 2;
   asm volatile("" : "+r"(w_gate_to));  // stays in a register: the compiler would make it anew for each copy
   const int w_up_n = threadIdx.x / 8, w_up_k = threadIdx.x % 8 * 8;
   // the column that lies in row w_up_n of the tile
   const int w_up_col = w_up_n / warp_cols * warp_cols + w_up_n % 8 * 4 + w_up_n % warp_cols / 8;
-  const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_col) * w_up_pitch + w_up_k;
+  const __nv_bfloat16* w_up_from = w_up_ptr + (col0 + w_up_col) * w_up_ld + w_up_k;
   unsigned w_up_to = (w_up_at + place<8>(w_up_n, w_up_k)) * 2;
   asm volatile("" : "+r"(w_up_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -163,19 +163,19 @@ gemm_swiglu(
       const unsigned to = slice + x_to + v * (at_once * 2);
       copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
     }
-    x_from += slice_depth;
+    x_from += tile_k;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + w_gate_to + v * (at_once * 2);
-      copy_chunk<8>(to, w_gate_from + v * 32 * w_gate_pitch, 8);
+      copy_chunk<8>(to, w_gate_from + v * 32 * w_gate_ld, 8);
     }
-    w_gate_from += slice_depth;
+    w_gate_from += tile_k;
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + w_up_to + v * (at_once * 2);
-      copy_chunk<8>(to, w_up_from + v * 32 * w_up_pitch, 8);
+      copy_chunk<8>(to, w_up_from + v * 32 * w_up_ld, 8);
     }
-    w_up_from += slice_depth;
+    w_up_from += tile_k;
   };
 
   // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
@@ -191,23 +191,23 @@ gemm_swiglu(
     const unsigned slice = step % stages * slice_bytes;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_matrices(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
+      load_matrices(w_gate_part[buffer][i], (w_gate_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_matrices(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
+      load_matrices(w_up_part[buffer][i], (w_up_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
     for (int m = 0; m < 8; ++m) {
       #pragma unroll
-      for (int turned = 0; turned < 2; ++turned) {  // to and fro: what was multiplied last is at hand
-        const int n = m % 2 ? 1 - turned : turned;
+      for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 1 - nth : nth;
         multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
         multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
       }

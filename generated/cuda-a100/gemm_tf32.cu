@@ -49,25 +49,25 @@ __device__ __forceinline__ float gelu_by_tanh(float x) {
   return x * reciprocal(1.0f + power_of_2(x * (-2.30220819f - 0.102943240f * x * x)));
 }
 
-// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 32, stages = 3;
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 32, stages = 3;
 constexpr int steps = 128;
 constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
 constexpr int tiles_across = 16;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
 // elements from the start of a slice to the right factor, and to its end
-constexpr int w_at = tile_rows * slice_depth;
-constexpr int slice_elements = w_at + tile_cols * slice_depth;
+constexpr int w_at = tile_rows * tile_k;
+constexpr int slice_elements = w_at + tile_cols * tile_k;
 constexpr int slice_bytes = 4 * slice_elements;
-constexpr int at_once = 256 * 4;  // elements of a slice that the threads bring at once
+constexpr int at_once = 256 * 4;  // elements that the threads copy at once
 
-// where element (row, k) lies in a tile with rows of Chunks x 4 elements: a chunk's number is turned by the row's, so that
+// where element (row, k) lies in a tile with rows of Chunks x 4 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int turns = Chunks < 8 ? Chunks : 8;
-  const int turn = row / (8 / turns) % turns;
-  return (row * Chunks + (k / 4 ^ turn)) * 4 + k % 4;
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 4 ^ xor_mask)) * 4 + k % 4;
 }
 
 // 4 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
@@ -129,7 +129,7 @@ gemm_tf32(
     float* __restrict__ out_ptr,
     long long rows,
     long long x_stride,
-    long long w_pitch,
+    long long w_ld,
     long long out_stride)
 {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -156,7 +156,7 @@ gemm_tf32(
   const int w_n = threadIdx.x / 8, w_k = threadIdx.x % 8 * 4;
   // the column that lies in row w_n of the tile
   const int w_col = w_n / warp_cols * warp_cols + w_n % 8 * 8 + w_n % warp_cols / 8;
-  const float* w_from = w_ptr + (col0 + w_col) * w_pitch + w_k;
+  const float* w_from = w_ptr + (col0 + w_col) * w_ld + w_k;
   unsigned w_to = (w_at + place<8>(w_n, w_k)) * 4;
   asm volatile("" : "+r"(w_to));  // stays in a register: the compiler would make it anew for each copy
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
@@ -167,14 +167,14 @@ gemm_tf32(
       const unsigned to = slice + x_to + v * (at_once * 4);
       copy_chunk<4>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 4 : 0);
     }
-    x_from += slice_depth;
+    x_from += tile_k;
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
       const int away = v * 32 / warp_cols * warp_cols + v * 32 % warp_cols / 8;  // columns from the first
       const unsigned to = slice + w_to + v * (at_once * 4);
-      copy_chunk<4>(to, w_from + away * w_pitch, 4);
+      copy_chunk<4>(to, w_from + away * w_ld, 4);
     }
-    w_from += slice_depth;
+    w_from += tile_k;
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
@@ -187,19 +187,19 @@ gemm_tf32(
     const unsigned slice = step % stages * slice_bytes;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 4));
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 4));
     }
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_matrices(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 4));
+      load_matrices(w_part[buffer][i], (w_lane ^ (k * 32)) + slice + i * (16 * tile_k * 4));
     }
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
     for (int m = 0; m < 8; ++m) {
       #pragma unroll
-      for (int turned = 0; turned < 4; ++turned) {  // to and fro: what was multiplied last is at hand
-        const int n = m % 2 ? 3 - turned : turned;
+      for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
+        const int n = m % 2 ? 3 - nth : nth;
         multiply_add(matmul_tf32_sums[n][m], w_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
     }

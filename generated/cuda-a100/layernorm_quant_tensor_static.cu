@@ -81,7 +81,7 @@ layernorm_quant_tensor_static(
   Vec<__nv_bfloat16, 8> x_vec[4];
   float centered_kept[4][8];
 
-  // walk 1 of 3: read x; keep x; sum_of_x = sum(x)
+  // pass 1 of 3: read x; keep x; sum_of_x = sum(x)
   float sum_of_x_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -99,7 +99,7 @@ layernorm_quant_tensor_static(
   const float sum_of_x = row_sum(sum_of_x_part, part[0]);
   const float mean = sum_of_x / 4096.0f;
 
-  // walk 2 of 3: keep centered; sum_of_squares = sum(square)
+  // pass 2 of 3: keep centered; sum_of_squares = sum(square)
   float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -117,7 +117,7 @@ layernorm_quant_tensor_static(
   const float variance_plus_eps = variance + 1e-05f;
   const float rstd = rsqrtf(variance_plus_eps);
 
-  // walk 3 of 3: read gamma, beta; write out
+  // pass 3 of 3: read gamma, beta; write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;

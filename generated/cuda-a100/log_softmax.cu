@@ -89,7 +89,7 @@ __device__ __forceinline__ float natural_log(float x) {
   return fabsf(y) < 0.9f ? near : 0.693147181f * y;
 }
 
-// the largest of the values seen and the sum of exp(value - largest), in one walk: the sum shrinks as the largest grows
+// the largest of the values seen and the sum of exp(value - largest), in one pass: the sum shrinks as the largest grows
 struct MaxSum {
   float top;
   float total;
@@ -155,7 +155,7 @@ log_softmax(
   const __nv_bfloat16* const logits_row = logits_ptr + row * logits_stride;
   float* const out_row = out_ptr + row * out_stride;
 
-  // walk 1 of 2: read logits; keep logits; top = max(logits) and sum_of_exps = sum(exp(logits - top))
+  // pass 1 of 2: read logits; keep logits; top = max(logits) and sum_of_exps = sum(exp(logits - top))
   MaxSum sum_of_exps_part = {-INFINITY, 0.0f};
   #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
@@ -190,7 +190,7 @@ log_softmax(
   const float log_ = natural_log(sum_of_exps);
   const float log_sum = sum_of_exps_is_0 ? 0.0f : log_;
 
-  // walk 2 of 2: write out
+  // pass 2 of 2: write out
   #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
     const int col = (v * 512 + lane) * 4;

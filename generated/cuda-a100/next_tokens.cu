@@ -7,8 +7,8 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // selects  50 of 50257 columns a row by mul, largest first; NaN before all, ties by column, -inf never
-// tile     a block of 512 threads a row; the row streams by, 4 x 4 elements a thread at a time; some 61
-//          of 50257 pass the threshold, whose vectors are read again
+// tile     a block of 512 threads a row; streaming threshold select, 4 x 4 elements a thread at a time;
+//          some 61 of 50257 pass the threshold, whose vectors are read again
 // traffic  12.9 MB moved, 12.9 MB ideal, 77.2 MB unfused in 3 launches
 // floor    6.3 us at 2.039 TB/s; memory-bound at 2.25 flop/B
 // needs    rows of 50257 elements, next to each other; logits: address in multiples of 16 B, no stride
@@ -18,8 +18,8 @@
 //          kept as their delegate (Dr. Top-k, Gaihre et al., SC 2021). An order that 50 largest keys
 //          reach is a threshold: few more elements reach it, and only those whose delegate exceeds it
 //          are looked at again
-// sections stream    the walk over the row
-//          threshold what enough largest keys reach, by bisection
+// sections stream    the pass over the row
+//          streaming what enough largest keys reach, by bisection
 //          collect   vectors whose delegate exceeds it are read again; their elements above it are
 //                    candidates
 //          cut       where candidates have no more room: bucket select of the best 50 (Alabi et al.,
@@ -56,34 +56,34 @@ __device__ __forceinline__ int phase(const T* p) {
 
 // the aligned pieces of up to 8 bytes that N values lie across, which start anywhere
 template <typename T, int N>
-struct Span {
+struct Pieces {
   static constexpr int piece = alignof(Vec<T, N>) < 8 ? alignof(Vec<T, N>) : 8;
   unsigned words[(sizeof(Vec<T, N>) + piece) / 4];
 };
 
 // the pieces from p on, which is aligned to them; `last`: the last one is among them
 template <int N, typename T>
-__device__ __forceinline__ Span<T, N> load_pieces(const T* p, bool last = true) {
-  constexpr int each = Span<T, N>::piece / 4, words = sizeof(Span<T, N>) / 4;
-  Span<T, N> span{};
+__device__ __forceinline__ Pieces<T, N> load_pieces(const T* p, bool last = true) {
+  constexpr int each = Pieces<T, N>::piece / 4, words = sizeof(Pieces<T, N>) / 4;
+  Pieces<T, N> pieces{};
   #pragma unroll
   for (int i = 0; i < words; i += each) {
     if (i + each == words && !last) break;
     const Vec<unsigned, each> some = load<each>(reinterpret_cast<const unsigned*>(p) + i);
     #pragma unroll
-    for (int k = 0; k < each; ++k) span.words[i + k] = some.at[k];
+    for (int k = 0; k < each; ++k) pieces.words[i + k] = some.at[k];
   }
-  return span;
+  return pieces;
 }
 
 // the pieces of values col ... col + N - 1 of a row; `ends`: what lies behind the row may not be read, others of its values
 // stand in for that
 template <int N, typename T>
-__device__ __forceinline__ Span<T, N> load_span(const T* row, int col, int cols, bool ends) {
-  constexpr int each = 4 / sizeof(T), words = sizeof(Span<T, N>) / 4;
-  const int from = col - phase<Span<T, N>::piece>(row + col);
+__device__ __forceinline__ Pieces<T, N> load_row_pieces(const T* row, int col, int cols, bool ends) {
+  constexpr int each = 4 / sizeof(T), words = sizeof(Pieces<T, N>) / 4;
+  const int from = col - phase<Pieces<T, N>::piece>(row + col);
   if (!ends || from + words * each <= cols) return load_pieces<N>(row + from);
-  Span<T, N> span;
+  Pieces<T, N> pieces;
   #pragma unroll
   for (int i = 0; i < words; ++i) {
     T some[each];
@@ -92,40 +92,40 @@ __device__ __forceinline__ Span<T, N> load_span(const T* row, int col, int cols,
       const int at = from + i * each + k;
       some[k] = row[at < 0 ? 0 : at < cols ? at : cols - 1];
     }
-    memcpy(&span.words[i], some, 4);
+    memcpy(&pieces.words[i], some, 4);
   }
-  return span;
+  return pieces;
 }
 
 // the vector that lies across the pieces of a row
 template <typename T, int N>
-__device__ __forceinline__ Vec<T, N> joined(Span<T, N> span, const T* row) {
-  constexpr int piece = Span<T, N>::piece, words = sizeof(span) / 4;
+__device__ __forceinline__ Vec<T, N> joined(Pieces<T, N> pieces, const T* row) {
+  constexpr int piece = Pieces<T, N>::piece, words = sizeof(pieces) / 4;
   const int bytes = phase<piece>(row) * sizeof(T);
   #pragma unroll
   for (int step = piece / 8; step > 0; step /= 2) {
     #pragma unroll
     for (int i = 0; i + step < words; ++i) {
-      const unsigned here = span.words[i], there = span.words[i + step];  // a choice of places would want an address
-      span.words[i] = bytes & 4 * step ? there : here;
+      const unsigned here = pieces.words[i], there = pieces.words[i + step];  // a choice of places would want an address
+      pieces.words[i] = bytes & 4 * step ? there : here;
     }
   }
   if constexpr (sizeof(T) < 4) {
     #pragma unroll
     for (int i = 0; i + 1 < words; ++i) {
-      const unsigned long long pair = static_cast<unsigned long long>(span.words[i + 1]) << 32 | span.words[i];
-      span.words[i] = static_cast<unsigned>(pair >> bytes % 4 * 8);
+      const unsigned long long pair = static_cast<unsigned long long>(pieces.words[i + 1]) << 32 | pieces.words[i];
+      pieces.words[i] = static_cast<unsigned>(pair >> bytes % 4 * 8);
     }
   }
   Vec<T, N> v;
-  memcpy(&v, span.words, sizeof(v));
+  memcpy(&v, pieces.words, sizeof(v));
   return v;
 }
 
 // values col ... col + N - 1 of a row that starts anywhere
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load_across(const T* row, int col, int cols, bool ends) {
-  return joined(load_span<N>(row, col, cols, ends), row + col);
+__device__ __forceinline__ Vec<T, N> load_misaligned(const T* row, int col, int cols, bool ends) {
+  return joined(load_row_pieces<N>(row, col, cols, ends), row + col);
 }
 
 // the larger of two; NaN wins
@@ -455,7 +455,7 @@ next_tokens(
   int* const columns_row = columns_ptr + row * columns_stride;
 
   // ---- stream
-  // walk 1 of 1: read logits; top = max(mul) and sum_of_exps = sum(exp(mul - top)); choose columns = the columns
+  // pass 1 of 1: read logits; top = max(mul) and sum_of_exps = sum(exp(mul - top)); choose columns = the columns
   //   of the 50 largest mul
   PivotSum sum_of_exps_part;
   if (threadIdx.x == 0) {
@@ -473,8 +473,8 @@ next_tokens(
   int noted = 0;  // notes of each thread, and later of the warp
   float best = -INFINITY;  // the largest of the thread's keys
   unsigned most = masked;  // the order of the row's largest key
-  const float* const logits_start = logits_row - phase<Span<float, 4>::piece>(logits_row);
-  Span<float, 4> logits_vec_next[4];
+  const float* const logits_start = logits_row - phase<Pieces<float, 4>::piece>(logits_row);
+  Pieces<float, 4> logits_vec_next[4];
   // 4 vectors of the thread; `inside`: the row has all of them, of every thread
   const auto read = [&](int turn, bool inside) {
     #pragma unroll
@@ -483,7 +483,7 @@ next_tokens(
       if (inside) {
         logits_vec_next[p] = load_pieces<4>(logits_start + col);
       } else if (col < 50257) {
-        logits_vec_next[p] = load_span<4>(logits_row, col, 50257, logits_ends);
+        logits_vec_next[p] = load_row_pieces<4>(logits_row, col, 50257, logits_ends);
       }
     }
   };
@@ -602,7 +602,7 @@ next_tokens(
         // after a cut, vectors that but equal the threshold may lie too far behind in the row
         const bool late = exact && place >= untied && (reached + 1 | (last_column - col)) <= cutoff;
         if (place < vectors && !late && col < 50257) {
-          const Vec<float, 4> logits_vec = load_across<4>(logits_row, col, 50257, logits_ends);
+          const Vec<float, 4> logits_vec = load_misaligned<4>(logits_row, col, 50257, logits_ends);
           float keys[4];
           #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -687,7 +687,7 @@ next_tokens(
       #pragma unroll
       for (int j = 0; j < 4; ++j) keys[j] = -INFINITY;
       if (col < 50257) {
-        const Vec<float, 4> logits_vec = load_across<4>(logits_row, col, 50257, logits_ends);
+        const Vec<float, 4> logits_vec = load_misaligned<4>(logits_row, col, 50257, logits_ends);
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
           if (col + 4 <= 50257 || j < 1) {
@@ -754,7 +754,7 @@ next_tokens(
   __syncthreads();
 
   // ---- write
-  // the 50 chosen, walk 1 over them: write values, columns
+  // the 50 chosen, pass 1 over them: write values, columns
   if (lane < 50) {
     const Entry entry = picks[lane];
     const int columns = entry ? column_of(entry) : -1;

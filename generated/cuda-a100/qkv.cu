@@ -5,8 +5,8 @@
 //         return x @ wq.T, x @ wk.T, x @ wv.T
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copied among the products; blocks
-//          stay
+// tile     128 x 256 tiles of 8 warps, slices of 32 in a ring of 4, copies interleaved with the
+//          products; persistent blocks
 // traffic  285.2 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
 // floor    660.8 us at 312 TFLOP/s for products; compute-bound at 722.82 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between
@@ -27,25 +27,25 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 32, stages = 4;
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 32, stages = 4;
 constexpr int steps = 128;
 constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
 constexpr int tiles_across = 24;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
 // elements from the start of a slice to the right factor, and to its end
-constexpr int right_at = tile_rows * slice_depth;
-constexpr int slice_elements = right_at + tile_cols * slice_depth;
+constexpr int right_at = tile_rows * tile_k;
+constexpr int slice_elements = right_at + tile_cols * tile_k;
 constexpr int slice_bytes = 2 * slice_elements;
-constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+constexpr int at_once = 256 * 8;  // elements that the threads copy at once
 
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int turns = Chunks < 8 ? Chunks : 8;
-  const int turn = row / (8 / turns) % turns;
-  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
 // 8 elements on their way from global to shared memory, Width with each copy; those from `count` on are zeros
@@ -101,9 +101,9 @@ qkv(
     __nv_bfloat16* __restrict__ out2_ptr,
     long long rows,
     long long x_stride,
-    long long wq_pitch,
-    long long wk_pitch,
-    long long wv_pitch,
+    long long wq_ld,
+    long long wk_ld,
+    long long wv_ld,
     long long out0_stride,
     long long out1_stride,
     long long out2_stride)
@@ -143,11 +143,11 @@ qkv(
     const Place at = place_of(tile);
     const long long row0 = at.row0;
     const int across = at.across;
-    const int span = across < 16 ? 0 : across < 20 ? 1 : 2;
-    const int col0 = (across - (span == 0 ? 0 : span == 1 ? 16 : 20)) * tile_cols;
+    const int group = across < 16 ? 0 : across < 20 ? 1 : 2;
+    const int col0 = (across - (group == 0 ? 0 : group == 1 ? 16 : 20)) * tile_cols;
     rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
-    const __nv_bfloat16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
-    const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
+    const __nv_bfloat16* const right_ptr = group == 0 ? wq_ptr : group == 1 ? wk_ptr : wv_ptr;
+    const long long right_stride = group == 0 ? wq_ld : group == 1 ? wk_ld : wv_ld;
     #pragma unroll
     for (int v = 0; v < 2; ++v) x_from[v] = x_ptr + (row0 + x_m) * x_stride + x_k + (v * 64) * x_stride;
     #pragma unroll
@@ -163,19 +163,19 @@ qkv(
     if (number < 2) {
       const int v = number;
       const unsigned to = slice + x_to + v * (at_once * 2);
-      copy_chunk<8>(to, x_from[v] + ahead * slice_depth, x_m + v * 64 < rows_here ? 8 : 0);
+      copy_chunk<8>(to, x_from[v] + ahead * tile_k, x_m + v * 64 < rows_here ? 8 : 0);
     }
     if (2 <= number && number < 6) {
       const int v = number - 2;
       const unsigned to = slice + right_to + v * (at_once * 2);
-      copy_chunk<8>(to, right_from[v] + ahead * slice_depth, 8);
+      copy_chunk<8>(to, right_from[v] + ahead * tile_k, 8);
     }
   };
   const auto advance = [&](int slices) {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) x_from[v] += slices * slice_depth;
+    for (int v = 0; v < 2; ++v) x_from[v] += slices * tile_k;
     #pragma unroll
-    for (int v = 0; v < 4; ++v) right_from[v] += slices * slice_depth;
+    for (int v = 0; v < 4; ++v) right_from[v] += slices * tile_k;
   };
 
   // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
@@ -188,11 +188,11 @@ qkv(
     const unsigned slice = slot * slice_bytes;
     if (number < 1 || number >= 5) {
       const int i = number < 1 ? 0 : number - 4;
-      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
+      load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
     if (1 <= number && number < 5) {
       const int i = number - 1;
-      load_matrices(right_part[buffer][i], (right_lane ^ (k * 32)) + slice + i * (16 * slice_depth * 2));
+      load_matrices(right_part[buffer][i], (right_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
   };
 
@@ -214,9 +214,9 @@ qkv(
       #pragma unroll
       for (int m = 0; m < 8; ++m) {
         #pragma unroll
-        for (int turned = 0; turned < 4; ++turned) {  // to and fro: what was multiplied last is at hand
-          const int n = m % 2 ? 3 - turned : turned;
-          const int at = m * 4 + turned;
+        for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
+          const int n = m % 2 ? 3 - nth : nth;
+          const int at = m * 4 + nth;
           if (at < 8) {
             load_one(k < 1 ? slot : (slot + 1) % stages, (k + 1) % 2, (k + 1) % 2, at);
           } else if (at < 11 && copies) {
@@ -255,10 +255,10 @@ qkv(
     const Place at = place_of(tile);
     const long long row0 = at.row0;
     const int across = at.across;
-    const int span = across < 16 ? 0 : across < 20 ? 1 : 2;
-    const int col0 = (across - (span == 0 ? 0 : span == 1 ? 16 : 20)) * tile_cols;
+    const int group = across < 16 ? 0 : across < 20 ? 1 : 2;
+    const int col0 = (across - (group == 0 ? 0 : group == 1 ? 16 : 20)) * tile_cols;
 
-    if (span == 0) {
+    if (group == 0) {
       const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
       const int col = col0 + n;
       #pragma unroll
@@ -277,7 +277,7 @@ qkv(
       }
     }
 
-    if (span == 1) {
+    if (group == 1) {
       const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
       const int col = col0 + n;
       #pragma unroll
@@ -296,7 +296,7 @@ qkv(
       }
     }
 
-    if (span == 2) {
+    if (group == 2) {
       const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
       const int col = col0 + n;
       #pragma unroll

@@ -9,8 +9,8 @@
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // selects  128 of 32000 columns a row by z, largest first; NaN before all, ties by column, -inf never
-// tile     a block of 512 threads a row; the row streams by, 4 x 4 elements a thread at a time; some
-//          169 of 32000 pass the threshold, whose vectors are read again
+// tile     a block of 512 threads a row; streaming threshold select, 4 x 4 elements a thread at a time;
+//          some 169 of 32000 pass the threshold, whose vectors are read again
 // traffic  659.6 MB moved, 659.6 MB ideal, 4329.6 MB unfused in 4 launches
 // floor    323.5 us at 2.039 TB/s; memory-bound at 1.99 flop/B
 // needs    rows of 32000 elements, next to each other; logits: address and strides in multiples of 16
@@ -20,8 +20,8 @@
 //          kept as their delegate (Dr. Top-k, Gaihre et al., SC 2021). An order that 128 largest keys
 //          reach is a threshold: few more elements reach it, and only those whose delegate exceeds it
 //          are looked at again
-// sections stream    the walk over the row
-//          threshold what enough largest keys reach, by bisection
+// sections stream    the pass over the row
+//          streaming what enough largest keys reach, by bisection
 //          collect   vectors whose delegate exceeds it are read again; their elements above it are
 //                    candidates
 //          cut       where candidates have no more room: bucket select of the best 128 (Alabi et al.,
@@ -379,7 +379,7 @@ scale_mask_softmax_topk(
   int* const columns_row = columns_ptr + row * columns_stride;
 
   // ---- stream
-  // walk 1 of 1: read logits, mask; top = max(z) and sum_of_exps = sum(exp(z - top)); choose columns = the columns
+  // pass 1 of 1: read logits, mask; top = max(z) and sum_of_exps = sum(exp(z - top)); choose columns = the columns
   //   of the 128 largest z
   PivotSum sum_of_exps_part;
   if (threadIdx.x == 0) {
@@ -668,7 +668,7 @@ scale_mask_softmax_topk(
   __syncthreads();
 
   // ---- write
-  // the 128 chosen, walk 1 over them: write values, columns
+  // the 128 chosen, pass 1 over them: write values, columns
   if (lane < 128) {
     const Entry entry = picks[lane];
     const int columns = entry ? column_of(entry) : -1;

@@ -77,7 +77,7 @@ swiglu_elementwise(
 {
   const long long col = static_cast<long long>(blockIdx.x) * 1024 + threadIdx.x * 8;
 
-  // walk 1 of 1: read gate, up; write out
+  // pass 1 of 1: read gate, up; write out
   if (col + 8 <= n) {
     const Vec<__nv_bfloat16, 8> gate_vec = load<8>(gate_ptr + col);
     const Vec<__nv_bfloat16, 8> up_vec = load<8>(up_ptr + col);

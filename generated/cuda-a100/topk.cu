@@ -8,8 +8,8 @@
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
 // selects  50 of 128256 columns a row by logits, largest first; NaN before all, ties by column, -inf
 //          never
-// tile     a block of 256 threads a row; the row streams by, 4 x 8 elements a thread at a time; some 64
-//          of 128256 pass the threshold, whose vectors are read again
+// tile     a block of 256 threads a row; streaming threshold select, 4 x 8 elements a thread at a time;
+//          some 64 of 128256 pass the threshold, whose vectors are read again
 // traffic  65.7 MB moved, 65.7 MB ideal, 65.7 MB unfused in 1 launch
 // floor    32.2 us at 2.039 TB/s; memory-bound at 0.50 flop/B
 // rounding values to bf16 when stored; f32 between
@@ -20,8 +20,8 @@
 //          is kept as their delegate (Dr. Top-k, Gaihre et al., SC 2021). An order that 50 largest keys
 //          reach is a threshold: few more elements reach it, and only those whose delegate exceeds it
 //          are looked at again
-// sections stream    the walk over the row
-//          threshold what enough largest keys reach, by bisection
+// sections stream    the pass over the row
+//          streaming what enough largest keys reach, by bisection
 //          collect   vectors whose delegate exceeds it are read again; their elements above it are
 //                    candidates
 //          cut       where candidates have no more room: bucket select of the best 50 (Alabi et al.,
@@ -318,7 +318,7 @@ topk(
   int* const columns_row = columns_ptr + row * columns_stride;
 
   // ---- stream
-  // walk 1 of 1: read logits; choose columns = the columns of the 50 largest logits
+  // pass 1 of 1: read logits; choose columns = the columns of the 50 largest logits
   if (threadIdx.x == 0) {
     picker.least = 0xffffffffu;
     picker.most = 0;
@@ -571,7 +571,7 @@ topk(
   __syncthreads();
 
   // ---- write
-  // the 50 chosen, walk 1 over them: write values, columns
+  // the 50 chosen, pass 1 over them: write values, columns
   if (lane < 50) {
     const Entry entry = picks[lane];
     const int columns = entry ? column_of(entry) : -1;

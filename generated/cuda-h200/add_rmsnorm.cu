@@ -80,7 +80,7 @@ add_rmsnorm(
   Vec<__nv_bfloat16, 8> gain_vec[4];
   float h_kept[4][8];
 
-  // walk 1 of 2: read gain ahead; read x, residual; keep h; sum_of_squares = sum(square); write h
+  // pass 1 of 2: read gain ahead; read x, residual; keep h; sum_of_squares = sum(square); write h
   float sum_of_squares_part = 0.0f;
   Vec<__nv_bfloat16, 8> x_vec[4];
   Vec<__nv_bfloat16, 8> residual_vec[4];
@@ -112,7 +112,7 @@ add_rmsnorm(
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
 
-  // walk 2 of 2: write y
+  // pass 2 of 2: write y
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;

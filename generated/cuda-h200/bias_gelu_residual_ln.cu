@@ -97,7 +97,7 @@ bias_gelu_residual_ln(
   float h_kept[4][8];
   float centered_kept[4][8];
 
-  // walk 1 of 3: read x, bias, residual; keep h; sum_of_h = sum(h)
+  // pass 1 of 3: read x, bias, residual; keep h; sum_of_h = sum(h)
   float sum_of_h_part = 0.0f;
   Vec<__half, 8> x_vec[4];
   Vec<__half, 8> bias_vec[4];
@@ -126,7 +126,7 @@ bias_gelu_residual_ln(
   const float sum_of_h = row_sum(sum_of_h_part, part[0]);
   const float mean = sum_of_h / 4096.0f;
 
-  // walk 2 of 3: keep centered; sum_of_squares = sum(square)
+  // pass 2 of 3: keep centered; sum_of_squares = sum(square)
   float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -144,7 +144,7 @@ bias_gelu_residual_ln(
   const float variance_plus_eps = variance + 1e-05f;
   const float rstd = rsqrtf(variance_plus_eps);
 
-  // walk 3 of 3: read gamma, beta; write out
+  // pass 3 of 3: read gamma, beta; write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;

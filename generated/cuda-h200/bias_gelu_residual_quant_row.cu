@@ -115,7 +115,7 @@ bias_gelu_residual_quant_row(
   float* const scale_row = scale_ptr + row * scale_stride;
   float h_kept[2][8];
 
-  // walk 1 of 2: read x, bias, residual; keep h; max_of_magnitudes = max(abs_)
+  // pass 1 of 2: read x, bias, residual; keep h; max_of_magnitudes = max(abs_)
   float max_of_magnitudes_part = -INFINITY;
   Vec<__nv_bfloat16, 8> x_vec[2];
   Vec<__nv_bfloat16, 8> bias_vec[2];
@@ -147,7 +147,7 @@ bias_gelu_residual_quant_row(
   const float scale = maximum / 127.0f;
   if (lane == 0) *scale_row = scale;
 
-  // walk 2 of 2: write values
+  // pass 2 of 2: write values
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     const int col = (v * 256 + lane) * 8;

@@ -5,8 +5,8 @@
 //         return F.gelu(x @ w.T + bias)
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     two warpgroups take turns with tiles of 128x128, a third brings 6 slices of 64 ahead; blocks
-//          stay for all tiles, 8 rows of them at a time
+// tile     ping-pong: two consumer warpgroups, each with tiles of 128x128, a producer 6 slices of 64
+//          ahead; persistent blocks, 8 rows of tiles at a time
 // traffic  100.7 MB moved, 100.7 MB ideal, 167.8 MB with products apart, 234.9 MB unfused in 3 launches
 // floor    138.9 us at 989 TFLOP/s for products; compute-bound at 1365.22 flop/B
 // rounding out to bf16 when stored; f32 between
@@ -48,7 +48,7 @@ __device__ __forceinline__ float gelu_by_tanh(float x) {
 }
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, slice_depth = 64, stages = 6;
+constexpr int tile_rows = 128, tile_cols = 128, tile_k = 64, stages = 6;
 constexpr int steps = 64;
 constexpr int tiles_across = 32;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
@@ -144,7 +144,7 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
   return layout | (address & address_bits) >> 4;
 }
 
-// sums of 64 x 128 elements: the product of two matrices 16 deep, added to what they were or put in its place
+// sums of 64 x 128 elements: the product of two matrices, 16 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
     float (&sums)[64], unsigned long long left, unsigned long long right, bool add) {
   asm volatile(
@@ -198,20 +198,20 @@ gemm_bias_gelu(
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
   const unsigned empty = full + 8 * stages;
-  const unsigned turn = empty + 8 * stages;  // a barrier for each of the two groups that multiply
+  const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 1);
       start_barrier(empty + 8 * stage, 4);  // warps that read the slice
     }
-    start_barrier(turn, 4);
-    start_barrier(turn + 8, 4);
+    start_barrier(pingpong, 4);
+    start_barrier(pingpong + 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
   const int tiles = tiles_down * tiles_across;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -224,8 +224,8 @@ gemm_bias_gelu(
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
           expect_bytes(arrived, slice_bytes);
-          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
-          copy_box(right + stage * right_bytes, w_map, arrived, step * slice_depth, at.col0);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
+          copy_box(right + stage * right_bytes, w_map, arrived, step * tile_k, at.col0);
           if (++stage == stages) {
             stage = 0;
             parity ^= 1;
@@ -235,11 +235,11 @@ gemm_bias_gelu(
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int own = role - 1;  // which of the two groups this is
+    const int own = role - 1;  // which of the two consumers this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
-    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
     const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
@@ -247,9 +247,9 @@ gemm_bias_gelu(
     int stage = 0;
     unsigned parity = 0;
     int number = 0;  // of the tile, among this block's
-    unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
+    unsigned pingpong_parity = own ^ 1;  // the first group's first turn is there from the start
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      if (number++ % 2 != own) {  // the other group's: its slices pass by
+      if (number++ % 2 != own) {  // the other consumer's tile: its slices pass by
         stage += steps;
         parity ^= stage / stages % 2;
         stage %= stages;
@@ -263,8 +263,8 @@ gemm_bias_gelu(
         const int col = at.col0 + n * 8 + lane % 4 * 2;
         bias_vec[n] = load<2>(bias_ptr + col);
       }
-      wait_at(turn + 8 * own, turn_parity);
-      turn_parity ^= 1;
+      wait_at(pingpong + 8 * own, pingpong_parity);
+      pingpong_parity ^= 1;
       int before = 0;
       for (int step = 0; step < steps; ++step) {
         wait_at(full + 8 * stage, parity);
@@ -287,7 +287,7 @@ gemm_bias_gelu(
           parity ^= 1;
         }
       }
-      if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
+      if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
       #pragma unroll
       for (int i = 0; i < 2; ++i) fence_sums(sums[i]);
@@ -322,7 +322,7 @@ gemm_bias_gelu(
             if (lane == 0) wait_stores<1>();  // its last box has been read
             __syncwarp();
             #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
               store_matrices(
                   buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
                   out_words[n8 + 1][0], out_words[n8 + 1][1]);

@@ -5,8 +5,8 @@
 //         return F.relu(x @ w + bias) + residual
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     two warpgroups share tiles of 128x256, a third brings 4 slices of 64 ahead; blocks stay for
-//          all tiles, 16 rows of them at a time
+// tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 64
+//          ahead; persistent blocks, 16 rows of tiles at a time
 // traffic  234.9 MB moved, 234.9 MB ideal, 369.1 MB with products apart, 637.5 MB unfused in 4 launches
 // floor    277.8 us at 989 TFLOP/s for products; compute-bound at 1170.24 flop/B
 // rounding out to f16 when stored; f32 between
@@ -36,7 +36,7 @@ __device__ __forceinline__ float larger(float a, float b) {
 }
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 64, stages = 4;
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 4;
 constexpr int steps = 64;
 constexpr int tiles_across = 16;
 constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
@@ -132,7 +132,7 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
   return layout | (address & address_bits) >> 4;
 }
 
-// sums of 64 x 256 elements: the product of two matrices 16 deep, added to what they were or put in its place
+// sums of 64 x 256 elements: the product of two matrices, 16 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
     float (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
   asm volatile(
@@ -217,7 +217,7 @@ gemm_bias_relu_residual(
   __syncthreads();
   const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
   const int tiles = tiles_down * tiles_across;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -230,11 +230,11 @@ gemm_bias_relu_residual(
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
           expect_bytes(arrived, slice_bytes);
-          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
           #pragma unroll
           for (int i = 0; i < 4; ++i) {
             copy_box(right + i * segment_bytes + stage * right_bytes, w_map, arrived,
-                at.col0 + i * 64, step * slice_depth);
+                at.col0 + i * 64, step * tile_k);
           }
           if (++stage == stages) {
             stage = 0;
@@ -261,11 +261,11 @@ gemm_bias_relu_residual(
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int own = role - 1;  // which of the two groups this is
+    const int own = role - 1;  // which of the two consumers this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
-    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
     constexpr unsigned long long segments = 8192ull / 16 << 16;  // from 64 elements of a line to the next 64
     const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
@@ -356,7 +356,7 @@ gemm_bias_relu_residual(
           if (lane == 0) wait_stores<1>();  // its last box has been read
           __syncwarp();
           #pragma unroll
-          for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+          for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
             store_matrices(
                 buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out_words[n8][0], out_words[n8][1],
                 out_words[n8 + 1][0], out_words[n8 + 1][1]);

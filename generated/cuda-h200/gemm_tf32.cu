@@ -5,8 +5,9 @@
 //         return F.gelu(F.matmul(x, w.T, precision="tf32") + bias)
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 495 TFLOP/s for products
-// tile     two warpgroups share tiles of 128x256, a third brings 4 slices of 32 ahead, clusters of 2
-//          that share the right factor; blocks stay for all tiles, 16 rows of them at a time
+// tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 32
+//          ahead, the right factor multicast in clusters of 2; persistent blocks, 16 rows of tiles at a
+//          time
 // traffic  201.3 MB moved, 201.3 MB ideal, 335.6 MB with products apart, 469.8 MB unfused in 3 launches
 // floor    277.8 us at 495 TFLOP/s for products; compute-bound at 682.61 flop/B
 // rounding factors to the nearest tf32, 11 significant bits; f32 between
@@ -52,7 +53,7 @@ __device__ __forceinline__ float gelu_by_tanh(float x) {
 }
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 32, stages = 4;
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 32, stages = 4;
 constexpr int steps = 128;
 constexpr int cluster_rows = 2 * tile_rows;  // of the tiles of a cluster, one below the other
 constexpr int own_cols = tile_cols / 2;  // that each of its blocks brings to all
@@ -147,7 +148,7 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
   return layout | (address & address_bits) >> 4;
 }
 
-// sums of 64 x 256 elements: the product of two matrices 8 deep, added to what they were or put in its place
+// sums of 64 x 256 elements: the product of two matrices, 8 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
     float (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
   asm volatile(
@@ -234,7 +235,7 @@ gemm_tf32(
   __cluster_barrier_wait();
   const int tiles_down = static_cast<int>((rows + cluster_rows - 1) / cluster_rows);
   const int tiles = tiles_down * tiles_across;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -247,9 +248,9 @@ gemm_tf32(
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
           expect_bytes(arrived, slice_bytes);
-          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
           copy_box_to_all(right + rank * (own_cols * line_bytes) + stage * right_bytes, w_map, arrived,
-              step * slice_depth, at.col0 + rank * own_cols);
+              step * tile_k, at.col0 + rank * own_cols);
           if (++stage == stages) {
             stage = 0;
             parity ^= 1;
@@ -259,10 +260,10 @@ gemm_tf32(
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int own = role - 1;  // which of the two groups this is
+    const int own = role - 1;  // which of the two consumers this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
-    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
     const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);

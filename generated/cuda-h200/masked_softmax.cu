@@ -122,7 +122,7 @@ masked_softmax(
   float z_kept[2][8];
   float e_kept[2][8];
 
-  // walk 1 of 3: read scores, mask; keep z; top = max(z)
+  // pass 1 of 3: read scores, mask; keep z; top = max(z)
   float top_part = -INFINITY;
   Vec<__nv_bfloat16, 8> scores_vec[2];
   Vec<unsigned char, 8> mask_vec[2];
@@ -148,7 +148,7 @@ masked_softmax(
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: keep e; sum_of_exps = sum(e)
+  // pass 2 of 3: keep e; sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
@@ -166,7 +166,7 @@ masked_softmax(
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float scale_2 = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
-  // walk 3 of 3: write out
+  // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     const int col = (v * 64 + lane) * 8;

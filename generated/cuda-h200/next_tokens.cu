@@ -7,8 +7,8 @@
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 // selects  50 of 50257 columns a row by mul, largest first; NaN before all, ties by column, -inf never
-// tile     a cluster of 4 blocks of 256 threads a row, which hold it; some 90 of 50257 reach the bar of
-//          25 warps
+// tile     a cluster of 4 blocks of 256 threads a row, the row in registers; some 90 of 50257 reach the
+//          threshold of 25 warps
 // traffic  12.9 MB moved, 12.9 MB ideal, 77.2 MB unfused in 3 launches
 // floor    2.7 us at 4.8 TB/s; memory-bound at 2.25 flop/B
 // needs    rows of 50257 elements, next to each other
@@ -253,7 +253,7 @@ next_tokens(
   int* const columns_row = columns_ptr + row * columns_stride;
 
   // ---- read
-  // walk 1 of 1: read logits; top = max(mul) and sum_of_exps = sum(exp(mul - top)); choose columns = the columns
+  // pass 1 of 1: read logits; top = max(mul) and sum_of_exps = sum(exp(mul - top)); choose columns = the columns
   //   of the 50 largest mul
   Vec<float, 1> logits_read[50];
   #pragma unroll
@@ -418,7 +418,7 @@ next_tokens(
   __syncthreads();
 
   // ---- write
-  // the 50 chosen, walk 1 over them: write values, columns
+  // the 50 chosen, pass 1 over them: write values, columns
   if (lane < 50) {
     const Entry entry = picker.picks[lane];
     const int columns = entry ? column_of(entry) : -1;

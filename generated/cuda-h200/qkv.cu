@@ -5,8 +5,8 @@
 //         return x @ wq.T, x @ wk.T, x @ wv.T
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     two warpgroups share tiles of 128x256, a third brings 4 slices of 64 ahead; blocks stay for
-//          all tiles, 16 rows of them at a time
+// tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 64
+//          ahead; persistent blocks, 16 rows of tiles at a time
 // traffic  184.5 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 201.3 MB unfused in 3 launches
 // floor    208.4 us at 989 TFLOP/s for products; compute-bound at 1117.09 flop/B
 // rounding out0 to bf16 when stored; out1 to bf16 when stored; out2 to bf16 when stored; f32 between
@@ -16,7 +16,7 @@
 #include <cuda_bf16.h>
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 64, stages = 4;
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 4;
 constexpr int steps = 64;
 constexpr int tiles_across = 24;
 constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
@@ -36,9 +36,9 @@ struct alignas(64) CUtensorMap {
   unsigned long long opaque[16];
 };
 
-// where a tile lies: its first row and column, and of which span of products
+// where a tile lies: its first row and column, and of which output_group of products
 struct Place {
-  int row0, col0, span;
+  int row0, col0, group;
 };
 
 // 16 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
@@ -48,8 +48,8 @@ __device__ __forceinline__ Place place_of(int tile, int tiles_down) {
   const int height = tiles_down - first < group ? tiles_down - first : group;
   at.row0 = (first + tile % group_tiles % height) * tile_rows;
   const int across = tile % group_tiles / height;
-  at.span = across < 16 ? 0 : across < 20 ? 1 : 2;
-  at.col0 = (across - (at.span == 0 ? 0 : at.span == 1 ? 16 : 20)) * tile_cols;
+  at.group = across < 16 ? 0 : across < 20 ? 1 : 2;
+  at.col0 = (across - (at.group == 0 ? 0 : at.group == 1 ? 16 : 20)) * tile_cols;
   return at;
 }
 
@@ -114,7 +114,7 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
   return layout | (address & address_bits) >> 4;
 }
 
-// sums of 64 x 256 elements: the product of two matrices 16 deep, added to what they were or put in its place
+// sums of 64 x 256 elements: the product of two matrices, 16 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
     float (&sums)[128], unsigned long long left, unsigned long long right, bool add) {
   asm volatile(
@@ -201,7 +201,7 @@ qkv(
   __syncthreads();
   const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
   const int tiles = tiles_down * tiles_across;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -214,15 +214,15 @@ qkv(
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
           expect_bytes(arrived, slice_bytes);
-          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
-          if (at.span == 0) {
-            copy_box(right + stage * right_bytes, wq_map, arrived, step * slice_depth, at.col0);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
+          if (at.group == 0) {
+            copy_box(right + stage * right_bytes, wq_map, arrived, step * tile_k, at.col0);
           }
-          if (at.span == 1) {
-            copy_box(right + stage * right_bytes, wk_map, arrived, step * slice_depth, at.col0);
+          if (at.group == 1) {
+            copy_box(right + stage * right_bytes, wk_map, arrived, step * tile_k, at.col0);
           }
-          if (at.span == 2) {
-            copy_box(right + stage * right_bytes, wv_map, arrived, step * slice_depth, at.col0);
+          if (at.group == 2) {
+            copy_box(right + stage * right_bytes, wv_map, arrived, step * tile_k, at.col0);
           }
           if (++stage == stages) {
             stage = 0;
@@ -233,11 +233,11 @@ qkv(
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int own = role - 1;  // which of the two groups this is
+    const int own = role - 1;  // which of the two consumers this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
-    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
     const unsigned long long left_slices = describe(swizzle_128 | eight_lines, left + own * segment_bytes);
     const unsigned long long right_slices = describe(swizzle_128 | eight_lines, right);
@@ -270,7 +270,7 @@ qkv(
       fence_sums(sums[0]);
       if (lane == 0) arrive_at(empty + 8 * before);
 
-      if (at.span == 0) {
+      if (at.group == 0) {
         #pragma unroll
         for (int chunk = 0; chunk < 4; ++chunk) {
           unsigned out0_words[8][2];
@@ -294,7 +294,7 @@ qkv(
             if (lane == 0) wait_stores<1>();  // its last box has been read
             __syncwarp();
             #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
               store_matrices(
                   buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out0_words[n8][0], out0_words[n8][1],
                   out0_words[n8 + 1][0], out0_words[n8 + 1][1]);
@@ -305,7 +305,7 @@ qkv(
           }
         }
       }
-      if (at.span == 1) {
+      if (at.group == 1) {
         #pragma unroll
         for (int chunk = 0; chunk < 4; ++chunk) {
           unsigned out1_words[8][2];
@@ -329,7 +329,7 @@ qkv(
             if (lane == 0) wait_stores<1>();  // its last box has been read
             __syncwarp();
             #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
               store_matrices(
                   buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out1_words[n8][0], out1_words[n8][1],
                   out1_words[n8 + 1][0], out1_words[n8 + 1][1]);
@@ -340,7 +340,7 @@ qkv(
           }
         }
       }
-      if (at.span == 2) {
+      if (at.group == 2) {
         #pragma unroll
         for (int chunk = 0; chunk < 4; ++chunk) {
           unsigned out2_words[8][2];
@@ -364,7 +364,7 @@ qkv(
             if (lane == 0) wait_stores<1>();  // its last box has been read
             __syncwarp();
             #pragma unroll
-            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+            for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
               store_matrices(
                   buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), out2_words[n8][0], out2_words[n8][1],
                   out2_words[n8 + 1][0], out2_words[n8 + 1][1]);

@@ -81,7 +81,7 @@ rmsnorm(
   __nv_bfloat16* const out_row = out_ptr + row * out_stride;
   Vec<__nv_bfloat16, 8> x_vec[8];
 
-  // walk 1 of 2: read x; keep x; sum_of_squares = sum(square)
+  // pass 1 of 2: read x; keep x; sum_of_squares = sum(square)
   float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
@@ -102,7 +102,7 @@ rmsnorm(
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
 
-  // walk 2 of 2: read gain; write out
+  // pass 2 of 2: read gain; write out
   #pragma unroll
   for (int v = 0; v < 8; ++v) leave_packed(x_vec[v]);
   #pragma unroll

@@ -5,8 +5,8 @@
 //         return F.rmsnorm(x, gain) @ w.T
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s, 989 TFLOP/s for products
-// tile     two warpgroups share tiles of 128x256, a third brings 4 slices of 64 ahead; blocks stay for
-//          all tiles, 16 rows of them at a time
+// tile     cooperative: two consumer warpgroups share tiles of 128x256, a producer 4 slices of 64
+//          ahead; persistent blocks, 16 rows of tiles at a time
 // traffic  184.6 MB moved, 134.2 MB ideal, 201.3 MB with products apart, 234.9 MB unfused in 2 launches
 // floor    208.4 us at 989 TFLOP/s for products; compute-bound at 1117.04 flop/B
 // rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
@@ -30,7 +30,7 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 }
 
 // a tile, the slices of the depth that are summed one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, slice_depth = 64, stages = 4;
+constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 4;
 constexpr int steps = 64;
 constexpr int tiles_across = 24;
 constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
@@ -133,7 +133,7 @@ __device__ __forceinline__ unsigned long long describe(unsigned long long layout
   return layout | (address & address_bits) >> 4;
 }
 
-// sums of 64 x 256 elements: the product of two matrices 16 deep, added to what they were or put in its place
+// sums of 64 x 256 elements: the product of two matrices, 16 along K, added to what they were or put in its place
 __device__ __forceinline__ void multiply_add(
     float (&sums)[128], const unsigned (&left)[4], unsigned long long right, bool add) {
   asm volatile(
@@ -207,20 +207,20 @@ rmsnorm_gemm(
   const unsigned right = left + right_at;
   const unsigned full = left + barriers_at;
   const unsigned empty = full + 8 * stages;
-  const unsigned turn = empty + 8 * stages;  // a barrier for each of the two groups that multiply
+  const unsigned pingpong = empty + 8 * stages;  // a barrier for each of the two consumer warpgroups
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       start_barrier(full + 8 * stage, 2);
       start_barrier(empty + 8 * stage, 8);  // warps that read the slice
     }
-    start_barrier(turn, 4);
-    start_barrier(turn + 8, 4);
+    start_barrier(pingpong, 4);
+    start_barrier(pingpong + 8, 4);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   const int tiles_down = static_cast<int>((rows + tile_rows - 1) / tile_rows);
   const int tiles = tiles_down * tiles_across;
-  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // 0: brings slices; 1, 2: multiply them
+  const int role = __shfl_sync(0xffffffffu, threadIdx.x / warpgroup, 0);  // warpgroup 0: the producer; 1 and 2: consumers
 
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -233,8 +233,8 @@ rmsnorm_gemm(
           const unsigned arrived = full + 8 * stage;
           wait_at(empty + 8 * stage, parity);
           expect_bytes(arrived, slice_bytes);
-          copy_box(left + stage * left_bytes, x_map, arrived, step * slice_depth, at.row0);
-          copy_box(right + stage * right_bytes, w_map, arrived, step * slice_depth, at.col0);
+          copy_box(left + stage * left_bytes, x_map, arrived, step * tile_k, at.row0);
+          copy_box(right + stage * right_bytes, w_map, arrived, step * tile_k, at.col0);
           if (++stage == stages) {
             stage = 0;
             parity ^= 1;
@@ -242,15 +242,15 @@ rmsnorm_gemm(
         }
       }
     }
-    if (threadIdx.x / 32 == 1) {  // a warp brings slices of the vectors along the depth, a pair a lane
+    if (threadIdx.x / 32 == 1) {  // a warp copies slices of the vectors along K, a pair a lane
       const int lane = threadIdx.x % 32;
       auto* const gain_slices = reinterpret_cast<Vec<__nv_bfloat16, 2>*>(shared + gain_slices_at);
       int stage = 0;
       unsigned parity = 1;
       for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         for (int step = 0; step < steps; ++step) {
-          const int depth = step * 64 + lane * 2;
-          const Vec<__nv_bfloat16, 2> gain_pair = load<2>(gain_ptr + depth);
+          const int k_at = step * 64 + lane * 2;
+          const Vec<__nv_bfloat16, 2> gain_pair = load<2>(gain_ptr + k_at);
           wait_at(empty + 8 * stage, parity);
           gain_slices[stage * 32 + lane % 4 * 8 + lane / 4] = gain_pair;
           __syncwarp();  // all pairs are there
@@ -264,11 +264,11 @@ rmsnorm_gemm(
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int own = role - 1;  // which of the two groups this is
+    const int own = role - 1;  // which of the two consumers this is
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging = left + staging_at + (own * 4 + warp) * (2 * box_bytes);  // of this warp's boxes
     // fields of wgmma's matrix descriptor (PTX ISA, "Matrix Descriptor Format"), distances in units of 16 bytes
-    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are turned by their line's number
+    constexpr unsigned long long swizzle_128 = 1ull << 62;  // pieces of 16 bytes are XOR-swizzled by their line's number
     constexpr unsigned long long eight_lines = 1024ull / 16 << 32;  // from 8 lines to the next 8
     const unsigned fragments = left + own * segment_bytes + (warp * 16 + lane % 16) * line_bytes;  // the row whose place this lane gives
     const auto* const gain_slices = reinterpret_cast<const Vec<__nv_bfloat16, 16>*>(shared + gain_slices_at) + lane % 4;
@@ -276,7 +276,7 @@ rmsnorm_gemm(
     float sums[1][128];
     int stage = 0;
     unsigned parity = 0;
-    unsigned turn_parity = own ^ 1;  // the first group's first turn is there from the start
+    unsigned pingpong_parity = own ^ 1;  // the first group's first turn is there from the start
     unsigned prepared[2][4][4];  // of two slices: what is being multiplied must stay
     int before = 0;
     float sum_of_squares_part[2] = {}, sum_of_squares_all[2];  // of the slices prepared so far, and of a row
@@ -305,15 +305,15 @@ rmsnorm_gemm(
     };
     // multiplies it, by turns with the other group
     const auto multiply = [&](int step, const unsigned (&slice)[4][4]) {
-      wait_at(turn + 8 * own, turn_parity);  // the other group's products are under way
-      turn_parity ^= 1;
+      wait_at(pingpong + 8 * own, pingpong_parity);  // the other group's products are under way
+      pingpong_parity ^= 1;
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
       #pragma unroll
       for (int k = 0; k < 4; ++k) {
         multiply_add(sums[0], slice[k], right_slices + stage * (right_bytes / 16) + k * 2, (step | k) != 0);
       }
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-      if (lane == 0) arrive_at(turn + 8 * (own ^ 1));
+      if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));
       asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the slice before has been multiplied
       if (step > 0 && lane == 0) arrive_at(empty + 8 * before);
       before = stage;
@@ -330,7 +330,7 @@ rmsnorm_gemm(
       if (lane == 0) wait_stores<1>();  // its last box has been read
       __syncwarp();
       #pragma unroll
-      for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 turns them
+      for (int n8 = 0; n8 < 8; n8 += 2) {  // 16 bytes of row r lie where r % 8 swizzles them (XOR)
         store_matrices(
             buffer + lane % 16 * line_bytes + (((n8 + lane / 16) ^ lane % 8) << 4), kept[chunk][n8][0], kept[chunk][n8][1],
             kept[chunk][n8 + 1][0], kept[chunk][n8 + 1][1]);

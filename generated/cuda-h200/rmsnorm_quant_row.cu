@@ -141,7 +141,7 @@ rmsnorm_quant_row(
   unsigned char* const values_row = values_ptr + row * values_stride;
   float* const scale_row = scale_ptr + row * scale_stride;
 
-  // walk 1 of 3: read x; keep x; sum_of_squares = sum(square)
+  // pass 1 of 3: read x; keep x; sum_of_squares = sum(square)
   float sum_of_squares_part = 0.0f;
   #pragma unroll 4
   for (int v = 0; v < 4; ++v) {
@@ -166,7 +166,7 @@ rmsnorm_quant_row(
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
 
-  // walk 2 of 3: read gain; max_of_magnitudes = max(abs_)
+  // pass 2 of 3: read gain; max_of_magnitudes = max(abs_)
   float max_of_magnitudes_part = -INFINITY;
   #pragma unroll 4
   for (int v = 0; v < 4; ++v) {
@@ -188,7 +188,7 @@ rmsnorm_quant_row(
   const float scale = maximum / 448.0f;
   if (lane == 0) *scale_row = scale;
 
-  // walk 3 of 3: read gain; write values
+  // pass 3 of 3: read gain; write values
   #pragma unroll 4
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;

@@ -112,7 +112,7 @@ scale_softmax(
   float mul_kept[4][8];
   float e_kept[4][8];
 
-  // walk 1 of 3: read scores; keep mul; top = max(mul)
+  // pass 1 of 3: read scores; keep mul; top = max(mul)
   float top_part = -INFINITY;
   Vec<__half, 8> scores_vec[4];
   #pragma unroll
@@ -134,7 +134,7 @@ scale_softmax(
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: keep e; sum_of_exps = sum(e)
+  // pass 2 of 3: keep e; sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -152,7 +152,7 @@ scale_softmax(
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float scale = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
-  // walk 3 of 3: write out
+  // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;

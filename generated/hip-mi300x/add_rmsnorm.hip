@@ -71,7 +71,7 @@ add_rmsnorm(
   __bf16* const y_row = y_ptr + row * y_stride;
   float h_kept[8][8];
 
-  // walk 1 of 2: read x, residual; keep h; sum_of_squares = sum(square); write h
+  // pass 1 of 2: read x, residual; keep h; sum_of_squares = sum(square); write h
   float sum_of_squares_part = 0.0f;
   Vec<__bf16, 8> x_vec[8];
   Vec<__bf16, 8> residual_vec[8];
@@ -102,7 +102,7 @@ add_rmsnorm(
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
 
-  // walk 2 of 2: read gain; write y
+  // pass 2 of 2: read gain; write y
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;

@@ -124,7 +124,7 @@ add_rmsnorm_quant_row(
   float h_kept[4][8];
   float y_2_kept[4][8];
 
-  // walk 1 of 3: read x, residual; keep h; sum_of_squares = sum(square); write h
+  // pass 1 of 3: read x, residual; keep h; sum_of_squares = sum(square); write h
   float sum_of_squares_part = 0.0f;
   Vec<__bf16, 8> x_vec[4];
   Vec<__bf16, 8> residual_vec[4];
@@ -155,7 +155,7 @@ add_rmsnorm_quant_row(
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
 
-  // walk 2 of 3: read gain; keep y_2; max_of_magnitudes = max(abs_)
+  // pass 2 of 3: read gain; keep y_2; max_of_magnitudes = max(abs_)
   float max_of_magnitudes_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -177,7 +177,7 @@ add_rmsnorm_quant_row(
   const float scale = maximum / 448.0f;
   if (lane == 0) *scale_row = scale;
 
-  // walk 3 of 3: write values
+  // pass 3 of 3: write values
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;

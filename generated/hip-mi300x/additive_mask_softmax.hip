@@ -107,7 +107,7 @@ additive_mask_softmax(
   float z_kept[4][8];
   float e_kept[4][8];
 
-  // walk 1 of 3: read scores, mask; keep z; top = max(z)
+  // pass 1 of 3: read scores, mask; keep z; top = max(z)
   float top_part = -INFINITY;
   Vec<__bf16, 8> scores_vec[4];
   Vec<__bf16, 8> mask_vec[4];
@@ -133,7 +133,7 @@ additive_mask_softmax(
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: keep e; sum_of_exps = sum(e)
+  // pass 2 of 3: keep e; sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -151,7 +151,7 @@ additive_mask_softmax(
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float scale = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
-  // walk 3 of 3: write out
+  // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 32 + lane) * 8;

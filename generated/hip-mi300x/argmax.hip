@@ -7,8 +7,8 @@
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
 // selects  1 of 128256 columns a row by logits, largest first; NaN before all, ties by column, -inf
 //          never
-// tile     a block of 512 threads a row; the row streams by, 4 x 8 elements a thread at a time; some 1
-//          of 128256 pass the threshold, whose vectors are read again
+// tile     a block of 512 threads a row; streaming threshold select, 4 x 8 elements a thread at a time;
+//          some 1 of 128256 pass the threshold, whose vectors are read again
 // traffic  65.7 MB moved, 65.7 MB ideal, 65.7 MB unfused in 1 launch
 // floor    12.4 us at 5.3 TB/s; memory-bound at 0.50 flop/B
 // needs    rows of 128256 elements, next to each other; logits: address and strides in multiples of 16
@@ -18,8 +18,8 @@
 //          is kept as their delegate (Dr. Top-k, Gaihre et al., SC 2021). An order that 1 largest keys
 //          reach is a threshold: few more elements reach it, and only those whose delegate exceeds it
 //          are looked at again
-// sections stream    the walk over the row
-//          threshold what enough largest keys reach, by bisection
+// sections stream    the pass over the row
+//          streaming what enough largest keys reach, by bisection
 //          collect   vectors whose delegate exceeds it are read again; their elements above it are
 //                    candidates
 //          cut       where candidates have no more room: bucket select of the best 1 (Alabi et al., JEA
@@ -307,7 +307,7 @@ argmax(
   int* const out_row = out_ptr + row * out_stride;
 
   // ---- stream
-  // walk 1 of 1: read logits; choose top_columns_ = the columns of the 1 largest logits
+  // pass 1 of 1: read logits; choose top_columns_ = the columns of the 1 largest logits
   if (threadIdx.x == 0) {
     picker.least = 0xffffffffu;
     picker.most = 0;
@@ -545,7 +545,7 @@ argmax(
   __syncthreads();
 
   // ---- write
-  // the 1 chosen, walk 1 over them: write out
+  // the 1 chosen, pass 1 over them: write out
   if (lane < 1) {
     const Entry entry = picks[lane];
     const int top_columns_ = entry ? column_of(entry) : -1;

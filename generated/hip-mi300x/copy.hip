@@ -55,7 +55,7 @@ copy(
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   const long long col = tile * 512 + threadIdx.x * 4;
 
-  // walk 1 of 1: read x; write out
+  // pass 1 of 1: read x; write out
   if (col + 4 <= n) {
     const Vec<float, 4> x_vec = load<4>(x_ptr + col);
     Vec<float, 4> out_vec;

@@ -46,28 +46,28 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 64, slice_depth = 32, stages = 2;
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 64, tile_k = 32, stages = 2;
 constexpr int steps = 128;
 constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
 constexpr int tiles_across = 224;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
 // elements from the start of a slice to the right factors, and to its end
-constexpr int w_gate_at = tile_rows * slice_depth;
-constexpr int w_up_at = w_gate_at + tile_cols * slice_depth;
-constexpr int slice_elements = w_up_at + tile_cols * slice_depth;
-constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+constexpr int w_gate_at = tile_rows * tile_k;
+constexpr int w_up_at = w_gate_at + tile_cols * tile_k;
+constexpr int slice_elements = w_up_at + tile_cols * tile_k;
+constexpr int at_once = 256 * 8;  // elements that the threads copy at once
 constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int turns = Chunks < 8 ? Chunks : 8;
-  const int turn = row / (8 / turns) % turns;
-  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
 // 8 elements, Width with each load; those from `count` on are zeros
@@ -91,16 +91,16 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
 typedef short Half __attribute__((ext_vector_type(4)));
 typedef float Sums __attribute__((ext_vector_type(16)));
 
-// a lane's 8 elements of what one fragment multiplies: neighbours in depth, the same for both operands
+// a lane's 8 elements of what one fragment multiplies: neighbours in k, the same for both operands
 struct alignas(16) Fragment {
   Half part[2];
 };
 
-// row `side` + lane % 32 of a tile, from k on
+// row `mn` + lane % 32 of a tile, from k on
 template <int Chunks, typename T>
-__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int side, int k) {
+__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int mn, int k) {
   const int lane = threadIdx.x % 64;
-  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(side + lane % 32, k + lane / 32 * 8));
+  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(mn + lane % 32, k + lane / 32 * 8));
 }
 
 // sums += right^T left^T, 32 columns by 32 rows
@@ -117,8 +117,8 @@ gemm_swiglu(
     __bf16* __restrict__ out_ptr,
     long long rows,
     long long x_stride,
-    long long w_gate_pitch,
-    long long w_up_pitch,
+    long long w_gate_ld,
+    long long w_up_ld,
     long long out_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -142,10 +142,10 @@ gemm_swiglu(
   const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
   const int x_to = place<4>(x_m, x_k);
   const int w_gate_n = threadIdx.x / 4, w_gate_k = threadIdx.x % 4 * 8;
-  const __bf16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + w_gate_k;
+  const __bf16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_ld + w_gate_k;
   const int w_gate_to = w_gate_at + place<4>(w_gate_n, w_gate_k);
   const int w_up_n = threadIdx.x / 4, w_up_k = threadIdx.x % 4 * 8;
-  const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + w_up_k;
+  const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_ld + w_up_k;
   const int w_up_to = w_up_at + place<4>(w_up_n, w_up_k);
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> w_gate_held[1];
@@ -155,11 +155,11 @@ gemm_swiglu(
     for (int v = 0; v < 2; ++v) {
       x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
     }
-    x_from += slice_depth;
+    x_from += tile_k;
     w_gate_held[0] = load_chunk<8>(w_gate_from, 8);
-    w_gate_from += slice_depth;
+    w_gate_from += tile_k;
     w_up_held[0] = load_chunk<8>(w_up_from, 8);
-    w_up_from += slice_depth;
+    w_up_from += tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
@@ -178,9 +178,7 @@ gemm_swiglu(
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(x_part[buffer][i], slice + i * (32 * slice_depth), warp_row, k * 16);
-    }
+    for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
     load_fragment<4>(w_gate_part[buffer][0], slice + w_gate_at, warp_col, k * 16);
     load_fragment<4>(w_up_part[buffer][0], slice + w_up_at, warp_col, k * 16);
   };

@@ -123,7 +123,7 @@ log_softmax(
   Vec<__bf16, 4> logits_vec[8];
   float shifted_kept[8][4];
 
-  // walk 1 of 3: read logits; keep logits; top = max(logits)
+  // pass 1 of 3: read logits; keep logits; top = max(logits)
   float top_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
@@ -147,7 +147,7 @@ log_softmax(
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: keep shifted; sum_of_exps = sum(exp_)
+  // pass 2 of 3: keep shifted; sum_of_exps = sum(exp_)
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
@@ -168,7 +168,7 @@ log_softmax(
   const float log_ = natural_log(sum_of_exps);
   const float log_sum = sum_of_exps_is_0 ? 0.0f : log_;
 
-  // walk 3 of 3: write out
+  // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 1024 + lane) * 4;

@@ -30,28 +30,28 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, slice_depth = 32, stages = 2;
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 128, tile_cols = 128, tile_k = 32, stages = 2;
 constexpr int steps = 128;
 constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
 constexpr int threads = 256;
 constexpr int tiles_across = 48;
 constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
 // elements from the start of a slice to the right factor, and to its end
-constexpr int right_at = tile_rows * slice_depth;
-constexpr int slice_elements = right_at + tile_cols * slice_depth;
-constexpr int at_once = 256 * 8;  // elements of a slice that the threads bring at once
+constexpr int right_at = tile_rows * tile_k;
+constexpr int slice_elements = right_at + tile_cols * tile_k;
+constexpr int at_once = 256 * 8;  // elements that the threads copy at once
 constexpr int band_rows = 32;
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
 
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int turns = Chunks < 8 ? Chunks : 8;
-  const int turn = row / (8 / turns) % turns;
-  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
 // 8 elements, Width with each load; those from `count` on are zeros
@@ -75,16 +75,16 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
 typedef short Half __attribute__((ext_vector_type(4)));
 typedef float Sums __attribute__((ext_vector_type(16)));
 
-// a lane's 8 elements of what one fragment multiplies: neighbours in depth, the same for both operands
+// a lane's 8 elements of what one fragment multiplies: neighbours in k, the same for both operands
 struct alignas(16) Fragment {
   Half part[2];
 };
 
-// row `side` + lane % 32 of a tile, from k on
+// row `mn` + lane % 32 of a tile, from k on
 template <int Chunks, typename T>
-__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int side, int k) {
+__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int mn, int k) {
   const int lane = threadIdx.x % 64;
-  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(side + lane % 32, k + lane / 32 * 8));
+  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(mn + lane % 32, k + lane / 32 * 8));
 }
 
 // sums += right^T left^T, 32 columns by 32 rows
@@ -104,9 +104,9 @@ qkv(
     __bf16* __restrict__ out2_ptr,
     long long rows,
     long long x_stride,
-    long long wq_pitch,
-    long long wk_pitch,
-    long long wv_pitch,
+    long long wq_ld,
+    long long wk_ld,
+    long long wv_ld,
     long long out0_stride,
     long long out1_stride,
     long long out2_stride)
@@ -124,10 +124,10 @@ qkv(
   const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
   const int across = tile % group_tiles / height;
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
-  const int span = across < 32 ? 0 : across < 40 ? 1 : 2;
-  const int col0 = (across - (span == 0 ? 0 : span == 1 ? 32 : 40)) * tile_cols;
-  const __bf16* const right_ptr = span == 0 ? wq_ptr : span == 1 ? wk_ptr : wv_ptr;
-  const long long right_stride = span == 0 ? wq_pitch : span == 1 ? wk_pitch : wv_pitch;
+  const int group = across < 32 ? 0 : across < 40 ? 1 : 2;
+  const int col0 = (across - (group == 0 ? 0 : group == 1 ? 32 : 40)) * tile_cols;
+  const __bf16* const right_ptr = group == 0 ? wq_ptr : group == 1 ? wk_ptr : wv_ptr;
+  const long long right_stride = group == 0 ? wq_ld : group == 1 ? wk_ld : wv_ld;
 
   // the ring of 2 slices, and what the thread brings of each
   __bf16* const ring = reinterpret_cast<__bf16*>(shared);
@@ -144,10 +144,10 @@ qkv(
     for (int v = 0; v < 2; ++v) {
       x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
     }
-    x_from += slice_depth;
+    x_from += tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) right_held[v] = load_chunk<8>(right_from + v * 64 * right_stride, 8);
-    right_from += slice_depth;
+    right_from += tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
@@ -164,12 +164,10 @@ qkv(
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(x_part[buffer][i], slice + i * (32 * slice_depth), warp_row, k * 16);
-    }
+    for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(right_part[buffer][i], slice + right_at + i * (32 * slice_depth), warp_col, k * 16);
+      load_fragment<4>(right_part[buffer][i], slice + right_at + i * (32 * tile_k), warp_col, k * 16);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -227,7 +225,7 @@ qkv(
     }
     __syncthreads();
 
-    if (span == 0) {
+    if (group == 0) {
       #pragma unroll
       for (int v = 0; v < 2; ++v) {
         const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
@@ -247,7 +245,7 @@ qkv(
       }
     }
 
-    if (span == 1) {
+    if (group == 1) {
       #pragma unroll
       for (int v = 0; v < 2; ++v) {
         const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
@@ -267,7 +265,7 @@ qkv(
       }
     }
 
-    if (span == 2) {
+    if (group == 2) {
       #pragma unroll
       for (int v = 0; v < 2; ++v) {
         const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));

@@ -73,7 +73,7 @@ rmsnorm(
   __bf16* const out_row = out_ptr + row * out_stride;
   Vec<__bf16, 8> x_vec[8];
 
-  // walk 1 of 2: read x; keep x; sum_of_squares = sum(square)
+  // pass 1 of 2: read x; keep x; sum_of_squares = sum(square)
   float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
@@ -94,7 +94,7 @@ rmsnorm(
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
 
-  // walk 2 of 2: read gain; write out
+  // pass 2 of 2: read gain; write out
   #pragma unroll
   for (int v = 0; v < 8; ++v) leave_packed(x_vec[v]);
   #pragma unroll

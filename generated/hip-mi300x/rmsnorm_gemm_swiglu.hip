@@ -6,7 +6,7 @@
 //         return F.silu(h @ w_gate.T) * (h @ w_up.T)
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     16 x 16 tiles, K shared by 4 teams; slices of 64 in a ring of 2 a team
+// tile     16 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group
 // traffic  235.2 MB moved, 235.2 MB ideal, 236.3 MB with products apart, 236.8 MB unfused in 5 launches
 // floor    44.4 us at 5.3 TB/s; memory-bound at 7.99 flop/B
 // rounding x * gain to bf16 before it is multiplied, and only then scaled by rrms; out to bf16 when
@@ -47,26 +47,26 @@ __device__ __forceinline__ float exponential(float x) {
   return power_of_2(1.44269504f * x);
 }
 
-// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 16, tile_cols = 16, slice_depth = 64, stages = 2;
-constexpr int shares = 4, steps = 16;  // of the depth, and slices of each
+// a block's tile, the slices of K that it takes one after another, and how many shared memory holds
+constexpr int tile_rows = 16, tile_cols = 16, tile_k = 64, stages = 2;
+constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
 constexpr int tiles_across = 896;
 // elements from the start of a slice to the right factors, and to its end
-constexpr int w_gate_at = tile_rows * slice_depth;
-constexpr int w_up_at = w_gate_at + tile_cols * slice_depth;
-constexpr int slice_elements = w_up_at + tile_cols * slice_depth;
-constexpr int at_once = 64 * 8;  // elements of a slice that a team's threads bring at once
+constexpr int w_gate_at = tile_rows * tile_k;
+constexpr int w_up_at = w_gate_at + tile_cols * tile_k;
+constexpr int slice_elements = w_up_at + tile_cols * tile_k;
+constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
-constexpr int team_floats = 2 * tile_rows * sums_stride + 1 * tile_rows;  // of a team's sums and statistics
+constexpr int group_floats = 2 * tile_rows * sums_stride + 1 * tile_rows;  // of a slice-K group's sums and statistics
 
-// where element (row, k) lies in a tile with rows of Chunks x 8 elements: a chunk's number is turned by the row's, so that
+// where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
 template <int Chunks>
 __device__ __forceinline__ int place(int row, int k) {
-  constexpr int turns = Chunks < 8 ? Chunks : 8;
-  const int turn = row / (8 / turns) % turns;
-  return (row * Chunks + (k / 8 ^ turn)) * 8 + k % 8;
+  constexpr int period = Chunks < 8 ? Chunks : 8;
+  const int xor_mask = row / (8 / period) % period;
+  return (row * Chunks + (k / 8 ^ xor_mask)) * 8 + k % 8;
 }
 
 // 8 elements, Width with each load; those from `count` on are zeros
@@ -87,13 +87,13 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
-// N neighbouring sums in shared memory, added up over the 4 teams, always in this order
+// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
 template <int N>
 __device__ __forceinline__ Vec<float, N> gathered(const float* from) {
   Vec<float, N> total = {};
   #pragma unroll
-  for (int team = 0; team < 4; ++team) {
-    const Vec<float, N> part = load<N>(from + team * team_floats);
+  for (int group = 0; group < 4; ++group) {
+    const Vec<float, N> part = load<N>(from + group * group_floats);
     #pragma unroll
     for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
   }
@@ -108,16 +108,16 @@ __device__ __forceinline__ float partner(float v, int step) {
 typedef short Half __attribute__((ext_vector_type(4)));
 typedef float Sums __attribute__((ext_vector_type(4)));
 
-// a lane's 8 elements of what one fragment multiplies: neighbours in depth, the same for both operands
+// a lane's 8 elements of what one fragment multiplies: neighbours in k, the same for both operands
 struct alignas(16) Fragment {
   Half part[2];
 };
 
-// row `side` + lane % 16 of a tile, from k on
+// row `mn` + lane % 16 of a tile, from k on
 template <int Chunks, typename T>
-__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int side, int k) {
+__device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int mn, int k) {
   const int lane = threadIdx.x % 64;
-  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(side + lane % 16, k + lane / 16 * 8));
+  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(mn + lane % 16, k + lane / 16 * 8));
 }
 
 // sums += right^T left^T, 16 columns by 16 rows
@@ -135,13 +135,13 @@ rmsnorm_gemm_swiglu(
     __bf16* __restrict__ out_ptr,
     long long rows,
     long long x_stride,
-    long long w_gate_pitch,
-    long long w_up_pitch,
+    long long w_gate_ld,
+    long long w_up_ld,
     long long out_stride)
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int team = threadIdx.x / 64;  // of the 4 that share the depth
+  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
   const unsigned tile = blockIdx.x;
   const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
   const int across = tile % tiles_across;
@@ -149,15 +149,15 @@ rmsnorm_gemm_swiglu(
   const int col0 = across * tile_cols;
 
   // the ring of 2 slices, and what the thread brings of each
-  __bf16* const ring = reinterpret_cast<__bf16*>(shared) + team * (stages * slice_elements);
+  __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
   const int x_m = lane / 8, x_k = lane % 8 * 8;
-  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + team * slice_depth + x_k;
+  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
   const int x_to = place<8>(x_m, x_k);
   const int w_gate_n = lane / 8, w_gate_k = lane % 8 * 8;
-  const __bf16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_pitch + team * slice_depth + w_gate_k;
+  const __bf16* w_gate_from = w_gate_ptr + (col0 + w_gate_n) * w_gate_ld + k_group * tile_k + w_gate_k;
   const int w_gate_to = w_gate_at + place<8>(w_gate_n, w_gate_k);
   const int w_up_n = lane / 8, w_up_k = lane % 8 * 8;
-  const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_pitch + team * slice_depth + w_up_k;
+  const __bf16* w_up_from = w_up_ptr + (col0 + w_up_n) * w_up_ld + k_group * tile_k + w_up_k;
   const int w_up_to = w_up_at + place<8>(w_up_n, w_up_k);
   Vec<__bf16, 8> x_held[2];
   Vec<__bf16, 8> w_gate_held[2];
@@ -165,19 +165,19 @@ rmsnorm_gemm_swiglu(
   Vec<__bf16, 8> gain_held;
   float sum_of_squares_part[2] = {};
   const auto fetch_slice = [&](int step) {
-    const int depth = (step * shares + team) * slice_depth;
+    const int k_at = (step * split_k + k_group) * tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
       x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, x_m + v * 8 < rows_here ? 8 : 0);
     }
-    x_from += shares * slice_depth;
+    x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) w_gate_held[v] = load_chunk<8>(w_gate_from + v * 8 * w_gate_pitch, 8);
-    w_gate_from += shares * slice_depth;
+    for (int v = 0; v < 2; ++v) w_gate_held[v] = load_chunk<8>(w_gate_from + v * 8 * w_gate_ld, 8);
+    w_gate_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) w_up_held[v] = load_chunk<8>(w_up_from + v * 8 * w_up_pitch, 8);
-    w_up_from += shares * slice_depth;
-    gain_held = load_chunk<8>(gain_ptr + depth + x_k, 8);
+    for (int v = 0; v < 2; ++v) w_up_held[v] = load_chunk<8>(w_up_from + v * 8 * w_up_ld, 8);
+    w_up_from += split_k * tile_k;
+    gain_held = load_chunk<8>(gain_ptr + k_at + x_k, 8);
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
@@ -253,14 +253,14 @@ rmsnorm_gemm_swiglu(
   for (int v = 0; v < 2; ++v) {
     #pragma unroll
     for (int step = 4; step > 0; step /= 2) sum_of_squares_part[v] += partner(sum_of_squares_part[v], step);
-    if (x_k == 0) sum_of_squares_shared[team * team_floats + x_m + v * 8] = sum_of_squares_part[v];
+    if (x_k == 0) sum_of_squares_shared[k_group * group_floats + x_m + v * 8] = sum_of_squares_part[v];
   }
   #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int sum_row = lane % 16;
     const int sum_col = lane / 16 * 4 + i;
-    matmul_shared[team * team_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
-    matmul_2_shared[team * team_floats + sum_row * sums_stride + sum_col] = matmul_2_sums[0][0][i];
+    matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
+    matmul_2_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_2_sums[0][0][i];
   }
   __syncthreads();
 

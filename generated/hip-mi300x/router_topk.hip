@@ -136,8 +136,8 @@ __device__ __forceinline__ void meet() {
   __builtin_amdgcn_wave_barrier();
 }
 
-// the largest in a row's team of lanes
-__device__ __forceinline__ unsigned team_most(unsigned v) {
+// the largest over the lanes of a row
+__device__ __forceinline__ unsigned lanes_most(unsigned v) {
   #pragma unroll
   for (int step = 8; step > 0; step /= 2) {
     const unsigned other = __shfl_xor(v, step);
@@ -146,8 +146,8 @@ __device__ __forceinline__ unsigned team_most(unsigned v) {
   return v;
 }
 
-// the sum of v over this lane of the team and those below it
-__device__ __forceinline__ unsigned team_sum_below(unsigned v) {
+// the sum of v over this lane of the row's and those below it
+__device__ __forceinline__ unsigned lanes_sum_below(unsigned v) {
   #pragma unroll
   for (int step = 1; step < 16; step *= 2) {
     const unsigned other = __shfl_up(v, step);
@@ -186,7 +186,7 @@ router_topk(
   int* const experts_row = experts_ptr + row * experts_stride;
   Vec<__bf16, 8> scores_vec[2];
 
-  // walk 1 of 3: read scores; keep scores; top = max(scores)
+  // pass 1 of 3: read scores; keep scores; top = max(scores)
   float top_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
@@ -209,7 +209,7 @@ router_topk(
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: sum_of_exps = sum(e)
+  // pass 2 of 3: sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
@@ -251,7 +251,7 @@ router_topk(
   unsigned ahead = 0;
   #pragma unroll
   for (int other = 1; other < 16; ++other) ahead += __shfl_xor(best, other) > best;
-  const unsigned order = ~team_most(ahead < 8 ? ~best : 0);  // the least that fewer than 8 lanes exceed
+  const unsigned order = ~lanes_most(ahead < 8 ? ~best : 0);  // the least that fewer than 8 lanes exceed
   const float bar = key_at(order < infinite ? order > masked ? order : masked + 1 : infinite);
 
   // ---- collect
@@ -262,7 +262,7 @@ router_topk(
     #pragma unroll
     for (int j = 0; j < 8; ++j) passing |= static_cast<unsigned>(!(keys[v][j] < bar)) << (v * 8 + j);
   }
-  const unsigned upto = team_sum_below(static_cast<unsigned>(count(passing)));
+  const unsigned upto = lanes_sum_below(static_cast<unsigned>(count(passing)));
   const unsigned all = __shfl(upto, 15, 16);
 
   // ---- rank
@@ -312,7 +312,7 @@ router_topk(
   meet();
 
   // ---- write
-  // the 8 chosen, walk 1 of 2 over them: sum_of_likely = sum(likely); write experts
+  // the 8 chosen, pass 1 of 2 over them: sum_of_likely = sum(likely); write experts
   float sum_of_likely_part = 0.0f;
   if (live && lane < 8) {
     const Entry entry = picker.picks[at][lane];
@@ -328,7 +328,7 @@ router_topk(
   }
   const float sum_of_likely = row_sum(sum_of_likely_part);
 
-  // the 8 chosen, walk 2 of 2 over them: write weights
+  // the 8 chosen, pass 2 of 2 over them: write weights
   if (live && lane < 8) {
     const Entry entry = picker.picks[at][lane];
     const int experts = entry ? column_of(entry) : -1;

@@ -35,9 +35,9 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// the vector at p, of 16 bytes that nothing else will read: first to leave the caches again
+// the vector at p, of 16 bytes that nothing else will read: evict-first
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load_once(const T* p) {
+__device__ __forceinline__ Vec<T, N> load_evict_first(const T* p) {
   typedef unsigned Bits __attribute__((vector_size(sizeof(Vec<T, N>))));
   const Bits bits = __builtin_nontemporal_load(reinterpret_cast<const Bits*>(p));
   return *reinterpret_cast<const Vec<T, N>*>(&bits);
@@ -46,10 +46,10 @@ __device__ __forceinline__ Vec<T, N> load_once(const T* p) {
 // the vector at p where it is wanted, else zeros. It waits as words: what is narrower is taken apart where it arrives, and
 // would have to be there before the next load is issued
 template <int N, typename T>
-__device__ __forceinline__ Vec<T, N> load_once_where(bool wanted, const T* p) {
+__device__ __forceinline__ Vec<T, N> load_evict_first_where(bool wanted, const T* p) {
   Vec<unsigned, sizeof(Vec<T, N>) / 4> words{};
   if (wanted) {
-    const Vec<T, N> found = load_once<N>(p);
+    const Vec<T, N> found = load_evict_first<N>(p);
     memcpy(&words, &found, sizeof(words));
   }
   Vec<T, N> v;
@@ -121,13 +121,13 @@ scale_causal_softmax(
   float z_kept[8][8];
   float e_kept[8][8];
 
-  // walk 1 of 3: read scores; keep z; top = max(z)
+  // pass 1 of 3: read scores; keep z; top = max(z)
   float top_part = -INFINITY;
   Vec<_Float16, 8> scores_vec[8];
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
-    scores_vec[v] = load_once_where<8>(col <= last, scores_row + col);
+    scores_vec[v] = load_evict_first_where<8>(col <= last, scores_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
@@ -151,9 +151,9 @@ scale_causal_softmax(
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: keep e; sum_of_exps = sum(e)
-  const float z_minus_pivot_rest = (-INFINITY) - pivot;  // beyond the mask, all along the row
-  const float e_rest = exponential(z_minus_pivot_rest);
+  // pass 2 of 3: keep e; sum_of_exps = sum(e)
+  const float z_minus_pivot_masked = (-INFINITY) - pivot;  // beyond the mask, all along the row
+  const float e_masked = exponential(z_minus_pivot_masked);
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
@@ -168,7 +168,7 @@ scale_causal_softmax(
         sum_of_exps_part += e;
       }
     } else {
-      sum_of_exps_part += 8.0f * e_rest;
+      sum_of_exps_part += 8.0f * e_masked;
     }
   }
   const float sum_of_exps = row_sum(sum_of_exps_part);
@@ -176,8 +176,8 @@ scale_causal_softmax(
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float scale = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
-  // walk 3 of 3: write out
-  const float softmax_rest = e_rest * scale;  // beyond the mask, all along the row
+  // pass 3 of 3: write out
+  const float softmax_masked = e_masked * scale;  // beyond the mask, all along the row
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
@@ -193,7 +193,7 @@ scale_causal_softmax(
     } else {
       Vec<_Float16, 8> out_vec;
       #pragma unroll
-      for (int j = 0; j < 8; ++j) out_vec.at[j] = static_cast<_Float16>(softmax_rest);
+      for (int j = 0; j < 8; ++j) out_vec.at[j] = static_cast<_Float16>(softmax_masked);
       if (live) store<8>(out_row + col, out_vec);
     }
   }

@@ -91,7 +91,7 @@ scale_softmax(
   float mul_kept[8][8];
   float e_kept[8][8];
 
-  // walk 1 of 3: read scores; keep mul; top = max(mul)
+  // pass 1 of 3: read scores; keep mul; top = max(mul)
   float top_part = -INFINITY;
   Vec<_Float16, 8> scores_vec[8];
   #pragma unroll
@@ -113,7 +113,7 @@ scale_softmax(
   const bool top_is_minus_inf = top == (-INFINITY);
   const float pivot = top_is_minus_inf ? 0.0f : top;
 
-  // walk 2 of 3: keep e; sum_of_exps = sum(e)
+  // pass 2 of 3: keep e; sum_of_exps = sum(e)
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
@@ -131,7 +131,7 @@ scale_softmax(
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
   const float scale = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
-  // walk 3 of 3: write out
+  // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;

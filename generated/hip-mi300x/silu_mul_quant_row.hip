@@ -113,7 +113,7 @@ silu_mul_quant_row(
   float* const scale_row = scale_ptr + row * scale_stride;
   float mul_kept[7][8];
 
-  // walk 1 of 2: read gate, up; keep mul; max_of_magnitudes = max(abs_)
+  // pass 1 of 2: read gate, up; keep mul; max_of_magnitudes = max(abs_)
   float max_of_magnitudes_part = -INFINITY;
   Vec<__bf16, 8> gate_vec[7];
   Vec<__bf16, 8> up_vec[7];
@@ -141,7 +141,7 @@ silu_mul_quant_row(
   const float scale = maximum / 448.0f;
   if (lane == 0) *scale_row = scale;
 
-  // walk 2 of 2: write values
+  // pass 2 of 2: write values
   #pragma unroll
   for (int v = 0; v < 7; ++v) {
     const int col = (v * 256 + lane) * 8;

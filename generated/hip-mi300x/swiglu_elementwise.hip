@@ -72,7 +72,7 @@ swiglu_elementwise(
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
   const long long col = tile * 1024 + threadIdx.x * 8;
 
-  // walk 1 of 1: read gate, up; write out
+  // pass 1 of 1: read gate, up; write out
   if (col + 8 <= n) {
     const Vec<__bf16, 8> gate_vec = load<8>(gate_ptr + col);
     const Vec<__bf16, 8> up_vec = load<8>(up_ptr + col);

@@ -182,7 +182,7 @@ def test_explain(run: Run) -> None:
     assert "chains.py:11" in text
     assert "out to f16 when stored" in text
     found = document(run("explain", "chains.py:normed", "--target", "cuda", "--json"))["explanations"]
-    assert {"walks over the row", "why this regime", "rules that refused"} <= set(found[0]["sections"])
+    assert {"passes over the row", "why this regime", "rules that refused"} <= set(found[0]["sections"])
 
 
 @pytest.mark.parametrize("length", [64, 4097, 65536, 1048576])

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from fusegen.database import (
     write_lines,
 )
 from fusegen.database.keys import layout_text
-from fusegen.database.rows import contradict
+from fusegen.database.rows import contradict, current
 from fusegen.errors import MissingError, OutputError, RequestError
 from fusegen.language.spec import Chain, load_chains
 from fusegen.language.types import DTYPES
@@ -212,6 +213,25 @@ def test_configurations_stay_what_they_are() -> None:
     assert "elementwise none 128/128 1x8 col_tiles=4" in tiles
 
 
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ("rowwise rolling 1024/8192 16x8 cluster=8 kept=14", "rowwise persistent 1024/8192 16x8 cluster=8 kept=14"),
+        ("held registers 512/512 4x8 keeps=nothing", "topk_small_k registers 512/512 4x8 keeps=nothing"),
+        ("dense registers 128/128 8x8 keeps=nothing", "topk_large_k registers 128/128 8x8 keeps=nothing"),
+        ("topk stream 512/512 4x8 turn=4", "topk stream 512/512 4x8 turn=4"),
+        ("gemm 8x16x64 1x1 4 teams=8 cluster=2 group=1", "gemm 8x16x64 1x1 4 slice_k=8 cluster=2 group=1"),
+        ("gemm 128x256x64 2x4 4 spread", "gemm 128x256x64 2x4 4 persistent"),
+        ("wgmma turns 128x128 6 group=16", "wgmma pingpong 128x128 6 group=16"),
+        ("wgmma halves 128x64 8 shares=2", "wgmma cooperative 128x64 8 split_k=2"),
+    ],
+)
+def test_configurations_of_earlier_versions_are_read_in_todays_words(earlier: str, now: str) -> None:
+    assert current(earlier) == current(now) == now
+    (row,) = read_lines(replace(ROW, configuration=earlier).line())
+    assert row == replace(ROW, configuration=now)
+
+
 # ---------------------------------------------------------------- rows
 
 
@@ -323,6 +343,29 @@ def test_what_is_recorded_comes_back(place: Path) -> None:
     kept.record([replace(ROW, time_us=1 / 3)])
     assert {row.time_us for row in kept.rows()} == {0.0, 1 / 3}
     assert len(list(place.parent.iterdir())) == 1, "neither a journal nor a lock is left behind"
+
+
+def test_rows_of_earlier_versions_are_found_and_kept_once(place: Path) -> None:
+    """A candidate that has another name now, measured before it got it, and once more since."""
+    kept = Database(place)
+    earlier, again = (
+        replace(ROW, configuration="wgmma turns 128x128 6"),
+        replace(ROW, configuration="wgmma halves 64x64 8"),
+    )
+    kept.record([ROW])
+    with closing(sqlite3.connect(place)) as connection, connection:
+        values = [
+            earlier.values,
+            again.values,
+            replace(again, configuration="wgmma cooperative 64x64 8", time_us=9.0).values,
+        ]
+        connection.executemany(f"INSERT INTO measurements VALUES ({', '.join('?' * len(values[0]))})", values)
+    assert "wgmma pingpong 128x128 6" in {row.configuration for row in kept.rows()}
+    merged = kept.merge([replace(earlier, configuration="wgmma pingpong 128x128 6")])
+    assert merged.same == 1
+    found = {row.configuration: row.time_us for row in kept.rows()}
+    assert len(kept.rows()) == len(found) == 3
+    assert found["wgmma cooperative 64x64 8"] == 9.0
 
 
 def test_replacing_forgets_what_was_measured_with_these_tools(place: Path) -> None:

@@ -74,14 +74,14 @@ def test_what_several_rows_share_stays_in_the_l1_cache() -> None:
         assert modes["mask"] == "element"
 
 
-def test_results_take_the_place_of_what_no_walk_reads_any_more() -> None:
+def test_results_take_the_place_of_what_no_pass_reads_any_more() -> None:
     for plan in plans("bias_gelu_residual_ln", 4097):
         if plan.staging == "registers":
             assert plan.shared_bytes == 2 * 65 * LINE_BYTES, plan.regime
-    first, last = plans("add_rmsnorm", 2047)[0].stages
+    first, last = plans("add_rmsnorm", 2047)[0].passes
     (kept,), (written,) = first.stores, last.stores
     places = {load.offset_bytes for load in bulk_loads((first,))}
-    assert kept.offset_bytes > max(places), "the walk that writes it still reads"
+    assert kept.offset_bytes > max(places), "the pass that writes it still reads"
     assert written.offset_bytes == min(places)
 
 
@@ -90,37 +90,39 @@ def test_rows_lie_behind_a_line_as_in_memory() -> None:
         text = render(plan).text
         assert f"__align__({LINE_BYTES}) unsigned char shared[]" in text
         assert f"phase<{LINE_BYTES}>(x_" in text
-        loads = bulk_loads(plan.stages)
+        loads = bulk_loads(plan.passes)
         assert not any(load.offset_bytes % LINE_BYTES for load in loads)
 
 
 def test_a_row_read_late_keeps_its_place() -> None:
     plan = plans("rmsnorm", 1027)[0]
-    first, last = plan.stages
+    first, last = plan.passes
     late = replace(last, loads=(*last.loads, *bulk_loads((first,))))
-    stages, size = with_places((first, late), plan.tile, plan.cols, plan.target.warp)
-    (store,) = stages[-1].stores
+    passes, size = with_places((first, late), plan.tile, plan.cols, plan.target.warp)
+    (store,) = passes[-1].stores
     assert store.offset_bytes == size // 2
 
 
-def test_walks_by_blocks_need_no_place_for_results() -> None:
+def test_passes_by_blocks_need_no_place_for_results() -> None:
     found = [plan for plan in plans("log_softmax", 50257) if plan.staging == "shared"]
     for plan in found:
-        assert plan.stages[-1].blocks_of == "out"
+        assert plan.passes[-1].blocks_of == "out"
         assert plan.shared_bytes == 787 * LINE_BYTES
         assert "wait_copies_left();\n}" not in render(plan).text
     assert found
 
 
 def test_rows_that_lie_apart_or_that_a_mask_ends_come_alone() -> None:
-    assert all(plan.together for plan in plans("rmsnorm", 127))
-    assert not any(plan.together for plan in plans("rmsnorm", 127, layout=Layout(split=True)))
-    assert not any(plan.together for plan in plans("scale_causal_softmax", 515))
-    assert any(plan.together for plan in plans("masked_softmax", 515)), "several dimensions of rows are no matter"
+    assert all(plan.contiguous_rows for plan in plans("rmsnorm", 127))
+    assert not any(plan.contiguous_rows for plan in plans("rmsnorm", 127, layout=Layout(split=True)))
+    assert not any(plan.contiguous_rows for plan in plans("scale_causal_softmax", 515))
+    assert any(plan.contiguous_rows for plan in plans("masked_softmax", 515)), (
+        "several dimensions of rows are no matter"
+    )
 
 
 def test_rows_that_lie_apart_are_seen_by_the_launch() -> None:
-    plan = next(plan for plan in plans("rmsnorm", 127) if plan.together)
+    plan = next(plan for plan in plans("rmsnorm", 127) if plan.contiguous_rows)
     x, y = (ArrayView(1 << 20, f16, (9, 127), strides) for strides in ((127, 1), (128, 1)))
     gain = ArrayView(1 << 20, f16, (127,), (1,))
     views = {"x": x, "gain": gain, "out": x}
@@ -180,7 +182,7 @@ def test_the_emulator_sees_what_is_missing(name: str, cols: int, per_row: int, l
 M, N = dims("M, N")
 
 
-def in_two_walks(read: Any, first: Any, last: Any) -> Chain:
+def in_two_passes(read: Any, first: Any, last: Any) -> Chain:
     """Of values and results stored as those types."""
 
     @chain(M=64, N=515)
@@ -190,7 +192,7 @@ def in_two_walks(read: Any, first: Any, last: Any) -> Chain:
     return two
 
 
-def in_three_walks(read: Any, late: Any, first: Any, second: Any, last: Any) -> Chain:
+def in_three_passes(read: Any, late: Any, first: Any, second: Any, last: Any) -> Chain:
     @chain(M=64, N=515)
     def three(x: read[M, N], y: late[M, N]) -> tuple[last[M, N], first[M, N], second[M, N]]:
         centered = x - F.mean(x)
@@ -204,10 +206,10 @@ def bulk_plans(graph: Graph, gpu: Target) -> list[RowPlan]:
 
 
 def test_what_lies_in_the_same_bytes_is_never_there_at_once() -> None:
-    """A row of halves leaves room for half a row of floats: results of several widths, stored by several walks."""
+    """A row of halves leaves room for half a row of floats: results of several widths, stored by several passes."""
     types, seen = (f16, f32), 0
-    chains = [in_two_walks(*those) for those in itertools.product(types, repeat=3)]
-    chains += [in_three_walks(*those) for those in itertools.product(types, repeat=5)]
+    chains = [in_two_passes(*those) for those in itertools.product(types, repeat=3)]
+    chains += [in_three_passes(*those) for those in itertools.product(types, repeat=5)]
     for written, (cols, gpu) in itertools.product(chains, ((515, B200), (4097, H200))):
         for plan in bulk_plans(written.graph.at(M=64, N=cols), gpu):
             apart(plan)
@@ -216,38 +218,40 @@ def test_what_lies_in_the_same_bytes_is_never_there_at_once() -> None:
 
 
 def apart(plan: RowPlan) -> None:
-    tile, stages = plan.tile, plan.stages
+    tile, passes = plan.tile, plan.passes
     results = [
         (number, store.offset_bytes, store.offset_bytes + place_bytes(store.access, tile, plan.cols))
-        for number, stage in enumerate(stages)
-        for store in bulk_stores(stage)
+        for number, row_pass in enumerate(passes)
+        for store in bulk_stores(row_pass)
         if store.staged
     ]
     for (_, at, end), (_, other, other_end) in itertools.combinations(results, 2):
         assert end <= other or other_end <= at, f"{plan.configuration}: one result runs over another"
-    for name, access in brought(stages).items():
-        begins = next(load.offset_bytes for load in bulk_loads(stages) if load.access.tensor == name)
+    for name, access in brought(passes).items():
+        begins = next(load.offset_bytes for load in bulk_loads(passes) if load.access.tensor == name)
         ends = begins + place_bytes(access, tile, plan.cols)
-        last = max(n for n, stage in enumerate(stages) if any(x.access.tensor == name for x in bulk_loads((stage,))))
+        last = max(
+            n for n, row_pass in enumerate(passes) if any(x.access.tensor == name for x in bulk_loads((row_pass,)))
+        )
         for number, at, end in results:
             if at < ends and begins < end:
                 assert last < number, f"{plan.configuration}: a result runs over {name}, which is still read"
-                between = stages[last:number]
-                meets = any(store.staged for stage in between for store in stage.stores)
-                meets |= any(stage.reductions for stage in between) and tile.threads_per_row > 32
-                assert meets or any(stage.behind_barrier for stage in stages[last + 1 : number + 1])
+                between = passes[last:number]
+                meets = any(store.staged for row_pass in between for store in row_pass.stores)
+                meets |= any(row_pass.reductions for row_pass in between) and tile.threads_per_row > 32
+                assert meets or any(row_pass.behind_barrier for row_pass in passes[last + 1 : number + 1])
         assert plan.shared_bytes >= max([ends, *(end for *_, end in results)])
 
 
 @pytest.mark.parametrize(
     ("written", "gpu"),
     [
-        (in_two_walks(f16, f16, f32), H200),  # the floats need more room than the halves that were brought leave
-        (in_three_walks(f16, f16, f32, f16, f32), B200),
+        (in_two_passes(f16, f16, f32), H200),  # the floats need more room than the halves that were brought leave
+        (in_three_passes(f16, f16, f32, f16, f32), B200),
     ],
     ids=["two", "three"],
 )
-def test_results_of_several_walks_and_widths_are_right(written: Chain, gpu: Target) -> None:
+def test_results_of_several_passes_and_widths_are_right(written: Chain, gpu: Target) -> None:
     found = bulk_plans(written.graph, gpu)
     assert len({plan.tile.rows_per_block > 1 for plan in found}) == 2
     for plan in found:

@@ -32,13 +32,13 @@ from tests.gemms import (
     Fits,
     any_plan,
     banded,
-    circled,
-    circled_in_halves,
     clustered,
     clustered_tiles,
     gemm_plans,
     of_96,
     of_192,
+    persistent,
+    persistent_with_short_slices,
     plan_for,
     streamed,
     streamed_waves,
@@ -231,19 +231,19 @@ def test_lines_along_the_rows_are_powers_of_2(spec: Chain) -> None:
 
 
 SIDES = {"B": 2, "M": 70, "N": 256, "L": 512, "K": 256}
-CIRCLED = (  # slices that go around the ring one to six times
-    (gemms.bias_gelu, circled, {"M": 160, "N": 256, "K": 512}),
-    (gemms.bias_gelu, circled, {"M": 300, "N": 512, "K": 256}),
-    (gemms.bias_gelu, circled_in_halves, {"M": 300, "N": 512, "K": 128}),
-    (gemms.bias_gelu, circled_in_halves, {"M": 290, "N": 512, "K": 768}),
-    (gemms.gram, circled, {"M": 512, "K": 768}),
-    (gemms.side_by_side, circled, SIDES),
-    (gemms.side_by_side, circled_in_halves, SIDES),
+PERSISTENT = (  # slices that go around the ring one to six times
+    (gemms.bias_gelu, persistent, {"M": 160, "N": 256, "K": 512}),
+    (gemms.bias_gelu, persistent, {"M": 300, "N": 512, "K": 256}),
+    (gemms.bias_gelu, persistent_with_short_slices, {"M": 300, "N": 512, "K": 128}),
+    (gemms.bias_gelu, persistent_with_short_slices, {"M": 290, "N": 512, "K": 768}),
+    (gemms.gram, persistent, {"M": 512, "K": 768}),
+    (gemms.side_by_side, persistent, SIDES),
+    (gemms.side_by_side, persistent_with_short_slices, SIDES),
 )
 
 
 @needs_emulator
-@pytest.mark.parametrize(("spec", "fits", "sizes"), CIRCLED)
+@pytest.mark.parametrize(("spec", "fits", "sizes"), PERSISTENT)
 def test_copies_among_the_products(spec: Chain, fits: Fits, sizes: dict[str, int]) -> None:
     """By two blocks, which go on from tile to tile."""
     made = kernel(spec, FEW, fits, **sizes)
@@ -254,34 +254,34 @@ def test_copies_among_the_products(spec: Chain, fits: Fits, sizes: dict[str, int
 
 @needs_emulator
 def test_blocks_of_one_tile_and_none_behind_it() -> None:
-    assert validate(kernel(gemms.bias_gelu, CUDA, circled, M=300, N=512, K=256), quick=True).ok
+    assert validate(kernel(gemms.bias_gelu, CUDA, persistent, M=300, N=512, K=256), quick=True).ok
 
 
 def test_blocks_stay_for_as_many_tiles_as_there_are_rounds() -> None:
-    plan = plan_for(gemms.bias_gelu, CUDA, circled, M=4096, N=4096, K=4096)
+    plan = plan_for(gemms.bias_gelu, CUDA, persistent, M=4096, N=4096, K=4096)
     assert [plan.blocks(rows) for rows in (1, 1000, 1024, 1152, 4096, 16384)] == [16, 128, 128, 72, 128, 128]
     assert plan.tiles(16384) == 2048
-    plain = plan_for(gemms.bias_gelu, CUDA, lambda p: not p.tile.spread, M=4096, N=4096, K=4096)
+    plain = plan_for(gemms.bias_gelu, CUDA, lambda p: not p.tile.persistent, M=4096, N=4096, K=4096)
     assert plain.blocks(16384) == plain.tiles(16384)
 
 
 @pytest.mark.parametrize(("name", "best"), [
     ("cuda:h200", "128x256x64 2x4 4"), ("cuda:a100", "128x256x32 2x4 4"), ("cuda:l40s", "128x256x32 2x4 4"),
 ])  # fmt: skip
-def test_copies_are_spread_wherever_a_ring_has_room(name: str, best: str) -> None:
+def test_copies_are_interleaved_wherever_a_ring_has_room(name: str, best: str) -> None:
     plan = gemm_plans(gemms.bias_gelu.at(M=4096, N=4096, K=4096).graph, name)[0]
     assert plan.configuration == f"gemm {best} spread"
 
 
 @pytest.mark.parametrize("sizes", [{"K": 4104}, {"K": 4160}, {"N": 1000}], ids=str)
 def test_copies_keep_apart_from_products_where_registers_would_not_do(sizes: dict[str, int]) -> None:
-    def spread(spec: Chain, **wanted: int) -> bool:
-        return any(p.tile.spread for p in gemm_plans(spec.at(M=4096, **wanted).graph, CUDA))
+    def persistent(spec: Chain, **wanted: int) -> bool:
+        return any(p.tile.persistent for p in gemm_plans(spec.at(M=4096, **wanted).graph, CUDA))
 
     whole = {"N": 1024, "K": 4096}
-    assert spread(gemms.bias_gelu, **whole)
-    assert not spread(gemms.bias_gelu, **{**whole, **sizes})
-    assert not any(spread(spec, **whole) for spec in (gemms.residual, gemms.norm, gemms.prepared, gemms.tf32))
+    assert persistent(gemms.bias_gelu, **whole)
+    assert not persistent(gemms.bias_gelu, **{**whole, **sizes})
+    assert not any(persistent(spec, **whole) for spec in (gemms.residual, gemms.norm, gemms.prepared, gemms.tf32))
 
 
 @needs_emulator
@@ -338,18 +338,22 @@ def test_every_candidate_fits_its_target(name: str, rows: int) -> None:
             assert p.shared_bytes <= p.target.shared_bytes
             assert p.threads <= p.target.threads_per_block
             assert p.cluster <= p.target.max_cluster
-            assert p.steps * p.tile.shares * p.tile.depth >= p.depth, "every slice is somebody's"
-            assert (p.steps - 1) * p.tile.shares * p.tile.depth < p.depth, "and nobody takes a step for nothing"
-            for span in p.spans:
-                assert span.cols % span.vector == 0
-                assert span.tiles * p.tile.cols >= span.cols
+            assert p.steps * p.tile.split_k * p.tile.k >= p.k, "every slice is somebody's"
+            assert (p.steps - 1) * p.tile.split_k * p.tile.k < p.k, "and nobody takes a step for nothing"
+            for output_group in p.output_groups:
+                assert output_group.cols % output_group.vector == 0
+                assert output_group.tiles * p.tile.cols >= output_group.cols
 
 
-def test_spans_are_products_that_meet_in_an_output() -> None:
+def test_output_groups_are_products_that_meet_in_an_output() -> None:
     swiglu, qkv = plan_for(gemms.norm_swiglu, CUDA), plan_for(gemms.qkv, CUDA)
-    assert [len(s.contractions) for s in swiglu.spans] == [2]
-    assert [(len(s.contractions), s.cols) for s in qkv.spans] == [(1, 96), (1, 40), (1, 40)]
-    assert [s.first_tile for s in qkv.spans] == [0, qkv.spans[0].tiles, qkv.spans[0].tiles + qkv.spans[1].tiles]
+    assert [len(s.contractions) for s in swiglu.output_groups] == [2]
+    assert [(len(s.contractions), s.cols) for s in qkv.output_groups] == [(1, 96), (1, 40), (1, 40)]
+    assert [s.first_tile for s in qkv.output_groups] == [
+        0,
+        qkv.output_groups[0].tiles,
+        qkv.output_groups[0].tiles + qkv.output_groups[1].tiles,
+    ]
     assert qkv.blocks(120) == -(-120 // qkv.tile.rows) * qkv.tiles_across * qkv.cluster
 
 
@@ -368,30 +372,30 @@ def test_few_rows_stream_and_many_tile() -> None:
     sizes = {"N": 4096, "K": 4096}
     for name in ("cuda:h200", "cuda:a100"):
         few, many = (gemm_plans(gemms.bias_gelu.at(M=rows, **sizes).graph, name)[0] for rows in (8, 4096))
-        assert few.tile.shares > 1
+        assert few.tile.split_k > 1
         assert few.tile.rows <= 16
-        assert many.tile.shares == 1
+        assert many.tile.split_k == 1
         assert many.tile.rows * many.tile.cols >= 128 * 128
 
 
 def test_copies_are_spread_where_a_step_has_products_enough() -> None:
     """A fragment is loaded, or a chunk copied, before each: what finds no product would never be brought."""
     drawn = mma_rule.draft(gemms.bias_gelu.graph, H200, CONTIGUOUS)
-    spread = [tile for tiles in mma_rule.TILES.values() for tile in tiles if tile.spread]
-    assert spread
-    assert all(mma_rule.finds_room(drawn, tile) for tile in spread)
-    assert not mma_rule.finds_room(drawn, GemmTile(16, 32, 64, 4, 1, 1, spread=True))
+    persistent = [tile for tiles in mma_rule.TILES.values() for tile in tiles if tile.persistent]
+    assert persistent
+    assert all(mma_rule.finds_room(drawn, tile) for tile in persistent)
+    assert not mma_rule.finds_room(drawn, GemmTile(16, 32, 64, 4, 1, 1, persistent=True))
 
 
 def test_what_a_thread_reads_ahead_of_its_sums() -> None:
     """Of few passes the elements of each, of more of them what they share; the others where they are used."""
     found: dict[tuple[bool, str], GemmPlan] = {}
     for p in gemm_plans(gemms.residual.graph, CUDA):
-        for load in p.spans[0].loads:
+        for load in p.output_groups[0].loads:
             moving = len(p.row_dims) - 1 in load.access.strided
             found.setdefault((moving, load.when), p)
             if moving:
-                assert (load.when == "ahead") == (p.spans[0].passes <= mma_rule.MOST_PASSES_AHEAD)
+                assert (load.when == "ahead") == (p.output_groups[0].passes <= mma_rule.MOST_PASSES_AHEAD)
     assert set(found) >= {(True, "ahead"), (False, "now")}
 
 
@@ -399,11 +403,11 @@ def test_what_a_thread_reads_ahead_of_its_sums() -> None:
     (gemms.bias_gelu, 8, True), (gemms.bias_gelu, 64, True), (gemms.bias_gelu, 65, False),
     (gemms.batched, 8, True), (gemms.qkv, 8, True), (gemms.tf32, 8, True), (gemms.tf32, 65, False),
 ])  # fmt: skip
-def test_right_factors_pass_by_once_where_rows_are_few(spec: Chain, rows: int, once: bool) -> None:
+def test_right_factors_are_evicted_first_where_rows_are_few(spec: Chain, rows: int, once: bool) -> None:
     for p in gemm_plans(spec.at(M=rows, **({"B": 2} if spec is gemms.qkv else {})).graph, CUDA):
-        assert {f.once for f in p.factors if f.side == "cols"} == {once}
-        assert not any(f.once for f in p.left), "each block reads the left operand"
-        assert ("copy_once(" in render(p).text) == once
+        assert {f.evict_first for f in p.factors if f.mn == "cols"} == {once}
+        assert not any(f.evict_first for f in p.left), "each block reads the left operand"
+        assert ("copy_evict_first(" in render(p).text) == once
 
 
 def test_blocks_whose_weights_lie_near_together_read_fastest() -> None:
@@ -413,7 +417,7 @@ def test_blocks_whose_weights_lie_near_together_read_fastest() -> None:
 @pytest.mark.parametrize("rows", [512, 4096])
 def test_copies_are_spread_or_shared_where_rows_are_many(rows: int) -> None:
     first = gemm_plans(gemms.bias_gelu.at(M=rows, N=4096, K=4096).graph, CUDA)[0]
-    assert first.tile.spread or first.cluster > 1
+    assert first.tile.persistent or first.cluster > 1
 
 
 @pytest.mark.parametrize("sizes", [(333, 1001, 1003), (2048, 4095, 4097)], ids=str)
@@ -428,16 +432,16 @@ def test_factors_that_pass_by_once_cost_less() -> None:
     """An address that is no multiple of 16 bytes takes copies that tell the L2 nothing."""
     graph = gemms.bias_gelu.at(M=8, N=4096, K=4096).graph
     told, untold = (gemm_plans(graph, CUDA, Layout(unaligned=names)) for names in (frozenset(), frozenset({"w"})))
-    assert not any(f.once for p in untold for f in p.factors)
+    assert not any(f.evict_first for p in untold for f in p.factors)
     assert untold[0].cost.time_us > told[0].cost.time_us + 2
     silent = {p.configuration: p.cost.time_us for p in untold}
     assert all(silent[p.configuration] > p.cost.time_us for p in told if p.configuration in silent)
 
 
-def test_what_several_products_share_does_not_pass_by_once() -> None:
-    """Batches that can't be walked as rows of one product take the same weights, one after another."""
+def test_what_several_products_share_is_not_evicted_first() -> None:
+    """Batches that can't be taken as rows of one product take the same weights, one after another."""
     for p in gemm_plans(gemms.qkv.at(M=8).graph, CUDA, Layout(split=True)):
-        assert not any(f.once for f in p.factors)
+        assert not any(f.evict_first for f in p.factors)
 
 
 @pytest.mark.parametrize(("spec", "said"), gemms.REFUSED, ids=lambda value: getattr(value, "name", ""))
@@ -459,7 +463,9 @@ def test_what_takes_whole_rows_of_a_product_has_no_plan(spec: Chain) -> None:
             candidates(spec.graph, gpu).need()
         first, *reasons = str(refused.value).splitlines()
         assert first == f"no rule can plan {spec.name} on {gpu}"
-        assert not any(rule in str(reasons) for rule in ("topk:", "held:", "dense:", "rowwise:", "elementwise:"))
+        assert not any(
+            rule in str(reasons) for rule in ("topk:", "topk_small_k:", "topk_large_k:", "rowwise:", "elementwise:")
+        )
 
 
 # ---------------------------------------------------------------- what is emitted
@@ -470,7 +476,7 @@ def test_the_text_depends_on_nothing_else() -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("chosen", ["gemm 32x64x64 1x2 4", "gemm 64x32x64 1x1 4 teams=4 cluster=4 group=1"])
+@pytest.mark.parametrize("chosen", ["gemm 32x64x64 1x2 4", "gemm 64x32x64 1x1 4 slice_k=4 cluster=4 group=1"])
 def test_no_address_shares_the_registers_of_a_policy(chosen: str) -> None:
     """A copy to [register + uniform register] has its policy in what lies behind the latter. ptxas mixes such copies
     with others that then find no policy: on an H200 the second candidate met an illegal instruction."""

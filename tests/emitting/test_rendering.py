@@ -63,18 +63,20 @@ def test_no_function_of_a_kernel_has_a_parameter_that_it_does_not_use(target: Ta
 def test_every_load_of_a_whole_vector_is_issued_before_the_first_use() -> None:
     """A load with a branch of its own would wait for the one before it, where halves are taken apart on arrival."""
     flat = render(plan(ALL["swiglu_elementwise"].graph, H200)).text
-    whole, end = flat[flat.index("// walk 1") :].split("} else if (col < n) {")
+    whole, end = flat[flat.index("// pass 1") :].split("} else if (col < n) {")
     assert re.findall(r"(\w+)_vec = load<8>\(", whole) == ["gate", "up"]
     assert "load_last<8>(gate_ptr, col, n)" in end
     assert "within" not in whole
     causal = ALL["scale_causal_softmax"].graph
     held = next(p for p in candidates(causal, H200).plans if isinstance(p, RowPlan) and p.staging == "registers")
-    assert re.search(r"scores_vec\[v\] = load_once_where<8>\(col <= last, scores_row \+ col\);", render(held).text)
+    assert re.search(
+        r"scores_vec\[v\] = load_evict_first_where<8>\(col <= last, scores_row \+ col\);", render(held).text
+    )
     wide = next(
         p for p in candidates(ALL["scale_causal_softmax"].with_dtype(f32).graph, H200).plans
         if isinstance(p, RowPlan) and p.staging == "registers"
     )  # fmt: skip
-    assert "col <= last ? load_once<4>(scores_row + col)" in render(wide).text, "words are not taken apart"
+    assert "col <= last ? load_evict_first<4>(scores_row + col)" in render(wide).text, "words are not taken apart"
 
 
 def test_an_element_is_computed_alike_wherever_the_array_ends() -> None:
@@ -170,11 +172,11 @@ def test_text_reads_like_code(spec: Chain, target: Target) -> None:
 
 @pytest.mark.parametrize(("dtype", "cols"), [("f16", 4096), ("bf16", 5120), ("f32", 2048)])
 def test_few_rows_read_like_code_and_compile(dtype: str, cols: int) -> None:
-    """Where vectors are fetched by bulk copies, which the specs' own sizes are too large for."""
+    """Where vectors are prefetched by bulk copies, which the specs' own sizes are too large for."""
     graph = ALL["bias_gelu_residual_ln"].with_dtype(DTYPES[dtype]).at(M=512, N=cols).graph
-    fetching = [made for made in candidates(graph, H200).plans if isinstance(made, RowPlan) and made.fetched]
-    assert fetching
-    for made in fetching:
+    prefetching = [made for made in candidates(graph, H200).plans if isinstance(made, RowPlan) and made.prefetched]
+    assert prefetching
+    for made in prefetching:
         reads_like_code(made)
         compiles(made)
 
@@ -244,7 +246,7 @@ def test_blocks_of_rows_that_start_anywhere_are_written_whole(spec: Chain, dtype
     """NVRTC may take a vector apart into stores of 2 or 4 bytes, which nothing but its own text shows."""
     graph = spec.with_dtype(dtype).graph
     found = candidates(graph.at(**sizes_at(graph, 2047)), H200).plans
-    rows = [p for p in found if isinstance(p, RowPlan) and p.across and p.tile.vector == 16 // dtype.bytes]
+    rows = [p for p in found if isinstance(p, RowPlan) and p.misaligned_rows and p.tile.vector == 16 // dtype.bytes]
     for made in rows[: 3 if dtype is f16 else 1]:
         source = render(made)
         try:
@@ -253,8 +255,8 @@ def test_blocks_of_rows_that_start_anywhere_are_written_whole(spec: Chain, dtype
             pytest.skip(str(missing).splitlines()[0])
         whole = [a.name for a in made.accesses if a.output and a.vector_bytes == 16]  # 8 bits beside f32 have 4 bytes
         row = rf"\(({'|'.join(whole)})_row" if whole else "$^"
-        stores = len(re.findall(rf"(store_across|store_row|store)(<.+>)?{row}.*;$", source.text, re.MULTILINE))
-        assert stores or not any(a.mode == "across" for a in made.accesses if a.name in whole)
+        stores = len(re.findall(rf"(store_misaligned|store_row|store)(<.+>)?{row}.*;$", source.text, re.MULTILINE))
+        assert stores or not any(a.mode == "misaligned" for a in made.accesses if a.name in whole)
         assert len(re.findall(r"st\.global\.v4", text)) >= stores, made.regime
 
 

@@ -90,7 +90,7 @@ def test_no_variance_is_negative_however_products_are_fused(
     gpu, cols = target(name), 257
     rows = np.repeat(np.array([[1.1], [-777.7], [23456.7], [3e-5], [0.0], [1e17]], np.float32), cols, 1)
     plans = [plan for plan in candidates(of_products.graph, gpu).plans if isinstance(plan, RowPlan)]
-    online = [plan for plan in plans if plan.stages[0].reductions[0].kind == "welford"]
+    online = [plan for plan in plans if plan.passes[0].reductions[0].kind == "welford"]
     assert online
     for plan in online:
         kernel = Kernel(render(plan), None, finding.find(gpu, "emulator"), no_variant)

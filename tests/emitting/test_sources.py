@@ -93,7 +93,7 @@ CHANGES: dict[str, Callable[[RowPlan], RowPlan]] = {
         plan, target=replace(plan.target, spelling=replace(plan.target.spelling, barrier="__barrier();"))
     ),
     "another grid": lambda plan: replace(plan, tile=replace(plan.tile, threads=plan.tile.threads * 2)),
-    "another statement": lambda plan: replace(plan, launch_body=(*plan.launch_body, *plan.stages[0].body[:1])),
+    "another statement": lambda plan: replace(plan, launch_body=(*plan.launch_body, *plan.passes[0].body[:1])),
     "another layout": lambda plan: replace(plan, layout=Layout(unaligned=frozenset({"x"}))),
 }
 

@@ -20,8 +20,8 @@ from fusegen.language.spec import Chain
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source, Tile
 from fusegen.planner.selections.choosing import expected
-from fusegen.planner.selections.density import candidates_of, dense_of
-from fusegen.planner.selections.holding import hold_of, reaching
+from fusegen.planner.selections.large_k_cost import candidates_of, large_k_of
+from fusegen.planner.selections.small_k_cost import reaching, small_k_of
 from fusegen.runtime import Kernel, finding
 from fusegen.targets import target
 from fusegen.validation import validate
@@ -115,7 +115,7 @@ def sizes_of(found: Chain, cols: int, k: int) -> dict[str, int]:
     return {"V": cols, **({"K": k} if "K" in found.graph.sizes else {})}
 
 
-LENGTHS = ((61, 5), (1003, 17), (2999, 40))  # odd ones within and beyond a team's
+LENGTHS = ((61, 5), (1003, 17), (2999, 40))  # odd ones within and beyond a warp's
 
 
 @pytest.mark.parametrize(("cols", "k"), LENGTHS)
@@ -136,11 +136,12 @@ def test_as_many_as_there_are(name: str, cols: int, k: int) -> None:
 
 
 def by(plans: Iterator[RowPlan], which: str, cluster: int = 1) -> RowPlan:
-    """The first candidate of that kind: "turns" is a team that takes the largest key out, "team" one that ranks."""
-    kind = ("team", True) if which == "turns" else (which, False)
+    """The first candidate of that kind: "one by one" is a warp that takes the largest key out, "warp" one that
+    ranks."""
+    kind = ("warp", True) if which == "one by one" else (which, False)
     return next(
         p for p in plans
-        if p.selection and (p.selection.by, p.selection.in_turn) == kind and p.cluster == cluster and p.threads < 512
+        if p.selection and (p.selection.by, p.selection.one_by_one) == kind and p.cluster == cluster and p.threads < 512
     )  # fmt: skip
 
 
@@ -148,8 +149,8 @@ ORDERS = ("ascending", "descending", "equal", "few", "outlier", "masked", "nan",
 
 
 @pytest.mark.parametrize(("which", "cols", "cluster"), [
-    ("turns", 16, 1), ("team", 301, 1), ("threshold", 3001, 1), ("threshold", 301_001, 1), ("threshold", 30_001, 2),
-    ("hold", 3001, 1), ("hold", 30_001, 2), ("dense", 301, 1),
+    ("turns", 16, 1), ("warp", 301, 1), ("streaming", 3001, 1), ("streaming", 301_001, 1), ("streaming", 30_001, 2),
+    ("small_k", 3001, 1), ("small_k", 30_001, 2), ("large_k", 301, 1),
 ])  # fmt: skip
 def test_the_map_of_a_kernel_names_its_sections(which: str, cols: int, cluster: int) -> None:
     """In their order, and with the algorithm's name before them."""
@@ -189,9 +190,9 @@ def row(order: str, cols: int) -> npt.NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("cols", "which", "cluster"),
     [
-        (300, "team", 1), (1003, "threshold", 1), (9000, "threshold", 1), (9000, "threshold", 2),
-        (9001, "threshold", 4), (600, "hold", 1), (9000, "hold", 2), (9001, "hold", 4), (600, "dense", 1),
-        (3001, "dense", 1),
+        (300, "warp", 1), (1003, "streaming", 1), (9000, "streaming", 1), (9000, "streaming", 2),
+        (9001, "streaming", 4), (600, "small_k", 1), (9000, "small_k", 2), (9001, "small_k", 4), (600, "large_k", 1),
+        (3001, "large_k", 1),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("order", ORDERS)
@@ -230,7 +231,7 @@ def test_fewer_columns_take_no_longer(name: str) -> None:
     assert times == sorted(times)
     best = next(plans_of(router(8, 2), name))
     assert best.selection
-    assert best.selection.in_turn
+    assert best.selection.one_by_one
     assert best.tile.threads_per_row == 1
 
 
@@ -238,7 +239,7 @@ def test_fewer_columns_take_no_longer(name: str) -> None:
 @pytest.mark.parametrize(("cols", "lanes"), [(7, 1), (16, 1), (13, 2), (29, 4), (61, 8)])
 def test_the_largest_is_taken_out_whatever_the_order(cols: int, lanes: int, name: str) -> None:
     k = min(cols, 11)
-    found = (p for p in plans_of(plain, name, V=cols, K=k) if p.selection and p.selection.in_turn)
+    found = (p for p in plans_of(plain, name, V=cols, K=k) if p.selection and p.selection.one_by_one)
     made = kernel(next(p for p in found if p.tile.threads_per_row == lanes))
     x = np.stack([row(order, cols) for order in ORDERS])
     values, columns = made(x)
@@ -249,13 +250,13 @@ def test_the_largest_is_taken_out_whatever_the_order(cols: int, lanes: int, name
 
 
 @pytest.mark.parametrize(("cols", "which"), [
-    (4096, "threshold"), (5001, "threshold"), (251, "team"), (4096, "hold"), (5001, "hold"), (4096, "dense"),
-    (1001, "dense"),
+    (4096, "streaming"), (5001, "streaming"), (251, "warp"), (4096, "small_k"), (5001, "small_k"), (4096, "large_k"),
+    (1001, "large_k"),
 ])  # fmt: skip
 def test_a_row_alone_has_the_same_bits(cols: int, which: str) -> None:
     """What is chosen, and the row's sum behind it, depend neither on the batch nor on where the row starts."""
     plans = plans_of(likeliest, "cuda:h200", V=cols, K=max(17, cols // 100))
-    made = kernel(by((p for p in plans if p.across == (cols % 2 == 1)), which))
+    made = kernel(by((p for p in plans if p.misaligned_rows == (cols % 2 == 1)), which))
     x = np.random.default_rng(3).standard_normal((5, cols)).astype(np.float16)
     together = made(x)
     for at in range(5):
@@ -263,7 +264,7 @@ def test_a_row_alone_has_the_same_bits(cols: int, which: str) -> None:
             np.testing.assert_array_equal(whole[at : at + 1], alone)
 
 
-@pytest.mark.parametrize("which", ["team", "threshold"])
+@pytest.mark.parametrize("which", ["warp", "streaming"])
 def test_a_key_may_need_a_softmax_of_its_row(which: str) -> None:
     @chain(M=4, V=301, K=8)
     def nested(x: f32[M, V]) -> tuple[f32[M, K], i32[M, K]]:
@@ -274,24 +275,24 @@ def test_a_key_may_need_a_softmax_of_its_row(which: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
-@pytest.mark.parametrize("which", ["team", "threshold"])
+@pytest.mark.parametrize("which", ["warp", "streaming"])
 def test_equal_keys_have_equal_bits_in_every_thread(which: str, name: str) -> None:
     """Keys that are made of a sum which each thread merges in an order of its own."""
-    cols, k = {"team": (120, 20), "threshold": (2000, 200)}[which]
+    cols, k = {"warp": (120, 20), "streaming": (2000, 200)}[which]
 
     @chain(M=12, V=cols, K=k)
     def twice(x: f32[M, V]) -> i32[M, K]:
         return F.topk(F.softmax(F.softmax(x)), K)[1]
 
     x = np.round(np.random.default_rng(1).standard_normal((12, cols)).astype(np.float32), 1)
-    plan = next(p for p in plans_of(twice, name) if p.selection and p.selection.by == which and p.tile.team > 16)
+    plan = next(p for p in plans_of(twice, name) if p.selection and p.selection.by == which and p.tile.row_threads > 16)
     np.testing.assert_array_equal(kernel(plan)(x), np.argsort(-x, axis=-1, kind="stable")[:, :k])
 
 
 @pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
 @pytest.mark.parametrize(("cols", "number"), [(3000, 0), (3000, 2), (40001, 0)])
 def test_keys_that_compilers_may_fuse_differently_leave_out_nothing(cols: int, number: int, name: str) -> None:
-    """The walk has another use for the product, so it rounds it; a candidate's key is a fused multiply-add."""
+    """The pass has another use for the product, so it rounds it; a candidate's key is a fused multiply-add."""
 
     @chain(M=4, V=cols, K=40)
     def shared(x: f32[M, V], y: f32[M, V], s: f32) -> tuple[f32[M, K], i32[M, K], f32[M, 1]]:
@@ -299,7 +300,7 @@ def test_keys_that_compilers_may_fuse_differently_leave_out_nothing(cols: int, n
         values, columns = F.topk(z + y, K)
         return values, columns, F.max(z)
 
-    plan = [p for p in plans_of(shared, name) if p.selection and p.selection.by == "threshold"][number]
+    plan = [p for p in plans_of(shared, name) if p.selection and p.selection.by == "streaming"][number]
     made = kernel(plan)
     rng = np.random.default_rng(0)
     for _ in range(8):
@@ -331,14 +332,14 @@ def best_by_hand(x: f32[M, V], m: f32[M, 1]) -> i32[M, 1]:
 
 
 @pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
-@pytest.mark.parametrize("which", ["turns", "team", "threshold", "hold", "dense"])
+@pytest.mark.parametrize("which", ["one by one", "warp", "streaming", "small_k", "large_k"])
 @pytest.mark.parametrize("number", range(3), ids=("softmax", "by hand", "argmax by hand"))
 def test_rows_to_which_something_is_added_that_is_no_number(number: int, which: str, name: str) -> None:
     """By the formula in float64, apart from the generated reference: NaN first, equals by logits and then by column."""
     one = (shifted, by_hand, best_by_hand)[number]
     if one is best_by_hand and which == "dense":
-        pytest.skip("dense chooses more than one of 301 columns")
-    cols = 29 if which == "turns" else 301
+        pytest.skip("large k chooses more than one of 301 columns")
+    cols = 29 if which == "one by one" else 301
     x = np.round(np.random.default_rng(11).standard_normal((10, cols)).astype(np.float32), 1)
     x[6:8], x[8, 7::9], x[9, 2 : cols - 2] = -np.inf, np.nan, -np.inf
     x[0:6, 11], x[0:6, 12] = -np.inf, np.inf * np.array([-1, -1, -1, -1, 1, 1])
@@ -363,12 +364,12 @@ def test_rows_to_which_something_is_added_that_is_no_number(number: int, which: 
     np.testing.assert_allclose(made[0], values, rtol=1e-5, atol=1e-30)
 
 
-@pytest.mark.parametrize("which", ["threshold", "hold", "dense"])
+@pytest.mark.parametrize("which", ["streaming", "small_k", "large_k"])
 def test_a_softmax_by_hand(which: str) -> None:
     validate(kernel(by(plans_of(unguarded, "cuda:h200"), which)), quick=True).raise_for_error()
 
 
-@pytest.mark.parametrize("which", ["team", "threshold", "hold", "dense"])
+@pytest.mark.parametrize("which", ["warp", "streaming", "small_k", "large_k"])
 def test_a_key_may_depend_on_its_column(which: str) -> None:
     @chain(M=4, V=301, K=8)
     def causal(x: f32[M, V]) -> tuple[f32[M, K], i32[M, K]]:
@@ -378,7 +379,7 @@ def test_a_key_may_depend_on_its_column(which: str) -> None:
     validate(kernel(by(plans_of(causal, "cuda:h200"), which)), quick=True).raise_for_error()
 
 
-@pytest.mark.parametrize(("which", "cluster"), [("team", 1), ("threshold", 2), ("hold", 2)])
+@pytest.mark.parametrize(("which", "cluster"), [("warp", 1), ("streaming", 2), ("small_k", 2)])
 def test_columns_may_be_added_up(which: str, cluster: int) -> None:
     @chain(M=4, V=9000, K=8)
     def added(x: f32[M, V]) -> tuple[i32[M, K], i32[M, 1]]:
@@ -386,11 +387,11 @@ def test_columns_may_be_added_up(which: str, cluster: int) -> None:
         _, columns = F.topk(x, K)
         return columns, F.sum(columns)
 
-    sizes = {"V": 301} if which == "team" else {}
+    sizes = {"V": 301} if which == "warp" else {}
     validate(kernel(by(plans_of(added, "cuda:h200", **sizes), which, cluster)), quick=True).raise_for_error()
 
 
-@pytest.mark.parametrize(("which", "cols"), [("team", 64), ("team", 301), ("threshold", 301)])
+@pytest.mark.parametrize(("which", "cols"), [("warp", 64), ("warp", 301), ("streaming", 301)])
 def test_a_key_may_be_made_of_what_rows_share(which: str, cols: int) -> None:
     @chain(M=4, V=301, K=8)
     def sharpened(sharpness: f32[M, 1], prior: f32[V]) -> tuple[f32[M, K], i32[M, K]]:
@@ -406,7 +407,7 @@ def test_what_the_order_does_not_depend_on_is_not_read() -> None:
         """Adding the same number to a whole row moves no column; a float might be NaN."""
         return F.argmax(x * 0.5 + shift + F.sum(F.cast(weights, f32)))
 
-    for which in ("team", "threshold", "hold"):
+    for which in ("warp", "streaming", "small_k"):
         plan = by(plans_of(shifted, "cuda:h200"), which)
         assert {t.tensor: t.moved > 0 for t in plan.cost.traffic.tensors} == {
             "x": True, "shift": False, "weights": False, "out": True,
@@ -417,7 +418,7 @@ def test_what_the_order_does_not_depend_on_is_not_read() -> None:
 
 def test_padded_rows_and_broadcast_masks() -> None:
     found = sampled.at(V=777, K=9)
-    made = kernel(by(plans_of(sampled, "cuda:h200", V=777, K=9), "threshold"))
+    made = kernel(by(plans_of(sampled, "cuda:h200", V=777, K=9), "streaming"))
     assert made.plan.graph.shape == found.graph.shape
     validate(made, quick=False, cases=("layout",)).raise_for_error()
 
@@ -433,15 +434,15 @@ def test_what_cannot_be_chosen_from_says_why() -> None:
     refused = {r.rule for r in candidates(plain.graph, target("cuda:h200")).refusals}
     assert refused >= {"elementwise", "rowwise"}
     refusals = {r.rule: r.reason for r in candidates(normed.graph, target("cuda:h200")).refusals}
-    assert "needs a reduction of the row first; held walks over a row once" in refusals["held"]
-    assert "needs a reduction of the row first; dense walks over a row once" in refusals["dense"]
+    assert "needs a reduction of the row first; topk_small_k takes one pass over a row" in refusals["topk_small_k"]
+    assert "needs a reduction of the row first; topk_large_k takes one pass over a row" in refusals["topk_large_k"]
     refusals = {r.rule: r.reason for r in candidates(plain.at(V=2000, K=8).graph, target("cuda:h200")).refusals}
-    assert "chooses 8 of 2000 columns; dense is for one in 128 and more" in refusals["dense"]
+    assert "chooses 8 of 2000 columns; topk_large_k is for one in 128 and more" in refusals["topk_large_k"]
     with pytest.raises(NoPlan, match="32 bits"):
         candidates(plain.at(V=2**31).graph, target("cuda:h200")).need()
 
 
-def test_a_row_that_is_held_keeps_nothing_else() -> None:
+def test_a_resident_row_keeps_nothing_else() -> None:
     @chain(M=4, V=1000, K=8)
     def written(x: f32[M, V], y: f32[M, V]) -> tuple[i32[M, K], f32[M, V]]:
         """The key is an output too."""
@@ -456,26 +457,26 @@ def test_a_row_that_is_held_keeps_nothing_else() -> None:
 
     for refused, reason in ((written, "h is written whole"), (noisy, "a softmax is one of x")):
         refusals = {r.rule: r.reason for r in candidates(refused.graph, target("cuda:h200")).refusals}
-        assert reason in refusals["held"]
-        assert reason in refusals["dense"]
+        assert reason in refusals["topk_small_k"]
+        assert reason in refusals["topk_large_k"]
 
 
 @pytest.mark.parametrize(("cols", "k", "warps"), [(32000, 16, 64), (32000, 128, 32), (8192, 50, 8), (50257, 256, 64)])
 def test_as_many_reach_the_bar_as_expected(cols: int, k: int, warps: int) -> None:
-    """The bar of planner/holding.py, in numpy: of rows in random order, to 10 % in the mean."""
+    """The bar of planner/selections/small_k_cost.py, in numpy: of rows in random order, to 10 % in the mean."""
     tile = Tile(128, warps * 32, 1, 1, -(-cols // (warps * 32)), cluster=warps // 4)
-    hold = hold_of(k, tile, target("cuda:h200"))
+    small_k = small_k_of(k, tile, target("cuda:h200"))
     rng = np.random.default_rng(5)
     found = []
     for _ in range(60):
         keys = np.full(tile.cols, -np.inf)
         keys[:cols] = rng.standard_normal(cols)
         peaks = keys.reshape(-1, warps, 32).max(axis=0)
-        said = np.sort(peaks, axis=1)[:, -hold.want]
-        bar = np.sort(said)[-hold.need]
+        said = np.sort(peaks, axis=1)[:, -small_k.want]
+        bar = np.sort(said)[-small_k.need]
         found.append(int((keys >= bar).sum()))
     assert min(found) >= k
-    assert np.mean(found) == pytest.approx(reaching(hold, tile, cols), rel=0.1)
+    assert np.mean(found) == pytest.approx(reaching(small_k, tile, cols), rel=0.1)
 
 
 MANY = ((1000, 512), (1003, 100), (300, 300), (1500, 1024), (2048, 256), (4001, 600))
@@ -486,7 +487,7 @@ MANY = ((1000, 512), (1003, 100), (300, 300), (1500, 1024), (2048, 256), (4001, 
 @pytest.mark.parametrize("name", ["cuda:h200", "hip:mi300x"])
 def test_many_of_a_short_row(name: str, cols: int, k: int, order: str) -> None:
     """The fewest threads that hold it, and a row where ties stand between what is chosen and what is not."""
-    plans = [p for p in plans_of(plain, name, V=cols, K=k) if p.selection and p.selection.by == "dense"]
+    plans = [p for p in plans_of(plain, name, V=cols, K=k) if p.selection and p.selection.by == "large_k"]
     made = kernel(min(plans, key=lambda plan: plan.threads))
     x = np.stack([row(order, cols), row("few", cols)[::-1], np.where(np.arange(cols) % 7 == 0, row(order, cols), 0)])
     values, columns = made(x)
@@ -501,28 +502,29 @@ SIFTED = ((8192, 512, 128), (8192, 100, 256), (2048, 512, 64), (1000, 32, 32))
 
 @pytest.mark.parametrize(("cols", "k", "threads"), SIFTED)
 def test_as_many_reach_the_bar_of_a_short_row_as_expected(cols: int, k: int, threads: int) -> None:
-    """The bar of planner/density.py, in numpy: of rows in random order, to 10 % in the mean; and no row's too many."""
+    """The bar of planner/selections/large_k_cost.py, in numpy: of rows in random order, to 10 % in the mean; and no
+    row's too many."""
     tile = Tile(threads, threads, 1, 1, -(-cols // threads))
-    dense = dense_of(k, cols, tile, target("cuda:h200"))
-    assert dense is not None
+    large_k = large_k_of(k, cols, tile, target("cuda:h200"))
+    assert large_k is not None
     rng = np.random.default_rng(5)
     found = []
     for _ in range(60):
         keys = np.full(tile.per_thread * threads, -np.inf)
         keys[:cols] = rng.standard_normal(cols)
         own = keys.reshape(tile.per_thread, threads // 32, 32)
-        peaks = np.stack([own[g :: dense.groups].max(axis=0) for g in range(dense.groups)])
+        peaks = np.stack([own[g :: large_k.groups].max(axis=0) for g in range(large_k.groups)])
         said = np.sort(peaks.transpose(1, 0, 2).reshape(threads // 32, -1), axis=1)
-        bar = said[:, -(dense.want + dense.enough) // 2].min()
+        bar = said[:, -(large_k.want + large_k.enough) // 2].min()
         found.append(int((keys >= bar).sum()))
-    assert k <= min(found) <= max(found) <= dense.limit
-    assert np.mean(found) == pytest.approx(candidates_of(dense, tile, cols), rel=0.1)
+    assert k <= min(found) <= max(found) <= large_k.limit
+    assert np.mean(found) == pytest.approx(candidates_of(large_k, tile, cols), rel=0.1)
 
 
 @pytest.mark.parametrize("rows", [1, 64])
-def test_few_long_rows_are_held(rows: int) -> None:
+def test_few_long_rows_stay_in_registers(rows: int) -> None:
     plan = next(plans_of(likeliest, "cuda:h200", M=rows, V=50257, K=256))
-    assert plan.rule == "held"
+    assert plan.rule == "topk_small_k"
     assert plan.cluster > 1
 
 
@@ -536,7 +538,7 @@ def test_few_rows_are_spread(name: str) -> None:
 
 @pytest.mark.parametrize(("cols", "k", "threads"), [(512, 64, 32), (1000, 100, 64), (4096, 50, 64)])
 def test_short_rows_have_few_threads(cols: int, k: int, threads: int) -> None:
-    """Where a team has no room for so many; and blocks of less than a warp are none."""
+    """Where a warp has no room for so many; and blocks of less than a warp are none."""
     assert next(plans_of(plain, "cuda:h200", M=8192, V=cols, K=k)).threads <= threads
     assert all(plan.threads >= plan.target.warp for plan in plans_of(plain, "hip:mi300x", M=8192, V=cols, K=k))
 
@@ -545,7 +547,7 @@ def test_short_rows_have_few_threads(cols: int, k: int, threads: int) -> None:
 @pytest.mark.parametrize(("cols", "k"), [(32000, 128), (262144, 1024)])
 def test_registers_are_shared_by_blocks_that_have_room(name: str, cols: int, k: int) -> None:
     """No candidate has its registers cut for blocks that shared memory would keep out."""
-    told = [p for p in plans_of(plain, name, M=32, V=cols, K=k) if p.selection and p.selection.by == "threshold"]
+    told = [p for p in plans_of(plain, name, M=32, V=cols, K=k) if p.selection and p.selection.by == "streaming"]
     assert told
     for plan in told:
         assert plan.selection
@@ -554,20 +556,20 @@ def test_registers_are_shared_by_blocks_that_have_room(name: str, cols: int, k: 
 
 @pytest.mark.parametrize(("cols", "k"), [(1000, 256), (1000, 512), (2048, 512), (4096, 512), (8192, 512)])
 def test_many_columns_are_chosen_from_registers(cols: int, k: int) -> None:
-    assert next(plans_of(plain, "cuda:h200", M=4096, V=cols, K=k)).rule == "dense"
+    assert next(plans_of(plain, "cuda:h200", M=4096, V=cols, K=k)).rule == "topk_large_k"
 
 
-def test_a_team_has_fewer_candidates_than_it_ranks() -> None:
-    """Where as many are chosen as a team has lanes, the poorest lane's largest key is a bar that far too many reach."""
+def test_a_warp_has_fewer_candidates_than_it_ranks() -> None:
+    """Where as many are chosen as a warp has lanes, the poorest lane's largest key is a bar that far too many reach."""
     plan = next(plans_of(plain, "cuda:h200", M=4096, V=1000, K=32))
     assert plan.selection is not None
-    assert plan.selection.by != "team"
+    assert plan.selection.by != "warp"
 
 
-def test_short_rows_go_to_teams() -> None:
+def test_short_rows_go_to_warps() -> None:
     plan = next(plans_of(plain, "cuda:h200", M=131072, V=256, K=8))
     assert plan.selection is not None
-    assert plan.selection.by == "team"
+    assert plan.selection.by == "warp"
 
 
 @pytest.mark.parametrize(("cols", "k"), [(10_000, 16), (100_000, 128), (1_000_000, 1024)])
@@ -590,7 +592,7 @@ def test_sums_of_rows_far_from_zero(name: str) -> None:
         """Probabilities."""
         return F.topk(F.softmax(x), K)
 
-    one = kernel(by(plans_of(shifted, name), "threshold"))
+    one = kernel(by(plans_of(shifted, name), "streaming"))
     rng = np.random.default_rng(3)
     x = rng.standard_normal((len(SHIFTS) + 2, 2999)).astype(np.float32)
     x[: len(SHIFTS)] += np.array(SHIFTS, np.float32)[:, None]

@@ -127,7 +127,7 @@ def batched_sides(x: bf16[B, M, K], w: bf16[B, K, N], v: bf16[K, L]) -> tuple[bf
 def askew_sides(
     x: bf16[M, K], w: bf16[N, K], v: bf16[K, L], u: bf16[L, K]
 ) -> tuple[bf16[M, N], bf16[M, L], bf16[M, L]]:  # fmt: skip
-    """Right factors that lie along the depth, beside one that lies across it."""
+    """Right factors that lie along K, beside one that lies across it."""
     return x @ w.T, x @ v, x @ u.T
 
 
@@ -184,7 +184,7 @@ def plans(graph: Graph, layout: Layout = CONTIGUOUS, target: Target = H200) -> l
     return list(wgmma(graph, target, layout))
 
 
-def plan_of(spec: Chain, schedule: str = "turns", cluster: int = 1) -> WgmmaPlan:
+def plan_of(spec: Chain, schedule: str = "pingpong", cluster: int = 1) -> WgmmaPlan:
     return next(p for p in plans(spec.graph) if (p.tile.schedule, p.tile.cluster) == (schedule, cluster))
 
 
@@ -234,7 +234,7 @@ def test_blocks_stay_for_all_tiles() -> None:
     plan = plan_of(bias_gelu)
     assert [plan.blocks(rows) for rows in (1, 128, 129, 128 * 132)] == [3, 3, 6, 132]
     assert plan.blocks(128 * 50) == 75  # 150 tiles take two rounds, of 132 blocks or of these
-    pairs = plan_of(bias_gelu, "halves", cluster=2)
+    pairs = plan_of(bias_gelu, "cooperative", cluster=2)
     assert [pairs.blocks(rows) for rows in (1, 256, 257, 256 * 132)] == [4, 4, 8, 132]
     assert plan_of(batched).blocks(3, 130) == 3 * 2 * 2
 
@@ -308,12 +308,12 @@ def gram(x: f16[M, K]) -> f32[M, M]:
 
 @pytest.mark.parametrize(
     ("rows", "rule", "schedule"),
-    [(8, "gemm", ""), (64, "gemm", ""), (512, "wgmma", "halves"), (4096, "wgmma", "halves")],
+    [(8, "gemm", ""), (64, "gemm", ""), (512, "wgmma", "cooperative"), (4096, "wgmma", "cooperative")],
 )
 def test_f32_streams_where_rows_are_few_and_shares_tiles_where_they_are_many(
     rows: int, rule: str, schedule: str
 ) -> None:
-    """4096 x 4096 on an H200: of 512 rows tiles by turns took 54 us and in halves 90, of 4096 rows 395 and 333."""
+    """4096 x 4096 on an H200: of 512 rows tiles took 54 us ping-pong and 90 cooperative, of 4096 rows 395 and 333."""
     best = candidates(by_tf32.at(M=rows, N=4096, K=4096).graph, H200).plans[0]
     assert best.rule == rule
     assert not isinstance(best, WgmmaPlan) or best.tile.schedule == schedule
@@ -369,14 +369,14 @@ def test_unaligned_factors_are_the_general_rules() -> None:
 
 def test_f32_turned_across_the_depth_is_the_general_rules() -> None:
     with pytest.raises(NoMatch, match="x is of f32 and lies across the summed axis"):
-        plans(by_tf32.graph, Layout(turned=frozenset({"x"})))
-    assert plans(tf32_across.graph, Layout(turned=frozenset({"w"})))
+        plans(by_tf32.graph, Layout(transposed=frozenset({"x"})))
+    assert plans(tf32_across.graph, Layout(transposed=frozenset({"w"})))
 
 
 def test_factors_turned_one_by_one_are_the_general_rules() -> None:
     with pytest.raises(NoMatch, match="w_gate and w_up are multiplied side by side"):
-        plans(gated.graph, Layout(turned=frozenset({"w_up"})))
-    assert plans(gated.graph, Layout(turned=frozenset({"w_gate", "w_up"})))
+        plans(gated.graph, Layout(transposed=frozenset({"w_up"})))
+    assert plans(gated.graph, Layout(transposed=frozenset({"w_gate", "w_up"})))
 
 
 @pytest.mark.parametrize("spec", CHAINS, ids=lambda spec: spec.graph.name)
@@ -392,7 +392,7 @@ def test_sums_are_used_behind_their_fence(spec: Chain) -> None:
 
 @needs_check
 @pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize("schedule", ["turns", "halves"])
+@pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
 @pytest.mark.parametrize("spec", [bias_gelu, transposed, mixed, batched, *TF32], ids=lambda spec: spec.graph.name)
 def test_every_tile_is_right(spec: Chain, schedule: str, cluster: int) -> None:
     plan = next(
@@ -404,15 +404,17 @@ def test_every_tile_is_right(spec: Chain, schedule: str, cluster: int) -> None:
 
 
 @needs_check
-@pytest.mark.parametrize(("schedule", "cluster"), [("turns", 1), ("turns", 2), ("halves", 1), ("halves", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "cluster"), [("pingpong", 1), ("pingpong", 2), ("cooperative", 1), ("cooperative", 2)]
+)
 @pytest.mark.parametrize("spec", SIDES, ids=lambda spec: spec.graph.name)
 def test_products_of_several_widths_lie_side_by_side(spec: Chain, schedule: str, cluster: int) -> None:
     found = [p for p in plans(spec.graph) if (p.tile.schedule, p.tile.cluster) == (schedule, cluster)]
     if not found:  # 32 columns of a factor whose lines are 64, or nobody to multiply while a group prepares
-        assert (spec, schedule, cluster) == (paired, "turns", 2) or (spec, schedule) == (normed_sides, "turns")
+        assert (spec, schedule, cluster) == (paired, "pingpong", 2) or (spec, schedule) == (normed_sides, "pingpong")
         return
     plan = found[0]
-    assert len(plan.spans) == len(plan.graph.outputs)
+    assert len(plan.output_groups) == len(plan.graph.outputs)
     assert validate(kernel_of(plan), quick=True).ok
 
 
@@ -422,20 +424,22 @@ def test_several_widths_in_any_layout() -> None:
 
 
 @needs_check
-@pytest.mark.parametrize(("schedule", "cluster"), [("turns", 1), ("turns", 2), ("halves", 1), ("halves", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "cluster"), [("pingpong", 1), ("pingpong", 2), ("cooperative", 1), ("cooperative", 2)]
+)
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("at.span = across < {first} ? 0 :", "at.span = across < {first} + 1 ? 0 :"),
-        ("? 0 : at.span == 1 ? {first} :", "? 0 : at.span == 1 ? 0 :"),
-        ("if (at.span == 1) {{", "if (at.span == 2) {{"),
+        ("at.group = across < {first} ? 0 :", "at.group = across < {first} + 1 ? 0 :"),
+        ("? 0 : at.group == 1 ? {first} :", "? 0 : at.group == 1 ? 0 :"),
+        ("if (at.group == 1) {{", "if (at.group == 2) {{"),
     ],
 )
-def test_tiles_of_the_wrong_span_are_caught(schedule: str, cluster: int, old: str, new: str) -> None:
+def test_tiles_of_the_wrong_output_group_are_caught(schedule: str, cluster: int, old: str, new: str) -> None:
     plan = plan_of(sides, schedule, cluster)
 
     def edit(text: str) -> str:
-        first = plan.spans[1].first_tile
+        first = plan.output_groups[1].first_tile
         assert old.format(first=first) in text
         return text.replace(old.format(first=first), new.format(first=first))
 
@@ -445,7 +449,7 @@ def test_tiles_of_the_wrong_span_are_caught(schedule: str, cluster: int, old: st
 
 
 @needs_check
-@pytest.mark.parametrize(("schedule", "cluster"), [("turns", 1), ("halves", 1), ("halves", 2)])
+@pytest.mark.parametrize(("schedule", "cluster"), [("pingpong", 1), ("cooperative", 1), ("cooperative", 2)])
 def test_two_products_share_a_tile(schedule: str, cluster: int) -> None:
     assert validate(kernel_of(plan_of(gated, schedule, cluster)), quick=True).ok
 
@@ -456,7 +460,7 @@ def test_two_products_share_a_tile(schedule: str, cluster: int) -> None:
     "spec", [normed, normed_gated, normed_bias, activated, rooted], ids=lambda spec: spec.graph.name
 )
 def test_left_factors_are_prepared_in_registers(spec: Chain, cluster: int) -> None:
-    plan = plan_of(spec, "halves", cluster)
+    plan = plan_of(spec, "cooperative", cluster)
     assert plan.prologue
     assert validate(kernel_of(plan), quick=True).ok
 
@@ -467,12 +471,12 @@ def test_prepared_factors_whose_type_nothing_else_has() -> None:
     def widened(x: f16[M, K], w: f16[K, N]) -> f32[M, N]:
         return F.relu(x) @ w
 
-    assert validate(kernel_of(plan_of(widened, "halves")), rows=(40,), cases=("rows",)).ok
+    assert validate(kernel_of(plan_of(widened, "cooperative")), rows=(40,), cases=("rows",)).ok
 
 
 @needs_check
 def test_prepared_factors_in_any_layout() -> None:
-    assert validate(kernel_of(plan_of(normed, "halves")), cases=("layout",)).ok
+    assert validate(kernel_of(plan_of(normed, "cooperative")), cases=("layout",)).ok
 
 
 @needs_check
@@ -487,7 +491,7 @@ def test_slices_of_vectors_come_around_the_ring(spec: Chain, depth: int) -> None
 
 def test_pairs_are_scaled_at_once_where_that_rounds_alike() -> None:
     """By a vector of the matrix's own type, whose product f32 holds exactly; a statistic may still need the product."""
-    found = {spec.graph.name: plan_of(spec, "halves").prologue for spec in (normed, biased, activated, squared)}
+    found = {spec.graph.name: plan_of(spec, "cooperative").prologue for spec in (normed, biased, activated, squared)}
     assert {name: bool(each and each.scale) for name, each in found.items()} == {
         "normed": True, "biased": False, "activated": False, "squared": True,
     }  # fmt: skip
@@ -498,13 +502,13 @@ def test_pairs_are_scaled_at_once_where_that_rounds_alike() -> None:
 
 @needs_check
 def test_statistics_of_what_is_scaled() -> None:
-    assert validate(kernel_of(plan_of(squared, "halves")), quick=True).ok
+    assert validate(kernel_of(plan_of(squared, "cooperative")), quick=True).ok
 
 
 @needs_check
 def test_rows_that_tensor_copies_cannot_store_go_by_pairs() -> None:
     plan = plan_of(narrow)
-    assert not plan.spans[0].boxes
+    assert not plan.output_groups[0].boxes
     assert validate(kernel_of(plan), quick=True).ok
 
 
@@ -556,8 +560,8 @@ def skipped(
     return F.relu(y) + residual * a, y
 
 
-WIDTHS = ("halves 128x192 4", "halves 128x160 5", "halves 128x128 6", "halves 128x64 8")
-SHARED = ("128x128 6 shares=2", "128x128 6 shares=4", "128x64 8 shares=2", "128x64 8 shares=4")
+WIDTHS = ("cooperative 128x192 4", "cooperative 128x160 5", "cooperative 128x128 6", "cooperative 128x64 8")
+SHARED = ("128x128 6 split_k=2", "128x128 6 split_k=4", "128x64 8 split_k=2", "128x64 8 split_k=4")
 
 
 def named(spec: Chain, configuration: str) -> WgmmaPlan | None:
@@ -565,10 +569,10 @@ def named(spec: Chain, configuration: str) -> WgmmaPlan | None:
 
 
 def shared(spec: Chain, configuration: str, **sizes: int) -> WgmmaPlan:
-    """At a depth that has slices for four blocks, the last one of which is not whole."""
-    cols, _, shares = configuration.split()
+    """At a K that has slices for four blocks, the last one of which is not whole."""
+    cols, _, split_k = configuration.split()
     found = plans(spec.at(**{"M": 140, "N": 136, "K": 1040} | sizes).graph)
-    return next(p for p in found if f"x{cols.split('x')[1]} " in p.configuration and p.configuration.endswith(shares))
+    return next(p for p in found if f"x{cols.split('x')[1]} " in p.configuration and p.configuration.endswith(split_k))
 
 
 @needs_check
@@ -591,8 +595,8 @@ def test_every_width_is_right(spec: Chain, configuration: str) -> None:
 @pytest.mark.parametrize("spec", [skipped, batched, by_tf32, normed], ids=lambda s: s.graph.name)
 def test_blocks_that_share_a_tile_are_right(spec: Chain, configuration: str) -> None:
     plan = shared(spec, configuration)
-    assert plan.cluster == plan.tile.shares
-    assert plan.summed == Summed(plan.tile.shares, plan.steps * plan.line)
+    assert plan.cluster == plan.tile.split_k
+    assert plan.summed == Summed(plan.tile.split_k, plan.steps * plan.line)
     assert validate(kernel_of(plan), rows=(140,), cases=("rows", "again", "apart")).ok
 
 
@@ -602,10 +606,10 @@ def test_what_shares_a_tile_is_shared_as_well(spec: Chain) -> None:
     assert validate(kernel_of(shared(spec, SHARED[1])), rows=(140,), cases=("rows",)).ok
 
 
-def walked(spec: Chain, width: str) -> WgmmaPlan:
-    """Of two blocks, each of which walks over several tiles of few columns."""
+def of_two_blocks(spec: Chain, width: str) -> WgmmaPlan:
+    """Of two blocks, each of which goes over several tiles of few columns."""
     found = plans(spec.at(M=140, N=232, K=136).graph, target=replace(H200, sms=2))
-    return next(p for p in found if f"80x{width}" in p.configuration and p.tile.shares == 1)
+    return next(p for p in found if f"80x{width}" in p.configuration and p.tile.split_k == 1)
 
 
 ODD = [(transposed, "64 8"), (transposed, "192 4"), (normed, "64 8"), (normed, "192 4")]  # one box, and three
@@ -614,7 +618,7 @@ ODD = [(transposed, "64 8"), (transposed, "192 4"), (normed, "64 8"), (normed, "
 @needs_check
 @pytest.mark.parametrize(("spec", "width"), ODD)
 def test_an_odd_number_of_boxes_leaves_no_buffer_in_use(spec: Chain, width: str) -> None:
-    plan = walked(spec, width)
+    plan = of_two_blocks(spec, width)
     assert plan.uneven_boxes
     assert validate(kernel_of(plan), rows=(140,), cases=("rows",)).ok
 
@@ -627,7 +631,7 @@ def test_a_buffer_in_use_is_caught(spec: Chain, width: str) -> None:
         assert len(found) == 1
         return text.replace(found[0], "")
 
-    assert not validate(kernel_of(walked(spec, width), edit), rows=(140,), cases=("rows",)).ok
+    assert not validate(kernel_of(of_two_blocks(spec, width), edit), rows=(140,), cases=("rows",)).ok
 
 
 @needs_check
@@ -636,7 +640,7 @@ def test_pairs_are_asked_for_ahead_where_tiles_are_narrow(depth: int) -> None:
     """Of one slice, of an odd number, of several tiles for a block; of wide tiles one at a time."""
     found = plans(normed.at(M=140, N=232, K=depth).graph, target=replace(H200, sms=2))
     assert {p.pairs_ahead for p in found if p.tile.cols == 256} == {1}
-    plan = next(p for p in found if p.tile.cols == 128 and p.tile.shares == 1)
+    plan = next(p for p in found if p.tile.cols == 128 and p.tile.split_k == 1)
     assert plan.pairs_ahead == (2 if depth > 64 else 1)
     assert validate(kernel_of(plan), rows=(140,), cases=("rows",)).ok
 
@@ -646,12 +650,12 @@ def test_clusters_share_lines_that_start_between_sectors() -> None:
 
     def clusters(depth: int) -> set[tuple[int, int]]:
         found = plans(transposed.at(M=512, N=4096, K=depth).graph)
-        return {(p.tile.cols, p.tile.cluster) for p in found if p.tile.schedule == "halves" and p.tile.cols < 256}
+        return {(p.tile.cols, p.tile.cluster) for p in found if p.tile.schedule == "cooperative" and p.tile.cols < 256}
 
     assert clusters(1000) == {(cols, cluster) for cols in (64, 128, 160, 192) for cluster in (1, 2)}
     assert clusters(1024) == {(cols, 1) for cols in (64, 128, 160, 192)}
     costs = {p.configuration: p.cost.time_us for p in plans(transposed.at(M=4096, N=4096, K=4104).graph)}
-    assert costs["wgmma halves 128x256 4 cluster=2"] < 0.8 * costs["wgmma halves 128x256 4"]
+    assert costs["wgmma cooperative 128x256 4 cluster=2"] < 0.8 * costs["wgmma cooperative 128x256 4"]
 
 
 @needs_check
@@ -674,13 +678,13 @@ def test_parts_of_tiles_are_told_from_tiles() -> None:
 
 
 def test_rows_that_may_lie_askew_are_summed_by_one_block() -> None:
-    assert not [p for p in plans(mixed.at(M=128, N=1024, K=4096).graph) if p.tile.shares > 1]
+    assert not [p for p in plans(mixed.at(M=128, N=1024, K=4096).graph) if p.tile.split_k > 1]
 
 
 def test_blocks_share_tiles_where_all_have_room_at_once() -> None:
     def found(rows: int, cols: int, depth: int) -> set[tuple[int, int]]:
         sized = transposed.at(M=rows, N=cols, K=depth)
-        return {(p.tile.cols, p.tile.shares) for p in plans(sized.graph) if p.tile.shares > 1}
+        return {(p.tile.cols, p.tile.split_k) for p in plans(sized.graph) if p.tile.split_k > 1}
 
     assert found(128, 1024, 4096) == {(128, 2), (128, 4), (64, 2), (64, 4)}
     assert found(128, 4096, 4096) == {(128, 2), (64, 2)}  # 32 tiles of 4 blocks: 120 SMs have room for those
@@ -699,14 +703,14 @@ def test_tiles_have_rows_alike() -> None:
 
 
 def test_operands_of_whole_rows_come_by_tensor_copies() -> None:
-    plan = named(two_skips, "halves 80x128 6")
+    plan = named(two_skips, "cooperative 80x128 6")
     assert plan is not None
-    assert [load.access.tensor for load in plan.spans[0].brought] == ["skip", "more"]
-    assert [load.access.name for load in plan.spans[0].loads if load.transport == "plain"] == ["scale"]
-    assert (plan.brought, plan_of(two_skips).brought) == (2, 0)  # by turns they would hold up the ring
-    assert not plan_of(sides, "halves").brought  # a tile of the other span has none
+    assert [load.access.tensor for load in plan.output_groups[0].brought] == ["skip", "more"]
+    assert [load.access.name for load in plan.output_groups[0].loads if load.transport == "plain"] == ["scale"]
+    assert (plan.brought, plan_of(two_skips).brought) == (2, 0)  # ping-pong they would hold up the ring
+    assert not plan_of(sides, "cooperative").brought  # a tile of the other output group has none
     unaligned = next(p for p in plans(two_skips.graph, Layout(unaligned=frozenset({"skip"}))) if p.brought)
-    assert [load.access.tensor for load in unaligned.spans[0].brought] == ["more"]
+    assert [load.access.tensor for load in unaligned.output_groups[0].brought] == ["more"]
 
 
 def test_boxes_are_as_wide_as_what_a_block_finishes() -> None:
@@ -725,7 +729,7 @@ BROKEN_FEW = [
     (skipped, "start_barrier(summed + 8 * warp, 4)", "start_barrier(summed + 8 * warp, 3)"),
     (skipped, "exchange + rank * (8 * 32 * 4), block", "exchange + block * (8 * 32 * 4), rank"),
     (skipped, "__syncwarp();  // of all lanes", ""),
-    (skipped, "(rank * steps + step) * slice_depth", "step * slice_depth"),
+    (skipped, "(rank * steps + step) * tile_k", "step * tile_k"),
     (skipped, "at.col0 + rank * 32;", "at.col0;"),
     (skipped, "wait_at(full + 8 * stage, parity);\n    residual_stage", "residual_stage"),
     (skipped, "n8 ^ lane / 8", "n8 ^ lane / 4"),
@@ -759,28 +763,28 @@ def test_unbroken_kernels_for_few_tiles_are_not(spec: Chain) -> None:
 
 # Each would be seen on a GPU as wrong numbers, sometimes, or as a launch that does not end.
 BROKEN = [
-    ("turns", 1, "wait_at(full + 8 * stage, parity);", ""),
-    ("turns", 1, "wait_at(empty + 8 * stage, parity);", ""),
-    ("turns", 1, "wait_at(turn + 8 * own, turn_parity);", ""),
-    ("turns", 1, "expect_bytes(arrived, slice_bytes);", "expect_bytes(arrived, slice_bytes / 2);"),
-    ("turns", 1, "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
-    ("turns", 1, "wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
-    ("turns", 1, "+ k * (16 * line_bytes / 16), (step", "+ k * (8 * line_bytes / 16), (step"),
-    ("turns", 1, "(step | k) != 0", "true"),
-    ("turns", 1, "if (lane == 0) wait_stores<1>();", ""),
-    ("turns", 1, "^ lane % 8", ""),
-    ("turns", 1, "chunk % 2 * box_bytes", "0"),
-    ("turns", 2, "(address & address_bits)", "address"),
-    ("turns", 2, "start_barrier(empty + 8 * stage, 8)", "start_barrier(empty + 8 * stage, 4)"),
-    ("turns", 2, "__cluster_barrier_arrive();  // until", "//"),
-    ("turns", 1, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', ""),
-    ("turns", 1, 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");', ""),
-    ("turns", 1, 'asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");', ""),  # nothing is given back
-    ("turns", 1, "setmaxnreg.inc.sync.aligned.u32 232;", "setmaxnreg.inc.sync.aligned.u32 240;"),
-    ("turns", 1, 'asm volatile("setmaxnreg.dec', 'if (threadIdx.x < 32) asm volatile("setmaxnreg.dec'),
-    ("turns", 2, 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");', ""),
-    ("halves", 1, "left + own * segment_bytes", "left"),
-    ("halves", 1, "start_barrier(empty + 8 * stage, 8)", "start_barrier(empty + 8 * stage, 4)"),
+    ("pingpong", 1, "wait_at(full + 8 * stage, parity);", ""),
+    ("pingpong", 1, "wait_at(empty + 8 * stage, parity);", ""),
+    ("pingpong", 1, "wait_at(pingpong + 8 * own, pingpong_parity);", ""),
+    ("pingpong", 1, "expect_bytes(arrived, slice_bytes);", "expect_bytes(arrived, slice_bytes / 2);"),
+    ("pingpong", 1, "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;"),
+    ("pingpong", 1, "wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 2;"),
+    ("pingpong", 1, "+ k * (16 * line_bytes / 16), (step", "+ k * (8 * line_bytes / 16), (step"),
+    ("pingpong", 1, "(step | k) != 0", "true"),
+    ("pingpong", 1, "if (lane == 0) wait_stores<1>();", ""),
+    ("pingpong", 1, "^ lane % 8", ""),
+    ("pingpong", 1, "chunk % 2 * box_bytes", "0"),
+    ("pingpong", 2, "(address & address_bits)", "address"),
+    ("pingpong", 2, "start_barrier(empty + 8 * stage, 8)", "start_barrier(empty + 8 * stage, 4)"),
+    ("pingpong", 2, "__cluster_barrier_arrive();  // until", "//"),
+    ("pingpong", 1, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', ""),
+    ("pingpong", 1, 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");', ""),
+    ("pingpong", 1, 'asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");', ""),  # nothing is given back
+    ("pingpong", 1, "setmaxnreg.inc.sync.aligned.u32 232;", "setmaxnreg.inc.sync.aligned.u32 240;"),
+    ("pingpong", 1, 'asm volatile("setmaxnreg.dec', 'if (threadIdx.x < 32) asm volatile("setmaxnreg.dec'),
+    ("pingpong", 2, 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");', ""),
+    ("cooperative", 1, "left + own * segment_bytes", "left"),
+    ("cooperative", 1, "start_barrier(empty + 8 * stage, 8)", "start_barrier(empty + 8 * stage, 4)"),
 ]  # fmt: skip
 
 
@@ -809,20 +813,20 @@ def test_broken_kernels_are_caught(schedule: str, cluster: int, old: str, new: s
     assert not validate(kernel, rows=(520,), cases=("rows",)).ok
 
 
-BROKEN_FRAGMENTS = [  # at a depth of 72, whose last slice is mostly zeros, or of more slices than the ring has places
+BROKEN_FRAGMENTS = [  # at K = 72, whose last slice is mostly zeros, or of more slices than the ring has places
     (72, "unsigned& word = to[k][quarter]", "unsigned& word = prepared[0][k][quarter]"),
     (72, "^ lane % 8) * 16", ") * 16"),
     (72, "sum_of_square_all[r8], 2);", "sum_of_square_all[r8], 1);"),
-    (72, "depth < 72 ? mul : 0.0f", "gain == 0.0f ? 1.0f / gain : mul"),
-    (72, "if (depth < 72) ", ""),
+    (72, "k_at < 72 ? mul : 0.0f", "gain == 0.0f ? 1.0f / gain : mul"),
+    (72, "if (k_at < 72) ", ""),
     (72, "sum_of_square_part[quarter % 2]", "sum_of_square_part[quarter / 2]"),
     (72, "lane % 4 * 8 + lane / 4", "lane"),
-    (72, "depth < 72 ? load<2>(gain_ptr + depth) : Vec<__nv_bfloat16, 2>{}", "load<2>(gain_ptr + depth)"),
+    (72, "k_at < 72 ? load<2>(gain_ptr + k_at) : Vec<__nv_bfloat16, 2>{}", "load<2>(gain_ptr + k_at)"),
     (520, "__syncwarp();  // all lanes have read", "// all lanes have read"),
     (520, "start_barrier(full + 8 * stage, 2)", "start_barrier(full + 8 * stage, 1)"),
     (520, "__syncwarp();  // all pairs are there", ""),
     (520, "wait_at(empty + 8 * stage, parity);\n          gain_slices", "gain_slices"),
-    (520, "if (lane == 0) arrive_at(turn + 8 * (own ^ 1));", ""),
+    (520, "if (lane == 0) arrive_at(pingpong + 8 * (own ^ 1));", ""),
     (520, "prepared[1]", "prepared[0]"),  # what is being multiplied does not stay
 ]
 
@@ -834,7 +838,7 @@ def test_broken_fragments_are_caught(depth: int, old: str, new: str) -> None:
         assert old in text
         return text.replace(old, new)
 
-    kernel = kernel_of(plan_of(rooted.at(K=depth), "halves"), edit)
+    kernel = kernel_of(plan_of(rooted.at(K=depth), "cooperative"), edit)
     kernel.device.timeout_s = 5.0  # type: ignore[attr-defined]
     assert not validate(kernel, rows=(130,), cases=("rows",)).ok
 
@@ -856,7 +860,7 @@ BROKEN_KEPT = [  # an even number of slices, one, or an odd number, in several t
 def kept(depth: int) -> WgmmaPlan:
     graph = normed.at(M=390, N=264, K=depth).graph
     plan = next(p for p in plans(graph, target=replace(H200, sms=2)) if p.cluster == 1)
-    assert plan.keeps
+    assert plan.deferred_store
     return plan
 
 
@@ -879,7 +883,7 @@ def test_unbroken_tiles_that_are_kept_are_not(depth: int) -> None:
 
 
 def test_tiles_are_kept_where_registers_are_left() -> None:
-    found = {spec.graph.name: plan_of(spec, "halves").keeps for spec in (*PREPARED, bias_gelu)}
+    found = {spec.graph.name: plan_of(spec, "cooperative").deferred_store for spec in (*PREPARED, bias_gelu)}
     assert found == {
         "normed": True, "normed_sides": False, "normed_gated": False, "normed_bias": False, "gainless": False,
         "activated": False, "rooted": False, "biased": False, "squared": True, "bias_gelu": False,
@@ -889,19 +893,23 @@ def test_tiles_are_kept_where_registers_are_left() -> None:
 @needs_check
 @pytest.mark.parametrize("depth", [72, 520])
 def test_an_unbroken_one_is_not(depth: int) -> None:
-    assert validate(kernel_of(plan_of(rooted.at(K=depth), "halves")), rows=(130,), cases=("rows",)).ok
+    assert validate(kernel_of(plan_of(rooted.at(K=depth), "cooperative")), rows=(130,), cases=("rows",)).ok
 
 
 @needs_check
-@pytest.mark.parametrize(("schedule", "cluster"), [("turns", 1), ("turns", 2), ("halves", 1)])
+@pytest.mark.parametrize(("schedule", "cluster"), [("pingpong", 1), ("pingpong", 2), ("cooperative", 1)])
 def test_unbroken_ones_are_not(schedule: str, cluster: int) -> None:
     assert validate(kernel_of(deep(schedule, cluster)), rows=(520,), cases=("rows",)).ok
 
 
 @pytest.mark.parametrize(
     ("spec", "schedule"),
-    [(s, schedule) for s in (bias_gelu, gated, mixed, sides, askew_sides, by_tf32) for schedule in ("turns", "halves")]
-    + [(spec, "halves") for spec in PREPARED],
+    [
+        (s, schedule)
+        for s in (bias_gelu, gated, mixed, sides, askew_sides, by_tf32)
+        for schedule in ("pingpong", "cooperative")
+    ]
+    + [(spec, "cooperative") for spec in PREPARED],
     ids=lambda value: value if isinstance(value, str) else value.graph.name,
 )
 def test_nothing_spills(spec: Chain, schedule: str) -> None:
@@ -975,7 +983,7 @@ def test_repeated_rows_are_the_general_rules() -> None:
     assert arguments.layout_needed(plan, views) == Layout(unaligned=frozenset({"x"}))
 
 
-def test_a_map_must_be_one_that_copies_can_walk() -> None:
+def test_a_map_must_be_one_that_copies_can_move_along() -> None:
     found = maps_of(plan_of(bias_gelu))["x_map"]
     with pytest.raises(RequestError, match="x_map lies at address 0x8; a tensor copy needs a multiple of 16"):
         found.at(8)

@@ -23,7 +23,7 @@ def shared_image(matrix: Array, swizzle: int, transposed: bool) -> tuple[Array, 
     """A matrix (rows, depth) as it lies in shared memory, with its leading and stride byte offsets.
 
     Said as people draw it: atoms of 8 lines, each `swizzle` bytes long, whose pieces of 16 bytes are permuted by the
-    line's number. Lines run along the depth, or along the rows where `transposed`.
+    line's number. Lines run along K, or along the rows where `transposed`.
     """
     lines = matrix.T if transposed else matrix
     count, length = lines.shape
@@ -77,7 +77,7 @@ class Wgmma:
         )  # type: ignore[return-value]
 
     def advance(self, transposed: bool, lines: int, stride: int) -> int:
-        """Bytes from one step along the depth to the next."""
+        """Bytes from one step along K to the next."""
         if transposed:
             return 2 * stride if self.swizzle else 2 * 8 * 16
         return 32 if self.swizzle else 2 * lines * 16

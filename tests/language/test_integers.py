@@ -173,7 +173,7 @@ def selected(cols: int, k: int) -> Array:
     [(100, 7, ""), (1000, 200, ""), (3001, 40, "turn=2"), (9000, 33, "cluster=2"), (40000, 3, "128/128"), (77, 1, "")],
 )
 def test_selections_are_exact(vendor: str, cols: int, k: int, which: str) -> None:
-    """By teams, thresholds, rows in segments, clusters; in what follows them, too."""
+    """By warps, streaming rows, rows in segments, clusters; in what follows them, too."""
     found = best.at(N=cols, K=k)
     plans = [p for p in candidates(found.graph, target(vendor)).plans if which in p.configuration]
     if not plans:

@@ -17,7 +17,7 @@ from fusegen.language.products import Unsplittable, split
 from fusegen.language.reference import reference
 from fusegen.language.types import Dim, TensorType
 from fusegen.planner import candidates, plan
-from fusegen.planner.passes import hoist_scales, simplify
+from fusegen.planner.rewrites import hoist_scales, simplify
 from fusegen.targets import H200
 
 Array = npt.NDArray[Any]
@@ -106,7 +106,7 @@ def test_the_reference_is_the_textbook_product() -> None:
 
 def test_the_iteration_space_is_that_of_the_products() -> None:
     assert bias_gelu.graph.shape == (M, N)
-    assert norm_swiglu.graph.shape == (M, N), "what only makes factors is walked apart"
+    assert norm_swiglu.graph.shape == (M, N), "what only makes factors has a space of its own"
     assert (qkv.graph.shape, qkv.graph.widths, qkv.graph.rows) == ((B, M, N), (N, L), 12)
     assert square.graph.shape == (M, K)
     assert gram.graph.shape == (M, M)

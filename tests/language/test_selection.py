@@ -32,7 +32,7 @@ from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.cost import traffic
 from fusegen.planner.heading import selected
 from fusegen.planner.matching import NoMatch
-from fusegen.planner.passes import simplify, sink_takes
+from fusegen.planner.rewrites import simplify, sink_takes
 from fusegen.planner.rows.elementwise import elementwise
 from fusegen.planner.rows.rowwise import rowwise
 from fusegen.runtime.arguments import compiled_sizes
@@ -571,7 +571,7 @@ def test_what_is_chosen_has_a_mean() -> None:
     assert spec.at(N=1, K=1).graph.picks == 1
 
 
-def test_a_chain_chooses_once_and_does_not_walk_the_row_again() -> None:
+def test_a_chain_chooses_once_and_does_not_pass_over_the_row_again() -> None:
     assert "a chain chooses once" in refused(lambda x: F.topk(x, 4)[0] + F.cast(F.topk(x * g_of(x), 4)[1], f32))
 
     def again(x: f32[M, N]) -> f32[M, N]:

@@ -23,7 +23,7 @@ from fusegen.language.trace import OPS as OPERATIONS
 from fusegen.language.trace import apply
 from fusegen.language.types import DType
 from fusegen.pipeline import compile
-from fusegen.planner.passes import simplify
+from fusegen.planner.rewrites import simplify
 from fusegen.runtime import Kernel
 from fusegen.runtime.finding import present, target_of
 from fusegen.targets import H200, MI300X, Target

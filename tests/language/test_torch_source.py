@@ -15,7 +15,7 @@ from fusegen.language.ops import PRIMITIVES
 from fusegen.language.reference import reference, reference_source
 from fusegen.language.spec import Chain
 from fusegen.language.torch_source import COMPOSITES, TEXTS, match, torch_chain, torch_source
-from fusegen.planner.passes import simplify
+from fusegen.planner.rewrites import simplify
 from tests.chains import random_chain
 from tests.language.test_products import ALL as PRODUCTS
 from tests.language.test_products import bias_gelu, norm_swiglu, scaled

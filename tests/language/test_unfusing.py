@@ -16,7 +16,7 @@ from fusegen.language.reference import reference
 from fusegen.language.spec import Chain, check_graph
 from fusegen.language.unfusing import Piece, run_pieces, unfused
 from fusegen.planner.cost import count_bytes, unfused_kernels
-from fusegen.planner.passes import simplify
+from fusegen.planner.rewrites import simplify
 from fusegen.targets import target
 from tests.chains import random_chain
 from tests.language.test_products import ALL as PRODUCTS

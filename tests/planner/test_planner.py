@@ -17,7 +17,7 @@ from fusegen.errors import NoPlan
 from fusegen.language.graph import Extent, Graph
 from fusegen.planner import CONTIGUOUS, candidates, plan
 from fusegen.planner.model import Layout, RowPlan, Until, Value
-from fusegen.planner.passes import simplify
+from fusegen.planner.rewrites import simplify
 from fusegen.planner.rows.duration import resident_blocks
 from fusegen.planner.rows.rowwise import rowwise
 from fusegen.runtime import Kernel, finding
@@ -84,12 +84,12 @@ def test_random_chains_have_sound_plans(seed: int, cols: int, gpu: Target) -> No
 def check(made: RowPlan) -> None:
     """What no plan may break."""
     tile, target = made.tile, made.target
-    walks = (*made.stages, *(made.selection.picked if made.selection else ()))
-    stores = [s.access.tensor for stage in walks for s in (*stage.stores, *stage.row_stores)]
+    passes = (*made.passes, *(made.selection.picked if made.selection else ()))
+    stores = [s.access.tensor for row_pass in passes for s in (*row_pass.stores, *row_pass.row_stores)]
     stores += [s.access.tensor for s in made.row_stores]
     assert sorted(stores) == sorted(t.name for t in made.graph.outputs), "every output is written exactly once"
-    assert tile.threads % tile.team == 0
-    assert tile.threads_per_row == tile.team * tile.cluster
+    assert tile.threads % tile.row_threads == 0
+    assert tile.threads_per_row == tile.row_threads * tile.cluster
     assert tile.cluster <= target.max_cluster
     assert tile.rows_per_block >= 1
     assert tile.threads <= target.threads_per_block
@@ -100,8 +100,8 @@ def check(made: RowPlan) -> None:
         if access.mode == "vector" and not made.flat and access.strided:
             assert made.cols % access.vector == 0
     if not made.flat:
-        covered = tile.cols * tile.col_tiles + tile.apart
-        assert tile.apart <= tile.threads_per_row, "one a thread"
+        covered = tile.cols * tile.col_tiles + tile.remainder
+        assert tile.remainder <= tile.threads_per_row, "one a thread"
         assert covered >= made.cols, "the tile covers the row"
         if made.tail == "none":
             assert covered == made.cols
@@ -112,11 +112,15 @@ def check(made: RowPlan) -> None:
         assert traffic.moved <= max(traffic.unfused, traffic.ideal)
     assert made.cost.time_us > 0
     names = [s.name for s in made.launch_body + made.row_body]
-    for stage in made.stages:
-        names += [s.name for s in stage.row_body]
-        inner = [load.value for load in stage.loads] + [k.value for k in stage.takes] + [s.name for s in stage.body]
+    for row_pass in made.passes:
+        names += [s.name for s in row_pass.row_body]
+        inner = (
+            [load.value for load in row_pass.loads]
+            + [k.value for k in row_pass.takes]
+            + [s.name for s in row_pass.body]
+        )
         assert len(inner) == len(set(inner)), "single assignment"
-        for statement in stage.body:
+        for statement in row_pass.body:
             assert statement.name not in statement.uses
     assert len(names) == len(set(names))
 
@@ -125,12 +129,12 @@ def test_values_are_kept_by_staged_plans_and_recomputed_by_streamed_ones() -> No
     plans = row_plans(mission.graph, H200)
     staged = next(p for p in plans if p.staging == "registers")
     streamed = next(p for p in plans if p.staging == "stream")
-    assert [len(s.reads) for s in staged.stages] in ([5, 0, 0], [3, 0, 2]), "what rows share is read ahead, or late"
-    assert [len(s.reads) for s in streamed.stages] == [3, 5], "the mean and the variance in one walk"
-    assert streamed.stages[0].reductions[0].kind == "welford"
+    assert [len(s.reads) for s in staged.passes] in ([5, 0, 0], [3, 0, 2]), "what rows share is read ahead, or late"
+    assert [len(s.reads) for s in streamed.passes] == [3, 5], "the mean and the variance in one pass"
+    assert streamed.passes[0].reductions[0].kind == "welford"
 
 
-def test_what_a_later_walk_keeps_is_copied_only_where_copies_take_it() -> None:
+def test_what_a_later_pass_keeps_is_copied_only_where_copies_take_it() -> None:
     """Two masks are 2 bytes, and cp.async takes 4, 8 or 16."""
 
     def spec(x: bf16[M, N], mask: b8[M, N]) -> bf16[M, N]:
@@ -156,25 +160,25 @@ def test_an_infinite_sum_stays_one_where_it_shows(shown: str) -> None:
         return normal, others.get(shown, normal * 2)
 
     streamed = next(p for p in row_plans(chain(M=3, N=2048)(spec).graph, H200) if p.staging == "stream")
-    (pair,) = [r for stage in streamed.stages for r in stage.reductions]
+    (pair,) = [r for row_pass in streamed.passes for r in row_pass.reductions]
     assert (pair.kind, pair.guarded) == ("welford", shown != "nothing")
 
 
 def test_what_rows_share_is_read_ahead_or_where_it_is_used() -> None:
-    """gamma and beta, which the last walk uses; bias is needed at once, and by no later walk."""
+    """gamma and beta, which the last pass uses; bias is needed at once, and by no later pass."""
     found = set()
     for rows in (8, 8192):
         for made in row_plans(mission.at(M=rows).graph, A100):
             if made.staging != "registers":
                 continue
-            first, *later = made.stages
+            first, *later = made.passes
             ahead = [load.value for load in first.loads if load.when == "ahead"]
             assert ahead in (["gamma", "beta"], [])
             assert not ahead or made.tile.per_thread * made.tile.vector <= 32
-            kept = [load.value for stage in later for load in stage.loads if load.when == "kept"]
+            kept = [load.value for row_pass in later for load in row_pass.loads if load.when == "kept"]
             assert kept == ahead
             assert first.title.startswith("read gamma, beta ahead; read y" if ahead else "read y")
-            assert [stage.late for stage in made.stages] == [False, False, not ahead]
+            assert [row_pass.late for row_pass in made.passes] == [False, False, not ahead]
             found.add(bool(ahead))
     assert found == {True, False}
 
@@ -189,24 +193,24 @@ def test_rules_yield_every_way_to_read_and_the_cheapest_is_a_candidate() -> None
     assert len(found) == len(ways)
 
 
-def test_few_rows_fetch_the_vectors_they_share_by_bulk_copies() -> None:
+def test_few_rows_prefetch_the_vectors_they_share_by_bulk_copies() -> None:
     """Where a barrier stands between who asks for gamma and beta and who takes them, and a launch has few waves."""
     for made in row_plans(mission.at(M=1024).graph, H200):
         barrier = made.staging == "registers" and made.threads >= 128 and made.rows_per_block == 1
-        assert [access.name for access in made.fetched] == (["gamma", "beta"] if barrier else []), made.configuration
+        assert [access.name for access in made.prefetched] == (["gamma", "beta"] if barrier else []), made.configuration
     made = row_plan(mission.at(M=1024).graph, H200)
-    assert made.fetched
-    assert made.stages[0].title.endswith("; fetch gamma, beta")
-    assert made.stages[-1].title == "take gamma, beta; write out"
-    assert made.static_shared_bytes > 2 * made.fetched[0].dtype.bytes * made.cols
+    assert made.prefetched
+    assert made.passes[0].title.endswith("; prefetch gamma, beta")
+    assert made.passes[-1].title == "take gamma, beta; write out"
+    assert made.static_shared_bytes > 2 * made.prefetched[0].dtype.bytes * made.cols
     text = render(made).text
-    assert text.index("copy_bulk(gamma_fetched") < text.index("wait_arrivals(arrivals);\n", text.index("// walk 1"))
-    assert not any(p.fetched for p in row_plans(mission.at(M=65536).graph, H200)), "the caches have them"
-    assert not any(p.fetched for p in row_plans(mission.at(M=1024).graph, A100)), "which has no bulk copies"
-    assert not any(p.fetched for p in row_plans(SPECS["add_rmsnorm"].at(M=1024).graph, H200)), "of one vector"
-    assert not any(p.fetched for p in row_plans(mission.at(M=8, N=2048).graph, H200)), "vectors of 4 KB"
-    assert not any(p.fetched for p in row_plans(mission.at(M=8, N=16384).graph, H200)), "64 KB of them"
-    assert not any(p.fetched for p in row_plans(normed.at(M=8, N=4096).graph, H200)), "a row has less"
+    assert text.index("copy_bulk(gamma_prefetched") < text.index("wait_arrivals(arrivals);\n", text.index("// pass 1"))
+    assert not any(p.prefetched for p in row_plans(mission.at(M=65536).graph, H200)), "the caches have them"
+    assert not any(p.prefetched for p in row_plans(mission.at(M=1024).graph, A100)), "which has no bulk copies"
+    assert not any(p.prefetched for p in row_plans(SPECS["add_rmsnorm"].at(M=1024).graph, H200)), "of one vector"
+    assert not any(p.prefetched for p in row_plans(mission.at(M=8, N=2048).graph, H200)), "vectors of 4 KB"
+    assert not any(p.prefetched for p in row_plans(mission.at(M=8, N=16384).graph, H200)), "64 KB of them"
+    assert not any(p.prefetched for p in row_plans(normed.at(M=8, N=4096).graph, H200)), "a row has less"
 
 
 def test_halves_stay_packed_in_registers_where_that_takes_fewer() -> None:
@@ -215,23 +219,25 @@ def test_halves_stay_packed_in_registers_where_that_takes_fewer() -> None:
     packed = made["rowwise registers 512/512 6x8 keeps=inputs"]
     assert packed.packed
     assert packed.cost.registers < made["rowwise registers 512/512 6x8"].cost.registers
-    assert not any(stage.takes or any(r.kind == "welford" for r in stage.reductions) for stage in packed.stages)
+    assert not any(
+        row_pass.takes or any(r.kind == "welford" for r in row_pass.reductions) for row_pass in packed.passes
+    )
     text = render(packed).text
     assert text.count("leave_packed(x_vec[v]);") == 2
     assert not any(p.packed for p in row_plans(normed.at(N=24576).with_dtype(f32).graph, H200))
 
 
-def test_a_row_in_shared_memory_is_walked_over_once_more() -> None:
+def test_a_row_in_shared_memory_gets_one_more_pass() -> None:
     """Not so one that is read again from memory."""
     for made in row_plans(normed.at(N=24576).with_dtype(f16).graph, H200):
-        welford = any(r.kind == "welford" for stage in made.stages for r in stage.reductions)
+        welford = any(r.kind == "welford" for row_pass in made.passes for r in row_pass.reductions)
         assert welford == (made.staging == "stream" or made.tile.kept not in (0, made.tile.per_thread))
 
 
-def test_softmax_streams_in_two_walks() -> None:
+def test_softmax_streams_in_two_passes() -> None:
     streamed = next(p for p in row_plans(SPECS["log_softmax"].graph, H200) if p.staging == "stream")
-    assert [r.kind for r in streamed.stages[0].reductions] == ["softmax"]
-    assert len(streamed.stages) == 2
+    assert [r.kind for r in streamed.passes[0].reductions] == ["softmax"]
+    assert len(streamed.passes) == 2
 
 
 @chain(M=3, N=577)
@@ -266,7 +272,7 @@ def kernel_of(plan: RowPlan) -> Kernel:
 @needs_check
 @pytest.mark.parametrize("spec", [two_softmaxes, two_variances, fourth_moment, spread_of_exponentials])
 def test_a_reduction_is_merged_with_one_other(spec: Chain) -> None:
-    """However rows are kept between walks: pairs are merged where values are computed anew."""
+    """However rows are kept between passes: pairs are merged where values are computed anew."""
     from fusegen.validation import validate
 
     for made in {(p.staging, p.keeps): p for p in row_plans(spec.graph, H200)}.values():
@@ -316,9 +322,9 @@ def normed(x: f32[M, N], gamma: f32[N], beta: f32[N]) -> f32[M, N]:
 def test_vectors_are_read_ahead_where_registers_have_room() -> None:
     """With 1024 threads there are 64 registers, and NVRTC 13.0 spilled 60 B of 5 x 4 elements and two vectors ahead."""
     made = {p.configuration: p for p in row_plans(normed.graph, H200)}["rowwise registers 1024/1024 5x4"]
-    assert not any(load.when == "ahead" for load in made.stages[0].loads)
+    assert not any(load.when == "ahead" for load in made.passes[0].loads)
     short = row_plans(normed.at(M=8, N=4096).graph, H200)[0]
-    assert sum(load.when == "ahead" for load in short.stages[0].loads) == 2
+    assert sum(load.when == "ahead" for load in short.passes[0].loads) == 2
 
 
 def test_a_cluster_is_for_rows_that_fill_a_block() -> None:
@@ -327,15 +333,15 @@ def test_a_cluster_is_for_rows_that_fill_a_block() -> None:
     assert {p.tile.cluster for p in row_plans(mission.graph.at(N=65536), A100)} == {1}
 
 
-def test_what_does_not_fit_is_read_again_from_where_the_last_walk_ended() -> None:
+def test_what_does_not_fit_is_read_again_from_where_the_last_pass_ended() -> None:
     graph = SPECS["scale_softmax"].graph.at(N=131072)
     partly = [p for p in row_plans(graph, H200) if p.staging == "shared" and p.tile.kept < p.tile.per_thread]
     assert partly
     for made in partly:
-        assert [stage.backward for stage in made.stages] == [False, True]
+        assert [row_pass.backward for row_pass in made.passes] == [False, True]
         assert made.copies
         (scores,) = [t for t in made.cost.traffic.tensors if t.tensor == "scores"]
-        assert 1 < scores.walks < 2
+        assert 1 < scores.times < 2
         assert scores.moved >= scores.ideal
         if 4 * made.tile.kept >= 3 * made.tile.per_thread:  # by the counters of an H200: the rest is still in the L2
             assert scores.moved == scores.ideal
@@ -378,7 +384,7 @@ def test_leading_axes_without_a_name_of_their_own_have_one_in_the_kernel(numbers
 
 @needs_check
 @pytest.mark.parametrize("numbers", [numbered, numbered_products], ids=lambda one: one.name)
-def test_leading_axes_without_a_name_of_their_own_are_walked(numbers: Chain) -> None:
+def test_leading_axes_without_a_name_of_their_own_are_passed_over(numbers: Chain) -> None:
     from fusegen.pipeline import compile
     from fusegen.validation import validate
 
@@ -396,7 +402,7 @@ def test_layout_unaligned_moves_single_elements() -> None:
 def test_ragged_rows_move_across_blocks_and_what_they_share_by_vectors() -> None:
     found = [p for p in row_plans(mission.graph.at(N=4097), H200) if p.tile.vector == 8]
     modes = {a.tensor: a.mode for a in found[0].accesses}
-    assert modes["y"] == modes["residual"] == modes["out"] == "across"
+    assert modes["y"] == modes["residual"] == modes["out"] == "misaligned"
     assert modes["bias"] == modes["gamma"] == modes["beta"] == "vector"
 
 
@@ -473,7 +479,9 @@ def test_extent_of_masks_and_vectors() -> None:
 def limit_texts(graph: Graph) -> dict[str, str]:
     """The condition under which each operand is read, where it has one."""
     made = row_plan(graph, H200)
-    return {load.access.tensor: until_text(load.until) for stage in made.stages for load in stage.loads if load.until}
+    return {
+        load.access.tensor: until_text(load.until) for row_pass in made.passes for load in row_pass.loads if load.until
+    }
 
 
 def until_text(until: Until | None) -> str:
@@ -494,12 +502,12 @@ def test_causal_rows_are_read_up_to_the_diagonal() -> None:
 
 
 def test_masked_rows_that_are_read_again_count_again() -> None:
-    """A mask that hides most of a row makes its tensor small, not shared: every walk asks DRAM for what is left."""
+    """A mask that hides most of a row makes its tensor small, not shared: every pass asks DRAM for what is left."""
     graph = SPECS["scale_causal_softmax"].graph.at(S=4096, N=1048576)
     made = row_plan(graph, H200)
     scores = {t.tensor: t for t in made.cost.traffic.tensors}["scores"]
     assert made.staging == "stream"
-    assert len(made.stages) == 2
+    assert len(made.passes) == 2
     assert scores.moved == 2 * scores.ideal
 
 
@@ -567,27 +575,27 @@ def test_no_block_is_read_that_a_mask_has_left_unwritten() -> None:
     shared = [p for p in plans if p.staging == "shared" and not p.copies]
     assert shared
     for made in shared:
-        kept = [stage for stage in made.stages if any(load.when == "kept" for load in stage.loads)]
-        assert not any(stage.until and stage.blocks_of for stage in kept), made.configuration
+        kept = [row_pass for row_pass in made.passes if any(load.when == "kept" for load in row_pass.loads)]
+        assert not any(row_pass.until and row_pass.blocks_of for row_pass in kept), made.configuration
 
 
 def test_vectors_beyond_the_diagonal_are_not_computed_one_by_one() -> None:
     plans = row_plans(SPECS["scale_causal_softmax"].graph, H200)
     made = next(p for p in plans if p.staging == "registers")
-    assert [until_text(s.until) for s in made.stages] == ["<= last"] * 3
-    assert all(p.stages[0].until for p in plans)
-    once = {p.configuration for p in plans if any(a.once for a in p.accesses if a.vector == 8)}
+    assert [until_text(s.until) for s in made.passes] == ["<= last"] * 3
+    assert all(p.passes[0].until for p in plans)
+    once = {p.configuration for p in plans if any(a.evict_first for a in p.accesses if a.vector == 8)}
     again = {p.configuration for p in plans if p.staging == "stream" or 0 < p.tile.kept < p.tile.per_thread}
     assert once == {p.configuration for p in plans if p.tile.vector == 8} - again, "what is read again may stay"
-    names = [s.name for stage in made.stages for s in stage.rest_body]
-    assert names == ["z_minus_pivot_rest", "e_rest", "softmax_rest"]
+    names = [s.name for row_pass in made.passes for s in row_pass.masked_body]
+    assert names == ["z_minus_pivot_masked", "e_masked", "softmax_masked"]
     ragged = row_plan(SPECS["scale_causal_softmax"].graph.at(N=4097), H200)
-    assert [until_text(s.until) for s in ragged.stages] == ["<= last"] * len(ragged.stages)
+    assert [until_text(s.until) for s in ragged.passes] == ["<= last"] * len(ragged.passes)
 
     def varies(x: f16[M, N], y: f16[M, N]) -> tuple[f16[M, N], f16[M, N]]:
         return F.softmax(F.causal(x)), y + 1
 
-    assert not any(s.until for s in row_plan(chain(M=8, N=64)(varies).graph, H200).stages)
+    assert not any(s.until for s in row_plan(chain(M=8, N=64)(varies).graph, H200).passes)
 
 
 def test_what_rows_share_stays_in_the_caches() -> None:
@@ -595,12 +603,12 @@ def test_what_rows_share_stays_in_the_caches() -> None:
         return F.softmax(F.causal(x + bias))
 
     for made in row_plans(chain(M=512, N=2048)(spec).graph, H200):
-        assert not any(a.once for a in made.accesses if a.tensor == "bias")
+        assert not any(a.evict_first for a in made.accesses if a.tensor == "bias")
 
 
 @pytest.mark.parametrize("gpu", ["cuda:h200", "cuda:a100", "hip:mi300x"])
 def test_a_masked_operand_is_zero_beyond_its_limit_however_it_is_kept(gpu: str) -> None:
-    """What is added varies along the row, so no walk passes over whole vectors; yet nothing is copied past the mask."""
+    """What is added varies along the row, so no pass passes over whole vectors; yet nothing is copied past the mask."""
 
     def spec(x: f16[M, N], y: f16[M, N]) -> f16[M, N]:
         return F.softmax(F.causal(x * 0.125)) + y
@@ -630,7 +638,7 @@ def test_values_beyond_a_limit_count_as_what_they_are(cols: int, staging: str, g
 
     plans = row_plans(chain(M=3, N=cols)(spec).graph, TARGETS[gpu])
     chosen = next(p for p in plans if p.staging == staging)
-    assert all(stage.until for stage in chosen.stages)
+    assert all(row_pass.until for row_pass in chosen.passes)
     made = kernel_of(chosen)
     if cols <= 2048:
         validate(made, quick=True).raise_for_error()

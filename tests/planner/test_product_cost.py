@@ -18,10 +18,10 @@ from fusegen.measuring.timing import Timing
 from fusegen.planner import plan
 from fusegen.planner.cost import decisions
 from fusegen.planner.model import Layout
-from fusegen.planner.passes import simplify
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.product_cost import filled, floors, product_rounding, product_traffic, wave_text
 from fusegen.planner.products.wgmma import WgmmaPlan
+from fusegen.planner.rewrites import simplify
 from fusegen.targets import H200, MI300X, Target
 from tests.language.test_products import bias_gelu, norm_swiglu, qkv, scaled, unbounded, with_tf32
 from tests.products import NOTHING, sketch
@@ -54,7 +54,7 @@ def test_factors_that_the_cache_cannot_hold_come_again_for_each_group_of_tile_ro
     """8192 x 8192 weights are 128 MiB: no L2 holds them, and 64 rows of tiles are 8 groups."""
     found = product_traffic(gemm_bias_gelu.at(M=8192, N=8192, K=8192).graph, H200, TILE, GROUP)
     by_name = {t.tensor: t for t in found.tensors}
-    assert (by_name["w"].walks, by_name["w"].moved) == (8, 8 * by_name["w"].ideal)
+    assert (by_name["w"].times, by_name["w"].moved) == (8, 8 * by_name["w"].ideal)
     assert by_name["x"].moved == by_name["x"].ideal
     assert found.moved == found.ideal + 7 * by_name["w"].ideal
     assert product_traffic(gemm_bias_gelu.at(M=1024, N=8192, K=8192).graph, H200, TILE, GROUP).moved < found.moved / 6
@@ -163,7 +163,7 @@ def test_the_heading_has_products_apart_and_what_is_needed() -> None:
     assert "MB with products apart, " in text
     assert "972.5 us at 989 TFLOP/s for products; compute-bound at " in text
     assert "K=4096, N=14336; rows of all operands next to each other" in text
-    turned = sketch(graph, Layout(turned=frozenset({"w_up"})))
+    turned = sketch(graph, Layout(transposed=frozenset({"w_up"})))
     assert "w_up: its elements along K next to each other" in " ".join(str(turned).split())
 
 

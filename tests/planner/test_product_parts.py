@@ -52,15 +52,17 @@ def test_every_candidate_multiplies_by_an_atom_of_its_target(name: str) -> None:
 )
 def test_right_factors_move(name: str, rows: int, rule: str, transport: str) -> None:
     found = [plan for plan in plans(gemms.bias_gelu, name, M=rows, N=1024, K=512) if plan.rule == rule]
-    assert {right.transport for plan in found for span in plan.spans for right in span.rights} == {transport}
+    assert {
+        right.transport for plan in found for output_group in plan.output_groups for right in output_group.rights
+    } == {transport}
 
 
 def test_what_wgmma_reads_and_stores_moves_in_boxes_where_it_can() -> None:
     """A body names what is read ahead of the sums first, then what tensor copies bring, then what pairs are read of."""
     for plan in plans(gemms.residual, "cuda:h200", M=512, N=1024, K=512):
         if plan.rule == "wgmma":
-            (span,) = plan.spans
-            moves = [(load.access.tensor, load.when, load.transport) for load in span.loads]
-            ahead, rest = ("bias", "ahead", "plain"), "tensor" if span.brought else "plain"
+            (output_group,) = plan.output_groups
+            moves = [(load.access.tensor, load.when, load.transport) for load in output_group.loads]
+            ahead, rest = ("bias", "ahead", "plain"), "tensor" if output_group.brought else "plain"
             assert moves == [ahead, ("r", "now", rest)]
-            assert [store.transport for store in span.stores] == ["tensor", "plain"], "f16, and f32"
+            assert [store.transport for store in output_group.stores] == ["tensor", "plain"], "f16, and f32"

@@ -11,8 +11,8 @@ from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.language.graph import Kind
 from fusegen.language.trace import OPS
-from fusegen.planner.passes import simplify
 from fusegen.planner.ranges import RANGES, Range, in_f32, in_i32, ranges
+from fusegen.planner.rewrites import simplify
 
 M, N = dims("M N")
 MAPS = [name for name in RANGES if OPS[name].kind is Kind.MAP and not name.startswith("bit")]

@@ -43,7 +43,7 @@ def axes_of(found: fusegen.language.spec.Chain, target: Target = H200) -> list[t
     return [dim.axes for dim in plan(found.graph, target).row_dims]
 
 
-def test_what_would_leave_the_cache_is_walked_last() -> None:
+def test_what_would_leave_the_cache_comes_last() -> None:
     assert axes_of(biased) == [(1, 2), (0,)]
     assert axes_of(biased_causal) == [(1,), (2,), (0,)]
     assert axes_of(masked) == [(0,), (2,), (1,)]

@@ -27,10 +27,10 @@ def test_the_picker_that_a_kernel_declares_is_the_one_that_is_counted() -> None:
         for plan in candidates(ALL[name].graph, H200).plans:
             assert isinstance(plan, RowPlan)
             assert plan.selection
-            way = (plan.rule, plan.selection.by, plan.selection.in_turn, plan.cluster > 1)
+            way = (plan.rule, plan.selection.by, plan.selection.one_by_one, plan.cluster > 1)
             plans.setdefault(way, plan)
     assert {rule for rule, *_ in plans} == {"topk", "held", "dense"}
-    assert {by for _, by, *_ in plans} == {"team", "threshold", "hold", "dense"}
+    assert {by for _, by, *_ in plans} == {"warp", "streaming", "small_k", "dense"}
     for plan in plans.values():
         assert plan.selection
         found = picker(plan.selection, plan.tile, plan.target.warp)

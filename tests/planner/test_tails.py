@@ -51,7 +51,7 @@ def test_turns_that_ask_for_no_column(name: str, cols: int) -> None:
 @pytest.mark.parametrize("cols", COLS)
 def test_turns_of_a_stream_that_read_nothing_behind_the_row(cols: int) -> None:
     for plan in plans("topk", cols):
-        if plan.selection and plan.selection.by == "threshold":
+        if plan.selection and plan.selection.by == "streaming":
             inside = turns_inside(plan)
             assert inside % plan.selection.streamed == 0
             assert inside * plan.tile.threads_per_row * plan.tile.vector <= cols

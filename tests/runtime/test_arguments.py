@@ -85,7 +85,7 @@ def planned(spec: Chain, layout: Layout | None = None) -> Plan:
 def across(spec: Chain, layout: Layout | None = None) -> Plan:
     """The cheapest plan that reads x across blocks, or the cheapest of all where none does."""
     plans = candidates(spec.graph, H200, layout or Layout()).plans
-    return next((p for p in plans if p.across), plans[0])
+    return next((p for p in plans if p.misaligned_rows), plans[0])
 
 
 def made(dtype: DType, *shape: int, strides: tuple[int, ...] | None = None, address: int = 1 << 20) -> ArrayView:
@@ -462,7 +462,7 @@ def test_layout_of_merged_axes() -> None:
 
 def test_layout_of_rows_that_start_anywhere() -> None:
     p = across(odd)
-    assert access_of(p, "x").mode == "across"
+    assert access_of(p, "x").mode == "misaligned"
     assert layout_needed(p, {"x": made(f16, 4, 37)}) == Layout()
     assert layout_needed(p, {"x": made(f16, 4, 37, strides=(38, 1))}) == Layout()
     assert layout_needed(p, {"x": made(f16, 4, 37, strides=(0, 1))}) == Layout()
@@ -504,7 +504,7 @@ def test_asking_for_layouts_ends_in_one_that_reads_right(
         assert offset == sum(i * s for i, s in zip(index, steps, strict=True))
         if access.mode == "vector":
             assert (x.address + 2 * offset) % access.vector_bytes == 0
-        if access.mode == "across":
+        if access.mode == "misaligned":
             assert x.address % access.vector_bytes == 0
             assert offset >= 0, "no block begins before the tensor"
 

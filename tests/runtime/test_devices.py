@@ -796,7 +796,7 @@ def clustered(cluster: int) -> Source:
     plan = SOURCE.plan
     assert isinstance(plan, RowPlan)
     tile = replace(plan.tile, cluster=cluster, threads=512)
-    return replace(SOURCE, plan=replace(plan, tile=tile, staging="rolling", shared_bytes=1000))
+    return replace(SOURCE, plan=replace(plan, tile=tile, staging="persistent", shared_bytes=1000))
 
 
 def test_a_gpu_is_asked_how_many_clusters_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:

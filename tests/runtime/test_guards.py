@@ -156,7 +156,7 @@ def test_tensors_have_traits_of_their_own(functions: Functions) -> None:
 
 CHANGES: dict[str, Callable[[Any], object]] = {
     "resized": lambda x: x.resize_(5, 6),
-    "turned": lambda x: x.t_(),
+    "transposed": lambda x: x.t_(),
     "another's data": lambda x: setattr(x, "data", torch.zeros(4, 7)),
     "lazily negated data": lambda x: setattr(x, "data", torch._neg_view(x.detach())),
     "swapped": lambda x: torch.utils.swap_tensors(x, torch._neg_view(plain())),

@@ -218,7 +218,7 @@ def test_records_tell_alignments_apart_that_only_a_variant_needs() -> None:
 
     def variants(layout: Layout) -> tuple[Source, None]:
         plans = candidates(biased.at(N=37).graph, H200, layout).plans
-        return render(next(p for p in plans if p.across is layout.split)), None
+        return render(next(p for p in plans if p.misaligned_rows is layout.split)), None
 
     source, _ = variants(Layout())
     kernel = Kernel(source, None, EmulatorDevice(H200), variants)

@@ -106,7 +106,7 @@ def test_every_layout_is_right(spec: Chain, name: str) -> None:
 
 
 @needs_compiler
-def test_a_factor_that_tensor_copies_cannot_walk_beside_crossed_ones() -> None:
+def test_a_factor_that_tensor_copies_cannot_move_beside_crossed_ones() -> None:
     """Right factors lie both ways round, as Hopper's instruction takes them, and a row of x is 65 elements long."""
     kernel = fusegen.compile(gemms.crossed.at(L=64, K=64), target="cuda:h200", on="emulator", validate=False)
     assert kernel.plan.rule == "wgmma"

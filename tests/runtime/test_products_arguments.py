@@ -66,38 +66,38 @@ F16 = turned.graph.inputs[0].dtype.numpy
 def test_contiguous_operands_are_what_is_planned_for() -> None:
     plan, views = settled(bias_gelu)
     assert plan.layout == Layout()
-    assert number(plan, views) == {"rows": 24, "x_stride": 16, "w_right_pitch": 16, "out_stride": 40}
+    assert number(plan, views) == {"rows": 24, "x_stride": 16, "w_right_ld": 16, "out_stride": 40}
 
 
 def test_leading_dimensions_are_run_time_numbers() -> None:
     plan, views = settled(bias_gelu, x=padded(24, 16, 48, BF16), w=padded(40, 16, 24, BF16))
     assert plan.layout == Layout()
     assert number(plan, views)["x_stride"] == 48
-    assert number(plan, views)["w_right_pitch"] == 24
+    assert number(plan, views)["w_right_ld"] == 24
 
 
 def test_odd_leading_dimensions_ask_for_a_slower_path() -> None:
     plan, views = settled(bias_gelu, x=padded(24, 16, 17, BF16), w=padded(40, 16, 17, BF16))
     assert plan.layout == Layout(unaligned=frozenset({"x", "w"}))
-    assert (number(plan, views)["x_stride"], number(plan, views)["w_right_pitch"]) == (17, 17)
+    assert (number(plan, views)["x_stride"], number(plan, views)["w_right_ld"]) == (17, 17)
 
 
 @pytest.mark.parametrize("name", ["x", "w"])
 def test_a_transposed_array_is_turned_and_not_copied(name: str) -> None:
     shape = {"x": (24, 16), "w": (40, 16)}[name]
     plan, views = settled(bias_gelu, **{name: np.zeros(shape[::-1], BF16).T})
-    assert plan.layout == Layout(turned=frozenset({name}))
-    assert layout_text(plan.layout) == f"{name} turned"
+    assert plan.layout == Layout(transposed=frozenset({name}))
+    assert layout_text(plan.layout) == f"{name} transposed"
     numbers = number(plan, views)
-    assert numbers["x_pitch" if name == "x" else "w_right_pitch"] == shape[0]
+    assert numbers["x_ld" if name == "x" else "w_right_ld"] == shape[0]
 
 
 def test_an_operand_that_is_declared_transposed_may_be_turned_back() -> None:
     plan, _ = settled(turned)
     assert plan.layout == Layout()
-    assert next(a for a in plan.accesses if a.tensor == "x").pitch == -2, "rows of K, M of them next to each other"
+    assert next(a for a in plan.accesses if a.tensor == "x").ld_axis == -2, "rows of K, M of them next to each other"
     plan, views = settled(turned, x=np.zeros((24, 16), F16).T)
-    assert plan.layout == Layout(turned=frozenset({"x"}))
+    assert plan.layout == Layout(transposed=frozenset({"x"}))
     assert number(plan, views)["x_stride"] == 16
 
 
@@ -110,14 +110,14 @@ def test_batches_are_one_stride_where_they_can_be() -> None:
     assert plan.layout == Layout(split=True)
     assert (number(plan, views)["x_stride_B"], number(plan, views)["x_stride_M"]) == (480, 16)
     plan, views = settled(qkv, x=np.zeros((3, 16, 24), F16).transpose(0, 2, 1))
-    assert plan.layout == Layout(turned=frozenset({"x"}))
+    assert plan.layout == Layout(transposed=frozenset({"x"}))
     assert [d.axes for d in plan.row_dims] == [(0,), (1,)], "rows that are lines stay alone"
-    assert (number(plan, views)["x_stride_B"], number(plan, views)["x_pitch"]) == (384, 24)
+    assert (number(plan, views)["x_stride_B"], number(plan, views)["x_ld"]) == (384, 24)
 
 
 def test_both_sides_of_a_gram_matrix_are_the_same_memory() -> None:
     plan, views = settled(gram, x=padded(24, 16, 20, F16))
-    assert {n: v for n, v in number(plan, views).items() if n.startswith("x")} == {"x_stride": 20, "x_right_pitch": 20}
+    assert {n: v for n, v in number(plan, views).items() if n.startswith("x")} == {"x_stride": 20, "x_right_ld": 20}
 
 
 def test_no_line_at_all_is_a_sentence() -> None:
@@ -126,7 +126,7 @@ def test_no_line_at_all_is_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("spec", [square, norm_swiglu], ids=lambda spec: spec.name)
-def test_what_is_also_walked_by_rows_lies_by_rows(spec: Chain) -> None:
+def test_what_is_also_read_by_rows_lies_by_rows(spec: Chain) -> None:
     rows = 24
     with pytest.raises(ArgumentError, match="x has a stride of 24 elements along its last axis"):
         settled(spec, x=np.zeros((16, rows), BF16).T)

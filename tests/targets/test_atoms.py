@@ -102,7 +102,7 @@ def test_a_unit_that_no_rule_plans_for_changes_nothing() -> None:
     rows = Fragment((Term("lane"),), (Term("i"),), lanes=32)
     tcgen05 = Atom(
         kind="tcgen05", instruction="tcgen05.mma.kind::f16", factors=f16, word="f16", rows=128, cols=256, col_step=16,
-        depth=16, issuer="thread", left=("shared memory", "tensor memory"), right=("shared memory",),
+        k=16, issuer="thread", left=("shared memory", "tensor memory"), right=("shared memory",),
         sums="tensor memory", fragment=rows, warps=4,
     )  # fmt: skip
     assert (tcgen05.threads, tcgen05.warp_rows, tcgen05.accumulators) == (128, 32, 16)
@@ -135,8 +135,8 @@ def test_targets_name_what_they_have() -> None:
 def test_an_instruction_fills_a_fragment_of_16_or_32_bytes(name: str) -> None:
     """Of each row of the factors: what their loads and their swizzles are made for."""
     atom = ATOMS[name]
-    assert atom.depth * atom.factors.bytes in ((32,) if atom.kind != "mfma" else (32, 64))
-    assert atom.depth % atom.instructions == 0
+    assert atom.k * atom.factors.bytes in ((32,) if atom.kind != "mfma" else (32, 64))
+    assert atom.k % atom.instructions == 0
 
 
 def test_a_term_is_a_digit() -> None:

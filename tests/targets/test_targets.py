@@ -134,8 +134,10 @@ def test_kernels_for_amd_move_16_bytes_an_instruction_and_leave_room_for_waves(c
     for access in made.accesses:
         if access.mode == "vector" and access.vector_bytes == 16:
             assert f"global_{'store' if access.output else 'load'}_dwordx4" in code
-        if access.once:
+        if access.evict_first:
             assert re.search(r"global_load_dwordx4 .* (nt|glc slc)", code), "leaves the caches first"
     assert isinstance(made, RowPlan)
-    if any(call in s.op.expr for stage in made.stages for s in stage.body for call in ("exponential(", "power_of_2(")):
+    if any(
+        call in s.op.expr for row_pass in made.passes for s in row_pass.body for call in ("exponential(", "power_of_2(")
+    ):
         assert "v_exp_f32" in code

@@ -21,7 +21,7 @@ from fusegen.language.reference import reference
 from fusegen.language.selection import take, top_columns
 from fusegen.language.spec import Chain
 from fusegen.language.types import size_of
-from fusegen.planner.passes import simplify
+from fusegen.planner.rewrites import simplify
 from fusegen.validation.accumulation import Accumulation
 from fusegen.validation.bounded import Bounded, exact
 from fusegen.validation.bounds import formula, leaf

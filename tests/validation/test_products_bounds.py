@@ -46,10 +46,10 @@ def truncated(x: np.ndarray) -> np.ndarray:
 def summed(a: np.ndarray, b: np.ndarray, at_once: int, how: Summed = ONE) -> np.ndarray:
     """a @ b as a tensor core may do it: `at_once` products are cut to an ulp of the largest and added to the sum."""
     total = np.zeros((a.shape[0], b.shape[1]), np.float32)
-    for share in range(how.shares):
+    for share in range(how.split_k):
         part = np.zeros_like(total)
         for k in range(0, a.shape[1], at_once):
-            if how.depth and k // how.depth % how.shares != share:
+            if how.k and k // how.k % how.split_k != share:
                 continue
             terms = a[:, k : k + at_once, None] * b[None, k : k + at_once]
             terms = np.concatenate([terms.astype(np.float64), part[:, None].astype(np.float64)], 1)
@@ -71,7 +71,7 @@ class Shared(Sketch):
 
 @pytest.mark.parametrize("at_once", [1, 4, 8, 16])
 @pytest.mark.parametrize("pattern", ["normal", "alternating", "mean >> spread", "ties", "ends", "small"])
-@pytest.mark.parametrize("how", [Summed(), Summed(shares=3, depth=32)], ids=["one sum", "three sums"])
+@pytest.mark.parametrize("how", [Summed(), Summed(split_k=3, k=32)], ids=["one sum", "three sums"])
 def test_right_sums_stay_inside(at_once: int, pattern: str, how: Summed) -> None:
     plan = Shared(**{**vars(sketch(matmul.graph)), "how": how})
     patterns = [p for p in PATTERNS if p.name == pattern]

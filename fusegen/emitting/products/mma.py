@@ -12,7 +12,7 @@ from fusegen.emitting.products.mma_factors import FactorSpeller
 from fusegen.emitting.products.mma_sizes import sizes
 from fusegen.emitting.products.mma_sums import SumSpeller
 
-COPIES = ("copy_chunk", "copy_once")
+COPIES = ("copy_chunk", "copy_evict_first")
 
 
 class GemmSpeller(FactorSpeller, SumSpeller):
@@ -24,13 +24,19 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         *others, rows = plan.row_dims
         across = plan.tiles_across
         lines = [f"const long long rows = {rows.extent};"] if rows.extent != "rows" else []
-        if tile.spread or others or (tile.group > 1 and across > 1):
+        if tile.persistent or others or (tile.group > 1 and across > 1):
             lines.append("const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);")
-        if across > 1 and (tile.spread or others):
+        if across > 1 and (tile.persistent or others):
             lines.append(f"const unsigned tiles = tiles_down * tiles_across;{'  // of one product' if others else ''}")
-        if not tile.spread:
+        if not tile.persistent:
             block = f"blockIdx.x / {tile.cluster}" if tile.cluster > 1 else "blockIdx.x"
-            return [*lines, *self.place_in_grid(block), self.rows_here("const int "), *self.span_place(), *self.sides()]
+            return [
+                *lines,
+                *self.place_in_grid(block),
+                self.rows_here("const int "),
+                *self.output_group_place(),
+                *self.sides(),
+            ]
         if others:
             each = " * ".join(f"static_cast<unsigned>({dim.extent})" for dim in others)
             lines.append(f"const unsigned tiles_here = {self.tiles} * {each};")
@@ -74,34 +80,34 @@ class GemmSpeller(FactorSpeller, SumSpeller):
     def rows_here(self, declared: str) -> str:
         return f"{declared}rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;"
 
-    def span_place(self) -> list[str]:
-        """The first column of the block's tile; with several spans, which one it is."""
+    def output_group_place(self) -> list[str]:
+        """The first column of the block's tile; with several output groups, which one it is."""
         if not self.several:
             one = self.plan.tiles_across == 1
             return ["constexpr int col0 = 0;" if one else "const int col0 = across * tile_cols;"]
-        spans = self.plan.spans
-        lines = [f"const int span = {self.span_number()};"]
-        first = self.by_span([str(s.first_tile) for s in spans])
+        output_groups = self.plan.output_groups
+        lines = [f"const int group = {self.span_number()};"]
+        first = self.by_output_group([str(s.first_tile) for s in output_groups])
         return [*lines, f"const int col0 = (across - ({first})) * tile_cols;"]
 
     def sides(self) -> list[str]:
-        """What the tile's span multiplies, where there are several."""
+        """What the tile's output group multiplies, where there are several."""
         if not self.several:
             return []
-        spans, lines = self.plan.spans, []
+        output_groups, lines = self.plan.output_groups, []
         if self.cols_ragged():
-            lines.append(f"const int cols = {self.by_span([str(s.cols) for s in spans])};")
+            lines.append(f"const int cols = {self.by_output_group([str(s.cols) for s in output_groups])};")
         for place, own in enumerate(self.owns[len(self.plan.left) :]):
-            rights = [s.rights[place] for s in spans]
-            lines.append(f"const {self.element}* const {own.name}_ptr = {self.by_span([r.pointer for r in rights])};")
-            lines.append(f"const long long {own.name}_stride = {self.by_span([r.stride for r in rights])};")
+            rights = [s.rights[place] for s in output_groups]
+            lines.append(
+                f"const {self.element}* const {own.name}_ptr = {self.by_output_group([r.pointer for r in rights])};"
+            )
+            lines.append(f"const long long {own.name}_stride = {self.by_output_group([r.stride for r in rights])};")
             if own.factor.step:
-                steps = self.by_span([r.step for r in rights])
-                lines.append(
-                    f"const long long {own.name}_step = {steps};  // along the depth: they lie both ways round"
-                )
+                steps = self.by_output_group([r.step for r in rights])
+                lines.append(f"const long long {own.name}_step = {steps};  // along K: they lie both ways round")
             for dim in range(len(rights[0].batch)):
-                strides = self.by_span([r.batch[dim][1] for r in rights])
+                strides = self.by_output_group([r.batch[dim][1] for r in rights])
                 lines.append(f"const long long {own.name}_batch_{dim} = {strides};")
         return lines
 
@@ -118,13 +124,13 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "const Place at = place_of(tile);",
             "const long long row0 = at.row0;",
             *["const int across = at.across;"] * (self.plan.tiles_across > 1),
-            *self.span_place(),
+            *self.output_group_place(),
             *(f"const long long {index} = at.{index};" for index in used),
         ]
 
-    def by_span(self, texts: list[str]) -> str:
-        """Each span's own text, by its number."""
-        return choice([f"span == {i}" for i in range(len(texts))], texts)
+    def by_output_group(self, texts: list[str]) -> str:
+        """Each output group's own text, by its number."""
+        return choice([f"group == {i}" for i in range(len(texts))], texts)
 
     # ---- all of it
 
@@ -136,7 +142,9 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             found["prepared"] = bool(found["prepare"])
         self.number_chunks(factors)
         vectors = self.vectors()
-        spans = [self.span(number, span) for number, span in enumerate(plan.spans)]
+        output_groups = [
+            self.output_group(number, output_group) for number, output_group in enumerate(plan.output_groups)
+        ]
         sums, statistics, fragments = self.sums(), self.statistics(factors[0]), self.fragments()
         held = [
             {
@@ -148,7 +156,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             if not f["copied"]
         ] + [{"type": v["type"], "name": v["held"], "dims": ""} for v in vectors]
         fetches = bool(held)
-        slot = "slot" if plan.tile.spread else "step % stages"
+        slot = "slot" if plan.tile.persistent else "step % stages"
         slice_at = f"{slot} * slice_bytes"
         copied_to = f"ring_at + {slice_at}"
         if fetches:
@@ -167,24 +175,24 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "copy_bodies": {name: self.spelling.functions.get(f"{name}_{self.size}", ()) for name in COPIES},
             "thread": self.thread,
             "launch_body": launch_body,
-            "share": self.share(),
+            "k_part": self.k_part(),
             "warp_row": f"warp{f' / {tile.warps_across}' if tile.warps_across > 1 else ''} * warp_rows",
             "warp_col": f"warp{f' % {tile.warps_across}' if tile.warps_down > 1 else ''} * warp_cols",
             "tile_place": self.tile_lines(),
-            "aim": self.aim(factors) if tile.spread else [],
-            "tile_at": self.unpacked({dim.index for dim in plan.row_dims[:-1]}) if tile.spread else [],
+            "aim": self.aim(factors) if tile.persistent else [],
+            "tile_at": self.unpacked({dim.index for dim in plan.row_dims[:-1]}) if tile.persistent else [],
             "all_tiles": "tiles_here" if len(plan.row_dims) > 1 else self.tiles,
-            "ring_offset": " + team * (stages * slice_elements)" if tile.teams > 1 else "",
+            "ring_offset": " + k_group * (stages * slice_elements)" if tile.slice_k > 1 else "",
             "slice_at": slice_at,
-            "copied_to": f"own_address({copied_to})" if any(f.once for f in plan.factors) else copied_to,
+            "copied_to": f"own_address({copied_to})" if any(f.evict_first for f in plan.factors) else copied_to,
             "factors": factors,
             "held": held,
             "row_held": self.row_held(factors[0]),
             "vectors": vectors,
             "fetches": fetches,
             "prepares": plan.prepares,
-            "depth_at": {
-                "text": self.depth_text(),
+            "k_at_in": {
+                "text": self.k_text(),
                 "copied": not plan.even,
                 "fetched": not plan.even or bool(vectors),
                 "prepared": not plan.even and plan.prologue is not None,
@@ -196,18 +204,19 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             "inner": plan.slice_steps,
             "barrier": self.barrier,
             "over": self.over(),
-            "spans": spans,
+            "output_groups": output_groups,
             "sizes": sizes(self),
         }
 
-    def share(self) -> str:
-        """Which of the teams of all blocks of the cluster this is; "" where a team or a block is its share."""
-        return f"rank * {self.tile.teams} + team" if self.tile.teams > 1 and self.tile.cluster > 1 else ""
+    def k_part(self) -> str:
+        """Which of all the sums of an element this one is: by slice-K group and by block of the cluster; "" where a
+        slice-K group or a block is its part of K."""
+        return f"rank * {self.tile.slice_k} + k_group" if self.tile.slice_k > 1 and self.tile.cluster > 1 else ""
 
     def over(self) -> str:
-        teams = f"the {self.tile.teams} teams" if self.tile.teams > 1 else ""
+        slice_k = f"the {self.tile.slice_k} slice-K groups" if self.tile.slice_k > 1 else ""
         blocks = f"the {self.tile.cluster} blocks of the cluster" if self.tile.cluster > 1 else ""
-        return " of ".join(filter(None, [teams, blocks]))
+        return " of ".join(filter(None, [slice_k, blocks]))
 
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses} | {self.plan.dtype}

@@ -13,47 +13,47 @@ from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.planner.model import Access, Load
 from fusegen.planner.pieces import stride_name
 
-TURNS = 8  # rows, after which chunks are turned as before
+SWIZZLE_ROWS = 8  # after which chunks are swizzled as before
 
 
 class FactorSpeller(GemmWords):
     """What each thread brings of a slice, and what it makes of it on the way."""
 
-    def share_offset(self) -> str:
-        return f"{self.number} * slice_depth + " if self.tile.shares > 1 else ""
+    def k_part_offset(self) -> str:
+        return f"{self.number} * tile_k + " if self.tile.split_k > 1 else ""
 
     def factor(self, own: Own) -> Mapping[str, Any]:
         """One factor's share of a slice: how the thread finds it, and what it asks for."""
         plan, f, name = self.plan, own.factor, own.name
-        team, chunk = plan.team, plan.chunk
-        chunks = (self.tile.depth if f.along else own.extent) // chunk  # side by side in memory
-        passes = own.extent * self.tile.depth // chunk // team
-        jump = team // chunks  # of the other axis, from one pass to the next
-        side, depth = own.side, own.depth
-        stride = f"{name}_stride" if f.side == "cols" and self.several else f.stride
-        pointer = f"{name}_ptr" if f.side == "cols" and self.several else f.pointer
+        slice_k_threads, chunk = plan.slice_k_threads, plan.chunk
+        chunks = (self.tile.k if f.along else own.extent) // chunk  # side by side in memory
+        passes = own.extent * self.tile.k // chunk // slice_k_threads
+        jump = slice_k_threads // chunks  # of the other axis, from one pass to the next
+        mn, k = own.mn, own.k
+        stride = f"{name}_stride" if f.mn == "cols" and self.several else f.stride
+        pointer = f"{name}_ptr" if f.mn == "cols" and self.several else f.pointer
         thread = self.thread if "%" not in self.thread else "lane"
-        dealt = f.side == "cols" and plan.run > 0
-        brought = f"{name}_col" if dealt else side
+        dealt = f.mn == "cols" and plan.run > 0
+        brought = f"{name}_col" if dealt else mn
         far = self.dealt_passes(jump) if dealt else f"v * {jump}"
         named = passes > 1 and "/" in far  # a place of its own: it is asked for twice
-        outer, inner = (side, depth) if f.along else (depth, side)
-        origin = "row0" if f.side == "rows" else "col0"
+        outer, inner = (mn, k) if f.along else (k, mn)
+        origin = "row0" if f.mn == "rows" else "col0"
         batch = "".join(f" + {index} * {text}" for index, text in self.batch_strides(own))
         if f.step:
-            first = f"({self.share_offset()}{depth})" if self.share_offset() else depth
+            first = f"({self.k_part_offset()}{k})" if self.k_part_offset() else k
             start = f"({origin} + {brought}) * {stride} + {first} * {name}_step"
         elif f.along:
-            start = f"({origin} + {brought}) * {stride} + {self.share_offset()}{depth}"
+            start = f"({origin} + {brought}) * {stride} + {self.k_part_offset()}{k}"
         else:
-            start = f"({self.share_offset()}{depth}) * {stride} + {origin} + {side}"
+            start = f"({self.k_part_offset()}{k}) * {stride} + {origin} + {mn}"
         pass_text = f" + v * {jump}" if passes > 1 else ""
-        at_side, at_depth = (f"{side}{pass_text}", depth) if f.along else (side, f"{depth}{pass_text}")
+        at_mn, at_k = (f"{mn}{pass_text}", k) if f.along else (mn, f"{k}{pass_text}")
         away = "away" if named else far
-        at_brought = f"{brought} + {away}" if f.along and passes > 1 else brought if f.along else side
-        beside = f.side == "rows" and f is not plan.left[0]  # what the left operand is computed from has no tile
-        affine = jump % TURNS == 0 and f.tile_along == f.along and not beside  # turns come again after 8 rows
-        place = self.place(own, at_side, at_depth)
+        at_brought = f"{brought} + {away}" if f.along and passes > 1 else brought if f.along else mn
+        beside = f.mn == "rows" and f is not plan.left[0]  # what the left operand is computed from has no tile
+        affine = jump % SWIZZLE_ROWS == 0 and f.tile_along == f.along and not beside  # turns come again after 8 rows
+        place = self.place(own, at_mn, at_k)
         if affine:
             place = f"{name}_to" + (" + v * at_once" if passes > 1 else "")
             self.sizes.update(["at_once"] * (passes > 1))
@@ -64,40 +64,40 @@ class FactorSpeller(GemmWords):
             to, hidden = place, [f'asm volatile("" : "+r"({name}_to));  // {what}']
         lines = [f"const int {outer} = {thread} / {chunks}, {inner} = {thread} % {chunks} * {chunk};"]
         if dealt:
-            lines.append(f"// the column that lies in row {side} of the tile")
-            lines.append(f"const int {brought} = {self.dealt(side)};")
+            lines.append(f"// the column that lies in row {mn} of the tile")
+            lines.append(f"const int {brought} = {self.dealt(mn)};")
         pointers, starts = self.pointers_to(own, passes, f"{pointer}{batch} + {start}", f"({far}) * {stride}")
-        advance = "shares * slice_depth" if self.tile.shares > 1 else "slice_depth"
+        advance = "split_k * tile_k" if self.tile.split_k > 1 else "tile_k"
         if not f.along or f.step:
             advance = f"{advance} * {f'{name}_step' if f.step else stride}"
-        copy = "copy_once" if f.once else "copy_chunk"
+        copy = "copy_evict_first" if f.evict_first else "copy_chunk"
         from_here = f"{name}_from" + (f" + {away} * {stride}" if passes > 1 else "")
-        count = self.count(own, at_brought, at_depth)
+        count = self.count(own, at_brought, at_k)
         load = (
-            f"load_apart({from_here}, {name}_step, {count})"
+            f"load_strided({from_here}, {name}_step, {count})"
             if f.step
             else f"load_chunk<{f.width}>({from_here}, {count})"
         )
         if f.copied:
             self.functions.add(copy)
         else:
-            self.functions.add("load_apart" if f.step else "load_chunk")
+            self.functions.add("load_strided" if f.step else "load_chunk")
         return {
             "name": name,
             "own": own,
             "copied": f.copied,
             "prepared": not f.copied or (f is self.plan.left[0] and self.plan.prologue is not None),
-            "function": copy if f.once else f"{copy}<{f.width}>",
+            "function": copy if f.evict_first else f"{copy}<{f.width}>",
             "width": f.width,
             "passes": passes,
-            "at_side": at_side,
-            "at_depth": at_depth,
+            "at_mn": at_mn,
+            "at_k": at_k,
             "declares": [
                 *lines,
                 *pointers,
-                *([] if self.tile.spread else starts),
-                *([f"const int {name}_to = {self.place(own, side, depth)};"] if affine and not hidden else []),
-                *([f"unsigned {name}_to = ({self.place(own, side, depth)}) * {self.size};", *hidden] if hidden else []),
+                *([] if self.tile.persistent else starts),
+                *([f"const int {name}_to = {self.place(own, mn, k)};"] if affine and not hidden else []),
+                *([f"unsigned {name}_to = ({self.place(own, mn, k)}) * {self.size};", *hidden] if hidden else []),
             ],
             "starts": starts,
             "place": place,
@@ -110,10 +110,10 @@ class FactorSpeller(GemmWords):
         }
 
     def pointers_to(self, own: Own, passes: int, first: str, far: str) -> tuple[list[str], list[str]]:
-        """Where the thread reads, declared and set: its first chunk, or where copies are spread each of them, since to
-        make an address costs two instructions, and on the way from slice to slice of a circle nothing."""
+        """Where the thread reads, declared and set: its first chunk, or where copies are interleaved each of them,
+        since to make an address costs two instructions, and on the way from slice to slice of a circle nothing."""
         ctype, name = f"const {self.ctype(own.factor.access.dtype)}*", f"{own.name}_from"
-        if not self.plan.tile.spread:
+        if not self.plan.tile.persistent:
             return [f"{ctype} {name} = {first};"], []
         from_each = first + (f" + {far}" if passes > 1 else "")
         return [f"{ctype} {name}[{passes}];"], each_line([f"{name}[v] = {from_each};"], "v", passes)
@@ -143,47 +143,47 @@ class FactorSpeller(GemmWords):
         return near if jump % lanes == 0 else self.dealt(row)
 
     def batch_strides(self, own: Own) -> list[tuple[str, str]]:
-        if own.factor.side == "cols" and self.several:
+        if own.factor.mn == "cols" and self.several:
             return [(index, f"{own.name}_batch_{i}") for i, (index, _) in enumerate(own.factor.batch)]
         return list(own.factor.batch)
 
-    def place(self, own: Own, side: str, depth: str) -> str:
+    def place(self, own: Own, mn: str, k: str) -> str:
         """Elements from the start of a slice to one of the factor's."""
         offset = f"{own.at} + " if own.at else ""
         chunk = self.plan.chunk
         if own.factor.tile_along:
             self.functions.add("place")
-            return f"{offset}place<{self.tile.depth // chunk}>({side}, {depth})"
+            return f"{offset}place<{self.tile.k // chunk}>({mn}, {k})"
         self.functions.add(self.place_across)
-        return f"{offset}{self.place_across}<{own.extent // chunk}>({depth}, {side})"
+        return f"{offset}{self.place_across}<{own.extent // chunk}>({k}, {mn})"
 
-    def count(self, own: Own, side: str, depth: str) -> str:
+    def count(self, own: Own, mn: str, k: str) -> str:
         """How many elements of a chunk there are."""
         f, tests, partial = own.factor, [], ""
-        if f.side == "rows":
+        if f.mn == "rows":
             if f.along:
-                tests.append(f"{side} < rows_here")
+                tests.append(f"{mn} < rows_here")
             else:
-                partial = f"rows_here - {side}"
+                partial = f"rows_here - {mn}"
         elif self.cols_ragged():
-            if f.along or all(s.cols % self.plan.chunk == 0 for s in self.plan.spans):
-                tests.append(f"col0 + {side} < cols")
+            if f.along or all(s.cols % self.plan.chunk == 0 for s in self.plan.output_groups):
+                tests.append(f"col0 + {mn} < cols")
             else:
-                partial = f"cols - (col0 + {side})"
+                partial = f"cols - (col0 + {mn})"
         if not self.plan.even:
-            if not f.along or self.plan.depth % self.plan.chunk == 0:
-                tests.append(f"depth + {depth} < full_depth")
+            if not f.along or self.plan.k % self.plan.chunk == 0:
+                tests.append(f"k_at + {k} < full_k")
             else:
-                partial = f"full_depth - (depth + {depth})"
+                partial = f"full_k - (k_at + {k})"
         if partial:
             self.functions.add("within")
         text = f"within({partial})" if partial else str(self.plan.chunk)
         return f"{all_of(*tests)} ? {text} : 0" if tests else text
 
-    def depth_text(self) -> str:
-        if self.tile.shares > 1:
-            return f"(step * shares + {self.number}) * slice_depth"
-        return "step * slice_depth"
+    def k_text(self) -> str:
+        if self.tile.split_k > 1:
+            return f"(step * split_k + {self.number}) * tile_k"
+        return "step * tile_k"
 
     # ---- the prologue
 
@@ -191,14 +191,14 @@ class FactorSpeller(GemmWords):
         """What the thread does with its chunk v before others may see it."""
         own: Own = found["own"]
         f, held, chunk = own.factor, f"{own.name}_held[v]", self.plan.chunk
-        if f.side == "rows" and self.plan.prologue is not None:
+        if f.mn == "rows" and self.plan.prologue is not None:
             return self.prologue(found) if f is self.plan.left[0] else []
         if f.tile_along == f.along:
             self.functions.add("store")
             return [f"store<{chunk}>(slice + {found['place']}, {held});"]
-        # the tile lies the other way round, so that neighbours in depth can be read together
-        side, depth = found["at_side"], found["at_depth"]
-        one = self.place(own, side if f.along else f"{side} + j", f"{depth} + j" if f.along else depth)
+        # the tile lies the other way round, so that neighbours in k can be read together
+        mn, k = found["at_mn"], found["at_k"]
+        one = self.place(own, mn if f.along else f"{mn} + j", f"{k} + j" if f.along else k)
         return [UNROLL, f"for (int j = 0; j < {chunk}; ++j) slice[{one}] = {held}.at[j];"]
 
     def prologue(self, found: Mapping[str, Any]) -> list[str]:
@@ -215,7 +215,7 @@ class FactorSpeller(GemmWords):
         lines += [self.define(r.value, r.dtype, f"{r.access.name}_held[v]") for r in prologue.row_loads]
         lines += self.statements(prologue.row_body)
         if not self.plan.even:
-            lines.append(f"const int left = full_depth - (depth + {own.depth});")
+            lines.append(f"const int left = full_k - (k_at + {own.k});")
         lines += [UNROLL, f"for (int j = 0; j < {chunk}; ++j) {{"]
 
         def read(load: Load) -> str:
@@ -244,7 +244,7 @@ class FactorSpeller(GemmWords):
         if prologue is None:
             return []
         lines = [f"float {r.part}[{found['passes']}] = {{}};" for r in prologue.reductions]
-        row = f"row0 + {found['at_side']}"
+        row = f"row0 + {found['at_mn']}"
         for load in prologue.row_loads:
             name = load.access.name
             value = self.to_value(load.access.dtype, f"*({self.at(load.access, row=f'({row})')})")
@@ -266,13 +266,13 @@ class FactorSpeller(GemmWords):
             count = str(self.plan.chunk)
             if not self.plan.even:
                 self.functions.add("within")
-                count = f"within(full_depth - (depth + {own.depth}))"
+                count = f"within(full_k - (k_at + {own.k}))"
             found.append(
                 {
                     "held": f"{access.name}_held",
                     "type": self.vec(access.dtype, self.plan.chunk),
                     "width": access.vector if access.mode == "vector" else 1,
-                    "from": f"{self.pointers[access.tensor]}{self.batch_text(access)} + depth + {own.depth}",
+                    "from": f"{self.pointers[access.tensor]}{self.batch_text(access)} + k_at + {own.k}",
                     "count": count,
                 }
             )

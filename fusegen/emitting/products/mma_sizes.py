@@ -10,10 +10,9 @@ def sizes(words: GemmWords) -> list[str]:
     """Declarations, each of what some part of the kernel asks for."""
     plan, tile = words.plan, words.tile
     return [
-        "// a block's tile, the slices of the depth that it takes one after another, and how many shared memory holds",
-        f"constexpr int tile_rows = {tile.rows}, tile_cols = {tile.cols}, slice_depth = {tile.depth}, "
-        f"stages = {tile.stages};",
-        *shares(words),
+        "// a block's tile, the slices of K that it takes one after another, and how many shared memory holds",
+        f"constexpr int tile_rows = {tile.rows}, tile_cols = {tile.cols}, tile_k = {tile.k}, stages = {tile.stages};",
+        *split_k(words),
         *warps(words),
         *(grid(words) if plan.tiles_across > 1 else []),
         *ends(words),
@@ -22,11 +21,11 @@ def sizes(words: GemmWords) -> list[str]:
     ]
 
 
-def shares(words: GemmWords) -> list[str]:
+def split_k(words: GemmWords) -> list[str]:
     tile, steps = words.tile, f"steps = {words.plan.steps};"
-    if tile.shares == 1:
+    if tile.split_k == 1:
         return [f"constexpr int {steps}"]
-    return [f"constexpr int shares = {tile.shares}, {steps}  // of the depth, and slices of each"]
+    return [f"constexpr int split_k = {tile.split_k}, {steps}  // parts of K, and slices of each"]
 
 
 def warps(words: GemmWords) -> list[str]:
@@ -49,19 +48,19 @@ def grid(words: GemmWords) -> list[str]:
 
 
 def ends(words: GemmWords) -> list[str]:
-    """Of columns that fill no tile, and of a depth that fills no slice."""
-    found = [f"cols = {words.plan.spans[0].cols}"] if words.cols_ragged() and not words.several else []
-    found += [f"full_depth = {words.plan.depth}"] if not words.plan.even else []
+    """Of columns that fill no tile, and of a K that fills no slice."""
+    found = [f"cols = {words.plan.output_groups[0].cols}"] if words.cols_ragged() and not words.several else []
+    found += [f"full_k = {words.plan.k}"] if not words.plan.even else []
     return [f"constexpr int {', '.join(found)};"] if found else []
 
 
 def slices(words: GemmWords) -> list[str]:
     """Where the factors' tiles begin in a slice, and how long it is."""
     plan, tile = words.plan, words.tile
-    rights, before, found = words.owns[len(plan.left) :], "tile_rows * slice_depth", []
+    rights, before, found = words.owns[len(plan.left) :], "tile_rows * tile_k", []
     for own in rights:
         found.append(f"{own.name}_at = {before}")
-        before = f"{own.name}_at + tile_cols * slice_depth"
+        before = f"{own.name}_at + tile_cols * tile_k"
     factors = "factors" if len(rights) > 1 else "factor"
     lines = [
         f"// elements from the start of a slice to the right {factors}, and to its end",
@@ -70,9 +69,9 @@ def slices(words: GemmWords) -> list[str]:
     if plan.atom.kind == "mma":
         lines.append(f"constexpr int slice_bytes = {words.size} * slice_elements;")
     if "at_once" in words.sizes:
-        team = "a team's threads" if tile.teams > 1 else "the threads"
+        team = "the threads of a slice-K group" if tile.slice_k > 1 else "the threads"
         lines.append(
-            f"constexpr int at_once = {plan.team} * {plan.chunk};  // elements of a slice that {team} bring at once"
+            f"constexpr int at_once = {plan.slice_k_threads} * {plan.chunk};  // elements that {team} copy at once"
         )
     return lines
 
@@ -87,10 +86,10 @@ def sums(words: GemmWords) -> list[str]:
         "// floats from a row of sums to the next: what a warp writes at once lies in different banks",
         f"constexpr int sums_stride = tile_cols + {SUMS_PADDING};",
     ]
-    if tile.teams > 1:
+    if tile.slice_k > 1:
         statistics = f" + {plan.statistics} * tile_rows" if plan.statistics else ""
         lines.append(
-            f"constexpr int team_floats = {plan.products} * {words.band_rows} * sums_stride{statistics};"
-            "  // of a team's sums" + " and statistics" * bool(statistics)
+            f"constexpr int group_floats = {plan.products} * {words.band_rows} * sums_stride{statistics};"
+            "  // of a slice-K group's sums" + " and statistics" * bool(statistics)
         )
     return lines

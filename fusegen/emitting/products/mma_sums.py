@@ -10,21 +10,21 @@ from fusegen.emitting.dialect import UNROLL, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
 from fusegen.language.types import f32
 from fusegen.planner.model import Load, Store
-from fusegen.planner.products.parts import Span
+from fusegen.planner.products.parts import OutputGroup
 
 # Where in a tile the row lies that lane `lane` gives the address of, for a fragment of each operand, of which `side` is
-# the warp's first row or column: along the depth, or across it. The instruction's rows are the right operand's, 16 of
+# the warp's first row or column: along K, or across it. The instruction's rows are the right operand's, 16 of
 # them; of its columns, the left operand's rows, it has 8, so a fragment serves two. What ldmatrix gives a lane are 4
 # bytes of a chunk: two halves, or one f32, which it can't transpose.
 ADDRESSES: Mapping[tuple[str, bool], str] = {
-    ("right", True): "{side}lane % 16, lane / 16 * {chunk}",
-    ("right", False): "lane % 8 + lane / 16 * 8, {side}lane / 8 % 2 * 8",
-    ("left", True): "{side}lane % 8 + lane / 16 * 8, lane / 8 % 2 * {chunk}",
-    ("left", False): "lane % 16, {side}lane / 16 * 8",
-    ("left half", True): "{side}lane % 8, lane / 8 % 2 * {chunk}",
+    ("right", True): "{mn}lane % 16, lane / 16 * {chunk}",
+    ("right", False): "lane % 8 + lane / 16 * 8, {mn}lane / 8 % 2 * 8",
+    ("left", True): "{mn}lane % 8 + lane / 16 * 8, lane / 8 % 2 * {chunk}",
+    ("left", False): "lane % 16, {mn}lane / 16 * 8",
+    ("left half", True): "{mn}lane % 8, lane / 8 % 2 * {chunk}",
     ("left half", False): "lane % 16, {side_alone}",
 }
-# The functions that load them: ldmatrix knows no operands, but two or four matrices that lie along the depth or across.
+# The functions that load them: ldmatrix knows no operands, but two or four matrices that lie along K or across.
 MATRICES: Mapping[tuple[bool, bool], tuple[str, str]] = {  # half of a fragment, along -> name, the target's word
     (False, True): ("load_matrices", "matrix"),
     (False, False): ("load_matrices_across", "matrix_across"),
@@ -33,8 +33,8 @@ MATRICES: Mapping[tuple[bool, bool], tuple[str, str]] = {  # half of a fragment,
 }
 COUNT = {False: "four", True: "two"}
 # Of f32 that is to be transposed, where a lane's own first element lies, and where the others do: 8 further along the
-# side, which turns a bit of the address, and 4 lines further in depth.
-WORD_PLACE = "lane % 4, {side}lane / 4"
+# M or N, which flips a bit of the address, and 4 lines further in k.
+WORD_PLACE = "lane % 4, {mn}lane / 4"
 WORDS: Mapping[str, tuple[str, int, str]] = {
     "right": ("load_right_across", 4, "(address ^ i % 2 * 32) + i / 2 * 4 * Line"),
     "left": ("load_left_across", 4, "(address ^ i / 2 * 32) + i % 2 * 4 * Line"),
@@ -49,16 +49,16 @@ class SumSpeller(GemmWords):
         plan, tile = self.plan, self.tile
         found: list[dict[str, Any]] = []
         for own in [self.owns[0], *self.owns[len(plan.left) :]]:
-            rows = own.factor.side == "rows"
+            rows = own.factor.mn == "rows"
             extent = tile.warp_rows if rows else tile.warp_cols
-            side = self.warp_row if rows else self.warp_col
+            mn = self.warp_row if rows else self.warp_col
             if plan.atom.kind == "mma":
                 half = extent == plan.atom.rows
                 unit = plan.atom.rows if half else 16
-                words = self.matrix(own, "left half" if half else "left" if rows else "right", side, unit)
+                words = self.matrix(own, "left half" if half else "left" if rows else "right", mn, unit)
             else:
                 unit = plan.atom.rows if rows else plan.atom.cols
-                words = self.from_tile(own, side, unit)
+                words = self.from_tile(own, mn, unit)
             found.append({"name": own.name, "count": extent // unit, **words})
         return self.numbered(found)
 
@@ -74,43 +74,41 @@ class SumSpeller(GemmWords):
         left |= {"numbered": f"number < 1 || number >= {before}", "number": f"number < 1 ? 0 : number - {rest}"}
         return found
 
-    def from_tile(self, own: Own, side: str, unit: int) -> Mapping[str, str]:
+    def from_tile(self, own: Own, mn: str, unit: int) -> Mapping[str, str]:
         """Which rows of a tile AMD's fragment i of step k is of."""
-        chunks = (self.tile.depth if own.factor.tile_along else own.extent) // self.plan.chunk
+        chunks = (self.tile.k if own.factor.tile_along else own.extent) // self.plan.chunk
         self.functions.add("place")
         tile = f"slice + {own.at}" if own.at else "slice"
         return {
             "type": "Fragment",
             "load": f"load_fragment<{chunks}>",
             "lane": "",
-            "at": f"{tile} + i * ({unit} * slice_depth), {alone(side)}, k * {self.plan.atom.depth}",
+            "at": f"{tile} + i * ({unit} * tile_k), {alone(mn)}, k * {self.plan.atom.k}",
         }
 
-    def matrix(self, own: Own, kind: str, side: str, unit: int) -> Mapping[str, Any]:
+    def matrix(self, own: Own, kind: str, mn: str, unit: int) -> Mapping[str, Any]:
         """The address that a lane gives for fragment i of step k, in bytes.
 
         Steps along a line turn bits of it that whole lines leave alone, so that no sum has to be made again: a line is
         a power of two of bytes, and so is what a warp has of it, and slices begin at multiples of either. They are
-        turned before the slice's place is added, which is the same for all lanes and so costs no instruction of a lane:
-        4096^3 took 272 us on an H200, not 278.
+        swizzled before the slice's place is added, which is the same for all lanes and so costs no instruction of a
+        lane: 4096^3 took 272 us on an H200, not 278.
         """
         plan, size, along = self.plan, self.size, own.factor.tile_along
-        chunks = (self.tile.depth if along else own.extent) // plan.chunk
-        line = f"{'tile_rows' if own.factor.side == 'rows' else 'tile_cols'} * {size}"
-        several = (self.tile.warp_rows if own.factor.side == "rows" else self.tile.warp_cols) > unit
+        chunks = (self.tile.k if along else own.extent) // plan.chunk
+        line = f"{'tile_rows' if own.factor.mn == 'rows' else 'tile_cols'} * {size}"
+        several = (self.tile.warp_rows if own.factor.mn == "rows" else self.tile.warp_cols) > unit
         if along:
-            turned, added = f"k * {plan.atom.depth * size}", f"i * ({unit} * slice_depth * {size})"
+            swizzled, added = f"k * {plan.atom.k * size}", f"i * ({unit} * tile_k * {size})"
         else:
-            turned, added = f"i * {unit * size}" if several else "", f"k * ({plan.atom.depth} * {line})"
+            swizzled, added = f"i * {unit * size}" if several else "", f"k * ({plan.atom.k} * {line})"
         words = plan.dtype is f32 and not along
-        place = (WORD_PLACE if words else ADDRESSES[kind, along]).format(
-            side=side, side_alone=alone(side), chunk=plan.chunk
-        )
+        place = (WORD_PLACE if words else ADDRESSES[kind, along]).format(mn=mn, side_alone=alone(mn), chunk=plan.chunk)
         function = WORDS[kind][0] if words else MATRICES["half" in kind, along][0]
         start = f"ring_at + {own.at} * {size}" if own.at else "ring_at"
         named = "place" if along else self.place_across
         self.functions.add(named)
-        lane = f"({own.name}_lane ^ ({turned}))" if turned else f"{own.name}_lane"
+        lane = f"({own.name}_lane ^ ({swizzled}))" if swizzled else f"{own.name}_lane"
         return {
             "type": "unsigned",
             "function": function,
@@ -152,7 +150,7 @@ class SumSpeller(GemmWords):
     def sums(self) -> list[Mapping[str, Any]]:
         plan = self.plan
         size = f"{self.band_rows} * sums_stride"
-        own = "team * team_floats + " if self.tile.teams > 1 else ""
+        own = "k_group * group_floats + " if self.tile.slice_k > 1 else ""
         return [
             {
                 "name": f"{self.sum_name(place)}_sums",
@@ -170,7 +168,7 @@ class SumSpeller(GemmWords):
             return []
         if plan.prologue.reductions:
             self.functions.add("partner")
-        team = "team * team_floats + " if self.tile.teams > 1 else ""
+        k_group = "k_group * group_floats + " if self.tile.slice_k > 1 else ""
         behind = [] if plan.run else [f"{plan.products} * {self.band_rows} * sums_stride"]
         return [
             {
@@ -178,9 +176,9 @@ class SumSpeller(GemmWords):
                 "shared_at": "".join(f" + {term}" for term in [*behind, *[f"{place} * tile_rows"] * bool(place)]),
                 "part": r.part,
                 "passes": found["passes"],
-                "lanes": self.tile.depth // plan.chunk,
-                "first": f"{own.depth} == 0",
-                "at": f"{team}{found['at_side']}",
+                "lanes": self.tile.k // plan.chunk,
+                "first": f"{own.k} == 0",
+                "at": f"{k_group}{found['at_mn']}",
             }
             for place, r in enumerate(plan.prologue.reductions)
         ]
@@ -188,7 +186,7 @@ class SumSpeller(GemmWords):
     def atom(self) -> Mapping[str, Any]:
         plan, tile, atom = self.plan, self.tile, self.plan.atom
         mma = atom.kind == "mma"
-        left, buffer = self.owns[0].name, "k % 2" if tile.spread else "buffer"
+        left, buffer = self.owns[0].name, "k % 2" if tile.persistent else "buffer"
         down = tile.warp_rows // atom.rows
         first_row = f"{self.warp_row}m * {atom.rows}" if down > 1 else alone(self.warp_row)
         if tile.bands > 1:
@@ -202,7 +200,7 @@ class SumSpeller(GemmWords):
             left_text = f"{left}_part[{buffer}][m / 2][m % 2 * 2], {left}_part[{buffer}][m / 2][m % 2 * 2 + 1]"
         return {
             "part": atom.kind,
-            "alignment": 1024 if mma else 128,  # bits of addresses in lines of up to 512 bytes are turned
+            "alignment": 1024 if mma else 128,  # bits of addresses in lines of up to 512 bytes are swizzled
             "type": atom.word,
             "builtin": atom.instruction,
             "parts": atom.instructions,
@@ -212,7 +210,7 @@ class SumSpeller(GemmWords):
             "sums_dims": "[4]" if mma else "",
             "across": tile.warp_cols // atom.cols,
             "down": down,
-            "turns": mma and down > 1 and tile.warp_cols > atom.cols,
+            "serpentine": mma and down > 1 and tile.warp_cols > atom.cols,
             "left": left_text,
             "first_row": first_row,
             "row": f"{row} + {atom.fragment.row_text(('i', 1))}",
@@ -221,20 +219,20 @@ class SumSpeller(GemmWords):
 
     # ---- the epilogue
 
-    def span(self, number: int, span: Span) -> Mapping[str, Any]:
-        plan, vector = self.plan, span.vector
-        places = self.own_places(span) if plan.run else self.shared_places(span)
+    def output_group(self, number: int, output_group: OutputGroup) -> Mapping[str, Any]:
+        plan, vector = self.plan, output_group.vector
+        places = self.own_places(output_group) if plan.run else self.shared_places(output_group)
         guard = [*places["guard"], "row < rows"]
-        if span.cols % self.tile.cols:
-            guard.append(f"col < {self.cols(span)}")
-        ahead = [load for load in span.loads if load.when == "ahead"]
+        if output_group.cols % self.tile.cols:
+            guard.append(f"col < {self.cols(output_group)}")
+        ahead = [load for load in output_group.loads if load.when == "ahead"]
         moving = [load for load in ahead if len(plan.row_dims) - 1 in load.access.strided]
-        each = moving if span.passes > 1 else []
+        each = moving if output_group.passes > 1 else []
         return {
             **places,
-            "test": f"span == {number}" if self.several else "",
-            "passes": span.passes,
-            "unroll": UNROLL if span.unrolled == span.passes else f"{UNROLL} {span.unrolled}",
+            "test": f"group == {number}" if self.several else "",
+            "passes": output_group.passes,
+            "unroll": UNROLL if output_group.unrolled == output_group.passes else f"{UNROLL} {output_group.unrolled}",
             "vector": vector,
             "guard": all_of(*guard),
             "row_at": f"row0 + {self.tile_row()}",
@@ -246,25 +244,25 @@ class SumSpeller(GemmWords):
                 }
                 for load in each
             ],
-            "once": [self.load_once(span, load) for load in ahead if load not in moving],
+            "once": [self.load_once(output_group, load) for load in ahead if load not in moving],
             "row": [
                 *(self.declared(load, vector) for load in moving if load not in each),
-                *([] if plan.run else self.span_sums(span)),
-                *self.span_row(span),
+                *([] if plan.run else self.group_sums(output_group)),
+                *self.group_row(output_group),
             ],
-            "body": self.span_body(span, each),
-            "stores": [self.store(store.access, vector) for store in span.stores],
+            "body": self.group_body(output_group, each),
+            "stores": [self.store(store.access, vector) for store in output_group.stores],
         }
 
-    def shared_places(self, span: Span) -> Mapping[str, Any]:
+    def shared_places(self, output_group: OutputGroup) -> Mapping[str, Any]:
         """The places (m, n) of a tile that a thread takes in turn from shared memory: threads side by side."""
-        plan, tile, vector = self.plan, self.tile, span.vector
+        plan, tile, vector = self.plan, self.tile, output_group.vector
         per_row = f"(tile_cols / {vector})" if vector > 1 else "tile_cols"
         places = tile.band_rows * tile.cols // vector
         at_once = plan.threads * tile.cluster
-        first = ["v"] if span.passes > 1 else []
+        first = ["v"] if output_group.passes > 1 else []
         if tile.cluster > 1:
-            first = [f"(v * {tile.cluster} + rank)" if span.passes > 1 else "rank"]
+            first = [f"(v * {tile.cluster} + rank)" if output_group.passes > 1 else "rank"]
         at = f"({first[0]} * threads + threadIdx.x)" if first else "threadIdx.x"
         self.sizes.update(["threads"] * len(first))
         return {
@@ -274,13 +272,13 @@ class SumSpeller(GemmWords):
             "guard": [f"m < {self.band_rows}"] if places % at_once else [],
         }
 
-    def own_places(self, span: Span) -> Mapping[str, Any]:
+    def own_places(self, output_group: OutputGroup) -> Mapping[str, Any]:
         """Those of the sums in its registers: a run of columns in two rows of each of the warp's instructions."""
         plan = self.plan
-        pieces = plan.run // span.vector
+        pieces = plan.run // output_group.vector
         lane_row, lane_col = plan.atom.fragment.row_text(), plan.atom.fragment.col_text()
         row = f"v / {2 * pieces} * {plan.atom.rows} + {lane_row} + {f'v / {pieces}' if pieces > 1 else 'v'} % 2"
-        piece = f" + v % {pieces} * {span.vector}" if pieces > 1 else ""
+        piece = f" + v % {pieces} * {output_group.vector}" if pieces > 1 else ""
         return {
             "fixed": pieces == 1,
             "m": f"{self.warp_row}{row}",
@@ -288,22 +286,22 @@ class SumSpeller(GemmWords):
             "guard": [],
         }
 
-    def own_sum(self, span: Span) -> str:
+    def own_sum(self, output_group: OutputGroup) -> str:
         """Which of a product's sums is element j of pass v."""
-        pieces = self.plan.run // span.vector
+        pieces = self.plan.run // output_group.vector
         row = f"v / {pieces} % 2" if pieces > 1 else "v % 2"
-        at = "j" if span.vector > 1 else "0"
-        at = f"(v % {pieces} * {span.vector} + {at})" if pieces > 1 else at
+        at = "j" if output_group.vector > 1 else "0"
+        at = f"(v % {pieces} * {output_group.vector} + {at})" if pieces > 1 else at
         return f"[{at} / 2][v / {2 * pieces}][{at} % 2 * 2 + {row}]"
 
-    def cols(self, span: Span) -> str:
-        return str(span.cols) if self.several else "cols"
+    def cols(self, output_group: OutputGroup) -> str:
+        return str(output_group.cols) if self.several else "cols"
 
-    def load_once(self, span: Span, load: Load) -> str:
+    def load_once(self, output_group: OutputGroup, load: Load) -> str:
         """What all of the thread's rows share."""
-        vec, text = self.vec(load.access.dtype, span.vector), self.load(load.access, span.vector)
-        if span.cols % self.tile.cols:
-            text = f"col < {self.cols(span)} ? {text} : {vec}{{}}"
+        vec, text = self.vec(load.access.dtype, output_group.vector), self.load(load.access, output_group.vector)
+        if output_group.cols % self.tile.cols:
+            text = f"col < {self.cols(output_group)} ? {text} : {vec}{{}}"
         return f"const {vec} {load.access.name}_vec = {text};"
 
     def declared(self, load: Load, vector: int) -> str:
@@ -311,9 +309,9 @@ class SumSpeller(GemmWords):
         return f"const {vec} {load.access.name}_vec = {self.load(load.access, vector)};"
 
     def gather(self, shared: str, at: str, count: int) -> str:
-        if count > 1 or self.tile.shares > 1:
+        if count > 1 or self.tile.split_k > 1:
             self.functions.add("load")
-        if self.tile.shares == 1:
+        if self.tile.split_k == 1:
             return f"load<{count}>({shared} + {at})" if count > 1 else f"{shared}[{at}]"
         self.functions.add("gathered")
         return f"gathered<{count}>({shared} + {at})" + ("" if count > 1 else ".at[0]")
@@ -322,42 +320,42 @@ class SumSpeller(GemmWords):
         """The tile's row that is row m of the band."""
         return "band * band_rows + m" if self.tile.bands > 1 else "m"
 
-    def span_sums(self, span: Span) -> list[str]:
+    def group_sums(self, output_group: OutputGroup) -> list[str]:
         lines = []
-        for place, product in enumerate(span.contractions):
+        for place, product in enumerate(output_group.contractions):
             at = "m * sums_stride + n"
-            call = self.gather(f"{self.sum_name(place)}_shared", at, span.vector)
-            if span.vector > 1:
-                lines.append(f"const Vec<float, {span.vector}> {product.value}_total = {call};")
+            call = self.gather(f"{self.sum_name(place)}_shared", at, output_group.vector)
+            if output_group.vector > 1:
+                lines.append(f"const Vec<float, {output_group.vector}> {product.value}_total = {call};")
             else:
                 lines.append(f"const float {product.value} = {call};")
         return lines
 
-    def span_row(self, span: Span) -> list[str]:
+    def group_row(self, output_group: OutputGroup) -> list[str]:
         lines = []
         if self.plan.prologue is not None:
             for r in self.plan.prologue.reductions:
                 total = self.gather(f"{r.results[0]}_shared", self.tile_row(), 1)
                 lines.append(f"const float {r.results[0]} = {total};")
-        for load in span.row_loads:
+        for load in output_group.row_loads:
             text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
             lines.append(self.define(load.value, load.dtype, text))
-        lines += self.statements(span.row_body)
-        for row_store in span.row_stores:
+        lines += self.statements(output_group.row_body)
+        for row_store in output_group.row_stores:
             stored = self.to_storage(row_store.access.dtype, row_store.value)
             lines.append(f"if (col == 0) *({self.at(row_store.access)}) = {stored};")
-        for load in span.loads:
+        for load in output_group.loads:
             if load.when == "now":
-                lines.append(self.declared(load, span.vector))
-        lines += [f"{self.vec(s.access.dtype, span.vector)} {s.access.name}_vec;" for s in span.stores]
+                lines.append(self.declared(load, output_group.vector))
+        lines += [f"{self.vec(s.access.dtype, output_group.vector)} {s.access.name}_vec;" for s in output_group.stores]
         return lines
 
-    def span_body(self, span: Span, each: Iterable[Load]) -> list[str]:
+    def group_body(self, output_group: OutputGroup, each: Iterable[Load]) -> list[str]:
         lines = []
-        for place, product in enumerate(span.contractions):
+        for place, product in enumerate(output_group.contractions):
             if self.plan.run:
-                lines.append(f"const float {product.value} = {self.sum_name(place)}_sums{self.own_sum(span)};")
-            elif span.vector > 1:
+                lines.append(f"const float {product.value} = {self.sum_name(place)}_sums{self.own_sum(output_group)};")
+            elif output_group.vector > 1:
                 lines.append(f"const float {product.value} = {product.value}_total.at[j];")
 
         def read(load: Load) -> str:
@@ -367,9 +365,9 @@ class SumSpeller(GemmWords):
         def write(store: Store) -> str:
             return f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};"
 
-        return [*lines, *element_lines(span, Element(read, write), self)]
+        return [*lines, *element_lines(output_group, Element(read, write), self)]
 
 
-def alone(side: str) -> str:
+def alone(mn: str) -> str:
     """The warp's first row or column, where nothing is added to it."""
-    return side.removesuffix(" + ") or "0"
+    return mn.removesuffix(" + ") or "0"

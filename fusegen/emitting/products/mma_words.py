@@ -15,16 +15,16 @@ class Own:
     """One factor's words: its place in a slice, and how the thread counts its chunks."""
 
     factor: Operand
-    name: str  # in the kernel; that of the span at hand where there are several
-    extent: int  # of its side, in a tile
+    name: str  # in the kernel; that of the output group at hand where there are several
+    extent: int  # of M or N, in a tile
     at: str  # its first element in a slice; "" for the first factor's
 
     @property
-    def side(self) -> str:
-        return f"{self.name}_{'m' if self.factor.side == 'rows' else 'n'}"
+    def mn(self) -> str:
+        return f"{self.name}_{'m' if self.factor.mn == 'rows' else 'n'}"
 
     @property
-    def depth(self) -> str:
+    def k(self) -> str:
         return f"{self.name}_k"
 
 
@@ -40,7 +40,7 @@ class GemmWords(ProductWords):
 
     def own_factors(self) -> list[Own]:
         owns = [Own(factor, factor.name, self.tile.rows, "") for factor in self.plan.left]
-        for place, right in enumerate(self.plan.spans[0].rights):
+        for place, right in enumerate(self.plan.output_groups[0].rights):
             name = (f"right_{place + 1}" if place else "right") if self.several else right.name
             owns.append(Own(right, name, self.tile.cols, f"{name}_at"))
         return owns
@@ -49,7 +49,7 @@ class GemmWords(ProductWords):
 
     def cols_ragged(self) -> bool:
         """Does a span end inside of a tile?"""
-        return any(s.cols % self.tile.cols for s in self.plan.spans)
+        return any(s.cols % self.tile.cols for s in self.plan.output_groups)
 
     @property
     def element(self) -> str:
@@ -62,24 +62,30 @@ class GemmWords(ProductWords):
 
     @property
     def place_across(self) -> str:
-        """The function that says where an element lies in a tile whose rows run along the side."""
+        """The function that says where an element lies in a tile whose rows run along M or N."""
         return "place_across" if self.plan.dtype is f32 else "place"
 
     @property
     def thread(self) -> str:
-        """The thread's number in its team."""
-        return f"threadIdx.x % {self.plan.team}" if self.tile.teams > 1 else "threadIdx.x"
+        """The thread's number in its slice-K group."""
+        return f"threadIdx.x % {self.plan.slice_k_threads}" if self.tile.slice_k > 1 else "threadIdx.x"
 
     @property
     def barrier(self) -> str:
         """Between those who bring a slice and those who use it."""
-        own = self.tile.teams > 1 and self.plan.team == self.plan.target.warp
+        own = self.tile.slice_k > 1 and self.plan.slice_k_threads == self.plan.target.warp
         return self.spelling.warp_barrier if own else self.spelling.barrier
 
     @property
     def number(self) -> str:
-        """Of the share of the depth that this team has."""
-        return "share" if self.tile.teams > 1 and self.tile.cluster > 1 else "team" if self.tile.teams > 1 else "rank"
+        """Of the part of K that this slice-K group has."""
+        return (
+            "k_part"
+            if self.tile.slice_k > 1 and self.tile.cluster > 1
+            else "k_group"
+            if self.tile.slice_k > 1
+            else "rank"
+        )
 
     @property
     def band_rows(self) -> str:
@@ -97,4 +103,4 @@ class GemmWords(ProductWords):
     def sum_name(self, place: int) -> str:
         if self.several:
             return self.owns[len(self.plan.left) + place].name
-        return self.plan.spans[0].contractions[place].value
+        return self.plan.output_groups[0].contractions[place].value

@@ -15,7 +15,7 @@ from fusegen.emitting.products.wgmma_copies import CopySpeller
 from fusegen.emitting.products.wgmma_sizes import sizes
 from fusegen.language.types import DType, bf16, f16, f32
 from fusegen.planner.model import Load, Reduction, Store, counts, used_by
-from fusegen.planner.products.parts import Operand, Span
+from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     BUFFERS,
     LINE,
@@ -24,7 +24,7 @@ from fusegen.planner.products.wgmma import (
 
 # The fields of a matrix descriptor beside its address (PTX ISA, "Matrix Descriptor Format"): bits 62-63 are the
 # swizzle, 32-45 and 16-29 distances in units of 16 bytes.
-SWIZZLE_128 = ("swizzle_128", "1ull << 62", "pieces of 16 bytes are turned by their line's number")
+SWIZZLE_128 = ("swizzle_128", "1ull << 62", "pieces of 16 bytes are XOR-swizzled by their line's number")
 EIGHT_LINES = ("eight_lines", "1024ull / 16 << 32", "from 8 lines to the next 8")
 SEGMENTS = ("segments", f"{SEGMENT_BYTES}ull / 16 << 16", "from 64 elements of a line to the next 64")
 PAIRS: Mapping[DType, str] = {
@@ -43,13 +43,13 @@ class WgmmaSpeller(CopySpeller):
 
     # ---- factors in shared memory
 
-    def factor(self, operand: Operand, side: str) -> Mapping[str, Any]:
+    def factor(self, operand: Operand, mn: str) -> Mapping[str, Any]:
         """What descriptors of its slices are made of, in units of 16 bytes."""
         return {
             "descriptor": self.descriptor(operand),
             "advance": self.advance(operand),
             "part": f"({self.size('segment_bytes')} / 16)" if self.tile.parts > 1 else "0",
-            "stage": f"({side}_bytes / 16)",
+            "stage": f"({mn}_bytes / 16)",
         }
 
     def descriptor(self, operand: Operand) -> str:
@@ -60,28 +60,28 @@ class WgmmaSpeller(CopySpeller):
         return [SWIZZLE_128, EIGHT_LINES, *([] if all(o.along for o in operands) else [SEGMENTS])]
 
     def advance(self, operand: Operand) -> str:
-        """16-byte units from one instruction's depth to the next: along lines, or from 16 lines to the next."""
-        depth = self.tile.atom.depth
-        return str(depth * operand.access.dtype.bytes // 16) if operand.along else f"({depth} * line_bytes / 16)"
+        """16-byte units from one instruction's part of K to the next: along lines, or from 16 lines to the next."""
+        k = self.tile.atom.k
+        return str(k * operand.access.dtype.bytes // 16) if operand.along else f"({k} * line_bytes / 16)"
 
     def ways(self) -> list[Mapping[str, Any]]:
-        """How right factors lie: along the depth, across it, or those of some spans one way and of others the other.
+        """How right factors lie: along K, across it, or those of some output groups one way and of others the other.
 
         Each way has an instruction and a main loop of its own.
         """
         plan = self.plan
         found: dict[bool, list[int]] = {}
-        for number, span in enumerate(plan.spans):
-            found.setdefault(span.rights[0].along, []).append(number)
+        for number, output_group in enumerate(plan.output_groups):
+            found.setdefault(output_group.rights[0].along, []).append(number)
         several = len(found) > 1
         return [
             {
-                "test": " || ".join(map(self.of_span, spans)) if several else "",
+                "test": " || ".join(map(self.in_output_group, output_groups)) if several else "",
                 "name": "_across" if several and not along else "",
                 "transposed": "".join(f", {int(not a)}" for a in lies) if plan.dtype is not f32 else "",
-                **self.factor(plan.spans[spans[0]].rights[0], "right"),
+                **self.factor(plan.output_groups[output_groups[0]].rights[0], "right"),
             }
-            for along, spans in found.items()
+            for along, output_groups in found.items()
             for lies in [(along,) if plan.prologue else (plan.left[0].along, along)]
         ]
 
@@ -130,14 +130,14 @@ class WgmmaSpeller(CopySpeller):
     @property
     def sums(self) -> str:
         """Where whole sums are."""
-        return "added" if self.tile.shares > 1 else "sums"
+        return "added" if self.tile.split_k > 1 else "sums"
 
-    def shares(self) -> Mapping[str, Any]:
+    def split_k(self) -> Mapping[str, Any]:
         """How sums come to the block that finishes their columns: vectors of 4 of one thread, a warp's side by side."""
-        plan, tile, shares = self.plan, self.tile, self.tile.shares
-        if shares == 1:
+        plan, tile, split_k = self.plan, self.tile, self.tile.split_k
+        if split_k == 1:
             return {}
-        vectors = tile.sums // shares // 4
+        vectors = tile.sums // split_k // 4
         products = plan.products
         each = vectors // products  # of one product
         across = f"v / {each} * {plan.width // 2} + " if products > 1 else ""
@@ -160,12 +160,12 @@ class WgmmaSpeller(CopySpeller):
             "statistics_of_block": f"({self.tile.warps} * 32 * {len(names)})",
         }
 
-    def turned(self) -> Mapping[str, str | int]:
+    def swizzled(self) -> Mapping[str, str | int]:
         """A line of a box that is stored, and where a swizzle by such lines puts its 16 bytes: bits 7 and up of an
-        address turn bits 4 and up (CUDA driver API, CUtensorMapSwizzle)."""
+        address flip bits 4 and up (CUDA driver API, CUtensorMapSwizzle)."""
         lines = LINE // self.plan.box_cols  # of a box in 128 bytes
         r = f"r / {lines} % {8 // lines}" if lines > 1 else "r % 8"
-        return {"bytes": self.line_of(self.plan.box_cols * 2), "turned_by": r, "turn": r.replace("r", "lane")}
+        return {"bytes": self.line_of(self.plan.box_cols * 2), "swizzled_by": r, "swizzle": r.replace("r", "lane")}
 
     # ---- fragments of the left factor
 
@@ -175,11 +175,11 @@ class WgmmaSpeller(CopySpeller):
         if found is None:
             return None
         assert fragment is not None  # the rule prepares halves alone
-        inside = f"depth < {plan.depth}" if plan.padded else ""
+        inside = f"k_at < {plan.k}" if plan.padded else ""
         place = "k * 4 + quarter / 2 * 2"  # of what this lane needs of a slice
         makes = found.changes and not found.scale
         used = used_by(found.body) | {r.value for r in found.reductions} | ({found.value} if makes else set())
-        depth = bool(inside and (found.reductions or makes))
+        k = bool(inside and (found.reductions or makes))
 
         def read(load: Load) -> str:
             if load.value not in used:
@@ -207,26 +207,28 @@ class WgmmaSpeller(CopySpeller):
             "pair": pair,
             "made": makes,
             "statistics": [{"part": r.part, "whole": self.whole(r)} for r in found.reductions],
-            "depth": depth,
+            "counts_k": k,
             "col": fragment.col_text(("quarter", 2)),
-            **self.order(depth),
+            **self.order(k),
         }
 
     def whole(self, found: Reduction) -> str:
         """A statistic of whole rows; meanwhile the next tile's is summed."""
         return f"{found.results[0]}_all"
 
-    def order(self, depth: bool) -> Mapping[str, Any]:
+    def order(self, k: bool) -> Mapping[str, Any]:
         """Slices by turns through two sets of registers: the first two, behind which chunks that were kept are stored;
-        then pairs of them; then the last of an odd number. `depth`: is `prepare` told which slice it is of its tile?"""
+        then pairs of them; then the last of an odd number. `k`: is `prepare` told which slice it is of its tile?"""
         slices, chunks = self.plan.steps, self.plan.chunks
         first = range(min(slices, 2))
         share = -(-chunks // len(first))
-        stored = [range(step * share, min(chunks, (step + 1) * share)) if self.plan.keeps else None for step in first]
+        stored = [
+            range(step * share, min(chunks, (step + 1) * share)) if self.plan.deferred_store else None for step in first
+        ]
         behind = f"step == {slices - 1} ? 0 : step + 1"
         return {
-            "first": f"prepare({'0, ' if depth else ''}prepared[0])",
-            "next": f"prepare({f'{behind}, ' if depth else ''}to)",
+            "first": f"prepare({'0, ' if k else ''}prepared[0])",
+            "next": f"prepare({f'{behind}, ' if k else ''}to)",
             "begin": [{"step": step, "chunks": stored[step]} for step in first],
             "pairs": range(2, slices - slices % 2) or None,
             "end": slices - 1 if slices % 2 and slices > 1 else None,
@@ -240,9 +242,9 @@ class WgmmaSpeller(CopySpeller):
         found: list[Mapping[str, str]] = []
         for each in plan.prologue.vectors if plan.prologue else ():
             access = each.access
-            call = f"{self.moving('load', access)}<2>({access.name}_ptr + depth)"
+            call = f"{self.moving('load', access)}<2>({access.name}_ptr + k_at)"
             if plan.padded:
-                call = f"depth < {plan.depth} ? {call} : {self.pair(access)}{{}}"
+                call = f"k_at < {plan.k} ? {call} : {self.pair(access)}{{}}"
             lane = f"Vec<{self.ctype(access.dtype)}, {LINE // 4}>"
             at = f"{access.name}_slices_at"
             found.append({"type": self.pair(access), "lane": lane, "name": access.name, "call": call, "at": at})
@@ -253,7 +255,7 @@ class WgmmaSpeller(CopySpeller):
         plan = self.plan
         count = plan.pairs_ahead
         following = "(next < steps ? next : i)"
-        if self.tile.shares > 1:
+        if self.tile.split_k > 1:
             first, following = (f"(rank * steps + {step})" for step in ("i", following))
         else:
             first = "i"
@@ -272,22 +274,22 @@ class WgmmaSpeller(CopySpeller):
             "lanes_of_row": fragment.lanes_of_row,
         }
 
-    def row_values(self, span: Span) -> list[Mapping[str, str]]:
+    def row_values(self, output_group: OutputGroup) -> list[Mapping[str, str]]:
         """Values of a row that its elements ask for."""
-        used = used_by(span.body) | {store.value for store in span.stores}
+        used = used_by(output_group.body) | {store.value for store in output_group.stores}
         named = [(r.dtype, r.results[0]) for r in (self.plan.prologue.reductions if self.plan.prologue else ())]
-        named += [(load.dtype, load.value) for load in span.row_loads]
-        named += [(s.dtype, s.name) for s in span.row_body]
+        named += [(load.dtype, load.value) for load in output_group.row_loads]
+        named += [(s.dtype, s.name) for s in output_group.row_body]
         return [{"ctype": VALUE_TYPES[dtype], "name": name} for dtype, name in named if name in used]
 
-    def row_lines(self, span: Span) -> list[str]:
+    def row_lines(self, output_group: OutputGroup) -> list[str]:
         found = self.plan.prologue
         lines = [f"const float {r.results[0]} = {self.whole(r)}[r8];" for r in (found.reductions if found else ())]
-        for load in span.row_loads:
+        for load in output_group.row_loads:
             text = self.to_value(load.access.dtype, f"*({self.at(load.access)})")
             text = f"{self.inside_row} ? {text} : {ZEROS[load.dtype]}"
             lines.append(self.define(load.value, load.dtype, text))
-        return lines + self.statements(span.row_body)
+        return lines + self.statements(output_group.row_body)
 
     @property
     def pair_number(self) -> str:
@@ -296,13 +298,13 @@ class WgmmaSpeller(CopySpeller):
 
     inside_row = "row < rows"
 
-    def inside_col(self, span: Span) -> str:
-        return f"col < {span.cols}" if span.cols % self.plan.width else ""
+    def inside_col(self, output_group: OutputGroup) -> str:
+        return f"col < {output_group.cols}" if output_group.cols % self.plan.width else ""
 
-    def element(self, span: Span) -> list[str]:
+    def element(self, output_group: OutputGroup) -> list[str]:
         """Element j of a pair: its value from the sums and the operands, up to what is stored."""
         lines = []
-        for place, contraction in enumerate(span.contractions):
+        for place, contraction in enumerate(output_group.contractions):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
             lines.append(f"const float {contraction.value} = {self.sums}[i][sum_at{offset} + j];")
 
@@ -315,13 +317,13 @@ class WgmmaSpeller(CopySpeller):
                 return f"{store.access.name}_pair[j] = {store.value};"
             return f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};"
 
-        return [*lines, *element_lines(span, Element(read, write), self)]
+        return [*lines, *element_lines(output_group, Element(read, write), self)]
 
-    def boxes(self, span: Span) -> list[Mapping[str, Any]]:
+    def boxes(self, output_group: OutputGroup) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []
-        for place, store in enumerate(span.boxes):
+        for place, store in enumerate(output_group.boxes):
             access = store.access
-            number = self.box_number(place, len(span.boxes))
+            number = self.box_number(place, len(output_group.boxes))
             coordinates = [f"{self.col0} + chunk * {self.plan.box_cols}", f"row0 + i * {self.tile.atom.rows}"]
             if self.plan.moves_with_batch(access):
                 coordinates.append("at.batch")
@@ -329,7 +331,7 @@ class WgmmaSpeller(CopySpeller):
             found.append(
                 {
                     "name": access.name,
-                    "words": "kept[chunk]" if self.plan.keeps else f"{access.name}_words",
+                    "words": "kept[chunk]" if self.plan.deferred_store else f"{access.name}_words",
                     "pair": PAIRS[access.dtype].format(f"{access.name}_pair[0]", f"{access.name}_pair[1]"),
                     "pair_type": PAIR_TYPES[access.dtype],
                     "buffer": f"staging + {number}" if number else "staging",
@@ -357,9 +359,9 @@ class WgmmaSpeller(CopySpeller):
             return self.size("box_bytes") if text else ""
         return f"{f'({text})' if len(terms) > 1 else text} % {BUFFERS} * {self.size('box_bytes')}"
 
-    def direct(self, span: Span) -> list[Mapping[str, str]]:
+    def direct(self, output_group: OutputGroup) -> list[Mapping[str, str]]:
         found: list[Mapping[str, str]] = []
-        for store in by_pairs(span):
+        for store in by_pairs(output_group):
             access = store.access
             name = f"{access.name}_vec"
             found.append({"type": self.pair(access), "name": name, "call": self.store(access, 2)})
@@ -369,8 +371,15 @@ class WgmmaSpeller(CopySpeller):
 
     def context(self) -> dict[str, Any]:
         plan, tile = self.plan, self.tile
-        vectors = [self.read(load, self.inside_col(span)) for span in plan.spans for load in ahead_of_sums(span)]
-        left_copy, spans = self.left_copy(), [self.span(number) for number in range(len(plan.spans))]
+        vectors = [
+            self.read(load, self.inside_col(output_group))
+            for output_group in plan.output_groups
+            for load in ahead_of_sums(output_group)
+        ]
+        left_copy, output_groups = (
+            self.left_copy(),
+            [self.output_group(number) for number in range(len(plan.output_groups))],
+        )
         fragments, slices = self.fragments(), self.slices()
         return {
             **self.frame(plan),
@@ -380,9 +389,9 @@ class WgmmaSpeller(CopySpeller):
                     vectors
                     or plan.brought
                     or fragments
-                    or tile.shares > 1
+                    or tile.split_k > 1
                     or plan.left_rows < tile.held_rows
-                    or any(s["loads"] or s["direct"] for s in spans)
+                    or any(s["loads"] or s["direct"] for s in output_groups)
                 ),
                 "functions": self.functions,
             },
@@ -395,45 +404,49 @@ class WgmmaSpeller(CopySpeller):
             "left_copy": left_copy,
             "empty": self.empty(),
             "inside": self.inside,
-            "spans": spans,
-            "boxes": any(span["boxes"] for span in spans),
+            "output_groups": output_groups,
+            "boxes": any(output_group["boxes"] for output_group in output_groups),
             "box_functions": self.box_functions(),
             "instruction": self.instruction(),
             "steps": plan.line_steps,
             "every_block": f"{(1 << tile.cluster) - 1}",
             "sum": self.sum_place(),
             "first_tile": self.first_tile,
-            "this_tile": self.first_tile if tile.shares > 1 else "tile",
+            "this_tile": self.first_tile if tile.split_k > 1 else "tile",
             "tile_step": f"gridDim.x / {tile.cluster}" if tile.cluster > 1 else "gridDim.x",
             "releasing": self.releasing(),
             "release": self.release("before"),
             "left": self.factor(plan.left[0], "left"),
             "ways": self.ways(),
             "descriptor_fields": self.fields(
-                *(() if fragments else plan.left), *(right for span in plan.spans for right in span.rights)
+                *(() if fragments else plan.left),
+                *(right for output_group in plan.output_groups for right in output_group.rights),
             ),
             "vector_pairs": plan.finished // 8,
             "chunks": plan.chunks,
             "col0": self.col0,
-            "shares": self.shares(),
+            "split_k": self.split_k(),
             "step": self.step,
-            "box": self.turned(),
-            "batch": any(self.names_batch(span) for span in plan.spans),
+            "box": self.swizzled(),
+            "batch": any(self.names_batch(output_group) for output_group in plan.output_groups),
             "type": tile.atom.word,
-            "atom_depth": tile.atom.depth,
+            "atom_k": tile.atom.k,
             "atom_rows": tile.atom.rows,
-            "staging": f"({BUFFERS} * {self.size('box_bytes')})" if any(span["boxes"] for span in spans) else "",
+            "staging": f"({BUFFERS} * {self.size('box_bytes')})"
+            if any(output_group["boxes"] for output_group in output_groups)
+            else "",
             "spare": BUFFERS - 1,
             "vectors": vectors,
             "brought": self.places(),
             "fragments": fragments,
-            "kept": self.kept(spans[0]["boxes"][0]) if plan.keeps else None,
+            "kept": self.kept(output_groups[0]["boxes"][0]) if plan.deferred_store else None,
             "slices": slices,
             "ahead": self.ahead() if plan.pairs_ahead > 1 else None,
-            "bringers": 2 if slices else 1,
-            "own_rows": f" + own * {self.size('segment_bytes')}" if tile.schedule == "halves" else "",
-            "names_row": not plan.keeps or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in spans),
-            "first_row": f"own * {tile.group_rows} + " if tile.schedule == "halves" else "",
+            "producers": 2 if slices else 1,
+            "own_rows": f" + own * {self.size('segment_bytes')}" if tile.schedule == "cooperative" else "",
+            "names_row": not plan.deferred_store
+            or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in output_groups),
+            "first_row": f"own * {tile.group_rows} + " if tile.schedule == "cooperative" else "",
             "chunk_sums": plan.box_cols // 2,
             "pairs": LINE // 2,
             "columns": plan.box_cols // 8,
@@ -441,34 +454,36 @@ class WgmmaSpeller(CopySpeller):
             "sizes": sizes(plan, self.sizes),
         }
 
-    def span(self, number: int) -> Mapping[str, Any]:
-        """What is brought for one span's tiles, and made of their sums."""
-        span = self.plan.spans[number]
-        guard = all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(span))
-        loads, direct = [self.read(load, guard) for load in after_sums(span)], self.direct(span)
+    def output_group(self, number: int) -> Mapping[str, Any]:
+        """What is brought for one output group's tiles, and made of their sums."""
+        output_group = self.plan.output_groups[number]
+        guard = all_of("inside" * bool(self.inside), self.inside_row, self.inside_col(output_group))
+        loads, direct = [self.read(load, guard) for load in after_sums(output_group)], self.direct(output_group)
         return {
-            "test": self.of_span(number),
-            "copies": self.right_copies(span),
+            "test": self.in_output_group(number),
+            "copies": self.right_copies(output_group),
             "loads": loads,
-            "brought": [self.brought(load) for load in span.brought],
-            "boxes": self.boxes(span),
+            "brought": [self.brought(load) for load in output_group.brought],
+            "boxes": self.boxes(output_group),
             "direct": direct,
-            "row_values": self.row_values(span),
-            "row_lines": self.row_lines(span),
-            "element": self.element(span),
+            "row_values": self.row_values(output_group),
+            "row_lines": self.row_lines(output_group),
+            "element": self.element(output_group),
             "guard": guard,
             "needs": {
-                "rows": bool(span.row_loads) or counts(span.row_body, "row_index"),
+                "rows": bool(output_group.row_loads) or counts(output_group.row_body, "row_index"),
                 "row": bool(direct),
-                "col": bool(direct) or counts(span.body, "col_index"),
-                "n": bool(ahead_of_sums(span)) and self.plan.chunks > 1,
+                "col": bool(direct) or counts(output_group.body, "col_index"),
+                "n": bool(ahead_of_sums(output_group)) and self.plan.chunks > 1,
             },
         }
 
-    def names_batch(self, span: Span) -> bool:
+    def names_batch(self, output_group: OutputGroup) -> bool:
         """Does a thread find an operand or an output by the number of its product?"""
-        found = [load.access for load in (*ahead_of_sums(span), *after_sums(span), *span.row_loads)]
-        found += [store.access for store in by_pairs(span)]
+        found = [
+            load.access for load in (*ahead_of_sums(output_group), *after_sums(output_group), *output_group.row_loads)
+        ]
+        found += [store.access for store in by_pairs(output_group)]
         return any(place < len(self.plan.row_dims) - 1 for access in found for place in access.strided)
 
     def read(self, load: Load, guard: str) -> Mapping[str, str]:
@@ -486,7 +501,7 @@ class WgmmaSpeller(CopySpeller):
         if plan.tiles_across > 1:
             lines.append(f"const int tiles_down = {count};")
             count = "tiles_down * tiles_across"
-        alone = self.tile.shares > 1  # a cluster has one tile, and need not count them
+        alone = self.tile.split_k > 1  # a cluster has one tile, and need not count them
         if plan.batched:
             lines.append(f"const int tiles_here = {count};  // of one product")
             count = f"static_cast<int>({plan.row_dims[0].extent}) * tiles_here"
@@ -494,7 +509,7 @@ class WgmmaSpeller(CopySpeller):
 
     def includes(self) -> list[str]:
         used = {a.dtype for a in self.plan.accesses if a.tensor not in self.factors} | {
-            s.access.dtype for span in self.plan.spans for s in span.boxes
+            s.access.dtype for output_group in self.plan.output_groups for s in output_group.boxes
         }
         if self.plan.prologue:
             used.add(self.plan.dtype)
@@ -505,16 +520,16 @@ class WgmmaSpeller(CopySpeller):
         return frozenset(o.access.tensor for o in (*self.plan.left, *self.plan.rights))
 
 
-def ahead_of_sums(span: Span) -> list[Load]:
+def ahead_of_sums(output_group: OutputGroup) -> list[Load]:
     """Vectors that a thread reads before its sums are there."""
-    return [load for load in span.loads if load.when == "ahead"]
+    return [load for load in output_group.loads if load.when == "ahead"]
 
 
-def after_sums(span: Span) -> list[Load]:
+def after_sums(output_group: OutputGroup) -> list[Load]:
     """What a thread reads by pairs, once they are."""
-    return [load for load in span.loads if load.when == "now" and load.transport == "plain"]
+    return [load for load in output_group.loads if load.when == "now" and load.transport == "plain"]
 
 
-def by_pairs(span: Span) -> list[Store]:
+def by_pairs(output_group: OutputGroup) -> list[Store]:
     """Outputs that a thread stores by pairs."""
-    return [store for store in span.stores if store.transport == "plain"]
+    return [store for store in output_group.stores if store.transport == "plain"]

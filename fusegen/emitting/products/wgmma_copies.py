@@ -8,7 +8,7 @@ from typing import Any
 from fusegen.emitting.dialect import all_of, choice
 from fusegen.emitting.products.words import ProductWords
 from fusegen.planner.model import LINE_BYTES, Access, Load
-from fusegen.planner.products.parts import Operand, Span
+from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     LINE,
     SEGMENT_LINES,
@@ -61,49 +61,53 @@ class CopySpeller(ProductWords):
         return lines
 
     def column(self, across: str) -> list[str]:
-        """The first column of a tile; with several spans, of the one that it belongs to."""
-        spans = self.plan.spans
+        """The first column of a tile; with several output groups, of the one that it belongs to."""
+        output_groups = self.plan.output_groups
         if self.plan.tiles_across == 1:
             return ["at.col0 = 0;"]
         if not self.plan.several:
             return [f"at.col0 = {across} * tile_cols;"]
-        first = choice([self.of_span(i) for i in range(len(spans))], [str(s.first_tile) for s in spans])
+        first = choice(
+            [self.in_output_group(i) for i in range(len(output_groups))], [str(s.first_tile) for s in output_groups]
+        )
         return [
             f"const int across = {across};",
-            f"at.span = {self.span_number()};",
+            f"at.group = {self.span_number()};",
             f"at.col0 = (across - ({first})) * tile_cols;",
         ]
 
-    def of_span(self, number: int) -> str:
-        """Is the tile one of that span's? Empty where there is but one."""
-        return f"at.span == {number}" if self.plan.several else ""
+    def in_output_group(self, number: int) -> str:
+        """Is the tile one of that output group's? Empty where there is but one."""
+        return f"at.group == {number}" if self.plan.several else ""
 
     def left_copy(self) -> Mapping[str, Any]:
         """The box of one slice, its place in shared memory and its coordinates, innermost first."""
         return self.copy(self.plan.left[0], "at.row0", self.tile.held_rows, "left", "", cluster=1)
 
-    def right_copies(self, span: Span) -> list[Mapping[str, Any]]:
+    def right_copies(self, output_group: OutputGroup) -> list[Mapping[str, Any]]:
         """The same of each product's right factor."""
-        offsets = [" + " + f"{place} * " * (place > 1) + "tile_cols * line_bytes" for place in range(len(span.rights))]
+        offsets = [
+            " + " + f"{place} * " * (place > 1) + "tile_cols * line_bytes" for place in range(len(output_group.rights))
+        ]
         offsets[0] = ""
         return [
             self.copy(right, "at.col0", self.plan.width, "right", offset, self.tile.cluster)
-            for right, offset in zip(span.rights, offsets, strict=True)
+            for right, offset in zip(output_group.rights, offsets, strict=True)
         ]
 
-    def copy(self, operand: Operand, side: str, extent: int, to: str, offset: str, cluster: int) -> Mapping[str, Any]:
-        """`extent` rows or columns from `side` on; of several blocks each brings its part, to all of them."""
+    def copy(self, operand: Operand, mn: str, extent: int, to: str, offset: str, cluster: int) -> Mapping[str, Any]:
+        """`extent` rows or columns from `mn` on; of several blocks each brings its part, to all of them."""
         share = extent // cluster
         lines = 1 if operand.along else share // SEGMENT_LINES
         start = f"{to}{offset}"
         if cluster > 1:
             start += " + rank * (own_cols * line_bytes)"
-            side += " + rank * own_cols"
+            mn += " + rank * own_cols"
         if lines > 1:
             start += f" + i * {self.size('segment_bytes')}"
-            side += f" + i * {SEGMENT_LINES}"
-        depth = f"{self.step} * slice_depth"
-        coordinates = [depth, side] if operand.along else [side, depth]
+            mn += f" + i * {SEGMENT_LINES}"
+        k = f"{self.step} * tile_k"
+        coordinates = [k, mn] if operand.along else [mn, k]
         if self.plan.moves_with_batch(operand.access):
             coordinates.append("at.batch")
         name = "copy_box_to_all" if cluster > 1 else "copy_box"
@@ -126,13 +130,13 @@ class CopySpeller(ProductWords):
 
     @property
     def step(self) -> str:
-        """The number of a slice along the whole depth."""
-        return "(rank * steps + step)" if self.tile.shares > 1 else "step"
+        """The number of a slice along all of K."""
+        return "(rank * steps + step)" if self.tile.split_k > 1 else "step"
 
     @property
     def col0(self) -> str:
         """The first column that is finished here."""
-        return "col0" if self.tile.shares > 1 else "at.col0"
+        return "col0" if self.tile.split_k > 1 else "at.col0"
 
     # ---- tiles of fewer rows than there are sums
 
@@ -160,9 +164,9 @@ class CopySpeller(ProductWords):
         slice would be and where the right one's would."""
         plan, tile = self.plan, self.tile
         found: list[Mapping[str, Any]] = []
-        start = f"at.col0 + rank * {plan.finished}" if tile.shares > 1 else "at.col0"
+        start = f"at.col0 + rank * {plan.finished}" if tile.split_k > 1 else "at.col0"
         for first in range(0, plan.chunks, 2):
-            for load in plan.spans[0].brought:
+            for load in plan.output_groups[0].brought:
                 copies = []
                 for chunk in range(first, min(first + 2, plan.chunks)):
                     col = start + (f" + {f'{chunk} * ' * (chunk > 1)}{plan.box_cols}" if chunk else "")
@@ -183,7 +187,7 @@ class CopySpeller(ProductWords):
         place = f"{name}_stage * left_bytes"
         if plan.chunks > 1:
             place = f"(chunk % 2 == 0 ? {place} : right_at + {name}_stage * right_bytes)"
-        own = f"own * {tile.group_rows} + " if tile.schedule == "halves" else ""
+        own = f"own * {tile.group_rows} + " if tile.schedule == "cooperative" else ""
         part = f"i * {tile.atom.rows} + " if tile.parts > 1 else ""
         self.functions.add("load")
         pair = f"{name}_box + r8 * (8 * {line}) + ((n8 ^ lane / {4 * lines}) << 4)"

@@ -11,10 +11,10 @@ def sizes(plan: WgmmaPlan, used: Iterable[str]) -> list[str]:
     """Declarations; of those in `used`, only where some part of the kernel asks for them."""
     tile, also = plan.tile, set(used)
     left = "tile_rows" if tile.held_rows == tile.rows else str(tile.held_rows)
-    right = f"{len(plan.spans[0].rights)} * tile_cols" if len(plan.spans[0].rights) > 1 else "tile_cols"
+    right = f"{len(plan.output_groups[0].rights)} * tile_cols" if len(plan.output_groups[0].rights) > 1 else "tile_cols"
     lines = [
         "// a tile, the slices of the depth that are summed one after another, and how many shared memory holds",
-        f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, slice_depth = {plan.line}, "
+        f"constexpr int tile_rows = {tile.rows}, tile_cols = {plan.width}, tile_k = {plan.line}, "
         f"stages = {tile.stages};",
         f"constexpr int steps = {plan.steps};",
         *(cluster(tile.cluster) if tile.cluster > 1 else []),
@@ -64,12 +64,12 @@ def brought(plan: WgmmaPlan) -> list[str]:
 
 
 def vectors(plan: WgmmaPlan) -> list[str]:
-    """Where slices of vectors along the depth lie, and the statistics of blocks that share a tile."""
+    """Where slices of vectors along K lie, and the statistics of blocks that share a tile."""
     lines, before = [], f"barriers_at + {plan.tile.barriers} * 8"
     for each in plan.prologue.vectors if plan.prologue else ():
         name = f"{each.access.name}_slices_at"
         lines.append(f"constexpr int {name} = {before};")
-        before = f"{name} + stages * slice_depth * {each.access.dtype.bytes}"
-    if plan.tile.shares > 1 and plan.prologue and plan.prologue.reductions:
+        before = f"{name} + stages * tile_k * {each.access.dtype.bytes}"
+    if plan.tile.split_k > 1 and plan.prologue and plan.prologue.reductions:
         lines.append(f"constexpr int statistics_at = {before};")
     return lines

@@ -74,5 +74,7 @@ class ProductWords(Dialect):
 
     def span_number(self) -> str:
         """Which span a tile belongs to that is number `across` from the left."""
-        spans = self.grid.spans
-        return choice([f"across < {s.first_tile + s.tiles}" for s in spans], [str(i) for i in range(len(spans))])
+        output_groups = self.grid.output_groups
+        return choice(
+            [f"across < {s.first_tile + s.tiles}" for s in output_groups], [str(i) for i in range(len(output_groups))]
+        )

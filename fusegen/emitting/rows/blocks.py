@@ -1,11 +1,11 @@
 """How a plan writes rows that start anywhere: by aligned blocks.
 
-A walk that sums nothing goes by an output's blocks: whatever lies like that output is aligned there and needs no shift.
-A thread then has other columns than in the walks before, so what is one value a row must have the same bits in all of
+A pass that sums nothing goes by an output's blocks: whatever lies like that output is aligned there and needs no shift.
+A thread then has other columns than in the passes before, so what is one value a row must have the same bits in all of
 them. What registers keep is bound to its columns; its results go by way of shared memory, where the row is complete
 before whole blocks of it are written.
 
-The few values that no block holds go one by one, at a row's ends; as do, in walks by vectors from the row's start,
+The few values that no block holds go one by one, at a row's ends; as do, in passes by vectors from the row's start,
 those behind the last vector, where that saves all threads a turn.
 """
 
@@ -31,8 +31,8 @@ class Blocks(Part):
     # ---- by an output's blocks
 
     def head(self) -> str:
-        """The output by whose blocks a walk goes: what lies before the first one is counted once a row."""
-        found = [stage.blocks_of for stage in self.plan.stages if stage.blocks_of]
+        """The output by whose blocks a pass goes: what lies before the first one is counted once a row."""
+        found = [row_pass.blocks_of for row_pass in self.plan.passes if row_pass.blocks_of]
         if not found:
             return ""
         (access,) = (a for a in self.plan.accesses if a.output and a.name == found[0])
@@ -50,7 +50,7 @@ class Blocks(Part):
         if access.mode == "element" or access.vector * access.dtype.bytes % WORD_BYTES:
             self.words.functions.add("load_each")
             return f"load_each<{access.vector}>({self.frame.pointer(access)} + col)"
-        self.words.functions.update((*PIECES, "load", "load_span", "load_across", "load_block"))
+        self.words.functions.update((*PIECES, "load", "load_row_pieces", "load_misaligned", "load_block"))
         row, ends = self.frame.pointer(access), self.block_ends(access)
         return f"load_block<{access.vector}>({row}, col, {self.frame.cols}, {ends})"
 
@@ -62,7 +62,7 @@ class Blocks(Part):
         """The vector at a block's columns, from shared memory where that has all of it."""
         access = load.access
         if self.plan.copies:
-            self.words.functions.update((*PIECES, "load_span", "load_across", "load_kept_block"))
+            self.words.functions.update((*PIECES, "load_row_pieces", "load_misaligned", "load_kept_block"))
             place = f"&{self.vectors.kept_block(access)}, {self.frame.pointer(access)}, col, head"
             text = f"load_kept_block<{access.vector}>(\n    {place}, {self.frame.cols}, {self.block_ends(access)})"
             part = self.vectors.partly()
@@ -83,15 +83,15 @@ class Blocks(Part):
     def staged_rows(self) -> list[Mapping[str, str]]:
         """Where the results that are complete in shared memory first have their rows."""
         tile = self.plan.tile
-        own = f" + {self.frame.team()} * {staged_elements(tile)}" if tile.rows_per_block > 1 else ""
+        own = f" + {self.frame.row_in_block()} * {staged_elements(tile)}" if tile.rows_per_block > 1 else ""
         return [
             {
                 "type": self.words.ctype(store.access.dtype),
                 "name": f"{store.access.name}_staged",
                 "expr": f"shared + {store.offset_bytes}){own}",
             }
-            for stage in self.plan.stages
-            for store in stage.stores
+            for row_pass in self.plan.passes
+            for store in row_pass.stores
             if store.staged
         ]
 
@@ -110,11 +110,11 @@ class Blocks(Part):
 
     # ---- value by value
 
-    def rest_test(self) -> str:
+    def remainder_test(self) -> str:
         """Which threads have a value that no vector holds; empty where there are no such values."""
-        if not self.plan.tile.apart or all(stage.blocks_of for stage in self.plan.stages):
+        if not self.plan.tile.remainder or all(row_pass.blocks_of for row_pass in self.plan.passes):
             return ""
-        return all_of("live" * self.plan.lacks_rows, f"lane < {self.plan.tile.apart}")
+        return all_of("live" * self.plan.lacks_rows, f"lane < {self.plan.tile.remainder}")
 
     def single_read(self, load: Load, test: str, col: str, suffix: str) -> str:
         """One value of a tensor, zero where the thread has none or the row does not need it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fusegen.emitting.dialect import all_of
 from fusegen.emitting.rows.frame import Part
-from fusegen.planner.model import LINE_BYTES, Access, Load, Stage, begins_anywhere
+from fusegen.planner.model import LINE_BYTES, Access, Load, RowPass, begins_anywhere
 from fusegen.planner.rows.bulk import brought, bulk_loads
 
 
@@ -17,13 +17,13 @@ class BulkRows(Part):
     """Places in shared memory, what is brought there, and what leaves."""
 
     def at(self, access: Access) -> str:
-        """The element at a walk's column."""
+        """The element at a pass's column."""
         return f"{access.name}_at[col + j]"
 
     def at_end(self, statement: str) -> str:
         """A statement for an element, where the row may end before it."""
         ragged = f"col + j < {self.frame.cols}" if self.plan.cols % self.plan.tile.vector else ""
-        tests = all_of("live" * self.plan.together, ragged)
+        tests = all_of("live" * self.plan.contiguous_rows, ragged)
         return f"if ({tests}) {statement}" if tests else statement
 
     def element(self, load: Load, col: str = "col + j") -> str:
@@ -36,8 +36,8 @@ class BulkRows(Part):
 
     def offsets(self) -> dict[str, tuple[Access, int]]:
         """Each place's tensor, and where it begins."""
-        found = {load.access.name: (load.access, load.offset_bytes) for load in bulk_loads(self.plan.stages)}
-        stores = [store for stage in self.plan.stages for store in stage.stores if store.access.mode == "bulk"]
+        found = {load.access.name: (load.access, load.offset_bytes) for load in bulk_loads(self.plan.passes)}
+        stores = [store for row_pass in self.plan.passes for store in row_pass.stores if store.access.mode == "bulk"]
         found.update({store.access.name: (store.access, store.offset_bytes) for store in stores if store.staged})
         return found
 
@@ -52,7 +52,7 @@ class BulkRows(Part):
         lines = []
         for name, (access, offset) in self.offsets().items():
             ctype, at = self.words.ctype(access.dtype), self.place(access, offset)
-            if self.plan.together:
+            if self.plan.contiguous_rows:
                 if begins_anywhere(access, self.plan.tile, self.plan.cols):
                     at += f" + phase<{LINE_BYTES}>({self.first(access)})"
                 lines.append(f"{ctype}* const {name}_place = {at};")
@@ -64,7 +64,7 @@ class BulkRows(Part):
 
     def bring(self) -> list[str]:
         """One thread asks for all that is brought; all threads wait for it."""
-        tensors = brought(self.plan.stages)
+        tensors = brought(self.plan.passes)
         if not tensors:
             return []
         self.words.functions.update(("bring", "copy_bulk"))
@@ -73,7 +73,7 @@ class BulkRows(Part):
         for access in tensors.values():
             name = access.name
             what = f"{name}_at, {self.frame.pointer(access)}, {self.needed(access)}, {name}_ends"
-            if self.plan.together:
+            if self.plan.contiguous_rows:
                 last = f"rows - first_row <= {self.plan.tile.rows_per_block}"
                 what = f"{name}_place, {self.first(access)}, rows_here * {self.frame.cols}, {last}"
             lines.append(f"  bring({what}, arrivals);")
@@ -85,7 +85,7 @@ class BulkRows(Part):
 
     def needed(self, access: Access) -> str:
         """How many columns of the row are needed, from the first one on."""
-        (until,) = {load.until for load in bulk_loads(self.plan.stages) if load.access.tensor == access.tensor}
+        (until,) = {load.until for load in bulk_loads(self.plan.passes) if load.access.tensor == access.tensor}
         if until is None:
             return self.frame.cols
         bound = self.words.argument(until.bound)
@@ -93,9 +93,9 @@ class BulkRows(Part):
 
     # ---- results
 
-    def leave_calls(self, stage: Stage) -> list[str]:
-        """The statements that send off what the walk has written to shared memory."""
-        staged = [store.access for store in stage.stores if store.staged and store.access.mode == "bulk"]
+    def leave_calls(self, row_pass: RowPass) -> list[str]:
+        """The statements that send off what the pass has written to shared memory."""
+        staged = [store.access for store in row_pass.stores if store.staged and store.access.mode == "bulk"]
         if not staged:
             return []
         self.words.functions.update(("head_of", "leave"))
@@ -103,7 +103,7 @@ class BulkRows(Part):
         lines = ["show_copies();", f"{self.words.spelling.barrier}  // the row is complete"]
         for access in staged:
             row, at, cols, lane = self.frame.pointer(access), f"{access.name}_at", self.frame.cols, "lane"
-            if self.plan.together:
+            if self.plan.contiguous_rows:
                 row, at = self.first(access), f"{access.name}_place"
                 cols, lane = f"rows_here * {cols}", "threadIdx.x"
             lines.append(f"leave<{tile.threads}>({row}, {at}, {cols}, {lane});")

@@ -1,4 +1,4 @@
-"""The element of a walk's body: of a vector, in shared memory, or alone where no vector holds it."""
+"""The element of a pass's body: of a vector, in shared memory, or alone where no vector holds it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fusegen.emitting.rows.bulk_rows import BulkRows
 from fusegen.emitting.rows.frame import Frame, Part
 from fusegen.emitting.rows.reducing import Reductions
 from fusegen.emitting.rows.vectors import Vectors
-from fusegen.planner.model import Body, Keep, Load, Stage, Store, counts
+from fusegen.planner.model import Body, Keep, Load, RowPass, Store, counts
 
 
 class Elements(Part):
@@ -37,8 +37,8 @@ class Elements(Part):
         if load.access.mode == "bulk":
             return self.bulk.element(load)
         name = f"{load.access.name}_vec"
-        kept = load.when not in ("now", "fetched") and not self.plan.in_shared
-        in_array = loads_first and load.access.mode != "across" and load.when != "fetched"
+        kept = load.when not in ("now", "prefetched") and not self.plan.in_shared
+        in_array = loads_first and load.access.mode != "misaligned" and load.when != "prefetched"
         vector = self.vectors.kept_at(name, True) if kept else f"{name}[v]" if in_array else name
         return f"{vector}.at[j]"
 
@@ -54,18 +54,18 @@ class Elements(Part):
         placed = any(store.access.mode == "bulk" for store in body.stores)
         return placed or counts(body.body, "col_index") or any(load.access.mode == "bulk" for load in body.loads)
 
-    def stored_rest(self, store: Store) -> str:
-        """A result beyond the walk's limit."""
-        if store.rest is None:
+    def stored_masked(self, store: Store) -> str:
+        """A result beyond the pass's limit."""
+        if store.masked is None:
             return ""
-        return self.words.to_storage(store.access.dtype, self.words.argument(store.rest))
+        return self.words.to_storage(store.access.dtype, self.words.argument(store.masked))
 
-    def placed_rests(self, stage: Stage) -> list[str]:
+    def placed_masked(self, row_pass: RowPass) -> list[str]:
         """The statements that write these to shared memory."""
-        if stage.until is None:
+        if row_pass.until is None:
             return []
-        stores = [store for store in stage.stores if store.access.mode == "bulk"]
-        return [self.bulk.at_end(f"{self.bulk.at(s.access)} = {self.stored_rest(s)};") for s in stores]
+        stores = [store for store in row_pass.stores if store.access.mode == "bulk"]
+        return [self.bulk.at_end(f"{self.bulk.at(s.access)} = {self.stored_masked(s)};") for s in stores]
 
     def single(self, body: Body, suffix: str) -> list[str]:
         """The statements for one value, that no vector holds: what was read lies in `<name><suffix>`."""

@@ -33,9 +33,9 @@ class Frame:
         self.uses_vec = True
         return f"Vec<{self.words.ctype(access.dtype)}, {access.vector}>"
 
-    def span_type(self, access: Access) -> str:
+    def pieces_type(self, access: Access) -> str:
         self.uses_vec = True
-        return f"Span<{self.words.ctype(access.dtype)}, {access.vector}>"
+        return f"Pieces<{self.words.ctype(access.dtype)}, {access.vector}>"
 
     def pointer(self, access: Access) -> str:
         """Where the tensor's row starts."""
@@ -70,11 +70,11 @@ class Frame:
 
     def ends(self, access: Access) -> str:
         """When what lies behind a row may be behind the whole tensor; empty where nobody looks there."""
-        if access.output or access.mode not in ("across", "bulk"):
+        if access.output or access.mode not in ("misaligned", "bulk"):
             return ""
         dims = self.plan.row_dims
         last = [f"({dims[i].extent} - 1) * {stride_name(access, dims, i)}" for i in access.strided]
-        reach = (access.vector if access.mode == "across" else 0) + access.vector_bytes // access.dtype.bytes
+        reach = (access.vector if access.mode == "misaligned" else 0) + access.vector_bytes // access.dtype.bytes
         return f"{' + '.join([f'{access.name}_ptr', *last])} - {access.name}_row < {reach}"
 
     # ---- blocks, threads and columns
@@ -95,7 +95,7 @@ class Frame:
             return {"tiles": tiles, "row": row}
         wide = row if self.plan.folded else f"static_cast<long long>({row})"
         first = f"{wide} * {tile.rows_per_block}"
-        return {"tiles": tiles, "first": first, "own": self.team(), "row": f"{first} + {self.team()}"}
+        return {"tiles": tiles, "first": first, "own": self.row_in_block(), "row": f"{first} + {self.row_in_block()}"}
 
     def first_element(self) -> str:
         """Of a thread, in a flat plan."""
@@ -103,11 +103,11 @@ class Frame:
         block = "tile" if self.plan.folded else "static_cast<long long>(blockIdx.x)"
         return f"{block} * {tile.cols} + threadIdx.x" + (f" * {tile.vector}" if tile.vector > 1 else "")
 
-    def team(self) -> str:
+    def row_in_block(self) -> str:
         """A warp's rows that come together lie as many rows apart as there are warps: in shared memory rows that
         follow one another may begin in the same banks, as those of 127 halves do."""
         tile, warp = self.plan.tile, self.plan.target.warp
-        if not self.plan.together or tile.threads_per_row == warp or tile.threads == warp:
+        if not self.plan.contiguous_rows or tile.threads_per_row == warp or tile.threads == warp:
             return "threadIdx.x" if tile.threads_per_row == 1 else f"threadIdx.x / {tile.threads_per_row}"
         own = "threadIdx.x % 32" if tile.threads_per_row == 1 else f"threadIdx.x % {warp} / {tile.threads_per_row}"
         return f"{own} * {tile.threads // warp} + threadIdx.x / {warp}"
@@ -152,7 +152,7 @@ class Frame:
     @property
     def counts_named(self) -> bool:
         """Have the threads of a block, and those of a row, a name in the text?"""
-        return self.plan.selection is not None and self.plan.selection.by != "team"
+        return self.plan.selection is not None and self.plan.selection.by != "warp"
 
     @property
     def row_threads(self) -> str:
@@ -186,11 +186,11 @@ class Frame:
         return lines
 
     def row_pointers(self) -> list[Mapping[str, str]]:
-        """Of what is neither fetched a row ahead nor found from the row before."""
+        """Of what is neither prefetched nor found from the row before."""
         dims, ahead = self.plan.row_dims, [load.access for load in self.plan.rows_ahead]
         found: list[Mapping[str, str]] = []
         for access in self.plan.accesses:
-            if not access.strided or self.plan.flat or self.plan.follows(access) or access in ahead:
+            if not access.strided or self.plan.flat or self.plan.needs_contiguous_rows(access) or access in ahead:
                 continue
             terms = [f"{dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided]
             const = "" if access.output else "const "

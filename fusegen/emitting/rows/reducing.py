@@ -45,7 +45,7 @@ class Reductions(Part):
     @property
     def parts(self) -> str:
         """The array of a reduction's partial results; of two, by blocks that take rows in turn."""
-        return "part[turn]" if self.plan.rolling else "part"
+        return "part[turn]" if self.plan.persistent_rows else "part"
 
     def part(self, r: Reduction) -> Mapping[str, str]:
         if r in self.pivoted:
@@ -76,10 +76,10 @@ class Reductions(Part):
         self.words.functions.add(function)
         return function
 
-    def update_rest(self, r: Reduction) -> str:
+    def update_masked(self, r: Reduction) -> str:
         """A whole vector of values that are all alike."""
-        assert r.rest is not None
-        suffix, rest = "u" if r.dtype is i32 else ".0f", self.words.argument(r.rest)
+        assert r.masked is not None
+        suffix, rest = "u" if r.dtype is i32 else ".0f", self.words.argument(r.masked)
         count = f"{self.plan.tile.vector}{suffix}"
         if whole := self.frame.whole():
             count = f"({whole} ? {count} : {self.plan.cols % self.plan.tile.vector}{suffix})"
@@ -157,7 +157,7 @@ class Reductions(Part):
     def settled(self, reducer: Reducer) -> list[str]:
         """The statements that give all threads of a row the first one's bits."""
         plan = self.plan
-        if len(reducer.fields) == 1 or plan.tile.team == 1 or not plan.settles:
+        if len(reducer.fields) == 1 or plan.tile.row_threads == 1 or not plan.uniform_results:
             return []
-        lanes, shuffle = min(plan.tile.team, plan.target.warp), self.words.spelling.shuffle
+        lanes, shuffle = min(plan.tile.row_threads, plan.target.warp), self.words.spelling.shuffle
         return [f"v.{field} = {shuffle.format(f'v.{field}', 0, lanes)};" for field in reducer.fields]

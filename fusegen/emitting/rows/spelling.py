@@ -12,13 +12,13 @@ from typing import Any
 from fusegen.emitting.rows.blocks import Blocks
 from fusegen.emitting.rows.bulk_rows import BulkRows
 from fusegen.emitting.rows.elements import Elements
-from fusegen.emitting.rows.fetching import Fetching
 from fusegen.emitting.rows.frame import Frame
+from fusegen.emitting.rows.passes import Passes, SpelledPass
+from fusegen.emitting.rows.persistent import Persistent
+from fusegen.emitting.rows.prefetching import Prefetching
 from fusegen.emitting.rows.reducing import Reductions, RowReduce
-from fusegen.emitting.rows.rolling import Rolling
 from fusegen.emitting.rows.vectors import Vectors
-from fusegen.emitting.rows.walks import Walk, Walks
-from fusegen.planner.model import Reduction, RowPlan, Stage
+from fusegen.planner.model import Reduction, RowPass, RowPlan
 from fusegen.planner.pieces import PIECE_BYTES
 
 
@@ -28,7 +28,7 @@ class Speller:
     def __init__(
         self, plan: RowPlan, found: Iterable[Reduction] | None = None, pivoted: tuple[Reduction, ...] = ()
     ) -> None:
-        every = (r for stage in plan.stages for r in stage.reductions)
+        every = (r for row_pass in plan.passes for r in row_pass.reductions)
         self.plan = plan
         self.frame = Frame(plan)
         self.words = self.frame.words
@@ -37,24 +37,26 @@ class Speller:
         self.bulk = BulkRows(self.frame)
         self.reductions = Reductions(self.frame, every if found is None else found, pivoted)
         self.elements = Elements(self.frame, self.vectors, self.bulk, self.reductions)
-        self.walks = Walks(self.frame, self.vectors, self.blocks, self.bulk, self.reductions, self.elements)
+        self.passes = Passes(self.frame, self.vectors, self.blocks, self.bulk, self.reductions, self.elements)
 
     def context(self) -> dict[str, Any]:
         """What the templates see."""
-        if not self.plan.rolling:
-            return self.said(self.stages(self.plan.stages), self.reductions.row_reduces())
-        rolling = Rolling(self.frame, self.vectors)
-        walks = [(stage, rolling.twice(stage, walk)) for stage, walk in self.stages(self.plan.stages)]
-        return {**self.said(walks, self.reductions.row_reduces()), **rolling.context()}
+        if not self.plan.persistent_rows:
+            return self.said(self.spelled(self.plan.passes), self.reductions.row_reduces())
+        persistent = Persistent(self.frame, self.vectors)
+        passes = [
+            (row_pass, persistent.twice(row_pass, spelled)) for row_pass, spelled in self.spelled(self.plan.passes)
+        ]
+        return {**self.said(passes, self.reductions.row_reduces()), **persistent.context()}
 
-    def stages(self, stages: Iterable[Stage]) -> list[tuple[Stage, Walk]]:
-        return [(stage, self.walks.walk(number, stage)) for number, stage in enumerate(stages, 1)]
+    def spelled(self, passes: Iterable[RowPass]) -> list[tuple[RowPass, SpelledPass]]:
+        return [(row_pass, self.passes.spelled_pass(number, row_pass)) for number, row_pass in enumerate(passes, 1)]
 
-    def said(self, walks: list[tuple[Stage, Walk]], reduces: list[RowReduce]) -> dict[str, Any]:
-        """What every row kernel's template asks for, once its walks are spelled: the frame knows by then which of the
+    def said(self, passes: list[tuple[RowPass, SpelledPass]], reduces: list[RowReduce]) -> dict[str, Any]:
+        """What every row kernel's template asks for, once its passes are spelled: the frame knows by then which of the
         prelude's functions they call."""
         plan, frame, words = self.plan, self.frame, self.words
-        lanes = min(plan.tile.team, plan.target.warp)
+        lanes = min(plan.tile.row_threads, plan.target.warp)
         keeps = self.vectors.keeps()
         said = {
             "index": frame.index,
@@ -79,9 +81,9 @@ class Speller:
             "kept_shared": [{"type": t, "name": n, "offset": o} for n, t, o, _ in keeps] if plan.in_shared else [],
             "staged_shared": [] if plan.bulk else self.blocks.staged_rows(),
             "bulk_places": self.bulk.bulk_places(),
-            "fetched_shared": Fetching(frame).fetched_shared(),
-            "together": plan.together,
-            "leaves": any(walk.leaves for _, walk in walks),
+            "prefetched_shared": Prefetching(frame).prefetched_shared(),
+            "contiguous_rows": plan.contiguous_rows,
+            "leaves": any(spelled.leaves for _, spelled in passes),
             "kept_registers": [] if plan.in_shared else [
                 {"type": t, "name": n, "dims": self.vectors.register_dims(vector)} for n, t, _, vector in keeps
             ],
@@ -90,13 +92,13 @@ class Speller:
             "guard": frame.guard(),
             "cols": frame.cols,
             "blocks_begin": self.blocks.head(),
-            "in_rest": self.blocks.rest_test(),
+            "in_remainder": self.blocks.remainder_test(),
             "vector_cols": "" if plan.flat else plan.vector_cols,
-            "begins_first": any(not stage.blocks_of for stage in plan.stages),
+            "begins_first": any(not row_pass.blocks_of for row_pass in plan.passes),
             "whole": frame.whole(),
             "rest_elements": plan.cols % plan.tile.vector,
             "first_element": frame.first_element(),
-            "walks": walks,
+            "passes": passes,
         }  # fmt: skip
         uses = {"vec": frame.uses_vec, "functions": words.functions}
         return {**words.frame(plan), "includes": words.headers_of(a.dtype for a in plan.accesses), "uses": uses, **said}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from fusegen.emitting.dialect import VALUE_TYPES
 from fusegen.emitting.rows.frame import Part
-from fusegen.planner.model import Access, Load, Stage
+from fusegen.planner.model import Access, Load, RowPass
 from fusegen.planner.pieces import WORD_BYTES
 
 PIECES = ("load", "phase", "load_pieces")  # functions that every read of such pieces calls
@@ -32,8 +32,8 @@ class Vectors(Part):
         v = "v" if self.frame.loops() else "0"
         if self.plan.in_shared:
             own = "lane" if tile.cluster == 1 else "threadIdx.x"
-            row = f"{v} * {tile.team} + {own}"
-            return f"{name}[{row}]" if vector else f"{name}[({v} * {tile.vector} + j) * {tile.team} + {own}]"
+            row = f"{v} * {tile.row_threads} + {own}"
+            return f"{name}[{row}]" if vector else f"{name}[({v} * {tile.vector} + j) * {tile.row_threads} + {own}]"
         at = f"[{v}]" if self.frame.loops() else ""
         return f"{name}{at}" if vector else f"{name}{at}[j]"
 
@@ -43,14 +43,14 @@ class Vectors(Part):
         return outer if vector else f"{outer}[{tile.vector}]"
 
     def keeps(self) -> list[tuple[str, str, int, bool]]:
-        """(name, C type, shared offset, is a vector) of everything kept between walks, once each."""
+        """(name, C type, shared offset, is a vector) of everything kept between passes, once each."""
         found: dict[str, tuple[str, str, int, bool]] = {}
-        for stage in self.plan.stages:
-            for load in stage.loads:
+        for row_pass in self.plan.passes:
+            for load in row_pass.loads:
                 if load.when in ("keep", "ahead") and load.access.mode != "bulk":
                     name = self.kept_name(load.access)
                     found.setdefault(name, (name, self.frame.vec_type(load.access), load.offset_bytes, True))
-            for keep in stage.keeps:
+            for keep in row_pass.keeps:
                 name = f"{keep.value}_kept"
                 found.setdefault(name, (name, VALUE_TYPES[keep.dtype], keep.offset_bytes, False))
         return list(found.values())
@@ -69,17 +69,19 @@ class Vectors(Part):
         plain = narrow and access.mode == "vector" and (sure or self.plan.tail != "element")
         if inside or not load.until or not plain:
             return self.within(load, self.load_call(access, sure), inside)
-        name = "load_once" if access.once else "load"
+        name = "load_evict_first" if access.evict_first else "load"
         self.words.functions.update((name, f"{name}_where"))
         test = self.words.within_limit("col", load.until)
         return f"{name}_where<{access.vector}>({test}, {self.frame.pointer(access)} + col)"
 
-    def span_from_memory(self, load: Load, inside: bool) -> str:
+    def pieces_from_memory(self, load: Load, inside: bool) -> str:
         """The blocks that the vector lies across."""
-        self.words.functions.update((*PIECES, "load_span"))
-        return self.within(load, self.across_call("load_span", load.access), inside, self.frame.span_type(load.access))
+        self.words.functions.update((*PIECES, "load_row_pieces"))
+        return self.within(
+            load, self.misaligned_call("load_row_pieces", load.access), inside, self.frame.pieces_type(load.access)
+        )
 
-    def across_call(self, function: str, access: Access, sure: bool = False) -> str:
+    def misaligned_call(self, function: str, access: Access, sure: bool = False) -> str:
         before = self.plan.cols // self.plan.tile.vector - 1
         ends = "false" if sure else self.frame.in_last_turns(f"{access.name}_ends", before)
         return f"{function}<{access.vector}>({self.frame.pointer(access)}, col, {self.frame.cols}, {ends})"
@@ -87,12 +89,12 @@ class Vectors(Part):
     def load_call(self, access: Access, sure: bool = False) -> str:
         row, width = self.frame.pointer(access), access.vector
         ragged = self.plan.tail == "element" and not self.plan.flat and not sure
-        if access.once and (sure or self.plan.tail != "element"):
-            self.words.functions.add("load_once")
-            return f"load_once<{width}>({row} + col)"
-        if access.mode == "across":
-            self.words.functions.update((*PIECES, "load_span", "load_across"))
-            return self.across_call("load_across", access, sure)
+        if access.evict_first and (sure or self.plan.tail != "element"):
+            self.words.functions.add("load_evict_first")
+            return f"load_evict_first<{width}>({row} + col)"
+        if access.mode == "misaligned":
+            self.words.functions.update((*PIECES, "load_row_pieces", "load_misaligned"))
+            return self.misaligned_call("load_misaligned", access, sure)
         if ragged and access.mode == "vector":
             self.words.functions.update(("load_first", "load"))
             return f"load_first<{width}, {self.plan.cols % width}>({row} + col, {self.frame.whole()})"
@@ -109,12 +111,12 @@ class Vectors(Part):
         """Where the block lies that a copied vector begins in: a warp has its own side by side, and one more behind."""
         tile, warp = self.plan.tile, self.plan.target.warp
         own = "lane" if tile.cluster == 1 else "threadIdx.x"
-        turn = f"v * {tile.team // warp * (warp + 1)} + " if self.frame.loops() else ""
+        turn = f"v * {tile.row_threads // warp * (warp + 1)} + " if self.frame.loops() else ""
         return f"{self.kept_name(access)}[{turn}{own} + {own} / {warp}]"
 
     def kept_vector(self, access: Access) -> str:
         """What shared memory holds of a tensor for this thread's v."""
-        if access.mode != "across" or not self.plan.copies:
+        if access.mode != "misaligned" or not self.plan.copies:
             return self.kept_at(self.kept_name(access), True)
         self.words.functions.update((*PIECES, "load_kept"))
         return f"load_kept(&{self.kept_block(access)}, {self.frame.pointer(access)})"
@@ -123,7 +125,7 @@ class Vectors(Part):
         """When a vector is among those that shared memory has room for; empty where all are, and where registers hold
         the others."""
         tile = self.plan.tile
-        return f"v < {tile.kept}" if tile.kept < tile.per_thread and not self.plan.rolling else ""
+        return f"v < {tile.kept}" if tile.kept < tile.per_thread and not self.plan.persistent_rows else ""
 
     def from_shared(self, load: Load, inside: bool) -> str:
         """A vector that shared memory holds, or memory where it has no room; beyond a mask nothing was copied."""
@@ -135,17 +137,17 @@ class Vectors(Part):
 
     def copy_call(self, load: Load) -> str:
         self.words.functions.add("commit_copies")
-        if load.access.mode == "across":
-            return self.copy_across_call(load)
+        if load.access.mode == "misaligned":
+            return self.copy_misaligned_call(load)
         self.words.functions.add("copy_async")
         call = f"copy_async<{load.access.vector}>(&{self.kept_at(self.kept_name(load.access), True)}, "
         call += f"{self.frame.pointer(load.access)} + col);"
         return f"if ({self.words.within_limit('col', load.until)}) {call}" if load.until else call
 
-    def copy_across_call(self, load: Load) -> str:
+    def copy_misaligned_call(self, load: Load) -> str:
         access = load.access
-        self.words.functions.update(("phase", "copy_across"))
-        call = f"copy_across<{access.vector}>(&{self.kept_block(access)}, {self.frame.pointer(access)}, "
+        self.words.functions.update(("phase", "copy_misaligned"))
+        call = f"copy_misaligned<{access.vector}>(&{self.kept_block(access)}, {self.frame.pointer(access)}, "
         call += f"col, {self.frame.cols}, {access.name}_ends"
         after = f"col + {access.vector}"
         if not load.until:
@@ -158,15 +160,14 @@ class Vectors(Part):
     def store_call(self, access: Access) -> str:
         row, value = self.frame.pointer(access), f"{access.name}_vec"
         width, live = access.vector, "if (live) " if self.plan.stands_in else ""
-        if self.plan.rolling:
+        if self.plan.persistent_rows:
             self.words.functions.add("store_words")
             return f"store_words<{width}>({row} + col, {value})"
-        if access.mode == "across":
-            self.words.functions.update(("phase", "store", "store_across"))
+        if access.mode == "misaligned":
+            self.words.functions.update(("phase", "store", "store_misaligned"))
             cols = self.plan.vector_cols
-            return (
-                f"store_across<{width}>({row}, col, {f'live ? {cols} : 0' if self.plan.lacks_rows else cols}, {value})"
-            )
+            end = f"live ? {cols} : 0" if self.plan.lacks_rows else cols
+            return f"store_misaligned<{width}>({row}, col, {end}, {value})"
         if self.plan.tail == "element" and width > 1 and not self.plan.flat:
             self.words.functions.add("store_each_within")
             if access.mode != "element":
@@ -177,12 +178,12 @@ class Vectors(Part):
         self.words.functions.add(name)
         return f"{live}{name}<{width}>({row} + col, {value})"
 
-    def packed_calls(self, stage: Stage) -> list[str]:
-        """The statements that leave in registers what was read, and not what an earlier walk has made of it."""
+    def packed_calls(self, row_pass: RowPass) -> list[str]:
+        """The statements that leave in registers what was read, and not what an earlier pass has made of it."""
         if not self.plan.packed:
             return []
         self.words.functions.add("leave_packed")
-        kept = [load.access for load in stage.loads if load.when == "kept"]
+        kept = [load.access for load in row_pass.loads if load.when == "kept"]
         return [f"leave_packed({self.kept_at(self.kept_name(access), True)});" for access in kept]
 
     def from_before(self, lanes: int) -> str:

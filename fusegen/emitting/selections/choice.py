@@ -19,20 +19,20 @@ def constant(name: str, value: object, note: str = "", ctype: str = "int") -> st
 
 
 class Choice(Part, ABC):
-    """The walk that chooses, of one plan; `parts` are those of its walks over rows."""
+    """The pass that chooses, of one plan; `parts` are those of its passes over rows."""
 
     def __init__(self, parts: Speller) -> None:
         super().__init__(parts.frame)
         assert self.plan.selection is not None
         self.parts = parts
         self.selection = self.plan.selection
-        self.last = self.plan.stages[-1]
+        self.last = self.plan.passes[-1]
         self.spelling = self.plan.target.spelling
         self.at_v = "[v]" if self.frame.loops() else ""
         self.at_j = "[j]" if self.plan.tile.vector > 1 else ""
 
     @abstractmethod
-    def walk(self) -> object:
+    def spelled_pass(self) -> object:
         """What the template prints of it."""
 
     @abstractmethod
@@ -101,9 +101,9 @@ class Choice(Part, ABC):
         return f"{stem}{self.at_v}{self.at_j}" if self.at_v or self.at_j else f"own_{stem.removesuffix('s')}"
 
     def title(self) -> list[str]:
-        number = len(self.plan.stages)
+        number = len(self.plan.passes)
         best = f"choose {self.selection.columns} = the columns of the {self.selection.k} largest {self.selection.key}"
-        text = f"walk {number} of {number}: {self.last.title + '; ' if self.last.title else ''}{best}"
+        text = f"pass {number} of {number}: {self.last.title + '; ' if self.last.title else ''}{best}"
         return textwrap.wrap(text, WIDTH, subsequent_indent="  ")
 
     def inside(self) -> str:
@@ -116,7 +116,7 @@ class Choice(Part, ABC):
         column of that number."""
         return f"{candidates} ? 0 : entry_of(-INFINITY, {rank})" if self.selection.bare else "0"
 
-    def team_guard(self) -> str:
+    def lanes_guard(self) -> str:
         if not self.inside():
             return self.frame.guard()
         return all_of("live" * self.plan.lacks_rows, self.inside())

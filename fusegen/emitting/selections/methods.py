@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Iterator
 
 from fusegen.planner.heading import WIDTH, field
-from fusegen.planner.held_rows import Dense, Hold, Team, Threshold, Turns
 from fusegen.planner.model import RowPlan
+from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming
 
 INDENT = 9
 NAMES = 10  # characters of the longest section's name, and one more
@@ -57,10 +57,10 @@ def opening(plan: RowPlan) -> list[str]:
 def method_of(plan: RowPlan) -> str:
     assert plan.selection is not None
     way, tile = plan.selection.way, plan.tile
-    if isinstance(way, Threshold):
+    if isinstance(way, Streaming):
         text = (THRESHOLD if way.groups else STREAMING).replace("{keys}", str(way.note * tile.vector))
     else:
-        text = {Turns: REPEATED, Team: BY_TEAM, Hold: HELD, Dense: DENSE}[type(way)]
+        text = {OneByOne: REPEATED, InWarp: BY_TEAM, SmallK: HELD, LargeK: DENSE}[type(way)]
     return text.format(k=plan.selection.k, lanes=tile.threads_per_row)
 
 
@@ -68,19 +68,19 @@ def sections_of(plan: RowPlan) -> Iterator[tuple[str, str]]:
     """Their names, and what each does."""
     assert plan.selection is not None
     way, k = plan.selection.way, plan.selection.k
-    if isinstance(way, Turns):
+    if isinstance(way, OneByOne):
         yield "keys", "as integers of the same order, in registers"
         yield "choose", "the largest key of all lanes, the first where several are equal; then it is masked"
-    elif isinstance(way, Team):
+    elif isinstance(way, InWarp):
         yield "bar", f"the least of the {k} largest delegates" if k > 1 else "the largest delegate"
         yield "collect", "the keys that reach the bar are candidates"
         yield "rank", "by the number of larger candidates; where ties make too many, repeated argmax"
-    elif isinstance(way, Hold):
+    elif isinstance(way, SmallK):
         yield "read", "the row, all of its vectors at once; keys stay in registers"
         yield "bar", "what enough delegates reach, by rank within each warp and then among warps"
         yield "collect", "the keys that reach it are candidates" + ", in the first block" * (plan.cluster > 1)
         yield "rank", RANK
-    elif isinstance(way, Dense):
+    elif isinstance(way, LargeK):
         yield "read", "the row, all of its vectors at once; keys stay in registers"
         yield "bar", "what enough delegates reach, by interpolation search" if way.groups else "below all keys"
         yield "pack", "the keys that reach it are candidates: each thread counts its own, then writes them"
@@ -90,13 +90,13 @@ def sections_of(plan: RowPlan) -> Iterator[tuple[str, str]]:
     yield "write", "what is computed at the chosen columns"
 
 
-def sections_by_threshold(way: Threshold, k: int, plan: RowPlan) -> Iterator[tuple[str, str]]:
+def sections_by_threshold(way: Streaming, k: int, plan: RowPlan) -> Iterator[tuple[str, str]]:
     segments = way.segment < plan.tile.per_thread
-    yield "stream", "the walk over the row" + ", in segments" * segments
+    yield "stream", "the pass over the row" + ", in segments" * segments
     if way.groups:
-        yield "threshold", "behind each segment " * segments + "what enough largest keys reach, by bisection"
+        yield "streaming", "behind each segment " * segments + "what enough largest keys reach, by bisection"
     else:
-        yield "threshold", "none before the first cut"
+        yield "streaming", "none before the first cut"
     yield "collect", "vectors whose delegate exceeds it are read again; their elements above it are candidates"
     yield "cut", f"where candidates have no more room: bucket select of the best {k} (Alabi et al., JEA 2012)"
     if plan.cluster > 1:

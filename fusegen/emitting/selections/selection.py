@@ -1,4 +1,4 @@
-"""The words of kernels that choose columns: what `emitting.rows.spelling` says of walks, and the choice behind them.
+"""The words of kernels that choose columns: what `emitting.rows.spelling` says of passes, and the choice behind them.
 
 Nothing is decided here either: `planner/selections/topk.py` is.
 """
@@ -16,17 +16,17 @@ from fusegen.emitting.prelude import reducer_of
 from fusegen.emitting.rows.reducing import RowReduce
 from fusegen.emitting.rows.spelling import Speller
 from fusegen.emitting.selections.choice import Choice
-from fusegen.emitting.selections.dense import DenseChoice
-from fusegen.emitting.selections.held import HeldChoice, told
+from fusegen.emitting.selections.large_k import LargeKChoice
 from fusegen.emitting.selections.methods import opening
-from fusegen.emitting.selections.team import TeamChoice
-from fusegen.emitting.selections.threshold import ThresholdChoice, of_key
+from fusegen.emitting.selections.small_k import SmallKChoice, told
+from fusegen.emitting.selections.streaming import StreamingChoice, of_key
+from fusegen.emitting.selections.warp import WarpChoice
 from fusegen.language.types import DType, f32, i32
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.held_rows import Dense, Hold, Team, Threshold, Turns, Way
-from fusegen.planner.model import Load, Reduction, RowPlan, Stage, Store
+from fusegen.planner.model import Load, Reduction, RowPass, RowPlan, Store
 from fusegen.planner.selections.choosing import MOST_COMPARED
 from fusegen.planner.selections.picker import picker
+from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming, Way
 
 KEYS: Mapping[DType, Mapping[str, str]] = {
     f32: {"ctype": "float", "least": "-INFINITY", "larger": "larger",
@@ -36,13 +36,13 @@ KEYS: Mapping[DType, Mapping[str, str]] = {
 """What a key is, the masked one, the larger of two; how one goes to a word of notes and back."""
 ROLLED = "#pragma unroll 1"
 CHOICES: Mapping[type[Way], type[Choice]] = {
-    Turns: TeamChoice, Team: TeamChoice, Threshold: ThresholdChoice, Hold: HeldChoice, Dense: DenseChoice,
+    OneByOne: WarpChoice, InWarp: WarpChoice, Streaming: StreamingChoice, SmallK: SmallKChoice, LargeK: LargeKChoice,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class PickedWalk:
-    """One walk over the chosen columns, for its template."""
+class PickedPass:
+    """One pass over the chosen columns, for its template."""
 
     title: list[str]
     parts: list[Mapping[str, str]]
@@ -56,7 +56,7 @@ class SelectionSpeller:
 
     def __init__(self, plan: RowPlan) -> None:
         assert plan.selection is not None
-        held = plan.selection.by in ("hold", "dense")
+        held = plan.selection.by in ("small_k", "large_k")
         self.plan = plan
         self.selection = plan.selection
         self.parts = Speller(plan, told(plan)) if held else Speller(plan, pivoted=of_key(plan))
@@ -65,16 +65,16 @@ class SelectionSpeller:
         self.reductions = self.parts.reductions
         if plan.selection.dtype is f32:
             self.words.constants.add("INFINITY")
-            if not plan.selection.in_turn:
+            if not plan.selection.one_by_one:
                 self.words.functions.add("larger")
 
     def context(self) -> dict[str, Any]:
         plan, chosen, choice = self.plan, self.selection, CHOICES[type(self.selection.way)](self.parts)
-        last, said = choice.walk(), choice.said()
-        picked = [(stage, self.picked_walk(i, stage)) for i, stage in enumerate(chosen.picked, 1)]
-        rows = self.parts.said(self.parts.stages(plan.stages[:-1]), self.row_reduces())
+        last, said = choice.spelled_pass(), choice.said()
+        picked = [(row_pass, self.picked_pass(i, row_pass)) for i, row_pass in enumerate(chosen.picked, 1)]
+        rows = self.parts.said(self.parts.spelled(plan.passes[:-1]), self.row_reduces())
         functions = plan.target.spelling.functions
-        lane, team = self.pickers()
+        lane, lanes = self.pickers()
         many_bins = choice.own_bins > 1
         choose = {
             "padded": False,
@@ -82,9 +82,9 @@ class SelectionSpeller:
             "sizes": list(choice.sizes()),
             "shares": f": of {plan.tile.rows_per_block} rows" if plan.tile.rows_per_block > 1 else "",
             "key_at": bool(chosen.values) or choice.makes_keys,
-            "key_of": bool(chosen.values) or chosen.by == "dense",
+            "key_of": bool(chosen.values) or chosen.by == "large_k",
             "infinite": choice.names_infinite,
-            "cuts": chosen.by == "threshold",
+            "cuts": chosen.by == "streaming",
             "warps": plan.threads // plan.target.warp,
             "own_bins": choice.own_bins,
             "at_q": "[q]" if many_bins else "",
@@ -96,12 +96,12 @@ class SelectionSpeller:
             "popcount": functions["popcount"][0],
             "column_bits": max(1, (plan.cols - 1).bit_length()),
             "pick_lane": lane,
-            "pick_team": "threads" if self.frame.counts_named else team,
+            "pick_threads": "threads" if self.frame.counts_named else lanes,
             "rank": self.rank(),
             "names_columns": self.names_columns(),
-            "pick_turns": -(-chosen.k // team),
-            "none": choice.none("held" if chosen.by == "dense" else "all", "i"),
-            "picks": {"team": "picker.picks[at]", "hold": "picker.picks"}.get(chosen.by, "picks"),
+            "pick_turns": -(-chosen.k // lanes),
+            "none": choice.none("held" if chosen.by == "large_k" else "all", "i"),
+            "picks": {"warp": "picker.picks[at]", "small_k": "picker.picks"}.get(chosen.by, "picks"),
         }
         return {
             **rows,
@@ -113,22 +113,22 @@ class SelectionSpeller:
             "inside": choice.inside(),
             "choose": choose,
             "rolled": ROLLED,
-            "last_walk": last,
-            "picked_walks": picked,
+            "last_pass": last,
+            "picked_passes": picked,
         }
 
-    # ---- walks over the chosen columns
+    # ---- passes over the chosen columns
 
     def rank(self) -> str:
         """A chosen column's place in the results; where a thread has one at most, it is the thread's."""
-        lane, team = self.pickers()
-        return "rank" if self.selection.k > team else lane
+        lane, lanes = self.pickers()
+        return "rank" if self.selection.k > lanes else lane
 
     def pickers(self) -> tuple[str, int]:
         """What numbers the threads that share the chosen columns of a row, and how many there are. Of a cluster these
         are the first block's."""
-        team = self.plan.threads if self.frame.counts_named else self.plan.tile.threads_per_row
-        return ("lane" if team > 1 else "0"), team
+        lanes = self.plan.threads if self.frame.counts_named else self.plan.tile.threads_per_row
+        return ("lane" if lanes > 1 else "0"), lanes
 
     def names_columns(self) -> bool:
         """Are the chosen columns asked for, beside the keys there?"""
@@ -138,16 +138,18 @@ class SelectionSpeller:
         written = any(tensor.node is chosen for tensor in graph.outputs)
         return written or any(node not in keys for node in graph.users[chosen])
 
-    def picked_walk(self, number: int, stage: Stage) -> PickedWalk:
+    def picked_pass(self, number: int, row_pass: RowPass) -> PickedPass:
         count = len(self.selection.picked)
         what = f"of {count} " if count > 1 else ""
-        title = f"the {self.selection.k} chosen, walk {number} {what}over them: {stage.title}"
-        return PickedWalk(
+        title = f"the {self.selection.k} chosen, pass {number} {what}over them: {row_pass.title}"
+        return PickedPass(
             title=textwrap.wrap(title, WIDTH, subsequent_indent="  "),
-            parts=[self.reductions.part(r) for r in stage.reductions],
-            body=element_lines(stage, Element(self.gathered, self.write_at_rank, self.reductions.update), self.words),
-            results=[line for r in stage.reductions for line in self.picked_results(r)],
-            behind=self.parts.walks.behind(stage),
+            parts=[self.reductions.part(r) for r in row_pass.reductions],
+            body=element_lines(
+                row_pass, Element(self.gathered, self.write_at_rank, self.reductions.update), self.words
+            ),
+            results=[line for r in row_pass.reductions for line in self.picked_results(r)],
+            behind=self.parts.passes.behind(row_pass),
         )
 
     def gathered(self, load: Load) -> str:
@@ -168,9 +170,9 @@ class SelectionSpeller:
         return f"picked_{function.removeprefix('row_')}" if self.plan.tile.cluster > 1 else function
 
     def row_reduces(self) -> list[RowReduce]:
-        """Those of walks over the row, and over the chosen columns."""
+        """Those of passes over the row, and over the chosen columns."""
         whole = self.reductions.row_reduces()
-        kinds = dict.fromkeys((r.kind, r.dtype) for stage in self.selection.picked for r in stage.reductions)
+        kinds = dict.fromkeys((r.kind, r.dtype) for row_pass in self.selection.picked for r in row_pass.reductions)
         behind = [self.reductions.row_reduce(*kind) for kind in kinds]
         if self.plan.tile.cluster > 1:
             threads, name = self.plan.threads, self.picked_function

@@ -1,9 +1,10 @@
-"""How the operands of a chain with products lie in memory, and which run-time numbers walk them.
+"""How the operands of a chain with products lie in memory, and which strides are run-time arguments.
 
 The chain's rows are those of its products: the axis M and the batch axes before it. A factor's matrices have an axis
-that is contracted, the *depth* (K), and another, the *side* (M of a left factor, N of a right one). One of the two is
+that is contracted (K), and another (M of a left factor, N of a right one). One of the two is
 its *line*, along which elements are next to each other: as declared, or the other way round where the layout says so.
-The stride along the other one is a run-time argument: of M as of any row dimension, of the others as the pitch.
+The stride along the other one is a run-time argument: of M as of any row dimension, of the others it is the leading
+dimension.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_n
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One way in which a kernel walks a tensor.
+    """One way in which a kernel reads or writes a tensor.
 
     `place`: "left" or "right" of a product, or "tile": by rows, with columns or one value each. `transposed`: of a
     factor that is declared with its matrices' axes the other way round.
@@ -31,18 +32,18 @@ class Use:
     transposed: bool = False
 
     @property
-    def side(self) -> int:
+    def mn_axis(self) -> int:
         """The axis of the tensor, counted from the right, that is not contracted."""
         return -1 if (self.place == "right") != self.transposed else -2
 
     @property
-    def depth(self) -> int:
-        return -3 - self.side
+    def k_axis(self) -> int:
+        return -3 - self.mn_axis
 
 
 @once_per_graph
 def uses(graph: Graph) -> tuple[Use, ...]:
-    """Every use of every operand and output, each once. What computes a factor is walked as its own rows are."""
+    """Every use of every operand and output, each once. What computes a factor is read as its own rows are."""
     found: dict[tuple[str, str, bool], Use] = {}
     parts = split(graph)
 
@@ -60,7 +61,7 @@ def uses(graph: Graph) -> tuple[Use, ...]:
 
 
 def beside(graph: Graph, parts: Split) -> Iterator[Tensor]:
-    """What is walked by rows: operands of statistics, of row values and of the epilogue, and outputs."""
+    """What is read or written by rows: operands of statistics, of row values and of the epilogue, and outputs."""
     yield from (t for statistic in parts.statistics for t in statistic.inputs)
     rows = {a for n in parts.row_body for a in n.inputs}
     rows.update(n for p in parts.products for f in (p.left, p.right) for n in f.rows)
@@ -88,7 +89,7 @@ def axis_of(graph: Graph, use: Use, axis: int) -> int | None:
     rank = len(graph.shape)
     own = axis - rank
     if axis == rank - 2 and use.place != "tile":
-        return use.side if use.place == "left" else None
+        return use.mn_axis if use.place == "left" else None
     if -own > len(use.tensor.shape) or use.tensor.shape[own] != graph.shape[axis]:
         return None
     return own
@@ -102,7 +103,7 @@ def product_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
     leading = range(len(graph.shape) - 1)
     found = uses(graph)
     alone = any(n.op.name == "row_index" for n in graph.nodes)
-    alone |= any(u.place == "left" and line_of(u, layout) == u.side for u in found)
+    alone |= any(u.place == "left" and line_of(u, layout) == u.mn_axis for u in found)
     groups: list[list[int]] = []
     for axis in leading:
         apart = layout.split or (alone and axis == leading[-1])
@@ -118,7 +119,7 @@ def product_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
 
 def line_of(use: Use, layout: Layout) -> int:
     """The axis of a factor's tensor along which elements are next to each other."""
-    return -2 if use.tensor.name in layout.turned else -1
+    return -2 if use.tensor.name in layout.transposed else -1
 
 
 def widest(graph: Graph, layout: Layout, use: Use, most: int = VECTOR_BYTES) -> int:
@@ -137,16 +138,16 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, use: Use, 
     """How one use of a tensor is read or written, `vector` elements at a time."""
     tensor = use.tensor
     line = line_of(use, layout) if use.place != "tile" else -1
-    pitch = -3 - line if use.place != "tile" else None
-    walked = []
+    ld_axis = -3 - line if use.place != "tile" else None
+    moving = []
     for place, dim in enumerate(dims):
         own = tuple(a for a in (axis_of(graph, use, axis) for axis in dim.axes) if a is not None)
         if own == (line,):  # a left factor whose rows are its lines' elements: nothing to multiply with
             continue
         if own:
-            walked.append((place, own))
-        if pitch in own:
-            pitch = None
+            moving.append((place, own))
+        if ld_axis in own:
+            ld_axis = None
     by_column = tensor.shape[-1] != 1 or graph.shape[-1] == 1
     narrow = not by_column or vector == 1
     return Access(
@@ -156,13 +157,13 @@ def access_of(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, use: Use, 
         shape=tensor.shape,
         output=any(tensor is t for t in graph.outputs),
         by_column=by_column,
-        strided=tuple(place for place, _ in walked),
+        strided=tuple(place for place, _ in moving),
         mode="element" if narrow else "vector",
         vector=vector,
         vector_bytes=tensor.dtype.bytes if narrow else vector * tensor.dtype.bytes,
         line=line,
-        pitch=pitch,
-        axes=tuple(own for _, own in walked) if use.place != "tile" else (),
+        ld_axis=ld_axis,
+        axes=tuple(own for _, own in moving) if use.place != "tile" else (),
         right=use.place == "right",
         transposable=tensor.name in transposable(graph),
     )
@@ -175,6 +176,6 @@ def product_params(graph: Graph, dims: tuple[RowDim, ...], accesses: Iterable[Ac
         for place in access.strided:
             own = access.axes[access.strided.index(place)] if access.axes else ()
             params.append(Param("stride", stride_name(access, dims, place), access.tensor, dim=place, axes=own))
-        if access.pitch is not None:
-            params.append(Param("stride", f"{access.name}_pitch", access.tensor, axes=(access.pitch,)))
+        if access.ld_axis is not None:
+            params.append(Param("stride", f"{access.name}_ld", access.tensor, axes=(access.ld_axis,)))
     return tuple(params)

@@ -2,11 +2,12 @@
 
 A chain around products is one kernel: elements of the left operand are computed on their way to the tensor cores (the
 *prologue*), the products are summed in f32 registers, and the rest of the chain takes the sums from there (the
-*epilogue*). Products that are used together share one tile; those with columns of their own are *spans* of one grid.
+*epilogue*). Products that are used together share one tile, and are an *output group*; those with columns of their own
+are further groups of one grid.
 
     rows M    the last of `row_dims`, a run-time argument; every other row dimension counts products of their own
     cols N    of one product, a constant
-    depth K   what is summed over, a constant
+      K         what is summed over, a constant
 
 Operands, the prologue, and spans of contractions are those of planner/products/parts.py.
 """
@@ -27,36 +28,37 @@ from fusegen.targets.atoms import Atom
 class GemmTile(ProductTile):
     """How a block shares the work.
 
-    A block computes `rows` x `cols` of every product of its span. Its threads are `teams`, each of which takes
-    `warps_down` x `warps_across` warps' worth of the tile and every so many-th slice of `depth` of what is summed; with
-    several teams or a `cluster` of blocks, their sums are added up in a fixed order. `stages` slices are in shared
-    memory at a time, in a ring of each team. `group` rows of tiles are walked column by column. Where it is `spread`,
-    chunks of slices are copied among the products, and no more blocks than the GPU has room for walk over all tiles:
-    the next tile's first slices are on their way while one's last slices are multiplied and its sums are stored.
+    A block computes `rows` x `cols` of every product of its output group. Its threads are `slice_k` groups, each of
+    which takes `warps_down` x `warps_across` warps' worth of the tile and every so many-th slice of K, `k` long; with
+    several groups (slice-K) or a `cluster` of blocks (split-K), their sums are added up in a fixed order. `stages`
+    slices are in shared memory at a time, in a ring of each group. `group` rows of tiles are taken column by column.
+    Where it is `persistent`, chunks of slices are copied among the products, and no more blocks than the GPU has room
+    for go over all tiles: the next tile's first slices are on their way while one's last slices are multiplied and its
+    sums are stored.
     """
 
-    depth: int
+    k: int
     stages: int
     warps_down: int
     warps_across: int
-    teams: int = 1
+    slice_k: int = 1
     cluster: int = 1
     group: int = 8
     bands: int = 1
-    spread: bool = False
+    persistent: bool = False
 
     @property
     def band_rows(self) -> int:
         return self.rows // self.bands
 
     @property
-    def shares(self) -> int:
-        """Teams of all blocks that share what is summed."""
-        return self.teams * self.cluster
+    def split_k(self) -> int:
+        """Sums of one element, which are added up: slice-K groups of all blocks of a cluster."""
+        return self.slice_k * self.cluster
 
     @property
     def warps(self) -> int:
-        """Of a team."""
+        """Of a slice-K group."""
         return self.warps_down * self.warps_across
 
     @property
@@ -90,24 +92,24 @@ class GemmPlan(ProductPlan):
 
     @property
     def summed(self) -> Summed:
-        return Summed(self.tile.shares, self.tile.depth)
+        return Summed(self.tile.split_k, self.tile.k)
 
     @property
     def configuration(self) -> str:
         """`gemm 128x128x64 2x2 3`: rule, tile, warps down x across, stages; then each choice that is not the usual."""
         t = self.tile
-        choices = {"teams": (t.teams, 1), "cluster": (t.cluster, 1), "group": (t.group, 8), "bands": (t.bands, 1)}
-        shape = f"{t.rows}x{t.cols}x{t.depth} {t.warps_down}x{t.warps_across} {t.stages}"
-        return f"{self.rule} {shape}{unusual(choices)}{' spread' if t.spread else ''}"
+        choices = {"slice_k": (t.slice_k, 1), "cluster": (t.cluster, 1), "group": (t.group, 8), "bands": (t.bands, 1)}
+        shape = f"{t.rows}x{t.cols}x{t.k} {t.warps_down}x{t.warps_across} {t.stages}"
+        return f"{self.rule} {shape}{unusual(choices)}{' persistent' if t.persistent else ''}"
 
     @property
-    def team(self) -> int:
-        """Threads of a team."""
+    def slice_k_threads(self) -> int:
+        """Threads of a slice-K group."""
         return self.tile.warps * self.target.warp
 
     @property
     def threads(self) -> int:
-        return self.team * self.tile.teams
+        return self.slice_k_threads * self.tile.slice_k
 
     @property
     def cluster(self) -> int:
@@ -115,8 +117,8 @@ class GemmPlan(ProductPlan):
 
     @property
     def steps(self) -> int:
-        """Slices of what is summed that one team takes."""
-        return -(-self.depth // (self.tile.depth * self.tile.shares))
+        """Slices of what is summed that one slice-K group takes."""
+        return -(-self.k // (self.tile.k * self.tile.split_k))
 
     @property
     def chunk(self) -> int:
@@ -126,7 +128,7 @@ class GemmPlan(ProductPlan):
     @property
     def even(self) -> bool:
         """Are all slices whole?"""
-        return self.depth % (self.tile.depth * self.tile.shares) == 0
+        return self.k % (self.tile.k * self.tile.split_k) == 0
 
     @property
     def copies(self) -> bool:
@@ -136,7 +138,7 @@ class GemmPlan(ProductPlan):
     @property
     def slice_steps(self) -> int:
         """Of a slice, each of which multiplies fragments as deep as the atom."""
-        return self.tile.depth // self.atom.depth
+        return self.tile.k // self.atom.k
 
     @property
     def prepares(self) -> bool:
@@ -153,19 +155,19 @@ class GemmPlan(ProductPlan):
 
     @property
     def pending_copies(self) -> int:
-        """Slices that may be on their way when one is waited for. Where copies are `spread`, those of the slice at hand
-        are not committed then."""
-        return self.tile.stages - (3 if self.tile.spread else 2)
+        """Slices that may be on their way when one is waited for. Where copies are `persistent`, those of the slice at
+        hand are not committed then."""
+        return self.tile.stages - (3 if self.tile.persistent else 2)
 
     @property
     def fragments(self) -> int:
-        """Of one step, that a warp loads where the tile is `spread`, one before each product: as `fragments_of`."""
+        """Of one step, that a warp loads where the tile is `persistent`, one before each product: as `fragments_of`."""
         return fragments_of(self.tile, self.atom, self.products)
 
     @property
     def chunks_a_thread(self) -> int:
         """That a thread brings of a slice."""
-        return chunks_of(self.tile, self.dtype, self.products, self.team)
+        return chunks_of(self.tile, self.dtype, self.products, self.slice_k_threads)
 
     @property
     def chunks_a_step(self) -> int:
@@ -174,13 +176,17 @@ class GemmPlan(ProductPlan):
 
     @property
     def factors(self) -> tuple[Operand, ...]:
-        """Of one span: those of the left operand, then the right ones."""
-        return (*self.left, *self.spans[0].rights)
+        """Of one output group: those of the left operand, then the right ones."""
+        return (*self.left, *self.output_groups[0].rights)
 
     @property
     def run(self) -> int:
         """As `run_of`."""
-        return run_of(self.tile, self.atom, all(right.along for span in self.spans for right in span.rights))
+        return run_of(
+            self.tile,
+            self.atom,
+            all(right.along for output_group in self.output_groups for right in output_group.rights),
+        )
 
     @property
     def sums_stride(self) -> int:
@@ -193,9 +199,9 @@ class GemmPlan(ProductPlan):
         return math.prod(others) * -(-rows // self.tile.rows) * self.tiles_across
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
-        """One for each tile; of those that are spread as few as need no more rounds than all that the GPU holds."""
+        """One for each tile; of persistent blocks as few as need no more rounds than all that the GPU holds."""
         tiles = self.tiles(*extents)
-        if not self.tile.spread:
+        if not self.tile.persistent:
             return tiles * self.tile.cluster
         rounds = max(1, -(-tiles // (self.target.sms * self.cost.blocks_per_sm)))
         return -(-tiles // rounds)
@@ -208,7 +214,7 @@ class GemmPlan(ProductPlan):
 
 def tile_elements(tile: GemmTile, products: int) -> int:
     """Elements of one stage: the left operand's slice and one of each product's right one."""
-    return (tile.rows + tile.cols * products) * tile.depth
+    return (tile.rows + tile.cols * products) * tile.k
 
 
 def fragments_of(tile: GemmTile, atom: Atom, products: int) -> int:
@@ -216,9 +222,9 @@ def fragments_of(tile: GemmTile, atom: Atom, products: int) -> int:
     return tile.warp_rows // 16 + products * tile.warp_cols // atom.cols
 
 
-def chunks_of(tile: GemmTile, dtype: DType, products: int, team: int) -> int:
-    """That each of a team's threads brings of a slice."""
-    return tile_elements(tile, products) // chunk_of(dtype) // team
+def chunks_of(tile: GemmTile, dtype: DType, products: int, slice_k_threads: int) -> int:
+    """That each of the threads of a slice-K group brings of a slice."""
+    return tile_elements(tile, products) // chunk_of(dtype) // slice_k_threads
 
 
 def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
@@ -226,10 +232,10 @@ def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
     through shared memory to get there.
 
     A lane has two of the 16 columns of mma.sync's sums. Which columns these are is up to the copies: where the right
-    factors lie along the depth (`along`), a column is a row of the tile in shared memory, and rows lie in any order.
-    Fewer than LEAST_RUN columns are too few to be stored at once, and sums that several teams share must meet.
+    factors lie along K (`along`), a column is a row of the tile in shared memory, and rows lie in any order.
+    Fewer than LEAST_RUN columns are too few to be stored at once, and sums of several slice-K groups must meet.
     """
-    if atom.kind != "mma" or not along or tile.shares > 1:
+    if atom.kind != "mma" or not along or tile.split_k > 1:
         return 0
     run = tile.warp_cols // atom.fragment.lane_cols
     return run if run >= LEAST_RUN else 0
@@ -237,10 +243,10 @@ def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
 
 def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int, run: int = 0) -> int:
     """Dynamic shared memory of a block: the rings, and afterwards the sums in their place, where there is no `run`."""
-    ring = dtype.bytes * tile_elements(tile, products) * tile.stages * tile.teams
-    return max(ring, 4 * (statistics * tile.rows if run else tile.teams * sums_floats(tile, products, statistics)))
+    ring = dtype.bytes * tile_elements(tile, products) * tile.stages * tile.slice_k
+    return max(ring, 4 * (statistics * tile.rows if run else tile.slice_k * sums_floats(tile, products, statistics)))
 
 
 def sums_floats(tile: GemmTile, products: int, statistics: int) -> int:
-    """Floats of one team's sums of a band, and of its statistics, in shared memory."""
+    """Floats of one slice-K group's sums of a band, and of its statistics, in shared memory."""
     return products * tile.band_rows * (tile.cols + SUMS_PADDING) + statistics * tile.rows

@@ -31,7 +31,8 @@ from fusegen.targets.base import Target
 # A launch that finds the L2 full of what others wrote pushes out as much as it reads: 8 x 4096 x 4096 took 16.2 us for
 # 33.7 MB, of which a copy's rate makes 8.
 PUSHED_OUT = 0.9
-PUSHED_OUT_ONCE = 0.45  # where the L2 is told that the right factors are read once: 64 rows took 19.6 us, not 23.0
+# where the L2 is told that the right factors are read once: 64 rows took 19.6 us, not 23.0
+PUSHED_OUT_EVICT_FIRST = 0.45
 SEGMENT = {16: 1.6, 32: 1.25, 64: 1.07}  # time of a right factor that is read so many bytes at a time; from 128 on 1
 # Lines of the factors that all blocks take from the L2 cache (fitted to plans by wgmma). They take longer where they
 # don't start at sectors: 1024 x 1024 x 1000 took 12.4 us, and 1024^3 9.3.
@@ -42,11 +43,12 @@ SECTOR = 32
 MMA_SYNC = 0.66  # of the data sheet's rate, where that takes warpgroups: 6.03 cycles an instruction on an H200, not 4
 SUMS_US = 2.5  # from the last product of a tile of 128 x 256 to its end, where no other block hides it,
 THROUGH_US = 1.5  # and more where sums go through shared memory
-# Where copies are spread among the products these take longer, and slices are waited for less. At 4096 and 16384 rows
-# of 4096 x 4096, bf16 and f16, by turns, launches took 0.966 to 0.974 of one that is not spread, with slices of 64, and
-# 0.977 to 0.996 with slices of 32. The estimate has the start of one tile in it, and that of others the start of each.
-SPREAD = 1.015
-SPREAD_SLICE_US = 0.02
+# Where copies are interleaved with the products these take longer, and slices are waited for less. At 4096 and 16384
+# rows of 4096 x 4096, bf16 and f16, by turns, launches took 0.966 to 0.974 of one that is not persistent, with slices
+# of 64, and 0.977 to 0.996 with slices of 32. The estimate has the start of one tile in it, and that of others the
+# start of each.
+PERSISTENT = 1.015
+PERSISTENT_SLICE_US = 0.02
 CLUSTER_ROOM = 0.95  # of the SMs, that clusters of more than 2 find side by side: 32 of 4 took two waves of 132 SMs
 # An element that one thread loads by itself on its way to shared memory; it waits for each slice's. Of 9 candidates at
 # 333 x 1001 x 1003 and one at 2048 x 4095 x 4097, bf16: 23.2 and 534 us at best, cuBLAS 22.9 and 549.
@@ -57,14 +59,14 @@ OVERLAP = 2.5  # the norm's exponent
 # ---- streams
 STREAM_US = 6.7  # launch, the first loads' way through a cold GPU, the last sums' way out; an empty kernel took 3.3
 STREAMED_OUT = 0.3  # as PUSHED_OUT where the L2 is not told: 8 x 4096 x 4096 took 17.1 us, and 14.7 where it is
-TOGETHER = 1024  # bytes of a row of the right factor that a block's teams read side by side,
+TOGETHER = 1024  # bytes of a row of the right factor that a block's slice-K groups read side by side,
 APART = 0.012  # and what each halving of them adds to the time of the bytes
 NEAR = 128 * 1024  # bytes of right factors that a block reads: with more, blocks that run side by side read far apart,
 FAR = 0.02  # and each doubling adds to the time of the bytes
 SHARED_GBS = 90.0  # at which one SM gets both factors, where other blocks have brought the left one to the L2
 LATENCY_US = 0.92  # from a load to its data, with all SMs loading
 BLOCK_US = 3.3  # a block's time before its first slice and behind its last
-SLICE_US = 0.12  # a team's time for a slice, and more
+SLICE_US = 0.12  # a slice-K group's time for a slice, and more
 PIECE_US = 0.016  # for every 16 x 8 sums of 64 products, of 32 as tf32
 PREPARED_US = 0.34  # and for every 8 x 64 elements of the left operand that it prepares
 STREAM_OVERLAP = 5.0
@@ -92,7 +94,7 @@ class AtomPace:
 
 
 # Fitted, with ADD_US, SUMS_US and OVERLAP, to measurements of gelu(x @ w.T + bias), bf16, on an H200: up to 15 tiles of
-# each of 35 shapes, of 65 to 16384 rows and depths from 256 to 14336. It meets them within 6 % (rms), and what comes
+# each of 35 shapes, of 65 to 16384 rows and K from 256 to 14336. It meets them within 6 % (rms), and what comes
 # first took 1.4 % more than the best tile in the mean. Loading fragments is in `share`. Where the power limit slows the
 # GPU down, tiles take up to 18 % longer. `prepared` is of 8 normed and gated chains.
 MMA_PACE = AtomPace(
@@ -106,7 +108,7 @@ MMA_PACE = AtomPace(
     slice_us=0.056,
     count_us=0.0012,
 )
-TF32_PACE = replace(MMA_PACE, share=0.87)  # 219 TFLOP/s at 4096^3 where lines run along the depth, 190 elsewhere
+TF32_PACE = replace(MMA_PACE, share=0.87)  # 219 TFLOP/s at 4096^3 where lines run along K, 190 elsewhere
 MFMA_PACE = AtomPace(
     share=0.37,
     fragment=32.0,
@@ -129,11 +131,11 @@ class ProductWork:
     dtype: DType  # of the factors
     products: int
     across: int  # tiles side by side
-    depth: int
-    along: bool  # the right factors' neighbours in memory differ in depth
+    k: int
+    along: bool  # the right factors' neighbours in memory differ in k
     prepared: bool  # has the left operand a prologue?
     statistics: int
-    once: bool  # is the L2 told that the right factors are read once?
+    evict_first: bool  # is the L2 told that the right factors are read once?
     askew: float  # how much longer lines of the factors take from the L2 cache
     narrow: float  # copies that bring what one of 16 bytes would
     elements: int  # that a thread loads one by one for each slice, where no copy can bring them
@@ -149,8 +151,8 @@ def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> i
     """Registers of one thread: its sums, two turns of fragments, addresses, and what a deep slice, whose loop is
     unrolled whole, loads ahead."""
     sums = products * tile.accumulators(atom)
-    fragments = (tile.warp_rows + products * tile.warp_cols) * atom.depth * dtype.bytes // (2 * atom.threads)
-    return 56 + sums + fragments * max(1, tile.depth // (4 * atom.depth))
+    fragments = (tile.warp_rows + products * tile.warp_cols) * atom.k * dtype.bytes // (2 * atom.threads)
+    return 56 + sums + fragments * max(1, tile.k // (4 * atom.k))
 
 
 def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
@@ -160,11 +162,11 @@ def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
     run = run_of(tile, work.atom, work.along)
     room = shared_bytes(tile, work.dtype, work.products, work.statistics, run)
     registers = min(target.registers_per_thread, gemm_registers(tile, work.atom, work.dtype, work.products))
-    resident = max(1, resident_blocks(target, tile.warps * tile.teams * target.warp, registers, room))
+    resident = max(1, resident_blocks(target, tile.warps * tile.slice_k * target.warp, registers, room))
     blocks = -(-max(1, graph.rows) // tile.rows) * work.across * tile.cluster
-    segment = work.dtype.bytes * (tile.depth if work.along else tile.cols)
+    segment = work.dtype.bytes * (tile.k if work.along else tile.cols)
     share = SEGMENT.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
-    own_us = streams_us if tile.teams > 1 else tiles_us
+    own_us = streams_us if tile.slice_k > 1 else tiles_us
     least = floors(target, moved, work.dtype)
     return Cost(
         traffic=moved,
@@ -179,11 +181,11 @@ def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
 
 def tiles_us(target: Target, work: ProductWork, blocks: int, resident: int, nbytes: int, share: float) -> float:
     """A launch of tiles; `nbytes` counted once, each of which takes `share` us."""
-    pushed = (PUSHED_OUT_ONCE if work.once else PUSHED_OUT) * min(nbytes, target.l2_bytes)
+    pushed = (PUSHED_OUT_EVICT_FIRST if work.evict_first else PUSHED_OUT) * min(nbytes, target.l2_bytes)
     memory = (nbytes + pushed) * share
-    products = multiply_us(target, work, blocks, resident) + (ADD_US if work.tile.shares > 1 else 0.0)
+    products = multiply_us(target, work, blocks, resident) + (ADD_US if work.tile.split_k > 1 else 0.0)
     tile = work.tile
-    slices = (tile.rows + tile.cols * work.products) * work.depth * work.dtype.bytes / tile.cluster
+    slices = (tile.rows + tile.cols * work.products) * work.k * work.dtype.bytes / tile.cluster
     lines = blocks * slices * work.askew / (L2_GBS * 1e3) if work.askew > 1.0 else 0.0  # else in what products take
     return LAUNCH_US / 2 + overlapped((memory, products, lines), OVERLAP)
 
@@ -197,9 +199,9 @@ def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -
     share = own.burden(64, 64, 128, 256) / own.burden(
         tile.warp_rows, tile.warp_cols * work.products, tile.rows, tile.cols * work.products, work.narrow
     )
-    flops = 2.0 * tile.rows * tile.cols * work.products * work.depth / tile.cluster
+    flops = 2.0 * tile.rows * tile.cols * work.products * work.k / tile.cluster
     prepared = own.prepared / (tile.cols * work.products) if work.prepared else 0.0
-    slices = -(-work.depth // (tile.depth * tile.cluster))
+    slices = -(-work.k // (tile.k * tile.cluster))
     tile_us = flops / (rate * share) * (1 + prepared) + slices * work.counted * tile.warps * own.count_us
     sms = int(target.sms * CLUSTER_ROOM) if tile.cluster > 2 else target.sms
     full, rest = divmod(blocks, sms * resident)
@@ -207,9 +209,9 @@ def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -
     waves = resident * full * wave_share(resident, tile, own) + last * wave_share(last, tile, own)
     sums = 0.0 if own is MFMA_PACE else sums_us(work)
     first, ends, slice_us = own.first_us, own.tile_us + sums, own.slice_us
-    if tile.spread:  # the next tile's first slices come while this one's last ones are multiplied
-        first, ends, slice_us = own.first_us + own.tile_us, sums, SPREAD_SLICE_US
-        tile_us *= SPREAD
+    if tile.persistent:  # the next tile's first slices come while this one's last ones are multiplied
+        first, ends, slice_us = own.first_us + own.tile_us, sums, PERSISTENT_SLICE_US
+        tile_us *= PERSISTENT
     by_element = -(-blocks // (sms * resident)) * slices * work.elements * ELEMENT_US
     alone = full / resident + (1 / last if rest else 0.0)
     waiting = alone * slices * slice_us + ends * (full + bool(rest)) / max(1, resident - 1)
@@ -235,22 +237,23 @@ def wave_share(blocks: int, tile: GemmTile, own: AtomPace) -> float:
 
 
 def streams_us(target: Target, work: ProductWork, blocks: int, resident: int, nbytes: int, share: float) -> float:
-    """A launch of streams: the bytes; those that one SM gets; what is on its way at a time; a team's slices in turn."""
+    """A launch of streams: the bytes; those that one SM gets; what is on its way at a time; a slice-K group's slices in
+    turn."""
     tile = work.tile
-    line = work.dtype.bytes * tile.depth
-    pushed = 0.0 if work.once else STREAMED_OUT * min(nbytes, target.l2_bytes)
-    halvings = max(0.0, math.log2(TOGETHER / (line * tile.teams)))
-    doublings = max(0.0, math.log2(tile.cols * work.products * work.depth * work.dtype.bytes / NEAR))
+    line = work.dtype.bytes * tile.k
+    pushed = 0.0 if work.evict_first else STREAMED_OUT * min(nbytes, target.l2_bytes)
+    halvings = max(0.0, math.log2(TOGETHER / (line * tile.slice_k)))
+    doublings = max(0.0, math.log2(tile.cols * work.products * work.k * work.dtype.bytes / NEAR))
     memory = (nbytes + pushed) * share * (1 + APART * halvings + FAR * doublings)
-    slices = -(-work.depth // (tile.depth * tile.shares))  # of a team
+    slices = -(-work.k // (tile.k * tile.split_k))  # of a slice-K group
     on_sm = min(resident, max(1.0, blocks / target.sms))
     turns = slices * blocks / target.sms / (on_sm * (tile.stages - 1))
-    brought = (tile.rows + tile.cols * work.products) * work.depth * work.dtype.bytes / tile.cluster
+    brought = (tile.rows + tile.cols * work.products) * work.k * work.dtype.bytes / tile.cluster
     pieces = line / 128 * tile.rows / 8 * (tile.cols / 16 * work.products)
-    prepared = PREPARED_US * tile.depth / 64 * tile.rows / 8 if work.prepared else 0.0
-    team = BLOCK_US + slices * (SLICE_US + PIECE_US * pieces + prepared)
+    prepared = PREPARED_US * tile.k / 64 * tile.rows / 8 if work.prepared else 0.0
+    group_us = BLOCK_US + slices * (SLICE_US + PIECE_US * pieces + prepared)
     rounds = -(-blocks // (target.sms * resident))
     shared = brought * max(1.0, blocks / target.sms) / (SHARED_GBS * 1e3)
-    limits = memory, shared, turns * LATENCY_US, rounds * team
+    limits = memory, shared, turns * LATENCY_US, rounds * group_us
     added = CLUSTER_US * math.log2(tile.cluster)
     return STREAM_US + added + overlapped(limits, STREAM_OVERLAP)

@@ -4,15 +4,15 @@ Two regimes, which differ in nothing but the tile:
 
 - *tiles*, where rows are many: a block's warps share slices of both factors, which are brought ahead of their use, and
   each warp holds its part of the sums in registers. The rate of the tensor cores bounds it;
-- *streams*, where rows are few: the right factors are read once, which the L2 cache is told, and that bounds it: on an
-  H200 8 rows take as long as reading the weights alone does. A team is one warp with a ring of its own, and takes every
-  so many-th slice of what is summed, so that no warp waits for another before the end; the teams' sums, of a cluster's
-  blocks where there are too few columns for all SMs, are added in a fixed order.
+- *streams*, where rows are few: the right factors are read once, evict-first in the L2 cache, and that bounds it: on an
+  H200 8 rows take as long as reading the weights alone does. A slice-K group is one warp with a ring of its own, and
+  takes every so many-th slice of K, so that no warp waits for another before the end; the groups' sums, of a cluster's
+  blocks (split-K) where there are too few columns for all SMs, are added in a fixed order.
 
 What measurements on an H200 decided (docs/measurements.md, "Products by mma.sync" and "Products of few rows"):
 
-- The loop is bound by issuing copies and making addresses, not by waiting. So tiles that are `spread` unroll the ring,
-  keep all addresses, and issue copies among the products.
+- The loop is bound by issuing copies and making addresses, not by waiting. So `persistent` tiles unroll the ring, keep
+  all addresses, and interleave cp.async with the products.
 - Their blocks are persistent, and copy the next tile's first slices while sums are stored.
 - ptxas keeps the order of loads and copies, and moves products: a step's fragments are loaded in the order of their
   use, one before each product, and its copies come behind them.
@@ -48,9 +48,7 @@ from fusegen.planner.products.gemm import (
     shared_bytes,
 )
 from fusegen.planner.products.gemm_duration import ProductWork, estimate, gemm_registers, lying
-from fusegen.planner.products.parts import Contraction, Left, Operand, Prologue, Span
-from fusegen.planner.products.product_cost import product_rounding
-from fusegen.planner.products.spans import (
+from fusegen.planner.products.output_groups import (
     ProductDraft,
     groups,
     need_plain_rights,
@@ -59,15 +57,17 @@ from fusegen.planner.products.spans import (
     taken_apart,
     within,
 )
+from fusegen.planner.products.parts import Contraction, Left, Operand, OutputGroup, Prologue
+from fusegen.planner.products.product_cost import product_rounding
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
-# rows x cols x depth, stages, warps down x across: of one product in a span, and of two. Depths are in elements of two
+# rows x cols x k, stages, warps down x across: of one product in an output group, and of two. k is in elements of two
 # bytes; f32 has half as many.
 TILES: Mapping[int, tuple[GemmTile, ...]] = {
     1: (
-        GemmTile(128, 256, 64, 4, 2, 4, spread=True),
-        GemmTile(128, 256, 32, 4, 2, 4, spread=True),
+        GemmTile(128, 256, 64, 4, 2, 4, persistent=True),
+        GemmTile(128, 256, 32, 4, 2, 4, persistent=True),
         GemmTile(128, 256, 64, 4, 2, 4),
         GemmTile(128, 256, 64, 3, 2, 4),
         GemmTile(256, 128, 64, 4, 4, 2),
@@ -106,12 +106,12 @@ WAVES: Mapping[int, tuple[GemmTile, ...]] = {
     ),
     2: (GemmTile(128, 64, 32, 2, 2, 2, bands=4), GemmTile(64, 64, 32, 2, 2, 2, bands=2)),
 }
-MOST_STREAMED = 64  # rows: one team's sums fill its registers then
+MOST_STREAMED = 64  # rows: one slice-K group's sums fill its registers then
 MOST_SUMS = 2048  # of one warp: 64 registers a thread
 MOST_AHEAD = 4096  # elements of the left operand in one slice: the compiler loads fragments of all of it ahead
 STREAM_COLS = (16, 32, 64)
-STREAM_DEPTHS = (64, 128)
-STREAM_TEAMS = (2, 4, 8)
+STREAM_K = (64, 128)
+STREAM_SLICE_K = (2, 4, 8)
 STREAM_STAGES = (3, 4, 6)
 REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
 CLUSTERS = (1, 2, 4)
@@ -140,8 +140,8 @@ class MmaDraft(ProductDraft):
         return chunk_of(self.dtype)
 
     def deep(self, tile: GemmTile) -> GemmTile:
-        """The tile, whose depth is in elements of two bytes, with as many bytes of the factors'."""
-        return replace(tile, depth=tile.depth * 2 // self.dtype.bytes)
+        """The tile, whose k is in elements of two bytes, with as many bytes of the factors'."""
+        return replace(tile, k=tile.k * 2 // self.dtype.bytes)
 
     @property
     def rows(self) -> int:
@@ -206,9 +206,9 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     for tile in map(drawn.deep, shared.get(drawn.together, ())):
         if tile.rows <= 32 or tile.rows < 2 * drawn.rows:
             for cluster in CLUSTERS:
-                shared_depth = replace(tile, cluster=cluster)
-                if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, shared_depth)):
-                    yield shared_depth, atom_of(drawn)
+                split = replace(tile, cluster=cluster)
+                if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, split)):
+                    yield split, atom_of(drawn)
     if drawn.rows <= MOST_STREAMED or drawn.together not in shared:
         yield from streams(drawn)
 
@@ -225,23 +225,23 @@ def streams(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     while rows < min(drawn.rows, MOST_STREAMED):
         rows *= 2
     for cols in STREAM_COLS:
-        for depth in STREAM_DEPTHS:
-            if drawn.together * rows * cols > MOST_SUMS or rows * depth > MOST_AHEAD:
+        for k in STREAM_K:
+            if drawn.together * rows * cols > MOST_SUMS or rows * k > MOST_AHEAD:
                 continue
-            for teams in STREAM_TEAMS:
+            for slice_k in STREAM_SLICE_K:
                 for stages in STREAM_STAGES if drawn.target.async_copies else REGISTER_STAGES:
                     for cluster in CLUSTERS:
-                        tile = drawn.deep(GemmTile(rows, cols, depth, stages, 1, 1, teams, cluster, group=1))
+                        tile = drawn.deep(GemmTile(rows, cols, k, stages, 1, 1, slice_k, cluster, group=1))
                         if cluster <= drawn.target.max_cluster and worthwhile(drawn, tile):
                             yield tile, atom
 
 
 def worthwhile(drawn: MmaDraft, tile: GemmTile) -> bool:
-    """Has every team a few slices, and an SM enough on its way?"""
-    slices = drawn.depth // (tile.depth * tile.shares)
+    """Has every slice-K group a few slices, and an SM enough on its way?"""
+    slices = drawn.k // (tile.k * tile.split_k)
     room = shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics))
     blocks = max(1, drawn.target.shared_per_sm // (room + drawn.target.shared_reserved))
-    small = (tile.cols, tile.depth * drawn.dtype.bytes, tile.teams, tile.cluster) == (32, 128, 2, 1)
+    small = (tile.cols, tile.k * drawn.dtype.bytes, tile.slice_k, tile.cluster) == (32, 128, 2, 1)
     few = small and tile.stages <= min(STREAM_STAGES)
     return few or (
         slices >= 2
@@ -251,9 +251,9 @@ def worthwhile(drawn: MmaDraft, tile: GemmTile) -> bool:
 
 
 def idle(drawn: MmaDraft, tile: GemmTile) -> bool:
-    """Would half of the SMs have nothing to do, were depth not shared by a cluster; and has each block some of it?"""
+    """Would half of the SMs have nothing to do, were K not split over a cluster; and has each block some of it?"""
     blocks = tiles_across(drawn, tile) * max(1, -(-drawn.graph.rows // tile.rows))
-    return blocks * tile.cluster < 2 * drawn.target.sms and drawn.depth >= 4 * tile.depth * tile.cluster
+    return blocks * tile.cluster < 2 * drawn.target.sms and drawn.k >= 4 * tile.k * tile.cluster
 
 
 def tiles_across(drawn: MmaDraft, tile: GemmTile) -> int:
@@ -263,21 +263,21 @@ def tiles_across(drawn: MmaDraft, tile: GemmTile) -> int:
 def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
     """Has the target room for it, and has every thread a whole number of chunks to bring?"""
     target = drawn.target
-    team = tile.warps * target.warp
+    slice_k_threads = tile.warps * target.warp
     right = drawn.rights.values()
     run = run_of(tile, atom, all(f.along for f in right))
     if shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics), run) > target.shared_bytes:
         return False
-    if team * tile.teams > target.threads_per_block:
+    if slice_k_threads * tile.slice_k > target.threads_per_block:
         return False
-    held = elements(drawn, tile) if tile.teams == 1 else 0  # streams have no others to give way to
+    held = elements(drawn, tile) if tile.slice_k == 1 else 0  # streams have no others to give way to
     if gemm_registers(tile, atom, drawn.dtype, drawn.together) + held > min(target.registers_per_thread, 255):
         return False
-    if tile.spread and not spreads(drawn, tile):
+    if tile.persistent and not can_persist(drawn, tile):
         return False
-    if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.depth % (2 * atom.depth):
+    if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.k % (2 * atom.k):
         return False
-    return all(chunks_fit(f, tile, team, drawn.chunk) for f in (*drawn.left, *right))
+    return all(chunks_fit(f, tile, slice_k_threads, drawn.chunk) for f in (*drawn.left, *right))
 
 
 def elements(drawn: MmaDraft, tile: GemmTile) -> int:
@@ -287,30 +287,30 @@ def elements(drawn: MmaDraft, tile: GemmTile) -> int:
         return 0
     left = sum(tile.rows for f in drawn.left if f.width == 1)
     right = sum(tile.cols for f in drawn.rights.values() if f.width == 1) // len(drawn.groups)
-    return (left + right) * tile.depth // (tile.warps * drawn.target.warp)
+    return (left + right) * tile.k // (tile.warps * drawn.target.warp)
 
 
 def counted(drawn: MmaDraft, tile: GemmTile) -> int:
     """Chunks that a thread brings of a slice, and which may not be whole: of all rows, since these are a launch's own,
-    of columns that fill no tile, and of a depth that fills no slice."""
+    of columns that fill no tile, and of a K that fills no slice."""
     ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
-    uneven = drawn.depth % (tile.depth * tile.shares) != 0
+    uneven = drawn.k % (tile.k * tile.split_k) != 0
     extent = tile.rows + tile.cols * drawn.together * (ragged or uneven)
-    return extent * tile.depth // drawn.chunk // (tile.warps * drawn.target.warp)
+    return extent * tile.k // drawn.chunk // (tile.warps * drawn.target.warp)
 
 
-def spreads(drawn: MmaDraft, tile: GemmTile) -> bool:
-    """Are copies cheap enough to be dealt out among the products?
+def can_persist(drawn: MmaDraft, tile: GemmTile) -> bool:
+    """Are copies cheap enough to be interleaved with the products, in persistent blocks?
 
     A thread keeps the address of each chunk, and from slice to slice these differ by constants: of factors that lie
-    along the depth and are copied as they are. Ragged columns and depths cost registers that are not there: ptxas
+    along K and are copied as they are. Ragged columns and Ks cost registers that are not there: ptxas
     spilled 8 to 92 bytes. Sums that go through shared memory would have to take the ring's place, which holds the next
     tile's slices by then. f32 factors and clusters were not measured.
     """
     factors = (*drawn.left, *drawn.rights.values())
     if drawn.dtype is f32 or drawn.parts.statistics or drawn.parts.lefts[0].operand is None:
         return False
-    if tile.cluster > 1 or drawn.depth % (tile.stages * tile.depth):
+    if tile.cluster > 1 or drawn.k % (tile.stages * tile.k):
         return False
     ragged = any(size_of(g.width, drawn.graph.sizes) % tile.cols for g in drawn.groups)
     return not ragged and all(f.copied and f.along for f in factors) and finds_room(drawn, tile)
@@ -320,19 +320,19 @@ def finds_room(drawn: MmaDraft, tile: GemmTile) -> bool:
     """Has a step as many products as fragments to load and chunks to copy before them?"""
     atom, products = atom_of(drawn), drawn.together
     chunks = chunks_of(tile, drawn.dtype, products, tile.warps * drawn.target.warp)
-    a_step = -(-chunks * atom.depth // tile.depth)
+    a_step = -(-chunks * atom.k // tile.k)
     room = tile.warp_rows // atom.rows * (tile.warp_cols // atom.cols)
     return fragments_of(tile, atom, products) + a_step <= room
 
 
-def chunks_fit(factor: Operand, tile: GemmTile, team: int, chunk: int) -> bool:
-    """Has every thread a whole number of the factor's chunks to bring, and are lines along its side, whose addresses
-    have bits turned, a power of 2 long?"""
-    extent = tile.rows if factor.side == "rows" else tile.cols
+def chunks_fit(factor: Operand, tile: GemmTile, slice_k_threads: int, chunk: int) -> bool:
+    """Has every thread a whole number of the factor's chunks to bring, and are lines along M or N, whose
+    addresses are XOR-swizzled, a power of 2 long?"""
+    extent = tile.rows if factor.mn == "rows" else tile.cols
     if not factor.tile_along and extent & (extent - 1):
         return False
-    beside = (tile.depth if factor.along else extent) // chunk
-    return team % beside == 0 and extent * tile.depth // chunk % team == 0
+    beside = (tile.k if factor.along else extent) // chunk
+    return slice_k_threads % beside == 0 and extent * tile.k // chunk % slice_k_threads == 0
 
 
 # ---------------------------------------------------------------- factors
@@ -340,19 +340,19 @@ def chunks_fit(factor: Operand, tile: GemmTile, team: int, chunk: int) -> bool:
 
 def left_factors(drawn: MmaDraft) -> tuple[Operand, ...]:
     """What the left operand is computed from: itself, or the tensors [.., M, K] of its prologue."""
-    side = drawn.parts.lefts[0]
-    if side.operand is not None:
+    left = drawn.parts.lefts[0]
+    if left.operand is not None:
         use = next(u for u in uses(drawn.hoisted) if u.place == "left")
-        tensors = [(side.operand.name, "left", use)]
+        tensors = [(left.operand.name, "left", use)]
     else:
         tensors = []
     known = {name for name, _, _ in tensors}
-    if not tensors and not side.inputs:
+    if not tensors and not left.inputs:
         raise NoMatch(
             "the left factor is computed from values of its rows alone, where one column is multiplied; "
             "write x * w in place of x @ w"
         )
-    for tensor in [*side.inputs, *(t for s in drawn.parts.statistics for t in s.inputs)]:
+    for tensor in [*left.inputs, *(t for s in drawn.parts.statistics for t in s.inputs)]:
         rows = tensor.shape[-2:-1] == drawn.graph.shape[-2:-1]  # else a vector [K]
         if rows and tensor.name not in known:
             known.add(tensor.name)
@@ -363,7 +363,7 @@ def left_factors(drawn: MmaDraft) -> tuple[Operand, ...]:
         line = access.line if place == "left" else -1
         copied = drawn.target.async_copies and access.mode == "vector" and access.dtype is drawn.dtype
         transport: Transport = "cp.async" if copied and len(tensors) == 1 else "plain"
-        found.append(operand(drawn, access, "rows", line == use.depth, transport))
+        found.append(operand(drawn, access, "rows", line == use.k_axis, transport))
     return tuple(found)
 
 
@@ -377,7 +377,7 @@ def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:
         transport: Transport = "plain"
         if drawn.target.async_copies and access.mode == "vector":
             transport = "cp.async evict-first" if read_once(drawn, access) else "cp.async"
-        found[product.node] = operand(drawn, access, "cols", access.line == use.depth, transport)
+        found[product.node] = operand(drawn, access, "cols", access.line == use.k_axis, transport)
     if len(drawn.groups) == 1:
         return found
     if len({f.along for f in found.values()}) > 1:
@@ -386,18 +386,18 @@ def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:
 
 
 def one_by_one(f: Operand) -> Operand:
-    """A right factor beside others that lie the other way round: a span's strides say how its own lies."""
+    """A right factor beside others that lie the other way round: an output group's strides say how its own lies."""
     stride, step = (f.stride, "1") if f.along else ("1", f.stride)
     return replace(f, along=True, tile_along=True, transport="plain", width=1, stride=stride, step=step)
 
 
 def alike(drawn: MmaDraft, found: Mapping[Node, Operand]) -> Mapping[Node, Operand]:
-    """Right factors of several spans, which the same instructions bring: as few elements at a time as any of them
-    allows, and along each batch axis that one of them moves along."""
+    """Right factors of several output groups, which the same instructions bring: as few elements at a time as any of
+    them allows, and along each batch axis that one of them moves along."""
     factors = found.values()
     width = min(f.width for f in factors)
     transport: Transport = "cp.async" if all(f.copied for f in factors) else "plain"
-    if all(f.once for f in factors):
+    if all(f.evict_first for f in factors):
         transport = "cp.async evict-first"
     indices = [dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)]
     return {
@@ -412,16 +412,14 @@ def read_once(drawn: MmaDraft, access: Access) -> bool:
     return access.vector == drawn.chunk and drawn.rows <= MOST_STREAMED and all(i in access.strided for i in batches)
 
 
-def operand(
-    drawn: MmaDraft, access: Access, side: Literal["rows", "cols"], along: bool, transport: Transport
-) -> Operand:
+def operand(drawn: MmaDraft, access: Access, mn: Literal["rows", "cols"], along: bool, transport: Transport) -> Operand:
     names = {t.name: value_names(drawn.hoisted)[t.node] for t in drawn.hoisted.inputs}
     last = len(drawn.dims) - 1
     batch = tuple((drawn.dims[i].index, stride_of(drawn, access, i)) for i in access.strided if i != last)
-    stride = f"{access.name}_pitch" if access.pitch is not None else stride_of(drawn, access, last)
+    stride = f"{access.name}_ld" if access.ld_axis is not None else stride_of(drawn, access, last)
     return Operand(
         access=access,
-        side=side,
+        mn=mn,
         along=along,
         tile_along=along or not drawn.target.async_copies,
         transport=transport,
@@ -454,18 +452,18 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         node: Contraction(factor, operand, atom, tile.accumulators(atom), value_names(hoisted)[node])
         for node, operand in right.items()
     }
-    spans = tuple(
-        taken(drawn, tile, atom, run, span)
-        for span in spans_of(drawn, contractions, by_tensor, tile.cols, min(drawn.chunk, run or drawn.chunk))
+    output_groups = tuple(
+        taken(drawn, tile, atom, run, output_group)
+        for output_group in spans_of(drawn, contractions, by_tensor, tile.cols, min(drawn.chunk, run or drawn.chunk))
     )
     accesses = tuple(drawn.accesses.values())
     statistics = len(drawn.parts.statistics)
-    once = all(f.once for f in right.values())
+    evict_first = all(f.evict_first for f in right.values())
     askew = max(lying(f.access, hoisted) for f in (*left, *right.values()))
     narrow = max((drawn.chunk / f.width for f in (*left, *right.values()) if f.width > 1), default=1.0)
     work = ProductWork(
-        tile, atom, drawn.dtype, drawn.together, sum(span.tiles for span in spans), drawn.depth, along,
-        prologue is not None, statistics, once, askew, narrow, elements(drawn, tile), counted(drawn, tile),
+        tile, atom, drawn.dtype, drawn.together, sum(each.tiles for each in output_groups), drawn.k, along,
+        prologue is not None, statistics, evict_first, askew, narrow, elements(drawn, tile), counted(drawn, tile),
     )  # fmt: skip
     return GemmPlan(
         name=entry_name(graph),
@@ -486,30 +484,30 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         decisions=decisions(graph),
         rounding=product_rounding(graph, target),
         tile=tile,
-        depth=drawn.depth,
+        k=drawn.k,
         dtype=drawn.dtype,
-        spans=spans,
+        output_groups=output_groups,
     )
 
 
-def taken(drawn: MmaDraft, tile: GemmTile, atom: Atom, run: int, span: Span) -> Span:
+def taken(drawn: MmaDraft, tile: GemmTile, atom: Atom, run: int, output_group: OutputGroup) -> OutputGroup:
     """How a thread takes the sums, and what it reads before: of few passes what each reads, and what all of them share
     where its columns stay."""
     if run:  # a lane's sums of each instruction, in two rows
-        pieces = run // span.vector
+        pieces = run // output_group.vector
         passes, columns_stay = tile.warp_rows // atom.rows * 2 * pieces, pieces == 1
     else:
-        threads = tile.warps * tile.teams * drawn.target.warp * tile.cluster
-        passes, columns_stay = -(-tile.band_rows * tile.cols // span.vector // threads), False
+        threads = tile.warps * tile.slice_k * drawn.target.warp * tile.cluster
+        passes, columns_stay = -(-tile.band_rows * tile.cols // output_group.vector // threads), False
 
     def ahead(load: Load) -> bool:
         moving = len(drawn.dims) - 1 in load.access.strided
         return passes <= MOST_PASSES_AHEAD if moving else columns_stay
 
-    loads = tuple(replace(load, when="ahead" if ahead(load) else "now") for load in span.loads)
+    loads = tuple(replace(load, when="ahead" if ahead(load) else "now") for load in output_group.loads)
     read = any(load.when == "ahead" and len(drawn.dims) - 1 in load.access.strided for load in loads)
     whole = run or read or passes <= UNROLLED
-    return replace(span, loads=loads, passes=passes, unrolled=passes if whole else UNROLLED)
+    return replace(output_group, loads=loads, passes=passes, unrolled=passes if whole else UNROLLED)
 
 
 def prepared(drawn: MmaDraft, factors: tuple[Operand, ...], accesses: Mapping[str, Access]) -> Prologue | None:
@@ -538,9 +536,11 @@ def prepared(drawn: MmaDraft, factors: tuple[Operand, ...], accesses: Mapping[st
 
 def regime(tile: GemmTile) -> str:
     shape = f"{tile.rows} x {tile.cols}"
-    spread = ", copied among the products; blocks stay" if tile.spread else ""
-    slices = f"slices of {tile.depth} in a ring of {tile.stages}{spread}"
-    if tile.shares == 1:
+    persistent = ", copies interleaved with the products; persistent blocks" if tile.persistent else ""
+    slices = f"slices of {tile.k} in a ring of {tile.stages}{persistent}"
+    if tile.split_k == 1:
         return f"{shape} tiles of {tile.warps} warps, {slices}"
-    blocks = f" of each of {tile.cluster} blocks" if tile.cluster > 1 else ""
-    return f"{shape} tiles, K shared by {tile.teams} teams{blocks}; {slices} a team"
+    groups = f"slice-K by {tile.slice_k} groups of warps" if tile.slice_k > 1 else ""
+    blocks = f"split-K by a cluster of {tile.cluster} blocks" if tile.cluster > 1 else ""
+    each = " for each group" if groups else ""
+    return f"{shape} tiles, {' and '.join(filter(None, (groups, blocks)))}; {slices}{each}"

@@ -22,8 +22,8 @@ from fusegen.targets.base import Target
 class Operand:
     """A tensor that is multiplied, or that the left factor is computed from: how its slices get to shared memory.
 
-    `side`: the axis that is not summed over, rows of a left factor and columns of a right one. `along`: neighbours in
-    memory differ in K, else in the side. `tile_along`: the same of the slice in shared memory.
+    `mn`: the axis that is not summed over, rows of a left factor and columns of a right one. `along`: neighbours in
+    memory differ in K, else in M or N. `tile_along`: the same of the slice in shared memory.
 
     The others say how threads find the elements that they bring; tensor copies have a map for that. `width`: elements
     that one copy or load moves. `stride`: the kernel's argument for the axis whose neighbours are not next to each
@@ -33,7 +33,7 @@ class Operand:
     """
 
     access: Access
-    side: Literal["rows", "cols"]
+    mn: Literal["rows", "cols"]
     along: bool
     tile_along: bool
     transport: Transport
@@ -53,7 +53,7 @@ class Operand:
         return self.transport != "plain"
 
     @property
-    def once(self) -> bool:
+    def evict_first(self) -> bool:
         """Is the L2 cache told that it is read once?"""
         return self.transport == "cp.async evict-first"
 
@@ -99,7 +99,7 @@ class Contraction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span(Body):
+class OutputGroup(Body):
     """Contractions that are used together, of `cols` columns each, and a body for each element of their sums.
 
     A thread takes `vector` columns of a row at a time, `passes` times, `unrolled` of which the compiler lays out one
@@ -145,15 +145,15 @@ class ProductWork:
     target: Target
     row_dims: tuple[RowDim, ...]
     tile: ProductTile
-    depth: int  # K
+    k: int  # K
     dtype: DType  # of the factors
-    spans: tuple[Span, ...]
+    output_groups: tuple[OutputGroup, ...]
     hoisted: Graph
 
     @property
     def contractions(self) -> tuple[Contraction, ...]:
         """Of a tile's main loop: those of any span, which share their left factor, and differ in the right ones."""
-        return self.spans[0].contractions
+        return self.output_groups[0].contractions
 
     @property
     def left(self) -> tuple[Operand, ...]:
@@ -171,13 +171,13 @@ class ProductWork:
 
     @property
     def several(self) -> bool:
-        """Has a tile to be told which span it is of?"""
-        return len(self.spans) > 1
+        """Has a tile to be told which output group it is of?"""
+        return len(self.output_groups) > 1
 
     @property
     def tiles_across(self) -> int:
-        """Tiles side by side, of all spans."""
-        return sum(span.tiles for span in self.spans)
+        """Tiles side by side, of all output groups."""
+        return sum(output_group.tiles for output_group in self.output_groups)
 
     @property
     def products(self) -> int:

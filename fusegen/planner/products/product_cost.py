@@ -21,8 +21,8 @@ from fusegen.language.products import Factor, split
 from fusegen.language.types import DType, Shape, f16, f32, size_of
 from fusegen.planner.cost import count_bytes, unfused_kernels
 from fusegen.planner.model import TensorTraffic, Traffic, Value
-from fusegen.planner.passes import hoist_scales
 from fusegen.planner.pieces import argument, arrays, bytes_of, digits, roundings
+from fusegen.planner.rewrites import hoist_scales
 from fusegen.targets.base import Target
 
 
@@ -64,11 +64,11 @@ def right_passes(graph: Graph, target: Target, tile_rows: int, group: int) -> Ma
     group of tile rows needs of the left one, once for each group. A model: not compared with counters."""
     parts = split(hoist_scales(graph))
     rows = count(graph, graph.shape[-2:-1])
-    depth = size_of(parts.products[0].contracted, graph.sizes)
+    k = size_of(parts.products[0].contracted, graph.sizes)
     size = parts.products[0].left.dtype.bytes
     rights = {t.name: t for p in parts.products if (t := p.right.operand) is not None}
     matrices = sum(count(graph, t.shape[-2:]) * t.dtype.bytes for t in rights.values())
-    band = min(rows, group * tile_rows) * depth * size
+    band = min(rows, group * tile_rows) * k * size
     if matrices + band <= target.l2_bytes:
         return {}
     groups = -(-rows // (group * tile_rows))
@@ -152,10 +152,10 @@ def filled(tiles: int, places: int) -> float:
     return tiles / (-(-tiles // places) * places) if tiles else 1.0
 
 
-def wave_text(tiles: int, places: int, shares: int = 1) -> str:
+def wave_text(tiles: int, places: int, split_k: int = 1) -> str:
     """`512 tiles in 3.9 waves, 97 % full`; `16 parts of 4 tiles` where so many blocks share one."""
-    found, parts = f"{tiles} {'tile' if tiles == 1 else 'tiles'}", tiles * shares
-    if shares > 1:
+    found, parts = f"{tiles} {'tile' if tiles == 1 else 'tiles'}", tiles * split_k
+    if split_k > 1:
         found = f"{parts} parts of {found}"
     return f"{found} in {parts / places:.1f} waves, {filled(parts, places):.0%} full"
 

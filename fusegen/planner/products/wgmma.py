@@ -1,18 +1,19 @@
 """What a plan says of a product on Hopper's tensor cores: wgmma, fed by tensor copies.
 
-A block has three groups of four warps. One brings slices of the factors into a ring in shared memory, a box at a time;
-two multiply them and make something of the sums. They share a tile, an upper and a lower half of its rows (`halves`),
-or they take `turns`: while one multiplies, the other one makes something of its own tile's sums. As many blocks as the
-GPU has room for walk over all tiles. Where tiles are few, the blocks of a cluster share one: each sums a part of the
-depth, sends the others what it has of their columns, and makes something of its own ones. Products that are used
-together share tiles; those with columns of their own are *spans* of one row of tiles. Halves take turns with slices
-where the left factor is computed: while one multiplies, the other one prepares its fragments, of the next tile too; and
-where rows are normalised, what is made of a tile's sums waits in registers until the next tile's products run. Operands
-as large as the result come through the ring behind a tile's slices, where halves share it.
+A block is warp-specialized: three groups of four warps. One is the producer, which copies slices of the factors into a
+ring in shared memory, a box at a time; two are consumers, which multiply them and make something of the sums. They
+share a tile, an upper and a lower half of its rows (`cooperative`), or each has tiles of its own (`pingpong`): while
+one multiplies, the other one makes something of its tile's sums. Blocks are persistent: as many as the GPU has room for
+go over all tiles. Where tiles are few, the blocks of a cluster share one: each sums a part of K (split-K), sends the
+others what it has of their columns, and makes something of its own ones. Products that are used together share tiles;
+those with columns of their own are *output groups*, side by side in one row of tiles. Cooperative groups alternate, a
+slice each, where the left factor is computed: while one multiplies, the other one prepares its fragments, of the next
+tile too; and where rows are normalised, what is made of a tile's sums waits in registers until the next tile's products
+run. Operands as large as the result come through the ring behind a tile's slices, where the schedule is cooperative.
 
     rows M    the last of `row_dims`, a run-time argument; another one before it counts products of their own
-    cols N    of the products of one span, a constant
-    depth K   what is summed over, a constant
+    cols N    of the products of one output group, a constant
+      K         what is summed over, a constant
 
 f32 is rounded to tf32 by the tensor copies, to nearest (CUDA driver API, CU_TENSOR_MAP_DATA_TYPE_TFLOAT32).
 """
@@ -39,7 +40,7 @@ BUFFERS = 2  # that a warp stores by turns
 AHEAD = 2  # slices whose pairs are on their way
 MOST_KEPT = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
 
-GroupSchedule = Literal["turns", "halves"]
+GroupSchedule = Literal["pingpong", "cooperative"]
 
 
 def box_cols(cols: int) -> int:
@@ -49,33 +50,34 @@ def box_cols(cols: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaTile(ProductTile):
-    """How the work is shared. A tile is `rows` x `cols`, those of its span's products side by side; `stages` slices of
-    64 of what is summed are in shared memory at a time. The `cluster` blocks of one cluster have tiles one below the
-    other, and each brings its part of the columns to all of them. `group` rows of tiles are walked column by column.
-    Of `shares` blocks of one cluster each sums a part of the depth of one tile, and finishes a part of its columns.
-    Halves may have fewer rows than the instructions' 128: the others' sums are of zeros, and are not stored."""
+    """How the work is shared. A tile is `rows` x `cols`, those of its output group's products side by side; `stages`
+    slices of 64 of what is summed are in shared memory at a time. The `cluster` blocks of one cluster have tiles one
+    below the other, and each brings its part of the columns to all of them. `group` rows of tiles are taken column by
+    column. Of `split_k` blocks of one cluster each sums a part of the K of one tile, and finishes a part of its
+    columns. Cooperative groups may have fewer rows than the instructions' 128: the others' sums are of zeros, and are
+    not stored."""
 
     stages: int
     schedule: GroupSchedule
     cluster: int = 1
     group: int = 8
-    shares: int = 1
+    split_k: int = 1
     atom: Atom = field(kw_only=True)
 
     @property
     def blocks(self) -> int:
         """Of a cluster as launched."""
-        return self.cluster * self.shares
+        return self.cluster * self.split_k
 
     @property
     def group_rows(self) -> int:
         """Rows whose sums one group of warps holds."""
-        return self.rows if self.schedule == "turns" else self.atom.rows
+        return self.rows if self.schedule == "pingpong" else self.atom.rows
 
     @property
     def held_rows(self) -> int:
         """Rows whose sums are held, and which slices of the left factor have room for."""
-        return self.group_rows * (1 if self.schedule == "turns" else CONSUMERS)
+        return self.group_rows * (1 if self.schedule == "pingpong" else CONSUMERS)
 
     @property
     def parts(self) -> int:
@@ -137,7 +139,7 @@ class WgmmaTile(ProductTile):
 
     @property
     def exchange_bytes(self) -> int:
-        return 4 * self.held_rows * self.cols if self.shares > 1 else 0
+        return 4 * self.held_rows * self.cols if self.split_k > 1 else 0
 
     @property
     def barriers_at(self) -> int:
@@ -145,9 +147,9 @@ class WgmmaTile(ProductTile):
 
     @property
     def barriers(self) -> int:
-        """mbarriers: one for each full and each empty stage, two that tell whose turn it is, and where blocks share a
-        tile one for each warp that adds up."""
-        return 2 * self.stages + CONSUMERS + (self.warps if self.shares > 1 else 0)
+        """mbarriers: one for each full and each empty stage, two that tell whose turn it is (ping-pong), and where
+        blocks share a tile one for each warp that adds up."""
+        return 2 * self.stages + CONSUMERS + (self.warps if self.split_k > 1 else 0)
 
     @property
     def shared_bytes(self) -> int:
@@ -155,12 +157,12 @@ class WgmmaTile(ProductTile):
 
     def statistics_bytes(self, count: int) -> int:
         """Of so many statistics of each row, from all blocks that share a tile: every thread has two rows of them."""
-        return self.shares * CONSUMERS * self.atom.threads * 8 * count if self.shares > 1 else 0
+        return self.split_k * CONSUMERS * self.atom.threads * 8 * count if self.split_k > 1 else 0
 
     @property
     def releases(self) -> int:
         """Warps that are done with a slice before its place is free: of all blocks that write there."""
-        return self.atom.warps * self.cluster * (1 if self.schedule == "turns" else CONSUMERS)
+        return self.atom.warps * self.cluster * (1 if self.schedule == "pingpong" else CONSUMERS)
 
 
 def vector_bytes(prologue: Prologue | None) -> int:
@@ -182,12 +184,12 @@ class WgmmaWork(ProductWork):
     @property
     def slices(self) -> int:
         """Of what is summed, the last one filled up with zeros."""
-        return -(-self.depth // self.line)
+        return -(-self.k // self.line)
 
     @property
     def steps(self) -> int:
-        """Slices that one block brings. Those beyond the depth are zeros, and change no sum of products."""
-        return -(-self.slices // self.tile.shares)
+        """Slices that one block brings. Those beyond K are zeros, and change no sum of products."""
+        return -(-self.slices // self.tile.split_k)
 
     @property
     def width(self) -> int:
@@ -197,7 +199,7 @@ class WgmmaWork(ProductWork):
     @property
     def finished(self) -> int:
         """Of these, the columns that one block makes something of."""
-        return self.width // self.tile.shares
+        return self.width // self.tile.split_k
 
     @property
     def band(self) -> int:
@@ -214,11 +216,11 @@ class WgmmaWork(ProductWork):
         return math.prod(others) * -(-rows // self.band) * self.tiles_across
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
-        """As few as need no more rounds than all that the GPU has room for: each then walks as many tiles. Those that
+        """As few as need no more rounds than all that the GPU has room for: each then takes as many tiles. Those that
         share a tile have no other one."""
         tiles = self.tiles(*extents)
-        if self.tile.shares > 1:
-            return tiles * self.tile.shares
+        if self.tile.split_k > 1:
+            return tiles * self.tile.split_k
         rounds = max(1, -(-tiles // (self.target.sms // self.tile.cluster)))
         return -(-tiles // rounds) * self.tile.cluster
 
@@ -229,13 +231,13 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
 
     @property
     def summed(self) -> Summed:
-        return Summed(self.tile.shares, self.steps * self.line) if self.tile.shares > 1 else Summed()
+        return Summed(self.tile.split_k, self.steps * self.line) if self.tile.split_k > 1 else Summed()
 
     @property
     def configuration(self) -> str:
-        """`wgmma turns 128x128 6`: rule, schedule, tile, stages; then each choice that is not the usual one."""
+        """`wgmma pingpong 128x128 6`: rule, schedule, tile, stages; then each choice that is not the usual one."""
         t = self.tile
-        choices = {"cluster": (t.cluster, 1), "group": (t.group, 8), "shares": (t.shares, 1)}
+        choices = {"cluster": (t.cluster, 1), "group": (t.group, 8), "split_k": (t.split_k, 1)}
         return f"{self.rule} {t.schedule} {t.rows}x{t.cols} {t.stages}{unusual(choices)}"
 
     @property
@@ -256,28 +258,30 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         return CONSUMER_REGISTERS
 
     @property
-    def takes_turns(self) -> bool:
-        """Do the groups multiply by turns, a tile or a slice at a time? Where a narrow tile's slices are prepared, that
-        takes longer than their products, and turns took 0.5 to 5 % more."""
+    def is_pingpong(self) -> bool:
+        """Ping-pong: do the groups multiply by turns, a tile or a slice at a time? Where a narrow tile's slices are
+        prepared, that takes longer than their products, and turns took 0.5 to 5 % more."""
         prepared = self.prologue is not None and self.tile.cols == self.tile.atom.cols
-        return self.tile.schedule == "turns" or prepared
+        return self.tile.schedule == "pingpong" or prepared
 
     @property
     def ahead(self) -> bool:
         """Is a tile's first slice prepared behind the last products of the one before? Not where it takes long, which
         a bias, an activation or a gain of f32 do: 3 to 4 % more, on an H200."""
         found = self.prologue
-        return self.tile.shares == 1 and found is not None and (found.scale is not None or not found.changes)
+        return self.tile.split_k == 1 and found is not None and (found.scale is not None or not found.changes)
 
     @property
-    def keeps(self) -> bool:
+    def deferred_store(self) -> bool:
         """Is what is made of a tile kept in registers, and stored while products of the next one run? Where rows are
         normalised, there is one output, and vectors leave it the registers: all else was seen to spill."""
         found = self.prologue
-        if found is None or found.scale is None or not found.reductions or self.several or self.tile.shares > 1:
+        if found is None or found.scale is None or not found.reductions or self.several or self.tile.split_k > 1:
             return False
-        (span,) = self.spans
-        alone = len(span.boxes) == len(span.stores) == 1 and not any(load.when == "ahead" for load in span.loads)
+        (output_group,) = self.output_groups
+        alone = len(output_group.boxes) == len(output_group.stores) == 1 and not any(
+            load.when == "ahead" for load in output_group.loads
+        )
         kept = self.contractions[0].accumulators // 2  # by pairs of halves
         return alone and kept + self.vector_registers <= MOST_KEPT
 
@@ -288,7 +292,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
 
     @property
     def pairs_ahead(self) -> int:
-        """Slices whose pairs of the vectors along the depth a lane asks for at a time: a load takes longer than the
+        """Slices whose pairs of the vectors along K a lane asks for at a time: a load takes longer than the
         products of a narrow tile's slice. Not than those of a wide one, where two at a time took 0.4 to 0.7 % more."""
         return (
             AHEAD
@@ -309,17 +313,17 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def line_steps(self) -> int:
         """Instructions along a slice."""
-        return self.line // self.tile.atom.depth
+        return self.line // self.tile.atom.k
 
     @property
     def padded(self) -> bool:
-        """Does a slice reach beyond the depth?"""
-        return self.steps * self.tile.shares * self.line != self.depth
+        """Does a slice reach beyond K?"""
+        return self.steps * self.tile.split_k * self.line != self.k
 
     @property
     def rights(self) -> tuple[Operand, ...]:
-        """Of all spans."""
-        return tuple(right for span in self.spans for right in span.rights)
+        """Of all output groups."""
+        return tuple(right for output_group in self.output_groups for right in output_group.rights)
 
     @property
     def box_cols(self) -> int:
@@ -344,13 +348,13 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def uneven_boxes(self) -> bool:
         """Does a warp store an odd number of boxes of a tile, and then those of another one? The buffers take turns."""
-        counts = {self.tile.parts * self.chunks * len(span.boxes) for span in self.spans}
-        return self.tile.shares == 1 and any(count % BUFFERS for count in counts)
+        counts = {self.tile.parts * self.chunks * len(output_group.boxes) for output_group in self.output_groups}
+        return self.tile.split_k == 1 and any(count % BUFFERS for count in counts)
 
     @property
     def brought(self) -> int:
         """Places of the ring that boxes of operands take behind a tile's slices, two side by side in each."""
-        return sum(len(span.brought) for span in self.spans) * -(-self.chunks // 2)
+        return sum(len(output_group.brought) for output_group in self.output_groups) * -(-self.chunks // 2)
 
     def moves_with_batch(self, access: Access) -> bool:
         """Has each of the batches elements of its own?"""
@@ -359,5 +363,5 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
     @property
     def max_rows(self) -> int:
         """Rows and tiles are counted in 32 bits; of products with one row each, every one takes a row of tiles."""
-        most = (2**31 - 1) // (self.tiles_across * self.tile.shares)
+        most = (2**31 - 1) // (self.tiles_across * self.tile.split_k)
         return most if self.batched else min(most * self.band, 2**31 - 2**12)

@@ -10,15 +10,15 @@ Where lines start between sectors of 32 bytes, blocks by themselves take no more
 In shares of the bare product, x @ w.T alone, and with bias and residual (*), medians of 15 to 21, L2 cold, in turns:
 
                                               2048 x 4096 x 1000   4096 x 4096 x 4104   2048 x 1000 x 1000 *
-    128 x 256 tiles in halves                    1.33                 1.48                 1.34
+    128 x 256 tiles, cooperative                    1.33                 1.48                 1.34
     in clusters of two                           1.01                 1.04                 1.36
-    128 x 128 tiles in halves                    1.70                                      1.34
+    128 x 128 tiles, cooperative                    1.70                                      1.34
     in clusters of two                                                                     1.24
-    128 x 256, the bringing warps copy 16 bytes a lane
+    128 x 256, the producer warps copy 16 bytes a lane
     by cp.async                                  1.30                 1.52
 
-4096^3 took 1.00 with those warps' copies, 0.985 with tensor copies; by 8 bytes a lane 4096 x 4096 x 4100 took 405 us by
-turns and by 4 bytes 4096 x 4096 x 4098 534, where mma.sync takes 383 and 697, and cuBLAS 550 and 537.
+4096^3 took 1.00 with those warps' copies, 0.985 with tensor copies; by 8 bytes a lane 4096 x 4096 x 4100 took 405 us
+ping-pong and by 4 bytes 4096 x 4096 x 4098 534, where mma.sync takes 383 and 697, and cuBLAS 550 and 537.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ISSUED = 2.2  # and each of them by warps that wait for it
 LOADED_US = 6.0  # an operand that is read by pairs once its tile is summed: 4 times in turn from DRAM
 HOT_US = 400.0  # launches this long are held down by the power limit
 HOT = 1.02
-HOT_HALVES = 1.04  # and there larger tiles in halves take more of it
+HOT_COOPERATIVE = 1.04  # and there larger tiles, cooperative take more of it
 # ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
 # 1.00 behind an RMSNorm without a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a
 # bias, 1.75 behind a bias and GELU. Narrow ones wait for what is prepared.
@@ -63,14 +63,14 @@ EXCHANGED_US = 2.2  # and for each 128 columns
 CLUSTERS = 1.005
 CLUSTER_US = 1.0  # until both blocks find room, and end: without it 1000^3 went to clusters, where it took no less
 # f32 is twice as many bytes for as many products, and half as many of them a second: what brings less is faster. 4096^3
-# took 395 us by turns, 368 in clusters and 333 in halves, whatever else; 8192^3 3132, 3269 and 3763, in clusters 3293,
-# and by 16 rows of tiles besides 3083. cuBLAS took 333 and 2662.
-TURNS_F32 = 1.12
+# took 395 us ping-pong, 368 in clusters and 333 cooperative, whatever else; 8192^3 3132, 3269 and 3763, in clusters
+# 3293, and by 16 rows of tiles besides 3083. cuBLAS took 333 and 2662.
+PINGPONG_F32 = 1.12
 CLUSTERS_F32 = 0.99
 GROUPS_F32 = 0.995
 # Blocks that run together take lines of both factors from the L2 cache, fewest where their tiles are as high as wide.
-# Halves take a quarter more by 8 rows of tiles than by 16: RMSNorm's products took 0.4 to 0.6 % longer. A tenth more
-# showed nothing.
+# Cooperative tiles take a quarter more by 8 rows of tiles than by 16: RMSNorm's products took 0.4 to 0.6 % longer. A
+# tenth more showed nothing.
 SPREAD = 0.02
 SPREAD_FREE = 1.1
 GHZ = 1.7  # of an SM among products
@@ -109,21 +109,26 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     if tile.cols < WIDE:
         each *= NARROW
     products = work.steps * preparing(work, parts, each)
-    issued = STORED + slots(work, parts.epilogue) / len(work.spans)  # an element passes its own span's alone
+    # an element passes its own output group's alone
+    issued = STORED + slots(work, parts.epilogue) / len(work.output_groups)
     epilogue = ISSUED * tile.held_rows * work.finished * issued / (target.f32_lanes * GHZ * 1e3)
     rounds = -(-work.tiles(*extents) * tile.blocks // target.sms)
-    turns, f32_factors = tile.schedule == "turns", work.dtype is f32
-    slower = TURNS_F32 if turns and f32_factors else 1.0
+    turns, f32_factors = tile.schedule == "pingpong", work.dtype is f32
+    slower = PINGPONG_F32 if turns and f32_factors else 1.0
     time = rounds * products * slower + epilogue if turns else rounds * (products + epilogue)
-    if any(found.access.strided and found.transport == "plain" for span in work.spans for found in span.loads):
+    if any(
+        found.access.strided and found.transport == "plain"
+        for output_group in work.output_groups
+        for found in output_group.loads
+    ):
         time += LOADED_US
     if time > HOT_US:
-        time *= HOT if turns else HOT * HOT_HALVES
+        time *= HOT if turns else HOT * HOT_COOPERATIVE
     if tile.cluster > 1:
         time = CLUSTER_US + time * (CLUSTERS_F32 if f32_factors else CLUSTERS)
     if f32_factors and tile.group > 8:
         time *= GROUPS_F32
-    if tile.shares > 1:
+    if tile.split_k > 1:
         time += MET_US + EXCHANGED_US * tile.cols / WIDE
     return time * (1.0 + SPREAD * max(0.0, spread(work, *extents) - SPREAD_FREE))
 
@@ -134,8 +139,10 @@ def lines(work: WgmmaWork) -> float:
     at 4096 x 4096 x 4104, x @ w.T took 282 us, and 194 in clusters of two."""
     cluster = work.tile.cluster
     left = work.tile.rows * askew(work, work.left[0])
-    each = [max(1.0, askew(work, found) / cluster) for span in work.spans for found in span.rights]
-    return cluster * (left + work.width * sum(each) / len(work.spans)) * LINE_BYTES * work.slices
+    each = [
+        max(1.0, askew(work, found) / cluster) for output_group in work.output_groups for found in output_group.rights
+    ]
+    return cluster * (left + work.width * sum(each) / len(work.output_groups)) * LINE_BYTES * work.slices
 
 
 def askew(work: WgmmaWork, operand: Operand) -> float:

@@ -5,7 +5,7 @@ that lie otherwise, and right factors that are computed, are the general rule's,
 
 What measurements on an H200 decided (docs/measurements.md, "Products on Hopper"):
 
-- Two warpgroups take turns with tiles of 128 x 128 (ping-pong), which hides what stands behind a product, or share one
+- Two warpgroups have tiles of 128 x 128 each (ping-pong), which hides what stands behind a product, or share one
   of 128 x 256 (cooperative), which moves less through shared memory and is faster for large products of f32 by tf32.
 - A left factor that is computed goes to the tensor cores from registers: a group prepares a slice while the other one
   multiplies. A tile's sums are stored behind the next one's products, where the left factor is quickly prepared; where
@@ -34,9 +34,7 @@ from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
 from fusegen.planner.products.gemm_duration import lying
-from fusegen.planner.products.parts import Contraction, Left, Operand, Prologue, Span
-from fusegen.planner.products.product_cost import product_rounding
-from fusegen.planner.products.spans import (
+from fusegen.planner.products.output_groups import (
     Group,
     ProductDraft,
     groups,
@@ -46,6 +44,8 @@ from fusegen.planner.products.spans import (
     taken_apart,
     within,
 )
+from fusegen.planner.products.parts import Contraction, Left, Operand, OutputGroup, Prologue
+from fusegen.planner.products.product_cost import product_rounding
 from fusegen.planner.products.wgmma import (
     LINE,
     GroupSchedule,
@@ -74,7 +74,7 @@ MOST_PRODUCTS = 2  # whose sums a thread has registers for
 
 def tiles_of_many(atom: Atom) -> tuple[WgmmaTile, ...]:
     """6 slices of 32 KiB, or 4 of 48, and what waits to be stored fill the 227 KiB of a block."""
-    largest = WgmmaTile(128, 128, 6, "turns", atom=atom), WgmmaTile(128, 256, 4, "halves", atom=atom)
+    largest = WgmmaTile(128, 128, 6, "pingpong", atom=atom), WgmmaTile(128, 256, 4, "cooperative", atom=atom)
     return tuple(
         replace(tile, cluster=cluster, group=group) for tile in largest for cluster in (1, 2) for group in (8, 16)
     )
@@ -83,19 +83,19 @@ def tiles_of_many(atom: Atom) -> tuple[WgmmaTile, ...]:
 def tiles_of_few(atom: Atom) -> tuple[WgmmaTile, ...]:
     """Where those would leave SMs without a tile: other widths, and tiles that several blocks sum together."""
     return (
-        WgmmaTile(128, 192, 4, "halves", atom=atom),
-        WgmmaTile(128, 160, 5, "halves", atom=atom),
-        WgmmaTile(128, 128, 6, "halves", atom=atom),
-        WgmmaTile(128, 64, 8, "halves", atom=atom),
-        WgmmaTile(128, 128, 6, "halves", shares=2, atom=atom),
-        WgmmaTile(128, 128, 6, "halves", shares=4, atom=atom),
-        WgmmaTile(128, 64, 8, "halves", shares=2, atom=atom),
-        WgmmaTile(128, 64, 8, "halves", shares=4, atom=atom),
+        WgmmaTile(128, 192, 4, "cooperative", atom=atom),
+        WgmmaTile(128, 160, 5, "cooperative", atom=atom),
+        WgmmaTile(128, 128, 6, "cooperative", atom=atom),
+        WgmmaTile(128, 64, 8, "cooperative", atom=atom),
+        WgmmaTile(128, 128, 6, "cooperative", split_k=2, atom=atom),
+        WgmmaTile(128, 128, 6, "cooperative", split_k=4, atom=atom),
+        WgmmaTile(128, 64, 8, "cooperative", split_k=2, atom=atom),
+        WgmmaTile(128, 64, 8, "cooperative", split_k=4, atom=atom),
     )
 
 
 def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
-    """Every tile, by turns and in halves."""
+    """Every tile, ping-pong and cooperative."""
     if not target.wgmma:
         raise NotFor(f"{target.arch} has no wgmma; sm_90a has")
     hoisted, parts = taken_apart(graph)
@@ -147,22 +147,22 @@ class WgmmaDraft(ProductDraft):
         dims = product_dims(hoisted, layout)
         if len(dims) - 1 > MOST_BATCHES:
             raise NoMatch(
-                f"{len(dims) - 1} dimensions of products beside their rows; wgmma's tensor copies walk {MOST_BATCHES}"
+                f"{len(dims) - 1} dimensions of products beside their rows; wgmma's tensor copies pass {MOST_BATCHES}"
             )
         names = value_names(hoisted)
         found: dict[str, Access] = {}
         factors: dict[str, Use] = {}
         matrix = prepared_matrix(hoisted, parts)
-        # every tile's part of the ring is as long; by turns, boxes that wait for a tile's end hold up the other group's
-        # slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 in halves
-        bring = matrix is None and len(found_groups) == 1 and schedule == "halves"
+        # every tile's part of the ring is as long; ping-pong, boxes that wait for a tile's end hold up the other
+        # group's slices: relu(x @ w.T + bias) + residual at 4096^3 took 1.055 so, 1.037 without, and 1.019 cooperative
+        bring = matrix is None and len(found_groups) == 1 and schedule == "cooperative"
         for use in uses(hoisted):
             name = use.tensor.name
             prepared = use.tensor is matrix
             if prepared and name in found:
                 continue
             if name in found:
-                raise NoMatch(f"{name} is used in two ways; wgmma walks each tensor in one")
+                raise NoMatch(f"{name} is used in two ways; wgmma moves each tensor in one")
             use = Use(use.tensor, "tile") if prepared else use
             width = widest(hoisted, layout, use)
             if use.place != "tile" or prepared:
@@ -181,7 +181,7 @@ class WgmmaDraft(ProductDraft):
 
     def check_ways(self) -> None:
         """Raises NoMatch where right factors of one tile lie in two ways: an instruction is told, for all its columns.
-        Tiles of another span have a main loop of their own, but for left factors that are prepared."""
+        Tiles of another output group have a main loop of their own, but for left factors that are prepared."""
         rights = self.rights
         together = [group.products for group in self.groups] if self.matrix is None else [tuple(rights)]
         for products in together:
@@ -194,14 +194,14 @@ class WgmmaDraft(ProductDraft):
                 )
 
     def check_f32(self) -> None:
-        """Raises NoMatch for factors of f32 that lie across the depth or are computed: in shared memory the instruction
-        takes lines of tf32 along the depth only (PTX ISA, "wgmma.mma_async": imm-trans is for f16 and bf16)."""
+        """Raises NoMatch for factors of f32 that lie across K or are computed: in shared memory the instruction
+        takes lines of tf32 along K only (PTX ISA, "wgmma.mma_async": imm-trans is for f16 and bf16)."""
         if self.dtype is not f32:
             return
         if self.matrix is not None:
             raise NoMatch(f"the left factor is computed from {self.matrix.name} of f32; wgmma prepares halves")
         for name, use in self.factors.items():
-            if line_of(use, self.layout) != use.depth:
+            if line_of(use, self.layout) != use.k_axis:
                 raise NoMatch(f"{name} is of f32 and lies across the summed axis; wgmma takes f32 along it only")
 
     def plan(self, tile: WgmmaTile) -> WgmmaPlan:
@@ -212,9 +212,9 @@ class WgmmaDraft(ProductDraft):
             target=self.target,
             row_dims=self.dims,
             tile=tile,
-            depth=self.depth,
+            k=self.k,
             dtype=self.dtype,
-            spans=self.spans(tile),
+            output_groups=self.output_groups(tile),
         )
         return WgmmaPlan(
             **vars(work),
@@ -233,9 +233,9 @@ class WgmmaDraft(ProductDraft):
             cost=estimate(work),
         )
 
-    def spans(self, tile: WgmmaTile) -> tuple[Span, ...]:
+    def output_groups(self, tile: WgmmaTile) -> tuple[OutputGroup, ...]:
         """Those of all rules; boxes are moved by tensor copies, and vectors read before the sums are there, where that
-        leaves a thread registers enough: those of each of several spans would take some."""
+        leaves a thread registers enough: those of each of several output groups would take some."""
 
         def read(load: Load) -> Load:
             ahead = few and not load.access.strided
@@ -251,15 +251,15 @@ class WgmmaDraft(ProductDraft):
             for node, right in self.rights.items()
         }
         found = spans_of(self, contractions, self.access, width, 2)
-        vectors = [load.access for span in found for load in span.loads if not load.access.strided]
+        vectors = [load.access for output_group in found for load in output_group.loads if not load.access.strided]
         few = len(found) == 1 and sum(access.dtype.bytes for access in vectors) <= MOST_EARLY
         return tuple(
             replace(
-                span,
-                loads=tuple(sorted(map(read, span.loads), key=in_turn)),
-                stores=tuple(sorted(map(written, span.stores), key=in_turn)),
+                output_group,
+                loads=tuple(sorted(map(read, output_group.loads), key=in_turn)),
+                stores=tuple(sorted(map(written, output_group.stores), key=in_turn)),
             )
-            for span in found
+            for output_group in found
         )
 
     @cached_property
@@ -282,11 +282,11 @@ class WgmmaDraft(ProductDraft):
     def suits(self, tile: WgmmaTile) -> bool:
         """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. Does
         another group multiply while one prepares its left factor? And are tiles few, where the tile is for that?"""
-        if self.matrix is not None and tile.schedule == "turns":
+        if self.matrix is not None and tile.schedule == "pingpong":
             return False
         if tile not in self.many and (self.extents[-1] <= FEW_ROWS or not self.few(tile)):
             return False
-        if tile.cols // self.together // tile.shares % LEAST_COLS:
+        if tile.cols // self.together // tile.split_k % LEAST_COLS:
             return False
         share = tile.cols // self.together // tile.cluster
         return share % LINE == 0 or all(right.along for right in self.rights.values())
@@ -303,17 +303,17 @@ class WgmmaDraft(ProductDraft):
     def few(self, tile: WgmmaTile) -> bool:
         """Is the GPU filled so few times that another width may fill it better? Of those that blocks share, have all
         room at once, and has each block some slices? Rows of a left factor whose lines run along them may lie so that
-        copies can't walk it, and another kernel sums in another order: there blocks share none, so that a row's bits
+        copies can't move it, and another kernel sums in another order: there blocks share none, so that a row's bits
         are the same whatever lies beside it."""
         *others, rows = self.extents
         across = sum(-(-size_of(g.width, self.graph.sizes) // (tile.cols // self.together)) for g in self.groups)
         tiles = math.prod(others) * -(-rows // tile.rows) * across
-        if tile.shares == 1:
+        if tile.split_k == 1:
             return tiles <= MOST_ROUNDS * self.target.sms
-        slices = self.depth * self.dtype.bytes // LINE_BYTES
+        slices = self.k * self.dtype.bytes // LINE_BYTES
         left = self.matrix or self.parts.lefts[0].operand
-        room = int(CLUSTERED.get(tile.shares, 1.0) * self.target.sms)
-        fits = tiles * tile.shares <= room and slices >= LEAST_SLICES * tile.shares
+        room = int(CLUSTERED.get(tile.split_k, 1.0) * self.target.sms)
+        fits = tiles * tile.split_k <= room and slices >= LEAST_SLICES * tile.split_k
         return fits and self.operand(left, "rows").along
 
     def tiles(self) -> Iterator[WgmmaTile]:
@@ -323,7 +323,7 @@ class WgmmaDraft(ProductDraft):
         few = [replace(tile, rows=self.even_rows) for tile in tiles_of_few(self.atom) if tile.schedule == self.schedule]
         yield from few
         if any(lying(right.access, self.graph) > 1.0 for right in self.rights.values()):
-            yield from (replace(tile, cluster=2) for tile in few if tile.shares == 1)
+            yield from (replace(tile, cluster=2) for tile in few if tile.split_k == 1)
 
     def plans(self, tile: WgmmaTile) -> Iterator[WgmmaPlan]:
         """At most one."""
@@ -359,7 +359,7 @@ class WgmmaDraft(ProductDraft):
 
     def operand(self, tensor: Tensor | None, side: Literal["rows", "cols"]) -> Operand:
         assert tensor is not None  # check() saw to it
-        along = line_of(self.factors[tensor.name], self.layout) == self.factors[tensor.name].depth
+        along = line_of(self.factors[tensor.name], self.layout) == self.factors[tensor.name].k_axis
         return Operand(self.access[tensor.name], side, along, along, "tensor")
 
     def params(self, tile: WgmmaTile) -> tuple[Param, ...]:
@@ -381,22 +381,22 @@ class WgmmaDraft(ProductDraft):
         access = self.access[pointer.tensor]
         rank = len(self.hoisted.shape)
         rows = access.axes or tuple(tuple(axis - rank for axis in self.dims[i].axes) for i in access.strided)
-        matrix = ((access.pitch,),) if access.pitch is not None else ()
-        walks = (*rows, *matrix, (access.line,))
-        box = (*[1] * (len(walks) - 2), *self.box(access, tile))
+        matrix = ((access.ld_axis,),) if access.ld_axis is not None else ()
+        box_axes = (*rows, *matrix, (access.line,))
+        box = (*[1] * (len(box_axes) - 2), *self.box(access, tile))
         dtype = tf32 if access.tensor in self.factors and access.dtype is f32 else access.dtype
         swizzle = box[-1] * dtype.bytes  # a whole line of the box
         return replace(
-            pointer, kind="map", name=f"{access.name}_map", dtype=dtype, walks=walks, box=box, swizzle=swizzle
+            pointer, kind="map", name=f"{access.name}_map", dtype=dtype, box_axes=box_axes, box=box, swizzle=swizzle
         )
 
     def box(self, access: Access, tile: WgmmaTile) -> tuple[int, int]:
         """What one copy moves: lines of 128 bytes, of all rows or columns of a tile where these are the lines."""
         if access.tensor not in self.factors:
-            cols = box_cols(tile.cols // self.together // tile.shares)
+            cols = box_cols(tile.cols // self.together // tile.split_k)
             return tile.box_rows if access.output else tile.rows, cols
         use = self.factors[access.tensor]
-        if line_of(use, self.layout) != use.depth:
+        if line_of(use, self.layout) != use.k_axis:
             return LINE, LINE
         line = LINE_BYTES // self.dtype.bytes
         if use.place == "left":
@@ -418,7 +418,7 @@ def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
     if left.operand is not None and not parts.statistics:
         return None
     if left.operand is not None and left.transposed:
-        raise NoMatch("the left factor is transposed, and its rows are reduced; wgmma sees lines along the depth only")
+        raise NoMatch("the left factor is transposed, and its rows are reduced; wgmma sees lines along K only")
     needed = within(graph, left.node, *(s.node.inputs[0] for s in parts.statistics))
     for node in (n for n in graph.nodes if n in needed):
         if node.op.kind is Kind.REDUCE or (node.op.kind is not Kind.LEAF and graph.extents[node] is Extent.ROW):
@@ -438,7 +438,7 @@ def prepared_matrix(graph: Graph, parts: Split) -> Tensor | None:
         raise NoMatch(f"the left factor is computed from {names}; wgmma prepares one matrix of its own type")
     behind = within(graph, *(t.node for t in graph.outputs))
     if matrices[0].node in behind:
-        raise NoMatch(f"{matrices[0].name} is used in two ways; wgmma walks each tensor in one")
+        raise NoMatch(f"{matrices[0].name} is used in two ways; wgmma moves each tensor in one")
     return matrices[0]
 
 
@@ -469,11 +469,14 @@ def unaligned(graph: Graph, layout: Layout, use: Use) -> str:
 
 def regime(tile: WgmmaTile, products: int, line: int) -> str:
     each = f"{tile.rows}x{tile.cols // products}" + (f" of {products} products" if products > 1 else "")
-    who = "two warpgroups take turns with tiles of" if tile.schedule == "turns" else "two warpgroups share tiles of"
-    cluster = f", clusters of {tile.cluster} that share the right factor" if tile.cluster > 1 else ""
-    if tile.shares > 1:
-        return (
-            f"{who} {each}, a third brings {tile.stages} slices of {line} ahead; {tile.shares} blocks share K of each"
-        )
-    order = f"blocks stay for all tiles, {tile.group} rows of them at a time"
-    return f"{who} {each}, a third brings {tile.stages} slices of {line} ahead{cluster}; {order}"
+    pingpong = tile.schedule == "pingpong"
+    who = (
+        f"ping-pong: two consumer warpgroups, each with tiles of {each}"
+        if pingpong
+        else f"cooperative: two consumer warpgroups share tiles of {each}"
+    )
+    producer = f"a producer {tile.stages} slices of {line} ahead"
+    cluster = f", the right factor multicast in clusters of {tile.cluster}" if tile.cluster > 1 else ""
+    if tile.split_k > 1:
+        return f"{who}, {producer}; split-K by a cluster of {tile.split_k} blocks"
+    return f"{who}, {producer}{cluster}; persistent blocks, {tile.group} rows of tiles at a time"

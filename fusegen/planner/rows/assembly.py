@@ -17,16 +17,16 @@ from fusegen.planner.model import (
     Cost,
     Layout,
     RowDim,
+    RowPass,
     RowPlan,
     Selection,
-    Stage,
     Staging,
     Tile,
     Traffic,
-    fetched_bytes,
     in_shared_memory,
     packed,
     partial_bytes,
+    prefetched_bytes,
 )
 from fusegen.planner.pieces import (
     PIECE_BYTES,
@@ -77,8 +77,8 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """What a plan that chooses columns has beside its walks over the row. `shared_bytes`: for the choice; `slots`: does
-    it need those of the walks' reductions?"""
+    """What a plan that chooses columns has beside its passes over the row. `shared_bytes`: for the choice; `slots`:
+    does it need those of the passes' reductions?"""
 
     template: str
     selection: Selection
@@ -94,38 +94,38 @@ def row_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draf
 
 
 def assemble(
-    draft: Draft, walks: Schedule, tile: Tile, *, rule: str, regime: str, staging: Staging = "none",
+    draft: Draft, planned: Schedule, tile: Tile, *, rule: str, regime: str, staging: Staging = "none",
     again_from_l2: bool = False, choosing: Choosing | None = None,
 ) -> RowPlan:  # fmt: skip
     """The plan of one tile and staging, costed. `again_from_l2`: a row that is read again is still in the L2 cache."""
     graph, target = draft.graph, draft.target
-    slots = walks.slots if tile.parts_per_row(target.warp) > 1 and (choosing is None or choosing.slots) else 0
-    partials = partial_bytes(tile, target.warp, slots, staging == "rolling")
+    slots = planned.slots if tile.parts_per_row(target.warp) > 1 and (choosing is None or choosing.slots) else 0
+    partials = partial_bytes(tile, target.warp, slots, staging == "persistent")
     in_memory = in_shared_memory(staging)
-    kept = kept_elements(target, walks.stages, tile) if in_memory and not draft.bulk else 0
-    stages = tuple(placed(stage, number, tile, staging, kept) for number, stage in enumerate(walks.stages))
-    copies = in_memory and not draft.bulk and target.async_copies and can_copy(stages)
-    copies = copies and all_whole(stages, graph.cols - tile.apart)
+    kept = kept_elements(target, planned.passes, tile) if in_memory and not draft.bulk else 0
+    passes = tuple(placed(row_pass, number, tile, staging, kept) for number, row_pass in enumerate(planned.passes))
+    copies = in_memory and not draft.bulk and target.async_copies and can_copy(passes)
+    copies = copies and all_whole(passes, graph.cols - tile.remainder)
     room = target.shared_bytes - partials
     if draft.bulk:
-        stages, shared = with_places(stages, tile, graph.cols, target.warp)
+        passes, shared = with_places(passes, tile, graph.cols, target.warp)
     else:
-        stages, shared = written_whole(draft, stages, tile, walks.kept_bytes * kept, room, in_memory, copies)
+        passes, shared = written_whole(draft, passes, tile, planned.kept_bytes * kept, room, in_memory, copies)
     if choosing:
         shared += choosing.shared_bytes
-    moved = traffic(graph, stages, again_from_l2, tile.again if staging == "shared" else 0.0)
+    moved = traffic(graph, passes, again_from_l2, tile.again if staging == "shared" else 0.0)
     work = Work(
         tile=tile,
         staging=staging,
-        stages=stages,
+        passes=passes,
         accesses=tuple(a for a in draft.accesses if not a.output) if choosing else draft.accesses,
         copies=copies,
-        shared_bytes=shared + partials + fetched_bytes(stages, graph.cols),
-        kept_bytes=walks.kept_bytes,
+        shared_bytes=shared + partials + prefetched_bytes(passes, graph.cols),
+        kept_bytes=planned.kept_bytes,
         ragged=not draft.flat and not draft.divides,
         flat=draft.flat,
         bulk=draft.bulk,
-        packed=packed(staging, walks.keeps),
+        packed=packed(staging, planned.keeps),
         blocks=tile.blocks(max(1, graph.rows * (graph.cols if draft.flat else 1))),
     )
     return RowPlan(
@@ -137,7 +137,7 @@ def assemble(
         template=choosing.template if choosing else template_of(draft, staging),
         regime=regime,
         staging=staging,
-        keeps=walks.keeps,
+        keeps=planned.keeps,
         tile=tile,
         cols=1 if draft.flat else graph.cols,
         flat=draft.flat,
@@ -145,15 +145,15 @@ def assemble(
         row_dims=draft.dims,
         accesses=draft.accesses,
         params=params(graph, draft.dims, with_strides(draft, tile)),
-        launch_body=walks.launch_body,
-        row_loads=walks.row_loads,
-        row_body=walks.row_body,
-        row_stores=walks.row_stores,
-        stages=stages,
+        launch_body=planned.launch_body,
+        row_loads=planned.row_loads,
+        row_body=planned.row_body,
+        row_stores=planned.row_stores,
+        passes=passes,
         folded=target.max_blocks(tile.threads) < MANY_BLOCKS,
         copies=copies,
         slots=slots,
-        settles=merges(stages) and shares_rounding(stages, choosing is not None),
+        uniform_results=merges(passes) and shares_rounding(passes, choosing is not None),
         shared_bytes=shared,
         selection=choosing.selection if choosing else None,
         cost=choosing.duration(work, moved) if choosing else estimate(target, work, moved, graph),
@@ -165,64 +165,66 @@ def assemble(
 def template_of(draft: Draft, staging: Staging) -> str:
     if draft.flat:
         return "elementwise.cu.j2"
-    return "rolling.cu.j2" if staging == "rolling" else "rowwise.cu.j2"
+    return "persistent.cu.j2" if staging == "persistent" else "rowwise.cu.j2"
 
 
-def merges(stages: Sequence[Stage]) -> bool:
+def merges(passes: Sequence[RowPass]) -> bool:
     """Is some reduction an online one, whose parts are rounded as they are merged?"""
-    return any(reduction.kind in ONLINE for stage in stages for reduction in stage.reductions)
+    return any(reduction.kind in ONLINE for row_pass in passes for reduction in row_pass.reductions)
 
 
-def shares_rounding(stages: Sequence[Stage], chooses: bool) -> bool:
+def shares_rounding(passes: Sequence[RowPass], chooses: bool) -> bool:
     """Must all threads of a row have the same bits of what is rounded as it is merged? Which of two parts is the
     other's makes no difference to a sum, but to that; and by blocks any thread may have any column, or keys that are
     made of it are compared."""
-    return any(stage.blocks_of for stage in stages) or (chooses and any(stage.reductions for stage in stages[:-1]))
+    return any(row_pass.blocks_of for row_pass in passes) or (
+        chooses and any(row_pass.reductions for row_pass in passes[:-1])
+    )
 
 
 def with_strides(draft: Draft, tile: Tile) -> tuple[Access, ...]:
     """The tensors whose rows may lie apart."""
-    together = draft.bulk and tile.rows_per_block > 1
-    apart = tuple(access for access in draft.accesses if not (together and access.mode == "bulk"))
+    contiguous = draft.bulk and tile.rows_per_block > 1
+    apart = tuple(access for access in draft.accesses if not (contiguous and access.mode == "bulk"))
     return () if draft.flat else apart
 
 
-def can_copy(stages: Sequence[Stage]) -> bool:
-    """Does the first walk keep what it reads, and do all walks keep nothing but whole vectors of 4, 8 or 16 bytes, as
+def can_copy(passes: Sequence[RowPass]) -> bool:
+    """Does the first pass keep what it reads, and do all passes keep nothing but whole vectors of 4, 8 or 16 bytes, as
     cp.async takes them?"""
-    first, *_ = stages
-    kept = [load.access for stage in stages for load in stage.loads if load.when == "keep"]
+    first, *_ = passes
+    kept = [load.access for row_pass in passes for load in row_pass.loads if load.when == "keep"]
     whole = all(a.mode != "element" and a.vector * a.dtype.bytes in (4, 8, 16) for a in kept)
     return any(load.when == "keep" for load in first.loads) and whole and not first.keeps
 
 
-def all_whole(stages: Sequence[Stage], cols: int) -> bool:
+def all_whole(passes: Sequence[RowPass], cols: int) -> bool:
     """Does no vector that is kept as it was read reach beyond the row's end? That of a row alone, which starts where
     vectors do, may."""
-    kept = (load.access for stage in stages for load in stage.loads if load.when == "keep")
-    return all(a.mode == "across" or cols % a.vector == 0 for a in kept)
+    kept = (load.access for row_pass in passes for load in row_pass.loads if load.when == "keep")
+    return all(a.mode == "misaligned" or cols % a.vector == 0 for a in kept)
 
 
 def written_whole(
-    draft: Draft, stages: tuple[Stage, ...], tile: Tile, shared: int, room: int, in_shared: bool, copies: bool
-) -> tuple[tuple[Stage, ...], int]:
-    """The walks, writing whole aligned blocks of rows that start anywhere; and the bytes of shared memory that takes,
+    draft: Draft, passes: tuple[RowPass, ...], tile: Tile, shared: int, room: int, in_shared: bool, copies: bool
+) -> tuple[tuple[RowPass, ...], int]:
+    """The passes, writing whole aligned blocks of rows that start anywhere; and the bytes of shared memory that takes,
     with the `shared` ones of what is kept, at most `room`.
 
-    A walk that may take any columns goes by the blocks of what it writes. One that may not stages its results in shared
+    A pass that may take any columns goes by the blocks of what it writes. One that may not stages its results in shared
     memory, where there is room for them. Where neither will do, lanes hand each other what their blocks lack.
     """
     found = []
-    for stage in stages:
-        ragged = [store for store in stage.stores if store.access.mode == "across"]
+    for row_pass in passes:
+        ragged = [store for store in row_pass.stores if store.access.mode == "misaligned"]
         if not ragged or draft.graph.picks:
-            found.append(stage)
+            found.append(row_pass)
             continue
-        if takes_any_columns(stage, tile, in_shared, copies):
-            found.append(replace(stage, blocks_of=ragged[0].access.name))
+        if takes_any_columns(row_pass, tile, in_shared, copies):
+            found.append(replace(row_pass, blocks_of=ragged[0].access.name))
             continue
         stores = []
-        for store in stage.stores:
+        for store in row_pass.stores:
             size = staged_elements(tile) * tile.rows_per_block * store.access.dtype.bytes
             at = -(-shared // VECTOR_BYTES) * VECTOR_BYTES
             wide = tile.vector * store.access.dtype.bytes >= PIECE_BYTES  # it is read by pieces
@@ -231,51 +233,52 @@ def written_whole(
                 shared = at + size
             else:
                 stores.append(store)
-        found.append(replace(stage, stores=tuple(stores)))
+        found.append(replace(row_pass, stores=tuple(stores)))
     return tuple(found), shared
 
 
-def takes_any_columns(stage: Stage, tile: Tile, in_shared: bool, copies: bool) -> bool:
-    """May a thread take other columns in this walk than in those before: is nothing summed, and nothing taken from
+def takes_any_columns(row_pass: RowPass, tile: Tile, in_shared: bool, copies: bool) -> bool:
+    """May a thread take other columns in this pass than in those before: is nothing summed, and nothing taken from
     registers or, as it was computed, from a thread's own places in shared memory?
 
     What was read and not copied lies in shared memory as vectors of the row, side by side in a block, but not in a
     cluster of them, and not beyond a mask's limit, where a block may end.
     """
-    kept = any(load.when != "now" for load in stage.loads)
-    bound = stage.reductions or stage.keeps or stage.takes or (kept and not in_shared)
-    words = all(a.vector * a.dtype.bytes % WORD_BYTES == 0 for a in (load.access for load in stage.loads))
-    return not bound and (not kept or copies or (tile.cluster == 1 and words and not stage.until))
+    kept = any(load.when != "now" for load in row_pass.loads)
+    bound = row_pass.reductions or row_pass.keeps or row_pass.takes or (kept and not in_shared)
+    words = all(a.vector * a.dtype.bytes % WORD_BYTES == 0 for a in (load.access for load in row_pass.loads))
+    return not bound and (not kept or copies or (tile.cluster == 1 and words and not row_pass.until))
 
 
-def kept_elements(target: Target, stages: Sequence[Stage], tile: Tile) -> int:
+def kept_elements(target: Target, passes: Sequence[RowPass], tile: Tile) -> int:
     """Elements that one block's shared memory has room for, with the vectors that `tile` keeps.
 
     Vectors across blocks are copied as the blocks that they lie in: for each warp's vectors there is one more of those.
     """
-    across = any(load.when == "keep" and load.access.mode == "across" for load in stages[0].loads)
-    if across and target.async_copies and can_copy(stages):
+    misaligned = any(load.when == "keep" and load.access.mode == "misaligned" for load in passes[0].loads)
+    if misaligned and target.async_copies and can_copy(passes):
         return tile.kept_cols // target.warp * (target.warp + 1)
     return tile.kept_cols
 
 
 def tail_of(draft: Draft, tile: Tile) -> Literal["none", "vector", "element"]:
     """What must be tested where a row ends: nothing, whole vectors, or single elements."""
-    if draft.flat or not (draft.divides or tile.apart):
+    if draft.flat or not (draft.divides or tile.remainder):
         return "element"
-    vectors = (draft.graph.cols - tile.apart) // draft.vector
+    vectors = (draft.graph.cols - tile.remainder) // draft.vector
     return "none" if tile.per_thread * tile.threads_per_row * tile.col_tiles == vectors else "vector"
 
 
-def placed(stage: Stage, number: int, tile: Tile, staging: Staging, kept: int) -> Stage:
-    """Offsets of kept values in bytes of the block's shared memory, from bytes per element; and which way to walk."""
-    turned = number % 2 == 1 and (staging == "stream" or (staging == "shared" and tile.kept < tile.per_thread))
+def placed(row_pass: RowPass, number: int, tile: Tile, staging: Staging, kept: int) -> RowPass:
+    """Offsets of kept values in bytes of the block's shared memory, from bytes per element; and in which order the row
+    is read."""
+    serpentine = number % 2 == 1 and (staging == "stream" or (staging == "shared" and tile.kept < tile.per_thread))
     if not in_shared_memory(staging):
-        return replace(stage, backward=turned)
+        return replace(row_pass, backward=serpentine)
     return replace(
-        stage,
-        loads=tuple(replace(load, offset_bytes=load.offset_bytes * kept) for load in stage.loads),
-        takes=tuple(replace(keep, offset_bytes=keep.offset_bytes * kept) for keep in stage.takes),
-        keeps=tuple(replace(keep, offset_bytes=keep.offset_bytes * kept) for keep in stage.keeps),
-        backward=turned,
+        row_pass,
+        loads=tuple(replace(load, offset_bytes=load.offset_bytes * kept) for load in row_pass.loads),
+        takes=tuple(replace(keep, offset_bytes=keep.offset_bytes * kept) for keep in row_pass.takes),
+        keeps=tuple(replace(keep, offset_bytes=keep.offset_bytes * kept) for keep in row_pass.keeps),
+        backward=serpentine,
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from fusegen.planner.model import LINE_BYTES, Access, Load, Stage, Store, Tile, begins_anywhere
+from fusegen.planner.model import LINE_BYTES, Access, Load, RowPass, Store, Tile, begins_anywhere
 from fusegen.planner.pieces import VECTOR_BYTES
 
 
@@ -26,18 +26,18 @@ def place_bytes(access: Access, tile: Tile, cols: int) -> int:
     return -(-(size + block) // LINE_BYTES) * LINE_BYTES
 
 
-def brought(stages: Iterable[Stage]) -> dict[str, Access]:
+def brought(passes: Iterable[RowPass]) -> dict[str, Access]:
     """The tensors whose rows are brought, in the order in which they are first read."""
-    return {load.access.tensor: load.access for load in bulk_loads(stages)}
+    return {load.access.tensor: load.access for load in bulk_loads(passes)}
 
 
-def bulk_loads(stages: Iterable[Stage]) -> list[Load]:
-    return [load for stage in stages for load in stage.loads if load.access.mode == "bulk"]
+def bulk_loads(passes: Iterable[RowPass]) -> list[Load]:
+    return [load for row_pass in passes for load in row_pass.loads if load.access.mode == "bulk"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bytes of shared memory, from `at` to `end`. A walk behind `last`, the last one that uses them, may have them."""
+    """Bytes of shared memory, from `at` to `end`. A pass behind `last`, the last one that uses them, may have them."""
 
     at: int
     end: int
@@ -47,22 +47,22 @@ class Place:
         return self.at < other.end and other.at < self.end
 
 
-def with_places(stages: Sequence[Stage], tile: Tile, cols: int, warp: int) -> tuple[tuple[Stage, ...], int]:
-    """The walks with the places of what they read and write, and the bytes of shared memory that all of it takes.
+def with_places(passes: Sequence[RowPass], tile: Tile, cols: int, warp: int) -> tuple[tuple[RowPass, ...], int]:
+    """The passes with the places of what they read and write, and the bytes of shared memory that all of it takes.
 
-    A result may lie where a tensor was brought that no walk reads any more, its own walk included; a barrier stands
+    A result may lie where a tensor was brought that no pass reads any more, its own pass included; a barrier stands
     between the last one that does and its own. No two results share a byte: copies may be on their way out of a place
-    until the kernel ends. The last walk's are placed first, which have the most to choose from.
+    until the kernel ends. The last pass's are placed first, which have the most to choose from.
 
-    A walk that may take any columns, and writes blocks of 16 bytes, goes by those and needs no place.
+    A pass that may take any columns, and writes blocks of 16 bytes, goes by those and needs no place.
     """
     places: dict[str, Place] = {}
-    for name, access in brought(stages).items():
+    for name, access in brought(passes).items():
         at = max((place.end for place in places.values()), default=0)
-        last = max(number for number, stage in enumerate(stages) if name in brought((stage,)))
+        last = max(number for number, row_pass in enumerate(passes) if name in brought((row_pass,)))
         places[name] = Place(at, at + place_bytes(access, tile, cols), last)
-    for number, stage in reversed(list(enumerate(stages))):
-        for store in () if by_blocks(stage) else bulk_stores(stage):
+    for number, row_pass in reversed(list(enumerate(passes))):
+        for store in () if by_blocks(row_pass) else bulk_stores(row_pass):
             taken = [place for place in places.values() if place.last >= number]
             places[store.access.tensor] = lowest(place_bytes(store.access, tile, cols), taken)
 
@@ -70,18 +70,18 @@ def with_places(stages: Sequence[Stage], tile: Tile, cols: int, warp: int) -> tu
         at = places.get(store.access.tensor) if store.access.mode == "bulk" else None
         return replace(store, staged=True, offset_bytes=at.at) if at else store
 
-    found: list[Stage] = []
-    for number, stage in enumerate(stages):
+    found: list[RowPass] = []
+    for number, row_pass in enumerate(passes):
         loads = tuple(
             replace(load, offset_bytes=places[load.access.tensor].at) if load.access.mode == "bulk" else load
-            for load in stage.loads
+            for load in row_pass.loads
         )
-        stores = tuple(map(placed, stage.stores))
-        blocks_of = bulk_stores(stage)[0].access.name if by_blocks(stage) else stage.blocks_of
+        stores = tuple(map(placed, row_pass.stores))
+        blocks_of = bulk_stores(row_pass)[0].access.name if by_blocks(row_pass) else row_pass.blocks_of
         own = [places[store.access.tensor] for store in stores if store.staged]
         before = [place for place in places.values() if place.last < number and any(map(place.overlaps, own))]
         met = all(met_since(found[int(place.last) :], tile, warp) for place in before)
-        found.append(replace(stage, loads=loads, stores=stores, blocks_of=blocks_of, behind_barrier=not met))
+        found.append(replace(row_pass, loads=loads, stores=stores, blocks_of=blocks_of, behind_barrier=not met))
     return tuple(found), max((place.end for place in places.values()), default=0)
 
 
@@ -94,21 +94,23 @@ def lowest(size: int, taken: Iterable[Place]) -> Place:
     return found
 
 
-def met_since(walks: Sequence[Stage], tile: Tile, warp: int) -> bool:
-    """Have all threads of a block met behind the first walk's reads, when the last one is done? For a reduction across
-    warps, for a row that is complete before it leaves, or before a later walk; a warp's reductions are no barrier."""
+def met_since(passes: Sequence[RowPass], tile: Tile, warp: int) -> bool:
+    """Have all threads of a block met behind the first pass's reads, when the last one is done? For a reduction across
+    warps, for a row that is complete before it leaves, or before a later pass; a warp's reductions are no barrier."""
     across_warps = tile.threads_per_row > warp
-    ends = any((walk.reductions and across_warps) or any(store.staged for store in walk.stores) for walk in walks)
-    return ends or any(walk.behind_barrier for walk in walks[1:])
+    ends = any(
+        (row_pass.reductions and across_warps) or any(store.staged for store in row_pass.stores) for row_pass in passes
+    )
+    return ends or any(row_pass.behind_barrier for row_pass in passes[1:])
 
 
-def bulk_stores(stage: Stage) -> list[Store]:
-    return [store for store in stage.stores if store.access.mode == "bulk"]
+def bulk_stores(row_pass: RowPass) -> list[Store]:
+    return [store for store in row_pass.stores if store.access.mode == "bulk"]
 
 
-def by_blocks(stage: Stage) -> bool:
-    """May the walk's threads take any columns, and does a vector of each of its results fill 16 bytes?"""
-    bound = stage.reductions or stage.keeps or stage.takes
-    stores = [store.access for store in bulk_stores(stage)]
+def by_blocks(row_pass: RowPass) -> bool:
+    """May the pass's threads take any columns, and does a vector of each of its results fill 16 bytes?"""
+    bound = row_pass.reductions or row_pass.keeps or row_pass.takes
+    stores = [store.access for store in bulk_stores(row_pass)]
     fills = all(access.vector * access.dtype.bytes == VECTOR_BYTES for access in stores)
     return bool(stores) and not bound and fills

@@ -49,7 +49,7 @@ def bulk_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Dra
     if not target.bulk_copies or not lie_anywhere or any(access.tensor in layout.unaligned for access in rows):
         return None
     found = tuple(
-        replace(access, mode="bulk", vector_bytes=VECTOR_BYTES, once=False) if access in rows else access
+        replace(access, mode="bulk", vector_bytes=VECTOR_BYTES, evict_first=False) if access in rows else access
         for access in draft.accesses
     )
     return replace(draft, accesses=found, bulk=True)
@@ -59,7 +59,7 @@ def bulk_tiles(draft: Draft) -> Iterator[Tile]:
     """Teams whose registers hold a row: parts of a warp, a warp, a block."""
     target, cols = draft.target, draft.graph.cols
     masked = len(draft.dims) > 1 and limits(draft.graph)  # what comes together comes whole, a causal mask's half too
-    together = not draft.layout.split and not masked
+    contiguous = not draft.layout.split and not masked
     per_row = 1
     while per_row <= target.threads_per_block and (per_row == 1 or draft.vectors > per_row // 2):
         per_thread = -(-cols // (draft.vector * per_row))
@@ -67,38 +67,38 @@ def bulk_tiles(draft: Draft) -> Iterator[Tile]:
         held = per_thread * draft.vector
         few = per_row < target.warp and cols >= LEAST_ELEMENTS * target.warp  # a warp would have enough to do
         if side_by_side and not few and LEAST_ELEMENTS <= held <= MOST_ELEMENTS:
-            threads = SEVERAL_ROWS if together and per_row <= target.warp else per_row
+            threads = SEVERAL_ROWS if contiguous and per_row <= target.warp else per_row
             if threads >= target.warp:
                 yield Tile(threads, per_row, threads // per_row, draft.vector, per_thread)
         per_row *= 2
 
 
-def held_by_value(walks: Schedule) -> Schedule:
-    """The walks, with values in registers where the schedule keeps what was read: its place is then free."""
-    stages = []
-    for stage in walks.stages:
-        kept = [load for load in stage.loads if load.when == "kept" and load.access.mode == "bulk"]
-        keep = [load for load in stage.loads if load.when == "keep" and load.access.mode == "bulk"]
-        stages.append(
+def held_by_value(planned: Schedule) -> Schedule:
+    """The passes, with values in registers where the schedule keeps what was read: its place is then free."""
+    passes = []
+    for row_pass in planned.passes:
+        kept = [load for load in row_pass.loads if load.when == "kept" and load.access.mode == "bulk"]
+        keep = [load for load in row_pass.loads if load.when == "keep" and load.access.mode == "bulk"]
+        passes.append(
             replace(
-                stage,
+                row_pass,
                 loads=tuple(
-                    replace(load, when="now") if load in keep else load for load in stage.loads if load not in kept
+                    replace(load, when="now") if load in keep else load for load in row_pass.loads if load not in kept
                 ),
-                takes=(*stage.takes, *map(as_value, kept)),
-                keeps=(*stage.keeps, *map(as_value, keep)),
+                takes=(*row_pass.takes, *map(as_value, kept)),
+                keeps=(*row_pass.keeps, *map(as_value, keep)),
             )
         )
-    return replace(walks, stages=tuple(stages))
+    return replace(planned, passes=tuple(passes))
 
 
-def kept_as_read(walks: Schedule) -> Schedule | None:
-    """The walks, with rows where they were brought to, and all else read again; None where later walks take what was
+def kept_as_read(planned: Schedule) -> Schedule | None:
+    """The passes, with rows where they were brought to, and all else read again; None where later passes take what was
     computed."""
-    if any(stage.keeps for stage in walks.stages):
+    if any(row_pass.keeps for row_pass in planned.passes):
         return None
-    stages = [replace(stage, loads=tuple(map(read_again, stage.loads))) for stage in walks.stages]
-    return replace(walks, stages=tuple(stages))
+    passes = [replace(row_pass, loads=tuple(map(read_again, row_pass.loads))) for row_pass in planned.passes]
+    return replace(planned, passes=tuple(passes))
 
 
 def read_again(load: Load) -> Load:

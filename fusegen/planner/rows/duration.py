@@ -32,7 +32,7 @@ from fusegen.language.graph import Graph
 from fusegen.language.naming import value_names
 from fusegen.language.types import b8, bf16
 from fusegen.planner.cost import shares_read
-from fusegen.planner.model import Access, Cost, Load, Stage, Staging, Tile, Traffic, in_shared_memory
+from fusegen.planner.model import Access, Cost, Load, RowPass, Staging, Tile, Traffic, in_shared_memory
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, words_of
 from fusegen.planner.time import floor_us, overlapped
 from fusegen.targets.base import Target
@@ -52,7 +52,7 @@ SECTOR = 18  # bytes that the threads of a row should find next to each other
 # threads a row and 256 B side by side, 36.7 by half of them, 39.2 by a quarter, 41.3 by an eighth.
 WHOLE = 256
 APART_BYTES = 9  # the fit to whole chains; head_layernorm of 64 took 110 us by 32 B and 77 by 64 B
-APART_ACROSS = 32  # where rows start anywhere and are written, a run lies across one more sector
+APART_MISALIGNED = 32  # where rows start anywhere and are written, a run lies across one more sector
 FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
 # The same of a row that is partly kept, which the fit counted as bytes of DRAM: with 7 of 8 vectors kept a softmax at
 # 4096 x 131072 took 568 us, by clusters that keep all 560.
@@ -66,7 +66,7 @@ MASKED = 1.1  # a loop over a row that a mask ends: alibi_softmax of 16 x 4096 x
 # Of a byte that all rows share, where what the blocks of an SM keep in shared memory leaves its L1 cache no room for
 # it: layernorm_affine 8192 x 16384 in bf16 took 146 us with seven blocks of 33 KB and 136 with four.
 PAST_L1 = 0.06
-IN_TURN = 1.03  # rolling: a softmax of 500 x 262144 took 306 us so and 285 by clusters of 16 that end with their row
+IN_TURN = 1.03  # persistent: a softmax of 500 x 262144 took 306 us so and 285 by clusters of 16 that end with their row
 # Clusters: cross_entropy_backward 4096 x 32000 in f32 took 273 us by those of two and 258 by blocks. With 1.1, which
 # the held-out chains alone ask for, log_softmax 1024 x 131072 goes to blocks, which took 255 us, and clusters 206.
 CLUSTERED = 1.05
@@ -89,7 +89,7 @@ SINGLE = 7.0  # an element that is moved alone: address, test and predicated acc
 ROW_END = 0.6  # of an element's instructions: once more in a vector that the row ends in, for all lanes of its warp
 # Vectors across blocks, by the instructions of their text: pieces are selected, shifted and joined. A stored vector
 # goes to shared memory and is joined from there; or it is handed to the next lane as well, and the first of the lanes
-# that share a row goes value by value. In a walk by blocks nothing of that is done, but for what every row shares.
+# that share a row goes value by value. In a pass by blocks nothing of that is done, but for what every row shares.
 JOINED = 12.0  # a vector
 STAGED = 20.0
 PARTED = 25.0
@@ -117,10 +117,10 @@ BULK_TENSOR = 3.1
 # ---- waiting, in microseconds
 LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
 LOAD_US = 0.66  # from a load to its value, once a turn of loads
-LATER_US = 0.3  # the same of what a later walk reads
+LATER_US = 0.3  # the same of what a later pass reads
 # Before the first load, where threads of a block divide the numbers of rows of their own.
 NUMBER_US = 0.25
-TURN_US = 0.022  # a vector of a row that a mask ends: its test stands between it and the next one, in each walk
+TURN_US = 0.022  # a vector of a row that a mask ends: its test stands between it and the next one, in each pass
 BULK_US = 0.8  # from asking for a row to its values
 OVERLAPPED = 0.75  # n turns of loads take n^0.75 times as long as one
 REDUCTION_US = 0.1
@@ -138,7 +138,7 @@ SM_GBS = 121.0  # what one SM moves when it has the memory for itself
 OVERLAP = 3.6  # the norm's exponent
 # ---- registers
 DIM_REGISTERS = 4  # of a thread, for each row dimension beside the first
-LATER_READS = 0.5  # of what a later walk reads, the share that waits in registers with what is kept
+LATER_READS = 0.5  # of what a later pass reads, the share that waits in registers with what is kept
 LATE_READS = 0.25  # the same where each vector is read where it is used
 LOOPED = 0.49  # of what the turns of a loop read that is not unrolled whole, the share that waits at a time
 PACKED_MORE = 0.2  # for an element, of what is made of vectors that stay as they were read
@@ -155,7 +155,7 @@ class Work:
 
     tile: Tile
     staging: Staging
-    stages: tuple[Stage, ...]
+    passes: tuple[RowPass, ...]
     accesses: tuple[Access, ...]
     copies: bool
     shared_bytes: int  # dynamic and static, but for votes and barriers, without which the constants were fitted
@@ -183,15 +183,15 @@ class Work:
     @property
     def held(self) -> int:
         """Vectors of a thread that stay in registers as they were read, beside those in shared memory."""
-        return self.tile.per_thread - self.tile.kept if self.staging == "rolling" else 0
+        return self.tile.per_thread - self.tile.kept if self.staging == "persistent" else 0
 
 
 def estimated_registers(work: Work) -> int:
     """Registers of one thread.
 
-    A row in registers takes what waits in its walks where that is most: what is kept, and what is read before its use.
+    A row in registers takes what waits in its passes where that is most: what is kept, and what is read before its use.
     What is kept as it was read is kept as f32 all the same, unless it is left packed. Over 525 kernels of 150 chains
-    and shapes NVRTC 13 used within 15 % of this (rms of the logarithm); before, without what later walks read, it used
+    and shapes NVRTC 13 used within 15 % of this (rms of the logarithm); before, without what later passes read, it used
     115 for the LayerNorm of 1000 columns that was taken for 48. Pieces take more room than the vector that they make,
     and stay until the last of them is joined, while what is kept as it was read has its place already.
     """
@@ -202,72 +202,77 @@ def estimated_registers(work: Work) -> int:
         return max(32, math.ceil((14 if work.bulk else 16) + rows + elements * words_held(work)))
     if work.bulk:
         return 32
-    walks = [stage.loads if work.in_shared else stage.reads for stage in work.stages]
-    loaded = max(sum(held_bytes(load, work.ragged) for load in loads if load.access.by_column) for loads in walks)
+    loaded_by_pass = [row_pass.loads if work.in_shared else row_pass.reads for row_pass in work.passes]
+    loaded = max(
+        sum(held_bytes(load, work.ragged) for load in loads if load.access.by_column) for loads in loaded_by_pass
+    )
     vectors = min(UNROLL, work.tile.per_thread)
     held = math.ceil(work.held * work.tile.vector * work.kept_bytes / 4)
     return max(32, math.ceil(16 + vectors * work.tile.vector * max(0.5, LOOPED * loaded / WORD_BYTES))) + held
 
 
 def words_held(work: Work) -> float:
-    """Registers that an element of a row takes up where the walks have the most."""
-    last = last_taken(work.stages)
-    kept: dict[str, float] = {}  # words of each value that waits between two walks
+    """Registers that an element of a row takes up where the passes have the most."""
+    last = last_taken(work.passes)
+    kept: dict[str, float] = {}  # words of each value that waits between two passes
     ahead = most = 0.0
-    for number, stage in enumerate(work.stages):
+    for number, row_pass in enumerate(work.passes):
         alive = sum(words for value, words in kept.items() if last.get(value, 0) >= number)
-        for load in stage.loads:
+        for load in row_pass.loads:
             if load.when == "keep":
                 kept[load.value] = load.access.dtype.bytes / WORD_BYTES if work.packed else 1
-        kept |= dict.fromkeys((keep.value for keep in stage.keeps), 1)
+        kept |= dict.fromkeys((keep.value for keep in row_pass.keeps), 1)
         after = sum(words for value, words in kept.items() if last.get(value, 0) > number)
         if not work.bulk:
-            reads = {load: read_words(load, work) for load in stage.reads}
+            reads = {load: read_words(load, work) for load in row_pass.reads}
             ahead += sum(words for load, words in reads.items() if load.when == "ahead")
             waiting = sum(words for load, words in reads.items() if load.when != "ahead")
-            alive += waiting * (LATE_READS if stage.late else LATER_READS if number else 1.0)
+            alive += waiting * (LATE_READS if row_pass.late else LATER_READS if number else 1.0)
         most = max(most, ahead + max(alive, after))
     return most + (PACKED_MORE if work.packed else 0.0)
 
 
 def read_words(load: Load, work: Work) -> float:
-    """Registers that one element of a walk's operand waits in; a warp of its own is asked for nothing between two
-    walks, and its bf16 are made f32 as soon as they are there."""
+    """Registers that one element of a pass's operand waits in; a warp of its own is asked for nothing between two
+    passes, and its bf16 are made f32 as soon as they are there."""
     access = load.access
     if not access.by_column:
         return 0.0
-    if access.dtype is bf16 and load.when != "keep" and work.tile.team <= WARP:
+    if access.dtype is bf16 and load.when != "keep" and work.tile.row_threads <= WARP:
         return 1.0
     return held_bytes(load, work.ragged) / WORD_BYTES
 
 
-def last_taken(stages: Sequence[Stage]) -> dict[str, int]:
-    """The walk that takes up a kept value for the last time."""
+def last_taken(passes: Sequence[RowPass]) -> dict[str, int]:
+    """The pass that takes up a kept value for the last time."""
     last: dict[str, int] = {}
-    for number, stage in enumerate(stages):
-        taken = [*(keep.value for keep in stage.takes), *(load.value for load in stage.loads if load.when == "kept")]
+    for number, row_pass in enumerate(passes):
+        taken = [
+            *(keep.value for keep in row_pass.takes),
+            *(load.value for load in row_pass.loads if load.when == "kept"),
+        ]
         last.update(dict.fromkeys(taken, number))
     return last
 
 
-def kept_words(stages: Sequence[Stage]) -> int:
-    """Values of an element that wait in registers between two walks, where the most do: one that is taken up for the
+def kept_words(passes: Sequence[RowPass]) -> int:
+    """Values of an element that wait in registers between two passes, where the most do: one that is taken up for the
     last time makes room for one that is kept, element by element."""
-    last = last_taken(stages)
+    last = last_taken(passes)
     most, kept = 0, set[str]()
-    for number, stage in enumerate(stages):
-        kept |= {keep.value for keep in stage.keeps} | {load.value for load in stage.loads if load.when == "keep"}
+    for number, row_pass in enumerate(passes):
+        kept |= {keep.value for keep in row_pass.keeps} | {load.value for load in row_pass.loads if load.when == "keep"}
         most = max(most, sum(last.get(value, 0) > number for value in kept))
     return most
 
 
 def held_bytes(load: Load, ragged: bool) -> float:
-    """Bytes of registers that one element of a walk's operand waits in."""
+    """Bytes of registers that one element of a pass's operand waits in."""
     access = load.access
     size = BOOL_BYTES if access.dtype is b8 else access.dtype.bytes
     if not ragged:
         return size
-    pieces = WORD_BYTES * words_of(access) / access.vector if access.mode == "across" else size
+    pieces = WORD_BYTES * words_of(access) / access.vector if access.mode == "misaligned" else size
     return pieces + (size if load.when == "keep" else 0)
 
 
@@ -290,12 +295,12 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     registers = estimated_registers(work)
     resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
     vectors = tile.per_thread if work.whole else min(UNROLL, tile.per_thread)
-    reads = work.stages[0].reads if work.stages else ()
+    reads = work.passes[0].reads if work.passes else ()
     first = sum(load.access.dtype.bytes for load in reads if load.when != "ahead")
-    from_l2 = sum(t.ideal * t.walks - t.moved for t in moved.tensors)
+    from_l2 = sum(t.ideal * t.times - t.moved for t in moved.tensors)
     share = FROM_L2_PARTLY if work.in_shared else FROM_L2
     memory_us = (moved.moved + from_l2 * share) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
-    writes = any(store.access.by_column for stage in work.stages for store in stage.stores)
+    writes = any(store.access.by_column for row_pass in work.passes for store in row_pass.stores)
     if shared_by_rows(work, graph.cols) > target.shared_per_sm - resident * work.shared_bytes:
         again = PAST_L1 * work.blocks * tile.rows_per_block * shared_by_rows(work, graph.cols)
         memory_us += again / (target.dram_gbs * COPY_SHARE * 1e3)
@@ -306,11 +311,11 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
             memory_us *= BULK_ALONE
     elif work.in_shared:
         memory_us *= COPIED if work.copies else ROLLED
-    if work.staging == "rolling":
+    if work.staging == "persistent":
         memory_us *= IN_TURN
     elif resident == 1 and not work.in_shared and not work.bulk:
         memory_us *= ALONE
-    if any(stage.until for stage in work.stages) and not work.unrolled and not work.bulk:
+    if any(row_pass.until for row_pass in work.passes) and not work.unrolled and not work.bulk:
         memory_us *= MASKED
     if tile.cluster > 1:
         memory_us *= CLUSTERED
@@ -325,20 +330,23 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     thread = instructions(graph, work)
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
     issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
-    reductions = sum(len(stage.reductions) for stage in work.stages)
+    reductions = sum(len(row_pass.reductions) for row_pass in work.passes)
     alone_us = thread * (BULK_CYCLES if work.bulk else CYCLES) * target.sms * target.f32_lanes / per_us
     several = max(len(access.strided) for access in work.accesses) > 1 and tile.rows_per_block > 1
     alone_us += NUMBER_US * several
-    alone_us += TURN_US * tile.per_thread * sum(bool(stage.until) for stage in work.stages)
+    alone_us += TURN_US * tile.per_thread * sum(bool(row_pass.until) for row_pass in work.passes)
     alone_us += moved.moved / work.blocks / (SM_GBS * 1e3)
     alone_us += reductions * (REDUCTION_US + (CLUSTER_US if tile.cluster > 1 else 0))
-    if work.staging != "rolling":  # its loads are under way while the row before is written; its clusters gather once
+    # its loads are under way while the row before is written; its clusters gather once
+    if work.staging != "persistent":
         alone_us += BULK_US if work.bulk else LOAD_US * turns_of_loads(work) ** OVERLAPPED
-        alone_us += LATER_US * sum(any(map(from_memory, stage.loads)) for stage in work.stages[1:])
+        alone_us += LATER_US * sum(any(map(from_memory, row_pass.loads)) for row_pass in work.passes[1:])
         alone_us += GATHERING_US * math.log2(tile.cluster)
     waiting_us = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident) * alone_us
     beside = max(1.0, min(resident, work.blocks / target.sms))  # blocks of an SM
-    barriers_us = reductions * WARP_US * tile.team / target.warp / beside if tile.team > target.warp else 0.0
+    barriers_us = (
+        reductions * WARP_US * tile.row_threads / target.warp / beside if tile.row_threads > target.warp else 0.0
+    )
     return Cost(
         traffic=moved,
         floor_us=floor_us(target, moved),
@@ -361,7 +369,7 @@ def from_memory(load: Load) -> bool:
 
 
 def turns_of_loads(work: Work) -> float:
-    """How often a thread waits for memory in its first walk: once, where all loads are issued before the first use."""
+    """How often a thread waits for memory in its first pass: once, where all loads are issued before the first use."""
     if work.whole:
         return 1
     return -(-work.tile.per_thread // UNROLL)
@@ -372,39 +380,41 @@ def instructions(graph: Graph, work: Work) -> float:
     tile = work.tile
     issued = {name: node.op.issued for node, name in value_names(graph).items()}
     element = 0.0
-    for stage in work.stages:
-        share = min(shares_read(graph, work.stages).values(), default=1.0) if stage.until else 1.0
-        element += MOVE * (share * sum(load.when != "ahead" for load in stage.loads) + len(stage.stores))
-        element += share * sum(issued.get(statement.name, 1) for statement in stage.body)
-        element += share * sum(ONLINE.get(r.kind, 1) for r in stage.reductions)
+    for row_pass in work.passes:
+        share = min(shares_read(graph, work.passes).values(), default=1.0) if row_pass.until else 1.0
+        element += MOVE * (share * sum(load.when != "ahead" for load in row_pass.loads) + len(row_pass.stores))
+        element += share * sum(issued.get(statement.name, 1) for statement in row_pass.body)
+        element += share * sum(ONLINE.get(r.kind, 1) for r in row_pass.reductions)
         if work.in_shared and not work.bulk:
-            element += SHARED_ACCESS * share * (len(stage.takes) + len(stage.keeps))
+            element += SHARED_ACCESS * share * (len(row_pass.takes) + len(row_pass.keeps))
     if work.bulk:
-        element += sum(brought(stage, tile, graph.cols) for stage in work.stages)
+        element += sum(brought(row_pass, tile, graph.cols) for row_pass in work.passes)
     elif tile.vector == 1:
         element += SINGLE * sum(access.by_column for access in work.accesses)
     elif work.ragged:
         element += SINGLE * sum(access.mode == "element" and access.by_column for access in work.accesses)
-        element += sum(shifting(stage, tile) for stage in work.stages) / tile.vector
+        element += sum(shifting(row_pass, tile) for row_pass in work.passes) / tile.vector
         if work.copies:
-            element += PLACED * sum(load.when == "keep" for stage in work.stages for load in stage.loads) / tile.vector
-        if not tile.apart and not all(stage.blocks_of for stage in work.stages):
-            element += ROW_END * element * min(1.0, 2 / (tile.per_thread * max(1.0, tile.team / 32)))
-    reductions = sum(len(stage.reductions) for stage in work.stages)
+            element += (
+                PLACED * sum(load.when == "keep" for row_pass in work.passes for load in row_pass.loads) / tile.vector
+            )
+        if not tile.remainder and not all(row_pass.blocks_of for row_pass in work.passes):
+            element += ROW_END * element * min(1.0, 2 / (tile.per_thread * max(1.0, tile.row_threads / 32)))
+    reductions = sum(len(row_pass.reductions) for row_pass in work.passes)
     steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
     dims = max(1, *(len(a.strided) for a in work.accesses))
     thread = THREAD + reductions * (STEP * steps + 20) + DIVISION * (dims - 1)
-    thread += LYING * sum(access.mode == "across" for access in work.accesses)
+    thread += LYING * sum(access.mode == "misaligned" for access in work.accesses)
     if work.bulk:
         return thread + BULK_THREAD + BULK_TENSOR * rows_moved(work) + element * tile.per_thread * tile.vector
     if work.ragged and work.copies:
         thread += COPIES_THREAD
     elif work.ragged and reductions and tile.vector > 1 and work.whole:
         thread += ACROSS_THREAD
-    warps = max(1.0, tile.team / 32)  # of a row, in one of which single values stand in for all lanes
-    if work.ragged and any(store.staged or stage.blocks_of for stage in work.stages for store in stage.stores):
+    warps = max(1.0, tile.row_threads / 32)  # of a row, in one of which single values stand in for all lanes
+    if work.ragged and any(store.staged or row_pass.blocks_of for row_pass in work.passes for store in row_pass.stores):
         thread += EDGE * math.ceil(2 * (tile.vector - 1) / tile.threads_per_row) / warps
-    if tile.apart:
+    if tile.remainder:
         thread += (element + EDGE) / warps
     taken = tile.per_thread * tile.vector
     if work.ragged and tile.vector > 1:  # turns that lie behind the row's end are passed over
@@ -412,18 +422,18 @@ def instructions(graph: Graph, work: Work) -> float:
     return thread + element * taken
 
 
-def brought(stage: Stage, tile: Tile, cols: int) -> float:
+def brought(row_pass: RowPass, tile: Tile, cols: int) -> float:
     """Instructions for each element of a row that bulk copies move, beside those of other rows."""
-    accesses = [*(load.access for load in stage.loads), *(store.access for store in stage.stores)]
+    accesses = [*(load.access for load in row_pass.loads), *(store.access for store in row_pass.stores)]
     sizes = [access.dtype.bytes for access in accesses if access.mode == "bulk"]
     conflicts = BULK_CONFLICT * sum(wavefronts(tile, cols, size) - 1 for size in sizes)
-    reads = sum(load.access.mode == "bulk" for load in stage.loads)
-    vectors = sum(load.access.mode != "bulk" and load.access.by_column for load in stage.reads)
-    if stage.blocks_of:
-        vectors += len(stage.stores)
-    writes = sum(store.staged for store in stage.stores)
-    tests = BULK_UNTIL / tile.vector if stage.until else 0.0
-    beside = sum(load.access.mode == "element" and len(load.access.strided) > 0 for load in stage.reads)
+    reads = sum(load.access.mode == "bulk" for load in row_pass.loads)
+    vectors = sum(load.access.mode != "bulk" and load.access.by_column for load in row_pass.reads)
+    if row_pass.blocks_of:
+        vectors += len(row_pass.stores)
+    writes = sum(store.staged for store in row_pass.stores)
+    tests = BULK_UNTIL / tile.vector if row_pass.until else 0.0
+    beside = sum(load.access.mode == "element" and len(load.access.strided) > 0 for load in row_pass.reads)
     conflicts += LINE * beside * (max(1, WARP // tile.threads_per_row) - 1)
     return BULK_READ * reads + BULK_WRITE * writes + BULK_VECTOR * vectors / tile.vector + tests + conflicts
 
@@ -444,16 +454,16 @@ def rows_moved(work: Work) -> int:
     return sum(access.mode == "bulk" for access in work.accesses)
 
 
-def shifting(stage: Stage, tile: Tile) -> float:
+def shifting(row_pass: RowPass, tile: Tile) -> float:
     """Instructions for each vector of a row that starts anywhere, beside those of other vectors."""
-    across = [load.access for load in stage.loads if load.access.mode == "across"]
-    if stage.blocks_of:
-        shared = [load for load in stage.loads if load.access.mode == "vector"]
-        return BY_BLOCKS * len(across) + JOINED * len(shared)
-    stores = [store for store in stage.stores if store.access.mode == "across"]
+    misaligned = [load.access for load in row_pass.loads if load.access.mode == "misaligned"]
+    if row_pass.blocks_of:
+        shared = [load for load in row_pass.loads if load.access.mode == "vector"]
+        return BY_BLOCKS * len(misaligned) + JOINED * len(shared)
+    stores = [store for store in row_pass.stores if store.access.mode == "misaligned"]
     staged = sum(store.staged for store in stores)
-    firsts = 32 / min(32, tile.team)
-    return JOINED * len(across) + STAGED * staged + (PARTED + FIRST_LANE * firsts) * (len(stores) - staged)
+    firsts = 32 / min(32, tile.row_threads)
+    return JOINED * len(misaligned) + STAGED * staged + (PARTED + FIRST_LANE * firsts) * (len(stores) - staged)
 
 
 def side_steps(access: Access) -> float:
@@ -474,7 +484,7 @@ def width_share(work: Work, chosen: bool = False) -> float:
     by_width = CHOSEN_BY_WIDTH if chosen else BY_WIDTH
     shares = [(a.dtype.bytes, by_width[a.vector_bytes] * side_steps(a)) for a in moving]
     side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
-    across = work.ragged and work.tile.vector > 1 and any(access.output and access.by_column for access in moving)
-    more = APART_ACROSS if across else APART_BYTES
+    misaligned = work.ragged and work.tile.vector > 1 and any(access.output and access.by_column for access in moving)
+    more = APART_MISALIGNED if misaligned else APART_BYTES
     next_to = (1 + more / WHOLE) / (1 + more / side_by_side)
     return sum(size * share for size, share in shares) / max(1, bytes_all) * min(1.0, side_by_side / SECTOR, next_to)

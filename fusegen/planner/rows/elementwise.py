@@ -1,6 +1,6 @@
 """Chains without reductions: every element by itself.
 
-Where every tensor has the whole shape, rows do not matter and the chain is walked as one flat array. Otherwise blocks
+Where every tensor has the whole shape, rows do not matter and the chain is taken as one flat array. Otherwise blocks
 take tiles of rows and columns, so that a row vector's address follows from the column.
 
 A thread takes one vector where vectors may be had, which leaves the most threads in flight: on an H200, 256M f32
@@ -19,7 +19,7 @@ from dataclasses import replace
 from fusegen.language.graph import Graph
 from fusegen.planner.matching import NotFor, need_countable, need_no_product, need_no_selection
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Tile
-from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_contiguous_walk, vector_widths
+from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_flat, vector_widths
 from fusegen.planner.rows.assembly import Draft, assemble, row_draft
 from fusegen.planner.rows.schedule import schedule
 from fusegen.targets.base import Target
@@ -34,7 +34,7 @@ def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPla
     if graph.reductions:
         first = graph.reductions[0]
         raise NotFor(f"{first.op.name} at {first.where} reduces a row; elementwise has no reductions")
-    if is_contiguous_walk(graph) and not layout.split:
+    if is_flat(graph) and not layout.split:
         yield from flat(graph, target, layout)
     else:
         yield from tiled(graph, target, layout)
@@ -47,11 +47,11 @@ def flat(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     for vector in sorted(widths, reverse=True):
         found = tuple(flat_access(a, layout, vector) for a in accesses(graph, dims, layout, vector))
         draft = Draft(graph, target, layout, dims, found, vector, flat=True)
-        walks = schedule(graph, found, keeps="values", by_vectors=False)
+        planned = schedule(graph, found, keeps="values", by_vectors=False)
         for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
             tile = Tile(threads, threads, threads * vector * per_thread, vector, per_thread)
             regime = f"one flat array; a block of {threads} threads, {share_text(tile)}"
-            yield assemble(draft, walks, tile, rule="elementwise", regime=regime)
+            yield assemble(draft, planned, tile, rule="elementwise", regime=regime)
 
 
 def shares(vector: int) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ def share_text(tile: Tile) -> str:
 
 
 def flat_access(access: Access, layout: Layout, vector: int) -> Access:
-    """In a flat walk only the address must be aligned: the array's end goes element by element."""
+    """In a flat pass only the address must be aligned: the array's end goes element by element."""
     aligned = access.tensor not in layout.unaligned and vector > 1
     width = min(VECTOR_BYTES, vector * access.dtype.bytes) if aligned else access.dtype.bytes
     return replace(access, strided=(0,), by_column=True, mode="vector" if aligned else "element", vector_bytes=width)
@@ -76,7 +76,7 @@ def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
-        walks = schedule(graph, draft.accesses, keeps="values", by_vectors=True)
+        planned = schedule(graph, draft.accesses, keeps="values", by_vectors=True)
         for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
             per_row = 1
             while per_row < threads and per_row * per_thread < draft.vectors:
@@ -87,4 +87,4 @@ def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
             tile = Tile(threads, per_row, threads // per_row, vector, per_thread, col_tiles)
             rows = f"{tile.rows_per_block} row{'s' if tile.rows_per_block > 1 else ''}"
             regime = f"tiles of rows and columns; a block of {threads} threads on {rows}, {share_text(tile)}"
-            yield assemble(draft, walks, tile, rule="elementwise", regime=regime)
+            yield assemble(draft, planned, tile, rule="elementwise", regime=regime)

@@ -1,6 +1,6 @@
 """In which order rows follow one another: such that what several rows share is still in the L2 cache.
 
-A bias [H, S, N] of scores [B, H, S, N] is read for each of B sequences. Walked as the shape has them, a whole sequence
+A bias [H, S, N] of scores [B, H, S, N] is read for each of B sequences. Read as the shape has them, a whole sequence
 lies between a row of the bias and its next use; with B last, the rows that share it follow one another. On an H200 a
 softmax of 8 x 16 x 1024 x 1024 bf16 scores with such a bias took 143.6 us so and 190.9 in the shape's order (cold L2,
 medians of 15); the bias then comes from memory 8 times.
@@ -24,7 +24,7 @@ LEAST_ROW = 128
 
 def ordered(graph: Graph, target: Target, dims: tuple[RowDim, ...]) -> tuple[RowDim, ...]:
     """`dims`, or with one of them last where that saves bytes: the last one's rows follow one another."""
-    if len(dims) < 2 or graph.cols * min(t.dtype.bytes for t in walked(graph)) < LEAST_ROW:
+    if len(dims) < 2 or graph.cols * min(t.dtype.bytes for t in iterated(graph)) < LEAST_ROW:
         return dims
     moved = [(*(d for d in dims if d is not dim), dim) for dim in dims]
     return min([dims, *moved], key=lambda order: missed(graph, target, order))
@@ -35,7 +35,7 @@ def order_decisions(graph: Graph, target: Target, dims: Sequence[RowDim]) -> Ite
     natural = sorted(dims, key=lambda dim: dim.axes)
     if list(dims) == natural:
         return
-    for tensor in walked(graph):
+    for tensor in iterated(graph):
         before, after = (again(graph, target, order, tensor) for order in (natural, dims))
         if after < before:
             names = ", ".join(str(graph.shape[axis]) for axis in dims[-1].axes)
@@ -44,14 +44,14 @@ def order_decisions(graph: Graph, target: Target, dims: Sequence[RowDim]) -> Ite
 
 
 def missed(graph: Graph, target: Target, dims: Sequence[RowDim]) -> int:
-    """Bytes that come from memory again when rows are walked in the order of `dims`, the last one fastest."""
-    return sum(again(graph, target, dims, tensor) for tensor in walked(graph))
+    """Bytes that come from memory again when rows are taken in the order of `dims`, the last one fastest."""
+    return sum(again(graph, target, dims, tensor) for tensor in iterated(graph))
 
 
 def again(graph: Graph, target: Target, dims: Sequence[RowDim], tensor: Tensor) -> int:
     """Of one tensor: for each dimension along which it does not move, whether all that is read and written between two
     uses leaves it in the L2 cache."""
-    row_bytes = sum(graph.cols * other.dtype.bytes for other in walked(graph))
+    row_bytes = sum(graph.cols * other.dtype.bytes for other in iterated(graph))
     between, times, moving = row_bytes, 1, False
     for dim in reversed(dims):
         size = math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes)
@@ -63,6 +63,6 @@ def again(graph: Graph, target: Target, dims: Sequence[RowDim], tensor: Tensor) 
     return bytes_of(graph, tensor) * (times - 1)
 
 
-def walked(graph: Graph) -> tuple[Tensor, ...]:
+def iterated(graph: Graph) -> tuple[Tensor, ...]:
     """The tensors that have the row's columns."""
     return tuple(t for t in arrays(graph) if t.shape[-1] == graph.shape[-1])

@@ -1,4 +1,4 @@
-"""Chains with reductions: a row belongs to a team of threads, from one thread to a cluster of blocks.
+"""Chains with reductions: a row belongs to so many threads, from one thread to a cluster of blocks.
 
 Regimes, from short rows to long ones, with times on an H200 (cold L2, medians of 15, one sweep of candidates):
 
@@ -12,15 +12,16 @@ Regimes, from short rows to long ones, with times on an H200 (cold L2, medians o
   made of it. layernorm_affine 8192 x 24576 in f16 took 201 us so, with two blocks an SM, and 253 with one;
 - as it was read in *shared memory*, by asynchronous copies, and computed again: scale_softmax 4096 x 65536 took 263 us,
   streamed 359;
-- as much of it as fits, and the rest read again from where the last walk ended, which the L2 still has: scale_softmax
+- as much of it as fits, and the rest read again from where the last pass ended, which the L2 still has: scale_softmax
   4096 x 131072 took 543 us, by clusters of 4 blocks 560, streamed 762;
 - by a *cluster* of blocks that add up their parts through distributed shared memory: log_softmax 1024 x 131072 took
   206 us, streamed 275; scale_softmax 512 x 1048576 took 602 us with 16 blocks a row, streamed 783;
-- *rolling*, where an SM holds but one block: what shared memory has no room for is held in registers, and the block
-  takes rows in turn and asks for the next row's vector as soon as it is done with this one's: scale_softmax
-  512 x 1048576 took 562 us by clusters of 8 blocks and 607 by clusters of 16, for which only seven parts of the GPU
-  have the SMs, where 7 of 8 vectors kept took 599; held so by blocks that end with their row, it took 730 and 880;
-- *streamed*, read again for every walk: any length.
+- *persistent with prefetch*, where an SM holds but one block: what shared memory has no room for is held in registers,
+  and the block takes rows in turn and asks for the next row's vector as soon as it is done with this one's:
+  scale_softmax 512 x 1048576 took 562 us by clusters of 8 blocks and 607 by clusters of 16, for which only seven parts
+  of the GPU have the SMs, where 7 of 8 vectors kept took 599; held so by blocks that end with their row, it took 730
+  and 880;
+- *streamed*, read again for every pass: any length.
 
 Rows that are no whole number of 16 bytes come and go by bulk copies where a GPU has them (planner/rules/bulk.py).
 
@@ -30,7 +31,7 @@ bulk copies, results held back, orders, clusters, prefetches, policies of loads 
 
 - 2 x 32 MiB read and 32 MiB written, 920 ways: with two reductions 28.9 to 29.4 us at best in four runs, without them
   29.3 to 29.8; reading alone took 21.7, writing alone 10.7. The LayerNorm chain at 4096 x 4096 took 31.0 with its
-  vectors fetched (planner/rules/fetching.py), 31.3 to 31.9 with them read late, 30.0 to 30.8 without any vectors of
+  vectors prefetched (planner/rows/prefetch.py), 31.3 to 31.9 with them read late, 30.0 to 30.8 without any vectors of
   columns, 31.0 to 31.2 without GELU, 30.8 to 31.1 without reductions;
 - 2 x 128 MiB read and as many written, 284 ways: with a reduction of whole rows 132.1 to 132.8 at best, by clusters of
   two blocks that share nothing, which gain nothing in add_rmsnorm 16384 x 4096: it took 133.0 to 134.0 beside them, the
@@ -56,12 +57,12 @@ from fusegen.language.graph import Graph
 from fusegen.planner.cost import rereads_hit
 from fusegen.planner.matching import NotFor, need_countable, need_no_product, need_no_selection
 from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile, in_shared_memory
-from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, team_text, vector_widths
+from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, row_threads_text, vector_widths
 from fusegen.planner.rows.assembly import Draft, assemble, can_copy, kept_elements, row_draft
 from fusegen.planner.rows.bulk import by_blocks
 from fusegen.planner.rows.bulk_rule import bulk_draft, bulk_tiles, held_by_value, kept_as_read
 from fusegen.planner.rows.duration import kept_words
-from fusegen.planner.rows.prefetch import fetched, worth_fetching
+from fusegen.planner.rows.prefetch import prefetched, worth_prefetching
 from fusegen.planner.rows.schedule import Schedule, schedule, title_of
 from fusegen.targets.base import Target
 
@@ -73,7 +74,7 @@ MOST_IN_REGISTERS = 64
 MOST_VECTORS = 8
 SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
 WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more blocks
-# Elements of a thread up to which the vectors that rows share are read before the first walk, not before the one that
+# Elements of a thread up to which the vectors that rows share are read before the first pass, not before the one that
 # uses them: they wait in registers meanwhile, and are asked for first. rmsnorm 262144 x 128 took 36.4 us so and 36.9
 # without, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but with 64 elements a thread 117.0 and 109.4, and at
 # 16384 x 16384, where an SM then held one block less, 633 and 425. Which of both is better where both can be, the
@@ -85,18 +86,18 @@ MOST_AHEAD = 32
 # 222 and 206; but add_rmsnorm 32768 x 2047 with 16 of them 133 and 136.
 MOST_AHEAD_ACROSS = 16
 # Shorter rows leave an SM room for several blocks, or a block alone waits for nobody: scale_softmax 4096 x 131072 took
-# 544 us with 14 of 16 vectors kept and 552 to 562 rolling, add_rmsnorm 2048 x 131072 551 and 578 to 623, log_softmax
-# 1024 x 131072 206 and 227 to 237.
-ROLLING_CLUSTER = 8
-ROLLING_BLOCK = 512  # threads from which one block an SM computes as fast as memory delivers
-# Merged where a row waits in shared memory: to walk over it once more costs a few instructions an element, Welford's
+# 544 us with 14 of 16 vectors kept and 552 to 562 with persistent blocks, add_rmsnorm 2048 x 131072 551 and 578 to 623,
+# log_softmax 1024 x 131072 206 and 227 to 237.
+PERSISTENT_CLUSTER = 8
+PERSISTENT_BLOCK = 512  # threads from which one block an SM computes as fast as memory delivers
+# Merged where a row waits in shared memory: one more pass over it costs a few instructions an element, Welford's
 # update some forty. layernorm_affine 8192 x 24576 took 269 us with it and 212 without.
 IN_SHARED: tuple[ReductionKind, ...] = ("softmax",)
 STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
 
 
 def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
-    """Every legal team, vector width and staging."""
+    """Every legal number of threads a row, vector width and staging."""
     need_no_product(graph, "rowwise")
     need_no_selection(graph)
     if not graph.reductions:
@@ -109,10 +110,10 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
         inputs = schedule(graph, draft.accesses, "inputs", by_vectors=True, online=IN_SHARED)
         packed = schedule(graph, draft.accesses, "inputs", by_vectors=True, online=())
         nothing = schedule(graph, again.accesses, "nothing", by_vectors=True)
-        both = inputs.kept_bytes <= values.kept_bytes and inputs.stages != values.stages
+        both = inputs.kept_bytes <= values.kept_bytes and inputs.passes != values.passes
         fewest = inputs if both else values
         partly = schedule(graph, again.accesses, fewest.keeps, by_vectors=True)
-        for per_row in teams(draft):
+        for per_row in row_threads_tried(draft):
             alone = tile_of(draft, per_row)
             yield from in_registers(draft, values, alone)
             if packs(draft, packed, values) and in_whole_turns(draft, alone):
@@ -123,14 +124,14 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
                 if both:
                     yield from in_shared(draft, inputs, tile)
                 yield from partly_in_shared(again, partly, tile)
-                yield from in_turn(draft, inputs, tile)
+                yield from in_persistent_blocks(draft, inputs, tile)
                 if streams:
                     yield candidate(again, nothing, tile, "stream")
     yield from by_bulk_copies(graph, target, layout)
 
 
 def by_bulk_copies(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
-    """Rows that start anywhere, whole: what later walks need in registers, or as it was read where results go by
+    """Rows that start anywhere, whole: what later passes need in registers, or as it was read where results go by
     blocks of 16 bytes."""
     for vector in (1, 2, 4):
         draft = bulk_draft(graph, target, layout, vector)
@@ -143,8 +144,8 @@ def by_bulk_copies(graph: Graph, target: Target, layout: Layout) -> Iterator[Row
                 made = candidate(draft, held_by_value(values), tile, "registers" if values.kept_bytes else "none")
                 if fits(made):
                     yield made
-        stays = kept_as_read(inputs) if inputs.kept_bytes and by_blocks(inputs.stages[-1]) else None
-        for per_row in teams(draft) if stays else ():
+        stays = kept_as_read(inputs) if inputs.kept_bytes and by_blocks(inputs.passes[-1]) else None
+        for per_row in row_threads_tried(draft) if stays else ():
             if stays and per_row >= SMALL_BLOCK:
                 per_thread = -(-graph.cols // (vector * per_row))
                 tile = Tile(per_row, per_row, 1, vector, per_thread, kept=per_thread)
@@ -163,11 +164,11 @@ def in_order_of(plan: RowPlan, layout: Layout) -> Iterator[RowPlan]:
         made = candidate(draft, values, tile, "registers" if values.kept_bytes else "none")
         if fits(made):
             yield made
-    kinds = [reduction.kind for stage in plan.stages for reduction in stage.reductions]
+    kinds = [reduction.kind for row_pass in plan.passes for reduction in row_pass.reductions]
     again = read_again(draft)
     nothing = schedule(graph, again.accesses, "nothing", by_vectors=True, online=kinds)
     made = candidate(again, nothing, tile, "stream")
-    yield replace(made, stages=tuple(replace(stage, backward=False) for stage in made.stages))
+    yield replace(made, passes=tuple(replace(row_pass, backward=False) for row_pass in made.passes))
 
 
 def fits(made: RowPlan) -> bool:
@@ -179,10 +180,10 @@ def fits(made: RowPlan) -> bool:
 
 def read_again(draft: Draft) -> Draft:
     """The draft of plans that read a row more than once: none of it should leave the caches first."""
-    return replace(draft, accesses=tuple(replace(access, once=False) for access in draft.accesses))
+    return replace(draft, accesses=tuple(replace(access, evict_first=False) for access in draft.accesses))
 
 
-def teams(draft: Draft) -> Iterator[int]:
+def row_threads_tried(draft: Draft) -> Iterator[int]:
     """Threads a row: powers of two, none so large that half of it would idle."""
     per_row = 1
     while per_row <= draft.target.threads_per_block:
@@ -193,161 +194,168 @@ def teams(draft: Draft) -> Iterator[int]:
 
 def tile_of(draft: Draft, per_row: int) -> Tile:
     threads = per_row if per_row > draft.target.warp else max(SMALL_BLOCK, draft.target.warp)
-    apart = apart_of(draft, per_row)
+    remainder = remainder_of(draft, per_row)
     return Tile(
         threads=threads,
         threads_per_row=per_row,
         rows_per_block=threads // per_row,
         vector=draft.vector,
-        per_thread=-(-(draft.graph.cols - apart) // (draft.vector * per_row)),
-        apart=apart,
+        per_thread=-(-(draft.graph.cols - remainder) // (draft.vector * per_row)),
+        remainder=remainder,
     )
 
 
-def apart_of(draft: Draft, per_row: int) -> int:
+def remainder_of(draft: Draft, per_row: int) -> int:
     """The values behind a row's last whole vector, where to take them singly saves every thread a turn; else 0.
 
-    bias_gelu_residual_ln at 16384 x 4097 took 115.6 us with a fifth turn for one value, 111.1 with that value apart,
-    and in f32 217.5 and 198.8; rmsnorm at 65536 x 1027 78.3 and 73.2. Where it saves no turn it costs more than a
-    vector that is partly filled: masked_softmax at 16 x 12 x 1000 x 1023 took 254 us so and 235.
+    bias_gelu_residual_ln at 16384 x 4097 took 115.6 us with a fifth turn for one value, 111.1 with that value as a
+    remainder, and in f32 217.5 and 198.8; rmsnorm at 65536 x 1027 78.3 and 73.2. Where it saves no turn it costs more
+    than a vector that is partly filled: masked_softmax at 16 x 12 x 1000 x 1023 took 254 us so and 235.
     """
     whole = draft.graph.cols // draft.vector
     saves = whole and whole % per_row == 0 and draft.vector <= per_row
     return draft.graph.cols % draft.vector if saves else 0
 
 
-def clusters(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Tile]:
+def clusters(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[Tile]:
     """The same blocks, several of them a row, where a row would leave an SM room for two blocks at most: a row that is
-    kept, or, where one walk keeps nothing, that is read."""
-    element = walks.kept_bytes or max(access.dtype.bytes for access in draft.accesses)
+    kept, or, where one pass keeps nothing, that is read."""
+    element = planned.kept_bytes or max(access.dtype.bytes for access in draft.accesses)
     if 3 * element * draft.graph.cols <= draft.target.shared_per_sm:
         return
     cluster = 2
     while cluster <= draft.target.max_cluster and draft.vectors > tile.threads * cluster // 2:
         per_row = tile.threads * cluster
-        apart = apart_of(draft, per_row)
+        remainder = remainder_of(draft, per_row)
         yield replace(
             tile,
             threads_per_row=per_row,
-            per_thread=-(-(draft.graph.cols - apart) // (draft.vector * per_row)),
+            per_thread=-(-(draft.graph.cols - remainder) // (draft.vector * per_row)),
             cluster=cluster,
-            apart=apart,
+            remainder=remainder,
         )
         cluster *= 2
 
 
-def in_registers(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+def in_registers(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """The whole row in registers, by each way to read what rows share: all have one configuration."""
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
     if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
         return
-    staging: Staging = "registers" if walks.kept_bytes else "none"
-    for way in ways_to_read(draft, walks, tile):
+    staging: Staging = "registers" if planned.kept_bytes else "none"
+    for way in ways_to_read(draft, planned, tile):
         made = candidate(draft, way, tile, staging)
-        if made.cost.registers <= limit and (not made.fetched or worth_fetching(made)):
+        if made.cost.registers <= limit and (not made.prefetched or worth_prefetching(made)):
             yield made
 
 
-def ways_to_read(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[Schedule]:
-    """What rows share is read late, or else as each walk begins; or it is fetched; or read ahead of the first walk."""
-    late = walks
+def ways_to_read(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[Schedule]:
+    """What rows share is read late, or else as each pass begins; or it is prefetched; or read ahead of the first
+    pass."""
+    late = planned
     if draft.divides and in_whole_turns(draft, tile):
-        late = read_late(draft, walks)
+        late = read_late(draft, planned)
     yield late
-    if late != walks and (fetching := fetched(draft, late, tile)) != late:
-        yield fetching
+    if late != planned and (prefetching := prefetched(draft, late, tile)) != late:
+        yield prefetching
     held = tile.per_thread * tile.vector
-    if held <= MOST_AHEAD and (early := read_ahead(walks)) != walks:
-        ahead = sum(load.when == "ahead" for load in early.stages[0].loads)
+    if held <= MOST_AHEAD and (early := read_ahead(planned)) != planned:
+        ahead = sum(load.when == "ahead" for load in early.passes[0].loads)
         if draft.divides or held * ahead <= MOST_AHEAD_ACROSS:
             yield early
 
 
-def in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+def in_shared(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """The whole row in shared memory."""
-    if tile.team >= SMALL_BLOCK and walks.kept_bytes and room_for(draft, walks, tile, blocks=1) >= tile.per_thread:
-        yield candidate(draft, walks, replace(tile, kept=tile.per_thread), "shared")
+    if (
+        tile.row_threads >= SMALL_BLOCK
+        and planned.kept_bytes
+        and room_for(draft, planned, tile, blocks=1) >= tile.per_thread
+    ):
+        yield candidate(draft, planned, replace(tile, kept=tile.per_thread), "shared")
 
 
-def partly_in_shared(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+def partly_in_shared(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """As much of the row in shared memory as leaves an SM room for 1, 2 or 3 blocks, where all that is kept can be read
     again."""
-    if tile.team < SMALL_BLOCK or not walks.kept_bytes or any(stage.keeps for stage in walks.stages):
+    if tile.row_threads < SMALL_BLOCK or not planned.kept_bytes or any(row_pass.keeps for row_pass in planned.passes):
         return
-    for kept in sorted({room_for(draft, walks, tile, blocks) for blocks in (1, 2, 3)}, reverse=True):
+    for kept in sorted({room_for(draft, planned, tile, blocks) for blocks in (1, 2, 3)}, reverse=True):
         if WORTH_KEEPING * tile.per_thread <= kept < tile.per_thread:
-            yield candidate(draft, walks, replace(tile, kept=kept), "shared")
+            yield candidate(draft, planned, replace(tile, kept=kept), "shared")
 
 
-def in_turn(draft: Draft, walks: Schedule, tile: Tile) -> Iterator[RowPlan]:
+def in_persistent_blocks(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """As it was read, in shared memory and what that has no room for in registers, by as many blocks as an SM holds
     one of each: they take rows in turn, and fetch the next while they write this one."""
-    few = tile.cluster < ROLLING_CLUSTER or tile.threads < ROLLING_BLOCK or tile.per_thread < 2
-    if few or not walks.kept_bytes or not can_roll(draft, walks):
+    few = tile.cluster < PERSISTENT_CLUSTER or tile.threads < PERSISTENT_BLOCK or tile.per_thread < 2
+    if few or not planned.kept_bytes or not can_persist(draft, planned):
         return
-    kept = min(tile.per_thread, room_for(draft, walks, tile, blocks=1, turns=2))
-    if 2 * walks.kept_bytes * tile.team * tile.per_thread * tile.vector <= draft.target.shared_per_sm:
+    kept = min(tile.per_thread, room_for(draft, planned, tile, blocks=1, turns=2))
+    if 2 * planned.kept_bytes * tile.row_threads * tile.per_thread * tile.vector <= draft.target.shared_per_sm:
         return  # an SM holds two rows: one hides what the other waits for
-    made = candidate(draft, walks, replace(tile, kept=kept), "rolling")
+    made = candidate(draft, planned, replace(tile, kept=kept), "persistent")
     if kept and made.cost.registers <= draft.target.registers_per_sm // tile.threads:
         yield made
 
 
-def can_roll(draft: Draft, walks: Schedule) -> bool:
-    """Can rows be fetched by asynchronous copies, whole, from one row dimension, and all before the first walk; and is
+def can_persist(draft: Draft, planned: Schedule) -> bool:
+    """Can rows be fetched by asynchronous copies, whole, from one row dimension, and all before the first pass; and is
     what is written whole words?
 
     A row that no vector divides lies across blocks, which a thread shares with the next one: neither could ask for the
     next row's in their place without a barrier.
     """
-    first, *later = walks.stages
+    first, *later = planned.passes
     keeps = [load for load in first.loads if load.when == "keep"]
-    stores = [store.access for stage in walks.stages for store in stage.stores]
+    stores = [store.access for row_pass in planned.passes for store in row_pass.stores]
     return (
         draft.target.async_copies
         and draft.divides
         and len(draft.dims) == 1
-        and can_copy(walks.stages)
+        and can_copy(planned.passes)
         and all(a.mode == "vector" and a.vector * a.dtype.bytes % VECTOR_BYTES == 0 for a in stores)
-        and not any(stage.until for stage in walks.stages)
+        and not any(row_pass.until for row_pass in planned.passes)
         and not any(load.until or len(load.access.strided) != 1 for load in keeps)
-        and not any(stage.keeps or any(load.when == "keep" for load in stage.loads) for stage in later)
+        and not any(row_pass.keeps or any(load.when == "keep" for load in row_pass.loads) for row_pass in later)
     )
 
 
-def read_ahead(walks: Schedule) -> Schedule:
-    """The walks, with what later ones read of vectors that every row shares read before the first."""
-    first, *later = walks.stages
+def read_ahead(planned: Schedule) -> Schedule:
+    """The passes, with what later ones read of vectors that every row shares read before the first."""
+    first, *later = planned.passes
     early = {load.access.tensor for load in first.loads}
     ahead: dict[str, Load] = {}
-    for stage in later:
-        for load in stage.loads:
+    for row_pass in later:
+        for load in row_pass.loads:
             shared = load.when == "now" and not load.access.strided and load.access.mode == "vector"
             if shared and load.access.tensor not in early:
                 ahead.setdefault(load.access.tensor, replace(load, when="ahead"))
-    if not ahead or any(stage.until for stage in walks.stages):
-        return walks
+    if not ahead or any(row_pass.until for row_pass in planned.passes):
+        return planned
     title = f"read {', '.join(load.value for load in ahead.values())} ahead; {first.title}"
-    stages = [replace(first, title=title, loads=(*ahead.values(), *first.loads))]
-    for stage in later:
-        found = tuple(replace(load, when="kept") if load.access.tensor in ahead else load for load in stage.loads)
-        stages.append(replace(stage, loads=found, title=title_of(found, stage.keeps, stage.reductions, stage.stores)))
-    return replace(walks, stages=tuple(stages))
+    passes = [replace(first, title=title, loads=(*ahead.values(), *first.loads))]
+    for row_pass in later:
+        found = tuple(replace(load, when="kept") if load.access.tensor in ahead else load for load in row_pass.loads)
+        passes.append(
+            replace(row_pass, loads=found, title=title_of(found, row_pass.keeps, row_pass.reductions, row_pass.stores))
+        )
+    return replace(planned, passes=tuple(passes))
 
 
-def read_late(draft: Draft, walks: Schedule) -> Schedule:
-    """The walks, with later ones reading what rows share vector by vector, where they use it.
+def read_late(draft: Draft, planned: Schedule) -> Schedule:
+    """The passes, with later ones reading what rows share vector by vector, where they use it.
 
     layernorm_statistics 65536 x 1000 took 70 us so, with 71 registers, and 83 read ahead, with 115; layernorm_affine
     65536 x 768 54 and 60.
     """
-    first, *later = walks.stages
-    stages = [first]
-    for stage in later:
-        now = [load.access for load in stage.loads if load.when == "now" and load.access.by_column]
+    first, *later = planned.passes
+    passes = [first]
+    for row_pass in later:
+        now = [load.access for load in row_pass.loads if load.when == "now" and load.access.by_column]
         shared = now and all(len(access.strided) < len(draft.dims) and access.mode == "vector" for access in now)
-        stages.append(replace(stage, late=True) if shared else stage)
-    return replace(walks, stages=tuple(stages))
+        passes.append(replace(row_pass, late=True) if shared else row_pass)
+    return replace(planned, passes=tuple(passes))
 
 
 def in_whole_turns(draft: Draft, tile: Tile) -> bool:
@@ -359,42 +367,43 @@ def in_whole_turns(draft: Draft, tile: Tile) -> bool:
 def packs(draft: Draft, packed: Schedule, values: Schedule) -> bool:
     """Do registers have less to hold where they keep whole vectors as they were read, narrower than f32, and all else
     is computed again?"""
-    kept = [load.access for stage in packed.stages for load in stage.loads if load.when == "keep"]
+    kept = [load.access for row_pass in packed.passes for load in row_pass.loads if load.when == "keep"]
     narrow = bool(kept) and all(a.mode == "vector" and a.dtype.bytes * a.vector % WORD_BYTES == 0 for a in kept)
     words = sum(access.dtype.bytes for access in kept) / WORD_BYTES
-    return narrow and draft.divides and words < kept_words(values.stages)
+    return narrow and draft.divides and words < kept_words(values.passes)
 
 
-def room_for(draft: Draft, walks: Schedule, tile: Tile, blocks: int, turns: int = 1) -> int:
+def room_for(draft: Draft, planned: Schedule, tile: Tile, blocks: int, turns: int = 1) -> int:
     """Vectors of a thread that fit in a block's shared memory, when an SM is to hold that many blocks."""
     target = draft.target
-    static = 4 * walks.slots * (target.warp + tile.cluster) * turns
+    static = 4 * planned.slots * (target.warp + tile.cluster) * turns
     room = min(target.shared_bytes, target.shared_per_sm // blocks - target.shared_reserved) - static
-    return room // (walks.kept_bytes * kept_elements(target, walks.stages, replace(tile, kept=1)))
+    return room // (planned.kept_bytes * kept_elements(target, planned.passes, replace(tile, kept=1)))
 
 
-def candidate(draft: Draft, walks: Schedule, tile: Tile, staging: Staging) -> RowPlan:
-    again = {"shared": tile.again, "rolling": 0.0}.get(staging, 1.0)
-    shared_bytes = walks.kept_bytes * tile.kept_cols if in_shared_memory(staging) else 0
+def candidate(draft: Draft, planned: Schedule, tile: Tile, staging: Staging) -> RowPlan:
+    again = {"shared": tile.again, "persistent": 0.0}.get(staging, 1.0)
+    shared_bytes = planned.kept_bytes * tile.kept_cols if in_shared_memory(staging) else 0
     hits = rereads_hit(draft.graph, draft.target, tile, again, shared_bytes)
-    share = f"{tile.per_thread} x {tile.vector} elements a thread{f' and {tile.apart} singly' if tile.apart else ''}"
+    share = f"{tile.per_thread} x {tile.vector} elements a thread"
+    share += f" and {tile.remainder} singly" if tile.remainder else ""
     share += ", rows by bulk copies" if draft.bulk else ""
-    regime = f"{team_text(tile, draft.target)}, {share}; {keeping_text(walks, tile, staging, hits)}"
-    return assemble(draft, walks, tile, rule="rowwise", regime=regime, staging=staging, again_from_l2=hits)
+    regime = f"{row_threads_text(tile, draft.target)}, {share}; {keeping_text(planned, tile, staging, hits)}"
+    return assemble(draft, planned, tile, rule="rowwise", regime=regime, staging=staging, again_from_l2=hits)
 
 
-def keeping_text(walks: Schedule, tile: Tile, staging: Staging, hits: bool) -> str:
+def keeping_text(planned: Schedule, tile: Tile, staging: Staging, hits: bool) -> str:
     """`h in registers`, `read 2x, then from L2`."""
-    if len(walks.stages) == 1:
-        return "one walk, nothing kept"
+    if len(planned.passes) == 1:
+        return "one pass, nothing kept"
     if staging == "stream":
-        return f"read {len(walks.stages)}x, {'then from L2' if hits else 'each time from DRAM'}"
-    kept = ", ".join(walks.kept_names) or "nothing"
+        return f"read {len(planned.passes)}x, {'then from L2' if hits else 'each time from DRAM'}"
+    kept = ", ".join(planned.kept_names) or "nothing"
     if staging == "registers":
-        return f"{kept} in registers{', as read' if walks.keeps == 'inputs' else ''}"
-    if staging == "rolling":
+        return f"{kept} in registers{', as read' if planned.keeps == 'inputs' else ''}"
+    if staging == "persistent":
         held = tile.per_thread - tile.kept
         rest = f", {held} of {tile.per_thread} vectors in registers" if held else ""
-        return f"{kept} in shared memory{rest}, the next row's fetched while this one is written"
+        return f"{kept} in shared memory{rest}, the next row's prefetched while this one is written"
     part = f"{tile.kept} of {tile.per_thread} vectors of " if tile.kept < tile.per_thread else ""
     return f"{part}{kept} in shared memory"

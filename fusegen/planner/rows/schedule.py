@@ -1,12 +1,12 @@
-"""Which value is computed in which walk over the row, what is kept between walks, what is reduced together.
+"""Which value is computed in which pass over the row, what is kept between passes, what is reduced together.
 
-A reduction needs the whole row before its result can be used, so a chain splits into *walks*: walk 0 computes what
-needs no reduction, walk k what needs the results of walk k-1. What a later walk needs again is kept: as it was computed
+A reduction needs the whole row before its result can be used, so a chain splits into *passes*: pass 0 computes what
+needs no reduction, pass k what needs the results of pass k-1. What a later pass needs again is kept: as it was computed
 ("values"), or as it was read ("inputs": fewer bytes, and the same work again), or not at all ("nothing": memory is read
 again). Values that cost no memory to have again, such as a column index or a vector that every row shares, are never
 kept.
 
-Where a walk computes its values anew, dependent reductions that have an online form are merged: a maximum with the sum
+Where a pass computes its values anew, dependent reductions that have an online form are merged: a maximum with the sum
 of exponentials under it, a mean with the squared deviations from it.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node
 from fusegen.language.naming import value_names
-from fusegen.planner.limits import Limit, common_limit, limits, rests
+from fusegen.planner.limits import Limit, common_limit, limits, masked_values
 from fusegen.planner.model import (
     Access,
     Argument,
@@ -26,7 +26,7 @@ from fusegen.planner.model import (
     Load,
     Reduction,
     ReductionKind,
-    Stage,
+    RowPass,
     Statement,
     Store,
     Until,
@@ -34,13 +34,13 @@ from fusegen.planner.model import (
 )
 from fusegen.planner.pieces import argument, statement
 
-ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one walk can make
+ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one pass can make
 KEEPS_NAN = frozenset({"add", "sub", "mul", "div", "neg", "abs", "square", "sqrt", "rsqrt", "minimum", "maximum"})
 
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """Two dependent reductions in one walk: `second` needs no walk of its own."""
+    """Two dependent reductions in one pass: `second` needs no pass of its own."""
 
     kind: ReductionKind
     first: Node
@@ -51,9 +51,9 @@ class Online:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The walks of a plan and what stands around them."""
+    """The passes of a plan and what stands around them."""
 
-    stages: tuple[Stage, ...]
+    passes: tuple[RowPass, ...]
     launch_body: tuple[Statement, ...]
     row_loads: tuple[Load, ...]
     row_body: tuple[Statement, ...]
@@ -65,7 +65,7 @@ class Schedule:
 
 
 def online_pairs(graph: Graph) -> tuple[Online, ...]:
-    """The pairs of reductions that have a one-walk form, a reduction in one pair at most: of two sums of exponentials
+    """The pairs of reductions that have a one-pass form, a reduction in one pair at most: of two sums of exponentials
     under one maximum, or of the deviations of squared deviations, the first pair is merged."""
     pairs: list[Online] = []
     paired: set[Node] = set()
@@ -145,10 +145,10 @@ class Scheduler:
         self.pair_of = {p.second: p for p in pairs}
         self.pair_by_first = {p.first: p for p in pairs}
         self.limit = common_limit(graph) if by_vectors else None
-        self.rests = rests(graph, self.limit) if self.limit else {}
-        self.rested: set[Node] = set()
+        self.masked_values = masked_values(graph, self.limit) if self.limit else {}
+        self.masked_made: set[Node] = set()
         self.needed = self.find_needed()
-        self.depth = self.find_depths()
+        self.level = self.find_levels()
         self.free = self.find_free()
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
@@ -164,25 +164,25 @@ class Scheduler:
                 needed.update(self.arguments(node))
         return needed
 
-    def find_depths(self) -> Mapping[Node, int]:
-        """The walk in which an element value can first be computed; after walk depth-1 for a row value."""
-        depth: dict[Node, int] = {}
+    def find_levels(self) -> Mapping[Node, int]:
+        """The pass in which an element value can first be computed; after pass level - 1 for a row value."""
+        level: dict[Node, int] = {}
         for node in self.graph.nodes:
             if node not in self.needed:
                 continue
             if pair := self.pair_of.get(node):
-                depth[node] = depth[pair.first]
+                level[node] = level[pair.first]
             elif node.op.kind is Kind.REDUCE:
-                depth[node] = depth[node.inputs[0]] + 1
+                level[node] = level[node.inputs[0]] + 1
             else:
-                depth[node] = max((depth[a] for a in node.inputs), default=0)
-        return depth
+                level[node] = max((level[a] for a in node.inputs), default=0)
+        return level
 
     def extent(self, node: Node) -> Extent:
         return self.graph.extents[node]
 
     def find_free(self) -> set[Node]:
-        """The values that can be had again in any walk without reading memory that varies by row."""
+        """The values that can be had again in any pass without reading memory that varies by row."""
         free: set[Node] = set()
         for node in self.graph.nodes:
             if self.extent(node) is Extent.ELEMENT and node.op.kind is Kind.INPUT:
@@ -206,40 +206,40 @@ class Scheduler:
     def until(self, limit: Limit | None) -> Until | None:
         return Until(limit.sign, argument(limit.bound, self.graph)) if limit else None
 
-    def at_depth(self, extent: Extent, depth: int) -> list[Node]:
-        return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent and self.depth[n] == depth]
+    def at_level(self, extent: Extent, level: int) -> list[Node]:
+        return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent and self.level[n] == level]
 
-    def row_stores(self, depth: int) -> tuple[Store, ...]:
+    def row_stores(self, level: int) -> tuple[Store, ...]:
         return tuple(
             Store(self.access[t.name], self.names[t.node])
             for t in self.graph.outputs
-            if self.extent(t.node) is Extent.ROW and self.depth[t.node] == depth
+            if self.extent(t.node) is Extent.ROW and self.level[t.node] == level
         )
 
-    def roots(self, walk: int) -> list[Node]:
-        """The element values that a walk must have: what it reduces and what it writes."""
+    def roots(self, number: int) -> list[Node]:
+        """The element values that a pass must have: what it reduces and what it writes."""
         reduced = [
             n.inputs[0]
             for n in self.graph.reductions
-            if n in self.needed and n not in self.pair_of and self.depth[n] == walk + 1
+            if n in self.needed and n not in self.pair_of and self.level[n] == number + 1
         ]
         written = [
-            t.node for t in self.graph.outputs if self.extent(t.node) is Extent.ELEMENT and self.depth[t.node] == walk
+            t.node for t in self.graph.outputs if self.extent(t.node) is Extent.ELEMENT and self.level[t.node] == number
         ]
         return list(dict.fromkeys([*reduced, *written]))
 
-    def walks(self) -> int:
+    def count_passes(self) -> int:
         last = 0
         for node in self.needed:
             if node.op.kind is Kind.REDUCE:
-                last = max(last, self.depth[node] - 1)
+                last = max(last, self.level[node] - 1)
         for tensor in self.graph.outputs:
             if self.extent(tensor.node) is Extent.ELEMENT:
-                last = max(last, self.depth[tensor.node])
+                last = max(last, self.level[tensor.node])
         return last + 1
 
     def closure(self, roots: list[Node], have: set[Node]) -> tuple[set[Node], set[Node]]:
-        """Element values to compute for `roots`, and those taken from what earlier walks have computed."""
+        """Element values to compute for `roots`, and those taken from what earlier passes have computed."""
         compute: set[Node] = set()
         take: set[Node] = set()
         stack = list(roots)
@@ -258,34 +258,34 @@ class Scheduler:
         return self.keeps == "values" or (self.keeps == "inputs" and node.op.kind is Kind.INPUT)
 
     def build(self) -> Schedule:
-        count = self.walks()
+        count = self.count_passes()
         computed: list[set[Node]] = []
         taken: list[set[Node]] = []
         have: set[Node] = set()
-        for walk in range(count):
-            compute, take = self.closure(self.roots(walk), have)
+        for number in range(count):
+            compute, take = self.closure(self.roots(number), have)
             computed.append(compute)
             taken.append(take)
             have |= compute
         slots = 0
-        stages = []
-        if self.limit and any(node not in self.rests for walk in range(count) for node in self.roots(walk)):
+        passes = []
+        if self.limit and any(node not in self.masked_values for number in range(count) for node in self.roots(number)):
             self.limit = None  # some value varies beyond it after all
         layout = SharedLayout()
         order = {n: i for i, n in enumerate(self.graph.nodes)}
-        for walk in range(count):
-            later = set().union(*taken[walk + 1 :]) if walk + 1 < count else set()
-            reductions = self.reductions_of(walk, slots)
+        for number in range(count):
+            later = set().union(*taken[number + 1 :]) if number + 1 < count else set()
+            reductions = self.reductions_of(number, slots)
             slots += sum(len(r.results) + (r.kind == "welford") for r in reductions)
-            # a walk takes up an element's old values before it keeps new ones, so a place may change hands within it
-            layout.release(self.names[n] for n in taken[walk] if n not in later)
-            stages.append(self.stage(walk, computed[walk], taken[walk], later, reductions, order, layout))
+            # a pass takes up an element's old values before it keeps new ones, so a place may change hands within it
+            layout.release(self.names[n] for n in taken[number] if n not in later)
+            passes.append(self.row_pass(number, computed[number], taken[number], later, reductions, order, layout))
         kept = {n: None for n in self.graph.nodes if any(n in t for t in taken)}
         return Schedule(
-            stages=tuple(stages),
+            passes=tuple(passes),
             launch_body=self.statements(n for n in self.at_any(Extent.LAUNCH)),
             row_loads=tuple(self.load(n) for n in self.at_any(Extent.ROW) if n.op.kind is Kind.INPUT),
-            row_body=self.statements(self.at_depth(Extent.ROW, 0)),
+            row_body=self.statements(self.at_level(Extent.ROW, 0)),
             row_stores=self.row_stores(0),
             slots=slots,
             kept_bytes=layout.peak,
@@ -293,30 +293,30 @@ class Scheduler:
             keeps=self.keeps,
         )
 
-    def rest(self, node: Node) -> Argument | None:
+    def masked(self, node: Node) -> Argument | None:
         """A value beyond the limit; None without one."""
         return None if self.limit is None else self.beyond(node)
 
     def beyond(self, node: Node) -> Argument:
-        same = self.rests[node]  # build() has made sure that it is there
+        same = self.masked_values[node]  # build() has made sure that it is there
         if self.extent(same) is not Extent.ELEMENT:
             return argument(same, self.graph)
-        return Value(f"{self.names[same]}_rest", same.dtype)
+        return Value(f"{self.names[same]}_masked", same.dtype)
 
-    def rest_body(self, roots: Iterable[Node]) -> tuple[Statement, ...]:
-        """The statements, once a row, for the values of `roots` beyond the limit that no earlier walk has made."""
+    def masked_body(self, roots: Iterable[Node]) -> tuple[Statement, ...]:
+        """The statements, once a row, for the values of `roots` beyond the limit that no earlier pass has made."""
         if self.limit is None:
             return ()
         wanted: set[Node] = set()
         stack = list(roots)
         while stack:
-            same = self.rests[stack.pop()]
-            if self.extent(same) is Extent.ELEMENT and same not in self.rested:
-                self.rested.add(same)
+            same = self.masked_values[stack.pop()]
+            if self.extent(same) is Extent.ELEMENT and same not in self.masked_made:
+                self.masked_made.add(same)
                 wanted.add(same)
                 stack.extend(same.inputs)
         return tuple(
-            replace(made, name=f"{made.name}_rest", args=tuple(map(self.beyond, n.inputs)))
+            replace(made, name=f"{made.name}_masked", args=tuple(map(self.beyond, n.inputs)))
             for n in self.graph.nodes
             if n in wanted
             for made in [statement(n, self.graph)]
@@ -325,28 +325,30 @@ class Scheduler:
     def at_any(self, extent: Extent) -> list[Node]:
         return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent]
 
-    def reductions_of(self, walk: int, slots: int) -> tuple[Reduction, ...]:
+    def reductions_of(self, number: int, slots: int) -> tuple[Reduction, ...]:
         found: list[Reduction] = []
         for node in self.graph.reductions:
-            if node not in self.needed or node in self.pair_of or self.depth[node] != walk + 1:
+            if node not in self.needed or node in self.pair_of or self.level[node] != number + 1:
                 continue
             if (pair := self.pair_by_first.get(node)) and pair.second in self.needed:
                 results = (self.names[pair.first], self.names[pair.second])
-                rest = self.rest(pair.value)
-                found.append(Reduction(pair.kind, self.names[pair.value], results, slots, pair.guarded, rest))
+                masked = self.masked(pair.value)
+                found.append(Reduction(pair.kind, self.names[pair.value], results, slots, pair.guarded, masked))
                 slots += 3 if pair.kind == "welford" else 2
                 continue
             kind: ReductionKind = node.op.name  # type: ignore[assignment]
             value = node.inputs[0]
-            rest = self.rest(value)
-            found.append(Reduction(kind, self.names[value], (self.names[node],), slots, rest=rest, dtype=value.dtype))
+            masked = self.masked(value)
+            found.append(
+                Reduction(kind, self.names[value], (self.names[node],), slots, masked=masked, dtype=value.dtype)
+            )
             slots += 1
         return tuple(found)
 
-    def stage(
-        self, walk: int, compute: set[Node], take: set[Node], later: set[Node], reductions: tuple[Reduction, ...],
+    def row_pass(
+        self, number: int, compute: set[Node], take: set[Node], later: set[Node], reductions: tuple[Reduction, ...],
         order: Mapping[Node, int], layout: SharedLayout,
-    ) -> Stage:  # fmt: skip
+    ) -> RowPass:  # fmt: skip
         nodes = sorted(compute | take, key=order.__getitem__)
         loads, takes, keeps = [], [], []
         for node in nodes:
@@ -370,11 +372,11 @@ class Scheduler:
             elif is_input:
                 loads.append(self.load(node))
         stores = tuple(
-            Store(self.access[t.name], self.names[t.node], self.rest(t.node))
+            Store(self.access[t.name], self.names[t.node], self.masked(t.node))
             for t in self.graph.outputs
-            if self.extent(t.node) is Extent.ELEMENT and self.depth[t.node] == walk
+            if self.extent(t.node) is Extent.ELEMENT and self.level[t.node] == number
         )
-        return Stage(
+        return RowPass(
             title=title_of(loads, keeps, reductions, stores),
             loads=tuple(loads),
             takes=tuple(takes),
@@ -382,10 +384,10 @@ class Scheduler:
             keeps=tuple(keeps),
             reductions=reductions,
             stores=stores,
-            row_body=self.statements(self.at_depth(Extent.ROW, walk + 1)),
-            row_stores=self.row_stores(walk + 1),
+            row_body=self.statements(self.at_level(Extent.ROW, number + 1)),
+            row_stores=self.row_stores(number + 1),
             until=self.until(self.limit),
-            rest_body=self.rest_body(self.roots(walk)),
+            masked_body=self.masked_body(self.roots(number)),
         )
 
 
@@ -426,12 +428,12 @@ class SharedLayout:
 def title_of(
     loads: Iterable[Load], keeps: Iterable[Keep], reductions: Iterable[Reduction], stores: Iterable[Store]
 ) -> str:
-    """What a walk is for, in the spec's names: `read x, bias; keep h; total = sum(h)`."""
+    """What a pass is for, in the spec's names: `read x, bias; keep h; total = sum(h)`."""
     parts = []
-    if read := [load.value for load in loads if load.when not in ("kept", "fetched")]:
+    if read := [load.value for load in loads if load.when not in ("kept", "prefetched")]:
         parts.append("read " + ", ".join(read))
-    if fetched := [load.value for load in loads if load.when == "fetched"]:
-        parts.append("take " + ", ".join(fetched))
+    if prefetched := [load.value for load in loads if load.when == "prefetched"]:
+        parts.append("take " + ", ".join(prefetched))
     if keep := [*(k.value for k in keeps), *(load.value for load in loads if load.when == "keep")]:
         parts.append("keep " + ", ".join(keep))
     for r in reductions:
@@ -450,9 +452,9 @@ def schedule(
     graph: Graph, accesses: Iterable[Access], keeps: Keeps, by_vectors: bool,
     online: Container[ReductionKind] = ONLINE,
 ) -> Schedule:  # fmt: skip
-    """The walks of `graph`, and what is kept between them.
+    """The passes of `graph`, and what is kept between them.
 
     `by_vectors`: a thread knows the columns of its vectors, and passes over those that lie beyond a mask's limit.
-    `online`: the kinds of pairs that a walk merges, unless it takes up values.
+    `online`: the kinds of pairs that a pass merges, unless it takes up values.
     """
     return Scheduler(graph, accesses, keeps, by_vectors, online).build()

@@ -59,7 +59,7 @@ def turns_inside(plan: RowPlan) -> int:
     """Vectors of a thread, by whole turns of a selection that streams, that lie in the row for every thread, with all
     that is read for them."""
     assert plan.selection is not None
-    across = [a.vector_bytes // a.dtype.bytes for a in plan.accesses if a.mode == "across" and not a.output]
+    across = [a.vector_bytes // a.dtype.bytes for a in plan.accesses if a.mode == "misaligned" and not a.output]
     turn = plan.selection.streamed
     columns = turn * plan.tile.threads_per_row * plan.tile.vector
     return max(0, plan.cols - max(across, default=0)) // columns * turn

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from fusegen.language.graph import Graph
 from fusegen.language.naming import value_names
-from fusegen.planner.held_rows import Dense, Hold, Team, Threshold, Turns
 from fusegen.planner.model import Cost, Selection, Tile, Traffic
 from fusegen.planner.rows.duration import (
     COPY_SHARE,
@@ -25,14 +24,15 @@ from fusegen.planner.rows.duration import (
     Work,
     width_share,
 )
-from fusegen.planner.selections.density import candidates_of
-from fusegen.planner.selections.holding import cost_by, power_from, reaching, taken, waiting_us
+from fusegen.planner.selections.large_k_cost import candidates_of
+from fusegen.planner.selections.small_k_cost import cost_by, power_from, reaching, taken, waiting_us
 from fusegen.planner.time import overlapped
+from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming
 from fusegen.targets.base import Target
 
 # Fitted to the 50 of 56 candidates of 12 shapes that took up to 1.4 times as long as their best one, on an H200 (cold
 # L2, medians of 7), whose times they predict to 9 % (rms of the logarithm); first choices took 0.5 % more than the best
-# candidate in the mean, 4 % at worst. What teams and clusters wait for is of an earlier fit, and holds.
+# candidate in the mean, 4 % at worst. What warps and clusters wait for is of an earlier fit, and holds.
 # ---- instructions of a thread
 LARGEST = 1.0  # an element and its vector's largest key
 EXPONENTIAL = 3.6  # an element of an online softmax: multiply-add, power, sum, and its part of moving the pivot
@@ -54,7 +54,7 @@ ALONE_CYCLES = 2.8  # when its scheduler has no other warp; each one that it has
 FIRST_LOAD_US = 0.2
 TURN_US = 0.3  # its loads were issued a turn before
 WARP_US = 0.15  # more of them for each warp that comes to the barriers
-PICKED_US = 0.05  # a walk over the chosen columns
+PICKED_US = 0.05  # a pass over the chosen columns
 MEETING_US = 2.05  # of a cluster's blocks, three times
 # Share of a block's instructions that no other block's loads hide: what the last ones do when nothing is left to read.
 # Without it 4096 rows of 256 to 32000 columns were predicted to 0.83 of their times in the mean, and short ones of
@@ -62,7 +62,7 @@ MEETING_US = 2.05  # of a cluster's blocks, three times
 LAST_SHARE = 0.7
 CLUSTERED_FACTOR = 1.042  # waves of clusters take longer: blocks wait for room together, and for the first one to rank
 SHUFFLE_US = 0.014
-TEAM_US = 1.5  # all of a team's work: one chain of rounds and comparisons
+WARP_SELECT_US = 1.5  # all of a warp's work: one chain of rounds and comparisons
 
 AGAIN_BYTES = 174  # of DRAM for a noted vector
 UNEVEN_FACTOR = 1.15  # elements that pass a threshold, by those that would if a row's warps had groups alike
@@ -86,7 +86,7 @@ BISECTIONS = (
     12  # at most, of the orders between a warp's least and its largest key: any bound that enough reach will do
 )
 MOST_COMPARED = 64  # candidates of a bin, each with all others: of more, all are sorted
-COMPARED = 4  # candidates of a team that each one is compared with at a time
+COMPARED = 4  # candidates of a warp that each one is compared with at a time
 
 
 def groups_of(k: int, threads: int, turn: int) -> int:
@@ -112,7 +112,7 @@ def segment_of(note: int, turn: int, per_thread: int, words: int) -> int:
     return min(per_thread, max(turn, words * note // turn * turn))
 
 
-def likely_of_team(k: int, lanes: int) -> float:
+def likely_of_warp(k: int, lanes: int) -> float:
     """Candidates of a row in random order: the keys that reach the k-th of its lanes' largest keys.
 
     A lane that has n keys above the bar in the mean has none there with the chance e^-n. The bar is where k lanes have
@@ -121,7 +121,7 @@ def likely_of_team(k: int, lanes: int) -> float:
 
 
 def most_ranked(k: int) -> int:
-    """Candidates that a team ranks by comparing them: more than that are ties."""
+    """Candidates that a warp ranks by comparing them: more than that are ties."""
     return max(64, 2 * k)
 
 
@@ -156,13 +156,13 @@ class Choice:
 def expected(selection: Selection, tile: Tile, cols: int) -> Choice:
     """Of one row."""
     way, k = selection.way, selection.k
-    if isinstance(way, Hold):
+    if isinstance(way, SmallK):
         return Choice(cols, reaching(way, tile, cols), 0)
-    if isinstance(way, Dense):
+    if isinstance(way, LargeK):
         return Choice(cols, candidates_of(way, tile, cols), 0)
-    if isinstance(way, Turns):
+    if isinstance(way, OneByOne):
         return Choice(cols * k, cols, 0)
-    if isinstance(way, Team):
+    if isinstance(way, InWarp):
         return Choice(cols, min(cols, 1.3 * k + 2), 0)
     groups = tile.threads_per_row * way.groups
     seen = min(cols, way.segment * tile.threads_per_row * tile.vector)
@@ -208,7 +208,7 @@ def share_of_shared(target: Target, work: Work, resident: int) -> float:
 
 def read_again(target: Target, graph: Graph, work: Work, selection: Selection, choice: Choice, resident: int) -> float:
     """Bytes of noted vectors that come from DRAM again: rows in flight evict each other from the L2 cache."""
-    if not isinstance(selection.way, Threshold):
+    if not isinstance(selection.way, Streaming):
         return 0.0
     rows = min(work.blocks, resident * target.sms) / work.tile.cluster
     in_flight = rows * graph.cols * sum(load.access.dtype.bytes for load in selection.key_body.loads)
@@ -221,23 +221,23 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
     tile = work.tile
     issued = {name: node.op.issued for node, name in value_names(graph).items()}
     element = LARGEST + (EDGE / tile.vector if work.ragged else 0.0)
-    for stage in work.stages:
-        element += MOVE * (len(stage.loads) + len(stage.stores))
-        element += sum(issued.get(statement.name, 1) for statement in stage.body)
-        element += sum(EXPONENTIAL if r.kind == "softmax" else 1 for r in stage.reductions)
+    for row_pass in work.passes:
+        element += MOVE * (len(row_pass.loads) + len(row_pass.stores))
+        element += sum(issued.get(statement.name, 1) for statement in row_pass.body)
+        element += sum(EXPONENTIAL if r.kind == "softmax" else 1 for r in row_pass.reductions)
     if tile.vector == 1:
         element += SINGLE * len(work.accesses)
     dims = max(1, *(len(a.strided) for a in work.accesses))
     thread = THREAD + DIVISION * (dims - 1) + element * tile.per_thread * tile.vector
     steps = math.log2(max(2, tile.threads_per_row))
-    walks = len(selection.picked)
-    thread += walks * (20 + STEP * steps) + STEP * steps * sum(len(s.reductions) for s in work.stages)
+    picked_passes = len(selection.picked)
+    thread += picked_passes * (20 + STEP * steps) + STEP * steps * sum(len(s.reductions) for s in work.passes)
     way = selection.way
-    if isinstance(way, Turns):
+    if isinstance(way, OneByOne):
         elements = tile.per_thread * tile.vector
         lanes = math.log2(tile.threads_per_row)
         return thread + ORDER * elements + selection.k * (TURN_ELEMENT * elements + TURN_STEP * lanes + TURN_PICK)
-    if not isinstance(way, Threshold):
+    if not isinstance(way, Streaming):
         stored = 2.0 * tile.per_thread * tile.vector  # tests of every element, and stores of a few
         return thread + stored + 60
     turns = -(-tile.per_thread // way.turn)
@@ -254,12 +254,12 @@ def waits(work: Work, selection: Selection) -> float:
     tile = work.tile
     picked = PICKED_US * len(selection.picked)
     way = selection.way
-    if isinstance(way, Turns):
+    if isinstance(way, OneByOne):
         return FIRST_LOAD_US + SHUFFLE_US * selection.k * 2 * math.log2(tile.threads_per_row) + picked
-    if not isinstance(way, Threshold):
-        return FIRST_LOAD_US + TEAM_US + 0.03 * selection.k + picked
+    if not isinstance(way, Streaming):
+        return FIRST_LOAD_US + WARP_SELECT_US + 0.03 * selection.k + picked
     turns = -(-tile.per_thread // way.turn)
-    alone = len(work.stages) * (FIRST_LOAD_US + TURN_US * turns) + WARP_US * tile.threads / 32 + picked
+    alone = len(work.passes) * (FIRST_LOAD_US + TURN_US * turns) + WARP_US * tile.threads / 32 + picked
     if tile.cluster > 1:
         alone += 3 * MEETING_US + 0.25 * math.log2(tile.cluster)
     return alone

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fusegen.language.types import DType, f32, i32
-from fusegen.planner.held_rows import Dense, Hold, Team, Threshold, Turns
 from fusegen.planner.model import Selection, Tile
-from fusegen.planner.selections import density
+from fusegen.planner.selections import large_k_cost
 from fusegen.planner.selections.choosing import COMPARED, merged_room
 from fusegen.planner.structs import Count, Member, Struct, member
+from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming
 
 BINS = "of each bin its candidates, then those above it"
 SAID = "by warp: the order that enough keys reach, and the largest"
@@ -19,24 +19,24 @@ KEY_TYPES: Mapping[DType, str] = {f32: "float", i32: "int"}
 def picker(selection: Selection, tile: Tile, warp: int) -> Struct:
     """As the kernel declares it."""
     way = selection.way
-    if isinstance(way, Hold):
-        return of_hold(way, tile, selection.k, warp)
-    if isinstance(way, Dense):
-        return of_dense(way, tile)
-    if isinstance(way, Threshold):
-        return Struct("Picker", tuple(of_threshold(way, tile, warp)))
-    return Struct("Picker", tuple(of_team(selection, way, tile)))
+    if isinstance(way, SmallK):
+        return of_small_k(way, tile, selection.k, warp)
+    if isinstance(way, LargeK):
+        return of_large_k(way, tile)
+    if isinstance(way, Streaming):
+        return Struct("Picker", tuple(of_streaming(way, tile, warp)))
+    return Struct("Picker", tuple(of_warp(selection, way, tile)))
 
 
-def of_team(selection: Selection, way: Turns | Team, tile: Tile) -> Iterator[Member]:
+def of_warp(selection: Selection, way: OneByOne | InWarp, tile: Tile) -> Iterator[Member]:
     rows = tile.rows_per_block
-    if isinstance(way, Team):
+    if isinstance(way, InWarp):
         yield member(KEY_TYPES[selection.dtype], keys=(rows, tile.per_thread * tile.threads_per_row * tile.vector))
         yield member("Entry", candidates=(rows, way.most_ranked + COMPARED))
     yield member("Entry", "what is chosen, the best first", picks=(rows, selection.k))
 
 
-def of_threshold(way: Threshold, tile: Tile, warp: int) -> Iterator[Member]:
+def of_streaming(way: Streaming, tile: Tile, warp: int) -> Iterator[Member]:
     warps, bins = Count("warps", tile.threads // warp), Count("bins", way.bins)
     room = Count("room", way.entries // int(warps))
     cluster = tile.cluster
@@ -58,16 +58,16 @@ def of_threshold(way: Threshold, tile: Tile, warp: int) -> Iterator[Member]:
     )
 
 
-def of_hold(hold: Hold, tile: Tile, k: int, warp: int) -> Struct:
+def of_small_k(small_k: SmallK, tile: Tile, k: int, warp: int) -> Struct:
     warps = Count("warps", tile.threads // warp)
-    row_warps = Count("row_warps" if tile.cluster > 1 else "warps", hold.warps)
-    room, bins = Count("room", hold.room), Count("bins", hold.bins)
+    row_warps = Count("row_warps" if tile.cluster > 1 else "warps", small_k.warps)
+    room, bins = Count("room", small_k.room), Count("bins", small_k.bins)
     blocks = (tile.cluster,) if tile.cluster > 1 else ()
     by_block = " of each block, in the first one" if blocks else ""
     members = (
         member("float", keys=(tile.per_thread * tile.vector, tile.threads)),
         member("Entry", f"candidates{by_block}", entries=(*blocks, room)),
-        member("Entry", "candidates by bins", binned=(hold.limit,)),
+        member("Entry", "candidates by bins", binned=(small_k.limit,)),
         member("Entry", "what is chosen, the best first", picks=(k,)),
         member("unsigned", SAID, reached=(row_warps,), most=(row_warps,)),
         member("float", "of exponentials below it", sums=(row_warps,)),
@@ -80,15 +80,15 @@ def of_hold(hold: Hold, tile: Tile, k: int, warp: int) -> Struct:
     return Struct("Picker", members, aligned=False)
 
 
-def of_dense(dense: Dense, tile: Tile) -> Struct:
-    warps, bins = Count("warps", dense.warps), Count("bins", dense.bins)
-    limit, compared = Count("limit", dense.limit), Count("compared", density.COMPARED)
+def of_large_k(large_k: LargeK, tile: Tile) -> Struct:
+    warps, bins = Count("warps", large_k.warps), Count("bins", large_k.bins)
+    limit, compared = Count("limit", large_k.limit), Count("compared", large_k_cost.COMPARED)
     members = (
         member("Entry", "candidates by bins", binned=(limit + compared,)),
         member("float", "keys and columns of candidates; then what is chosen", found=(2, limit)),
         member("unsigned", BINS, bins_above=(bins + tile.threads + 2,)),
         member("unsigned", "candidates by warp", totals=(warps,)),
-        member("unsigned", "keys that reach a cutoff, by warp", counts=(2, *((warps,) if dense.warps > 1 else ()))),
+        member("unsigned", "keys that reach a cutoff, by warp", counts=(2, *((warps,) if large_k.warps > 1 else ()))),
         member("unsigned", SAID, reached=(warps,), most=(warps,)),
         member("float", "of exponentials below it", sums=(warps,)),
     )

@@ -1,7 +1,7 @@
-"""Walks of a chain that chooses columns: over its rows, as far as the choice needs, and then over what was chosen.
+"""Passes of a chain that chooses columns: over its rows, as far as the choice needs, and then over what was chosen.
 
-The walk that chooses is the last one over the row. What it decides by, the key, is computed there, or taken up where an
-earlier walk has kept it. Behind it come walks over the k columns alone: one more than reductions of chosen values
+The pass that chooses is the last one over the row. What it decides by, the key, is computed there, or taken up where an
+earlier pass has kept it. Behind it come passes over the k columns alone: one more than reductions of chosen values
 depend on each other. They keep nothing, since computing k values again costs next to nothing.
 """
 
@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node
 from fusegen.language.types import DType
-from fusegen.planner.model import Access, Body, Keeps, Load, Reduction, ReductionKind, Stage, Store
+from fusegen.planner.model import Access, Body, Keeps, Load, Reduction, ReductionKind, RowPass, Store
 from fusegen.planner.rows.schedule import Schedule, Scheduler, title_of
 
 
 @dataclass(frozen=True, slots=True)
 class Picking:
-    """The walks over the row, the last of which chooses; what it decides by; and the walks over what is chosen."""
+    """The passes over the row, the last of which chooses; what it decides by; and the passes over what is chosen."""
 
-    walks: Schedule
+    schedule: Schedule
     key: str
     dtype: DType
     key_body: Body
     columns: str
     values: str
-    picked: tuple[Stage, ...]
+    picked: tuple[RowPass, ...]
     bare: bool
 
 
@@ -38,10 +38,10 @@ class PickingScheduler(Scheduler):
         self.columns = graph.selection
         self.key = graph.selection.inputs[0]
         super().__init__(graph, accesses, keeps, by_vectors=False)
-        self.picked_depth = self.find_picked_depths()
+        self.picked_level = self.find_picked_levels()
 
     def find_needed(self) -> set[Node]:
-        """What the row's walks must make: outputs before the selection, the key, and what is one value a row and used
+        """What the row's passes must make: outputs before the selection, the key, and what is one value a row and used
         behind the selection. What is taken at the chosen columns is read there."""
         picked = self.graph.picked
         needed = {t.node for t in self.graph.outputs if t.node not in picked} | {self.key}
@@ -54,64 +54,64 @@ class PickingScheduler(Scheduler):
         return needed
 
     def find_free(self) -> set[Node]:
-        """But for the key: where it is kept, the walk that chooses reads no operand, not even one that rows share."""
+        """But for the key: where it is kept, the pass that chooses reads no operand, not even one that rows share."""
         return super().find_free() - {self.key}
 
-    def walks(self) -> int:
-        """What is kept is kept for the walk that chooses, which is one more."""
-        return max(super().walks(), self.depth[self.key] + 1) + (self.keeps == "values")
+    def count_passes(self) -> int:
+        """What is kept is kept for the pass that chooses, which is one more."""
+        return max(super().count_passes(), self.level[self.key] + 1) + (self.keeps == "values")
 
-    def roots(self, walk: int) -> list[Node]:
-        found = super().roots(walk)
-        chooses = walk == self.walks() - 1 or (self.keeps == "values" and walk == self.depth[self.key])
+    def roots(self, number: int) -> list[Node]:
+        found = super().roots(number)
+        chooses = number == self.count_passes() - 1 or (self.keeps == "values" and number == self.level[self.key])
         return list(dict.fromkeys([*found, self.key])) if chooses else found
 
-    def row_stores(self, depth: int) -> tuple[Store, ...]:
+    def row_stores(self, level: int) -> tuple[Store, ...]:
         return tuple(
             Store(self.access[t.name], self.names[t.node])
             for t in self.graph.outputs
-            if t.node in self.needed and self.extent(t.node) is Extent.ROW and self.depth[t.node] == depth
+            if t.node in self.needed and self.extent(t.node) is Extent.ROW and self.level[t.node] == level
         )
 
     # ---- behind the selection
 
-    def find_picked_depths(self) -> dict[Node, int]:
-        """The walk over the chosen columns in which a value can first be computed."""
-        depth: dict[Node, int] = {}
+    def find_picked_levels(self) -> dict[Node, int]:
+        """The pass over the chosen columns in which a value can first be computed."""
+        level: dict[Node, int] = {}
         for node in self.graph.nodes:
             if node in self.graph.picked:
-                deepest = max((depth.get(a, 0) for a in node.inputs), default=0)
-                depth[node] = deepest + 1 if node.op.kind is Kind.REDUCE else deepest
-        return depth
+                deepest = max((level.get(a, 0) for a in node.inputs), default=0)
+                level[node] = deepest + 1 if node.op.kind is Kind.REDUCE else deepest
+        return level
 
-    def picked_stages(self, slot: int) -> tuple[tuple[Stage, ...], int]:
-        """The walks over the chosen columns, and the first slot of the shared array that they leave free."""
+    def picked_passes(self, slot: int) -> tuple[tuple[RowPass, ...], int]:
+        """The passes over the chosen columns, and the first slot of the shared array that they leave free."""
         found = []
-        for walk in range(max(self.picked_depth.values()) + 1):
+        for number in range(max(self.picked_level.values()) + 1):
             reductions = []
-            for node in self.picked_at(Kind.REDUCE, walk + 1):
+            for node in self.picked_at(Kind.REDUCE, number + 1):
                 name = self.names[node]
                 kind: ReductionKind = node.op.name  # type: ignore[assignment]
                 value = node.inputs[0]
                 reductions.append(Reduction(kind, self.names[value], (name,), slot, dtype=value.dtype))
                 slot += 1
-            found.append(self.picked_stage(walk, tuple(reductions)))
+            found.append(self.picked_pass(number, tuple(reductions)))
         return tuple(found), slot
 
-    def picked_at(self, kind: Kind, depth: int) -> list[Node]:
-        return [n for n, d in self.picked_depth.items() if d == depth and n.op.kind is kind]
+    def picked_at(self, kind: Kind, level: int) -> list[Node]:
+        return [n for n, d in self.picked_level.items() if d == level and n.op.kind is kind]
 
-    def picked_stage(self, walk: int, reductions: tuple[Reduction, ...]) -> Stage:
-        written = [t for t in self.graph.outputs if self.picked_depth.get(t.node) == walk]
+    def picked_pass(self, number: int, reductions: tuple[Reduction, ...]) -> RowPass:
+        written = [t for t in self.graph.outputs if self.picked_level.get(t.node) == number]
         written = [t for t in written if self.extent(t.node) is Extent.PICKED]
         wanted = self.picked_closure(
-            [*(n.inputs[0] for n in self.picked_at(Kind.REDUCE, walk + 1)), *(t.node for t in written)]
+            [*(n.inputs[0] for n in self.picked_at(Kind.REDUCE, number + 1)), *(t.node for t in written)]
         )
         loads = tuple(self.gather(n) for n in self.graph.nodes if n in wanted and self.is_gathered(n))
         stores = tuple(Store(self.access[t.name], self.names[t.node]) for t in written)
-        behind = [n for n, d in self.picked_depth.items() if d == walk + 1 and self.extent(n) is Extent.ROW]
+        behind = [n for n, d in self.picked_level.items() if d == number + 1 and self.extent(n) is Extent.ROW]
         rows = [t for t in self.graph.outputs if t.node in behind]
-        return Stage(
+        return RowPass(
             title=title_of(loads, (), reductions, stores),
             loads=loads,
             body=self.statements(n for n in self.graph.nodes if n in wanted),
@@ -140,13 +140,13 @@ class PickingScheduler(Scheduler):
         return Load(access, self.names[node])
 
     def pick(self) -> Picking:
-        walks = self.build()
+        planned = self.build()
         compute, take = self.closure([self.key], set())
         assert not take
-        picked, slots = self.picked_stages(walks.slots)
-        held = [n for n in self.picked_depth if n.op.name == "take" and n.inputs[0] is self.key]
+        picked, slots = self.picked_passes(planned.slots)
+        held = [n for n in self.picked_level if n.op.name == "take" and n.inputs[0] is self.key]
         return Picking(
-            walks=replace(walks, slots=slots),
+            schedule=replace(planned, slots=slots),
             key=self.names[self.key],
             dtype=self.key.dtype,
             key_body=Body(
@@ -161,5 +161,5 @@ class PickingScheduler(Scheduler):
 
 
 def picking(graph: Graph, accesses: Iterable[Access], keeps: Keeps) -> Picking:
-    """The walks of `graph`, which chooses columns, with `keeps` kept from one walk over the row to the next."""
+    """The passes of `graph`, which chooses columns, with `keeps` kept from one pass over the row to the next."""
     return PickingScheduler(graph, accesses, keeps).pick()

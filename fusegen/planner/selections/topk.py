@@ -2,8 +2,8 @@
 
 Regimes, from short rows to long ones:
 
-- a *team*: a warp, or a part of it, holds a row's keys. The k-th largest of the lanes' largest keys is a bound that k
-  elements reach and few more do; these are ranked by comparing them;
+- *in a warp* (register-resident): a warp, or a part of it, holds a row's keys. The k-th largest of the lanes' largest
+  keys is a bound that k elements reach and few more do; these are ranked by comparing them;
 - a short row has fewer lanes than columns are chosen, down to one: they take the largest key out, k times (`in_turn`);
 - a *threshold*: a block streams the row by and keeps of every few vectors the largest key alone, 4 bytes. What k of
   those reach, by bisection within a warp over the largest keys of a thread's elements in a few groups, k elements reach
@@ -21,7 +21,7 @@ memory would save nothing: it is read once either way, and 50257 f32 leave no se
 one ranks.
 
 What bounded 4096 x 50257 with k = 256 of bf16 on an H200 (cold L2; ncu, and kernels that ended early): of 182 us the
-walk alone took 125, the threshold 3, notes 12, their vectors 25, sums 4, ranks 12, in 142 million instructions of warps
+pass alone took 125, the threshold 3, notes 12, their vectors 25, sums 4, ranks 12, in 142 million instructions of warps
 at 0.82 a cycle and scheduler. A quarter of the instructions less, 178 us. What 4 blocks of 49 KB leave of an SM's L1
 cache, 28 KB, is less than the 64 KB of loads that they have on their way; with 47 KB, which leave 60, and 103 million
 instructions it took 156. Blocks drift apart by themselves: while one ranks, others stream. In the end, with rows in
@@ -35,10 +35,9 @@ from dataclasses import replace
 
 from fusegen.language.graph import Extent, Graph, Kind, behind
 from fusegen.language.types import f32, i32
-from fusegen.planner.held_rows import Team, Threshold, Turns, Way
 from fusegen.planner.matching import need_countable, need_selection
 from fusegen.planner.model import Layout, Plan, RowPlan, Selection, Tile
-from fusegen.planner.pieces import team_text, vector_widths, words_of
+from fusegen.planner.pieces import row_threads_text, vector_widths, words_of
 from fusegen.planner.rows.assembly import Choosing, Draft, assemble, row_draft
 from fusegen.planner.rows.duration import resident_blocks
 from fusegen.planner.selections.choosing import (
@@ -50,7 +49,7 @@ from fusegen.planner.selections.choosing import (
     entries_of,
     expected,
     groups_of,
-    likely_of_team,
+    likely_of_warp,
     limit_of,
     most_ranked,
     note_of,
@@ -59,14 +58,15 @@ from fusegen.planner.selections.choosing import (
 )
 from fusegen.planner.selections.picker import picker
 from fusegen.planner.selections.picking import Picking, picking
+from fusegen.planner.ways import InWarp, OneByOne, Streaming, Way
 from fusegen.targets.base import Target
 
 WARP_ELEMENTS = 32  # of a row in one lane's registers, where a warp has it,
-TEAM_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32
-TEAM_PICKS = 32
+PART_WARP_ELEMENTS = 16  # and where a part of one has: 131072 x 256 took 56 us with 16 a lane, 88 with 32
+WARP_PICKS = 32
 TURN_LANES = 8
-TEAM_BLOCK = 128
-# Of the candidates that a team ranks by comparing them, those of a row in random order: where more are likely, some row
+WARP_BLOCK_THREADS = 128
+# Of the candidates that a warp ranks by comparing them, those of a row in random order: where more are likely, some row
 # of most warps has too many, and finds the best one after another. 4096 x 1000, k = 32, f32 took 228 us so, and 16 by a
 # block.
 LIKELY_SHARE = 0.7
@@ -85,47 +85,47 @@ MORE_REGISTERS = 80
 
 
 def topk(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
-    """Every legal team, block and cluster."""
+    """Every legal part of a warp, block and cluster."""
     need_selection(graph, "topk", (f32, i32))
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
-        yield from by_turns(draft)
-        yield from by_team(draft)
-        yield from by_threshold(draft)
+        yield from one_by_one(draft)
+        yield from by_warp(draft)
+        yield from by_streaming(draft)
 
 
-def by_turns(draft: Draft) -> Iterator[Plan]:
+def one_by_one(draft: Draft) -> Iterator[Plan]:
     """A few lanes for each row, or one, that find the largest of its keys, k times."""
     graph, target = draft.graph, draft.target
-    walks = picking(graph, draft.accesses, "values")
+    planned = picking(graph, draft.accesses, "values")
     lanes = 1
     while lanes <= TURN_LANES and draft.vectors > lanes // 2:
         per_thread = -(-draft.vectors // lanes)
-        if per_thread * draft.vector <= TEAM_ELEMENTS:
-            tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
-            chosen = selection_of(walks, graph.picks, Turns())
+        if per_thread * draft.vector <= PART_WARP_ELEMENTS:
+            tile = Tile(WARP_BLOCK_THREADS, lanes, WARP_BLOCK_THREADS // lanes, draft.vector, per_thread)
+            chosen = selection_of(planned, graph.picks, OneByOne())
             if fits(chosen, tile, target):
-                yield candidate(draft, walks, tile, chosen)
+                yield candidate(draft, planned, tile, chosen)
         lanes *= 2
 
 
-def by_team(draft: Draft) -> Iterator[Plan]:
+def by_warp(draft: Draft) -> Iterator[Plan]:
     """A part of a warp for each row, from as many lanes as columns are chosen."""
     graph, target = draft.graph, draft.target
-    walks = picking(graph, draft.accesses, "values")
+    planned = picking(graph, draft.accesses, "values")
     lanes = target.warp
     while lanes >= max(4, graph.picks):
         per_thread = -(-draft.vectors // lanes)
-        most = WARP_ELEMENTS if lanes == target.warp else TEAM_ELEMENTS
-        likely = likely_of_team(graph.picks, lanes)
-        few = graph.picks <= TEAM_PICKS and likely <= LIKELY_SHARE * most_ranked(graph.picks)
+        most = WARP_ELEMENTS if lanes == target.warp else PART_WARP_ELEMENTS
+        likely = likely_of_warp(graph.picks, lanes)
+        few = graph.picks <= WARP_PICKS and likely <= LIKELY_SHARE * most_ranked(graph.picks)
         if few and per_thread * draft.vector <= most and draft.vectors > lanes // 2:
-            tile = Tile(TEAM_BLOCK, lanes, TEAM_BLOCK // lanes, draft.vector, per_thread)
-            way = Team(by_rounds(graph.picks, lanes, target), most_ranked(graph.picks))
-            chosen = selection_of(walks, graph.picks, way)
+            tile = Tile(WARP_BLOCK_THREADS, lanes, WARP_BLOCK_THREADS // lanes, draft.vector, per_thread)
+            way = InWarp(by_rounds(graph.picks, lanes, target), most_ranked(graph.picks))
+            chosen = selection_of(planned, graph.picks, way)
             if fits(chosen, tile, target):
-                yield candidate(draft, walks, tile, chosen)
+                yield candidate(draft, planned, tile, chosen)
         lanes //= 2
 
 
@@ -136,17 +136,17 @@ def by_rounds(k: int, lanes: int, target: Target) -> bool:
     return lanes == target.warp or k * (2 * steps + 2) < 3 * lanes + 2 * steps
 
 
-def by_threshold(draft: Draft) -> Iterator[Plan]:
+def by_streaming(draft: Draft) -> Iterator[Plan]:
     """A block or a cluster for each row."""
     graph, target = draft.graph, draft.target
-    walks = picking(graph, draft.accesses, "nothing")
+    planned = picking(graph, draft.accesses, "nothing")
     for threads in (*NARROW, *BLOCKS):
         for turn in TURNS:
             for cluster in clusters(target):
                 if tile := tile_of(draft, threads, turn, cluster):
-                    chosen = threshold_of(walks, graph, tile, turn, target)
+                    chosen = streaming_of(planned, graph, tile, turn, target)
                     if chosen and fits(chosen, tile, target):
-                        yield candidate(draft, walks, tile, chosen)
+                        yield candidate(draft, planned, tile, chosen)
 
 
 def fits(chosen: Selection, tile: Tile, target: Target) -> bool:
@@ -179,10 +179,10 @@ def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
 
 
 def computed_apart(graph: Graph) -> bool:
-    """May the keys of one element differ in a last bit between the walk and where candidates are looked at again?
+    """May the keys of one element differ in a last bit between the pass and where candidates are looked at again?
 
     Compilers fuse a product into a sum where that is its only use: so they do where nothing but the key is computed,
-    but not in a walk that has another use for the product. A threshold from the walk's keys would leave out all of a
+    but not in a pass that has another use for the product. A threshold from the pass's keys would leave out all of a
     row of equals.
     """
     assert graph.selection is not None
@@ -197,7 +197,7 @@ def computed_apart(graph: Graph) -> bool:
     return False
 
 
-def threshold_of(walks: Picking, graph: Graph, tile: Tile, turn: int, target: Target) -> Selection | None:
+def streaming_of(planned: Picking, graph: Graph, tile: Tile, turn: int, target: Target) -> Selection | None:
     """None where there are no registers for a block, where a larger one could have a threshold before the first cut, or
     where a cluster's largest keys have no room: its blocks meet for one threshold alone."""
     k, apart = graph.picks, computed_apart(graph)
@@ -213,7 +213,7 @@ def threshold_of(walks: Picking, graph: Graph, tile: Tile, turn: int, target: Ta
         groups = 0
     warps, entries, limit = tile.threads // target.warp, entries_of(k, tile.threads), limit_of(k)
     want = -(-k // (warps * tile.cluster))
-    way = Threshold(
+    way = Streaming(
         turn=turn,
         groups=groups,
         note=note,
@@ -228,7 +228,7 @@ def threshold_of(walks: Picking, graph: Graph, tile: Tile, turn: int, target: Ta
         **cuts_of(entries // warps, limit // warps, segments=segment < tile.per_thread, cluster=tile.cluster),
         bins=bins_of(k, tile.threads),
     )
-    chosen = replace(selection_of(walks, k, way), vote_bytes=target.vote_bytes)
+    chosen = replace(selection_of(planned, k, way), vote_bytes=target.vote_bytes)
     if target.registers_per_thread > 255:  # a wave of gfx90a and gfx942 has 512, and the compiler needs no such word
         return chosen
     shared = picker(chosen, tile, target.warp).bytes  # which may have room for fewer than registers have
@@ -243,36 +243,36 @@ def cuts_of(room: int, limit: int, *, segments: bool, cluster: int) -> dict[str,
     return {"cut_early": (room + limit) // 2 if segments else 0, "cut_last": last}
 
 
-def wanted_registers(way: Threshold, tile: Tile) -> int:
+def wanted_registers(way: Streaming, tile: Tile) -> int:
     return MORE_REGISTERS if way.segment < tile.per_thread or way.groups > 4 else REGISTERS
 
 
-def selection_of(walks: Picking, k: int, way: Way) -> Selection:
+def selection_of(planned: Picking, k: int, way: Way) -> Selection:
     return Selection(
         way=way,
         k=k,
-        key=walks.key,
-        dtype=walks.dtype,
-        key_body=walks.key_body,
-        columns=walks.columns,
-        values=walks.values,
-        picked=walks.picked,
-        bare=walks.bare,
+        key=planned.key,
+        dtype=planned.dtype,
+        key_body=planned.key_body,
+        columns=planned.columns,
+        values=planned.values,
+        picked=planned.picked,
+        bare=planned.bare,
     )
 
 
-def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> RowPlan:
-    graph, target, team = draft.graph, draft.target, not isinstance(chosen.way, Threshold)
+def candidate(draft: Draft, planned: Picking, tile: Tile, chosen: Selection) -> RowPlan:
+    graph, target, by_warp = draft.graph, draft.target, not isinstance(chosen.way, Streaming)
     registers = registers_of(chosen, tile)
     return assemble(
         draft,
-        walks.walks,
+        planned.schedule,
         tile,
         rule="topk",
-        regime=f"{team_text(tile, target)}; {choosing_text(chosen, tile, graph.cols)}",
-        staging="registers" if team else "stream",
+        regime=f"{row_threads_text(tile, target)}; {choosing_text(chosen, tile, graph.cols)}",
+        staging="registers" if by_warp else "stream",
         choosing=Choosing(
-            template="topk_team.cu.j2" if team else "topk.cu.j2",
+            template="topk_warp.cu.j2" if by_warp else "topk_streaming.cu.j2",
             selection=chosen,
             shared_bytes=picker(chosen, tile, target.warp).bytes,
             duration=lambda work, moved: duration_of(target, graph, work, chosen, moved, registers),
@@ -281,20 +281,20 @@ def candidate(draft: Draft, walks: Picking, tile: Tile, chosen: Selection) -> Ro
 
 
 def registers_of(chosen: Selection, tile: Tile) -> int:
-    """NVRTC took 31, 39 and 56 for teams with 8, 16 and 32 elements a lane; hiprtc 61 to 85 for thresholds."""
-    if not isinstance(chosen.way, Threshold):
+    """NVRTC took 31, 39 and 56 for warps with 8, 16 and 32 elements a lane; hiprtc 61 to 85 for thresholds."""
+    if not isinstance(chosen.way, Streaming):
         return 24 + tile.per_thread * tile.vector
     return wanted_registers(chosen.way, tile) if chosen.resident else 80
 
 
 def choosing_text(chosen: Selection, tile: Tile, cols: int) -> str:
     """What the kernel does, and what it expects of a row whose keys lie in no order."""
-    if not isinstance(chosen.way, Threshold):
-        how = "one after another" if chosen.in_turn else "by rank"
+    if not isinstance(chosen.way, Streaming):
+        how = "one after another" if chosen.one_by_one else "by rank"
         return f"{chosen.key} in registers, the best {chosen.k} {how}"
     found = expected(chosen, tile, cols)
     cuts = f", cut {'once' if found.cuts == 1 else f'{found.cuts} times'} to the best {chosen.k}" if found.cuts else ""
     return (
-        f"the row streams by, {chosen.way.turn} x {tile.vector} elements a thread at a time; some "
+        f"streaming threshold select, {chosen.way.turn} x {tile.vector} elements a thread at a time; some "
         f"{round(found.candidates)} of {cols} pass the threshold, whose vectors are read again{cuts}"
     )

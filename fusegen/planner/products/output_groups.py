@@ -1,0 +1,191 @@
+"""A chain with products in a kernel's terms: its prologue, and its output groups: products with their epilogue.
+
+`fusegen.language.products.split` says what a chain is made of; this says in which thread's hands each part is,
+statement by statement, or raises NoMatch for what tiles of products can't hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor
+from fusegen.language.naming import value_names
+from fusegen.language.products import Split, Unsplittable, is_computed, split
+from fusegen.language.types import DType, Size, size_of
+from fusegen.planner.matching import NoMatch
+from fusegen.planner.model import Access, Layout, Load, Reduction, RowDim, Store
+from fusegen.planner.pieces import statements
+from fusegen.planner.products.parts import Contraction, OutputGroup, Prologue
+from fusegen.planner.rewrites import hoist_scales
+from fusegen.targets.base import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Products that are used together, of one width, and the outputs that are made of them."""
+
+    products: tuple[Node, ...]
+    width: Size
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class ProductDraft:
+    """What all candidates of one rule share. `graph` is the chain as written, `hoisted` as the kernel computes it."""
+
+    graph: Graph
+    hoisted: Graph
+    target: Target
+    layout: Layout
+    parts: Split
+    groups: tuple[Group, ...]
+    dims: tuple[RowDim, ...]
+
+    @property
+    def dtype(self) -> DType:
+        """Of the factors."""
+        return self.parts.products[0].left.dtype
+
+    @cached_property
+    def k(self) -> int:
+        """K."""
+        return size_of(self.parts.products[0].contracted, self.graph.sizes)
+
+    @property
+    def together(self) -> int:
+        """Products of a tile."""
+        return len(self.groups[0].products)
+
+    @cached_property
+    def extents(self) -> tuple[int, ...]:
+        """Of the row dimensions, at the default sizes."""
+        return tuple(math.prod(size_of(self.graph.shape[axis], self.graph.sizes) for axis in d.axes) for d in self.dims)
+
+
+def taken_apart(graph: Graph) -> tuple[Graph, Split]:
+    """The chain as kernels compute it, and its parts. Raises NoMatch for what one kernel can't hold."""
+    hoisted = hoist_scales(graph)
+    try:
+        return hoisted, split(hoisted)
+    except Unsplittable as reason:
+        raise NoMatch(str(reason)) from None
+
+
+def groups(graph: Graph, parts: Split) -> tuple[Group, ...]:
+    """Products whose results meet in an output, in the order they were written."""
+    joined: list[set[Node]] = [{p.node} for p in parts.products]
+    reached = {t: set(graph.ancestors(t.node)) for t in graph.outputs}
+    for nodes in reached.values():
+        meeting = [g for g in joined if g & nodes]
+        if len(meeting) > 1:
+            joined = [g for g in joined if not g & nodes] + [set().union(*meeting)]
+    order = [p.node for p in parts.products]
+    joined.sort(key=lambda g: min(map(order.index, g)))
+    found = []
+    for members in joined:
+        products = tuple(n for n in order if n in members)
+        widths = {n.shape[-1] for n in products}
+        if len(widths) > 1:
+            first, other = products[0], next(n for n in products if n.shape[-1] != products[0].shape[-1])
+            raise NoMatch(f"the products at {first.where} and {other.where} are used together and differ in width")
+        outputs = tuple(t for t in graph.outputs if reached[t] & members)
+        found.append(Group(products, products[0].shape[-1], outputs))
+    alone = tuple(t for t in graph.outputs if not any(t in g.outputs for g in found))
+    for tensor in alone:  # what needs no product goes with one as wide
+        place = next((i for i, g in enumerate(found) if tensor.shape[-1] in (g.width, 1)), None)
+        if place is None:
+            raise NoMatch(f"{tensor.name} needs no product and is as wide as none")
+        found[place] = replace(found[place], outputs=(*found[place].outputs, tensor))
+    if len({len(g.products) for g in found}) > 1:
+        counts = list(dict.fromkeys(len(g.products) for g in found))
+        raise NoMatch(
+            f"the outputs need {counts[0]} and {counts[1]} products each; one kernel's tiles sum equally many"
+        )
+    return tuple(found)
+
+
+def load(graph: Graph, access: Access, tensor: Tensor) -> Load:
+    return Load(access, value_names(graph)[tensor.node])
+
+
+def within(graph: Graph, *roots: Node, without: Iterable[Node] = ()) -> set[Node]:
+    """What `roots` need, back to products and reductions and `without`."""
+    stop = set(without)
+    found = set(roots)
+    for node in reversed(graph.nodes):
+        if node in found and node.op.kind not in (Kind.PRODUCT, Kind.REDUCE, Kind.INPUT) and node not in stop:
+            found.update(node.inputs)
+    return found
+
+
+def need_plain_rights(parts: Split) -> None:
+    """Raises NoMatch for a right factor that is computed."""
+    for product in parts.products:
+        if product.right.operand is None:
+            raise NoMatch(
+                f"the right factor of the product at {product.node.where} is computed element by element, which "
+                "kernels do to left factors only\n  compute it beforehand; in place of x @ (w * s), with one s a "
+                "column, write (x @ w) * s"
+            )
+
+
+def prologue_of(
+    graph: Graph, parts: Split, matrices: Iterable[str], accesses: Mapping[str, Access], scale: Tensor | None = None
+) -> Prologue:
+    """What is computed of the left factor's elements; of the tensors in `matrices` a thread sees each element."""
+    names, left = value_names(graph), parts.products[0].left
+    tiles = set(matrices)
+    summed = [s.node.inputs[0] for s in parts.statistics]
+    needed = within(graph, left.node, *summed)
+    inputs = [t for t in graph.inputs if t.node in needed and t.shape]
+    computed = within(graph, *summed) if scale else needed
+    listed = [n for n in graph.nodes if n in computed and is_computed(n)]
+    # an operand is held as one of three: what a thread brings of a slice, of a vector along it, or of its rows
+    elements = [t for t in inputs if graph.extents[t.node] is Extent.ELEMENT]
+    values = [t for t in inputs if graph.extents[t.node] is not Extent.ELEMENT]
+    vectors = tuple(load(graph, accesses[t.name], t) for t in elements if t.name not in tiles)
+    return Prologue(
+        loads=(*(load(graph, accesses[t.name], t) for t in elements if t.name in tiles), *vectors),
+        vectors=vectors,
+        row_loads=tuple(load(graph, accesses[t.name], t) for t in values),
+        row_body=statements(graph, [n for n in listed if graph.extents[n] is not Extent.ELEMENT]),
+        body=statements(graph, [n for n in listed if graph.extents[n] is Extent.ELEMENT]),
+        value=names[left.node],
+        changes=left.operand is None,
+        reductions=tuple(
+            Reduction("sum", names[s.node.inputs[0]], (names[s.node],)) for s in parts.statistics
+        ),
+        scale=load(graph, accesses[scale.name], scale) if scale else None,
+    )  # fmt: skip
+
+
+def spans_of(
+    draft: ProductDraft, contractions: Mapping[Node, Contraction], accesses: Mapping[str, Access], tile_cols: int,
+    widest: int,
+) -> tuple[OutputGroup, ...]:  # fmt: skip
+    """One a group, side by side in tiles of so many columns, of which a thread takes up to `widest` at a time."""
+    graph, found = draft.hoisted, list[OutputGroup]()
+    names, extents = value_names(graph), graph.extents
+    for group in draft.groups:
+        cols = size_of(group.width, graph.sizes)
+        needed = within(graph, *(t.node for t in group.outputs))
+        inputs = [t for t in graph.inputs if t.node in needed and t.shape]
+        listed = [n for n in graph.nodes if n in needed and is_computed(n)]
+        stores = [(Store(accesses[t.name], names[t.node]), extents[t.node]) for t in group.outputs]
+        found.append(OutputGroup(
+            contractions=tuple(contractions[n] for n in group.products),
+            cols=cols,
+            first_tile=found[-1].first_tile + found[-1].tiles if found else 0,
+            tiles=-(-cols // tile_cols),
+            vector=next(v for v in (8, 4, 2, 1) if v <= widest and cols % v == 0 and tile_cols % v == 0),
+            loads=tuple(load(graph, accesses[t.name], t) for t in inputs if extents[t.node] is Extent.ELEMENT),
+            row_loads=tuple(load(graph, accesses[t.name], t) for t in inputs if extents[t.node] is not Extent.ELEMENT),
+            row_body=statements(graph, [n for n in listed if extents[n] is not Extent.ELEMENT]),
+            row_stores=tuple(store for store, extent in stores if extent is not Extent.ELEMENT),
+            body=statements(graph, [n for n in listed if extents[n] is Extent.ELEMENT]),
+            stores=tuple(store for store, extent in stores if extent is Extent.ELEMENT),
+        ))  # fmt: skip
+    return tuple(found)
