@@ -82,7 +82,7 @@ __device__ __forceinline__ int count(Lanes lanes) {
 }
 
 // a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
-// that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. None is 0
+// that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. 0 is none
 typedef unsigned long long Entry;
 constexpr int column_bits = 17;
 constexpr Entry last_column = (Entry(1) << column_bits) - 1;

@@ -219,7 +219,8 @@ def test_templates_ask_no_names() -> None:
         assert not re.search(r"cuda|hip|nvidia|amd|\b(f16|bf16|f32|i32|b8)\"", re.sub(r"\.cu\.j2", "", text), re.I), (
             file
         )
-        assert "{% set" not in text, file
+        for value in re.findall(r"{%-? set \w+ = (.*?) -?%}", text):  # what a block says may have a name
+            assert value == "caller()", file
 
 
 @pytest.mark.parametrize(

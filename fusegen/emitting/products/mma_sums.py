@@ -187,7 +187,8 @@ class SumSpeller(GemmWords):
         plan, tile, atom = self.plan, self.tile, self.plan.atom
         mma = atom.kind == "mma"
         left, buffer = self.owns[0].name, "k % 2" if tile.persistent else "buffer"
-        down = tile.warp_rows // atom.rows
+        down, across = tile.warp_rows // atom.rows, tile.warp_cols // atom.cols
+        loops = [("m", down), ("n", across)] if tile.bands > 1 else [("n", across), ("m", down)]
         first_row = f"{self.warp_row}m * {atom.rows}" if down > 1 else alone(self.warp_row)
         if tile.bands > 1:
             first_row = f"({first_row})" if down > 1 else first_row
@@ -208,8 +209,10 @@ class SumSpeller(GemmWords):
             "body": self.spelling.functions.get(f"mma_{plan.dtype.name}", ()),
             "sums_type": "float" if mma else "Sums",
             "sums_dims": "[4]" if mma else "",
-            "across": tile.warp_cols // atom.cols,
+            "across": across,
             "down": down,
+            "outer": loops[0],
+            "inner": loops[1],
             "serpentine": mma and down > 1 and tile.warp_cols > atom.cols,
             "left": left_text,
             "first_row": first_row,

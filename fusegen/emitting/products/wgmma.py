@@ -335,6 +335,7 @@ class WgmmaSpeller(CopySpeller):
                     "pair": PAIRS[access.dtype].format(f"{access.name}_pair[0]", f"{access.name}_pair[1]"),
                     "pair_type": PAIR_TYPES[access.dtype],
                     "buffer": f"staging + {number}" if number else "staging",
+                    "place": "buffer" if number else "staging",
                     "at": ", ".join(coordinates),
                 }
             )

@@ -113,11 +113,8 @@ class CopySpeller(ProductWords):
         name = "copy_box_to_all" if cluster > 1 else "copy_box"
         self.functions.add(f"{name}_{len(coordinates)}")
         return {
-            "name": name,
-            "stage_bytes": f"{to}_bytes",
-            "map": f"{operand.name}_map",
+            "call": f"{name}({start} + stage * {to}_bytes, {operand.name}_map, arrived,",
             "boxes": lines,
-            "to": start,
             "at": ", ".join(coordinates),
         }
 

@@ -91,11 +91,12 @@ class Frame:
             tiles = f"{tiles} * {tile.blocks_per_row}"
         shared_by = tile.blocks_per_row
         row = f"{self.tile_number()} / {shared_by}" if shared_by > 1 else self.tile_number()
-        if tile.rows_per_block == 1:
-            return {"tiles": tiles, "row": row}
+        if tile.rows_per_block == 1:  # a tile that is a row is called so
+            return {"tiles": tiles, "row": row, "counted": "row" if row == "tile" else "tile"}
         wide = row if self.plan.folded else f"static_cast<long long>({row})"
         first = f"{wide} * {tile.rows_per_block}"
-        return {"tiles": tiles, "first": first, "own": self.row_in_block(), "row": f"{first} + {self.row_in_block()}"}
+        own = self.row_in_block()
+        return {"tiles": tiles, "first": first, "own": own, "row": f"{first} + {own}", "counted": "tile"}
 
     def first_element(self) -> str:
         """Of a thread, in a flat plan."""

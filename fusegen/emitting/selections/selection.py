@@ -88,6 +88,7 @@ class SelectionSpeller:
             "warps": plan.threads // plan.target.warp,
             "own_bins": choice.own_bins,
             "at_q": "[q]" if many_bins else "",
+            "own_sum": "sum" if many_bins else "own",
             "own_bin": f"bins - 1 - threadIdx.x{' * own_bins - q' if many_bins else ''}",
             "most_compared": MOST_COMPARED,
             "picker": tuple(picker(chosen, plan.tile, plan.target.warp).lines()),

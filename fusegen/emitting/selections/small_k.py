@@ -99,6 +99,8 @@ class SmallKChoice(Choice):
         plan, spelling, hold, width = self.plan, self.spelling, self.small_k, self.plan.tile.vector
         return {
             **self.keys(),
+            "by_turns": hold.turn < plan.tile.per_thread,
+            "higher": "higher" if hold.turn < plan.tile.per_thread else "peak",
             "element": self.element(),
             "element_vector": f"v = element / {width}, j = element % {width}" if self.at_v and self.at_j else "",
             "element_col": self.element_col(),
