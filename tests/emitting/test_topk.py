@@ -337,7 +337,7 @@ def best_by_hand(x: f32[M, V], m: f32[M, 1]) -> i32[M, 1]:
 def test_rows_to_which_something_is_added_that_is_no_number(number: int, which: str, name: str) -> None:
     """By the formula in float64, apart from the generated reference: NaN first, equals by logits and then by column."""
     one = (shifted, by_hand, best_by_hand)[number]
-    if one is best_by_hand and which == "dense":
+    if one is best_by_hand and which == "large_k":
         pytest.skip("large k chooses more than one of 301 columns")
     cols = 29 if which == "one by one" else 301
     x = np.round(np.random.default_rng(11).standard_normal((10, cols)).astype(np.float32), 1)

@@ -29,8 +29,8 @@ def test_the_picker_that_a_kernel_declares_is_the_one_that_is_counted() -> None:
             assert plan.selection
             way = (plan.rule, plan.selection.by, plan.selection.one_by_one, plan.cluster > 1)
             plans.setdefault(way, plan)
-    assert {rule for rule, *_ in plans} == {"topk", "held", "dense"}
-    assert {by for _, by, *_ in plans} == {"warp", "streaming", "small_k", "dense"}
+    assert {rule for rule, *_ in plans} == {"topk", "topk_small_k", "topk_large_k"}
+    assert {by for _, by, *_ in plans} == {"warp", "streaming", "small_k", "large_k"}
     for plan in plans.values():
         assert plan.selection
         found = picker(plan.selection, plan.tile, plan.target.warp)

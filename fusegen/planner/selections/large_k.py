@@ -43,7 +43,7 @@ RESIDENT_BLOCKS = 2  # blocks of an SM: one reads while another one ranks
 
 def large_k(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Every block that holds a row."""
-    node = need_selection(graph, "dense")
+    node = need_selection(graph, "topk_large_k")
     need_countable(graph.cols)
     if graph.picks * SPARSEST_COLUMNS < graph.cols:
         raise NotFor(

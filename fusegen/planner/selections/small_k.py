@@ -39,7 +39,7 @@ STATIC_BYTES = 1024  # at most, of votes and of sums beside the choice
 
 def small_k(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     """Every block and cluster that holds a row."""
-    need_selection(graph, "held")
+    need_selection(graph, "topk_small_k")
     need_countable(graph.cols)
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
