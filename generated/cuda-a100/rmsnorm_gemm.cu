@@ -38,7 +38,7 @@ constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 3;
 constexpr int steps = 64;
 constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
 constexpr int tiles_across = 24;
-constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 // elements from the start of a slice to the right factor, and to its end
 constexpr int w_at = tile_rows * tile_k;
 constexpr int slice_elements = w_at + tile_cols * tile_k;

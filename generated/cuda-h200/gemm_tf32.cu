@@ -58,7 +58,7 @@ constexpr int steps = 128;
 constexpr int cluster_rows = 2 * tile_rows;  // of the tiles of a cluster, one below the other
 constexpr int own_cols = tile_cols / 2;  // that each of its blocks brings to all
 constexpr int tiles_across = 16;
-constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int warpgroup = 128;  // threads
 // bytes of a line of shared memory, and of slices
 constexpr int line_bytes = 128;

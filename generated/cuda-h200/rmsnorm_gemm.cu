@@ -33,7 +33,7 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
 constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 4;
 constexpr int steps = 64;
 constexpr int tiles_across = 24;
-constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+constexpr int group = 16, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 constexpr int warpgroup = 128;  // threads
 // bytes of a line of shared memory, and of slices
 constexpr int line_bytes = 128;

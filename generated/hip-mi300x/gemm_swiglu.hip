@@ -51,7 +51,7 @@ constexpr int tile_rows = 128, tile_cols = 64, tile_k = 32, stages = 2;
 constexpr int steps = 128;
 constexpr int warp_rows = 64, warp_cols = 32;  // of a tile
 constexpr int tiles_across = 224;
-constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are walked together, and their tiles
+constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
 // elements from the start of a slice to the right factors, and to its end
 constexpr int w_gate_at = tile_rows * tile_k;
 constexpr int w_up_at = w_gate_at + tile_cols * tile_k;

@@ -42,7 +42,7 @@ def grid(words: GemmWords) -> list[str]:
     if words.tile.group > 1:
         lines.append(
             f"constexpr int group = {words.tile.group}, group_tiles = group * tiles_across;"
-            "  // rows of tiles that are walked together, and their tiles"
+            "  // rows of tiles that are taken together, and their tiles"
         )
     return lines
 

@@ -48,7 +48,7 @@ class GemmWords(ProductWords):
     # ---- small texts
 
     def cols_ragged(self) -> bool:
-        """Does a span end inside of a tile?"""
+        """Does an output group end inside of a tile?"""
         return any(s.cols % self.tile.cols for s in self.plan.output_groups)
 
     @property

@@ -52,7 +52,7 @@ def grid(plan: WgmmaPlan) -> list[str]:
     return [
         f"constexpr int tiles_across = {across};",
         f"constexpr int group = {group}, group_tiles = group * tiles_across;"
-        "  // rows of tiles that are walked together, and their tiles",
+        "  // rows of tiles that are taken together, and their tiles",
     ]
 
 

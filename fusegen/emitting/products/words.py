@@ -73,7 +73,7 @@ class ProductWords(Dialect):
         return TilePlace(lines, "first + tile % group_tiles % height", "tile % group_tiles / height")
 
     def span_number(self) -> str:
-        """Which span a tile belongs to that is number `across` from the left."""
+        """Which output group a tile belongs to that is number `across` from the left."""
         output_groups = self.grid.output_groups
         return choice(
             [f"across < {s.first_tile + s.tiles}" for s in output_groups], [str(i) for i in range(len(output_groups))]

@@ -79,10 +79,10 @@ class StreamingChoice(Choice):
     """Of one plan by "streaming"."""
 
     def spelled_pass(self) -> StreamingPass:
-        return self.walked
+        return self.spelled
 
     @cached_property
-    def walked(self) -> StreamingPass:
+    def spelled(self) -> StreamingPass:
         """The key's own maximum serves a softmax of the key too."""
         parts, pivoted = self.parts, of_key(self.plan)
         others = tuple(r for r in self.last.reductions if r not in pivoted)
@@ -157,7 +157,7 @@ class StreamingChoice(Choice):
             "bisections": BISECTIONS,
             "slots": slots,
             "kth": ordinal(chosen.k),
-            "read_inside": bool(guard) or not self.walked.alike,
+            "read_inside": bool(guard) or not self.spelled.alike,
             "see_inside": bool(guard or self.frame.whole() or self.turns_ahead()),
             "at_g": "[g]" if way.groups > 1 else "",
             "peaks_parameter": f"const {ctype} {'(&peaks)[groups]' if way.groups > 1 else 'peak'}",

@@ -9,7 +9,7 @@ are further groups of one grid.
     cols N    of one product, a constant
       K         what is summed over, a constant
 
-Operands, the prologue, and spans of contractions are those of planner/products/parts.py.
+Operands, the prologue, and output groups of contractions are those of planner/products/parts.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What plans of products are made of, all frozen: operands, a prologue, contractions, spans of them, and their plan.
+"""What plans of products are made of, all frozen: operands, a prologue, contractions, their output groups and plans.
 
 `Factor` and `Product` are the chain's (fusegen.language.products); an `Operand` is a factor as a kernel brings it, a
 `Contraction` a product as a kernel sums it.
@@ -152,7 +152,8 @@ class ProductWork:
 
     @property
     def contractions(self) -> tuple[Contraction, ...]:
-        """Of a tile's main loop: those of any span, which share their left factor, and differ in the right ones."""
+        """Of a tile's main loop: those of any output group, which share their left factor, and differ in the right
+        ones."""
         return self.output_groups[0].contractions
 
     @property
