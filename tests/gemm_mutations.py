@@ -142,7 +142,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("gate and up exchanged", "each is multiplied by the other's factor", GATED,
              r"(multiply_add\(matmul_sums\[\w\]\[\w\], )w_gate_part", r"\1w_up_part"),
     mutation("swizzled the wrong way", "a tile's chunks are looked for where they are not", TILED,
-             r"(k / 8 \^ )turn", r"\1(turn ^ (threadIdx.x / 32 == 1))"),
+             r"(k / 8 \^ )xor_mask", r"\1(xor_mask ^ (threadIdx.x / 32 == 1))"),
     # ---- sums
     mutation("a sum's row off by one", "neighbours' sums", RESIDUAL, r"lane % 4 \* 2 \+ i % 2",
              "lane % 4 * 2 + 1 - i % 2"),
@@ -216,7 +216,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("tf32: transposed lines too far", "every second line is taken twice", ROUNDED_ACROSS,
              r"i % 2 \* 4 \* Line", "i % 2 * 2 * Line"),
     mutation("tf32: a transposed chunk swizzled otherwise", "single elements are looked for where they are not",
-             ROUNDED_ACROSS, r"% \(turns / 2\) \* 2;", "% (turns / 2) * 2 ^ (threadIdx.x / 32 == 1);"),
+             ROUNDED_ACROSS, r"% \(period / 2\) \* 2;", "% (period / 2) * 2 ^ (threadIdx.x / 32 == 1);"),
     # ---- waves of 64
     mutation("HIP: a quarter of K", "the last instruction is left out", F32_WAVES,
              r"sums = __builtin[^;]*part\[3\][^;]*;", ""),
