@@ -125,6 +125,9 @@ def spell(value: Any, words: list[str], numbers: Numbers) -> None:
         words.append(f"{type(value).__name__} {value.name}")
     elif value is None or isinstance(value, (str, int, float)):  # bool is an int, and says True
         words.append(f"{type(value).__name__} {value!r}")
+    elif isinstance(value, Op) and value not in numbers:  # a statement's, where a pass has put it for another
+        numbers[value] = len(numbers)
+        spell({f.name: getattr(value, f.name) for f in fields(Op)}, words, numbers)
     elif isinstance(value, (Node, Op)):
         words.append(f"number {numbers[value]}")
     elif isinstance(value, Where):

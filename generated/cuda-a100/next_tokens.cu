@@ -19,7 +19,7 @@
 //          reach is a threshold: few more elements reach it, and only those whose delegate exceeds it
 //          are looked at again
 // sections stream    the pass over the row
-//          streaming what enough largest keys reach, by bisection
+//          threshold what enough largest keys reach, by bisection
 //          collect   vectors whose delegate exceeds it are read again; their elements above it are
 //                    candidates
 //          cut       where candidates have no more room: bucket select of the best 50 (Alabi et al.,

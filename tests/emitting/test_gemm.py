@@ -270,7 +270,7 @@ def test_blocks_stay_for_as_many_tiles_as_there_are_rounds() -> None:
 ])  # fmt: skip
 def test_copies_are_interleaved_wherever_a_ring_has_room(name: str, best: str) -> None:
     plan = gemm_plans(gemms.bias_gelu.at(M=4096, N=4096, K=4096).graph, name)[0]
-    assert plan.configuration == f"gemm {best} spread"
+    assert plan.configuration == f"gemm {best} persistent"
 
 
 @pytest.mark.parametrize("sizes", [{"K": 4104}, {"K": 4160}, {"N": 1000}], ids=str)

@@ -149,8 +149,8 @@ ORDERS = ("ascending", "descending", "equal", "few", "outlier", "masked", "nan",
 
 
 @pytest.mark.parametrize(("which", "cols", "cluster"), [
-    ("turns", 16, 1), ("warp", 301, 1), ("streaming", 3001, 1), ("streaming", 301_001, 1), ("streaming", 30_001, 2),
-    ("small_k", 3001, 1), ("small_k", 30_001, 2), ("large_k", 301, 1),
+    ("one by one", 16, 1), ("warp", 301, 1), ("streaming", 3001, 1), ("streaming", 301_001, 1),
+    ("streaming", 30_001, 2), ("small_k", 3001, 1), ("small_k", 30_001, 2), ("large_k", 301, 1),
 ])  # fmt: skip
 def test_the_map_of_a_kernel_names_its_sections(which: str, cols: int, cluster: int) -> None:
     """In their order, and with the algorithm's name before them."""

@@ -122,7 +122,7 @@ ROUNDED = {
         scaled,
         ("factors as they are, and only their products scaled by sigmoid, clip, tanh_, 1 / 3.0",),
     ),
-    "a scale that stays": (unbounded, ("div to bf16 before it is multiplied, and only then scaled by 0.5",)),
+    "a scale that stays": (unbounded, ("quotient to bf16 before it is multiplied, and only then scaled by 0.5",)),
     "tf32": (with_tf32, ("factors to the nearest tf32, 11 significant bits",)),
 }
 

@@ -42,7 +42,7 @@ class Frame:
         return f"{access.name}_row" if access.strided and not self.plan.flat else f"{access.name}_ptr"
 
     def zero(self, access: Access) -> str:
-        return "0" if access.dtype is b8 else f"{self.words.ctype(access.dtype)}{{}}"
+        return "0" if access.dtype.bytes == 1 else f"{self.words.ctype(access.dtype)}{{}}"
 
     # ---- where a row ends
 

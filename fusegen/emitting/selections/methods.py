@@ -94,9 +94,9 @@ def sections_by_threshold(way: Streaming, k: int, plan: RowPlan) -> Iterator[tup
     segments = way.segment < plan.tile.per_thread
     yield "stream", "the pass over the row" + ", in segments" * segments
     if way.groups:
-        yield "streaming", "behind each segment " * segments + "what enough largest keys reach, by bisection"
+        yield "threshold", "behind each segment " * segments + "what enough largest keys reach, by bisection"
     else:
-        yield "streaming", "none before the first cut"
+        yield "threshold", "none before the first cut"
     yield "collect", "vectors whose delegate exceeds it are read again; their elements above it are candidates"
     yield "cut", f"where candidates have no more room: bucket select of the best {k} (Alabi et al., JEA 2012)"
     if plan.cluster > 1:
