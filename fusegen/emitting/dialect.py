@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from fusegen.emitting.prelude import SPECIAL_FUNCTIONS, WORD_FUNCTIONS
-from fusegen.language.types import F8, LEAST_INT, DType, b8, bf16, f16, f32, i32
+from fusegen.language.types import LEAST_INT, DType, b8, bf16, f16, f32, i32
 from fusegen.planner.heading import comment_lines
 from fusegen.planner.model import Argument, Number, Param, Plan, Statement, Until, Value
 from fusegen.planner.pieces import digits
@@ -50,27 +50,13 @@ class Dialect:
 
     def to_value(self, dtype: DType, text: str) -> str:
         """From the storage type to f32, i32 or bool."""
-        if dtype is i32:
-            return text
         if dtype is bf16 and self.widens:
             self.functions.add("widened")
             return f"widened({text})"
-        if dtype in F8:
-            self.functions.add(f"{dtype}_value")
-            return f"{dtype}_value({text})"
-        if dtype.kind == "int":
-            return f"static_cast<int>({text})"
-        return f"{text} != 0" if dtype is b8 else self.spelling.to_float[dtype].format(text)
+        return self.noted(self.spelling.to_value[dtype]).format(text)
 
     def to_storage(self, dtype: DType, text: str) -> str:
-        if dtype is i32:
-            return text
-        if dtype in F8:
-            self.functions.add(f"to_{dtype}")
-            return f"to_{dtype}({text})"
-        if dtype.kind == "int":
-            return f"static_cast<{self.ctype(dtype)}>(min(max({text}, {dtype.least:.0f}), {dtype.largest:.0f}))"
-        return f"static_cast<unsigned char>({text})" if dtype is b8 else self.spelling.from_float[dtype].format(text)
+        return self.noted(self.spelling.to_storage[dtype]).format(text)
 
     def parameter(self, param: Param) -> str:
         if param.kind == "map":
@@ -144,7 +130,7 @@ class Dialect:
 
     def frame(self, plan: Plan) -> dict[str, Any]:
         """What stands around every kernel's body, once all of that is spelled."""
-        conversions = self.spelling.to_float, self.spelling.from_float
+        conversions = self.spelling.to_value, self.spelling.to_storage
         functions = self.word_functions()
         for line in (line for f in functions for line in f["body"]):
             self.constants |= named_in(line)[1]

@@ -9,11 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fusegen.language.types import F8, DType, f32, i8, u8
+from fusegen.language.types import F8, DType, b8, f32, i8, i32, u8
 from fusegen.targets.atoms import Atom, Issuer
 
-BYTES: Mapping[DType, str] = {i8: "signed char", u8: "unsigned char", **dict.fromkeys(F8, "unsigned char")}
-"""Types of 8 bits, whose conversions are functions of the kernel: alike for every vendor."""
+# what every vendor spells alike; the functions named are of fusegen.emitting.prelude
+CTYPES: Mapping[DType, str] = {
+    f32: "float", i32: "int", b8: "unsigned char",
+    i8: "signed char", u8: "unsigned char", **dict.fromkeys(F8, "unsigned char"),
+}  # fmt: skip
+TO_VALUE: Mapping[DType, str] = {
+    f32: "{0}", i32: "{0}", b8: "{0} != 0",
+    i8: "static_cast<int>({0})", u8: "static_cast<int>({0})", **{d: f"{d}_value({{0}})" for d in F8},
+}  # fmt: skip
+TO_STORAGE: Mapping[DType, str] = {
+    f32: "{0}", i32: "{0}", b8: "static_cast<unsigned char>({0})",
+    i8: "static_cast<signed char>(min(max({0}, -128), 127))", u8: "static_cast<unsigned char>(min(max({0}, 0), 255))",
+    **{d: f"to_{d}({{0}})" for d in F8},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +35,8 @@ class Spelling:
     file_suffix: str  # ".cu" or ".hip"
     headers: Mapping[DType, str]  # the header a storage type needs, if any
     ctype: Mapping[DType, str]  # the C type of a storage type
-    to_float: Mapping[DType, str]  # storage value -> float
-    from_float: Mapping[DType, str]  # float -> storage value, round to nearest even
+    to_value: Mapping[DType, str]  # from the storage type to f32, i32 or bool
+    to_storage: Mapping[DType, str]  # and back, to nearest even
     barrier: str
     lanes: str  # a type with a bit for each lane of a warp
     warp_barrier: str  # where only the threads of one warp wait for each other

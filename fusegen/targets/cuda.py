@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusegen.language.types import DType, b8, bf16, f16, f32, i32
+from fusegen.language.types import DType, bf16, f16, f32
 from fusegen.targets.atoms import Atom, Fragment, Term
-from fusegen.targets.base import BYTES, Spelling, Target
+from fusegen.targets.base import CTYPES, TO_STORAGE, TO_VALUE, Spelling, Target
 
 
 def mma(dtype: str, k: int = 16) -> tuple[str, ...]:
@@ -123,21 +123,9 @@ WGMMA = tuple(warpgroup_mma(*each) for each in FACTORS)  # of sm_90a alone
 SPELLING = Spelling(
     file_suffix=".cu",
     headers={f16: "cuda_fp16.h", bf16: "cuda_bf16.h"},
-    ctype={f16: "__half", bf16: "__nv_bfloat16", f32: "float", i32: "int", b8: "unsigned char", **BYTES},
-    to_float={
-        f16: "__half2float({0})",
-        bf16: "__bfloat162float({0})",
-        f32: "{0}",
-        i32: "static_cast<float>({0})",
-        b8: "static_cast<float>({0})",
-    },
-    from_float={
-        f16: "__float2half_rn({0})",
-        bf16: "__float2bfloat16_rn({0})",
-        f32: "{0}",
-        i32: "__float2int_rn({0})",
-        b8: "static_cast<unsigned char>({0} != 0.0f)",
-    },
+    ctype={f16: "__half", bf16: "__nv_bfloat16", **CTYPES},
+    to_value={f16: "__half2float({0})", bf16: "__bfloat162float({0})", **TO_VALUE},
+    to_storage={f16: "__float2half_rn({0})", bf16: "__float2bfloat16_rn({0})", **TO_STORAGE},
     barrier="__syncthreads();",
     lanes="unsigned",
     warp_barrier="__syncwarp();",

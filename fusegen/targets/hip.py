@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fusegen.language.types import DType, b8, bf16, f16, f32, i32
+from fusegen.language.types import DType, bf16, f16, f32
 from fusegen.targets.atoms import Atom, Fragment, Term
-from fusegen.targets.base import BYTES, Spelling, Target
+from fusegen.targets.base import CTYPES, TO_STORAGE, TO_VALUE, Spelling, Target
 
 
 def reduced(sign: str) -> tuple[str, ...]:
@@ -77,21 +77,9 @@ MFMA = (
 SPELLING = Spelling(
     file_suffix=".hip",
     headers={},
-    ctype={f16: "_Float16", bf16: "__bf16", f32: "float", i32: "int", b8: "unsigned char", **BYTES},
-    to_float={
-        f16: "static_cast<float>({0})",
-        bf16: "static_cast<float>({0})",
-        f32: "{0}",
-        i32: "static_cast<float>({0})",
-        b8: "static_cast<float>({0})",
-    },
-    from_float={
-        f16: "static_cast<_Float16>({0})",
-        bf16: "static_cast<__bf16>({0})",
-        f32: "{0}",
-        i32: "__float2int_rn({0})",
-        b8: "static_cast<unsigned char>({0} != 0.0f)",
-    },
+    ctype={f16: "_Float16", bf16: "__bf16", **CTYPES},
+    to_value={f16: "static_cast<float>({0})", bf16: "static_cast<float>({0})", **TO_VALUE},
+    to_storage={f16: "static_cast<_Float16>({0})", bf16: "static_cast<__bf16>({0})", **TO_STORAGE},
     barrier="__syncthreads();",
     lanes="unsigned long long",
     warp_barrier="__syncthreads();",  # ROCm has no word for less; groups of one wave take equally many steps

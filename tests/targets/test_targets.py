@@ -65,9 +65,8 @@ def test_facts_agree_with_each_other(t: Target) -> None:
     assert t.threads_per_sm % (t.warp * t.schedulers_per_sm) == 0
     assert t.registers_per_sm % (t.schedulers_per_sm * t.warp * t.register_unit) == 0
     assert t.max_grid_threads >= t.max_grid
-    assert set(t.spelling.ctype) == set(DTYPES.values())
-    for table in (t.spelling.to_float, t.spelling.from_float):
-        assert set(table) == {d for d in DTYPES.values() if not d.narrow}  # those are the kernel's own functions
+    for table in (t.spelling.ctype, t.spelling.to_value, t.spelling.to_storage):
+        assert set(table) == set(DTYPES.values())
 
 
 def test_golden_targets_are_of_both_vendors() -> None:
@@ -99,10 +98,10 @@ def test_casts_of_clang_round_to_nearest_even_and_keep_nan(name: str) -> None:
     text = CONVERSIONS.format(
         half=s.ctype[f16],
         bfloat=s.ctype[bf16],
-        to_half=s.from_float[f16].format("x[i]"),
-        to_bfloat=s.from_float[bf16].format("x[i]"),
-        from_half=s.to_float[f16].format("h[i]"),
-        from_bfloat=s.to_float[bf16].format("b[i]"),
+        to_half=s.to_storage[f16].format("x[i]"),
+        to_bfloat=s.to_storage[bf16].format("x[i]"),
+        from_half=s.to_value[f16].format("h[i]"),
+        from_bfloat=s.to_value[bf16].format("b[i]"),
     )
     narrow = disassemble(compile_source(text, "narrow", t, filename="casts.hip", threads=64))
     assert "s_setreg" not in narrow  # the rounding mode stays what it is at kernel start: to nearest even
