@@ -45,10 +45,8 @@ def widening(dtype: DType) -> Chain:
     return chain(N=AT_ONCE)(widen)
 
 
-def kernel_of(chain: Chain, vendor: str, check: bool = True) -> Kernel:
-    found = compile(chain, target(vendor), on="emulator", validate=False)
-    assert check or found.device.kind == "emulator"
-    return found
+def kernel_of(chain: Chain, vendor: str) -> Kernel:
+    return compile(chain, target(vendor), on="emulator", validate=False)
 
 
 @np.errstate(all="ignore")

@@ -1,6 +1,8 @@
-"""Which compilers are here, and marks that skip the tests for which one is missing."""
+"""Which compilers are here, marks that skip the tests for which one is missing, and what tests of wrong calls need."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -31,3 +33,8 @@ needs_both = pytest.mark.skipif(
     not (can_build(False) and can_compile("cuda")), reason="needs NVRTC and a C++ compiler; see `fusegen doctor`"
 )
 BUILDS = [pytest.param(False, id="fast"), pytest.param(True, id="check", marks=needs_check)]
+
+
+def untyped(value: Any) -> Any:
+    """`value`, where the type checker would rightly object."""
+    return value

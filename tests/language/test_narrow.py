@@ -22,7 +22,7 @@ from fusegen.runtime.finding import present, target_of
 from fusegen.targets import H200, MI300X, Target
 from fusegen.validation import validate
 from tests.conversions import codes, kernel_of, narrowing, widening, wrong
-from tests.tools import needs_compiler
+from tests.tools import needs_compiler, untyped
 
 M, N = dims("M N")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -180,11 +180,6 @@ def test_a_cast_is_not_made_twice(target: Target) -> None:
 
 
 # ---------------------------------------------------------------- what is refused
-
-
-def untyped(value: Any) -> Any:
-    """`value`, where the type checker would rightly object."""
-    return value
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,10 @@ from fusegen.language.graph import Extent, Graph, Kind
 from fusegen.language.spec import load_chains
 from fusegen.language.trace import Value
 from fusegen.language.types import DTYPES, DType
+from tests.tools import untyped
 
 M, N, K = dims("M N K")
 ANY: Any = None
-
-
-def untyped(value: Any) -> Any:
-    """`value`, where the type checker would rightly object."""
-    return value
 
 
 def build(function: Callable[..., Any], **sizes: int) -> Graph:
