@@ -54,6 +54,12 @@ LOG_PIECES = (
     "const float near = {0} * fmaf(-0.34657359f, y, fmaf(fmaf(-0.000316441874f, w, 0.040036682f), w, 1.0f));",
     "return fabsf(y) < 0.9f ? near : 0.693147181f * y;",
 )
+LOG_OF_ANY = (  # y = log2 x, subnormals too, which log_2 has no value for; t is x, or a number of the same mantissa
+    "const bool tiny = x < 1.17549435e-38f;",
+    "const float t = tiny ? 16777216.0f * x : x;",
+    "float y = log_2(t);",
+    "if (tiny) y -= 24.0f;",
+)
 
 
 def eight_bits(dtype: DType, mantissa: int, bias: int, beyond: str) -> Mapping[str, Special]:
@@ -105,19 +111,11 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
     ),
     "natural_log": Special(
         "ln x, within 3 ulp",
-        ("const bool tiny = x < 1.17549435e-38f;",
-         "const float t = tiny ? 16777216.0f * x : x;",
-         "float y = log_2(t);",
-         "if (tiny) y -= 24.0f;",
-         *(line.format("(t - 1.0f)") for line in LOG_PIECES)), ("log_2",),
+        (*LOG_OF_ANY, *(line.format("(t - 1.0f)") for line in LOG_PIECES)), ("log_2",),
     ),
     "log_base_2": Special(
         "log2 x, within 4 ulp",
-        ("const bool tiny = x < 1.17549435e-38f;",
-         "const float t = tiny ? 16777216.0f * x : x;",
-         "float y = log_2(t);",
-         "if (tiny) y -= 24.0f;",
-         LOG_PIECES[0], LOG_PIECES[1].format("(t - 1.0f)"),
+        (*LOG_OF_ANY, LOG_PIECES[0], LOG_PIECES[1].format("(t - 1.0f)"),
          "return fabsf(y) < 0.9f ? 1.44269504f * near : y;"), ("log_2",),
     ),
     "log_1_plus": Special(
