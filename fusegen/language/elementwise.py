@@ -169,7 +169,7 @@ def elu(x: Value, alpha: Number = 1.0) -> Value:
 @composite
 def selu(x: Value) -> Value:
     """1.0507 * elu(x, 1.6733), with the constants of Klambauer et al. 2017: rows keep mean 0 and variance 1."""
-    return 1.0507009873554805 * where(x > 0.0, x, 1.6732632423543772 * expm1(x))
+    return 1.0507009873554805 * elu(x, 1.6732632423543772)
 
 
 @composite
@@ -187,7 +187,7 @@ def hardsigmoid(x: Value) -> Value:
 @composite
 def hardswish(x: Value) -> Value:
     """x * hardsigmoid(x) (Howard et al. 2019)."""
-    return x * (clip(x + 3.0, 0.0, 6.0) / 6.0)
+    return x * hardsigmoid(x)
 
 
 @composite

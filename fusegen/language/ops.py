@@ -146,7 +146,8 @@ def var(x: Value, axis: int = -1) -> Value:
 def amax(x: Value, axis: int = -1) -> Value:
     """The largest magnitude of the last axis, which stays as size 1; NaN wins."""
     _last("amax", axis)
-    return max(abs(x))
+    magnitude = abs(x)
+    return max(magnitude)
 
 
 @composite
@@ -395,7 +396,8 @@ def quantize(x: Value, dtype: DType, scale: Value | Number | None = None, least:
     if dtype.least == 0 and dtype.kind == "int":
         raise SpecError(f"quantize: {dtype} has no numbers below 0; give a scale, or quantize to i8", caller())
     _eps("quantize", least)
-    row_scale = maximum(amax(x), least) / dtype.largest
+    largest = maximum(amax(x), least)
+    row_scale = largest / dtype.largest
     return cast(x / row_scale, dtype), row_scale
 
 

@@ -115,8 +115,8 @@ bias_gelu_residual_quant_row(
   float* const scale_row = scale_ptr + row * scale_stride;
   float h_kept[4][8];
 
-  // pass 1 of 2: read x, bias, residual; keep h; max_of_magnitudes = max(abs_)
-  float max_of_magnitudes_part = -INFINITY;
+  // pass 1 of 2: read x, bias, residual; keep h; max_of_magnitude = max(magnitude)
+  float max_of_magnitude_part = -INFINITY;
   Vec<__nv_bfloat16, 8> x_vec[4];
   Vec<__nv_bfloat16, 8> bias_vec[4];
   Vec<__nv_bfloat16, 8> residual_vec[4];
@@ -137,14 +137,14 @@ bias_gelu_residual_quant_row(
       const float add = x + bias;
       const float gelu = gelu_by_tanh(add);
       const float h = gelu + residual;
-      const float abs_ = fabsf(h);
+      const float magnitude = fabsf(h);
       h_kept[v][j] = h;
-      max_of_magnitudes_part = larger(max_of_magnitudes_part, abs_);
+      max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
     }
   }
-  const float max_of_magnitudes = row_max(max_of_magnitudes_part, part[0]);
-  const float maximum = larger(max_of_magnitudes, 1e-12f);
-  const float scale = maximum / 127.0f;
+  const float max_of_magnitude = row_max(max_of_magnitude_part, part[0]);
+  const float largest = larger(max_of_magnitude, 1e-12f);
+  const float scale = largest / 127.0f;
   if (lane == 0) *scale_row = scale;
 
   // pass 2 of 2: write values

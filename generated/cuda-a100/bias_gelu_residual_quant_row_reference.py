@@ -21,10 +21,10 @@ def bias_gelu_residual_quant_row(x, bias, residual):
     add = x + bias
     gelu = 0.5 * add * (1 + np.tanh(0.7978845608028654 * (add + 0.044715 * add * add * add)))
     h = gelu + residual
-    abs_ = np.abs(h)
-    max_of_magnitudes = abs_.max(-1, keepdims=True)
-    maximum = np.maximum(max_of_magnitudes, 1e-12)
-    scale = maximum / 127.0
+    magnitude = np.abs(h)
+    max_of_magnitude = magnitude.max(-1, keepdims=True)
+    largest = np.maximum(max_of_magnitude, 1e-12)
+    scale = largest / 127.0
     quotient = h / scale
     values_ = np.nan_to_num(np.clip(np.round(quotient), -128, 127)).astype(np.int32)
     return values_, scale

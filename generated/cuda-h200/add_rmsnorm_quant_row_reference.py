@@ -26,9 +26,9 @@ def add_rmsnorm_quant_row(x, residual, gain):
     rrms = 1 / np.sqrt(mean_plus_eps)
     y = h * rrms
     y_2 = y * gain
-    abs_ = np.abs(y_2)
-    max_of_magnitudes = abs_.max(-1, keepdims=True)
-    maximum = np.maximum(max_of_magnitudes, 1e-12)
-    scale = maximum / 448.0
+    magnitude = np.abs(y_2)
+    max_of_magnitude = magnitude.max(-1, keepdims=True)
+    largest = np.maximum(max_of_magnitude, 1e-12)
+    scale = largest / 448.0
     quotient = y_2 / scale
     return h, quotient, scale

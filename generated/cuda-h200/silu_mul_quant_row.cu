@@ -119,8 +119,8 @@ silu_mul_quant_row(
   float* const scale_row = scale_ptr + row * scale_stride;
   float mul_kept[7][8];
 
-  // pass 1 of 2: read gate, up; keep mul; max_of_magnitudes = max(abs_)
-  float max_of_magnitudes_part = -INFINITY;
+  // pass 1 of 2: read gate, up; keep mul; max_of_magnitude = max(magnitude)
+  float max_of_magnitude_part = -INFINITY;
   Vec<__nv_bfloat16, 8> gate_vec[7];
   Vec<__nv_bfloat16, 8> up_vec[7];
   #pragma unroll
@@ -137,14 +137,14 @@ silu_mul_quant_row(
       const float up = __bfloat162float(up_vec[v].at[j]);
       const float silu = gate * reciprocal(1.0f + exponential(-gate));
       const float mul = silu * up;
-      const float abs_ = fabsf(mul);
+      const float magnitude = fabsf(mul);
       mul_kept[v][j] = mul;
-      max_of_magnitudes_part = larger(max_of_magnitudes_part, abs_);
+      max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
     }
   }
-  const float max_of_magnitudes = row_max(max_of_magnitudes_part, part[0]);
-  const float maximum = larger(max_of_magnitudes, 1e-12f);
-  const float scale = maximum / 448.0f;
+  const float max_of_magnitude = row_max(max_of_magnitude_part, part[0]);
+  const float largest = larger(max_of_magnitude, 1e-12f);
+  const float scale = largest / 448.0f;
   if (lane == 0) *scale_row = scale;
 
   // pass 2 of 2: write values

@@ -155,8 +155,8 @@ add_rmsnorm_quant_row(
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
 
-  // pass 2 of 3: read gain; keep y_2; max_of_magnitudes = max(abs_)
-  float max_of_magnitudes_part = -INFINITY;
+  // pass 2 of 3: read gain; keep y_2; max_of_magnitude = max(magnitude)
+  float max_of_magnitude_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
     const int col = (v * 128 + lane) * 8;
@@ -167,14 +167,14 @@ add_rmsnorm_quant_row(
       const float h = h_kept[v][j];
       const float y = h * rrms;
       const float y_2 = y * gain;
-      const float abs_ = fabsf(y_2);
+      const float magnitude = fabsf(y_2);
       y_2_kept[v][j] = y_2;
-      max_of_magnitudes_part = larger(max_of_magnitudes_part, abs_);
+      max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
     }
   }
-  const float max_of_magnitudes = row_max(max_of_magnitudes_part, part[1]);
-  const float maximum = larger(max_of_magnitudes, 1e-12f);
-  const float scale = maximum / 448.0f;
+  const float max_of_magnitude = row_max(max_of_magnitude_part, part[1]);
+  const float largest = larger(max_of_magnitude, 1e-12f);
+  const float scale = largest / 448.0f;
   if (lane == 0) *scale_row = scale;
 
   // pass 3 of 3: write values

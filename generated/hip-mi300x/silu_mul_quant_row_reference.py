@@ -18,9 +18,9 @@ def silu_mul_quant_row(gate, up):
     up = np.asarray(up).astype(np.float64)
     silu = gate / (1 + np.exp(-gate))
     mul = silu * up
-    abs_ = np.abs(mul)
-    max_of_magnitudes = abs_.max(-1, keepdims=True)
-    maximum = np.maximum(max_of_magnitudes, 1e-12)
-    scale = maximum / 448.0
+    magnitude = np.abs(mul)
+    max_of_magnitude = magnitude.max(-1, keepdims=True)
+    largest = np.maximum(max_of_magnitude, 1e-12)
+    scale = largest / 448.0
     quotient = mul / scale
     return quotient, scale
