@@ -7,11 +7,10 @@ come free.
 
 from __future__ import annotations
 
-import builtins
-import re
 from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import SpecError, UnknownOp
+from fusegen.language.advice import advice
 from fusegen.language.elementwise import (
     abs,
     cast,
@@ -448,44 +447,9 @@ __all__ = (  # noqa: RUF022  # by kind
 FUNCTIONS = __all__
 
 
-def advice(name: str) -> str:
-    """What whoever wrote `name` may have meant; the names that there are, where that is anybody's guess."""
-    if name in ELSEWHERE:
-        return f"it is F.{ELSEWHERE[name]} here"
-    if near := next((known for known in FUNCTIONS if mistyped(name, known)), None):
-        return f"did you mean F.{near}?"
-    return f"there are {', '.join(FUNCTIONS)}\n  `fusegen list --ops` says what each of them is"
-
-
-ELSEWHERE = {
-    "clamp": "clip", "swish": "silu", "amin": "min", "power": "pow", "negative": "neg", "mm": "matmul",
-    "bmm": "matmul", "absolute": "abs", "remainder": "fmod", "normalize": "l2norm",
-    "hard_swish": "hardswish", "hard_sigmoid": "hardsigmoid", "rint": "round", "fix": "trunc",
-}  # fmt: skip
-"""Names of the same in other libraries."""
-
-
-def mistyped(name: str, known: str) -> bool:
-    """Whether `name` may be a slip of whoever meant `known`, and no other function's name, as `sort` is beside sqrt:
-    another case, underscores, doubled letters, letters in another order; in a long name also one letter more, less or
-    other."""
-    one, other = (re.sub(r"(.)\1+", r"\1", text.lower().replace("_", "")) for text in (name, known))
-    if sorted(one) == sorted(other):
-        return True
-    if len(other) < LONG or re.sub(r"\D", "", one) != re.sub(r"\D", "", other):  # log2 is not log1p
-        return False
-    without = [[text[:at] + text[at + 1 :] for at in range(len(text))] for text in (one, other)]
-    return (
-        one in without[1] or other in without[0] or (builtins.any(map(str.__eq__, *without)) and len(one) == len(other))
-    )
-
-
-LONG = 5  # letters of a name of which one may be wrong
-
-
 if not TYPE_CHECKING:  # a type checker knows what names there are
 
     def __getattr__(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnknownOp(f"unknown op F.{name}\n  {advice(name)}", caller())
+        raise UnknownOp(f"unknown op F.{name}\n  {advice(name, FUNCTIONS)}", caller())

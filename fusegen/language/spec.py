@@ -29,6 +29,7 @@ from types import FunctionType
 from typing import Any, NoReturn, get_args, get_origin
 
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
+from fusegen.language.advice import advice
 from fusegen.language.graph import LARGEST_SIZE, Extent, Graph, Kind, Node, Operator, Tensor, broadcast
 from fusegen.language.naming import hides_frame
 from fusegen.language.products import check_products
@@ -470,7 +471,7 @@ def next_step(error: BaseException) -> str:
     if isinstance(error, UnboundLocalError) and local and hasattr(builtins, local[1]):
         return f"\n  {local[1]} is Python's own, and a variable of the spec has its name: give that another one"
     if isinstance(error, ImportError) and error.name == ops.__name__ and (missing := re.search(r"'(\w+)'", said)):
-        return f"\n  {ops.advice(missing[1])}"
+        return f"\n  {advice(missing[1], ops.FUNCTIONS)}"
     if isinstance(error, ImportError) and error.name == "fusegen":
         return f"\n  {TYPES}"
     if isinstance(error, ImportError):
