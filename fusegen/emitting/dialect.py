@@ -122,7 +122,7 @@ class Dialect:
         texts = [(name, *said, self.spelling.functions[name]) for name, said in WORD_FUNCTIONS.items()
                  if name in self.functions]  # fmt: skip
         texts += [
-            (name, s.what, s.parameters, s.result, s.body)
+            (name, s.what, s.parameters, s.result, self.spelling.functions.get(name, s.body))
             for name, s in SPECIAL_FUNCTIONS.items()
             if name in self.functions
         ]

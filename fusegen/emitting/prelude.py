@@ -63,8 +63,9 @@ LOG_OF_ANY = (  # y = log2 x, subnormals too, which log_2 has no value for; t is
 
 
 def eight_bits(dtype: DType, mantissa: int, bias: int, beyond: str) -> Mapping[str, Special]:
-    """A number to its code of 8 bits, a code to its number, and both: integer arithmetic, so every target gives the
-    same bits. `mantissa` counts bits, `bias` is the exponent's, and `beyond` tells the codes that are no numbers.
+    """A number to its code of 8 bits, a code to its number, and both: integer arithmetic, which gives the bits that the
+    instructions of some targets do. `mantissa` counts bits, `bias` is the exponent's, and `beyond` tells the codes that
+    are no numbers.
 
     A number below the smallest normal one is added to a number whose last place is the step between subnormals: the sum
     is rounded to nearest even, and its last bits are the code. Others are rounded in place, at the last kept bit.

@@ -28,6 +28,25 @@ def mma(dtype: str, k: int = 16) -> tuple[str, ...]:
     )
 
 
+def eight_bits(name: str) -> dict[str, tuple[str, ...]]:
+    """PTX ISA, cvt: from sm_89 on, of two numbers at a time. It keeps to the range of the type by itself (.satfinite),
+    and every NaN becomes 0x7f; widening is exact."""
+    return {
+        f"to_f8{name}": (
+            "unsigned short codes;",
+            f'asm("cvt.rn.satfinite.{name}x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));',
+            "return static_cast<unsigned char>(codes);",
+        ),
+        f"f8{name}_value": (
+            "unsigned halves;",
+            f'asm("cvt.rn.f16x2.{name}x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(x)));',
+            "float y;",
+            'asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(static_cast<unsigned short>(halves)));',
+            "return y;",
+        ),
+    }
+
+
 def to_tf32(rounding: str) -> tuple[str, ...]:
     """To the nearest, ties away from zero ("rna", from sm_80 on) or to even ("rn", from sm_90 on): PTX ISA, "cvt"."""
     return (
@@ -225,7 +244,8 @@ SPELLING = Spelling(
     },
 )
 
-HOPPER = replace(SPELLING, functions={**SPELLING.functions, "to_tf32": to_tf32("rn")})  # one of sm_90
+ADA = replace(SPELLING, functions={**SPELLING.functions, **eight_bits("e4m3"), **eight_bits("e5m2")})
+HOPPER = replace(ADA, functions={**ADA.functions, "to_tf32": to_tf32("rn")})  # one of sm_90
 
 A100 = Target(
     vendor="cuda",
@@ -264,6 +284,7 @@ L40S = replace(
     A100,
     model="l40s",
     arch="sm_89",
+    spelling=ADA,
     sms=142,
     shared_bytes=99 * 1024,
     shared_per_sm=100 * 1024,

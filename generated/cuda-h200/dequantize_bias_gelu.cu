@@ -14,10 +14,6 @@
 
 #include <cuda_bf16.h>
 
-#ifndef NAN
-#define NAN __int_as_float(0x7fc00000)
-#endif
-
 // N values that move together, 16 bytes at a time where they fill them
 template <typename T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
@@ -52,11 +48,11 @@ __device__ __forceinline__ float reciprocal(float x) {
 
 // the number that an f8e4m3 is
 __device__ __forceinline__ float f8e4m3_value(unsigned char x) {
-  const unsigned code = x & 0x7fu;
-  if (code == 0x7fu) return NAN;
-  const float size = code < 8u ? static_cast<float>(code) * 0.001953125f
-      : __uint_as_float((code << 20) + 0x3c000000u);
-  return x < 0x80 ? size : -size;
+  unsigned halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(x)));
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(static_cast<unsigned short>(halves)));
+  return y;
 }
 
 // x (1 + tanh u) / 2 as x / (1 + e^-2u), with -2u log2 e in one polynomial: u = sqrt(2 / pi) (x + 0.044715 x^3)

@@ -65,14 +65,9 @@ __device__ __forceinline__ float exponential(float x) {
 
 // the nearest f8e4m3, of two the even one, at most 448 in magnitude; NaN stays NaN
 __device__ __forceinline__ unsigned char to_f8e4m3(float x) {
-  if (x != x) return 0x7f;
-  const unsigned sign = __float_as_uint(x) >> 24 & 0x80u;
-  const float size = fminf(fabsf(x), 448.0f);
-  const unsigned bits = __float_as_uint(size);
-  const unsigned small = __float_as_uint(size + 16384.0f) - __float_as_uint(16384.0f);
-  const unsigned even = bits + 0x7ffffu + (bits >> 20 & 1u);
-  const unsigned code = size < 0.015625f ? small : (even >> 20) - 960u;
-  return static_cast<unsigned char>(sign | code);
+  unsigned short codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(0.0f), "f"(x));
+  return static_cast<unsigned char>(codes);
 }
 
 // v of the thread whose lane differs in the bits of step
