@@ -1,6 +1,6 @@
 """Conversions to types of 8 bits against ml_dtypes: `python -m tests.conversions` tries every f32, some minutes a type.
 
-The kernels are those that a cast gives, and run in the emulator.
+The kernels are those that a cast gives, and run in the emulator, or on a GPU with `--on gpu`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def widening(dtype: DType) -> Chain:
     return chain(N=AT_ONCE)(widen)
 
 
-def kernel_of(chain: Chain, vendor: str) -> Kernel:
-    return compile(chain, target(vendor), on="emulator", validate=False)
+def kernel_of(chain: Chain, vendor: str, on: str = "emulator") -> Kernel:
+    return compile(chain, target(vendor), on=on, validate=False)
 
 
 @np.errstate(all="ignore")
@@ -66,10 +66,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conversions", description=__doc__)
     parser.add_argument("types", nargs="*", metavar="TYPE", help=f"of {', '.join(map(str, F8))} (all)")
     parser.add_argument("--target", default="cuda:h200")
+    parser.add_argument("--on", choices=["emulator", "gpu"], default="emulator", help="what runs them (emulator)")
     chosen = parser.parse_args()
     failed = 0
     for dtype in [d for d in F8 if not chosen.types or d.name in chosen.types]:
-        kernel = kernel_of(narrowing(dtype), chosen.target)
+        kernel = kernel_of(narrowing(dtype), chosen.target, chosen.on)
         found = 0
         for first in track(range(0, 2**32, AT_ONCE), description=f"f32 to {dtype}"):
             x = np.arange(first, first + AT_ONCE, dtype=np.uint64).astype(np.uint32).view(np.float32)
