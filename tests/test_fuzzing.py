@@ -530,3 +530,32 @@ def spec(x: f16[M, K], g: f16[K], w: f16[K, N]) -> f32[M, N]:
         assert not verdict.unjudged
         assert judge(got, written, "f32", (6, 16)).complaint  # as if it were rounded only once it is scaled
         assert np.isinf(got).any(-1).tolist() == [first > 1e4, *[False] * 5]
+
+
+@needs_check
+@pytest.mark.parametrize("gpu", ["cuda:h200", "cuda:sm_80", "hip:mi300x"])
+def test_a_factor_beyond_the_range_of_f16_is_what_it_is_rounded_to(gpu: str) -> None:
+    """An infinity, or 0: what meets 0, or an infinity, is NaN, though f32 would hold the factor."""
+    text = """from fusegen import chain, dims, f16, f32
+M, N, K = dims("M N K")
+
+@chain(M=4, N=16, K=64)
+def spec(x: f16[M, K], scale: f32[M, 1], w: f16[K, N]) -> f32[M, N]:
+    return (x * scale) @ w
+"""
+    module: dict[str, Any] = {}
+    exec(text, module)
+    kernel = fusegen.compile(module["spec"], gpu, on="emulator", validate=False)
+    assert kernel.plan.rounding == ("x * scale to f16 before it is multiplied",)
+    x, w = np.ones((4, 64), np.float16), np.ones((64, 16), np.float16)
+    w[0, 0], w[0, 1] = 0, np.inf
+    scale = np.array([[1.0], [1e5], [1e-7], [1e-8]], np.float32)
+    a, b = (Bounded("f", one.astype(float)) for one in (x, w))
+    with np.errstate(all="ignore"):
+        left = mul(a, Bounded("f", scale.astype(float)))
+        rounded, held = (product(left, b, "f16", computed=computed, tf32=False) for computed in (True, False))
+    got = kernel(x, scale, w)
+    assert not judge(got, rounded, "f32", (4, 16)).complaint
+    assert not judge(got, rounded, "f32", (4, 16)).unjudged
+    assert judge(got, held, "f32", (4, 16)).complaint  # as if f32 were multiplied
+    np.testing.assert_array_equal(got[:, :2], [[63, INF], [np.nan, INF], [got[2, 0], INF], [0, np.nan]])
