@@ -630,6 +630,29 @@ for turn in range(20):
     assert [process.returncode for process in processes] == [0, 0, 0, 0]
 
 
+def test_of_many_processes_one_compiles_and_the_others_wait(tmp_path: Path) -> None:
+    """Each would take some 300 MB and 15 s for the runtime alone."""
+    program = f"""
+import os, time
+from pathlib import Path
+from fusegen.emulator import toolchain
+key = toolchain.LibraryKey("runtime", "check", "text", "", "", "", "")
+def make(library):
+    with Path({str(tmp_path / "made")!r}).open("a") as log:
+        log.write("once\\n")
+    time.sleep(1)
+    library.write_bytes(b"code")
+own = toolchain.workplace() / "library.so"
+assert toolchain._provide(own, key, Path({str(tmp_path / "cache")!r}), make) is None
+assert own.read_bytes() == b"code"
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(6)]
+    assert [process.wait() for process in processes] == [0] * 6
+    made = (tmp_path / "made").read_text().splitlines()
+    assert 1 <= len(made) <= 2  # one that looked just before the first had stored it finds no lock
+
+
 @pytest.mark.parametrize(("warp", "check"), BUILDS)
 def test_launches_from_several_threads(warp: int, check: bool) -> None:
     case = next(case for case in CLEAN if case.name == "block reduction")
