@@ -5,8 +5,9 @@ from __future__ import annotations
 from fusegen.errors import SpecError
 from fusegen.language.graph import Node
 from fusegen.language.op_table import OPS
+from fusegen.language.sizes import Dim, Expr, Size
 from fusegen.language.trace import Number, Value, apply, caller, composite, current, power, size_leaf
-from fusegen.language.types import DTYPES, Dim, DType, Shape, b8, f32, i32
+from fusegen.language.types import DTYPES, DType, Shape, b8, f32, i32
 
 
 def exp(x: Value) -> Value:
@@ -14,7 +15,7 @@ def exp(x: Value) -> Value:
     return apply("exp", x)
 
 
-def log(x: Value) -> Value:
+def log(x: Value | Size) -> Value:
     """Natural logarithm; -inf at 0, NaN below."""
     return apply("log", x)
 
@@ -24,12 +25,12 @@ def log1p(x: Value) -> Value:
     return apply("log1p", x)
 
 
-def sqrt(x: Value) -> Value:
+def sqrt(x: Value | Size) -> Value:
     """Square root; NaN below 0."""
     return apply("sqrt", x)
 
 
-def rsqrt(x: Value) -> Value:
+def rsqrt(x: Value | Size) -> Value:
     """1 / sqrt(x)."""
     return apply("rsqrt", x)
 
@@ -54,7 +55,7 @@ def expm1(x: Value) -> Value:
     return apply("expm1", x)
 
 
-def log2(x: Value) -> Value:
+def log2(x: Value | Size) -> Value:
     """Logarithm to the base 2; -inf at 0, NaN below."""
     return apply("log2", x)
 
@@ -317,8 +318,8 @@ def index_of(name: str, shape: Shape) -> Value:
         return Value(Node(OPS[name], (), shape, i32, operator))
 
 
-def size(dim: Dim) -> Value:
-    """The number of elements along the chain's last axis, as an f32 constant of the kernel."""
-    if not isinstance(dim, Dim):
+def size(dim: Size) -> Value:
+    """The number of a size, such as N or `D // 2`, as an f32 constant of the kernel; in arithmetic N is that itself."""
+    if not isinstance(dim, (Dim, Expr)):
         raise SpecError(f"size: {dim!r} is not a Dim, as one of M, N = dims('M N') is", caller())
     return size_leaf(dim)

@@ -18,6 +18,8 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from fusegen.errors import SpecError, Where
+from fusegen.language.sizes import Expr, at_text, dims_in
+from fusegen.language.sizes import broadcast as broadcast
 from fusegen.language.types import F8, Dim, DType, Shape, Size, TensorType, bf16, f16, f32, size_of
 
 CASTS: Mapping[str, DType] = {f"round_{dtype}": dtype for dtype in (f16, bf16, *F8)}
@@ -374,7 +376,7 @@ class Graph:
         sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
         sizes.update(n.inputs[0].shape[-1] for n in self.reductions)
         sizes.update(n.shape[-1] for n in self.selections)
-        return frozenset(sizes)
+        return frozenset(sizes) | frozenset(dims_in(tuple(sizes)))
 
     def input_extent(self, tensor: Tensor) -> Extent:
         """Of a chain with products, in whichever space the tensor lies: rows of a factor, or those of its product,
@@ -394,7 +396,7 @@ class Graph:
                 raise SpecError(f"{self.name} has no dim {name!r}; its dims are {known}", self.where)
             if isinstance(size, Integral) and not isinstance(size, bool):  # numpy's integers are
                 size = int(size)
-            least = 0 if Dim(name) in self.shape[:-1] and Dim(name) not in self.fixed else 1
+            least = 0 if Dim(name) in dims_in(self.shape[:-1]) and Dim(name) not in self.fixed else 1
             if not isinstance(size, int) or isinstance(size, bool) or size < least:
                 raise SpecError(
                     f"{self.name}: {name}={size!r} is not a size; it must be an integer of at least {least}", self.where
@@ -404,8 +406,35 @@ class Graph:
             wanted[name] = size
         origin = self.origin and self.origin.at(**wanted)
         graph = replace(self, sizes={**self.sizes, **wanted}, origin=origin)
+        graph.need_sizes()
         graph.need_columns()
         return graph
+
+    @cached_property
+    def computed_sizes(self) -> Mapping[Size, Where]:
+        """The sizes that are computed from dims, such as `2 * N`, each with the place that first has it."""
+        found: dict[Size, Where] = {}
+        for shape, where in (
+            *((t.shape, self.where) for t in (*self.inputs, *self.outputs)),
+            *((n.shape if n.size is None else (n.size,), n.where) for n in self.nodes),
+        ):
+            for size in shape:
+                if isinstance(size, Expr):
+                    found.setdefault(size, where)
+        return found
+
+    def need_sizes(self) -> None:
+        """Raises SpecError where a computed size does not come out even, or is no size."""
+        for size, where in self.computed_sizes.items():
+            try:
+                number = size_of(size, self.sizes)
+            except SpecError as error:
+                raise SpecError(f"{self.name}: {error}", where) from None
+            least = 0 if 0 in (self.sizes[d.name] for d in dims_in(size)) else 1
+            if not least <= number <= LARGEST_SIZE:
+                at = at_text(size, self.sizes)
+                said = f"{self.name}: the size {size} is {number} at {at}; a size is {least} to {LARGEST_SIZE}"
+                raise SpecError(said, where)
 
     def need_columns(self) -> None:
         """Raises SpecError where a selection is to keep more columns than its rows have, or than any may."""
@@ -549,19 +578,3 @@ def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Grap
         made = Graph(name, doc, where, taken, given, {nodes[number]: text for number, text in names}, sizes, body, made)
     assert made is not None
     return made
-
-
-# ---------------------------------------------------------------- shapes
-
-
-def broadcast(a: Shape, b: Shape) -> Shape:
-    """The numpy broadcast of two symbolic shapes; ValueError names the two sizes that differ."""
-    rank = max(len(a), len(b))
-    left: Shape = (1,) * (rank - len(a)) + a
-    right: Shape = (1,) * (rank - len(b)) + b
-    shape: list[Size] = []
-    for one, other in zip(left, right, strict=True):
-        if one != other and one != 1 and other != 1:
-            raise ValueError(f"{one} and {other}")
-        shape.append(other if one == 1 else one)
-    return tuple(shape)

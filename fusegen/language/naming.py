@@ -118,6 +118,8 @@ def entry_name(graph: Graph) -> str:
 def value_names(graph: Graph) -> Mapping[Node, str]:
     """A unique name for every node that gets one (literals and sizes are written out), the same each time."""
     taken = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
+    if graph.computed_sizes:  # the reference calls dims by their names
+        taken |= set(graph.sizes)
     if graph.selections:
         taken |= SELECTION_FRAME
     of_tensors: tuple[str, ...] = TENSOR_SUFFIXES

@@ -8,12 +8,13 @@ how much of a difference the storage type allows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fusegen.language.graph import Graph, Kind, Node
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.ordering import order_by_keys
+from fusegen.language.sizes import Dim, Expr, dims_in, solved
 from fusegen.language.types import DTYPES, Size, i32, size_of
 
 
@@ -21,7 +22,11 @@ def reference_source(graph: Graph) -> str:
     """The numpy module of `graph`: one function of the kernel's name, operands in the spec's order."""
     graph = order_by_keys(graph)
     names = value_names(graph)
-    body = [*converted_inputs(graph), *(line_of(n, graph, names) for n in graph.nodes if n in names and wants_line(n))]
+    body = [
+        *size_lines(graph),
+        *converted_inputs(graph),
+        *(line_of(n, graph, names) for n in graph.nodes if n in names and wants_line(n)),
+    ]
     returned = ", ".join(names[t.node] for t in graph.outputs)
     parameters = ", ".join(names[t.node] for t in graph.inputs)
     operands = "\n".join(f"    {names[t.node]}: {t.type}" for t in graph.inputs)
@@ -80,6 +85,36 @@ def converted_inputs(graph: Graph) -> list[str]:
     return [f"{names[t.node]} = np.asarray({names[t.node]}).astype({kinds[t.dtype.kind]})" for t in graph.inputs]
 
 
+def named_sizes(graph: Graph) -> Mapping[str, str]:
+    """The dims that the text calls by their names, each with its number as an operand's shape gives it: those that
+    computed sizes are made of."""
+    wanted = dict.fromkeys(
+        dim.name for n in graph.nodes if by_name(n, graph) for dim in dims_in(1 if n.size is None else n.size)
+    )
+    names = value_names(graph)
+    found: dict[str, str] = {}
+    axes = [(size, f"{names[t.node]}.shape[{axis}]") for t in graph.inputs for axis, size in enumerate(t.shape)]
+    for name in wanted:
+        plain = next((text for size, text in axes if size == Dim(name)), None)
+        if plain is None:  # it follows from a computed size, where its other dims are found
+            others = (solved(size, name, Dim(text)) for size, text in axes if Dim(name) in dims_in(size))
+            plain = next((str(o) for o in others if o is not None and len(list(dims_in(o))) == 1), None)
+        found[name] = plain or str(graph.sizes[name])
+    return found
+
+
+def by_name(node: Node, graph: Graph) -> bool:
+    """Is a number computed from dims, or the row length from it?"""
+    last = graph.shape[-1] if graph.shape else 1
+    return isinstance(node.size, Expr) or (isinstance(last, Expr) and node.size in set(dims_in(last)))
+
+
+def size_lines(graph: Graph) -> list[str]:
+    """`M, N = x.shape[0], x.shape[1]`."""
+    found = named_sizes(graph)
+    return [f"{', '.join(found)} = {', '.join(found.values())}"] if found else []
+
+
 def wants_line(node: Node) -> bool:
     return node.op.kind is not Kind.INPUT
 
@@ -122,6 +157,8 @@ def literal_text(node: Node, graph: Graph, names: Any) -> str:
     """A number as Python text, bracketed where it could bind wrongly."""
     if node.op.name == "size":
         assert node.size is not None
+        if by_name(node, graph):
+            return f"({node.size})" if isinstance(node.size, Expr) else str(node.size)
         chosen = graph.selection is not None and node.size != graph.shape[-1]  # k, which is a constant everywhere
         known = chosen or isinstance(node.size, int)
         return str(size_of(node.size, graph.sizes)) if known else axis_of(graph, -1, names, node.size)

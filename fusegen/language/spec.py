@@ -33,6 +33,7 @@ from fusegen.language.advice import advice
 from fusegen.language.graph import LARGEST_SIZE, Extent, Graph, Kind, Node, Operator, Tensor, broadcast
 from fusegen.language.naming import hides_frame
 from fusegen.language.products import check_products
+from fusegen.language.sizes import dims_in
 from fusegen.language.spec_source import body_of
 from fusegen.language.trace import OPS, Value, caller, shown, tracing
 from fusegen.language.types import DTYPES, Dim, DType, Shape, TensorType, b8, shape_text
@@ -129,6 +130,7 @@ def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapp
         names=names,
         sizes=checked_sizes(types, declared, sizes, where),
     )
+    graph.need_sizes()
     check_graph(graph)
     return graph
 
@@ -244,7 +246,7 @@ def checked_sizes(
     """The default size of every dim that the signature names, in the order it names them."""
     used: dict[str, None] = {}
     for type in (*types.values(), *outputs):
-        used.update((s.name, None) for s in type.shape if isinstance(s, Dim))
+        used.update((dim.name, None) for dim in dims_in(type.shape))
     if missing := [name for name in used if name not in sizes]:
         raise SpecError(f"dim {missing[0]} has no size; write @chain({missing[0]}=...)", where)
     if unknown := [name for name in sizes if name not in used]:
@@ -295,7 +297,8 @@ def check_graph(graph: Graph) -> None:
         if graph.products:
             continue
         kept = graph.selection.shape[-1] if graph.selection else None
-        if isinstance(node.size, Dim) and node.size not in (shape[-1], kept):
+        constant = {*dims_in(shape[-1:]), *dims_in(1 if kept is None else kept)}
+        if node.size is not None and not constant.issuperset(dims_in(node.size)):
             raise SpecError(
                 f"size({node.size}): only the last axis ({shape[-1]}) is a constant of the kernel; "
                 f"pass {node.size} as a run-time scalar (f32)",

@@ -25,7 +25,8 @@ from fusegen.errors import SpecError, Where
 from fusegen.language.factor_words import factor_text, inner_sizes_differ
 from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Node, Op, Operator, Tensor, broadcast
-from fusegen.language.types import Dim, DType, Shape, Size, b8, f32, fits_i32, i32, shape_text
+from fusegen.language.sizes import Dim, Expr, as_number
+from fusegen.language.types import DType, Shape, Size, b8, f32, fits_i32, i32, shape_text
 from fusegen.version import PACKAGE
 
 OURS = str(PACKAGE) + os.sep
@@ -118,6 +119,7 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
         inner.update(found)
 
     token = _current.set(trace)
+    numbers = as_number.set(size_leaf)
     sys.setprofile(note)
     try:
         yield trace
@@ -125,6 +127,7 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
         sys.setprofile(before if callable(before) else None)
         if before is not None and not callable(before):
             before.enable()  # cProfile's own object, which setprofile does not take
+        as_number.reset(numbers)
         _current.reset(token)
     trace.names = {**results, **inner, **trace.names}
 
@@ -385,9 +388,7 @@ def apply(name: str, *arguments: Any) -> Value:
     with trace.operator(op.name) as operator:
         values = promote(op, [node_of(op, a, operator) for a in arguments], operator)
         try:
-            shape: Shape = ()
-            for node in values:
-                shape = broadcast(shape, node.shape)
+            shape: Shape = functools.reduce(broadcast, (node.shape for node in values), ())
         except ValueError as error:
             shapes = " and ".join(shape_text(n.shape) for n in values)
             raise SpecError(
@@ -468,9 +469,7 @@ def reduced(op: Op, shape: Shape, operator: Operator) -> Shape:
 
 
 def result_dtype(op: Op, values: list[Node]) -> DType:
-    if op.result is not None:
-        return op.result
-    return values[-1].dtype  # promote() has made the number arguments alike; `where` ends with two of them
+    return op.result or values[-1].dtype  # promote() has made numbers alike; `where` ends with two of them
 
 
 def node_of(op: Op, argument: Any, operator: Operator) -> Node:
@@ -486,8 +485,8 @@ def node_of(op: Op, argument: Any, operator: Operator) -> Node:
         return Node(OPS["literal"], (), (), i32, operator, literal=argument)
     if isinstance(argument, float):
         return f32_literal(argument, operator)
-    if isinstance(argument, Dim):
-        raise SpecError(f"{operator}: {argument} is a dim; F.size({argument}) is its number", operator.where)
+    if isinstance(argument, (Dim, Expr)):
+        return Node(OPS["size"], (), (), f32, operator, size=argument)
     advice = "\n  pass an array as an operand: a parameter with a type" if hasattr(argument, "shape") else ""
     raise SpecError(
         f"{operator}: {type(argument).__name__} {argument!r:.80} is neither a traced value nor a number{advice}",

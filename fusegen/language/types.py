@@ -10,66 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from numbers import Number
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from fusegen.errors import SpecError
+from fusegen.language.sizes import Dim as Dim
+from fusegen.language.sizes import Expr
+from fusegen.language.sizes import Shape as Shape
+from fusegen.language.sizes import Size as Size
+from fusegen.language.sizes import dims as dims
+from fusegen.language.sizes import shape_text as shape_text
+from fusegen.language.sizes import size_of as size_of
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-@dataclass(frozen=True, slots=True)
-class Dim:
-    """A named size. Two dims are the same when their names are."""
-
-    name: str
-
-    __array_ufunc__ = None  # numpy scalars hand over to what stands below
-
-    def __str__(self) -> str:
-        return self.name
-
-    def _computed(self, other: object = None, *_: object) -> Any:
-        """Sizes are matched by name, so there is nothing that `2 * N` could be."""
-        if other is not None and not isinstance(other, (Dim, Number)):
-            return NotImplemented  # a traced value says it better
-        raise SpecError(
-            f"arithmetic on the dim {self}: sizes are not computed with\n"
-            f"  in a type, give the size a dim of its own, as in dims('{self} {self}2'), and its number to @chain\n"
-            f"  in the body, F.size({self}) is its number"
-        )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _computed
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = _computed
-    __lt__ = __le__ = __gt__ = __ge__ = _computed
-
-    def _number(self, *_: object) -> NoReturn:
-        raise SpecError(
-            f"the dim {self} is no Python number while a chain is traced\n"
-            f"  F.size({self}) is its number; the functions of fusegen.ops take that, as in F.sqrt(F.size({self}))"
-        )
-
-    __float__ = __int__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = _number
-
-
-Size = Dim | int
-Shape = tuple[Size, ...]
-
-
-def dims(names: str) -> tuple[Dim, ...]:
-    """`M, N = dims("M N")`. Raises SpecError for a name that is not an identifier or appears twice."""
-    if not isinstance(names, str):
-        raise SpecError(f"dims: {names!r} is no text; write names in one text, as in dims('M N')")
-    found = names.replace(",", " ").split()
-    if not found:
-        raise SpecError("dims: there is no name in it; write names apart, as in dims('M N')")
-    for name in found:
-        if not name.isidentifier():
-            raise SpecError(f"dims: {name!r} is not a name; write names apart, as in dims('M N')")
-    if len(set(found)) < len(found):
-        raise SpecError(f"dims: a name appears twice in {names!r}")
-    return tuple(Dim(name) for name in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +71,7 @@ class DType:
                     f"{self.name}[...]: ({names},) is a tuple of dims; dims() gives one dim for each name\n"
                     f"  write {names}, = dims('{names}') with a comma"
                 )
-            if not isinstance(size, (Dim, int)) or wrong_int:
+            if not isinstance(size, (Dim, Expr, int)) or wrong_int:
                 raise SpecError(
                     f"{self.name}[...]: {size!r} is not a size; use a Dim from dims(), or an integer of at least 1"
                 )
@@ -177,13 +130,3 @@ LEAST_INT = "(-2147483647 - 1)"
 
 def fits_i32(value: float) -> bool:
     return -(2**31) <= value < 2**31
-
-
-def shape_text(shape: Shape) -> str:
-    """`[M, N]`, the way shapes are written everywhere."""
-    return f"[{', '.join(map(str, shape))}]"
-
-
-def size_of(size: Size, sizes: Mapping[str, int]) -> int:
-    """The number behind a Dim or an int."""
-    return size if isinstance(size, int) else sizes[size.name]

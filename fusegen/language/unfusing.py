@@ -21,6 +21,7 @@ from typing import Any
 from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import value_names
 from fusegen.language.operators import operators
+from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
 from fusegen.language.types import Dim, Shape, TensorType, f32, size_of
 
@@ -163,7 +164,7 @@ def sized(node: Node, graph: Graph) -> Node:
 
 
 def used_sizes(graph: Graph, shapes: Sequence[Shape]) -> dict[str, int]:
-    used = {size.name for shape in shapes for size in shape if isinstance(size, Dim)}
+    used = {dim.name for shape in shapes for dim in dims_in(shape)}
     return {name: size for name, size in graph.sizes.items() if name in used}
 
 

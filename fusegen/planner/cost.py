@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fusegen.language.graph import Extent, Graph, Kind, Node, once_per_graph
 from fusegen.language.naming import value_names
 from fusegen.language.operators import operators
+from fusegen.language.types import size_of
 from fusegen.planner.limits import limits, share_read
 from fusegen.planner.model import Decision, RowPass, TensorTraffic, Tile, Traffic
 from fusegen.planner.pieces import arrays, bytes_of
@@ -185,7 +186,7 @@ def count_bytes(graph: Graph, node: Node, per_element: bool) -> int:
         return size * graph.rows * each
     count = 1
     for s in node.shape:
-        count *= s if isinstance(s, int) else graph.sizes[s.name]
+        count *= size_of(s, graph.sizes)
     return size * count
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from fusegen.errors import ArgumentError, SpecError
 from fusegen.language.graph import Graph, Tensor
+from fusegen.language.sizes import Expr, Size, at_text, dims_in, solved
 from fusegen.language.types import Dim, DType, f32, i32, size_of
 from fusegen.planner.model import Layout, Needs, Param, Plan
 from fusegen.runtime.arrays import ArrayView, Place, a_thing, place_text
@@ -69,9 +70,11 @@ def measure(plan: Plan, views: Views) -> Sizes:
     graph = plan.graph
     compiled = compiled_sizes(plan)
     found: dict[str, tuple[int, str]] = {}  # dim -> size, and where it was first seen
-    for tensor in (*graph.inputs, *graph.outputs):
-        if tensor.name in views:
-            measure_tensor(graph, tensor, views[tensor.name], found, compiled)
+    here = [(tensor, views[tensor.name]) for tensor in (*graph.inputs, *graph.outputs) if tensor.name in views]
+    for tensor, view in here:
+        measure_tensor(graph, tensor, view, found, compiled)
+    for tensor, view in here:
+        measure_computed(graph, tensor, view, found, compiled)
     for name, size in compiled.items():
         actual, place = found.get(name, (size, ""))
         if actual != size:
@@ -106,6 +109,8 @@ def measure_tensor(
             if actual != size:
                 raise ArgumentError(f"{here} has {actual}, and {graph.name} takes {tensor.type}: exactly {size} there")
             continue
+        if isinstance(size, Expr):  # once all dims are found
+            continue
         first, place = found.setdefault(size.name, (actual, here))
         if first != actual:
             if compiled.get(size.name) == actual:
@@ -115,6 +120,43 @@ def measure_tensor(
                 f"  {tensor.name} has shape {view.shape} and is declared {tensor.type}"
                 + (f"; to broadcast it, expand it to {first} there" if actual == 1 else "")
             )
+
+
+def measure_computed(
+    graph: Graph, tensor: Tensor, view: ArrayView, found: dict[str, tuple[int, str]], compiled: Mapping[str, int]
+) -> None:
+    """Hold an axis such as `2 * N` against the dims that were found; one dim that nothing else has said follows."""
+    for axis, (size, actual) in enumerate(zip(tensor.shape, view.shape, strict=True)):
+        if not isinstance(size, Expr):
+            continue
+        here = f"{tensor.name} on axis {axis}"
+        known = {**compiled, **{name: number for name, (number, _) in found.items()}}
+        unknown = list(dict.fromkeys(d.name for d in dims_in(size) if d.name not in known))
+        if not unknown:
+            wanted = size_of(size, known)
+            if actual != wanted:
+                raise ArgumentError(
+                    f"{here} has {actual}, and {size} is {wanted} at {at_text(size, known)}\n"
+                    f"  {tensor.name} has shape {view.shape} and is declared {tensor.type}"
+                )
+            continue
+        number = number_from(size, unknown, actual, known)
+        if number is None:
+            raise ArgumentError(
+                f"{here} has {actual}, from which {' and '.join(unknown)} can't be told: it is declared {size}\n"
+                f"  {tensor.name} has shape {view.shape} and is declared {tensor.type}"
+            )
+        found[unknown[0]] = number, here
+
+
+def number_from(size: Size, unknown: Sequence[str], actual: int, known: Mapping[str, int]) -> int | None:
+    """The one unknown dim of a size that is `actual`; None where there are more, or no whole number fits."""
+    found = solved(size, unknown[0], actual) if len(unknown) == 1 else None
+    try:
+        number = None if found is None else size_of(found, known)
+    except SpecError:  # it does not come out even
+        return None
+    return number if number is not None and number >= 0 else None
 
 
 # ---------------------------------------------------------------- dtype, place, strides, overlap

@@ -210,12 +210,12 @@ def leaf(node: Node, graph: Graph, sizes: Mapping[str, int]) -> Bounded:
     if node.op.name in ("col_index", "row_index"):
         last = node.op.name == "col_index"
         size = node.shape[-1 if last else -2] if graph.products else graph.shape[-1 if last else -2]
-        index = np.arange(size if isinstance(size, int) else sizes[size.name])
+        index = np.arange(size_of(size, sizes))
         index = index.astype(np.int32)
         return exact(index if last else index[:, None])
     value: Any = node.literal
     if node.size is not None:
-        value = float(node.size if isinstance(node.size, int) else sizes[node.size.name])
+        value = float(size_of(node.size, sizes))
     if node.dtype is i32:
         return exact(np.int32(value))
     if node.dtype is not f32:

@@ -281,7 +281,7 @@ class Checks:
         name = "again"
         if not self.wants(name):
             return
-        shape = [operands.sizes[s.name] if isinstance(s, Dim) else s for s in self.graph.shape]
+        shape = [size_of(size, operands.sizes) for size in self.graph.shape]
         width, where = 0, ""
         if self.plan.folded:
             width = folding(self.plan.blocks(*(math.prod(shape[axis] for axis in d.axes) for d in self.plan.row_dims)))

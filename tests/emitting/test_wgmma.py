@@ -17,7 +17,7 @@ from fusegen.compiling import compile_source
 from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError, RequestError
 from fusegen.language.graph import Graph
-from fusegen.language.types import tf32
+from fusegen.language.types import size_of, tf32
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Layout, Param, Source, Summed
@@ -930,7 +930,7 @@ def views_of(plan: WgmmaPlan, **others: np.ndarray) -> dict[str, ArrayView]:
     found = {}
     for t in (*plan.graph.inputs, *plan.graph.outputs):
         if t.shape:
-            shape = [s if isinstance(s, int) else plan.graph.sizes[s.name] for s in t.shape]
+            shape = [size_of(s, plan.graph.sizes) for s in t.shape]
             found[t.name] = view(others.get(t.name, np.zeros(shape, t.dtype.numpy)), t.name)
     return found
 

@@ -15,7 +15,7 @@ from fusegen.errors import NoPlan, SpecError
 from fusegen.language.graph import Graph
 from fusegen.language.products import Unsplittable, split
 from fusegen.language.reference import reference
-from fusegen.language.types import Dim, TensorType
+from fusegen.language.types import Dim, TensorType, size_of
 from fusegen.planner import candidates, plan
 from fusegen.planner.rewrites import hoist_scales, simplify
 from fusegen.targets import H200
@@ -80,9 +80,7 @@ ALL = (bias_gelu, norm_swiglu, qkv, scaled, unbounded, gram, turned, with_tf32, 
 
 def draw(graph: Graph, seed: int = 0) -> list[Array]:
     rng = np.random.default_rng(seed)
-    return [
-        rng.standard_normal([s if isinstance(s, int) else graph.sizes[s.name] for s in t.shape]) for t in graph.inputs
-    ]
+    return [rng.standard_normal([size_of(s, graph.sizes) for s in t.shape]) for t in graph.inputs]
 
 
 def silu(x: Array) -> Array:

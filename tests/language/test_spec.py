@@ -18,6 +18,7 @@ from fusegen import ops as F
 from fusegen.errors import RequestError, SpecError
 from fusegen.language.advice import advice
 from fusegen.language.graph import Extent, Graph, Kind
+from fusegen.language.reference import reference
 from fusegen.language.spec import load_chains
 from fusegen.language.trace import Value
 from fusegen.language.types import DTYPES, DType
@@ -206,7 +207,6 @@ def test_equality_is_a_mask_and_not_an_answer() -> None:
         lambda x: x & True & 3,
         lambda x: F.where(x, 1, 2),
         lambda x: F.exp(x > 0),
-        lambda x: x + N,
         lambda x: F.cast(x, untyped(int)),
         lambda x: F.gelu(x, approximate="fast"),
         lambda x: F.layernorm(x, eps=-1),
@@ -532,22 +532,10 @@ def test_one_dim_without_a_comma() -> None:
 
 
 @pytest.mark.parametrize(
-    "computed",
-    [lambda: 2 * N, lambda: N * 2, lambda: N // 2, lambda: N - 1, lambda: M * N, lambda: -N, lambda: N > 2,
-     lambda: np.int64(2) * N, lambda: N**0.5, lambda: 1 / N],
-)  # fmt: skip
-def test_sizes_are_not_computed_with(computed: Callable[[], Any]) -> None:
-    with pytest.raises(SpecError, match=r"arithmetic on the dim [MN]: sizes are not computed with\n(.|\n)*F.size"):
-        computed()
-
-
-@pytest.mark.parametrize(
     ("body", "says"),
     [
-        (lambda x: x * math.sqrt(N), "the dim N is no Python number(.|\n)*as in F.sqrt\\(F.size\\(N\\)\\)"),
-        (lambda x: x * (2 * N), "arithmetic on the dim N"),
-        (lambda x: x[: int(N)], "the dim N is no Python number"),
-        (lambda x: N * x, "mul: N is a dim; F.size\\(N\\) is its number"),
+        (lambda x: x * math.sqrt(N), "the size N is no Python number(.|\n)*as in F.sqrt\\(N\\)"),
+        (lambda x: x[: int(N)], "the size N is no Python number"),
         (lambda x: x + F.col_index(untyped(N)), "col_index: found N, a dim, where a traced value is wanted"),
         (lambda x: x + F.row_index(untyped(3)), "row_index: found 3 where a traced value is wanted"),
         (lambda x: F.softmax(x > 0), "softmax: found a mask"),
@@ -640,3 +628,32 @@ def test_text_that_is_not_the_functions_own_is_not_shown(tmp_path: Path) -> None
         names: dict[str, Any] = {}
         exec(compile(LINE_SPEC.format(body="return x * 2"), name, "exec"), names)
         assert names["scaled"].graph.body == ""
+
+
+def test_sizes_are_numbers_in_a_body() -> None:
+    @chain(M=4, N=6)
+    def spec(x: f32[M, 2 * N]) -> f32[M, 2 * N]:
+        return x * N**-0.5 + F.sqrt(N) + 0.5 * N + N * x + x / (2 * N) + F.size(2 * N) / 3
+
+    x = np.arange(48, dtype=np.float64).reshape(4, 12)
+    wanted = x * 6**-0.5 + math.sqrt(6) + 3 + 6 * x + x / 12 + 4
+    np.testing.assert_allclose(reference(spec.graph)(x), wanted)
+    np.testing.assert_allclose(reference(spec.at(N=8).graph)(x[:, :8]), x[:, :8] * (0.5 + 4 + 1 / 8) + 2 + 2 + 8 / 3)
+
+
+def test_at_says_which_size_does_not_come_out_even() -> None:
+    def spec(x: f32[M, N // 2]) -> f32[M, N // 2]:
+        return x + 1
+
+    made = chain(M=4, N=64)(spec)
+    assert made.at(N=66).graph.cols == 33
+    with pytest.raises(SpecError, match=r"spec: the size N // 2 does not come out even at N=65"):
+        made.at(N=65)
+    with pytest.raises(SpecError, match=r"\.py:\d+: spec: the size N // 2 does not come out even at N=3"):
+        chain(M=4, N=3)(spec)
+
+    def short(x: f32[M, N - 4]) -> f32[M, N - 4]:
+        return x + 1
+
+    with pytest.raises(SpecError, match="the size N - 4 is -1 at N=3; a size is 1 to"):
+        chain(M=4, N=3)(short)

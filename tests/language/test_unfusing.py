@@ -14,6 +14,7 @@ from fusegen import ops as F
 from fusegen.language.graph import Graph
 from fusegen.language.reference import reference
 from fusegen.language.spec import Chain, check_graph
+from fusegen.language.types import size_of
 from fusegen.language.unfusing import Piece, run_pieces, unfused
 from fusegen.planner.cost import count_bytes, unfused_kernels
 from fusegen.planner.rewrites import simplify
@@ -97,7 +98,7 @@ def values_for(graph: Graph, seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     made: dict[str, Any] = {}
     for tensor in graph.inputs:
-        shape = [s if isinstance(s, int) else graph.sizes[s.name] for s in tensor.shape]
+        shape = [size_of(s, graph.sizes) for s in tensor.shape]
         if tensor.dtype is b8:
             made[tensor.name] = rng.random(shape) < 0.7
         elif tensor.dtype.kind == "int":

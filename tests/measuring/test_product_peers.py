@@ -11,6 +11,7 @@ import pytest
 from fusegen import Chain, chain, dims, f16, f32
 from fusegen import ops as F
 from fusegen.language.products import split
+from fusegen.language.types import size_of
 from fusegen.measuring.product_peers import product_ways, same_precision
 from tests.language.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
 from tests.language.test_unfusing import values_for
@@ -50,10 +51,7 @@ def test_the_products_alone_are_one_call_for_each_left_factor(spec: Chain, monke
     assert len(called) == len(split(spec.graph).lefts)
     widths = {p.width: p for p in split(spec.graph).products}
     flops = sum(np.prod(shape) for shape in called)
-    wanted = sum(
-        np.prod([s if isinstance(s, int) else spec.graph.sizes[s.name] for s in p.node.shape])
-        for p in split(spec.graph).products
-    )
+    wanted = sum(np.prod([size_of(s, spec.graph.sizes) for s in p.node.shape]) for p in split(spec.graph).products)
     assert flops == wanted, widths
 
 

@@ -9,6 +9,7 @@ from fusegen import Chain, chain, dims, f16, f32
 from fusegen import ops as F
 from fusegen.emitting.sources import spelled
 from fusegen.errors import ArgumentError
+from fusegen.language.types import size_of
 from fusegen.planner.model import Layout
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, view
@@ -30,7 +31,7 @@ def arrays(plan: Sketch, **others: np.ndarray) -> dict[str, ArrayView]:
     """Contiguous arrays for every operand and output, but for `others`."""
     found = {}
     for t in (*plan.graph.inputs, *plan.graph.outputs):
-        shape = [s if isinstance(s, int) else plan.graph.sizes[s.name] for s in t.shape]
+        shape = [size_of(s, plan.graph.sizes) for s in t.shape]
         found[t.name] = view(others.get(t.name, np.zeros(shape, t.dtype.numpy)), t.name)
     return found
 

@@ -1,0 +1,334 @@
+"""Views: the same memory with other axes, such as a slice, a permutation, or one axis split into two.
+
+A view's index maps to an index of its base by an affine map, so a kernel that is given another pointer and other
+strides reads it without a copy. `View.identity(shape)` is where each begins:
+
+    half = View.identity((M, D)).sliced((..., slice(D // 2, None)))
+    half.apply(address, strides, itemsize, sizes)        # the address, shape and strides of the view
+
+Views of views are views: `inner.of(outer)` takes `inner` of what `outer` shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from types import EllipsisType
+from typing import Any
+
+from fusegen.errors import ArgumentError, SpecError
+from fusegen.language.sizes import Dim, Expr, Shape, Size, at_text, leading_sign, shape_text, size_of, without_number
+
+Column = tuple[Size, ...]
+"""By how much each axis of the base moves for one step along an axis of the view."""
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a view shows of its base: element i of the view is element `offset[b] + sum of steps[b][j] * i[j]` along
+    each axis b of the base.
+
+    Axes of the base that are taken as one, as `(h d)` of `h d`, are one entry of `base` with several sizes; their
+    strides have to allow that, which `apply` checks. Everywhere else an entry is one axis.
+    """
+
+    shape: Shape
+    base: tuple[Shape, ...]
+    offset: tuple[Size, ...]
+    steps: tuple[tuple[Size, ...], ...]  # a row for each axis of the base, a column for each of the view
+
+    @staticmethod
+    def identity(shape: Shape) -> View:
+        """All of an array, as it lies."""
+        columns = tuple(tuple(int(b == j) for b in range(len(shape))) for j in range(len(shape)))
+        return made(shape, tuple((size,) for size in shape), (0,) * len(shape), columns)
+
+    @property
+    def base_shape(self) -> Shape:
+        return tuple(size for sizes in self.base for size in sizes)
+
+    @property
+    def is_identity(self) -> bool:
+        return self == View.identity(self.shape)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return tuple(tuple(row[j] for row in self.steps) for j in range(len(self.shape)))
+
+    def of(self, other: View) -> View:
+        """This view of what `other` shows: a view of other's base. Raises ValueError where axes that this one takes as
+        one can't be that in other's base."""
+        if self.base_shape != other.shape:
+            raise ValueError(f"a view of {shape_text(self.base_shape)} is not one of {shape_text(other.shape)}")
+        for at, sizes in enumerate(self.base):
+            other = other.merged(at, len(sizes))
+        outer = other.columns
+        still = (0,) * len(other.base)
+        columns = tuple(combined(still, outer, column) for column in self.columns)
+        offset = combined(other.offset, outer, self.offset)
+        return made(self.shape, other.base, offset, columns)
+
+    # ------------------------------------------------------------ views of this view
+
+    def transposed(self, order: Sequence[int]) -> View:
+        """Axis j of the result is axis `order[j]`; every axis once."""
+        columns = self.columns
+        shape = tuple(self.shape[j] for j in order)
+        return made(shape, self.base, self.offset, tuple(columns[j] for j in order))
+
+    def sliced(self, key: Any) -> View:
+        """Numpy's basic indexing: slices, whole numbers, `...` and None. Raises SpecError for anything else.
+
+        Bounds are inside the axis; `check` says so of known sizes.
+        """
+        shape: list[Size] = []
+        columns: list[Column] = []
+        offset = self.offset
+        axes = iter(zip(self.shape, self.columns, strict=True))
+        for part in expanded(key, self.shape):
+            if part is None:
+                shape.append(1)
+                columns.append((0,) * len(self.base))
+                continue
+            size, column = next(axes)
+            if isinstance(part, slice):
+                start, length, step = positions(part, size)
+                shape.append(length)
+                columns.append(times(column, step))
+            else:
+                start = counted(part, size)
+            offset = tuple(a + b for a, b in zip(offset, times(column, start), strict=True))
+        return made(tuple(shape), self.base, offset, tuple(columns))
+
+    def flipped(self, axis: int) -> View:
+        """That axis from its end to its beginning."""
+        return self.sliced((slice(None),) * (axis % len(self.shape)) + (slice(None, None, -1),))
+
+    def broadcast(self, shape: Shape) -> View:
+        """Axes of size 1, and those missing in front, repeated up to `shape`. Raises ValueError where sizes differ."""
+        missing = len(shape) - len(self.shape)
+        own: Shape = (1,) * missing + self.shape
+        if missing < 0 or any(a not in (1, b) for a, b in zip(own, shape, strict=True)):
+            raise ValueError(f"{shape_text(self.shape)} does not broadcast to {shape_text(shape)}")
+        still = (0,) * len(self.base)
+        columns = ((still,) * missing) + self.columns
+        kept = tuple(c if a == b else still for c, a, b in zip(columns, own, shape, strict=True))
+        return made(shape, self.base, self.offset, kept)
+
+    def split(self, axis: int, sizes: Shape) -> View:
+        """One axis as several, the last of them fastest. Raises ValueError where their product is another size."""
+        whole: Size = 1
+        for size in sizes:
+            whole = whole * size
+        if whole != self.shape[axis]:
+            raise ValueError(f"{self.shape[axis]} is not {' * '.join(map(str, sizes))}")
+        columns = list(self.columns)
+        column, parts = columns[axis], []
+        for size in reversed(sizes):
+            parts.append(column)
+            column = times(column, size)
+        columns[axis : axis + 1] = reversed(parts)
+        return made((*self.shape[:axis], *sizes, *self.shape[axis + 1 :]), self.base, self.offset, tuple(columns))
+
+    def merged(self, axis: int, count: int) -> View:
+        """So many axes as one, the last of them fastest; none at all are one of size 1. Raises ValueError where that
+        is no view: no single step leads from each element to the next."""
+        view = self if count else self.sliced((slice(None),) * axis + (None,))
+        for at in range(axis + count - 2, axis - 1, -1):
+            view = view.pair_merged(at)
+        return view
+
+    def pair_merged(self, at: int) -> View:
+        """Axes `at` and `at + 1` as one."""
+        (slow, size_slow), (fast, size_fast) = ((self.columns[j], self.shape[j]) for j in (at, at + 1))
+        if size_slow != 1 and (size_fast == 1 or slow == times(fast, size_fast)):
+            column = slow if size_fast == 1 else fast
+        elif size_slow == 1:
+            column = fast
+        else:
+            inner = self.base_merged(slow, fast)
+            if inner is None:
+                raise ValueError(
+                    f"axes of {size_slow} and {size_fast} elements are one only where they lie in memory so: "
+                    "no single step leads from each element to the next"
+                )
+            return inner.pair_merged(at)
+        columns = (*self.columns[:at], column, *self.columns[at + 2 :])
+        shape = (*self.shape[:at], size_slow * size_fast, *self.shape[at + 2 :])
+        return made(shape, self.base, self.offset, columns)
+
+    def base_merged(self, slow: Column, fast: Column) -> View | None:
+        """The same view, where two axes of the base, one for each column, are taken as one; None without such two."""
+        for b in range(len(self.base) - 1):
+            if slow[b] != 0 and fast[b + 1] != 0:
+                inner = product(self.base[b + 1])
+
+                def joined(column: Column, b: int = b, inner: Size = inner) -> Column:
+                    return (*column[:b], column[b] * inner + column[b + 1], *column[b + 2 :])
+
+                if joined(slow) != times(joined(fast), self.shape[self.columns.index(fast)]):
+                    continue
+                base = (*self.base[:b], (*self.base[b], *self.base[b + 1]), *self.base[b + 2 :])
+                return made(self.shape, base, joined(self.offset), tuple(map(joined, self.columns)))
+        return None
+
+    # ------------------------------------------------------------ with numbers
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Raises SpecError where, at these sizes, the view has no elements or shows some that its base has not."""
+        shape = [size_of(size, sizes) for size in self.shape]
+        for size, number in zip(self.shape, shape, strict=True):
+            if number < 0:
+                raise SpecError(f"an axis of {size} elements has {number} at {at_text(size, sizes)}")
+        if 0 in shape:
+            return
+        for base, offset, row in zip(self.base, self.offset, self.steps, strict=True):
+            first = size_of(offset, sizes)
+            reach = [size_of(step, sizes) * (n - 1) for step, n in zip(row, shape, strict=True)]
+            low, high = first + sum(r for r in reach if r < 0), first + sum(r for r in reach if r > 0)
+            whole = product(base)
+            length = size_of(whole, sizes)
+            if length and not 0 <= low <= high < length:
+                outside = low if low < 0 else high
+                at = at_text((whole, offset, *row, *self.shape), sizes)
+                raise SpecError(
+                    f"element {outside} of an axis of {length}{f' ({whole})' if isinstance(whole, (Dim, Expr)) else ''}"
+                    + (f" at {at}" if at else "")
+                )
+
+    def apply(
+        self, address: int, strides: Sequence[int], itemsize: int, sizes: Mapping[str, int], name: str = "an array"
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """The address, shape and strides of this view of an array at `address`. Strides count elements, `itemsize` is
+        their bytes. Raises ArgumentError, naming the array, where its axes can't be taken as one."""
+        steps, at = [], 0
+        for group in self.base:
+            numbers = [size_of(size, sizes) for size in group]
+            steps.append(one_stride(numbers, strides[at : at + len(group)], name))
+            at += len(group)
+        start = sum(step * size_of(offset, sizes) for step, offset in zip(steps, self.offset, strict=True))
+        shape = tuple(size_of(size, sizes) for size in self.shape)
+        found = (sum(s * size_of(c, sizes) for s, c in zip(steps, column, strict=True)) for column in self.columns)
+        return address + start * itemsize, shape, tuple(found)
+
+
+def made(shape: Shape, base: tuple[Shape, ...], offset: Iterable[Size], columns: tuple[Column, ...]) -> View:
+    """A view from the columns of its steps."""
+    steps = tuple(tuple(column[b] for column in columns) for b in range(len(base)))
+    return View(shape, base, tuple(offset), steps)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    whole: Size = 1
+    for size in sizes:
+        whole = whole * size
+    return whole
+
+
+def times(column: Column, by: Size) -> Column:
+    return tuple(step * by for step in column)
+
+
+def combined(start: Column, columns: tuple[Column, ...], by: Sequence[Size]) -> Column:
+    """The sum of `start` and the columns, each taken so many times."""
+    for column, factor in zip(columns, by, strict=True):
+        start = tuple(s + step * factor for s, step in zip(start, column, strict=True))
+    return start
+
+
+def one_stride(sizes: Sequence[int], strides: Sequence[int], name: str) -> int:
+    """The stride of axes that are taken as one. Raises ArgumentError where there is no such stride."""
+    stride, count = 0, 1
+    for size, own in zip(reversed(sizes), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if count == 1:
+            stride = own
+        elif own != stride * count:
+            raise ArgumentError(
+                f"{name} has strides of {tuple(strides)} elements along axes of {tuple(sizes)} that the chain takes as "
+                "one, and no single step leads from each element to the next\n  pass a contiguous array"
+            )
+        count *= size
+    return stride if math.prod(sizes) else strides[-1]
+
+
+# ---------------------------------------------------------------- keys of basic indexing
+
+
+def expanded(key: Any, shape: Shape) -> Key:
+    """The key with an entry for every axis, `...` written out. Raises SpecError for what is no basic indexing."""
+    parts = key if isinstance(key, tuple) else (key,)
+    for part in parts:
+        number = isinstance(part, (Integral, Dim, Expr)) and not isinstance(part, bool)
+        if not (part is None or number or isinstance(part, (slice, EllipsisType))):
+            raise SpecError(
+                f"an index of {type(part).__name__}: basic indexing takes slices, whole numbers, sizes, ... and None"
+            )
+    taken = sum(part is not None and part is not Ellipsis for part in parts)
+    dots = sum(part is Ellipsis for part in parts)
+    if dots > 1:
+        raise SpecError("... stands twice in one index; write the axes out")
+    if taken > len(shape):
+        raise SpecError(f"{taken} indices of {shape_text(shape)}, which has {len(shape)} axes")
+    rest = (slice(None),) * (len(shape) - taken)
+    if not dots:
+        return (*parts, *rest)
+    at = next(n for n, part in enumerate(parts) if part is Ellipsis)
+    return (*parts[:at], *rest, *parts[at + 1 :])
+
+
+def counted(index: Any, size: Size) -> Size:
+    """An index counted from the axis' beginning: negative ones count from its end."""
+    own = int(index) if isinstance(index, Integral) else index
+    if isinstance(own, int) and isinstance(size, int) and not -size <= own < size:
+        raise SpecError(f"index {own} of an axis of {size}")
+    return from_beginning(own, size)
+
+
+def from_beginning(own: Size, size: Size) -> Size:
+    sign = leading_sign(own)
+    if sign is None:
+        raise SpecError(f"whether {own} counts from the beginning or the end of {size} depends on the sizes")
+    return own + size if sign < 0 else own
+
+
+def positions(part: slice, size: Size) -> tuple[Size, Size, int]:
+    """A slice's first element, how many there are, and the step between them."""
+    step = 1 if part.step is None else part.step
+    if not isinstance(step, Integral) or isinstance(step, bool) or step == 0:
+        raise SpecError(f"a slice's step is a whole number other than 0, found {part.step!r}")
+    step = int(step)
+    for bound in (part.start, part.stop):
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (Integral, Dim, Expr))):
+            raise SpecError(f"a slice's bounds are whole numbers and sizes, found {type(bound).__name__}")
+    if step > 0:
+        start: Size = 0 if part.start is None else bounded(part.start, size)
+        stop: Size = size if part.stop is None else bounded(part.stop, size)
+        length = stop - start
+    else:
+        start = size - 1 if part.start is None else counted(part.start, size)
+        stop = -1 if part.stop is None else counted(part.stop, size)
+        length = start - stop
+    whole, number = without_number(length)
+    length = whole // abs(step) - (-number // abs(step))
+    if isinstance(length, int) and length < 1:
+        raise SpecError(f"the slice {slice_text(part)} of an axis of {size} is empty")
+    return start, length, step
+
+
+def bounded(bound: Any, size: Size) -> Size:
+    """A slice's bound, counted from the axis' beginning: inside the axis, or right behind it."""
+    own = int(bound) if isinstance(bound, Integral) else bound
+    if isinstance(own, int) and isinstance(size, int) and not -size <= own <= size:
+        raise SpecError(f"the bound {own} of a slice lies outside of an axis of {size}")
+    return own if own == size else from_beginning(own, size)
+
+
+def slice_text(part: slice) -> str:
+    """`1:N:2`."""
+    start, stop = ("" if bound is None else str(bound) for bound in (part.start, part.stop))
+    return f"{start}:{stop}" + ("" if part.step is None else f":{part.step}")
