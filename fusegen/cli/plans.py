@@ -67,6 +67,8 @@ def op_facts() -> list[dict[str, Any]]:
             kind = "composite"
         elif function in ops.SELECTIONS:
             kind = "selection"
+        elif function in ops.VIEWS:
+            kind = "view"
         words = parameters(function)
         call = f"F.{function.__name__}({', '.join(name + default for name, default in words.items())})"
         taken = [name for name, default in words.items() if not default]

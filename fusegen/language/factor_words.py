@@ -30,14 +30,14 @@ def transposed(name: str) -> str:
 
 def factor_text(node: Node, operands: Operands) -> str:
     """`f16[M, K]` of an operand or its view, `[M, K]` of a computed value."""
-    source = node.inputs[0] if node.op.kind is Kind.VIEW else node
+    source = node.inputs[0] if node.op.kind is Kind.TRANSPOSE else node
     tensor = operands.get(source)
     return f"{tensor.dtype if tensor else ''}{shape_text(node.shape)}"
 
 
 def operand_name(node: Node, operands: Operands) -> str:
     """`w`, `w.T`; empty for a computed value."""
-    if node.op.kind is Kind.VIEW:
+    if node.op.kind is Kind.TRANSPOSE:
         return transposed(operand_name(node.inputs[0], operands))
     tensor = operands.get(node)
     return tensor.name if tensor else ""

@@ -11,13 +11,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from enum import Enum
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral
 from typing import Any, TypeVar
 
 from fusegen.errors import SpecError, Where
+from fusegen.language.nodes import OPS as OPS
+from fusegen.language.nodes import Extent as Extent
+from fusegen.language.nodes import Kind as Kind
+from fusegen.language.nodes import Node as Node
+from fusegen.language.nodes import Op as Op
+from fusegen.language.nodes import Operator as Operator
+from fusegen.language.nodes import Tensor as Tensor
+from fusegen.language.nodes import op_named as op_named
 from fusegen.language.sizes import Expr, at_text, dims_in
 from fusegen.language.sizes import broadcast as broadcast
 from fusegen.language.types import F8, Dim, DType, Shape, Size, TensorType, bf16, f16, f32, size_of
@@ -29,148 +36,6 @@ LARGEST_SIZE = 2**40
 """No dim is larger: more elements than any memory holds, and few enough for 64-bit addresses."""
 MOST_PICKED = 1024
 """No selection keeps more columns of a row: as many as a block has threads."""
-
-
-class Kind(Enum):
-    """What an op does to shapes, and therefore where it may run."""
-
-    INPUT = "input"  # an operand in memory, or a run-time scalar
-    LEAF = "leaf"  # made from nothing: a literal, a size, an index
-    MAP = "map"  # element by element, with broadcasting
-    REDUCE = "reduce"  # the last axis becomes 1
-    SELECT = "select"  # the last axis becomes the k columns that were chosen of it
-    VIEW = "view"  # the same memory with its last two axes swapped: a factor only
-    PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Op:
-    """One op, whole: meaning, device text, cost and error, in one place. Ops are compared by identity.
-
-    `ref` is its meaning as numpy text, `expr` its device text; `{0}`, `{1}` are arguments (always names or bracketed
-    literals), `{out}` the result. A reduction's `ref` takes the whole row and keeps its axis; its `expr` combines
-    `{0}` and `{1}`, starting from `init`.
-
-    `forms` are both texts once more for arguments of a type that wants others: arithmetic on i32 is that of numpy's
-    int32, exact and modulo 2^32.
-
-    `slopes` are the absolute partial derivatives, one for each argument, as numpy text: an error e of an argument
-    becomes slope * e. `ulps` bounds the device function's own error in units in the last place of `scale` (numpy text,
-    the result unless named). Bounds are those of the OpenCL full profile (OpenCL C 3.0, table 65), which AMD's device
-    library keeps and NVIDIA's undercuts; those of what fusegen.emitting.prelude makes are derived there.
-    """
-
-    name: str
-    kind: Kind
-    arity: int
-    ref: str
-    expr: str
-    doc: str
-    flops: int = 1
-    slots: int = 0  # instructions that a GPU issues for one element; 0: as many as flops
-    result: DType | None = None  # None: f32 when any argument is, else i32, else b8
-    takes: str = "number"  # "number" (f32 or i32), "float", "int", "bool", "where", "any"
-    init: str = ""
-    slopes: tuple[str, ...] = ()
-    ulps: float = 1.0
-    scale: str = "{out}"
-    symbol: str = ""  # "+": how the spec writes it, for titles
-    forms: Mapping[DType, tuple[str, str]] = field(default_factory=dict)  # (ref, expr) by the last argument's type
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def issued(self) -> int:
-        return self.slots or self.flops
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are the op itself, by its name."""
-        return op_named, (self.name,)
-
-
-OPS: dict[str, Op] = {}
-"""By name; filled by fusegen.ops, the one place where ops are declared."""
-
-
-def op_named(name: str) -> Op:
-    return OPS[name]
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """What the user wrote as one step: `x + bias`, `F.layernorm(h, gamma, beta)`. Unfused, it would be one kernel."""
-
-    index: int
-    name: str
-    where: Where
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Node:
-    """One value: an op, its arguments, its shape and value dtype, and where the user wrote it."""
-
-    op: Op
-    inputs: tuple[Node, ...]
-    shape: Shape
-    dtype: DType  # of the value: f32, i32 or b8
-    operator: Operator
-    literal: float | int | bool | None = None  # of a literal
-    size: Size | None = None  # of a size leaf: the dimension it counts
-    missing: float | int | bool | None = None  # of a take: what stands where the column is -1
-    ordered: bool = True  # of top_columns: best first; else in any order
-    bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
-
-    @property
-    def where(self) -> Where:
-        return self.operator.where
-
-    @property
-    def ref(self) -> str:
-        """The op's meaning, as numpy text, for arguments such as these."""
-        return self.texts[0]
-
-    @property
-    def expr(self) -> str:
-        """The op's device text for arguments such as these."""
-        return self.texts[1]
-
-    @property
-    def texts(self) -> tuple[str, str]:
-        usual = (self.op.ref, self.op.expr)
-        return self.op.forms.get(self.inputs[-1].dtype, usual) if self.inputs else usual
-
-    def __repr__(self) -> str:
-        return f"<{self.op.name} {list(map(str, self.shape))}>"
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A named operand of the chain in memory, or (with an empty shape) a run-time scalar."""
-
-    name: str
-    type: TensorType
-    node: Node
-
-    @property
-    def dtype(self) -> DType:
-        return self.type.dtype
-
-    @property
-    def shape(self) -> Shape:
-        return self.type.shape
-
-
-class Extent(Enum):
-    """Over what a value varies inside one launch."""
-
-    LAUNCH = 0  # the same everywhere
-    ROW = 1  # one value a row
-    PICKED = 2  # one value for each column that the row's selection keeps
-    ELEMENT = 3  # one value an element
 
 
 @dataclass(frozen=True)
@@ -226,14 +91,28 @@ class Graph:
     def shape(self) -> Shape:
         """The iteration space: the shapes of what is read and written along it, broadcast.
 
-        Products of several widths may be returned side by side, as q, k and v are: then the first one's.
+        Products of several widths may be returned side by side, as q, k and v are: then the first one's. Of a chain of
+        several spaces, which no one kernel holds (`fusegen.language.one_kernel`), that of its first output.
         """
+        return self.outputs[0].shape if self.space is None else self.space
+
+    @cached_property
+    def space(self) -> Shape | None:
+        """The one iteration space; None where there are several."""
         shape: Shape = ()
         for part in self.iterated_shapes:
             if shape and part and part[-1] != shape[-1] and {part[-1], shape[-1]} <= set(self.widths):
                 part = (*part[:-1], shape[-1])
-            shape = broadcast(shape, part)
+            try:
+                shape = broadcast(shape, part)
+            except ValueError:
+                return None
         return shape
+
+    @cached_property
+    def viewed(self) -> bool:
+        """Are there views or joins, or sizes computed from dims? A kernel has none: `planner.programs.lowering`."""
+        return bool(self.computed_sizes) or any(n.op.kind in (Kind.VIEW, Kind.JOIN) for n in self.nodes)
 
     @cached_property
     def iterated(self) -> tuple[Tensor, ...]:
@@ -435,6 +314,12 @@ class Graph:
                 at = at_text(size, self.sizes)
                 said = f"{self.name}: the size {size} is {number} at {at}; a size is {least} to {LARGEST_SIZE}"
                 raise SpecError(said, where)
+        for node in self.nodes:
+            if node.view is not None:
+                try:
+                    node.view.check(self.sizes)
+                except SpecError as error:
+                    raise SpecError(f"{self.name}: {node.operator}: {error}", node.where) from None
 
     def need_columns(self) -> None:
         """Raises SpecError where a selection is to keep more columns than its rows have, or than any may."""
@@ -492,8 +377,10 @@ def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
 
 
 def plain(node: Node) -> bool:
-    """Is a factor an operand, as it lies in memory or transposed?"""
-    return node.op.kind in (Kind.INPUT, Kind.VIEW)
+    """Is a factor an operand, as it lies in memory, transposed, or in another view?"""
+    while node.op.kind is Kind.VIEW:
+        (node,) = node.inputs
+    return node.op.kind in (Kind.INPUT, Kind.TRANSPOSE)
 
 
 def has_type(node: Node) -> bool:

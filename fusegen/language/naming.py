@@ -118,7 +118,7 @@ def entry_name(graph: Graph) -> str:
 def value_names(graph: Graph) -> Mapping[Node, str]:
     """A unique name for every node that gets one (literals and sizes are written out), the same each time."""
     taken = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
-    if graph.computed_sizes:  # the reference calls dims by their names
+    if graph.viewed:  # the reference calls dims by their names
         taken |= set(graph.sizes)
     if graph.selections:
         taken |= SELECTION_FRAME
@@ -151,7 +151,9 @@ def unnamed(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
 def described(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
     """What an unnamed value is: after its op and its arguments, as far as these have names of their own."""
     op = node.op.name
-    if node.op.kind is Kind.VIEW:
+    if node.op.kind in (Kind.VIEW, Kind.JOIN):
+        return node.operator.name
+    if node.op.kind is Kind.TRANSPOSE:
         return f"{names[node.inputs[0]]}_T"
     words = [said(a, names, graph) for a in node.inputs]
     first = words[0] if words and words[0] not in NUMBERS.values() else ""  # no name begins with a digit

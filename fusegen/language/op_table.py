@@ -206,8 +206,11 @@ _select("take", 2, "take({0}, {1}, {missing})", "x at those columns", takes="any
 
 
 # ---- matrix products over the last two axes, summed in f32; factors are f16 or bf16 in memory, or rounded to it
-OPS["transpose"] = Op("transpose", Kind.VIEW, 1, "np.swapaxes({0}, -1, -2)", "", "an operand's matrices, transposed",
-                      flops=0, takes="any", slopes=("1",), ulps=0)  # fmt: skip
+OPS["transpose"] = Op("transpose", Kind.TRANSPOSE, 1, "np.swapaxes({0}, -1, -2)", "",
+                      "an operand's matrices, transposed", flops=0, takes="any", slopes=("1",), ulps=0)  # fmt: skip
+OPS["view"] = Op("view", Kind.VIEW, 1, "", "", "some elements of a value, in other axes", flops=0, takes="any",
+                 slopes=("1",), ulps=0)  # fmt: skip
+OPS["join"] = Op("join", Kind.JOIN, 2, "", "", "values side by side", flops=0, takes="any", ulps=0)
 OPS["matmul"] = Op("matmul", Kind.PRODUCT, 2, "{0} @ {1}", "", "matrix product, summed in f32", symbol="@")
 OPS["matmul_tf32"] = Op("matmul_tf32", Kind.PRODUCT, 2, "{0} @ {1}", "",
                         "matrix product of f32 factors that may become the nearest tf32, summed in f32")  # fmt: skip

@@ -67,9 +67,11 @@ from fusegen.language.elementwise import (
     trunc,
     where,
 )  # fmt: skip
-from fusegen.language.graph import MOST_PICKED, Kind, Node, behind, broadcast
+from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
+from fusegen.language.rearranging import broadcast, concat, flip, rearrange, roll, split, stack
+from fusegen.language.sizes import broadcast as broadcast_shapes
 from fusegen.language.trace import (
     Number,
     Transposed,
@@ -285,7 +287,7 @@ def _columns(name: str, x: Value, k: Size, ordered: bool) -> Value:
 def _taken(x: Value, columns: Value, missing: Number) -> Value:
     with current().operator("take") as operator:
         try:
-            rows = broadcast(x.shape[:-1], columns.shape[:-1])
+            rows = broadcast_shapes(x.shape[:-1], columns.shape[:-1])
         except ValueError as error:
             raise SpecError(
                 f"take: rows of {shape_text(x.shape)} and of {shape_text(columns.shape)} do not broadcast: "
@@ -435,6 +437,7 @@ COMPOSITES = (
     dequantize, one_hot, causal,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
+VIEWS = (split, concat, stack, rearrange, flip, roll, broadcast)
 __all__ = (  # noqa: RUF022  # by kind
     "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "sigmoid", "relu",
     "silu", "gelu", "softplus", "softsign", "mish", "elu", "selu", "leaky_relu", "hardsigmoid", "hardswish", "glu",
@@ -442,7 +445,8 @@ __all__ = (  # noqa: RUF022  # by kind
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
     "cast", "col_index", "row_index", "size", "matmul", "sum", "max", "min", "amax", "mean", "var", "std", "norm",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
-    "one_hot", "causal", "topk", "argmax", "argmin", "take",
+    "one_hot", "causal", "topk", "argmax", "argmin", "take", "split", "concat", "stack", "rearrange", "flip", "roll",
+    "broadcast",
 )  # fmt: skip
 FUNCTIONS = __all__
 

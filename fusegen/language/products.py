@@ -207,7 +207,7 @@ def product_of(graph: Graph, node: Node) -> Product:
 
 def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:
     if plain(node):
-        source = node.inputs[0] if node.op.kind is Kind.VIEW else node
+        source = node.inputs[0] if node.op.kind is Kind.TRANSPOSE else node
         tensor = graph.tensor_of[source]
         return Factor(node, dtype, tensor, source is not node, (), (tensor,), ())
     return Factor(node, dtype, None, False, *made_of(graph, node))

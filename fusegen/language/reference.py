@@ -8,6 +8,7 @@ how much of a difference the storage type allows.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -88,7 +89,9 @@ def converted_inputs(graph: Graph) -> list[str]:
 def named_sizes(graph: Graph) -> Mapping[str, str]:
     """The dims that the text calls by their names, each with its number as an operand's shape gives it: those that
     computed sizes are made of."""
-    wanted = dict.fromkeys(
+    spelled = {name for node in graph.nodes for name in re.findall(r"[A-Za-z_]\w*", node.text)}
+    wanted = dict.fromkeys(name for name in graph.sizes if name in spelled)
+    wanted |= dict.fromkeys(
         dim.name for n in graph.nodes if by_name(n, graph) for dim in dims_in(1 if n.size is None else n.size)
     )
     names = value_names(graph)

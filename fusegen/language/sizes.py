@@ -9,7 +9,7 @@ blocks of 128.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
@@ -396,3 +396,17 @@ def broadcast(a: Shape, b: Shape) -> Shape:
             raise ValueError(f"{one} and {other}")
         shape.append(other if one == 1 else one)
     return tuple(shape)
+
+
+def measured(axes: Iterable[tuple[Size, int]]) -> dict[str, int]:
+    """The dims that sizes and their numbers tell: plain ones first, then those that follow from `2 * N`."""
+    pairs = list(axes)
+    found = {size.name: number for size, number in pairs if isinstance(size, Dim)}
+    for size, number in pairs:
+        unknown = {dim.name for dim in dims_in(size) if dim.name not in found}
+        if len(unknown) == 1:
+            name = unknown.pop()
+            told = solved(size, name, number)
+            if told is not None:
+                found[name] = size_of(told, found)
+    return found

@@ -37,6 +37,7 @@ from fusegen.language.sizes import dims_in
 from fusegen.language.spec_source import body_of
 from fusegen.language.trace import OPS, Value, caller, shown, tracing
 from fusegen.language.types import DTYPES, Dim, DType, Shape, TensorType, b8, shape_text
+from fusegen.language.views import View
 
 TYPES = f"an operand's type is one of {', '.join(DTYPES)}, with its sizes: x: f16[M, N]"
 NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -109,6 +110,7 @@ def trace_function(function: FunctionType, sizes: Mapping[str, int], scope: Mapp
         trace.operands = {t.node: t for t in inputs}
         try:
             returned = function(*(Value(t.node) for t in inputs))
+            settle(returned)
         except Exception as error:
             placed = (
                 not isinstance(error, SpecError) or error.where is not None
@@ -201,7 +203,7 @@ def input_tensor(name: str, type: TensorType, index: int, where: Where) -> Tenso
 def output_tensors(
     returned: object,
     declared: tuple[TensorType, ...],
-    names: Mapping[Node, str],
+    names: dict[Node, str],
     taken: list[str],
     where: Where,
 ) -> tuple[Tensor, ...]:
@@ -219,12 +221,12 @@ def output_tensors(
             raise SpecError(f"{what} is {value!r}, not a value computed from the operands{hint}", where)
         node = value.node
         place = node.operator.where if node.op.kind is not Kind.INPUT else where
+        if node.shape == (*type.shape, 1):  # one value a row, declared without the axis that was reduced
+            node = dropped_last(node)
+            names[node] = names.get(value.node, node.operator.name)
         if node.shape != type.shape:
-            raise SpecError(
-                f"{what} has shape {shape_text(node.shape)}, declared is {shape_text(type.shape)}"
-                + ("\n  a reduction keeps its axis as size 1" if node.shape == (*type.shape, 1) else ""),
-                place,
-            )
+            said = f"{what} has shape {shape_text(node.shape)}, declared is {shape_text(type.shape)}"
+            raise SpecError(said, place)
         if (node.dtype is b8) != (type.dtype is b8) or (node.dtype.kind, type.dtype.kind) in (
             ("int", "float"),
             ("float", "int"),
@@ -238,6 +240,19 @@ def output_tensors(
         taken.append(name)
         outputs.append(Tensor(name, type, node))
     return tuple(outputs)
+
+
+def settle(returned: object) -> None:
+    """Make the nodes of what is returned: a transposed value has none before it is used."""
+    for value in returned if isinstance(returned, tuple) else (returned,):
+        if isinstance(value, Value):
+            _ = value.node
+
+
+def dropped_last(node: Node) -> Node:
+    """[M, 1] as [M]."""
+    view = View.identity(node.shape).sliced((..., 0))
+    return Node(OPS["view"], (node,), view.shape, node.dtype, node.operator, view=view, text="{0}[..., 0]")
 
 
 def checked_sizes(
@@ -269,6 +284,8 @@ def check_graph(graph: Graph) -> None:
     for tensor in graph.outputs:
         if not any(n.op.kind is Kind.INPUT for n in graph.ancestors(tensor.node)):
             raise SpecError(f"output {tensor.name!r} does not depend on any operand", tensor.node.where)
+    if graph.viewed:
+        return
     shape: tuple[Any, ...] = graph.products[0].shape if graph.products else ()
     for tensor in graph.iterated:
         own = tensor.shape

@@ -187,7 +187,7 @@ def biased(node: Node, graph: Graph) -> Biased | None:
         if bias not in graph.tensor_of or graph.tensor_of[bias].dtype is not dtype:
             continue
         x, w = product.inputs
-        if w.op.kind is Kind.VIEW and len(w.shape) == 2:
+        if w.op.kind is Kind.TRANSPOSE and len(w.shape) == 2:
             return Biased("F.linear({0}, {1}, {2})", (x, w.inputs[0], bias), dtype)
         if len(x.shape) == len(w.shape) == 2:
             return Biased("torch.addmm({2}, {0}, {1})", (x, w, bias), dtype)

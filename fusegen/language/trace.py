@@ -27,6 +27,7 @@ from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Node, Op, Operator, Tensor, broadcast
 from fusegen.language.sizes import Dim, Expr, as_number
 from fusegen.language.types import DType, Shape, Size, b8, f32, fits_i32, i32, shape_text
+from fusegen.language.views import View, key_text
 from fusegen.version import PACKAGE
 
 OURS = str(PACKAGE) + os.sep
@@ -106,7 +107,7 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
         found = {
             value.node: name
             for name, value in reversed(frame.f_locals.items())
-            if isinstance(value, Value) and name not in taken and not name.startswith("_")
+            if isinstance(value, Value) and name not in taken and not name.startswith("_") and used(value)
         }
         if own_frame:
             trace.names.update(found)
@@ -130,6 +131,11 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
         as_number.reset(numbers)
         _current.reset(token)
     trace.names = {**results, **inner, **trace.names}
+
+
+def used(value: Value) -> bool:
+    """Is there a node behind it? Behind `w.T` that only products take, there is none."""
+    return not isinstance(value, Transposed) or value.made is not None
 
 
 class Value:
@@ -184,15 +190,15 @@ class Value:
         return product("matmul", other, self)
 
     @property
-    def T(self) -> Transposed:
-        """A matrix operand with its axes swapped, for `@` to take: a view, not a copy."""
+    def T(self) -> Value:
+        """A matrix with its axes swapped: a view, not a copy."""
         if len(self.shape) != 2:
             raise SpecError(f".T of {shape_text(self.shape)}: it swaps the axes of a matrix; write .mT", caller())
         return Transposed(self)
 
     @property
-    def mT(self) -> Transposed:
-        """An operand with its last two axes swapped, for `@` to take: a view, not a copy."""
+    def mT(self) -> Value:
+        """A value with its last two axes swapped: a view, not a copy."""
         return Transposed(self)
 
     def __neg__(self) -> Value:
@@ -291,11 +297,18 @@ class Value:
         )
 
     def __getitem__(self, key: Any) -> Value:
-        raise SpecError(
-            "a traced value can't be indexed or sliced; pass the part as an operand of its own\n"
-            "  a view of whole rows, or of columns next to each other, costs no copy; other columns have to be copied",
-            caller(),
-        )
+        """Numpy's basic indexing, by sizes too: x[..., : D // 2], x[:, 0], x[..., ::2]. A view, not a copy."""
+        if any(isinstance(part, Value) for part in (key if isinstance(key, tuple) else (key,))):
+            raise SpecError(
+                "an index that is itself traced: its elements are not known while the chain is traced\n"
+                "  slices, whole numbers and sizes index; F.take takes the columns that F.topk chose",
+                caller(),
+            )
+        try:
+            view = View.identity(self.shape).sliced(key)
+        except SpecError as error:
+            raise SpecError(f"slice: {error}", caller()) from None
+        return viewed(self, view, f"{{0}}[{key_text(key)}]", "slice")
 
     def _assigned(self, *_: Any) -> Any:
         raise SpecError(
@@ -320,28 +333,24 @@ class Value:
         raise SpecError(f"a traced value has no {name!r}; ops are functions, as in F.exp(x)", caller())
 
 
-class Transposed:
-    """`w.T`: an operand whose matrices `@` takes with their axes swapped. It has no other use."""
+class Transposed(Value):
+    """`w.T`. A product takes the operand itself, the other way round; for other uses it is a view."""
 
-    __slots__ = ("value",)
-    __array_ufunc__ = None
+    __slots__ = ("made", "value")
 
     def __init__(self, value: Value) -> None:
         if len(value.shape) < 2:
             raise SpecError(f".mT of {shape_text(value.shape)}: there are no two axes to swap", caller())
-        if value.node.op.kind is not Kind.INPUT:
-            raise SpecError(
-                "only an operand can be transposed: a view costs nothing, turning computed values around does\n"
-                "  transpose what they are computed from, or write (a @ b).T as b.T @ a.T",
-                caller(),
-            )
         self.value = value
+        self.made: Value | None = None
 
-    def __matmul__(self, other: Any) -> Value:
-        return product("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Value:
-        return product("matmul", other, self)
+    @property
+    def node(self) -> Node:  # type: ignore[override]
+        if self.made is None:
+            rank = len(self.value.shape)
+            view = View.identity(self.value.shape).transposed((*range(rank - 2), rank - 1, rank - 2))
+            self.made = viewed(self.value, view, "np.swapaxes({0}, -1, -2)", "transpose")
+        return self.made.node
 
     @property
     def T(self) -> Value:
@@ -349,21 +358,11 @@ class Transposed:
 
     mT = T
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise SpecError(f"a transposed operand has no {name!r}: {ONLY_FACTOR}", caller())
 
-    def _only_factor(self, *_: Any) -> Any:
-        raise SpecError(f"an operation on a transposed operand: {ONLY_FACTOR}", caller())
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _only_factor
-    __neg__ = __abs__ = __pow__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = _only_factor
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = __lshift__ = __rshift__ = _only_factor
-    __bool__ = __len__ = __iter__ = __getitem__ = __call__ = _only_factor
-
-
-ONLY_FACTOR = "it is a view that only @ takes, as in x @ w.T"
+def viewed(x: Value, view: View, text: str, name: str) -> Value:
+    """A view of a value; `text` is its meaning as numpy text, with {0} for the value."""
+    with current().operator(name) as operator:
+        return Value(Node(OPS["view"], (x.node,), view.shape, x.dtype, operator, view=view, text=text))
 
 
 P = ParamSpec("P")
@@ -432,7 +431,7 @@ def product(name: str, left: Any, right: Any) -> Value:
 
 def factor(op: Op, side: Any, operator: Operator, *, right: bool) -> Node:
     """The node of one side of `@`; of a transposed operand, a view."""
-    if isinstance(side, Transposed):
+    if isinstance(side, Transposed) and side.value.node.op.kind is Kind.INPUT:
         node = side.value.node
         shape = (*node.shape[:-2], node.shape[-1], node.shape[-2])
         return typed_factor(Node(OPS["transpose"], (node,), shape, node.dtype, operator), right)
@@ -476,8 +475,6 @@ def node_of(op: Op, argument: Any, operator: Operator) -> Node:
     """The node behind a Value, or a literal's. Raises SpecError for anything else."""
     if isinstance(argument, Value):
         return argument.node
-    if isinstance(argument, Transposed):
-        raise SpecError(f"{operator}: found a transposed operand: {ONLY_FACTOR}", operator.where)
     argument = python_number(argument)
     if isinstance(argument, bool):
         return Node(OPS["literal"], (), (), b8, operator, literal=argument)

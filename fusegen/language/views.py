@@ -16,10 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import ArgumentError, SpecError
 from fusegen.language.sizes import Dim, Expr, Shape, Size, at_text, leading_sign, shape_text, size_of, without_number
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Column = tuple[Size, ...]
 """By how much each axis of the base moves for one step along an axis of the view."""
@@ -215,6 +218,19 @@ class View:
         return address + start * itemsize, shape, tuple(found)
 
 
+def positions_in(view: View, sizes: Mapping[str, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where in its base, contiguous and flat, each element of a view lies."""
+    import numpy as np  # tracing a spec does without
+
+    base = [size_of(size, sizes) for size in view.base_shape]
+    strides = [math.prod(base[axis + 1 :]) for axis in range(len(base))]
+    start, shape, steps = view.apply(0, strides, 1, sizes)
+    found = np.full(shape, start, np.int64)
+    for axis, (extent, step) in enumerate(zip(shape, steps, strict=True)):
+        found += (np.arange(extent) * step).reshape(-1, *(1,) * (len(shape) - axis - 1))
+    return found
+
+
 def made(shape: Shape, base: tuple[Shape, ...], offset: Iterable[Size], columns: tuple[Column, ...]) -> View:
     """A view from the columns of its steps."""
     steps = tuple(tuple(column[b] for column in columns) for b in range(len(base)))
@@ -326,6 +342,14 @@ def bounded(bound: Any, size: Size) -> Size:
     if isinstance(own, int) and isinstance(size, int) and not -size <= own <= size:
         raise SpecError(f"the bound {own} of a slice lies outside of an axis of {size}")
     return own if own == size else from_beginning(own, size)
+
+
+def key_text(key: Any) -> str:
+    """`..., : D // 2`, as it was written."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return ", ".join(
+        slice_text(part) if isinstance(part, slice) else "..." if part is Ellipsis else str(part) for part in parts
+    )
 
 
 def slice_text(part: slice) -> str:

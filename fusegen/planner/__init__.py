@@ -43,6 +43,9 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
     """Every legal plan, cheapest first, and every refusal. Ties go to the earlier candidate, so order is stable.
 
     Of plans of one configuration, which read the same things at other times, the cheapest stays."""
+    if graph.viewed:
+        viewed = "the chain has views, joins or computed sizes; a kernel takes what `programs.lowering` makes of it"
+        return Candidates(graph, target, (), (Refusal("views", viewed, False),))
     graph = simplify(graph)
     plans: list[Plan] = []
     refusals: list[Refusal] = []

@@ -29,7 +29,9 @@ import numpy as np
 from fusegen.language.graph import CASTS, Graph, Kind, Node, Op, plain
 from fusegen.language.ordering import MASKED, signs_of
 from fusegen.language.selection import bare
-from fusegen.language.types import Dim, b8, f32, i32, size_of
+from fusegen.language.sizes import measured
+from fusegen.language.types import b8, f32, i32, size_of
+from fusegen.language.views import positions_in
 from fusegen.planner.model import Plan
 from fusegen.validation.accumulation import Accumulation, How, Multiplication, accumulation_error, accumulations
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
@@ -77,7 +79,7 @@ def analyse_nodes(
         elif graph.selection and of_columns(node, graph.selection):
             table[node] = selected(node, graph.selection, table, sizes, columns)
         else:
-            passes = node.op.name in PASSING or node.op.kind is Kind.VIEW
+            passes = node.op.name in PASSING or node.op.kind in (Kind.TRANSPOSE, Kind.VIEW, Kind.JOIN)
             read = {a: table[a] if passes else held(table[a]) for a in node.inputs}
             table[node] = step(node, [read[a] for a in node.inputs], graph, sizes, how, table)
     return table
@@ -151,12 +153,12 @@ def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded
 
 def sizes_of(graph: Graph, arrays: Sequence[Array]) -> Mapping[str, int]:
     """Every dim's size in one call."""
-    sizes = dict(graph.sizes)
-    for tensor, array in zip(graph.inputs, arrays, strict=True):
-        for size, actual in zip(tensor.shape, array.shape, strict=True):
-            if isinstance(size, Dim):
-                sizes[size.name] = actual
-    return sizes
+    axes = (
+        axis
+        for tensor, array in zip(graph.inputs, arrays, strict=True)
+        for axis in zip(tensor.shape, array.shape, strict=True)
+    )
+    return {**graph.sizes, **measured(axes)}
 
 
 def step(
@@ -166,8 +168,12 @@ def step(
     """One node."""
     if node.op.kind is Kind.LEAF:
         return leaf(node, graph, sizes)
-    if node.op.kind is Kind.VIEW:
+    if node.op.kind is Kind.TRANSPOSE:
         return Bounded(apply(node.op, [args[0].value]), args[0].error)
+    if node.op.kind is Kind.VIEW:
+        return viewed(node, args[0], sizes)
+    if node.op.kind is Kind.JOIN:
+        return joined(node, args, sizes)
     if node.op.kind is Kind.REDUCE:
         return reduction(node, args[0], how, table)
     if node.dtype is i32 and node.op.name not in RULES:
@@ -204,6 +210,25 @@ def apply(op: Op, values: Sequence[Array]) -> Array:
 
 
 # ---------------------------------------------------------------- rules
+
+
+def viewed(node: Node, arg: Bounded, sizes: Mapping[str, int]) -> Bounded:
+    """Some elements, each with its own error."""
+    assert node.view is not None
+    whole = tuple(size_of(size, sizes) for size in node.inputs[0].shape)
+    at = positions_in(node.view, sizes)
+    return Bounded(*(np.broadcast_to(part, whole).reshape(-1)[at] for part in (arg.value, arg.error)))
+
+
+def joined(node: Node, args: Sequence[Bounded], sizes: Mapping[str, int]) -> Bounded:
+    """Values side by side, each element with its own error."""
+    shape = tuple(size_of(size, sizes) for size in node.shape)
+    value = np.empty(math.prod(shape), np.result_type(*(a.value.dtype for a in args)))
+    error = np.empty(math.prod(shape))
+    for part, arg in zip(node.parts, args, strict=True):
+        at = positions_in(part, sizes)
+        value[at], error[at] = arg.value, arg.error
+    return Bounded(value.reshape(shape), error.reshape(shape))
 
 
 def leaf(node: Node, graph: Graph, sizes: Mapping[str, int]) -> Bounded:

@@ -226,12 +226,10 @@ def test_whatever_python_does_to_a_value_is_a_node_or_a_sentence(use: Callable[[
 
 
 def test_output_shape_differs_from_declared() -> None:
-    def spec(x: f16[M, N]) -> f16[M]:
+    def spec(x: f16[M, N]) -> f16[N]:
         return F.sum(x)
 
-    message = wrong(spec)
-    assert "[M, 1], declared is [M]" in message
-    assert "keeps its axis as size 1" in message
+    assert "[M, 1], declared is [N]" in wrong(spec)
 
 
 def test_output_kind_differs_from_declared() -> None:
@@ -539,7 +537,6 @@ def test_one_dim_without_a_comma() -> None:
         (lambda x: x + F.col_index(untyped(N)), "col_index: found N, a dim, where a traced value is wanted"),
         (lambda x: x + F.row_index(untyped(3)), "row_index: found 3 where a traced value is wanted"),
         (lambda x: F.softmax(x > 0), "softmax: found a mask"),
-        (lambda x: x[:, ::2], "columns next to each other, costs no copy"),
     ],
 )
 def test_what_a_dim_or_a_value_is_not(body: Callable[[Any], Any], says: str) -> None:

@@ -1,0 +1,163 @@
+"""What a graph is made of: an `Op` is one entry of the op table, a `Node` one use of it, a `Tensor` an operand
+or output.
+
+Everything here is immutable. Nodes compare by identity, which makes them dict keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from fusegen.errors import Where
+from fusegen.language.types import DType, Shape, Size, TensorType
+from fusegen.language.views import View
+
+
+class Kind(Enum):
+    """What an op does to shapes, and therefore where it may run."""
+
+    INPUT = "input"  # an operand in memory, or a run-time scalar
+    LEAF = "leaf"  # made from nothing: a literal, a size, an index
+    MAP = "map"  # element by element, with broadcasting
+    REDUCE = "reduce"  # the last axis becomes 1
+    SELECT = "select"  # the last axis becomes the k columns that were chosen of it
+    TRANSPOSE = "transpose"  # the same memory with its last two axes swapped: a factor only
+    VIEW = "view"  # some elements of one value, in other axes: slices, permutations, axes split and merged
+    JOIN = "join"  # several values side by side
+    PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One op, whole: meaning, device text, cost and error, in one place. Ops are compared by identity.
+
+    `ref` is its meaning as numpy text, `expr` its device text; `{0}`, `{1}` are arguments (always names or bracketed
+    literals), `{out}` the result. A reduction's `ref` takes the whole row and keeps its axis; its `expr` combines
+    `{0}` and `{1}`, starting from `init`.
+
+    `forms` are both texts once more for arguments of a type that wants others: arithmetic on i32 is that of numpy's
+    int32, exact and modulo 2^32.
+
+    `slopes` are the absolute partial derivatives, one for each argument, as numpy text: an error e of an argument
+    becomes slope * e. `ulps` bounds the device function's own error in units in the last place of `scale` (numpy text,
+    the result unless named). Bounds are those of the OpenCL full profile (OpenCL C 3.0, table 65), which AMD's device
+    library keeps and NVIDIA's undercuts; those of what fusegen.emitting.prelude makes are derived there.
+    """
+
+    name: str
+    kind: Kind
+    arity: int
+    ref: str
+    expr: str
+    doc: str
+    flops: int = 1
+    slots: int = 0  # instructions that a GPU issues for one element; 0: as many as flops
+    result: DType | None = None  # None: f32 when any argument is, else i32, else b8
+    takes: str = "number"  # "number" (f32 or i32), "float", "int", "bool", "where", "any"
+    init: str = ""
+    slopes: tuple[str, ...] = ()
+    ulps: float = 1.0
+    scale: str = "{out}"
+    symbol: str = ""  # "+": how the spec writes it, for titles
+    forms: Mapping[DType, tuple[str, str]] = field(default_factory=dict)  # (ref, expr) by the last argument's type
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def issued(self) -> int:
+        return self.slots or self.flops
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are the op itself, by its name."""
+        return op_named, (self.name,)
+
+
+OPS: dict[str, Op] = {}
+"""By name; filled by fusegen.ops, the one place where ops are declared."""
+
+
+def op_named(name: str) -> Op:
+    return OPS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What the user wrote as one step: `x + bias`, `F.layernorm(h, gamma, beta)`. Unfused, it would be one kernel."""
+
+    index: int
+    name: str
+    where: Where
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One value: an op, its arguments, its shape and value dtype, and where the user wrote it."""
+
+    op: Op
+    inputs: tuple[Node, ...]
+    shape: Shape
+    dtype: DType  # of the value: f32, i32 or b8
+    operator: Operator
+    literal: float | int | bool | None = None  # of a literal
+    size: Size | None = None  # of a size leaf: the dimension it counts
+    missing: float | int | bool | None = None  # of a take: what stands where the column is -1
+    ordered: bool = True  # of top_columns: best first; else in any order
+    view: View | None = None  # of a view: which elements of its argument
+    parts: tuple[View, ...] = ()  # of a join: where each argument lies in it
+    text: str = ""  # of both, their meaning as numpy text, in which sizes stand by their names
+    bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
+
+    @property
+    def where(self) -> Where:
+        return self.operator.where
+
+    @property
+    def ref(self) -> str:
+        """The op's meaning, as numpy text, for arguments such as these."""
+        return self.text or self.texts[0]
+
+    @property
+    def expr(self) -> str:
+        """The op's device text for arguments such as these."""
+        return self.texts[1]
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        usual = (self.op.ref, self.op.expr)
+        return self.op.forms.get(self.inputs[-1].dtype, usual) if self.inputs else usual
+
+    def __repr__(self) -> str:
+        return f"<{self.op.name} {list(map(str, self.shape))}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named operand of the chain in memory, or (with an empty shape) a run-time scalar."""
+
+    name: str
+    type: TensorType
+    node: Node
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+
+class Extent(Enum):
+    """Over what a value varies inside one launch."""
+
+    LAUNCH = 0  # the same everywhere
+    ROW = 1  # one value a row
+    PICKED = 2  # one value for each column that the row's selection keeps
+    ELEMENT = 3  # one value an element
