@@ -90,6 +90,9 @@ def named_sizes(graph: Graph) -> Mapping[str, str]:
     """The dims that the text calls by their names, each with its number as an operand's shape gives it: those that
     computed sizes are made of."""
     spelled = {name for node in graph.nodes for name in re.findall(r"[A-Za-z_]\w*", node.text)}
+    if graph.viewed:
+        counted = (n for n in graph.nodes if n.op.name in ("col_index", "row_index"))
+        spelled |= {dim.name for node in counted for dim in dims_in(node.shape)}
     wanted = dict.fromkeys(name for name in graph.sizes if name in spelled)
     wanted |= dict.fromkeys(
         dim.name for n in graph.nodes if by_name(n, graph) for dim in dims_in(1 if n.size is None else n.size)
@@ -108,8 +111,7 @@ def named_sizes(graph: Graph) -> Mapping[str, str]:
 
 def by_name(node: Node, graph: Graph) -> bool:
     """Is a number computed from dims, or the row length from it?"""
-    last = graph.shape[-1] if graph.shape else 1
-    return isinstance(node.size, Expr) or (isinstance(last, Expr) and node.size in set(dims_in(last)))
+    return node.size is not None and graph.viewed
 
 
 def size_lines(graph: Graph) -> list[str]:
@@ -125,9 +127,11 @@ def wants_line(node: Node) -> bool:
 def line_of(node: Node, graph: Graph, names: Any) -> str:
     name = names[node]
     if node.op.name == "col_index":
-        return f"{name} = np.arange({axis_of(graph, -1, names, node.shape[-1])}, dtype=np.int32)"
+        axis = str(node.shape[-1]) if graph.viewed else axis_of(graph, -1, names, node.shape[-1])
+        return f"{name} = np.arange({axis}, dtype=np.int32)"
     if node.op.name == "row_index":
-        return f"{name} = np.arange({axis_of(graph, -2, names, node.shape[-2])}, dtype=np.int32)[:, None]"
+        axis = str(node.shape[-2]) if graph.viewed else axis_of(graph, -2, names, node.shape[-2])
+        return f"{name} = np.arange({axis}, dtype=np.int32)[:, None]"
     arguments = [names[a] if a in names else literal_text(a, graph, names) for a in node.inputs]
     if not any(a.shape for a in numbers_of(node)):  # numpy takes whole numbers among themselves for int64
         arguments = [f"np.int32({text.strip('()')})" if a.literal is not None and a.dtype is i32 else text

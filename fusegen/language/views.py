@@ -178,6 +178,61 @@ class View:
                 return made(self.shape, base, joined(self.offset), tuple(map(joined, self.columns)))
         return None
 
+    def tight(self) -> View:
+        """Without what repeats: axes along which nothing moves are of size 1, and there are none of those in front."""
+        columns = self.columns
+        still = [all(step == 0 for step in column) for column in columns]
+        first = next((j for j, s in enumerate(still) if not s), len(still))
+        shape = tuple(1 if s else n for s, n in zip(still, self.shape, strict=True))
+        return made(shape[first:], self.base, self.offset, columns[first:])
+
+    def inverse(self) -> View | None:
+        """The view that shows the base in this view's axes, of an array that holds what this view shows; None where
+        this one leaves out or repeats elements, or where that is no view."""
+        moving = [j for j, size in enumerate(self.shape) if size != 1]
+        rows = {j: [b for b in range(len(self.base)) if self.steps[b][j] != 0] for j in moving}
+        if any(len(found) != 1 for found in rows.values()):
+            return None
+        groups: list[tuple[int, ...]] = []  # axes of this view that are one axis of the base, slow to fast
+        signs: dict[int, int] = {}
+        for b, sizes in enumerate(self.base):
+            left = [j for j in moving if rows[j] == [b]]
+            order: list[int] = []
+            unit: Size = 1
+            offset: Size = 0
+            while left:
+                j = next((j for j in left if self.steps[b][j] in (unit, -unit)), None)
+                if j is None:
+                    return None
+                signs[j] = 1 if self.steps[b][j] == unit else -1
+                offset = offset + (unit * (self.shape[j] - 1) if signs[j] < 0 else 0)
+                unit = unit * self.shape[j]
+                order.insert(0, j)
+                left.remove(j)
+            if unit != product(sizes) or offset != self.offset[b]:
+                return None
+            if len(order) > 1 and (order != sorted(order) or any(signs[j] < 0 for j in order)):
+                return None
+            if any(self.shape[j] != 1 for j in range(order[0], order[-1]) if j not in order) if order else False:
+                return None
+            groups.append(tuple(order))
+        own = [tuple(range(g[0], g[-1] + 1)) for g in groups if g]
+        inside = {j for g in own for j in g}
+        own = sorted([*own, *((j,) for j in range(len(self.shape)) if j not in inside)])
+        base = tuple(tuple(self.shape[j] for j in g) for g in own)
+        at = {g: next(n for n, axes in enumerate(own) if set(g) <= set(axes)) for g in groups if g}
+        columns: list[Column] = []
+        start: list[Size] = [0] * len(own)
+        for group, sizes in zip(groups, self.base, strict=True):
+            flipped = bool(group) and signs[group[0]] < 0
+            if flipped:
+                start[at[group]] = product(sizes) - 1
+            for position in range(len(sizes)):
+                step = product(sizes[position + 1 :])
+                step = -step if flipped else step
+                columns.append(tuple(step if group and n == at[group] else 0 for n in range(len(own))))
+        return made(self.base_shape, base, start, tuple(columns))
+
     # ------------------------------------------------------------ with numbers
 
     def check(self, sizes: Mapping[str, int]) -> None:

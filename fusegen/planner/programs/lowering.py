@@ -1,0 +1,505 @@
+"""A chain with views and computed sizes becomes the graph of one kernel, and a view for each of its tensors.
+
+    step = lowered(graph)
+    step.graph      # whole tensors and plain dims only, as every rule takes it
+    step.bounds     # each of its tensors is a tensor of `graph` through a view
+
+A view of an operand becomes another tensor of the kernel, which lies in the same memory. Elementwise steps are taken of
+what is viewed, so that a view of what they compute becomes views of what they compute it from. A join that is returned
+becomes one tensor for each of its parts. Of what a reduction or a product gives, views that keep every element are made
+where it is written: the output's tensor is bound to the inverse view.
+
+What is none of that raises NotOneStep, which names the value that has to be in memory first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from fusegen.errors import Where
+from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
+from fusegen.language.naming import hides_frame
+from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, shape_text, size_of, without_number
+from fusegen.language.trace import OPS
+from fusegen.language.types import TensorType, i32
+from fusegen.language.views import View, made
+
+
+class NotOneStep(Exception):
+    """One kernel can't take this view of a value; with `node` in memory it can. The text says why."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        self.node = node
+        self.where: Where = node.where
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A tensor of the step: the graph's tensor `base` through `view`."""
+
+    tensor: str
+    base: str
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The graph of one kernel, whose tensors are bound to those of a chain. `sizes`: each dim of it in the chain's
+    sizes; of dims with names of their own that is what they are computed from."""
+
+    graph: Graph
+    bounds: tuple[Bound, ...]
+    sizes: Mapping[str, Size]
+
+    @property
+    def plain(self) -> bool:
+        """Is every tensor that of the chain, as it is?"""
+        return all(b.tensor == b.base and b.view.is_identity for b in self.bounds)
+
+
+def lowered(graph: Graph) -> Lowered:
+    """The step that computes `graph`. Raises NotOneStep."""
+    return Lowering(graph).result()
+
+
+class Lowering:
+    """The nodes of the step while it is made."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.made: dict[tuple[Node, View, bool], Node] = {}
+        self.inputs: dict[tuple[str, View], Tensor] = {}
+        self.names: dict[Node, str] = {}
+        self.dims: dict[Size, Dim] = {}
+        self.taken = {t.name for t in (*graph.inputs, *graph.outputs)} | set(graph.sizes)
+        self.anchored = anchored(graph)
+        self.outside: dict[Node, Node] = {}
+
+    def result(self) -> Lowered:
+        outputs: list[Tensor] = []
+        writes: list[Bound] = []
+        for tensor in self.graph.outputs:
+            whole = View.identity(tensor.shape)
+            parts = list(self.written(self.hoisted(tensor.node), whole, whole))
+            for node, shown, place, named in parts:
+                name = tensor.name if len(parts) == 1 else self.free(named or f"{tensor.name}_part", output=True)
+                value = self.row(node, shown, shown.shape)
+                outputs.append(Tensor(name, TensorType(tensor.dtype, value.shape), value))
+                writes.append(Bound(name, tensor.name, place))
+        order = {t.name: place for place, t in enumerate(self.graph.inputs)}
+        arrays = sorted(self.inputs.items(), key=lambda item: order[item[0][0]])
+        reads = [Bound(t.name, base, view) for (base, view), t in arrays if t.shape]
+        return self.plainly(tuple(t for _, t in arrays), tuple(outputs), (*reads, *writes))
+
+    # ---------------------------------------------------------------- outputs
+
+    def written(self, node: Node, shown: View, place: View) -> Iterator[tuple[Node, View, View, str]]:
+        """Values that together are what `shown` shows of `node`, which is to lie at `place`: of each its node, what is
+        shown of it, its own place, and its name."""
+        if shown.is_identity and node.op.kind is Kind.JOIN:
+            for argument, part in zip(node.inputs, node.parts, strict=True):
+                yield from self.written(self.hoisted(argument), View.identity(argument.shape), part.of(place))
+            return
+        if shown.is_identity and node.view is not None and (back := node.view.inverse()) is not None:
+            source = node.inputs[0]
+            try:
+                inner = back.of(place)
+            except ValueError:  # it is written as it is read
+                inner = None
+            if inner is not None:
+                yield from self.written(self.hoisted(source), View.identity(source.shape), inner)
+                return
+        if shown.is_identity and (join := self.join_in(node)) is not None:
+            for part in join.parts:
+                yield from self.written(node, part, part.of(place))
+            return
+        yield node, shown, place, self.graph.names.get(node, "")
+
+    def join_in(self, node: Node) -> Node | None:
+        """The join that an elementwise step is made of, as a whole."""
+        while node.op.kind is Kind.MAP:
+            parts = (self.hoisted(a) for a in node.inputs if a.shape == node.shape and a in self.anchored)
+            found = next((a for a in parts if a.op.kind in (Kind.JOIN, Kind.MAP)), None)
+            if found is None:
+                return None
+            node = found
+        return node if node.op.kind is Kind.JOIN else None
+
+    def hoisted(self, node: Node) -> Node:
+        """A value whose elementwise steps behind views of reductions and products come before these views: they are
+        then views of what is returned. `sum(x)[..., 0] + y` is `(sum(x) + y[..., None])[..., 0]`."""
+        if node in self.outside:
+            return self.outside[node]
+        found = node
+        if node.op.kind is Kind.MAP and node in self.anchored:
+            arguments = [self.hoisted(a) for a in node.inputs]
+            outer = next(
+                (a for a in arguments if a.op.kind is Kind.VIEW and a in self.anchored and a.shape == node.shape), None
+            )
+            back = outer.view.inverse() if outer is not None and outer.view is not None else None
+            if outer is not None and back is not None:
+                source = outer.inputs[0]
+                inner = tuple(turned(a, outer, back, node.shape) for a in arguments)
+                self.anchored |= {a for a in inner if a.op.kind is Kind.VIEW and a.inputs[0] in self.anchored}
+                value = replace(node, inputs=inner, shape=source.shape)
+                found = replace(outer, inputs=(value,), operator=node.operator)
+                self.anchored |= {value, found}
+                if node in self.graph.names:
+                    self.names[value] = self.graph.names[node]
+            elif any(a is not b for a, b in zip(arguments, node.inputs, strict=True)):
+                found = replace(node, inputs=tuple(arguments))
+                self.anchored |= {found}
+        self.outside[node] = found
+        return found
+
+    # ---------------------------------------------------------------- values, through views
+
+    def seen(self, node: Node, view: View, full: bool = False) -> Node:
+        """The step's node for what `view` shows of a value: without axes that only repeat, unless `full`."""
+        view = view if full else view.tight()
+        key = (node, view, full)
+        if key not in self.made:
+            found = self.look(node, view, full)
+            self.made[key] = found
+            name = self.names.get(node) or self.graph.names.get(node)
+            if name and found.op.kind is not Kind.INPUT:
+                self.names.setdefault(found, name)
+        return self.made[key]
+
+    def look(self, node: Node, view: View, full: bool) -> Node:
+        kind = node.op.kind
+        if kind is Kind.INPUT:
+            return self.operand(node, view)
+        if kind is Kind.LEAF:
+            return self.leaf(node, view)
+        if kind is Kind.VIEW:
+            assert node.view is not None
+            return self.seen(node.inputs[0], self.composed(view, node.view, node), full)
+        if kind is Kind.JOIN:
+            return self.part(node, view, full)
+        if kind is Kind.MAP:
+            return self.elementwise(node, view, full)
+        if kind is Kind.REDUCE:
+            argument = self.row(node.inputs[0], self.rows_of(node, view), node.inputs[0].shape[-1:])
+            return replace(node, inputs=(argument,), shape=(*argument.shape[:-1], 1))
+        if kind is Kind.SELECT:
+            return self.selection(node, view)
+        if kind is Kind.TRANSPOSE:
+            return self.transposed(node, view)
+        return self.matmul(node, view)
+
+    def composed(self, view: View, other: View, node: Node) -> View:
+        try:
+            return view.of(other)
+        except ValueError as error:
+            raise NotOneStep(node, f"{node.operator}: {error}") from None
+
+    def operand(self, node: Node, view: View) -> Node:
+        tensor = self.graph.tensor_of[node]
+        key = (tensor.name, view)
+        if key not in self.inputs:
+            if view.is_identity:
+                name = tensor.name
+            else:
+                name = self.free(self.name_of_view(node, view) or f"{tensor.name}_part")
+            index = min((n.operator.index for n in self.graph.nodes), default=0) - 1
+            operator = Operator(index, name, node.where)
+            own = Node(OPS["input"], (), view.shape, node.dtype, operator)
+            self.inputs[key] = Tensor(name, TensorType(tensor.dtype, view.shape), own)
+        return self.inputs[key].node
+
+    def name_of_view(self, node: Node, view: View) -> str:
+        """What the author calls this view of an operand."""
+        for user in self.graph.users.get(node, ()):
+            if user.view is not None and user in self.graph.names and user.view.tight() == view:
+                return self.graph.names[user]
+        return ""
+
+    def free(self, wanted: str, output: bool = False) -> str:
+        name, number = wanted, 2
+        while name in self.taken or (output and hides_frame(name)):
+            name, number = f"{wanted}_{number}", number + 1
+        self.taken.add(name)
+        return name
+
+    def leaf(self, node: Node, view: View) -> Node:
+        """A number as it is; an index as what it is along the view's last axes."""
+        if not node.shape or view == View.identity(node.shape).tight():
+            return node
+        axis = 0  # of [M, 1] or [N], what counts
+        rank = len(view.shape)
+        steps = {j: step for j, step in enumerate(view.steps[axis]) if step != 0}
+        offset = view.offset[axis]
+        whole = all(isinstance(step, int) for step in (*steps.values(), offset))
+        if not whole or any(j < rank - 2 for j in steps):
+            raise NotOneStep(node, f"{node.operator}: a view counts otherwise than along the last two axes")
+        total: Node | None = None
+        for j, step in steps.items():
+            last = j == rank - 1
+            op, shape = ("col_index", view.shape[-1:]) if last else ("row_index", (view.shape[j], 1))
+            index = Node(OPS[op], (), shape, i32, node.operator)
+            total = self.plus(total, self.times(index, step), node)
+        return self.plus(total, self.number(offset, node) if offset != 0 or total is None else None, node)
+
+    def number(self, value: Size, node: Node) -> Node:
+        return Node(OPS["literal"], (), (), i32, node.operator, literal=int(value))
+
+    def times(self, index: Node, step: Size) -> Node:
+        if step == 1:
+            return index
+        return Node(OPS["mul"], (index, self.number(step, index)), index.shape, i32, index.operator)
+
+    def plus(self, total: Node | None, more: Node | None, node: Node) -> Node:
+        if total is None or more is None:
+            found = total or more
+            assert found is not None
+            return found
+        return Node(OPS["add"], (total, more), broadcast(total.shape, more.shape), i32, node.operator)
+
+    def elementwise(self, node: Node, view: View, full: bool) -> Node:
+        arguments: list[Node] = []
+        for argument in node.inputs:
+            own = View.identity(argument.shape).broadcast(node.shape)
+            reads = full and bool(argument.shape) and argument.op.kind is not Kind.LEAF
+            arguments.append(self.seen(argument, self.composed(view, own, node), reads))
+            full = full and not reads
+        shape: Shape = ()
+        for made_one in arguments:
+            shape = broadcast(shape, made_one.shape)
+        return replace(node, inputs=tuple(arguments), shape=shape)
+
+    def part(self, node: Node, view: View, full: bool) -> Node:
+        """A view of a join that lies in one of its parts."""
+        for argument, part in zip(node.inputs, node.parts, strict=True):
+            inner = within(view, part)
+            if inner is not None:
+                return self.seen(argument, inner, full)
+        raise NotOneStep(node, f"{node.operator}: what is read of it lies in several of its parts")
+
+    # ---------------------------------------------------------------- rows and matrices
+
+    def rows_of(self, node: Node, view: View) -> View:
+        """The view of a reduction's or a selection's rows that a view of its results asks for."""
+        source = node.inputs[0].shape
+        if view.shape and view.shape[-1] != 1 and node.op.kind is Kind.REDUCE:
+            raise NotOneStep(node, f"{node.operator}: its results lie along the last axis of {shape_text(view.shape)}")
+        if any(len(group) != 1 for group in view.base):
+            raise NotOneStep(node, f"{node.operator}: a view takes rows and results as one axis")
+        rank = len(source)
+        leading = view.columns[:-1] if view.shape else ()
+        columns = (*((*column[: rank - 1], 0) for column in leading), (*(0,) * (rank - 1), 1))
+        shape = (*view.shape[:-1], source[-1])
+        return made(shape, tuple((size,) for size in source), (*view.offset[: rank - 1], 0), columns)
+
+    def row(self, node: Node, view: View, wanted: Shape) -> Node:
+        """What a view shows of a value, whose last axes are needed whole."""
+        found = self.seen(node, view)
+        same = found.shape[-len(wanted) :] == wanted and len(found.shape) >= len(wanted)
+        return found if same or not wanted else self.seen(node, view, full=True)
+
+    def selection(self, node: Node, view: View) -> Node:
+        k = node.shape[-1]
+        last = len(node.shape) - 1
+        whole = view.shape[-1:] == (k,) and view.columns[-1] == tuple(int(b == last) for b in range(len(view.base)))
+        if k != 1 and (not whole or any(view.steps[last][:-1])):
+            raise NotOneStep(node, f"{node.operator}: a view of the columns that were chosen")
+        rows = self.rows_of(node, view)
+        source = self.row(node.inputs[0], rows, rows.shape[-1:])
+        arguments = (source, *(self.seen(a, view) for a in node.inputs[1:]))
+        leading = source.shape[:-1]
+        for other in arguments[1:]:
+            leading = broadcast(leading, other.shape[:-1])
+        return replace(node, inputs=arguments, shape=(*leading, k))
+
+    def transposed(self, node: Node, view: View) -> Node:
+        """An operand whose matrices a product takes the other way round."""
+        rank = len(node.shape)
+        swap = (*range(rank - 2), rank - 1, rank - 2)
+        source = self.composed(view, View.identity(node.inputs[0].shape).transposed(swap), node)
+        mine = len(view.shape)
+        inner = self.seen(node.inputs[0], source.transposed((*range(mine - 2), mine - 1, mine - 2)), full=True)
+        return replace(node, inputs=(inner,), shape=view.shape)
+
+    def matmul(self, node: Node, view: View) -> Node:
+        """A product of which a view takes rows and columns apart."""
+        rank, mine = len(node.shape), len(view.shape)
+        missing = (1,) * (2 - mine)
+        if missing:
+            view = made(
+                (*missing, *view.shape), view.base, view.offset, ((0,) * len(view.base),) * (2 - mine) + view.columns
+            )
+            mine = 2
+        apart = all(  # axes before the last two may take any of both factors' lines, as heads in a weight's columns
+            view.steps[b][j] == 0 or b - rank == j - mine for b in range(len(view.base)) for j in (mine - 2, mine - 1)
+        )
+        if not apart or any(len(group) != 1 for group in view.base):
+            raise NotOneStep(node, f"{node.operator}: a view takes the rows and columns of a product otherwise")
+        left, right = node.inputs
+        made_left = self.factor(left, self.side(view, left, node, rows=True), node)
+        made_right = self.factor(right, self.side(view, right, node, rows=False), node)
+        leading = broadcast(made_left.shape[:-2], made_right.shape[:-2])
+        return replace(
+            node, inputs=(made_left, made_right), shape=(*leading, made_left.shape[-2], made_right.shape[-1])
+        )
+
+    def side(self, view: View, factor: Node, node: Node, rows: bool) -> View:
+        """The view of one factor: its own line through the product's view, K whole."""
+        lead = View.identity(factor.shape[:-2]).broadcast(node.shape[:-2])
+        lines, mine = len(node.shape) - 2, len(view.shape) - 2
+        own = lines if rows else lines + 1
+        outer = made(
+            view.shape[:mine], tuple((s,) for s in node.shape[:-2]), view.offset[:lines],
+            tuple(column[:lines] for column in view.columns[:mine]),
+        ).of(lead)  # fmt: skip
+        still = (0,) * len(outer.base)
+
+        def column(line: Size, depth: Size, leading: tuple[Size, ...] = still) -> tuple[Size, ...]:
+            return (*leading, line, depth) if rows else (*leading, depth, line)
+
+        steps = view.steps[own]
+        along = column(steps[-2 if rows else -1], 0)
+        depth = column(0, 1)
+        leading = [column(step, 0, c) for step, c in zip(steps[:mine], outer.columns, strict=True)]
+        last = (view.shape[-2], factor.shape[-1]) if rows else (factor.shape[-2], view.shape[-1])
+        base = (*outer.base, *((size,) for size in factor.shape[-2:]))
+        columns = (*leading, *((along, depth) if rows else (depth, along)))
+        return made((*outer.shape, *last), base, column(view.offset[own], 0, outer.offset), columns)
+
+    def factor(self, node: Node, view: View, of: Node) -> Node:
+        source, shown = node, view
+        while (step := source.view) is not None:
+            source, shown = source.inputs[0], self.composed(shown, step, node)
+        if source.op.kind is Kind.INPUT and lies_across(shown):
+            rank = len(shown.shape)
+            inner = self.operand(source, shown.transposed((*range(rank - 2), rank - 1, rank - 2)))
+            return Node(OPS["transpose"], (inner,), shown.shape, inner.dtype, of.operator)
+        return self.row(node, view, view.shape[-2:])
+
+    # ---------------------------------------------------------------- plain dims
+
+    def plainly(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], bounds: tuple[Bound, ...]) -> Lowered:
+        """The graph with a dim for each computed size, which has a name of its own."""
+        nodes = Graph(
+            self.graph.name, self.graph.doc, self.graph.where, inputs, outputs, {}, self.graph.sizes
+        ).nodes  # fmt: skip
+        table: dict[Node, Node] = {}
+        for tensor in inputs:
+            table[tensor.node] = replace(tensor.node, shape=self.plain(tensor.node.shape))
+        for node in nodes:
+            if node in table:
+                continue
+            size = self.plain((node.size,))[0] if node.size is not None else None
+            arguments = tuple(table[a] for a in node.inputs)
+            table[node] = replace(node, inputs=arguments, shape=self.plain(node.shape), size=size)
+
+        def tensor_of(tensor: Tensor) -> Tensor:
+            type = TensorType(tensor.dtype, self.plain(tensor.shape))
+            return Tensor(tensor.name, type, table[tensor.node])
+
+        sizes: dict[str, Size] = {}
+        own_inputs, own_outputs = tuple(map(tensor_of, inputs)), tuple(map(tensor_of, outputs))
+        named: dict[str, Size] = {dim.name: size for size, dim in self.dims.items()}
+        shapes = [*(t.shape for t in (*own_inputs, *own_outputs)), *(n.shape for n in table.values())]
+        shapes += [(n.size,) for n in table.values() if n.size is not None]
+        for dim in dims_in(tuple(size for shape in shapes for size in shape)):
+            sizes.setdefault(dim.name, named.get(dim.name, dim))
+        step = Graph(
+            name=self.graph.name,
+            doc=self.graph.doc,
+            where=self.graph.where,
+            inputs=own_inputs,
+            outputs=own_outputs,
+            names={table[n]: name for n, name in self.names.items() if n in table},
+            sizes={name: size_of(size, self.graph.sizes) for name, size in sizes.items()},
+            body=self.graph.body,
+        )
+        return Lowered(step, bounds, sizes)
+
+    def plain(self, shape: Shape) -> Shape:
+        return tuple(self.dim(size) if isinstance(size, Expr) else size for size in shape)
+
+    def dim(self, size: Expr) -> Dim:
+        if size not in self.dims:
+            self.dims[size] = Dim(self.free(size_name(size)))
+        return self.dims[size]
+
+
+def anchored(graph: Graph) -> set[Node]:
+    """What depends on a reduction, a product, a selection or a join: views of it are made where it is written."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op.kind in (Kind.REDUCE, Kind.PRODUCT, Kind.SELECT, Kind.JOIN) or any(a in found for a in node.inputs):
+            found.add(node)
+    return found
+
+
+def turned(argument: Node, outer: Node, back: View, shape: Shape) -> Node:
+    """An argument of an elementwise step as it is before the view `outer`, whose inverse is `back`."""
+    if argument.op.kind is Kind.VIEW and argument.view == outer.view and argument.shape == outer.shape:
+        return argument.inputs[0]
+    if not argument.shape:
+        return argument
+    own = View.identity(argument.shape).broadcast(shape)
+    view = back.of(own)
+    return Node(OPS["view"], (argument,), view.shape, argument.dtype, outer.operator, view=view)
+
+
+def within(view: View, part: View) -> View | None:
+    """What a view of a join shows of one of its parts, where it surely shows nothing else."""
+    joined = next((b for b in range(len(part.base)) if part.base[b] != part.shape[b : b + 1]), None)
+    if joined is None:
+        return view if part.base_shape == part.shape else None
+    if any(len(group) != 1 for group in view.base):
+        return None
+    stacked = len(part.shape) < len(part.base)
+    row, start = view.steps[joined], view.offset[joined] - part.offset[joined]
+    reach: list[Size] = [step * (size - 1) for step, size in zip(row, view.shape, strict=True)]
+    if any(not isinstance(step, int) for step in row):
+        return None
+    low, high = start, start
+    for step, far in zip(row, reach, strict=True):
+        low, high = (low + far, high) if isinstance(step, int) and step < 0 else (low, high + far)
+    length: Size = 1 if stacked else part.shape[joined]
+    if not (surely(low) and surely(length - 1 - high)):
+        return None
+    keep = [b for b in range(len(view.base)) if not (stacked and b == joined)]
+    offset = [start if b == joined else view.offset[b] for b in keep]
+    columns = tuple(tuple(column[b] for b in keep) for column in view.columns)
+    return made(view.shape, tuple((size,) for size in part.shape), offset, columns)
+
+
+def surely(size: Size) -> bool:
+    """Is a size at least 0, whatever its dims? They are at least 1."""
+    if isinstance(size, int):
+        return size >= 0
+    whole, number = without_number(size)
+    terms = whole.terms if isinstance(whole, Expr) else ()
+    return number >= 0 and all(factor > 0 for _, factor in terms)
+
+
+def lies_across(view: View) -> bool:
+    """Of an operand that lies row by row, are the view's columns the ones that are next to each other?"""
+    last = len(view.base) - 1
+    return view.steps[last][-2] != 0 and view.steps[last][-1] == 0
+
+
+def size_name(size: Expr) -> str:
+    """`D_half` for `D // 2`."""
+    text = str(size)
+    if half := re.fullmatch(r"([A-Za-z_]\w*) // 2", text):
+        return f"{half[1]}_half"
+    if twice := re.fullmatch(r"(\d+) \* (\w+)", text):
+        return f"{twice[2]}_times_{twice[1]}"
+    for symbol, word in (
+        (" // ", "_over_"),
+        (" * ", "_times_"),
+        (" + ", "_plus_"),
+        (" - ", "_minus_"),
+        ("-", "minus_"),
+    ):
+        text = text.replace(symbol, word)
+    text = re.sub(r"\W", "", text)
+    return text if text.isidentifier() else f"size_{text}"
