@@ -1,8 +1,9 @@
 """Names that are right in C++, in HIP's clang and in Python: one table for a graph's kernel and its numpy reference.
 
 A value keeps the name its author gave it. A name that a compiler or the kernel's own frame has taken gets a trailing
-underscore, a repeated one a number. An unnamed value is called after what it is of (`sum_of_squares`, `z_minus_pivot`)
-where that is short, else after its op.
+underscore. A value without a name, or whose name another has too, is called after what it is of: `sum_of_squares`,
+`z_minus_pivot`, `relu_plus_residual`. Where its op is the only one of its kind, the op's name will do. A number stands
+behind a name only where nothing short would tell two values apart, as in a long sum of unnamed terms.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Container, Mapping
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache
 
 from fusegen.language.graph import Graph, Kind, Node, once_per_graph
@@ -116,104 +118,176 @@ def entry_name(graph: Graph) -> str:
 
 @once_per_graph
 def value_names(graph: Graph) -> Mapping[Node, str]:
-    """A unique name for every node that gets one (literals and sizes are written out), the same each time."""
-    taken = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
+    """A unique name for every node that gets one (literals and sizes are written out), the same each time.
+
+    Operands come first, then names that the author gave, then those of values inside composites."""
+    frame = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
     if graph.viewed:  # the reference calls dims by their names
-        taken |= set(graph.sizes)
+        frame |= set(graph.sizes)
     if graph.selections:
-        taken |= SELECTION_FRAME
+        frame |= SELECTION_FRAME
     of_tensors: tuple[str, ...] = TENSOR_SUFFIXES
     of_values: tuple[str, ...] = VALUE_SUFFIXES
     if graph.products:
-        taken |= PRODUCT_FRAME
+        frame |= PRODUCT_FRAME
         of_tensors, of_values = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
-    names: dict[Node, str] = {}
-    claimed = {tensor.name: of_tensors for tensor in graph.outputs}
-    outputs = frozenset(claimed)  # a value may have the name of one, but an operand is a pointer too
+    claims = Claims(frame)
+    for tensor in graph.outputs:
+        claims.note(tensor.name, of_tensors)
     if graph.products:
-        claimed[SIDE_BY_SIDE] = of_tensors + of_values
-    for tensor in graph.inputs:
-        names[tensor.node] = claim(tensor.name, of_tensors, claimed, taken, outputs)
+        claims.note(SIDE_BY_SIDE, of_tensors + of_values)
+    outputs = frozenset(t.name for t in graph.outputs)  # a value may be called so, but an operand is a pointer too
+    names = {t.node: claims.claim([t.name], of_tensors, outputs) for t in graph.inputs}
+    first = {name: node for node, name in reversed([*graph.names.items()])}
     for node in graph.nodes:
-        if node.op.kind is Kind.LEAF and node.op.name in ("literal", "size"):
-            continue
-        if node not in names:
-            names[node] = claim(graph.names.get(node) or unnamed(node, names, graph), of_values, claimed, taken)
+        name = graph.names.get(node, "")
+        if node not in names and first.get(name) is node and claims.is_free(claims.aside(name), of_values):
+            names[node] = claims.claim([name], of_values)
+    describing = Describing(graph, names)
+    for node in graph.nodes:
+        if node not in names and not (node.op.kind is Kind.LEAF and node.op.name in ("literal", "size")):
+            names[node] = claims.claim(describing.wanted(node), of_values)
     return names
 
 
-def unnamed(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
-    """What a value is called that its author did not name: not as a function of C's library."""
-    name = described(node, names, graph)
+class Claims:
+    """Names that are taken, and the suffixes behind which a kernel uses them. `frame`: words of the kernel's own."""
+
+    def __init__(self, frame: Container[str]) -> None:
+        self.frame = frame
+        self.claimed: dict[str, tuple[str, ...]] = {}
+        self.taken: set[str] = set()
+        self.beginnings: set[str] = set()  # of claimed names, each up to one of its underscores, and whole
+        self.numbers: dict[str, int] = {}
+
+    def note(self, name: str, suffixes: tuple[str, ...]) -> None:
+        self.claimed[name] = suffixes + self.claimed.get(name, ())
+        self.beginnings.update((*beginnings_of(name), name))
+
+    def claim(self, wanted: Sequence[str], suffixes: tuple[str, ...], outputs: Container[str] = ()) -> str:
+        """The first of the names that is free, else the first one with a number; marks it as taken."""
+        names = [self.aside(name) for name in wanted]
+        found = next((name for name in names if self.is_free(name, suffixes, outputs)), "")
+        if not found:
+            found = self.numbered(names[0].rstrip("_"), suffixes, outputs)
+        self.taken.add(found)
+        self.note(found, suffixes)
+        return found
+
+    def aside(self, name: str) -> str:
+        """The name itself, or the nearest that no compiler and no part of the kernel has."""
+        name = name if name.isascii() else "value"
+        if RESERVED.match(name):
+            name = name.strip("_") or "value"
+        if name in self.frame or name.startswith(MACROS):
+            name += "_"
+        while other := self.maker(name):
+            name = other + name[len(other) + 1 :]  # x_row becomes xrow: a number behind it would change nothing
+        return name
+
+    def maker(self, name: str) -> str:
+        """The claimed name of which a kernel may make this one, or ""."""
+        return next((o for o in beginnings_of(name) if o in self.claimed and made_of(name, o, self.claimed[o])), "")
+
+    def is_free(self, name: str, suffixes: tuple[str, ...], outputs: Container[str] = ()) -> bool:
+        if name in self.frame or name in self.taken or name in outputs or self.maker(name):
+            return False
+        made = [name + suffix for suffix in suffixes]
+        return not any(word in self.frame or word in self.beginnings for word in made)
+
+    def numbered(self, name: str, suffixes: tuple[str, ...], outputs: Container[str]) -> str:
+        number = self.numbers.get(name, 2)
+        while not self.is_free(f"{name}_{number}", suffixes, outputs):
+            number += 1
+        self.numbers[name] = number + 1
+        return f"{name}_{number}"
+
+
+class Describing:
+    """Names of values that their author did not name, or called as another. `names`: those that are known."""
+
+    def __init__(self, graph: Graph, names: Mapping[Node, str]) -> None:
+        self.graph = graph
+        self.names = names
+        unnamed = [node for node in graph.nodes if node not in names]
+        self.uses = Counter(node.op for node in unnamed)
+        self.outputs = {tensor.node: tensor.name for tensor in reversed(graph.outputs)}
+        self.results = {node.operator: node for node in graph.nodes if node in names}  # the last one of each
+
+    def wanted(self, node: Node) -> list[str]:
+        """From the best one on. An op's own name says enough where no other value is of that op; else the arguments
+        tell, and of a result the output's name."""
+        short, full = (legal(name) for name in (self.described(node), self.in_full(node)))
+        plain = short if short != node.op.name or self.uses[node.op] == 1 else ""
+        own = self.graph.names.get(node, "")  # is another's too
+        result = self.results.get(node.operator)
+        whose = f"{own}_of_{self.names[result]}" if own and result and result is not node else ""
+        return [name for name in (whose, plain, full, self.outputs.get(node, ""), own, short) if name]
+
+    def described(self, node: Node) -> str:
+        """What a value is: after its op and its arguments, as far as these have names of their own."""
+        op = node.op.name
+        if node.op.kind in (Kind.VIEW, Kind.JOIN):
+            return node.operator.name
+        if node.op.kind is Kind.TRANSPOSE:
+            return f"{self.names[node.inputs[0]]}_T"
+        words = [self.said(a) for a in node.inputs]
+        first = words[0] if words and words[0] not in NUMBERS.values() else ""  # no name begins with a digit
+        if op in ("sum", "max", "min"):
+            argument = node.inputs[0]
+            named = self.graph.names.get(argument) not in (None, argument.op.name)
+            of = words[0] if named else PLURALS.get(argument.op.name, words[0])
+            return f"{op}_of_{of}" if of else op
+        if op in ("eq", "lt", "gt") and first and words[1] in NUMBERS.values():
+            return f"{first}_{BETWEEN[op]}_{words[1]}"
+        if op == "div" and words[0] == "1" and words[1]:
+            return f"one_over_{words[1]}"
+        if first and ((op == "add" and words[1] == "eps") or (op == "sub" and words[1])):
+            return f"{first}_{BETWEEN[op]}_{words[1]}"
+        return op
+
+    def in_full(self, node: Node) -> str:
+        """The same with all arguments; "" where one of them has no short name."""
+        op, kind = node.op.name, node.op.kind
+        if kind is Kind.PRODUCT:
+            left, right = (self.said(a.inputs[0] if a.op.kind is Kind.TRANSPOSE else a) for a in node.inputs)
+            return f"{left}_times_{right}" if left and right else f"{op}_{right}" if right else ""
+        words = [self.short(a) for a in node.inputs]
+        if not (words and all(words)) or words[0] in NUMBERS.values():
+            return ""
+        if op in BETWEEN:
+            return f"{words[0]}_{BETWEEN[op]}_{words[1]}"
+        return f"{op}_of_{words[0]}" if len(words) == 1 else ""
+
+    def said(self, node: Node) -> str:
+        """An argument in another value's name; "" for one that is unnamed itself or has a long name."""
+        named = node.op.kind in (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.SELECT) or node in self.graph.names
+        return self.short(node) if named or node.literal is not None else ""
+
+    def short(self, node: Node) -> str:
+        """The same, whoever named it."""
+        if node.literal is not None:
+            small = isinstance(node.literal, float) and 0 < node.literal <= SMALLEST
+            return "eps" if small else NUMBERS.get(node.literal, "")
+        name = self.names.get(node, "").rstrip("_")
+        return name if len(name) <= LONGEST else ""
+
+
+def legal(name: str) -> str:
+    """Not as a function of C's library."""
     return {"div": "quotient"}.get(name) or (f"{name}_" if name in FILE_SCOPE else name)
 
 
-def described(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
-    """What an unnamed value is: after its op and its arguments, as far as these have names of their own."""
-    op = node.op.name
-    if node.op.kind in (Kind.VIEW, Kind.JOIN):
-        return node.operator.name
-    if node.op.kind is Kind.TRANSPOSE:
-        return f"{names[node.inputs[0]]}_T"
-    words = [said(a, names, graph) for a in node.inputs]
-    first = words[0] if words and words[0] not in NUMBERS.values() else ""  # no name begins with a digit
-    if op in ("sum", "max", "min"):
-        argument = node.inputs[0]
-        named = graph.names.get(argument) not in (None, argument.op.name)
-        of = words[0] if named else PLURALS.get(argument.op.name, words[0])
-        return f"{op}_of_{of}" if of else op
-    if op in ("eq", "lt", "gt") and first and words[1] in NUMBERS.values():
-        return f"{first}_{BETWEEN[op]}_{words[1]}"
-    if op == "div" and words[0] == "1" and words[1]:
-        return f"one_over_{words[1]}"
-    if first and ((op == "add" and words[1] == "eps") or (op == "sub" and words[1])):
-        return f"{first}_{BETWEEN[op]}_{words[1]}"
-    return op
+def beginnings_of(name: str) -> Iterator[str]:
+    """What stands before each of its underscores."""
+    return (name[:i] for i, letter in enumerate(name) if letter == "_")
 
 
 PLURALS = {"square": "squares", "exp": "exps", "abs": "magnitudes", "mul": "products"}
-BETWEEN = {"eq": "is", "lt": "below", "gt": "above", "add": "plus", "sub": "minus"}
+BETWEEN = {"eq": "is", "lt": "below", "gt": "above", "add": "plus", "sub": "minus", "mul": "times", "div": "over"}
 NUMBERS = {0.0: "0", 1.0: "1", math.inf: "inf", -math.inf: "minus_inf"}
 LONGEST = 16  # letters of an argument in another value's name
 SMALLEST = 1e-3  # what is added below this keeps a divisor from 0
-
-
-def said(node: Node, names: Mapping[Node, str], graph: Graph) -> str:
-    """An argument in another value's name; "" for one that is unnamed itself or has a long name."""
-    if node.literal is not None:
-        small = isinstance(node.literal, float) and 0 < node.literal <= SMALLEST
-        return "eps" if small else NUMBERS.get(node.literal, "")
-    own = node.op.kind in (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.SELECT) or node in graph.names
-    name = names.get(node, "").rstrip("_") if own else ""
-    return name if len(name) <= LONGEST else ""
-
-
-def claim(
-    wanted: str, suffixes: tuple[str, ...], claimed: dict[str, tuple[str, ...]], taken: set[str],
-    outputs: Container[str] = (),
-) -> str:  # fmt: skip
-    """`wanted`, or the nearest free name; marks it as taken, and notes the suffixes behind which a kernel uses it."""
-    name = wanted if wanted.isascii() else "value"
-    if RESERVED.match(name):
-        name = name.strip("_") or "value"
-    if name in CPP or name in FRAME or name in called() or keyword.iskeyword(name) or name.startswith(MACROS):
-        name += "_"
-    while other := next((o for o, theirs in claimed.items() if made_of(name, o, theirs)), ""):
-        name = other + name[len(other) + 1 :]  # x_row becomes xrow: a number behind it would change nothing
-    number = 2
-    candidate = name
-    while (
-        candidate in taken
-        or candidate in outputs
-        or any(candidate + suffix in taken for suffix in suffixes)
-        or any(made_of(candidate, other, theirs) or made_of(other, candidate, suffixes)
-               for other, theirs in claimed.items())
-    ):  # fmt: skip
-        candidate = f"{name.rstrip('_')}_{number}"
-        number += 1
-    taken.add(candidate)
-    claimed[candidate] = suffixes + claimed.get(candidate, ())
-    return candidate
 
 
 def made_of(name: str, other: str, suffixes: tuple[str, ...]) -> bool:

@@ -324,8 +324,8 @@ def softmax(x: Value, axis: int = -1) -> Value:
     pivot = where(top == -INF, 0.0, top)
     e = exp(x - pivot)
     sum_of_exps = sum(e)
-    scale = where(sum_of_exps == 0.0, 0.0, 1.0 / sum_of_exps)
-    return e * scale
+    inverse_sum = where(sum_of_exps == 0.0, 0.0, 1.0 / sum_of_exps)
+    return e * inverse_sum
 
 
 @composite
@@ -348,10 +348,9 @@ def layernorm(x: Value, gamma: Value | None = None, beta: Value | None = None, e
     centered = _real(x) - mean(x)
     variance = mean(square(centered))
     rstd = rsqrt(variance + eps)
-    y = centered * rstd
-    if gamma is not None:
-        y = y * gamma
-    return y if beta is None else y + beta
+    normalized = centered * rstd
+    scaled = normalized if gamma is None else normalized * gamma
+    return scaled if beta is None else scaled + beta
 
 
 @composite
@@ -360,8 +359,8 @@ def rmsnorm(x: Value, gain: Value | None = None, eps: float = 1e-6) -> Value:
     _eps("rmsnorm", eps)
     x = _real(x)
     rrms = rsqrt(mean(square(x)) + eps)
-    y = x * rrms
-    return y if gain is None else y * gain
+    normalized = x * rrms
+    return normalized if gain is None else normalized * gain
 
 
 def _eps(name: str, eps: float) -> None:

@@ -130,7 +130,7 @@ def tracing(own: Callable[..., object]) -> Iterator[Trace]:
             before.enable()  # cProfile's own object, which setprofile does not take
         as_number.reset(numbers)
         _current.reset(token)
-    trace.names = {**results, **inner, **trace.names}
+    trace.names = {**trace.names, **{n: name for n, name in {**results, **inner}.items() if n not in trace.names}}
 
 
 def used(value: Value) -> bool:

@@ -120,9 +120,9 @@ add_rmsnorm(
     for (int j = 0; j < 8; ++j) {
       const float gain = __bfloat162float(gain_vec.at[j]);
       const float h = h_kept[v][j];
-      const float y = h * rrms;
-      const float y_2 = y * gain;
-      y_vec.at[j] = __float2bfloat16_rn(y_2);
+      const float normalized = h * rrms;
+      const float y = normalized * gain;
+      y_vec.at[j] = __float2bfloat16_rn(y);
     }
     store<8>(y_row + col, y_vec);
   }

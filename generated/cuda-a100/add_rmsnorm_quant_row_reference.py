@@ -24,11 +24,11 @@ def add_rmsnorm_quant_row(x, residual, gain):
     mean = sum_of_squares / x.shape[-1]
     mean_plus_eps = mean + 1e-06
     rrms = 1 / np.sqrt(mean_plus_eps)
-    y = h * rrms
-    y_2 = y * gain
-    magnitude = np.abs(y_2)
+    normalized = h * rrms
+    y = normalized * gain
+    magnitude = np.abs(y)
     max_of_magnitude = magnitude.max(-1, keepdims=True)
     largest = np.maximum(max_of_magnitude, 1e-12)
     scale = largest / 448.0
-    quotient = y_2 / scale
+    quotient = y / scale
     return h, quotient, scale

@@ -116,8 +116,8 @@ bias_gelu_residual_ln(
       const float x = __half2float(x_vec[v].at[j]);
       const float bias = __half2float(bias_vec[v].at[j]);
       const float residual = __half2float(residual_vec[v].at[j]);
-      const float add = x + bias;
-      const float gelu = gelu_by_tanh(add);
+      const float x_plus_bias = x + bias;
+      const float gelu = gelu_by_tanh(x_plus_bias);
       const float h = residual + gelu;
       h_kept[v][j] = h;
       sum_of_h_part += h;
@@ -156,9 +156,9 @@ bias_gelu_residual_ln(
       const float gamma = __half2float(gamma_vec.at[j]);
       const float beta = __half2float(beta_vec.at[j]);
       const float centered = centered_kept[v][j];
-      const float mul = centered * rstd;
-      const float y = mul * gamma;
-      const float layernorm = y + beta;
+      const float normalized = centered * rstd;
+      const float scaled = normalized * gamma;
+      const float layernorm = scaled + beta;
       out_vec.at[j] = __float2half_rn(layernorm);
     }
     store<8>(out_row + col, out_vec);

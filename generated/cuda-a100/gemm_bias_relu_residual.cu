@@ -258,10 +258,10 @@ gemm_bias_relu_residual(
         const float matmul = matmul_total.at[j];
         const float bias = __half2float(bias_vec.at[j]);
         const float residual = __half2float(residual_vec.at[j]);
-        const float add = matmul + bias;
-        const float relu = larger(add, 0.0f);
-        const float add_2 = relu + residual;
-        out_vec.at[j] = __float2half_rn(add_2);
+        const float matmul_plus_bias = matmul + bias;
+        const float relu = larger(matmul_plus_bias, 0.0f);
+        const float relu_plus_residual = relu + residual;
+        out_vec.at[j] = __float2half_rn(relu_plus_residual);
       }
       store<8>(out_ptr + row * out_stride + col, out_vec);
     }

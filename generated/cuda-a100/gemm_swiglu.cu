@@ -182,8 +182,8 @@ gemm_swiglu(
   unsigned x_part[2][4][4];
   unsigned w_gate_part[2][2][4];
   unsigned w_up_part[2][2][4];
-  float matmul_sums[2][8][4] = {};
-  float matmul_2_sums[2][8][4] = {};
+  float x_times_w_gate_sums[2][8][4] = {};
+  float x_times_w_up_sums[2][8][4] = {};
   const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
   const unsigned w_gate_lane = ring_at + w_gate_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
   const unsigned w_up_lane = ring_at + w_up_at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
@@ -208,8 +208,8 @@ gemm_swiglu(
       #pragma unroll
       for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
         const int n = m % 2 ? 1 - nth : nth;
-        multiply_add(matmul_sums[n][m], w_gate_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
-        multiply_add(matmul_2_sums[n][m], w_up_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
+        multiply_add(x_times_w_gate_sums[n][m], w_gate_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
+        multiply_add(x_times_w_up_sums[n][m], w_up_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
     }
   };
@@ -255,10 +255,10 @@ gemm_swiglu(
       Vec<__nv_bfloat16, 4> out_vec;
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-        const float matmul_2 = matmul_2_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-        const float silu = matmul * reciprocal(1.0f + exponential(-matmul));
-        const float mul = silu * matmul_2;
+        const float x_times_w_gate = x_times_w_gate_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+        const float x_times_w_up = x_times_w_up_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+        const float silu = x_times_w_gate * reciprocal(1.0f + exponential(-x_times_w_gate));
+        const float mul = silu * x_times_w_up;
         out_vec.at[j] = __float2bfloat16_rn(mul);
       }
       store<4>(out_ptr + row * out_stride + col, out_vec);

@@ -6,7 +6,8 @@
 //         return values, columns
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
-// selects  50 of 50257 columns a row by mul, largest first; NaN before all, ties by column, -inf never
+// selects  50 of 50257 columns a row by logits_times_scale, largest first; NaN before all, ties by
+//          column, -inf never
 // tile     a block of 512 threads a row; streaming threshold select, 4 x 4 elements a thread at a time;
 //          some 61 of 50257 pass the threshold, whose vectors are read again
 // traffic  12.9 MB moved, 12.9 MB ideal, 77.2 MB unfused in 3 launches
@@ -455,8 +456,8 @@ next_tokens(
   int* const columns_row = columns_ptr + row * columns_stride;
 
   // ---- stream
-  // pass 1 of 1: read logits; top = max(mul) and sum_of_exps = sum(exp(mul - top)); choose columns = the columns
-  //   of the 50 largest mul
+  // pass 1 of 1: read logits; top = max(logits_times_scale) and sum_of_exps = sum(exp(logits_times_scale - top));
+  //   choose columns = the columns of the 50 largest logits_times_scale
   PivotSum sum_of_exps_part;
   if (threadIdx.x == 0) {
     picker.least = 0xffffffffu;
@@ -506,8 +507,8 @@ next_tokens(
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float logits = logits_vec.at[j];
-          const float mul = logits * scale;
-          keys[j] = mul;
+          const float logits_times_scale = logits * scale;
+          keys[j] = logits_times_scale;
         }
         if (!(inside || col + 4 <= 50257)) {  // the row ends inside of this vector
           #pragma unroll
@@ -607,8 +608,8 @@ next_tokens(
           #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const float logits = logits_vec.at[j];
-            const float mul = logits * scale;
-            keys[j] = mul;
+            const float logits_times_scale = logits * scale;
+            keys[j] = logits_times_scale;
             fresh |= static_cast<unsigned>(!(keys[j] <= limit)) << (31 - j);
           }
           if (!(col + 4 <= 50257)) fresh &= ~(~0u >> 1);  // the row ends inside of this vector
@@ -640,8 +641,8 @@ next_tokens(
     for (unsigned i = before + lane_of_warp; i < held; i += 32) {  // columns become entries, a lane each
       const int col = static_cast<int>(own_list[i]);
       const float logits = logits_row[col];
-      const float mul = logits * scale;
-      own_list[i] = entry_of(mul, col);
+      const float logits_times_scale = logits * scale;
+      own_list[i] = entry_of(logits_times_scale, col);
     }
     if (!__syncthreads_or(left)) break;
     meet();
@@ -692,8 +693,8 @@ next_tokens(
         for (int j = 0; j < 4; ++j) {
           if (col + 4 <= 50257 || j < 1) {
             const float logits = logits_vec.at[j];
-            const float mul = logits * scale;
-            keys[j] = mul;
+            const float logits_times_scale = logits * scale;
+            keys[j] = logits_times_scale;
           }
         }
       }
@@ -706,7 +707,7 @@ next_tokens(
   const float pivot = top_is_minus_inf ? 0.0f : top;
   const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
-  const float scale_2 = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
+  const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // ---- rank
   // a counting sort of the candidates into bins by their keys; within a bin each is compared with all others
@@ -762,8 +763,8 @@ next_tokens(
     const bool columns_below_0 = columns < 0;
     const float take_minus_pivot = take_ - pivot;
     const float exp_ = exponential(take_minus_pivot);
-    const float mul_2 = exp_ * scale_2;
-    const float values_ = columns_below_0 ? 0.0f : mul_2;
+    const float exp_times_inverse_sum = exp_ * inverse_sum;
+    const float values_ = columns_below_0 ? 0.0f : exp_times_inverse_sum;
     values_row[lane] = values_;
     columns_row[lane] = columns;
   }

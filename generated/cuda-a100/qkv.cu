@@ -269,8 +269,8 @@ qkv(
           Vec<__nv_bfloat16, 8> out0_vec;
           #pragma unroll
           for (int j = 0; j < 8; ++j) {
-            const float matmul = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-            out0_vec.at[j] = __float2bfloat16_rn(matmul);
+            const float x_times_wq = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+            out0_vec.at[j] = __float2bfloat16_rn(x_times_wq);
           }
           store<8>(out0_ptr + row * out0_stride + col, out0_vec);
         }
@@ -288,8 +288,8 @@ qkv(
           Vec<__nv_bfloat16, 8> out1_vec;
           #pragma unroll
           for (int j = 0; j < 8; ++j) {
-            const float matmul_2 = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-            out1_vec.at[j] = __float2bfloat16_rn(matmul_2);
+            const float x_times_wk = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+            out1_vec.at[j] = __float2bfloat16_rn(x_times_wk);
           }
           store<8>(out1_ptr + row * out1_stride + col, out1_vec);
         }
@@ -307,8 +307,8 @@ qkv(
           Vec<__nv_bfloat16, 8> out2_vec;
           #pragma unroll
           for (int j = 0; j < 8; ++j) {
-            const float matmul_3 = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-            out2_vec.at[j] = __float2bfloat16_rn(matmul_3);
+            const float x_times_wv = right_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
+            out2_vec.at[j] = __float2bfloat16_rn(x_times_wv);
           }
           store<8>(out2_ptr + row * out2_stride + col, out2_vec);
         }

@@ -188,9 +188,9 @@ rmsnorm_gemm(
       for (int j = 0; j < 8; ++j) {
         const float x = __bfloat162float(x_vec.at[j]);
         const float gain = __bfloat162float(gain_held.at[j]);
-        const float mul = x * gain;
+        const float x_times_gain = x * gain;
         const float square = x * x;
-        x_vec.at[j] = __float2bfloat16_rn(mul);
+        x_vec.at[j] = __float2bfloat16_rn(x_times_gain);
         sum_of_squares_part[v] += square;
       }
       store<8>(at, x_vec);
@@ -286,8 +286,8 @@ rmsnorm_gemm(
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float matmul = matmul_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-        const float mul_2 = matmul * rrms;
-        out_vec.at[j] = __float2bfloat16_rn(mul_2);
+        const float matmul_times_rrms = matmul * rrms;
+        out_vec.at[j] = __float2bfloat16_rn(matmul_times_rrms);
       }
       store<8>(out_ptr + row * out_stride + col, out_vec);
     }

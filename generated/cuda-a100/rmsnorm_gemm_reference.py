@@ -23,8 +23,8 @@ def rmsnorm_gemm(x, gain, w):
     mean = sum_of_squares / x.shape[-1]
     mean_plus_eps = mean + 1e-06
     rrms = 1 / np.sqrt(mean_plus_eps)
-    y = x * rrms
-    rmsnorm = y * gain
+    normalized = x * rrms
+    rmsnorm = normalized * gain
     w_T = np.swapaxes(w, -1, -2)
     matmul = rmsnorm @ w_T
     return matmul

@@ -27,6 +27,6 @@ def scale_causal_softmax(scores):
     sum_of_exps = e.sum(-1, keepdims=True)
     sum_of_exps_is_0 = sum_of_exps == 0.0
     one_over_sum_of_exps = 1.0 / sum_of_exps
-    scale = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
-    softmax = e * scale
+    inverse_sum = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
+    softmax = e * inverse_sum
     return softmax

@@ -24,6 +24,6 @@ def add_rmsnorm(x, residual, gain):
     mean = sum_of_squares / x.shape[-1]
     mean_plus_eps = mean + 1e-06
     rrms = 1 / np.sqrt(mean_plus_eps)
-    y = h * rrms
-    y_2 = y * gain
-    return h, y_2
+    normalized = h * rrms
+    y = normalized * gain
+    return h, y

@@ -22,8 +22,8 @@ def bias_gelu_residual_ln(x, bias, residual, gamma, beta):
     residual = np.asarray(residual).astype(np.float64)
     gamma = np.asarray(gamma).astype(np.float64)
     beta = np.asarray(beta).astype(np.float64)
-    add = x + bias
-    gelu = 0.5 * add * (1 + np.tanh(0.7978845608028654 * (add + 0.044715 * add * add * add)))
+    x_plus_bias = x + bias
+    gelu = 0.5 * x_plus_bias * (1 + np.tanh(0.7978845608028654 * (x_plus_bias + 0.044715 * x_plus_bias * x_plus_bias * x_plus_bias)))
     h = residual + gelu
     sum_of_h = h.sum(-1, keepdims=True)
     mean = sum_of_h / x.shape[-1]
@@ -33,7 +33,7 @@ def bias_gelu_residual_ln(x, bias, residual, gamma, beta):
     variance = sum_of_squares / x.shape[-1]
     variance_plus_eps = variance + 1e-05
     rstd = 1 / np.sqrt(variance_plus_eps)
-    mul = centered * rstd
-    y = mul * gamma
-    layernorm = y + beta
+    normalized = centered * rstd
+    scaled = normalized * gamma
+    layernorm = scaled + beta
     return layernorm

@@ -342,10 +342,10 @@ gemm_bias_relu_residual(
               const float matmul = sums[0][sum_at + j];
               const float bias = __half2float(bias_vec[n].at[j]);
               const float residual = __half2float(residual_vec[n8][r8].at[j]);
-              const float add = matmul + bias;
-              const float relu = larger(add, 0.0f);
-              const float add_2 = relu + residual;
-              out_pair[j] = add_2;
+              const float matmul_plus_bias = matmul + bias;
+              const float relu = larger(matmul_plus_bias, 0.0f);
+              const float relu_plus_residual = relu + residual;
+              out_pair[j] = relu_plus_residual;
             }
             const __half2 out_both = __floats2half2_rn(out_pair[0], out_pair[1]);
             out_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);

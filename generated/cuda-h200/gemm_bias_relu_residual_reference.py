@@ -21,7 +21,7 @@ def gemm_bias_relu_residual(x, w, bias, residual):
     bias = np.asarray(bias).astype(np.float64)
     residual = np.asarray(residual).astype(np.float64)
     matmul = x @ w
-    add = matmul + bias
-    relu = np.maximum(add, 0)
-    add_2 = relu + residual
-    return add_2
+    matmul_plus_bias = matmul + bias
+    relu = np.maximum(matmul_plus_bias, 0)
+    relu_plus_residual = relu + residual
+    return relu_plus_residual

@@ -288,10 +288,10 @@ gemm_swiglu(
             float out_pair[2];
             #pragma unroll
             for (int j = 0; j < 2; ++j) {
-              const float matmul = sums[i][sum_at + j];
-              const float matmul_2 = sums[i][sum_at + 32 + j];
-              const float silu = matmul * reciprocal(1.0f + exponential(-matmul));
-              const float mul = silu * matmul_2;
+              const float x_times_w_gate = sums[i][sum_at + j];
+              const float x_times_w_up = sums[i][sum_at + 32 + j];
+              const float silu = x_times_w_gate * reciprocal(1.0f + exponential(-x_times_w_gate));
+              const float mul = silu * x_times_w_up;
               out_pair[j] = mul;
             }
             const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);

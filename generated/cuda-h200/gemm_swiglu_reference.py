@@ -19,9 +19,9 @@ def gemm_swiglu(x, w_gate, w_up):
     w_gate = np.asarray(w_gate).astype(np.float64)
     w_up = np.asarray(w_up).astype(np.float64)
     w_gate_T = np.swapaxes(w_gate, -1, -2)
-    matmul = x @ w_gate_T
-    silu = matmul / (1 + np.exp(-matmul))
+    x_times_w_gate = x @ w_gate_T
+    silu = x_times_w_gate / (1 + np.exp(-x_times_w_gate))
     w_up_T = np.swapaxes(w_up, -1, -2)
-    matmul_2 = x @ w_up_T
-    mul = silu * matmul_2
+    x_times_w_up = x @ w_up_T
+    mul = silu * x_times_w_up
     return mul

@@ -158,10 +158,10 @@ layernorm_quant_tensor_static(
       const float gamma = __bfloat162float(gamma_vec.at[j]);
       const float beta = __bfloat162float(beta_vec.at[j]);
       const float centered = x - mean;
-      const float mul = centered * rstd;
-      const float y = mul * gamma;
-      const float y_2 = y + beta;
-      const float quotient = y_2 / scale;
+      const float normalized = centered * rstd;
+      const float scaled = normalized * gamma;
+      const float y = scaled + beta;
+      const float quotient = y / scale;
       const int quantize = to_i8(quotient);
       out_vec.at[j] = static_cast<signed char>(min(max(quantize, -128), 127));
     }

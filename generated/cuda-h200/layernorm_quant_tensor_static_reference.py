@@ -28,9 +28,9 @@ def layernorm_quant_tensor_static(x, gamma, beta, scale):
     variance = sum_of_squares / x.shape[-1]
     variance_plus_eps = variance + 1e-05
     rstd = 1 / np.sqrt(variance_plus_eps)
-    mul = centered * rstd
-    y = mul * gamma
-    y_2 = y + beta
-    quotient = y_2 / scale
+    normalized = centered * rstd
+    scaled = normalized * gamma
+    y = scaled + beta
+    quotient = y / scale
     quantize = np.nan_to_num(np.clip(np.round(quotient), -128, 127)).astype(np.int32)
     return quantize

@@ -164,7 +164,7 @@ masked_softmax(
   const float sum_of_exps = row_sum(sum_of_exps_part, part[1]);
   const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
-  const float scale_2 = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
+  const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // pass 3 of 3: write out
   #pragma unroll
@@ -174,7 +174,7 @@ masked_softmax(
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float e = e_kept[v][j];
-      const float softmax = e * scale_2;
+      const float softmax = e * inverse_sum;
       out_vec.at[j] = __float2bfloat16_rn(softmax);
     }
     store<8>(out_row + col, out_vec);

@@ -282,8 +282,8 @@ qkv(
               float out0_pair[2];
               #pragma unroll
               for (int j = 0; j < 2; ++j) {
-                const float matmul = sums[0][sum_at + j];
-                out0_pair[j] = matmul;
+                const float x_times_wq = sums[0][sum_at + j];
+                out0_pair[j] = x_times_wq;
               }
               const __nv_bfloat162 out0_both = __floats2bfloat162_rn(out0_pair[0], out0_pair[1]);
               out0_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out0_both);
@@ -317,8 +317,8 @@ qkv(
               float out1_pair[2];
               #pragma unroll
               for (int j = 0; j < 2; ++j) {
-                const float matmul_2 = sums[0][sum_at + j];
-                out1_pair[j] = matmul_2;
+                const float x_times_wk = sums[0][sum_at + j];
+                out1_pair[j] = x_times_wk;
               }
               const __nv_bfloat162 out1_both = __floats2bfloat162_rn(out1_pair[0], out1_pair[1]);
               out1_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out1_both);
@@ -352,8 +352,8 @@ qkv(
               float out2_pair[2];
               #pragma unroll
               for (int j = 0; j < 2; ++j) {
-                const float matmul_3 = sums[0][sum_at + j];
-                out2_pair[j] = matmul_3;
+                const float x_times_wv = sums[0][sum_at + j];
+                out2_pair[j] = x_times_wv;
               }
               const __nv_bfloat162 out2_both = __floats2bfloat162_rn(out2_pair[0], out2_pair[1]);
               out2_words[n8][r8] = *reinterpret_cast<const unsigned*>(&out2_both);

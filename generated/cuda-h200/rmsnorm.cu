@@ -114,8 +114,8 @@ rmsnorm(
     for (int j = 0; j < 8; ++j) {
       const float x = __bfloat162float(x_vec[v].at[j]);
       const float gain = __bfloat162float(gain_vec.at[j]);
-      const float y = x * rrms;
-      const float rmsnorm = y * gain;
+      const float normalized = x * rrms;
+      const float rmsnorm = normalized * gain;
       out_vec.at[j] = __float2bfloat16_rn(rmsnorm);
     }
     store<8>(out_row + col, out_vec);

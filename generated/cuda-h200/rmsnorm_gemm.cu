@@ -402,8 +402,8 @@ rmsnorm_gemm(
             #pragma unroll
             for (int j = 0; j < 2; ++j) {
               const float matmul = sums[0][sum_at + j];
-              const float mul_2 = matmul * rrms;
-              out_pair[j] = mul_2;
+              const float matmul_times_rrms = matmul * rrms;
+              out_pair[j] = matmul_times_rrms;
             }
             const __nv_bfloat162 out_both = __floats2bfloat162_rn(out_pair[0], out_pair[1]);
             kept[chunk][n8][r8] = *reinterpret_cast<const unsigned*>(&out_both);

@@ -25,12 +25,12 @@ def rmsnorm_gemm_swiglu(x, gain, w_gate, w_up):
     mean = sum_of_squares / x.shape[-1]
     mean_plus_eps = mean + 1e-06
     rrms = 1 / np.sqrt(mean_plus_eps)
-    y = x * rrms
-    h = y * gain
+    normalized = x * rrms
+    h = normalized * gain
     w_gate_T = np.swapaxes(w_gate, -1, -2)
-    matmul = h @ w_gate_T
-    silu = matmul / (1 + np.exp(-matmul))
+    h_times_w_gate = h @ w_gate_T
+    silu = h_times_w_gate / (1 + np.exp(-h_times_w_gate))
     w_up_T = np.swapaxes(w_up, -1, -2)
-    matmul_2 = h @ w_up_T
-    mul = silu * matmul_2
+    h_times_w_up = h @ w_up_T
+    mul = silu * h_times_w_up
     return mul

@@ -172,9 +172,9 @@ rmsnorm_quant_row(
     for (int j = 0; j < 8; ++j) {
       const float x = __bfloat162float(x_vec.at[j]);
       const float gain = __bfloat162float(gain_vec.at[j]);
-      const float y = x * rrms;
-      const float y_2 = y * gain;
-      const float magnitude = fabsf(y_2);
+      const float normalized = x * rrms;
+      const float y = normalized * gain;
+      const float magnitude = fabsf(y);
       max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
     }
   }
@@ -194,9 +194,9 @@ rmsnorm_quant_row(
     for (int j = 0; j < 8; ++j) {
       const float x = __bfloat162float(x_vec.at[j]);
       const float gain = __bfloat162float(gain_vec.at[j]);
-      const float y = x * rrms;
-      const float y_2 = y * gain;
-      const float quotient = y_2 / scale;
+      const float normalized = x * rrms;
+      const float y = normalized * gain;
+      const float quotient = y / scale;
       values_vec.at[j] = to_f8e4m3(quotient);
     }
     store<8>(values_row + col, values_vec);

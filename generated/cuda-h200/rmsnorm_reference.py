@@ -21,6 +21,6 @@ def rmsnorm(x, gain):
     mean = sum_of_squares / x.shape[-1]
     mean_plus_eps = mean + 1e-06
     rrms = 1 / np.sqrt(mean_plus_eps)
-    y = x * rrms
-    rmsnorm = y * gain
+    normalized = x * rrms
+    rmsnorm = normalized * gain
     return rmsnorm

@@ -229,7 +229,7 @@ router_topk(
   const float sum_of_exps = row_sum(sum_of_exps_part);
   const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
-  const float scale = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
+  const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // ---- bar
   // the 8 best of the lanes' largest keys make a bar, which 8 keys reach and few more do
@@ -324,7 +324,7 @@ router_topk(
     const bool experts_below_0 = experts < 0;
     const float take_minus_pivot = take_ - pivot;
     const float exp_ = exponential(take_minus_pivot);
-    const float mul = exp_ * scale;
+    const float mul = exp_ * inverse_sum;
     const float likely = experts_below_0 ? 0.0f : mul;
     sum_of_likely_part += likely;
     experts_row[lane] = experts;
@@ -339,7 +339,7 @@ router_topk(
     const bool experts_below_0 = experts < 0;
     const float take_minus_pivot = take_ - pivot;
     const float exp_ = exponential(take_minus_pivot);
-    const float mul = exp_ * scale;
+    const float mul = exp_ * inverse_sum;
     const float likely = experts_below_0 ? 0.0f : mul;
     const float weights = likely / sum_of_likely;
     weights_row[lane] = weights;

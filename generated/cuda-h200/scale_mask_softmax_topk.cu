@@ -432,8 +432,8 @@ scale_mask_softmax_topk(
         for (int j = 0; j < 4; ++j) {
           const float logits = logits_vec.at[j];
           const bool mask = mask_vec.at[j] != 0;
-          const float mul = logits * scale;
-          const float z = mask ? mul : (-INFINITY);
+          const float logits_times_scale = logits * scale;
+          const float z = mask ? logits_times_scale : (-INFINITY);
           keys[j] = z;
         }
         peaks[p] = largest(keys);
@@ -518,8 +518,8 @@ scale_mask_softmax_topk(
           for (int j = 0; j < 4; ++j) {
             const float logits = logits_vec.at[j];
             const bool mask = mask_vec.at[j] != 0;
-            const float mul = logits * scale;
-            const float z = mask ? mul : (-INFINITY);
+            const float logits_times_scale = logits * scale;
+            const float z = mask ? logits_times_scale : (-INFINITY);
             keys[j] = z;
             fresh |= static_cast<unsigned>(!(keys[j] <= limit)) << (31 - j);
           }
@@ -552,8 +552,8 @@ scale_mask_softmax_topk(
       const int col = static_cast<int>(own_list[i]);
       const float logits = logits_row[col];
       const bool mask = mask_row[col] != 0;
-      const float mul = logits * scale;
-      const float z = mask ? mul : (-INFINITY);
+      const float logits_times_scale = logits * scale;
+      const float z = mask ? logits_times_scale : (-INFINITY);
       own_list[i] = entry_of(z, col);
     }
     if (!__syncthreads_or(left)) break;
@@ -606,8 +606,8 @@ scale_mask_softmax_topk(
         for (int j = 0; j < 4; ++j) {
           const float logits = logits_vec.at[j];
           const bool mask = mask_vec.at[j] != 0;
-          const float mul = logits * scale;
-          const float z = mask ? mul : (-INFINITY);
+          const float logits_times_scale = logits * scale;
+          const float z = mask ? logits_times_scale : (-INFINITY);
           keys[j] = z;
         }
       }
@@ -620,7 +620,7 @@ scale_mask_softmax_topk(
   const float pivot = top_is_minus_inf ? 0.0f : top;
   const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
-  const float scale_2 = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
+  const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // ---- rank
   // a counting sort of the candidates into bins by their keys; within a bin each is compared with all others
@@ -676,8 +676,8 @@ scale_mask_softmax_topk(
     const bool columns_below_0 = columns < 0;
     const float take_minus_pivot = take_ - pivot;
     const float exp_ = exponential(take_minus_pivot);
-    const float mul_2 = exp_ * scale_2;
-    const float values_ = columns_below_0 ? 0.0f : mul_2;
+    const float exp_times_inverse_sum = exp_ * inverse_sum;
+    const float values_ = columns_below_0 ? 0.0f : exp_times_inverse_sum;
     values_row[lane] = values_;
     columns_row[lane] = columns;
   }

@@ -33,8 +33,8 @@ def scale_mask_softmax_topk(logits, mask, scale):
     logits = np.asarray(logits).astype(np.float64)
     mask = np.asarray(mask).astype(bool)
     scale = np.asarray(scale).astype(np.float64)
-    mul = logits * scale
-    z = np.where(mask, mul, (-np.inf))
+    logits_times_scale = logits * scale
+    z = np.where(mask, logits_times_scale, (-np.inf))
     top = z.max(-1, keepdims=True)
     top_is_minus_inf = top == (-np.inf)
     pivot = np.where(top_is_minus_inf, 0.0, top)
@@ -43,12 +43,12 @@ def scale_mask_softmax_topk(logits, mask, scale):
     sum_of_exps = e.sum(-1, keepdims=True)
     sum_of_exps_is_0 = sum_of_exps == 0.0
     one_over_sum_of_exps = 1.0 / sum_of_exps
-    scale_2 = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
+    inverse_sum = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
     columns = top_columns(z, 128)
     columns_below_0 = columns < 0
     take_ = take(z, columns, (-np.inf))
     take_minus_pivot = take_ - pivot
     exp_ = np.exp(take_minus_pivot)
-    mul_2 = exp_ * scale_2
-    values_ = np.where(columns_below_0, 0.0, mul_2)
+    exp_times_inverse_sum = exp_ * inverse_sum
+    values_ = np.where(columns_below_0, 0.0, exp_times_inverse_sum)
     return values_, columns

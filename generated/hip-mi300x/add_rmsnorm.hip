@@ -112,9 +112,9 @@ add_rmsnorm(
     for (int j = 0; j < 8; ++j) {
       const float gain = static_cast<float>(gain_vec.at[j]);
       const float h = h_kept[v][j];
-      const float y = h * rrms;
-      const float y_2 = y * gain;
-      y_vec.at[j] = static_cast<__bf16>(y_2);
+      const float normalized = h * rrms;
+      const float y = normalized * gain;
+      y_vec.at[j] = static_cast<__bf16>(y);
     }
     if (live) store<8>(y_row + col, y_vec);
   }

@@ -8,7 +8,7 @@
 //         return h, values, scale
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a block of 128 threads a row, 4 x 8 elements a thread; h, y_2 in registers
+// tile     a block of 128 threads a row, 4 x 8 elements a thread; h, y in registers
 // traffic  469.8 MB moved, 469.8 MB ideal, 1140.9 MB unfused in 3 launches
 // floor    88.6 us at 5.3 TB/s; memory-bound at 1.57 flop/B
 // rounding h to bf16 when stored; values to f8e4m3 when stored; f32 between
@@ -122,7 +122,7 @@ add_rmsnorm_quant_row(
   unsigned char* const values_row = values_ptr + row * values_stride;
   float* const scale_row = scale_ptr + row * scale_stride;
   float h_kept[4][8];
-  float y_2_kept[4][8];
+  float y_kept[4][8];
 
   // pass 1 of 3: read x, residual; keep h; sum_of_squares = sum(square); write h
   float sum_of_squares_part = 0.0f;
@@ -155,7 +155,7 @@ add_rmsnorm_quant_row(
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
 
-  // pass 2 of 3: read gain; keep y_2; max_of_magnitude = max(magnitude)
+  // pass 2 of 3: read gain; keep y; max_of_magnitude = max(magnitude)
   float max_of_magnitude_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -165,10 +165,10 @@ add_rmsnorm_quant_row(
     for (int j = 0; j < 8; ++j) {
       const float gain = static_cast<float>(gain_vec.at[j]);
       const float h = h_kept[v][j];
-      const float y = h * rrms;
-      const float y_2 = y * gain;
-      const float magnitude = fabsf(y_2);
-      y_2_kept[v][j] = y_2;
+      const float normalized = h * rrms;
+      const float y = normalized * gain;
+      const float magnitude = fabsf(y);
+      y_kept[v][j] = y;
       max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
     }
   }
@@ -184,8 +184,8 @@ add_rmsnorm_quant_row(
     Vec<unsigned char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float y_2 = y_2_kept[v][j];
-      const float quotient = y_2 / scale;
+      const float y = y_kept[v][j];
+      const float quotient = y / scale;
       values_vec.at[j] = to_f8e4m3(quotient);
     }
     store<8>(values_row + col, values_vec);

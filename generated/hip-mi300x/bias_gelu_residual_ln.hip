@@ -112,8 +112,8 @@ bias_gelu_residual_ln(
       const float x = static_cast<float>(x_vec[v].at[j]);
       const float bias = static_cast<float>(bias_vec[v].at[j]);
       const float residual = static_cast<float>(residual_vec[v].at[j]);
-      const float add = x + bias;
-      const float gelu = gelu_by_tanh(add);
+      const float x_plus_bias = x + bias;
+      const float gelu = gelu_by_tanh(x_plus_bias);
       const float h = residual + gelu;
       h_kept[v][j] = h;
       sum_of_h_part += h;
@@ -152,9 +152,9 @@ bias_gelu_residual_ln(
       const float gamma = static_cast<float>(gamma_vec.at[j]);
       const float beta = static_cast<float>(beta_vec.at[j]);
       const float centered = centered_kept[v][j];
-      const float mul = centered * rstd;
-      const float y = mul * gamma;
-      const float layernorm = y + beta;
+      const float normalized = centered * rstd;
+      const float scaled = normalized * gamma;
+      const float layernorm = scaled + beta;
       out_vec.at[j] = static_cast<_Float16>(layernorm);
     }
     store<8>(out_row + col, out_vec);

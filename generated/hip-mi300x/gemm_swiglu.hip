@@ -173,8 +173,8 @@ gemm_swiglu(
   Fragment x_part[2][2];
   Fragment w_gate_part[2][1];
   Fragment w_up_part[2][1];
-  Sums matmul_sums[1][2] = {};
-  Sums matmul_2_sums[1][2] = {};
+  Sums x_times_w_gate_sums[1][2] = {};
+  Sums x_times_w_up_sums[1][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
@@ -185,8 +185,8 @@ gemm_swiglu(
   const auto multiply = [&](int buffer) {
     #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      multiply_add(matmul_sums[0][m], w_gate_part[buffer][0], x_part[buffer][m]);
-      multiply_add(matmul_2_sums[0][m], w_up_part[buffer][0], x_part[buffer][m]);
+      multiply_add(x_times_w_gate_sums[0][m], w_gate_part[buffer][0], x_part[buffer][m]);
+      multiply_add(x_times_w_up_sums[0][m], w_up_part[buffer][0], x_part[buffer][m]);
     }
   };
 
@@ -218,8 +218,8 @@ gemm_swiglu(
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
-  float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + band_rows * sums_stride;
+  float* const x_times_w_gate_shared = reinterpret_cast<float*>(shared);
+  float* const x_times_w_up_shared = reinterpret_cast<float*>(shared) + band_rows * sums_stride;
   for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
     if (band > 0) __syncthreads();
     #pragma unroll
@@ -229,8 +229,8 @@ gemm_swiglu(
         for (int i = 0; i < 16; ++i) {
           const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
           const int sum_col = warp_col + i / 4 * 8 + lane / 32 * 4 + i % 4;
-          matmul_shared[sum_row * sums_stride + sum_col] = matmul_sums[0][m][i];
-          matmul_2_shared[sum_row * sums_stride + sum_col] = matmul_2_sums[0][m][i];
+          x_times_w_gate_shared[sum_row * sums_stride + sum_col] = x_times_w_gate_sums[0][m][i];
+          x_times_w_up_shared[sum_row * sums_stride + sum_col] = x_times_w_up_sums[0][m][i];
         }
       }
     }
@@ -241,15 +241,15 @@ gemm_swiglu(
     const long long row = row0 + band * band_rows + m;
     const int col = col0 + n;
     if (row < rows) {
-      const Vec<float, 8> matmul_total = load<8>(matmul_shared + m * sums_stride + n);
-      const Vec<float, 8> matmul_2_total = load<8>(matmul_2_shared + m * sums_stride + n);
+      const Vec<float, 8> x_times_w_gate_total = load<8>(x_times_w_gate_shared + m * sums_stride + n);
+      const Vec<float, 8> x_times_w_up_total = load<8>(x_times_w_up_shared + m * sums_stride + n);
       Vec<__bf16, 8> out_vec;
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float matmul = matmul_total.at[j];
-        const float matmul_2 = matmul_2_total.at[j];
-        const float silu = matmul * reciprocal(1.0f + exponential(-matmul));
-        const float mul = silu * matmul_2;
+        const float x_times_w_gate = x_times_w_gate_total.at[j];
+        const float x_times_w_up = x_times_w_up_total.at[j];
+        const float silu = x_times_w_gate * reciprocal(1.0f + exponential(-x_times_w_gate));
+        const float mul = silu * x_times_w_up;
         out_vec.at[j] = static_cast<__bf16>(mul);
       }
       store<8>(out_ptr + row * out_stride + col, out_vec);

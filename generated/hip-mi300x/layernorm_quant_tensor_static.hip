@@ -129,10 +129,10 @@ layernorm_quant_tensor_static(
       const float gamma = static_cast<float>(gamma_vec.at[j]);
       const float beta = static_cast<float>(beta_vec.at[j]);
       const float centered = centered_kept[v][j];
-      const float mul = centered * rstd;
-      const float y = mul * gamma;
-      const float y_2 = y + beta;
-      const float quotient = y_2 / scale;
+      const float normalized = centered * rstd;
+      const float scaled = normalized * gamma;
+      const float y = scaled + beta;
+      const float quotient = y / scale;
       const int quantize = to_i8(quotient);
       out_vec.at[j] = static_cast<signed char>(min(max(quantize, -128), 127));
     }

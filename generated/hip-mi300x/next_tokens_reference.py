@@ -30,21 +30,21 @@ def take(x, columns, missing):
 def next_tokens(logits, scale):
     logits = np.asarray(logits).astype(np.float64)
     scale = np.asarray(scale).astype(np.float64)
-    mul = logits * scale
-    top = mul.max(-1, keepdims=True)
+    logits_times_scale = logits * scale
+    top = logits_times_scale.max(-1, keepdims=True)
     top_is_minus_inf = top == (-np.inf)
     pivot = np.where(top_is_minus_inf, 0.0, top)
-    sub = mul - pivot
+    sub = logits_times_scale - pivot
     e = np.exp(sub)
     sum_of_exps = e.sum(-1, keepdims=True)
     sum_of_exps_is_0 = sum_of_exps == 0.0
     one_over_sum_of_exps = 1.0 / sum_of_exps
-    scale_2 = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
-    columns = top_columns(mul, 50)
+    inverse_sum = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
+    columns = top_columns(logits_times_scale, 50)
     columns_below_0 = columns < 0
-    take_ = take(mul, columns, (-np.inf))
+    take_ = take(logits_times_scale, columns, (-np.inf))
     take_minus_pivot = take_ - pivot
     exp_ = np.exp(take_minus_pivot)
-    mul_2 = exp_ * scale_2
-    values_ = np.where(columns_below_0, 0.0, mul_2)
+    exp_times_inverse_sum = exp_ * inverse_sum
+    values_ = np.where(columns_below_0, 0.0, exp_times_inverse_sum)
     return values_, columns

@@ -233,12 +233,12 @@ qkv(
         const long long row = row0 + band * band_rows + m;
         const int col = col0 + n;
         if (row < rows) {
-          const Vec<float, 8> matmul_total = load<8>(right_shared + m * sums_stride + n);
+          const Vec<float, 8> x_times_wq_total = load<8>(right_shared + m * sums_stride + n);
           Vec<__bf16, 8> out0_vec;
           #pragma unroll
           for (int j = 0; j < 8; ++j) {
-            const float matmul = matmul_total.at[j];
-            out0_vec.at[j] = static_cast<__bf16>(matmul);
+            const float x_times_wq = x_times_wq_total.at[j];
+            out0_vec.at[j] = static_cast<__bf16>(x_times_wq);
           }
           store<8>(out0_ptr + row * out0_stride + col, out0_vec);
         }
@@ -253,12 +253,12 @@ qkv(
         const long long row = row0 + band * band_rows + m;
         const int col = col0 + n;
         if (row < rows) {
-          const Vec<float, 8> matmul_2_total = load<8>(right_shared + m * sums_stride + n);
+          const Vec<float, 8> x_times_wk_total = load<8>(right_shared + m * sums_stride + n);
           Vec<__bf16, 8> out1_vec;
           #pragma unroll
           for (int j = 0; j < 8; ++j) {
-            const float matmul_2 = matmul_2_total.at[j];
-            out1_vec.at[j] = static_cast<__bf16>(matmul_2);
+            const float x_times_wk = x_times_wk_total.at[j];
+            out1_vec.at[j] = static_cast<__bf16>(x_times_wk);
           }
           store<8>(out1_ptr + row * out1_stride + col, out1_vec);
         }
@@ -273,12 +273,12 @@ qkv(
         const long long row = row0 + band * band_rows + m;
         const int col = col0 + n;
         if (row < rows) {
-          const Vec<float, 8> matmul_3_total = load<8>(right_shared + m * sums_stride + n);
+          const Vec<float, 8> x_times_wv_total = load<8>(right_shared + m * sums_stride + n);
           Vec<__bf16, 8> out2_vec;
           #pragma unroll
           for (int j = 0; j < 8; ++j) {
-            const float matmul_3 = matmul_3_total.at[j];
-            out2_vec.at[j] = static_cast<__bf16>(matmul_3);
+            const float x_times_wv = x_times_wv_total.at[j];
+            out2_vec.at[j] = static_cast<__bf16>(x_times_wv);
           }
           store<8>(out2_ptr + row * out2_stride + col, out2_vec);
         }

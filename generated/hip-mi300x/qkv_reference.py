@@ -21,9 +21,9 @@ def qkv(x, wq, wk, wv):
     wk = np.asarray(wk).astype(np.float64)
     wv = np.asarray(wv).astype(np.float64)
     wq_T = np.swapaxes(wq, -1, -2)
-    matmul = x @ wq_T
+    x_times_wq = x @ wq_T
     wk_T = np.swapaxes(wk, -1, -2)
-    matmul_2 = x @ wk_T
+    x_times_wk = x @ wk_T
     wv_T = np.swapaxes(wv, -1, -2)
-    matmul_3 = x @ wv_T
-    return matmul, matmul_2, matmul_3
+    x_times_wv = x @ wv_T
+    return x_times_wq, x_times_wk, x_times_wv

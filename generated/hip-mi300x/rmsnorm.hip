@@ -106,8 +106,8 @@ rmsnorm(
     for (int j = 0; j < 8; ++j) {
       const float x = static_cast<float>(x_vec[v].at[j]);
       const float gain = static_cast<float>(gain_vec.at[j]);
-      const float y = x * rrms;
-      const float rmsnorm = y * gain;
+      const float normalized = x * rrms;
+      const float rmsnorm = normalized * gain;
       out_vec.at[j] = static_cast<__bf16>(rmsnorm);
     }
     if (live) store<8>(out_row + col, out_vec);

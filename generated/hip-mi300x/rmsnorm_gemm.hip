@@ -158,9 +158,9 @@ rmsnorm_gemm(
       for (int j = 0; j < 8; ++j) {
         const float x = static_cast<float>(x_held[v].at[j]);
         const float gain = static_cast<float>(gain_held.at[j]);
-        const float mul = x * gain;
+        const float x_times_gain = x * gain;
         const float square = x * x;
-        x_vec.at[j] = static_cast<__bf16>(mul);
+        x_vec.at[j] = static_cast<__bf16>(x_times_gain);
         sum_of_squares_part[v] += square;
       }
       store<8>(slice + x_to + v * at_once, x_vec);
@@ -260,8 +260,8 @@ rmsnorm_gemm(
         #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const float matmul = matmul_total.at[j];
-          const float mul_2 = matmul * rrms;
-          out_vec.at[j] = static_cast<__bf16>(mul_2);
+          const float matmul_times_rrms = matmul * rrms;
+          out_vec.at[j] = static_cast<__bf16>(matmul_times_rrms);
         }
         store<8>(out_ptr + row * out_stride + col, out_vec);
       }

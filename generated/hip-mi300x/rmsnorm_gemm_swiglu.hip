@@ -188,9 +188,9 @@ rmsnorm_gemm_swiglu(
       for (int j = 0; j < 8; ++j) {
         const float x = static_cast<float>(x_held[v].at[j]);
         const float gain = static_cast<float>(gain_held.at[j]);
-        const float mul = x * gain;
+        const float x_times_gain = x * gain;
         const float square = x * x;
-        x_vec.at[j] = static_cast<__bf16>(mul);
+        x_vec.at[j] = static_cast<__bf16>(x_times_gain);
         sum_of_squares_part[v] += square;
       }
       store<8>(slice + x_to + v * at_once, x_vec);
@@ -205,8 +205,8 @@ rmsnorm_gemm_swiglu(
   Fragment x_part[2][1];
   Fragment w_gate_part[2][1];
   Fragment w_up_part[2][1];
-  Sums matmul_sums[1][1] = {};
-  Sums matmul_2_sums[1][1] = {};
+  Sums matmul_w_gate_sums[1][1] = {};
+  Sums matmul_w_up_sums[1][1] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     load_fragment<8>(x_part[buffer][0], slice, 0, k * 32);
@@ -214,8 +214,8 @@ rmsnorm_gemm_swiglu(
     load_fragment<8>(w_up_part[buffer][0], slice + w_up_at, 0, k * 32);
   };
   const auto multiply = [&](int buffer) {
-    multiply_add(matmul_sums[0][0], w_gate_part[buffer][0], x_part[buffer][0]);
-    multiply_add(matmul_2_sums[0][0], w_up_part[buffer][0], x_part[buffer][0]);
+    multiply_add(matmul_w_gate_sums[0][0], w_gate_part[buffer][0], x_part[buffer][0]);
+    multiply_add(matmul_w_up_sums[0][0], w_up_part[buffer][0], x_part[buffer][0]);
   };
 
   fetch_slice(0);
@@ -246,8 +246,8 @@ rmsnorm_gemm_swiglu(
 
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
-  float* const matmul_shared = reinterpret_cast<float*>(shared);
-  float* const matmul_2_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
+  float* const matmul_w_gate_shared = reinterpret_cast<float*>(shared);
+  float* const matmul_w_up_shared = reinterpret_cast<float*>(shared) + tile_rows * sums_stride;
   float* const sum_of_squares_shared = reinterpret_cast<float*>(shared) + 2 * tile_rows * sums_stride;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
@@ -259,8 +259,8 @@ rmsnorm_gemm_swiglu(
   for (int i = 0; i < 4; ++i) {
     const int sum_row = lane % 16;
     const int sum_col = lane / 16 * 4 + i;
-    matmul_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_sums[0][0][i];
-    matmul_2_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_2_sums[0][0][i];
+    matmul_w_gate_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_w_gate_sums[0][0][i];
+    matmul_w_up_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = matmul_w_up_sums[0][0][i];
   }
   __syncthreads();
 
@@ -269,8 +269,8 @@ rmsnorm_gemm_swiglu(
   const long long row = row0 + m;
   const int col = col0 + n;
   if (m < tile_rows && row < rows) {
-    const Vec<float, 8> matmul_total = gathered<8>(matmul_shared + m * sums_stride + n);
-    const Vec<float, 8> matmul_2_total = gathered<8>(matmul_2_shared + m * sums_stride + n);
+    const Vec<float, 8> matmul_w_gate_total = gathered<8>(matmul_w_gate_shared + m * sums_stride + n);
+    const Vec<float, 8> matmul_w_up_total = gathered<8>(matmul_w_up_shared + m * sums_stride + n);
     const float sum_of_squares = gathered<1>(sum_of_squares_shared + m).at[0];
     const float mean = sum_of_squares / 4096.0f;
     const float mean_plus_eps = mean + 1e-06f;
@@ -278,13 +278,13 @@ rmsnorm_gemm_swiglu(
     Vec<__bf16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float matmul = matmul_total.at[j];
-      const float matmul_2 = matmul_2_total.at[j];
-      const float mul_2 = matmul * rrms;
-      const float silu = mul_2 * reciprocal(1.0f + exponential(-mul_2));
-      const float mul_3 = matmul_2 * rrms;
-      const float mul_4 = silu * mul_3;
-      out_vec.at[j] = static_cast<__bf16>(mul_4);
+      const float matmul_w_gate = matmul_w_gate_total.at[j];
+      const float matmul_w_up = matmul_w_up_total.at[j];
+      const float matmul_w_gate_times_rrms = matmul_w_gate * rrms;
+      const float silu = matmul_w_gate_times_rrms * reciprocal(1.0f + exponential(-matmul_w_gate_times_rrms));
+      const float matmul_w_up_times_rrms = matmul_w_up * rrms;
+      const float out = silu * matmul_w_up_times_rrms;
+      out_vec.at[j] = static_cast<__bf16>(out);
     }
     store<8>(out_ptr + row * out_stride + col, out_vec);
   }

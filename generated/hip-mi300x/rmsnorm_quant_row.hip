@@ -7,7 +7,7 @@
 //         return values, scale
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a block of 128 threads a row, 4 x 8 elements a thread; x, y_2 in registers
+// tile     a block of 128 threads a row, 4 x 8 elements a thread; x, y in registers
 // traffic  201.4 MB moved, 201.4 MB ideal, 738.3 MB unfused in 2 launches
 // floor    38.0 us at 5.3 TB/s; memory-bound at 3.33 flop/B
 // rounding values to f8e4m3 when stored; f32 between
@@ -114,7 +114,7 @@ rmsnorm_quant_row(
   unsigned char* const values_row = values_ptr + row * values_stride;
   float* const scale_row = scale_ptr + row * scale_stride;
   Vec<__bf16, 8> x_vec[4];
-  float y_2_kept[4][8];
+  float y_kept[4][8];
 
   // pass 1 of 3: read x; keep x; sum_of_squares = sum(square)
   float sum_of_squares_part = 0.0f;
@@ -137,7 +137,7 @@ rmsnorm_quant_row(
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
 
-  // pass 2 of 3: read gain; keep y_2; max_of_magnitude = max(magnitude)
+  // pass 2 of 3: read gain; keep y; max_of_magnitude = max(magnitude)
   float max_of_magnitude_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
@@ -147,10 +147,10 @@ rmsnorm_quant_row(
     for (int j = 0; j < 8; ++j) {
       const float x = static_cast<float>(x_vec[v].at[j]);
       const float gain = static_cast<float>(gain_vec.at[j]);
-      const float y = x * rrms;
-      const float y_2 = y * gain;
-      const float magnitude = fabsf(y_2);
-      y_2_kept[v][j] = y_2;
+      const float normalized = x * rrms;
+      const float y = normalized * gain;
+      const float magnitude = fabsf(y);
+      y_kept[v][j] = y;
       max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
     }
   }
@@ -166,8 +166,8 @@ rmsnorm_quant_row(
     Vec<unsigned char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float y_2 = y_2_kept[v][j];
-      const float quotient = y_2 / scale;
+      const float y = y_kept[v][j];
+      const float quotient = y / scale;
       values_vec.at[j] = to_f8e4m3(quotient);
     }
     store<8>(values_row + col, values_vec);

@@ -36,13 +36,13 @@ def router_topk(scores):
     sum_of_exps = e.sum(-1, keepdims=True)
     sum_of_exps_is_0 = sum_of_exps == 0.0
     one_over_sum_of_exps = 1.0 / sum_of_exps
-    scale = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
+    inverse_sum = np.where(sum_of_exps_is_0, 0.0, one_over_sum_of_exps)
     experts = top_columns(scores, 8)
     experts_below_0 = experts < 0
     take_ = take(scores, experts, (-np.inf))
     take_minus_pivot = take_ - pivot
     exp_ = np.exp(take_minus_pivot)
-    mul = exp_ * scale
+    mul = exp_ * inverse_sum
     likely = np.where(experts_below_0, 0.0, mul)
     sum_of_likely = likely.sum(-1, keepdims=True)
     weights = likely / sum_of_likely

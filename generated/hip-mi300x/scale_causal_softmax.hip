@@ -174,10 +174,10 @@ scale_causal_softmax(
   const float sum_of_exps = row_sum(sum_of_exps_part);
   const bool sum_of_exps_is_0 = sum_of_exps == 0.0f;
   const float one_over_sum_of_exps = 1.0f / sum_of_exps;
-  const float scale = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
+  const float inverse_sum = sum_of_exps_is_0 ? 0.0f : one_over_sum_of_exps;
 
   // pass 3 of 3: write out
-  const float softmax_masked = e_masked * scale;  // beyond the mask, all along the row
+  const float softmax_masked = e_masked * inverse_sum;  // beyond the mask, all along the row
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
     const int col = (v * 64 + lane) * 8;
@@ -186,7 +186,7 @@ scale_causal_softmax(
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float e = e_kept[v][j];
-        const float softmax = e * scale;
+        const float softmax = e * inverse_sum;
         out_vec.at[j] = static_cast<_Float16>(softmax);
       }
       if (live) store<8>(out_row + col, out_vec);

@@ -6,6 +6,7 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterator
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from fusegen.language.naming import (
     SUM_SUFFIXES,
     TENSOR_SUFFIXES,
     VALUE_SUFFIXES,
+    Claims,
     called,
     made_of,
     value_names,
@@ -40,7 +42,7 @@ from fusegen.targets import H200, MI300X, Target
 from tests.emitting.test_rendering import compiles
 from tests.specs import ALL
 
-M, N = dims("M N")
+M, N, K = dims("M N K")
 
 # of loops in which nothing of a chain is read or computed
 INNERMOST = frozenset(("b", "g", "q", "w", "key"))
@@ -237,6 +239,46 @@ def test_an_unnamed_value_is_called_after_what_it_is_of() -> None:
     names = set(value_names(spread.graph).values())
     assert {"max_of_x", "x_minus_max_of_x", "sum_of_exps", "sum_of_magnitudes", "sum_of_x", "sum_of_x_2"} <= names
     assert {"sum_of_squares", "mean_plus_eps", "one_over_sum_of_z", "max_of_y_is_0"} <= names
+
+
+def test_values_of_one_op_are_told_apart_by_their_arguments() -> None:
+    @chain(M=8, N=16, K=24)
+    def spec(x: f16[M, K], gate: f16[K, N], up: f16[K, N], bias: f32[N]) -> f32[M, N]:
+        return F.silu(x @ gate) * (x @ up + bias) + bias
+
+    names = set(value_names(spec.graph).values())
+    assert {"x_times_gate", "x_times_up", "silu", "mul", "x_times_up_plus_bias", "mul_plus_bias"} <= names
+
+
+def test_the_authors_names_come_before_those_inside_composites() -> None:
+    @chain(M=8, N=16)
+    def spec(x: f32[M, N]) -> tuple[f32[M, N], f32[M, N]]:
+        p = F.softmax(x)
+        pivot = F.softmax(p * 3)
+        return p, pivot
+
+    names = set(value_names(spec.graph).values())
+    assert {"p", "pivot", "pivot_of_p", "e", "e_of_pivot", "inverse_sum_of_pivot"} <= names
+    assert not [name for name in names if re.search(r"_[2-9]$", name)]
+
+
+def test_a_number_tells_values_apart_that_have_nothing_short_to_say() -> None:
+    @chain(M=8, N=16)
+    def spec(x: f32[M, N]) -> f32[M, N]:
+        return ((x + 0.25) + 0.25) + 0.25
+
+    assert sorted(value_names(spec.graph).values()) == ["add", "add_2", "out", "x"]
+
+
+def test_naming_takes_time_in_proportion_to_the_values() -> None:
+    def claimed(count: int) -> float:
+        claims, start = Claims(frozenset()), perf_counter()
+        for number in range(count):
+            claims.claim(["same" if number % 2 else f"value_{number}_of_many"], VALUE_SUFFIXES)
+        return perf_counter() - start
+
+    claimed(100)
+    assert min(claimed(8000) for _ in range(3)) < 30 * min(claimed(800) for _ in range(3))
 
 
 def test_no_name_begins_with_a_digit() -> None:

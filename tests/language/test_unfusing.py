@@ -195,7 +195,10 @@ def test_a_take_alone_reads_what_it_takes() -> None:
     takes = [k for k in unfused_kernels(biased.graph) if k.name.startswith("take")]
     assert [k.per_element for k in takes] == [4 * 5 * (4 + 4 + 4)] * 2  # columns, a value at each, the result
     assert [k.moved for k in takes] == [4 * 5 * (4 + 4 + 4), 4 * 5 * (4 + 4) + 4 * 4]
-    assert [p.reads for p in unfused(biased.graph) if p.operator == "take"] == [("add", "score"), ("add", "bias")]
+    assert [p.reads for p in unfused(biased.graph) if p.operator == "take"] == [
+        ("score_plus_bias", "score"),
+        ("score_plus_bias", "bias"),
+    ]
 
 
 @needs_compiler
