@@ -251,7 +251,8 @@ def numbers_without_a_name(text: Text) -> Iterator[str]:
             or "constexpr" in text.words[text.statement(i) : i]
         ):
             continue
-        if text.words[i - 1] in ARITHMETIC or text.words[i + 1] in ARITHMETIC:
+        signed = text.words[i - 1] == "-" and (text.words[i - 2] in ("(", ",", "=", "?", ":", "return"))
+        if (text.words[i - 1] in ARITHMETIC and not signed) or text.words[i + 1] in ARITHMETIC:
             yield text.line(i)
 
 

@@ -83,7 +83,8 @@ def eight_bits(dtype: DType, mantissa: int, bias: int, beyond: str) -> Mapping[s
              "const unsigned bits = __float_as_uint(size);",
              f"const unsigned small = __float_as_uint(size + {step}) - __float_as_uint({step});",
              f"const unsigned even = bits + {(1 << (cut - 1)) - 1:#x}u + (bits >> {cut} & 1u);",
-             f"const unsigned code = size < {normal} ? small : (even >> {cut}) - {exponents << mantissa}u;",
+             f"constexpr unsigned rebias = {exponents << mantissa};",
+             f"const unsigned code = size < {normal} ? small : (even >> {cut}) - rebias;",
              f"return static_cast<unsigned char>({signed});"), (), "float x", "unsigned char",
         ),
         f"{dtype}_value": Special(

@@ -30,7 +30,8 @@ CPP = frozenset(
 )
 # what the templates, the runtime compilers and the reference call things; a spec's value of that name steps aside
 FRAME = frozenset(
-    """row rows lane team tile tiles col v j base live start shift part partial shared warp threadIdx
+    """row rows lane team tile tiles tile_cols block_rows row_blocks row_threads threads vector_step vector_cols
+    staged_stride kept_step col v j base live start shift part partial shared warp threadIdx
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
     load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
     row_max_sum row_welford partner exponential power_of_2 reciprocal log_2 element values at np math ml_dtypes bfloat16
@@ -55,7 +56,7 @@ SELECTION_FRAME = frozenset(
     reached_by most_of sum_of ahead cutoffs incoming merged passing picked_max picked_sum read see lanes_sum_below
     before atomicAdd atomicMax atomicMin Ranges compared elements groups more orders ranges reaches slot_of to
     warp_total
-    threads row_threads vector_step bin_bits top_bit least_key exact_sum marked readers aim own_key own_order""".split()  # noqa: SIM905
+    bin_bits top_bit least_key exact_sum marked readers aim own_key own_order""".split()  # noqa: SIM905
 )
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(

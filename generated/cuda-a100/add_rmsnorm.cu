@@ -50,10 +50,7 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
+  v += partner(v, 1);
   return v;
 }
 
@@ -70,6 +67,7 @@ add_rmsnorm(
     long long h_stride,
     long long y_stride)
 {
+  constexpr int row_threads = 64;
   const int lane = threadIdx.x;  // of the 64 threads that share a row
   __shared__ float part[1][2];
   const long long row = blockIdx.x;
@@ -85,13 +83,13 @@ add_rmsnorm(
   Vec<__nv_bfloat16, 8> residual_vec[8];
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
     residual_vec[v] = load<8>(residual_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<__nv_bfloat16, 8> h_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -113,7 +111,7 @@ add_rmsnorm(
   // pass 2 of 2: read gain; write y
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__nv_bfloat16, 8> gain_vec = load<8>(gain_ptr + col);
     Vec<__nv_bfloat16, 8> y_vec;
     #pragma unroll

@@ -88,6 +88,7 @@ bias_gelu_residual_ln(
     long long residual_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][4];
   const long long row = blockIdx.x;
@@ -104,7 +105,7 @@ bias_gelu_residual_ln(
   Vec<__half, 8> residual_vec[4];
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
     bias_vec[v] = load<8>(bias_ptr + col);
     residual_vec[v] = load<8>(residual_row + col);
@@ -147,7 +148,7 @@ bias_gelu_residual_ln(
   // pass 3 of 3: read gamma, beta; write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__half, 8> gamma_vec = load<8>(gamma_ptr + col);
     const Vec<__half, 8> beta_vec = load<8>(beta_ptr + col);
     Vec<__half, 8> out_vec;

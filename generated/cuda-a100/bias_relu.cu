@@ -48,12 +48,13 @@ bias_relu(
     long long x_stride,
     long long out_stride)
 {
+  constexpr int tile_cols = 1024;  // that a block takes
+  constexpr int row_blocks = 4;  // that share a row
   const int lane = threadIdx.x;  // of the 128 threads that share a row
-  const long long row = blockIdx.x / 4;
+  const long long row = blockIdx.x / row_blocks;
   const __half* const x_row = x_ptr + row * x_stride;
   __half* const out_row = out_ptr + row * out_stride;
-  const int start = static_cast<int>(blockIdx.x % 4) * 1024 + lane * 8;
-  const int col = start;
+  const int col = static_cast<int>(blockIdx.x % row_blocks) * tile_cols + lane * 8;
 
   // pass 1 of 1: read x, bias; write out
   {

@@ -73,6 +73,7 @@ layernorm_quant_tensor_static(
     long long x_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][4];
   const long long row = blockIdx.x;
@@ -85,7 +86,7 @@ layernorm_quant_tensor_static(
   float sum_of_x_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
   }
   #pragma unroll
@@ -120,7 +121,7 @@ layernorm_quant_tensor_static(
   // pass 3 of 3: read gamma, beta; write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__nv_bfloat16, 8> gamma_vec = load<8>(gamma_ptr + col);
     const Vec<__nv_bfloat16, 8> beta_vec = load<8>(beta_ptr + col);
     Vec<signed char, 8> out_vec;

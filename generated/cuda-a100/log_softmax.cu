@@ -147,10 +147,11 @@ log_softmax(
     long long logits_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 512;
   const int lane = threadIdx.x;  // of the 512 threads that share a row
   __shared__ float part[2][16];
   extern __shared__ __align__(16) unsigned char shared[];
-  Vec<__nv_bfloat16, 4>* const logits_kept = reinterpret_cast<Vec<__nv_bfloat16, 4>*>(shared + 0);
+  Vec<__nv_bfloat16, 4>* const logits_kept = reinterpret_cast<Vec<__nv_bfloat16, 4>*>(shared);
   const long long row = blockIdx.x;
   const __nv_bfloat16* const logits_row = logits_ptr + row * logits_stride;
   float* const out_row = out_ptr + row * out_stride;
@@ -159,9 +160,9 @@ log_softmax(
   MaxSum sum_of_exps_part = {-INFINITY, 0.0f};
   #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
-    const int col = (v * 512 + lane) * 4;
+    const int col = (v * row_threads + lane) * 4;
     if (col < 32000) {
-      copy_async<4>(&logits_kept[v * 512 + lane], logits_row + col);
+      copy_async<4>(&logits_kept[v * row_threads + lane], logits_row + col);
     }
     commit_copies();
   }
@@ -169,9 +170,9 @@ log_softmax(
   for (int v = 0; v < 16; ++v) {
     wait_copies<15>();
     commit_copies();  // of nothing: so that as many are pending at every turn
-    const int col = (v * 512 + lane) * 4;
+    const int col = (v * row_threads + lane) * 4;
     if (col < 32000) {
-      const Vec<__nv_bfloat16, 4> logits_vec = logits_kept[v * 512 + lane];
+      const Vec<__nv_bfloat16, 4> logits_vec = logits_kept[v * row_threads + lane];
       float sum_of_exps_part_values[4];
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -193,9 +194,9 @@ log_softmax(
   // pass 2 of 2: write out
   #pragma unroll 4
   for (int v = 0; v < 16; ++v) {
-    const int col = (v * 512 + lane) * 4;
+    const int col = (v * row_threads + lane) * 4;
     if (col < 32000) {
-      const Vec<__nv_bfloat16, 4> logits_vec = logits_kept[v * 512 + lane];
+      const Vec<__nv_bfloat16, 4> logits_vec = logits_kept[v * row_threads + lane];
       Vec<float, 4> out_vec;
       #pragma unroll
       for (int j = 0; j < 4; ++j) {

@@ -100,9 +100,11 @@ masked_softmax(
     long long out_stride_B,
     long long out_stride_H_S)
 {
-  const int lane = threadIdx.x % 32;  // of the 32 threads that share a row
+  constexpr int row_threads = 32;
+  constexpr int block_rows = 4;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 32 threads that share a row
   const long long rows = B_size * H_S_size;
-  const long long own_row = static_cast<long long>(blockIdx.x) * 4 + threadIdx.x / 32;
+  const long long own_row = static_cast<long long>(blockIdx.x) * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_S_size);
@@ -119,7 +121,7 @@ masked_softmax(
   Vec<unsigned char, 8> mask_vec[4];
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 32 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load<8>(scores_row + col);
     mask_vec[v] = load<8>(mask_row + col);
   }
@@ -160,7 +162,7 @@ masked_softmax(
   // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 32 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<__nv_bfloat16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

@@ -58,10 +58,7 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
+  v += partner(v, 1);
   return v;
 }
 
@@ -74,6 +71,7 @@ rmsnorm(
     long long x_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 64;
   const int lane = threadIdx.x;  // of the 64 threads that share a row
   __shared__ float part[1][2];
   const long long row = blockIdx.x;
@@ -85,7 +83,7 @@ rmsnorm(
   float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
   }
   #pragma unroll
@@ -107,7 +105,7 @@ rmsnorm(
   for (int v = 0; v < 8; ++v) leave_packed(x_vec[v]);
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__nv_bfloat16, 8> gain_vec = load<8>(gain_ptr + col);
     Vec<__nv_bfloat16, 8> out_vec;
     #pragma unroll

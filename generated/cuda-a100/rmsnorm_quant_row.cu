@@ -53,7 +53,8 @@ __device__ __forceinline__ unsigned char to_f8e4m3(float x) {
   const unsigned bits = __float_as_uint(size);
   const unsigned small = __float_as_uint(size + 16384.0f) - __float_as_uint(16384.0f);
   const unsigned even = bits + 0x7ffffu + (bits >> 20 & 1u);
-  const unsigned code = size < 0.015625f ? small : (even >> 20) - 960u;
+  constexpr unsigned rebias = 960;
+  const unsigned code = size < 0.015625f ? small : (even >> 20) - rebias;
   return static_cast<unsigned char>(sign | code);
 }
 
@@ -109,6 +110,7 @@ rmsnorm_quant_row(
     long long values_stride,
     long long scale_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][4];
   const long long row = blockIdx.x;
@@ -122,7 +124,7 @@ rmsnorm_quant_row(
   float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
   }
   #pragma unroll
@@ -143,7 +145,7 @@ rmsnorm_quant_row(
   float max_of_magnitude_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__nv_bfloat16, 8> gain_vec = load<8>(gain_ptr + col);
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -164,7 +166,7 @@ rmsnorm_quant_row(
   // pass 3 of 3: write values
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<unsigned char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

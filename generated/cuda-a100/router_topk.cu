@@ -179,10 +179,12 @@ router_topk(
     long long weights_stride,
     long long experts_stride)
 {
-  const int lane = threadIdx.x % 16;  // of the 16 threads that share a row
+  constexpr int row_threads = 16;
+  constexpr int block_rows = 8;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
-  const long long row = static_cast<long long>(blockIdx.x) * 8 + threadIdx.x / 16;
+  const long long row = static_cast<long long>(blockIdx.x) * block_rows + threadIdx.x / row_threads;
   const bool live = row < rows;
   const __nv_bfloat16* const scores_row = scores_ptr + row * scores_stride;
   float* const weights_row = weights_ptr + row * weights_stride;
@@ -193,7 +195,7 @@ router_topk(
   float top_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 16 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (live) {
       scores_vec[v] = load<8>(scores_row + col);
     }
@@ -238,7 +240,7 @@ router_topk(
   float peak = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 16 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       keys[v][j] = -INFINITY;

@@ -92,10 +92,7 @@ __device__ __forceinline__ float row_max(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
-  }
+  v = larger(v, partner(v, 1));
   return v;
 }
 
@@ -110,10 +107,7 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
+  v += partner(v, 1);
   return v;
 }
 
@@ -128,6 +122,7 @@ scale_causal_softmax(
     long long out_stride_B_H,
     long long out_stride_S)
 {
+  constexpr int row_threads = 64;
   const int lane = threadIdx.x;  // of the 64 threads that share a row
   __shared__ float part[2][2];
   const long long row = blockIdx.x;
@@ -144,12 +139,12 @@ scale_causal_softmax(
   Vec<__half, 8> scores_vec[8];
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load_evict_first_where<8>(col <= last, scores_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (col <= last) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -175,7 +170,7 @@ scale_causal_softmax(
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (col <= last) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -198,7 +193,7 @@ scale_causal_softmax(
   const float softmax_masked = e_masked * inverse_sum;  // beyond the mask, all along the row
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (col <= last) {
       Vec<__half, 8> out_vec;
       #pragma unroll

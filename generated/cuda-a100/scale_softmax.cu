@@ -71,10 +71,7 @@ __device__ __forceinline__ float row_max(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
-  }
+  v = larger(v, partner(v, 1));
   return v;
 }
 
@@ -89,10 +86,7 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
+  v += partner(v, 1);
   return v;
 }
 
@@ -104,6 +98,7 @@ scale_softmax(
     long long scores_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 64;
   const int lane = threadIdx.x;  // of the 64 threads that share a row
   __shared__ float part[2][2];
   const long long row = blockIdx.x;
@@ -117,7 +112,7 @@ scale_softmax(
   Vec<__half, 8> scores_vec[8];
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load<8>(scores_row + col);
   }
   #pragma unroll
@@ -155,7 +150,7 @@ scale_softmax(
   // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<__half, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

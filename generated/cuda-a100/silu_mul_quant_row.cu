@@ -71,7 +71,8 @@ __device__ __forceinline__ unsigned char to_f8e4m3(float x) {
   const unsigned bits = __float_as_uint(size);
   const unsigned small = __float_as_uint(size + 16384.0f) - __float_as_uint(16384.0f);
   const unsigned even = bits + 0x7ffffu + (bits >> 20 & 1u);
-  const unsigned code = size < 0.015625f ? small : (even >> 20) - 960u;
+  constexpr unsigned rebias = 960;
+  const unsigned code = size < 0.015625f ? small : (even >> 20) - rebias;
   return static_cast<unsigned char>(sign | code);
 }
 
@@ -110,6 +111,7 @@ silu_mul_quant_row(
     long long values_stride,
     long long scale_stride)
 {
+  constexpr int row_threads = 256;
   const int lane = threadIdx.x;  // of the 256 threads that share a row
   __shared__ float part[1][8];
   const long long row = blockIdx.x;
@@ -125,7 +127,7 @@ silu_mul_quant_row(
   Vec<__nv_bfloat16, 8> up_vec[7];
   #pragma unroll
   for (int v = 0; v < 7; ++v) {
-    const int col = (v * 256 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     gate_vec[v] = load<8>(gate_row + col);
     up_vec[v] = load<8>(up_row + col);
   }
@@ -150,7 +152,7 @@ silu_mul_quant_row(
   // pass 2 of 2: write values
   #pragma unroll
   for (int v = 0; v < 7; ++v) {
-    const int col = (v * 256 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<unsigned char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

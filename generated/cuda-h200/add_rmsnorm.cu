@@ -70,6 +70,7 @@ add_rmsnorm(
     long long h_stride,
     long long y_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[1][4];
   const long long row = blockIdx.x;
@@ -86,14 +87,14 @@ add_rmsnorm(
   Vec<__nv_bfloat16, 8> residual_vec[4];
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     gain_vec[v] = load<8>(gain_ptr + col);
     x_vec[v] = load<8>(x_row + col);
     residual_vec[v] = load<8>(residual_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<__nv_bfloat16, 8> h_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -115,7 +116,7 @@ add_rmsnorm(
   // pass 2 of 2: write y
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<__nv_bfloat16, 8> y_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

@@ -106,6 +106,7 @@ bias_gelu_residual_quant_row(
     long long values_stride,
     long long scale_stride)
 {
+  constexpr int row_threads = 256;
   const int lane = threadIdx.x;  // of the 256 threads that share a row
   __shared__ float part[1][8];
   const long long row = blockIdx.x;
@@ -122,7 +123,7 @@ bias_gelu_residual_quant_row(
   Vec<__nv_bfloat16, 8> residual_vec[2];
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 256 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
     bias_vec[v] = load<8>(bias_ptr + col);
     residual_vec[v] = load<8>(residual_row + col);
@@ -150,7 +151,7 @@ bias_gelu_residual_quant_row(
   // pass 2 of 2: write values
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 256 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<signed char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

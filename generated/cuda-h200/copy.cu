@@ -52,7 +52,8 @@ copy(
     float* __restrict__ out_ptr,
     long long n)
 {
-  const long long col = static_cast<long long>(blockIdx.x) * 512 + threadIdx.x * 4;
+  constexpr int tile_cols = 512;  // elements that a block takes
+  const long long col = static_cast<long long>(blockIdx.x) * tile_cols + threadIdx.x * 4;
 
   // pass 1 of 1: read x; write out
   if (col + 4 <= n) {

@@ -96,10 +96,11 @@ layernorm_quant_tensor_static(
     long long x_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][4];
   extern __shared__ __align__(16) unsigned char shared[];
-  Vec<__nv_bfloat16, 8>* const x_kept = reinterpret_cast<Vec<__nv_bfloat16, 8>*>(shared + 0);
+  Vec<__nv_bfloat16, 8>* const x_kept = reinterpret_cast<Vec<__nv_bfloat16, 8>*>(shared);
   const long long row = blockIdx.x;
   const __nv_bfloat16* const x_row = x_ptr + row * x_stride;
   signed char* const out_row = out_ptr + row * out_stride;
@@ -108,15 +109,15 @@ layernorm_quant_tensor_static(
   float sum_of_x_part = 0.0f;
   #pragma unroll 4
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
-    copy_async<8>(&x_kept[v * 128 + lane], x_row + col);
+    const int col = (v * row_threads + lane) * 8;
+    copy_async<8>(&x_kept[v * row_threads + lane], x_row + col);
     commit_copies();
   }
   #pragma unroll 4
   for (int v = 0; v < 4; ++v) {
     wait_copies<3>();
     commit_copies();  // of nothing: so that as many are pending at every turn
-    const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * 128 + lane];
+    const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * row_threads + lane];
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float x = __bfloat162float(x_vec.at[j]);
@@ -130,7 +131,7 @@ layernorm_quant_tensor_static(
   float sum_of_squares_part = 0.0f;
   #pragma unroll 4
   for (int v = 0; v < 4; ++v) {
-    const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * 128 + lane];
+    const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * row_threads + lane];
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float x = __bfloat162float(x_vec.at[j]);
@@ -147,10 +148,10 @@ layernorm_quant_tensor_static(
   // pass 3 of 3: read gamma, beta; write out
   #pragma unroll 4
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__nv_bfloat16, 8> gamma_vec = load<8>(gamma_ptr + col);
     const Vec<__nv_bfloat16, 8> beta_vec = load<8>(beta_ptr + col);
-    const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * 128 + lane];
+    const Vec<__nv_bfloat16, 8> x_vec = x_kept[v * row_threads + lane];
     Vec<signed char, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

@@ -72,10 +72,7 @@ __device__ __forceinline__ float row_max(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
-  }
+  v = larger(v, partner(v, 1));
   return v;
 }
 
@@ -90,10 +87,7 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
+  v += partner(v, 1);
   return v;
 }
 
@@ -111,6 +105,7 @@ masked_softmax(
     long long out_stride_B,
     long long out_stride_H_S)
 {
+  constexpr int row_threads = 64;
   const int lane = threadIdx.x;  // of the 64 threads that share a row
   __shared__ float part[2][2];
   const long long row = blockIdx.x;
@@ -128,7 +123,7 @@ masked_softmax(
   Vec<unsigned char, 8> mask_vec[2];
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load<8>(scores_row + col);
     mask_vec[v] = load<8>(mask_row + col);
   }
@@ -169,7 +164,7 @@ masked_softmax(
   // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<__nv_bfloat16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

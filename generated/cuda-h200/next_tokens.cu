@@ -244,11 +244,12 @@ next_tokens(
     long long values_stride,
     long long columns_stride)
 {
+  constexpr int row_blocks = 4;  // that share a row
   const int lane = __clusterRelativeBlockRank() * threads + threadIdx.x;  // of the 1024 threads that share a row
   __cluster_barrier_arrive_relaxed();  // this block runs
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
-  const long long row = blockIdx.x / 4;
+  const long long row = blockIdx.x / row_blocks;
   const float* const logits_row = logits_ptr + row * logits_stride;
   float* const values_row = values_ptr + row * values_stride;
   int* const columns_row = columns_ptr + row * columns_stride;

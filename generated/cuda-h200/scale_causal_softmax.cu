@@ -128,6 +128,7 @@ scale_causal_softmax(
     long long out_stride_B_H,
     long long out_stride_S)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][4];
   const long long row = blockIdx.x;
@@ -144,12 +145,12 @@ scale_causal_softmax(
   Vec<__half, 8> scores_vec[4];
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load_evict_first_where<8>(col <= last, scores_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (col <= last) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -175,7 +176,7 @@ scale_causal_softmax(
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (col <= last) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -198,7 +199,7 @@ scale_causal_softmax(
   const float softmax_masked = e_masked * inverse_sum;  // beyond the mask, all along the row
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (col <= last) {
       Vec<__half, 8> out_vec;
       #pragma unroll

@@ -104,6 +104,7 @@ scale_softmax(
     long long scores_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][4];
   const long long row = blockIdx.x;
@@ -117,7 +118,7 @@ scale_softmax(
   Vec<__half, 8> scores_vec[4];
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load<8>(scores_row + col);
   }
   #pragma unroll
@@ -155,7 +156,7 @@ scale_softmax(
   // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<__half, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

@@ -105,6 +105,7 @@ silu_mul_quant_row(
     long long values_stride,
     long long scale_stride)
 {
+  constexpr int row_threads = 256;
   const int lane = threadIdx.x;  // of the 256 threads that share a row
   __shared__ float part[1][8];
   const long long row = blockIdx.x;
@@ -120,7 +121,7 @@ silu_mul_quant_row(
   Vec<__nv_bfloat16, 8> up_vec[7];
   #pragma unroll
   for (int v = 0; v < 7; ++v) {
-    const int col = (v * 256 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     gate_vec[v] = load<8>(gate_row + col);
     up_vec[v] = load<8>(up_row + col);
   }
@@ -145,7 +146,7 @@ silu_mul_quant_row(
   // pass 2 of 2: write values
   #pragma unroll
   for (int v = 0; v < 7; ++v) {
-    const int col = (v * 256 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<unsigned char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

@@ -75,7 +75,8 @@ swiglu_elementwise(
     __nv_bfloat16* __restrict__ out_ptr,
     long long n)
 {
-  const long long col = static_cast<long long>(blockIdx.x) * 1024 + threadIdx.x * 8;
+  constexpr int tile_cols = 1024;  // elements that a block takes
+  const long long col = static_cast<long long>(blockIdx.x) * tile_cols + threadIdx.x * 8;
 
   // pass 1 of 1: read gate, up; write out
   if (col + 8 <= n) {

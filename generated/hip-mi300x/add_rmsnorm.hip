@@ -59,10 +59,12 @@ add_rmsnorm(
     long long h_stride,
     long long y_stride)
 {
-  const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
+  constexpr int row_threads = 64;
+  constexpr int block_rows = 2;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 64 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
-  const long long own_row = tile * 2 + threadIdx.x / 64;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const __bf16* const x_row = x_ptr + row * x_stride;
@@ -77,13 +79,13 @@ add_rmsnorm(
   Vec<__bf16, 8> residual_vec[8];
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
     residual_vec[v] = load<8>(residual_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<__bf16, 8> h_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -105,7 +107,7 @@ add_rmsnorm(
   // pass 2 of 2: read gain; write y
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
     Vec<__bf16, 8> y_vec;
     #pragma unroll

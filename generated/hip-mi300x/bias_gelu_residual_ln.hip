@@ -62,10 +62,7 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
+  v += partner(v, 1);
   return v;
 }
 
@@ -82,11 +79,11 @@ bias_gelu_residual_ln(
     long long residual_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][2];
-  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile;
+  const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (row >= rows) return;  // the grid's last line is longer than what is left
   const _Float16* const x_row = x_ptr + row * x_stride;
   const _Float16* const residual_row = residual_ptr + row * residual_stride;
   _Float16* const out_row = out_ptr + row * out_stride;
@@ -100,7 +97,7 @@ bias_gelu_residual_ln(
   Vec<_Float16, 8> residual_vec[4];
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
     bias_vec[v] = load<8>(bias_ptr + col);
     residual_vec[v] = load<8>(residual_row + col);
@@ -143,7 +140,7 @@ bias_gelu_residual_ln(
   // pass 3 of 3: read gamma, beta; write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<_Float16, 8> gamma_vec = load<8>(gamma_ptr + col);
     const Vec<_Float16, 8> beta_vec = load<8>(beta_ptr + col);
     Vec<_Float16, 8> out_vec;

@@ -78,10 +78,7 @@ __device__ __forceinline__ float row_max(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
-  }
+  v = larger(v, partner(v, 1));
   return v;
 }
 
@@ -98,11 +95,11 @@ bias_gelu_residual_quant_row(
     long long values_stride,
     long long scale_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[1][2];
-  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile;
+  const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (row >= rows) return;  // the grid's last line is longer than what is left
   const __bf16* const x_row = x_ptr + row * x_stride;
   const __bf16* const residual_row = residual_ptr + row * residual_stride;
   signed char* const values_row = values_ptr + row * values_stride;
@@ -116,7 +113,7 @@ bias_gelu_residual_quant_row(
   Vec<__bf16, 8> residual_vec[4];
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
     bias_vec[v] = load<8>(bias_ptr + col);
     residual_vec[v] = load<8>(residual_row + col);
@@ -144,7 +141,7 @@ bias_gelu_residual_quant_row(
   // pass 2 of 2: write values
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<signed char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

@@ -44,14 +44,15 @@ bias_relu(
     long long x_stride,
     long long out_stride)
 {
+  constexpr int tile_cols = 1024;  // that a block takes
+  constexpr int row_blocks = 4;  // that share a row
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows * 4) return;  // the grid's last line is longer than what is left
-  const long long row = tile / 4;
+  if (tile >= rows * row_blocks) return;  // the grid's last line is longer than what is left
+  const long long row = tile / row_blocks;
   const _Float16* const x_row = x_ptr + row * x_stride;
   _Float16* const out_row = out_ptr + row * out_stride;
-  const int start = static_cast<int>(tile % 4) * 1024 + lane * 8;
-  const int col = start;
+  const int col = static_cast<int>(tile % row_blocks) * tile_cols + lane * 8;
 
   // pass 1 of 1: read x, bias; write out
   {

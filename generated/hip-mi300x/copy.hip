@@ -52,8 +52,9 @@ copy(
     float* __restrict__ out_ptr,
     long long n)
 {
+  constexpr int tile_cols = 512;  // elements that a block takes
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  const long long col = tile * 512 + threadIdx.x * 4;
+  const long long col = tile * tile_cols + threadIdx.x * 4;
 
   // pass 1 of 1: read x; write out
   if (col + 4 <= n) {

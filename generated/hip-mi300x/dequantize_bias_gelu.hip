@@ -69,16 +69,17 @@ dequantize_bias_gelu(
     long long scale_stride,
     long long out_stride)
 {
+  constexpr int tile_cols = 1024;  // that a block takes
+  constexpr int row_blocks = 4;  // that share a row
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows * 4) return;  // the grid's last line is longer than what is left
-  const long long row = tile / 4;
+  if (tile >= rows * row_blocks) return;  // the grid's last line is longer than what is left
+  const long long row = tile / row_blocks;
   const unsigned char* const values__row = values__ptr + row * values__stride;
   const float* const scale_row = scale_ptr + row * scale_stride;
   __bf16* const out_row = out_ptr + row * out_stride;
   const float scale = *scale_row;
-  const int start = static_cast<int>(tile % 4) * 1024 + lane * 8;
-  const int col = start;
+  const int col = static_cast<int>(tile % row_blocks) * tile_cols + lane * 8;
 
   // pass 1 of 1: read values_, bias; write out
   {

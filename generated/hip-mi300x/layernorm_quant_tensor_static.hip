@@ -53,10 +53,7 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
+  v += partner(v, 1);
   return v;
 }
 
@@ -71,11 +68,11 @@ layernorm_quant_tensor_static(
     long long x_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][2];
-  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile;
+  const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (row >= rows) return;  // the grid's last line is longer than what is left
   const __bf16* const x_row = x_ptr + row * x_stride;
   signed char* const out_row = out_ptr + row * out_stride;
   Vec<__bf16, 8> x_vec[4];
@@ -85,7 +82,7 @@ layernorm_quant_tensor_static(
   float sum_of_x_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
   }
   #pragma unroll
@@ -120,7 +117,7 @@ layernorm_quant_tensor_static(
   // pass 3 of 3: read gamma, beta; write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__bf16, 8> gamma_vec = load<8>(gamma_ptr + col);
     const Vec<__bf16, 8> beta_vec = load<8>(beta_ptr + col);
     Vec<signed char, 8> out_vec;

@@ -113,11 +113,11 @@ log_softmax(
     long long logits_stride,
     long long out_stride)
 {
+  constexpr int row_threads = 1024;
   const int lane = threadIdx.x;  // of the 1024 threads that share a row
   __shared__ float part[2][16];
-  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile;
+  const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (row >= rows) return;  // the grid's last line is longer than what is left
   const __bf16* const logits_row = logits_ptr + row * logits_stride;
   float* const out_row = out_ptr + row * out_stride;
   Vec<__bf16, 4> logits_vec[8];
@@ -127,14 +127,14 @@ log_softmax(
   float top_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 1024 + lane) * 4;
+    const int col = (v * row_threads + lane) * 4;
     if (v < 7 || col < 32000) {
       logits_vec[v] = load<4>(logits_row + col);
     }
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 1024 + lane) * 4;
+    const int col = (v * row_threads + lane) * 4;
     if (v < 7 || col < 32000) {
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -151,7 +151,7 @@ log_softmax(
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 1024 + lane) * 4;
+    const int col = (v * row_threads + lane) * 4;
     if (v < 7 || col < 32000) {
       #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -171,7 +171,7 @@ log_softmax(
   // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 1024 + lane) * 4;
+    const int col = (v * row_threads + lane) * 4;
     if (v < 7 || col < 32000) {
       Vec<float, 4> out_vec;
       #pragma unroll

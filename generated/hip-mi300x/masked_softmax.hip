@@ -93,11 +93,13 @@ masked_softmax(
     long long out_stride_B,
     long long out_stride_H_S)
 {
-  const int lane = threadIdx.x % 32;  // of the 32 threads that share a row
+  constexpr int row_threads = 32;
+  constexpr int block_rows = 4;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 32 threads that share a row
   const long long rows = B_size * H_S_size;
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + 3) / 4) return;  // the grid's last line is longer than what is left
-  const long long own_row = tile * 4 + threadIdx.x / 32;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(H_S_size);
@@ -114,7 +116,7 @@ masked_softmax(
   Vec<unsigned char, 8> mask_vec[4];
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 32 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load<8>(scores_row + col);
     mask_vec[v] = load<8>(mask_row + col);
   }
@@ -155,7 +157,7 @@ masked_softmax(
   // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 32 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<__bf16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

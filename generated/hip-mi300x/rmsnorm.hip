@@ -63,10 +63,12 @@ rmsnorm(
     long long x_stride,
     long long out_stride)
 {
-  const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
+  constexpr int row_threads = 64;
+  constexpr int block_rows = 2;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 64 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
-  const long long own_row = tile * 2 + threadIdx.x / 64;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const __bf16* const x_row = x_ptr + row * x_stride;
@@ -77,7 +79,7 @@ rmsnorm(
   float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
   }
   #pragma unroll
@@ -99,7 +101,7 @@ rmsnorm(
   for (int v = 0; v < 8; ++v) leave_packed(x_vec[v]);
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
     Vec<__bf16, 8> out_vec;
     #pragma unroll

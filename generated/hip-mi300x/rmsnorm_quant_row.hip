@@ -49,7 +49,8 @@ __device__ __forceinline__ unsigned char to_f8e4m3(float x) {
   const unsigned bits = __float_as_uint(size);
   const unsigned small = __float_as_uint(size + 16384.0f) - __float_as_uint(16384.0f);
   const unsigned even = bits + 0x7ffffu + (bits >> 20 & 1u);
-  const unsigned code = size < 0.015625f ? small : (even >> 20) - 960u;
+  constexpr unsigned rebias = 960;
+  const unsigned code = size < 0.015625f ? small : (even >> 20) - rebias;
   return static_cast<unsigned char>(sign | code);
 }
 
@@ -69,10 +70,7 @@ __device__ __forceinline__ float row_sum(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v += partner(v, step);
-  }
+  v += partner(v, 1);
   return v;
 }
 
@@ -87,10 +85,7 @@ __device__ __forceinline__ float row_max(float v, float* part) {
   }
   __syncthreads();
   v = part[threadIdx.x % 2];
-  #pragma unroll
-  for (int step = 1; step > 0; step /= 2) {
-    v = larger(v, partner(v, step));
-  }
+  v = larger(v, partner(v, 1));
   return v;
 }
 
@@ -105,11 +100,11 @@ rmsnorm_quant_row(
     long long values_stride,
     long long scale_stride)
 {
+  constexpr int row_threads = 128;
   const int lane = threadIdx.x;  // of the 128 threads that share a row
   __shared__ float part[2][2];
-  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile;
+  const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (row >= rows) return;  // the grid's last line is longer than what is left
   const __bf16* const x_row = x_ptr + row * x_stride;
   unsigned char* const values_row = values_ptr + row * values_stride;
   float* const scale_row = scale_ptr + row * scale_stride;
@@ -120,7 +115,7 @@ rmsnorm_quant_row(
   float sum_of_squares_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
   }
   #pragma unroll
@@ -141,7 +136,7 @@ rmsnorm_quant_row(
   float max_of_magnitude_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -162,7 +157,7 @@ rmsnorm_quant_row(
   // pass 3 of 3: write values
   #pragma unroll
   for (int v = 0; v < 4; ++v) {
-    const int col = (v * 128 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<unsigned char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

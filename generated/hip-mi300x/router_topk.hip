@@ -174,12 +174,14 @@ router_topk(
     long long weights_stride,
     long long experts_stride)
 {
-  const int lane = threadIdx.x % 16;  // of the 16 threads that share a row
+  constexpr int row_threads = 16;
+  constexpr int block_rows = 8;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 16 threads that share a row
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + 7) / 8) return;  // the grid's last line is longer than what is left
-  const long long row = tile * 8 + threadIdx.x / 16;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long row = tile * block_rows + threadIdx.x / row_threads;
   const bool live = row < rows;
   const __bf16* const scores_row = scores_ptr + row * scores_stride;
   float* const weights_row = weights_ptr + row * weights_stride;
@@ -190,7 +192,7 @@ router_topk(
   float top_part = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 16 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (live) {
       scores_vec[v] = load<8>(scores_row + col);
     }
@@ -235,7 +237,7 @@ router_topk(
   float peak = -INFINITY;
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const int col = (v * 16 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       keys[v][j] = -INFINITY;

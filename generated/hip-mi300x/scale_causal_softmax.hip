@@ -106,11 +106,13 @@ scale_causal_softmax(
     long long out_stride_B_H,
     long long out_stride_S)
 {
-  const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
+  constexpr int row_threads = 64;
+  constexpr int block_rows = 2;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 64 threads that share a row
   const long long rows = B_H_size * S_size;
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
-  const long long own_row = tile * 2 + threadIdx.x / 64;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const unsigned B_H_at = static_cast<unsigned>(row) / static_cast<unsigned>(S_size);
@@ -126,12 +128,12 @@ scale_causal_softmax(
   Vec<_Float16, 8> scores_vec[8];
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load_evict_first_where<8>(col <= last, scores_row + col);
   }
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (col <= last) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -157,7 +159,7 @@ scale_causal_softmax(
   float sum_of_exps_part = 0.0f;
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (col <= last) {
       #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -180,7 +182,7 @@ scale_causal_softmax(
   const float softmax_masked = e_masked * inverse_sum;  // beyond the mask, all along the row
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     if (col <= last) {
       Vec<_Float16, 8> out_vec;
       #pragma unroll

@@ -80,10 +80,12 @@ scale_softmax(
     long long scores_stride,
     long long out_stride)
 {
-  const int lane = threadIdx.x % 64;  // of the 64 threads that share a row
+  constexpr int row_threads = 64;
+  constexpr int block_rows = 2;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 64 threads that share a row
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= (rows + 1) / 2) return;  // the grid's last line is longer than what is left
-  const long long own_row = tile * 2 + threadIdx.x / 64;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
   const bool live = own_row < rows;
   const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const _Float16* const scores_row = scores_ptr + row * scores_stride;
@@ -96,7 +98,7 @@ scale_softmax(
   Vec<_Float16, 8> scores_vec[8];
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     scores_vec[v] = load<8>(scores_row + col);
   }
   #pragma unroll
@@ -134,7 +136,7 @@ scale_softmax(
   // pass 3 of 3: write out
   #pragma unroll
   for (int v = 0; v < 8; ++v) {
-    const int col = (v * 64 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<_Float16, 8> out_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

@@ -63,7 +63,8 @@ __device__ __forceinline__ unsigned char to_f8e4m3(float x) {
   const unsigned bits = __float_as_uint(size);
   const unsigned small = __float_as_uint(size + 16384.0f) - __float_as_uint(16384.0f);
   const unsigned even = bits + 0x7ffffu + (bits >> 20 & 1u);
-  const unsigned code = size < 0.015625f ? small : (even >> 20) - 960u;
+  constexpr unsigned rebias = 960;
+  const unsigned code = size < 0.015625f ? small : (even >> 20) - rebias;
   return static_cast<unsigned char>(sign | code);
 }
 
@@ -102,11 +103,11 @@ silu_mul_quant_row(
     long long values_stride,
     long long scale_stride)
 {
+  constexpr int row_threads = 256;
   const int lane = threadIdx.x;  // of the 256 threads that share a row
   __shared__ float part[1][4];
-  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (tile >= rows) return;  // the grid's last line is longer than what is left
-  const long long row = tile;
+  const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (row >= rows) return;  // the grid's last line is longer than what is left
   const __bf16* const gate_row = gate_ptr + row * gate_stride;
   const __bf16* const up_row = up_ptr + row * up_stride;
   unsigned char* const values_row = values_ptr + row * values_stride;
@@ -119,7 +120,7 @@ silu_mul_quant_row(
   Vec<__bf16, 8> up_vec[7];
   #pragma unroll
   for (int v = 0; v < 7; ++v) {
-    const int col = (v * 256 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     gate_vec[v] = load<8>(gate_row + col);
     up_vec[v] = load<8>(up_row + col);
   }
@@ -144,7 +145,7 @@ silu_mul_quant_row(
   // pass 2 of 2: write values
   #pragma unroll
   for (int v = 0; v < 7; ++v) {
-    const int col = (v * 256 + lane) * 8;
+    const int col = (v * row_threads + lane) * 8;
     Vec<unsigned char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {

@@ -69,8 +69,9 @@ swiglu_elementwise(
     __bf16* __restrict__ out_ptr,
     long long n)
 {
+  constexpr int tile_cols = 1024;  // elements that a block takes
   const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  const long long col = tile * 1024 + threadIdx.x * 8;
+  const long long col = tile * tile_cols + threadIdx.x * 8;
 
   // pass 1 of 1: read gate, up; write out
   if (col + 8 <= n) {

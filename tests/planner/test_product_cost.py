@@ -170,7 +170,7 @@ def test_the_heading_has_products_apart_and_what_is_needed() -> None:
 def test_products_are_explained_in_the_authors_words() -> None:
     graph = simplify(norm_swiglu.graph)
     lines = products(sketch(graph))
-    assert lines[0] == "matmul = (x * gain) @ w_gate: [M, N] over K, factors of bf16, summed in f32"
+    assert lines[0] == "matmul_w_gate = (x * gain) @ w_gate: [M, N] over K, factors of bf16, summed in f32"
     assert "2 products share a left factor, which is read once for all of them" in lines
     assert any(line.startswith("rrms: the same all along K, and surely finite, so applied behind") for line in lines)
     assert any(line.startswith("sum_of_squares: a row's sum over x") for line in lines)

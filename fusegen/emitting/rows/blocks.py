@@ -83,16 +83,18 @@ class Blocks(Part):
     def staged_rows(self) -> list[Mapping[str, str]]:
         """Where the results that are complete in shared memory first have their rows."""
         tile = self.plan.tile
-        own = f" + {self.frame.row_in_block()} * {staged_elements(tile)}" if tile.rows_per_block > 1 else ""
+        stores = [store for row_pass in self.plan.passes for store in row_pass.stores if store.staged]
+        own = ""
+        if stores and tile.rows_per_block > 1:
+            stride = self.frame.size("staged_stride", staged_elements(tile), "elements from a row to the next")
+            own = f" + ({self.frame.row_in_block()}) * {stride}"
         return [
             {
                 "type": self.words.ctype(store.access.dtype),
                 "name": f"{store.access.name}_staged",
-                "expr": f"shared + {store.offset_bytes}){own}",
+                "expr": f"{self.frame.shared_at(f'{store.access.name}_staged', store.offset_bytes)}){own}",
             }
-            for row_pass in self.plan.passes
-            for store in row_pass.stores
-            if store.staged
+            for store in stores
         ]
 
     def staged_call(self, access: Access) -> str:

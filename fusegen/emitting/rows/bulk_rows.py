@@ -42,7 +42,8 @@ class BulkRows(Part):
         return found
 
     def place(self, access: Access, offset: int) -> str:
-        return f"reinterpret_cast<{self.words.ctype(access.dtype)}*>(shared + {offset})"
+        at = self.frame.shared_at(f"{access.name}_place", offset)
+        return f"reinterpret_cast<{self.words.ctype(access.dtype)}*>({at})"
 
     def bulk_places(self) -> list[str]:
         """The statements, once a row, that say where its elements lie and bring them."""
@@ -56,7 +57,7 @@ class BulkRows(Part):
                 if begins_anywhere(access, self.plan.tile, self.plan.cols):
                     at += f" + phase<{LINE_BYTES}>({self.first(access)})"
                 lines.append(f"{ctype}* const {name}_place = {at};")
-                at = f"{name}_place + own_row * {self.frame.cols}"
+                at = f"{name}_place + own_row * {self.frame.row_size}"
             else:
                 at += f" + phase<{LINE_BYTES}>({self.frame.pointer(access)})"
             lines.append(f"{ctype}* const {name}_at = {at};")
@@ -75,13 +76,13 @@ class BulkRows(Part):
             what = f"{name}_at, {self.frame.pointer(access)}, {self.needed(access)}, {name}_ends"
             if self.plan.contiguous_rows:
                 last = f"rows - first_row <= {self.plan.tile.rows_per_block}"
-                what = f"{name}_place, {self.first(access)}, rows_here * {self.frame.cols}, {last}"
+                what = f"{name}_place, {self.first(access)}, rows_here * {self.frame.row_size}, {last}"
             lines.append(f"  bring({what}, arrivals);")
         return [*lines, "}", self.words.spelling.barrier, "wait_arrivals(arrivals);"]
 
     def first(self, access: Access) -> str:
         """Where a block's rows begin in memory."""
-        return f"{access.name}_ptr + first_row * {self.frame.cols}"
+        return f"{access.name}_ptr + first_row * {self.frame.row_size}"
 
     def needed(self, access: Access) -> str:
         """How many columns of the row are needed, from the first one on."""
@@ -105,6 +106,6 @@ class BulkRows(Part):
             row, at, cols, lane = self.frame.pointer(access), f"{access.name}_at", self.frame.cols, "lane"
             if self.plan.contiguous_rows:
                 row, at = self.first(access), f"{access.name}_place"
-                cols, lane = f"rows_here * {cols}", "threadIdx.x"
+                cols, lane = f"rows_here * {self.frame.row_size}", "threadIdx.x"
             lines.append(f"leave<{tile.threads}>({row}, {at}, {cols}, {lane});")
         return lines

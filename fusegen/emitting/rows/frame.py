@@ -20,6 +20,12 @@ class Frame:
         self.plan = plan
         self.words = Dialect(plan.target.spelling, row_number=row, widens=plan.selection is not None)
         self.uses_vec = False
+        self.sizes: dict[str, str] = {}  # declarations of what the text calls its numbers, by name
+
+    def size(self, name: str, value: object, note: str = "") -> str:
+        """A number that addresses are computed with goes by a name, which is declared once."""
+        self.sizes[name] = constant(name, value, note)
+        return name
 
     @property
     def index(self) -> str:
@@ -28,6 +34,11 @@ class Frame:
     @property
     def cols(self) -> str:
         return "n" if self.plan.flat else str(self.plan.cols)
+
+    @property
+    def row_size(self) -> str:
+        """The same in an address."""
+        return "n" if self.plan.flat else self.size("cols", self.plan.cols)
 
     def vec_type(self, access: Access) -> str:
         self.uses_vec = True
@@ -83,33 +94,38 @@ class Frame:
         """The number of the block's tile."""
         return "tile" if self.plan.folded else "blockIdx.x"
 
+    @property
+    def row_blocks(self) -> str:
+        return self.size("row_blocks", self.plan.tile.blocks_per_row, "that share a row")
+
     def tiling(self) -> Mapping[str, str]:
         """How many tiles there are, and how they map to rows."""
         tile = self.plan.tile
-        tiles = f"(rows + {tile.rows_per_block - 1}) / {tile.rows_per_block}" if tile.rows_per_block > 1 else "rows"
+        rows = self.size("block_rows", tile.rows_per_block, "that a block takes") if tile.rows_per_block > 1 else ""
+        tiles = f"(rows + {rows} - 1) / {rows}" if rows else "rows"
+        row = self.tile_number()
         if tile.blocks_per_row > 1:
-            tiles = f"{tiles} * {tile.blocks_per_row}"
-        shared_by = tile.blocks_per_row
-        row = f"{self.tile_number()} / {shared_by}" if shared_by > 1 else self.tile_number()
-        if tile.rows_per_block == 1:  # a tile that is a row is called so
+            tiles, row = f"{tiles} * {self.row_blocks}", f"{row} / {self.row_blocks}"
+        if not rows:  # a tile that is a row is called so
             return {"tiles": tiles, "row": row, "counted": "row" if row == "tile" else "tile"}
         wide = row if self.plan.folded else f"static_cast<long long>({row})"
-        first = f"{wide} * {tile.rows_per_block}"
+        first = f"{wide} * {rows}"
         own = self.row_in_block()
-        return {"tiles": tiles, "first": first, "own": own, "row": f"{first} + {own}", "counted": "tile"}
+        return {"tiles": tiles, "rows": rows, "first": first, "own": own, "row": f"{first} + {own}", "counted": "tile"}
 
     def first_element(self) -> str:
         """Of a thread, in a flat plan."""
         tile = self.plan.tile
         block = "tile" if self.plan.folded else "static_cast<long long>(blockIdx.x)"
-        return f"{block} * {tile.cols} + threadIdx.x" + (f" * {tile.vector}" if tile.vector > 1 else "")
+        cols = self.size("tile_cols", tile.cols, "elements that a block takes")
+        return f"{block} * {cols} + threadIdx.x" + (f" * {tile.vector}" if tile.vector > 1 else "")
 
     def row_in_block(self) -> str:
         """A warp's rows that come together lie as many rows apart as there are warps: in shared memory rows that
         follow one another may begin in the same banks, as those of 127 halves do."""
         tile, warp = self.plan.tile, self.plan.target.warp
         if not self.plan.contiguous_rows or tile.threads_per_row == warp or tile.threads == warp:
-            return "threadIdx.x" if tile.threads_per_row == 1 else f"threadIdx.x / {tile.threads_per_row}"
+            return "threadIdx.x" if tile.threads_per_row == 1 else f"threadIdx.x / {self.row_threads}"
         own = "threadIdx.x % 32" if tile.threads_per_row == 1 else f"threadIdx.x % {warp} / {tile.threads_per_row}"
         return f"{own} * {tile.threads // warp} + threadIdx.x / {warp}"
 
@@ -119,11 +135,11 @@ class Frame:
         if self.plan.flat:
             return ""
         if tile.cluster > 1:
-            return f"__clusterRelativeBlockRank() * {'threads' if self.counts_named else tile.threads} + threadIdx.x"
+            return f"__clusterRelativeBlockRank() * {self.own_threads} + threadIdx.x"
         if tile.threads_per_row == tile.threads:
             return "threadIdx.x"
         if tile.threads_per_row > 1:
-            return f"threadIdx.x % {tile.threads_per_row}"
+            return f"threadIdx.x % {self.row_threads}"
         return "0" if tile.per_thread == 1 or self.start() else ""
 
     def lane_note(self) -> str:
@@ -133,12 +149,16 @@ class Frame:
         return f"of the {tile.threads_per_row} threads that share a row"
 
     def start(self) -> str:
-        """The statement that finds the thread's first column, where that takes more than its lane."""
+        """The thread's first column, where that takes more than its lane."""
         tile = self.plan.tile
         if self.plan.flat or tile.col_tiles == 1:
             return ""
-        first = f"static_cast<int>({self.tile_number()} % {tile.col_tiles}) * {tile.cols}"
-        return f"const int start = {first} + {scaled('lane', tile.vector)};"
+        cols = self.size("tile_cols", tile.cols, "that a block takes")
+        return f"static_cast<int>({self.tile_number()} % {self.row_blocks}) * {cols} + {scaled('lane', tile.vector)}"
+
+    def begins_at_column(self) -> bool:
+        """Is that the column of all its passes?"""
+        return bool(self.start()) and not self.loops() and not any(p.blocks_of for p in self.plan.passes)
 
     def col(self) -> str:
         """The column of the thread's vector v."""
@@ -147,7 +167,8 @@ class Frame:
         if tile.per_thread == 1:
             return first
         if first == "start":
-            return f"start + v * {tile.threads_per_row * tile.vector}"
+            step = scaled(self.row_threads, tile.vector)
+            return f"start + v * {self.size('vector_step', step, 'columns from a thread to its next vector')}"
         return scaled(f"v * {self.row_threads} + lane" if tile.threads_per_row > 1 else "v", tile.vector)
 
     @property
@@ -157,9 +178,21 @@ class Frame:
 
     @property
     def row_threads(self) -> str:
+        """All that share a row."""
         if not self.counts_named:
-            return str(self.plan.tile.threads_per_row)
+            return self.size("row_threads", self.plan.tile.threads_per_row)
         return "row_threads" if self.plan.tile.cluster > 1 else "threads"
+
+    @property
+    def own_threads(self) -> str:
+        """Those of them that are of one block."""
+        if self.plan.tile.cluster == 1:
+            return self.row_threads
+        return "threads" if self.counts_named else self.size("threads", self.plan.tile.row_threads, "of a block")
+
+    def shared_at(self, what: str, offset: int) -> str:
+        """An address in a block's shared memory; `what` begins there."""
+        return f"shared + {self.size(f'{what}_offset', offset, 'bytes')}" if offset else "shared"
 
     def loops(self) -> bool:
         return self.plan.tile.per_thread > 1
@@ -218,7 +251,7 @@ class Frame:
     def first_lane(self) -> str:
         """One thread a row writes what is one value a row."""
         tile = self.plan.tile
-        first_tile = f"{self.tile_number()} % {tile.col_tiles} == 0" if tile.col_tiles > 1 else ""
+        first_tile = f"{self.tile_number()} % {self.row_blocks} == 0" if tile.col_tiles > 1 else ""
         return all_of("live" * self.plan.lacks_rows, "lane == 0" * (tile.threads_per_row > 1), first_tile) or "true"
 
     def row_writes(self, stores: Iterable[Store]) -> list[str]:
@@ -230,6 +263,10 @@ class Frame:
         ]
 
 
+def constant(name: str, value: object, note: str = "", ctype: str = "int") -> str:
+    return f"constexpr {ctype} {name} = {value};{f'  // {note}' if note else ''}"
+
+
 def in_later_turns(test: str, turns: Turns) -> str:
     """The test, or the turns that decide it, or both."""
     if not turns.certain:
@@ -237,7 +274,7 @@ def in_later_turns(test: str, turns: Turns) -> str:
     return f"v < {turns.certain}" if turns.all else f"v < {turns.certain} || {test}"
 
 
-def scaled(text: str, factor: int) -> str:
+def scaled(text: str, factor: int | str) -> str:
     """`(a + b) * factor`; the text alone where the factor is 1."""
     if factor == 1:
         return text

@@ -358,18 +358,21 @@ class Passes(Part):
 
     def edge_singles(self, row_pass: RowPass) -> Singles:
         """What such a pass leaves over, a value a thread where a row has so many threads."""
-        tile, cols = self.plan.tile, self.frame.cols
+        tile, cols = self.plan.tile, self.frame.row_size
         enough = 2 * (tile.vector - 1) <= tile.threads_per_row
-        first_tile = f"{self.frame.tile_number()} % {tile.col_tiles} == 0" if tile.col_tiles > 1 else ""
+        first_tile = f"{self.frame.tile_number()} % {self.frame.row_blocks} == 0" if tile.col_tiles > 1 else ""
         place = "lane" if enough else "i"
         test = all_of("live" * self.plan.lacks_rows, first_tile, f"{place} < edge")
-        lane, step = ("lane", f"i += {tile.threads_per_row}") if tile.threads_per_row > 1 else ("0", "++i")
+        turn = f"if ({test})"
+        if not enough:
+            lane, step = ("lane", f"i += {self.frame.row_threads}") if tile.threads_per_row > 1 else ("0", "++i")
+            turn = f"for (int i = {lane}; {test}; {step})"
         col = f"const int col = {place} < head ? {place} : {cols} - edge + {place};"
         loads = [load for load in row_pass.loads if load.access.mode != "bulk"]
         reads = [self.blocks.single_read(load, "", "col", "_edge") for load in loads]
         return Singles(
             ahead=[],
-            turn=f"if ({test})" if enough else f"for (int i = {lane}; {test}; {step})",
+            turn=turn,
             lines=[col, *reads, *self.elements.single(row_pass, "_edge")],
         )
 

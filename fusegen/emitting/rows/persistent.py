@@ -83,7 +83,6 @@ class Persistent(Part):
 
     def context(self) -> dict[str, Any]:
         """What persistent.cu.j2 asks for beside the rest: the first row's fetch."""
-        shared_by = self.plan.tile.blocks_per_row
         pointers = [
             {
                 "type": f"const {self.words.ctype(load.access.dtype)}",
@@ -96,7 +95,7 @@ class Persistent(Part):
             {"type": self.frame.vec_type(load.access), "name": f"{load.access.name}_held"} for load in self.prefetched
         ]
         return {
-            "step": f"gridDim.x / {shared_by}" if shared_by > 1 else "gridDim.x",
+            "step": f"gridDim.x / {self.frame.row_blocks}" if self.plan.tile.blocks_per_row > 1 else "gridDim.x",
             "next_rows": pointers,
             "held": self.held,
             "held_arrays": arrays,

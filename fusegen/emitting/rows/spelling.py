@@ -57,8 +57,8 @@ class Speller:
         prelude's functions they call."""
         plan, frame, words = self.plan, self.frame, self.words
         lanes = min(plan.tile.row_threads, plan.target.warp)
-        keeps = self.vectors.keeps()
-        said = {
+        keeps, in_remainder = self.vectors.keeps(), self.blocks.remainder_test()
+        said: dict[str, Any] = {
             "index": frame.index,
             "row_reduces": reduces,
             "partners": list(dict.fromkeys(r.ctype if len(r.fields) == 1 else "float" for r in reduces)),
@@ -67,7 +67,7 @@ class Speller:
             "piece": PIECE_BYTES,
             "lanes": lanes,
             "launch_body": words.statements(plan.launch_body),
-            "tiling": frame.tiling(),
+            "tiling": {} if plan.flat else frame.tiling(),
             "live": plan.lacks_rows,
             "stands_in": plan.stands_in,
             "lane": frame.lane(),
@@ -78,7 +78,10 @@ class Speller:
             "row_values": [*map(frame.row_load, plan.row_loads), *words.statements(plan.row_body)],
             "row_writes": frame.row_writes(plan.row_stores),
             "start": frame.start(),
-            "kept_shared": [{"type": t, "name": n, "offset": o} for n, t, o, _ in keeps] if plan.in_shared else [],
+            "start_name": "col" if frame.begins_at_column() else "start",
+            "kept_shared": [
+                {"type": t, "name": n, "at": frame.shared_at(n, offset)} for n, t, offset, _ in keeps if plan.in_shared
+            ],
             "staged_shared": [] if plan.bulk else self.blocks.staged_rows(),
             "bulk_places": self.bulk.bulk_places(),
             "prefetched_shared": Prefetching(frame).prefetched_shared(),
@@ -90,15 +93,17 @@ class Speller:
             "col": frame.col(),
             "loops": frame.loops(),
             "guard": frame.guard(),
-            "cols": frame.cols,
             "blocks_begin": self.blocks.head(),
-            "in_remainder": self.blocks.remainder_test(),
-            "vector_cols": "" if plan.flat else plan.vector_cols,
-            "begins_first": any(not row_pass.blocks_of for row_pass in plan.passes),
+            "cols": frame.cols,
+            "row_size": frame.row_size if self.blocks.head() else "",
+            "in_remainder": in_remainder,
+            "vector_cols": frame.size("vector_cols", plan.vector_cols) if in_remainder else "",
+            "begins_first": not (frame.begins_at_column() or all(row_pass.blocks_of for row_pass in plan.passes)),
             "whole": frame.whole(),
             "rest_elements": plan.cols % plan.tile.vector,
-            "first_element": frame.first_element(),
+            "first_element": frame.first_element() if plan.flat else "",
             "passes": passes,
         }  # fmt: skip
         uses = {"vec": frame.uses_vec, "functions": words.functions}
+        said["named_sizes"] = list(frame.sizes.values())
         return {**words.frame(plan), "includes": words.headers_of(a.dtype for a in plan.accesses), "uses": uses, **said}

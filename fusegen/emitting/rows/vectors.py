@@ -12,7 +12,7 @@ Most rows are written otherwise, see emitting.rows.blocks; where a GPU has bulk 
 from __future__ import annotations
 
 from fusegen.emitting.dialect import VALUE_TYPES
-from fusegen.emitting.rows.frame import Part
+from fusegen.emitting.rows.frame import Part, scaled
 from fusegen.planner.model import Access, Load, RowPass
 from fusegen.planner.pieces import WORD_BYTES
 
@@ -29,12 +29,12 @@ class Vectors(Part):
     def kept_at(self, name: str, vector: bool) -> str:
         """The element of a kept array that belongs to this thread's v and j."""
         tile = self.plan.tile
-        v = "v" if self.frame.loops() else "0"
         if self.plan.in_shared:
             own = "lane" if tile.cluster == 1 else "threadIdx.x"
-            row = f"{v} * {tile.row_threads} + {own}"
-            return f"{name}[{row}]" if vector else f"{name}[({v} * {tile.vector} + j) * {tile.row_threads} + {own}]"
-        at = f"[{v}]" if self.frame.loops() else ""
+            v, j = "v" * self.frame.loops(), "j" * (tile.vector > 1 and not vector)
+            number = " + ".join(filter(None, (scaled(v, tile.vector) if v and j else v, j)))
+            return f"{name}[{scaled(number, self.frame.own_threads)} + {own}]" if number else f"{name}[{own}]"
+        at = "[v]" if self.frame.loops() else ""
         return f"{name}{at}" if vector else f"{name}{at}[j]"
 
     def register_dims(self, vector: bool) -> str:
@@ -111,7 +111,10 @@ class Vectors(Part):
         """Where the block lies that a copied vector begins in: a warp has its own side by side, and one more behind."""
         tile, warp = self.plan.tile, self.plan.target.warp
         own = "lane" if tile.cluster == 1 else "threadIdx.x"
-        turn = f"v * {tile.row_threads // warp * (warp + 1)} + " if self.frame.loops() else ""
+        turn = ""
+        if self.frame.loops():
+            blocks = f"{self.frame.own_threads} / {warp} * {warp + 1}"
+            turn = f"v * {self.frame.size('kept_step', blocks, 'blocks: of each warp one more than its threads')} + "
         return f"{self.kept_name(access)}[{turn}{own} + {own} / {warp}]"
 
     def kept_vector(self, access: Access) -> str:

@@ -8,14 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fusegen.emitting.dialect import all_of
-from fusegen.emitting.rows.frame import Part, in_later_turns, scaled
+from fusegen.emitting.rows.frame import Part, constant, in_later_turns, scaled
 from fusegen.emitting.rows.spelling import Speller
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.rows.tails import single
-
-
-def constant(name: str, value: object, note: str = "", ctype: str = "int") -> str:
-    return f"constexpr {ctype} {name} = {value};{f'  // {note}' if note else ''}"
 
 
 class Choice(Part, ABC):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fusegen.emitting.rows.frame import constant
 from fusegen.emitting.rows.spelling import Speller
-from fusegen.emitting.selections.choice import Choice, constant
+from fusegen.emitting.selections.choice import Choice
 from fusegen.emitting.selections.small_k import ResidentPass, SmallKChoice
 from fusegen.planner.selections.large_k_cost import COMPARED, GUESSES
 from fusegen.planner.ways import LargeK

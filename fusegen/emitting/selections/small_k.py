@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fusegen.emitting.rows.frame import constant
 from fusegen.emitting.rows.spelling import Speller
-from fusegen.emitting.selections.choice import Choice, constant
+from fusegen.emitting.selections.choice import Choice
 from fusegen.planner.model import Load, Reduction, RowPlan
 from fusegen.planner.ways import SmallK
 

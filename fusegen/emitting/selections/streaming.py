@@ -9,9 +9,9 @@ from typing import Any
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import all_of
-from fusegen.emitting.rows.frame import scaled
+from fusegen.emitting.rows.frame import constant, scaled
 from fusegen.emitting.rows.passes import Output
-from fusegen.emitting.selections.choice import Choice, constant
+from fusegen.emitting.selections.choice import Choice
 from fusegen.language.types import f32
 from fusegen.planner.model import Load, Reduction, RowPlan
 from fusegen.planner.rows.tails import turns_inside
