@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fusegen.emitting.dialect import UNROLL
 
-WIDEST = 112  # of a loop in one line, without what stands around it
+WIDEST = 114  # letters of a loop in one line, with its end, without what stands around it
 FACTOR = r"(?:\w+|\((?:[^()]|\([^()]*\))*\))"
 
 
@@ -15,12 +15,28 @@ def each(body: str, index: str, count: int, name: str = "", unroll: str = UNROLL
     """`body` for every `index` below `count`, indented as it is; `name`: what the kernel calls the count."""
     if count == 1:
         return alone(body, index)
+    return under(f"for (int {index} = 0; {index} < {name or count}; ++{index})", body, unroll)
+
+
+def strided(body: str, index: str, count: int, threads: int, name: str = "", type: str = "int", also: str = "") -> str:
+    """`body` for every `index` below `count`, one a thread of the block at a time; threads that take at most one turn
+    test for it. `also`: a second test."""
+    if count > threads:
+        head = f"for ({type} {index} = threadIdx.x; {index} < {name or count}{also}; {index} += threads)"
+        return under(head, body)
+    body, also = (re.sub(rf"\b{index}\b", "threadIdx.x", text) for text in (body, also))
+    return body if count == threads and not also else under(f"if (threadIdx.x < {name or count}{also})", body)
+
+
+def under(head: str, body: str, unroll: str = "") -> str:
+    """A loop or a test, in one line where it has one statement and room."""
     pad = " " * min(len(line) - len(line.lstrip()) for line in body.splitlines() if line)
-    head = f"{pad}for (int {index} = 0; {index} < {name or count}; ++{index})"
-    if body.count("\n") == 1 and len(head) + len(body.strip()) < WIDEST:
-        return f"{pad}{unroll}\n{head} {body.strip()}\n"
+    above = f"{pad}{unroll}\n" if unroll else ""
+    line = f"{pad}{head} {body.strip()}\n"
+    if body.count("\n") == 1 and len(line) < WIDEST and not body.lstrip().startswith("if"):
+        return f"{above}{line}"
     inner = "".join(f"  {line}" if line.strip() else line for line in body.splitlines(keepends=True))
-    return f"{pad}{unroll}\n{head} {{\n{inner}{pad}}}\n"
+    return f"{above}{pad}{head} {{\n{inner}{pad}}}\n"
 
 
 def each_line(lines: Iterable[str], index: str, count: int) -> list[str]:
@@ -29,10 +45,10 @@ def each_line(lines: Iterable[str], index: str, count: int) -> list[str]:
 
 
 def alone(text: str, index: str) -> str:
-    """What `text` says where `index` is 0: x[i] is x[0], and what i multiplies is not added."""
+    """What `text` says where `index` is 0: x[i] is x[0], and what i multiplies is not added. Elsewhere it is 0."""
+    assert f"int {index} " not in text, f"a loop over {index} inside of one: {text}"
     text = re.sub(rf"\[{index}\]", "[0]", text)
     text = re.sub(rf" \+ {index}\b(?: \* {FACTOR})*(?![\w.(\[]| [*/%])", "", text)
     text = re.sub(rf"(?<=[(\[= ])(?<![-+*/%] ){index}(?: \* {FACTOR})* \+ ", "", text)
-    if found := re.search(rf"\b{index}\b.*", text):
-        raise AssertionError(f"one trip of a loop leaves its index {index} in: {found[0]}")
-    return text
+    text = re.sub(rf" (?:-|>>|<<) {index}\b(?=[;)])", "", text)
+    return re.sub(rf"\b{index}\b", "0", text)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fusegen.emitting.loops import each
+from fusegen.emitting.loops import each, strided
 from fusegen.errors import RequestError
 from fusegen.language.reference import reference_source
 from fusegen.planner.model import Plan, RowPlan, Source
@@ -45,6 +45,7 @@ def environment() -> Environment:
         optimized=False,  # folding constants takes a tenth of a compile, and a template is rendered a few times
     )
     made.filters["each"] = each
+    made.filters["strided"] = strided
     return made
 
 

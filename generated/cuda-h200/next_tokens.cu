@@ -73,8 +73,6 @@ constexpr unsigned aim = 89;  // candidates that a search tries for
 constexpr int bins = 256;  // ranges of keys, by which candidates are counted
 constexpr int bin_bits = 8;
 
-constexpr int j = 0;  // of a vector's elements there is one
-
 // a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
 // that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. 0 is none
 typedef unsigned long long Entry;
@@ -283,7 +281,7 @@ next_tokens(
       keys[v] = -INFINITY;
       if (v < 49 || col < 50257) {
         const Vec<float, 1>& logits_vec = logits_read[v];
-        const float logits = logits_vec.at[j];
+        const float logits = logits_vec.at[0];
         const float logits_times_scale = logits * scale;
         keys[v] = logits_times_scale;
       }

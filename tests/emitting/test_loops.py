@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fusegen.emitting.loops import alone, each
+from fusegen.emitting.loops import alone, each, strided
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,25 @@ def test_a_loop_of_one_trip_leaves_other_names_as_they_are(text: str, index: str
 
 
 @pytest.mark.parametrize(
-    "text", ["x = a * i + b;", "x = a - i + b;", "x = a + i * bits / 2;", "x = a + i * at(2);", "x = a + i * t.at[0];"]
+    ("text", "straight"),
+    [
+        ("x = a * i + b;", "x = a * 0 + b;"),
+        ("x = a - i + b;", "x = a - 0 + b;"),
+        ("x = a + i * bits / 2;", "x = a + 0 * bits / 2;"),
+        ("x = a + i * at(2);", "x = a + 0 * at(2);"),
+        ("bits |= one << (31 - i);", "bits |= one << (31);"),
+        ("bits &= ~(top >> i);", "bits &= ~(top);"),
+    ],
 )
-def test_a_loop_of_one_trip_is_refused_rather_than_told_wrongly(text: str) -> None:
-    with pytest.raises(AssertionError, match="leaves its index i in"):
-        alone(text, "i")
+def test_elsewhere_the_index_is_0(text: str, straight: str) -> None:
+    assert alone(text, "i") == straight
+
+
+def test_threads_of_a_block_take_turns() -> None:
+    body = "a[b] = 0;\n"
+    assert strided(body, "b", 64, 64) == "a[threadIdx.x] = 0;\n"
+    assert strided(body, "b", 32, 64, "bins") == "if (threadIdx.x < bins) a[threadIdx.x] = 0;\n"
+    assert (
+        strided(body, "b", 32, 64, also=" && b < n") == "if (threadIdx.x < 32 && threadIdx.x < n) a[threadIdx.x] = 0;\n"
+    )
+    assert strided(body, "b", 65, 64) == "for (int b = threadIdx.x; b < 65; b += threads) a[b] = 0;\n"
