@@ -20,7 +20,7 @@ from fusegen.language.types import DTYPES
 from fusegen.pipeline import gate
 from fusegen.planner import CONTIGUOUS, candidates
 from fusegen.planner.model import Layout, Source
-from fusegen.planner.products import mma_rule
+from fusegen.planner.products import mma_rule, mma_tiles
 from fusegen.planner.products.gemm import GemmPlan, GemmTile, shared_bytes
 from fusegen.runtime import Kernel, finding
 from fusegen.runtime.cache import compiled
@@ -217,7 +217,7 @@ def test_rows_that_are_no_power_of_2(spec: Chain, fits: Fits, sizes: dict[str, i
 def test_two_blocks_of_waves_fit_side_by_side(statistics: int) -> None:
     """Their sums go through shared memory in bands, so that they need little more room than slices, and large tiles
     come first where there are many rows."""
-    for products, tiles in mma_rule.WAVES.items():
+    for products, tiles in mma_tiles.WAVES.items():
         for tile in tiles:
             assert 2 * shared_bytes(tile, bf16, products, statistics) <= MI300X.shared_per_sm, tile
     best = candidates(gemms.bias_gelu.at(M=4096, N=4096, K=4096).graph, MI300X).plans[0]
@@ -381,10 +381,10 @@ def test_few_rows_stream_and_many_tile() -> None:
 def test_copies_are_spread_where_a_step_has_products_enough() -> None:
     """A fragment is loaded, or a chunk copied, before each: what finds no product would never be brought."""
     drawn = mma_rule.draft(gemms.bias_gelu.graph, H200, CONTIGUOUS)
-    persistent = [tile for tiles in mma_rule.TILES.values() for tile in tiles if tile.persistent]
+    persistent = [tile for tiles in mma_tiles.TILES.values() for tile in tiles if tile.persistent]
     assert persistent
-    assert all(mma_rule.finds_room(drawn, tile) for tile in persistent)
-    assert not mma_rule.finds_room(drawn, GemmTile(16, 32, 64, 4, 1, 1, persistent=True))
+    assert all(mma_tiles.finds_room(drawn, tile) for tile in persistent)
+    assert not mma_tiles.finds_room(drawn, GemmTile(16, 32, 64, 4, 1, 1, persistent=True))
 
 
 def test_what_a_thread_reads_ahead_of_its_sums() -> None:

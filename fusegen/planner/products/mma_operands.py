@@ -1,0 +1,178 @@
+"""The operands of products by mma.sync and MFMA: how each lies in memory, and how it gets into shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from fusegen.language.graph import Graph, Node
+from fusegen.language.naming import value_names
+from fusegen.language.products import Split
+from fusegen.planner.matching import NoMatch
+from fusegen.planner.model import Access, Layout, RowDim
+from fusegen.planner.parts import Transport
+from fusegen.planner.pieces import VECTOR_BYTES, stride_name
+from fusegen.planner.products.factors import Use, access_of, uses, widest
+from fusegen.planner.products.gemm import (
+    GemmTile,
+    chunk_of,
+)
+from fusegen.planner.products.output_groups import (
+    ProductDraft,
+)
+from fusegen.planner.products.parts import Operand
+
+MOST_STREAMED = 64  # rows: one slice-K group's sums fill its registers then
+
+
+@dataclass(frozen=True)
+class MmaDraft(ProductDraft):
+    """What all tiles of one chain share."""
+
+    accesses: Mapping[tuple[str, str], Access]  # by tensor, and by the place it is used in
+
+    @cached_property
+    def left(self) -> tuple[Operand, ...]:
+        return left_factors(self)
+
+    @cached_property
+    def rights(self) -> Mapping[Node, Operand]:
+        """The right factor of each product."""
+        return right_factors(self)
+
+    @property
+    def chunk(self) -> int:
+        return chunk_of(self.dtype)
+
+    def deep(self, tile: GemmTile) -> GemmTile:
+        """The tile, whose k is in elements of two bytes, with as many bytes of the factors'."""
+        return replace(tile, k=tile.k * 2 // self.dtype.bytes)
+
+    @property
+    def rows(self) -> int:
+        """Of one product, at the default sizes."""
+        return self.extents[-1]
+
+
+def named_accesses(
+    graph: Graph, dims: tuple[RowDim, ...], layout: Layout, parts: Split
+) -> Mapping[tuple[str, str], Access]:
+    """Each use of each tensor. One that is used in several ways has a name for each, and strides of its own."""
+    names = value_names(graph)
+    found = [use for use in uses(graph) if not passes_by(use, parts)]
+    often = {use.tensor.name for use in found if sum(u.tensor is use.tensor for u in found) > 1}
+    made = {}
+    for use in found:
+        output = any(use.tensor is t for t in graph.outputs)
+        name = use.tensor.name if output else names[use.tensor.node]
+        if use.tensor.name in often and use.place != "tile":
+            name = f"{name}_{use.place}"
+        most = chunk_of(parts.products[0].left.dtype) * use.tensor.dtype.bytes
+        access = access_of(graph, dims, layout, use, name, widest(graph, layout, use, most))
+        made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
+    return made
+
+
+def passes_by(use: Use, parts: Split) -> bool:
+    """Is this what a statistic takes from the left operand as it passes?"""
+    left = parts.lefts[0].operand
+    read = {t.name for t in (*parts.inputs, *parts.graph.outputs)}
+    return left is not None and use.place == "tile" and use.tensor is left and use.tensor.name not in read
+
+
+def left_factors(drawn: MmaDraft) -> tuple[Operand, ...]:
+    """What the left operand is computed from: itself, or the tensors [.., M, K] of its prologue."""
+    left = drawn.parts.lefts[0]
+    if left.operand is not None:
+        use = next(u for u in uses(drawn.hoisted) if u.place == "left")
+        tensors = [(left.operand.name, "left", use)]
+    else:
+        tensors = []
+    known = {name for name, _, _ in tensors}
+    if not tensors and not left.inputs:
+        raise NoMatch(
+            "the left factor is computed from values of its rows alone, where one column is multiplied; "
+            "write x * w in place of x @ w"
+        )
+    for tensor in [*left.inputs, *(t for s in drawn.parts.statistics for t in s.inputs)]:
+        rows = tensor.shape[-2:-1] == drawn.graph.shape[-2:-1]  # else a vector [K]
+        if rows and tensor.name not in known:
+            known.add(tensor.name)
+            tensors.append((tensor.name, "tile", Use(tensor, "left")))
+    found = []
+    for name, place, use in tensors:
+        access = drawn.accesses[name, place]
+        line = access.line if place == "left" else -1
+        copied = drawn.target.async_copies and access.mode == "vector" and access.dtype is drawn.dtype
+        transport: Transport = "cp.async" if copied and len(tensors) == 1 else "plain"
+        found.append(operand(drawn, access, "rows", line == use.k_axis, transport))
+    return tuple(found)
+
+
+def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:
+    """The right factor of each product."""
+    found = {}
+    for product in drawn.parts.products:
+        assert product.right.operand is not None
+        access = drawn.accesses[product.right.operand.name, "right"]
+        use = Use(product.right.operand, "right", product.right.transposed)
+        transport: Transport = "plain"
+        if drawn.target.async_copies and access.mode == "vector":
+            transport = "cp.async evict-first" if read_once(drawn, access) else "cp.async"
+        found[product.node] = operand(drawn, access, "cols", access.line == use.k_axis, transport)
+    if len(drawn.groups) == 1:
+        return found
+    if len({f.along for f in found.values()}) > 1:
+        found = {node: one_by_one(f) for node, f in found.items()}
+    return alike(drawn, found)
+
+
+def one_by_one(f: Operand) -> Operand:
+    """A right factor beside others that lie the other way round: an output group's strides say how its own lies."""
+    stride, step = (f.stride, "1") if f.along else ("1", f.stride)
+    return replace(f, along=True, tile_along=True, transport="plain", width=1, stride=stride, step=step)
+
+
+def alike(drawn: MmaDraft, found: Mapping[Node, Operand]) -> Mapping[Node, Operand]:
+    """Right factors of several output groups, which the same instructions bring: as few elements at a time as any of
+    them allows, and along each batch axis that one of them moves along."""
+    factors = found.values()
+    width = min(f.width for f in factors)
+    transport: Transport = "cp.async" if all(f.copied for f in factors) else "plain"
+    if all(f.evict_first for f in factors):
+        transport = "cp.async evict-first"
+    indices = [dim.index for dim in drawn.dims[:-1] if any(dim.index == index for f in factors for index, _ in f.batch)]
+    return {
+        node: replace(f, transport=transport, width=width, batch=tuple((i, dict(f.batch).get(i, "0")) for i in indices))
+        for node, f in found.items()
+    }
+
+
+def read_once(drawn: MmaDraft, access: Access) -> bool:
+    """Do all rows that a right factor is multiplied with pass by together?"""
+    batches = range(len(drawn.dims) - 1)
+    return access.vector == drawn.chunk and drawn.rows <= MOST_STREAMED and all(i in access.strided for i in batches)
+
+
+def operand(drawn: MmaDraft, access: Access, mn: Literal["rows", "cols"], along: bool, transport: Transport) -> Operand:
+    names = {t.name: value_names(drawn.hoisted)[t.node] for t in drawn.hoisted.inputs}
+    last = len(drawn.dims) - 1
+    batch = tuple((drawn.dims[i].index, stride_of(drawn, access, i)) for i in access.strided if i != last)
+    stride = f"{access.name}_ld" if access.ld_axis is not None else stride_of(drawn, access, last)
+    return Operand(
+        access=access,
+        mn=mn,
+        along=along,
+        tile_along=along or not drawn.target.async_copies,
+        transport=transport,
+        width=access.vector if access.mode == "vector" else 1,
+        pointer=f"{names[access.tensor]}_ptr",
+        stride=stride,
+        batch=batch,
+    )
+
+
+def stride_of(drawn: MmaDraft, access: Access, dim: int) -> str:
+    return stride_name(access, drawn.dims, dim)
