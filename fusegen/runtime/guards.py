@@ -4,30 +4,13 @@
     guards_hold()      whether this torch has guards that tell apart what they must
     begin(module)      starts a thread that gets C++ (`guards.cpp`) for the module of shortcut.c: guards, fresh tensors
 
-`TensorGuards`, which torch.compile calls before each of its own graphs, compares class, dtype, device, layout, sizes,
-strides, gradient and lazy negation, and what modes are active. It is the law here, and takes most of what a call in C
-costs beside the launch. So C++ notes the same of the first tensors that the guards let pass, and looks whether later
-ones are the same in all of it; it finds their addresses on the way. Six tensors, in ns, each in a loop of its own on an
-H200's host (torch 2.11):
+`TensorGuards`, which torch.compile calls before each of its graphs, is the law. C++ notes what the guards compared of
+the first tensors that they let pass, compares later ones with that, and makes results as torch made the first ones. For
+six tensors it takes 58 ns, the guards 1052 (docs/measurements.md, "Guards of tensors").
 
-    1052    the guards
-     427    data_ptr
-      58    C++, for both
-     453    DLPack's functions for C (__dlpack_c_exchange_api__), which leave out lazy negation and the modes
-     708    is_neg, for the first of these
-
-Fresh tensors come from C++ too, which notes how torch made the first results and makes later ones alike: by the same
-allocator, with the same sizes. In us, with the memory given back (a slower host; torch's allocator alone takes 0.93):
-
-    2.56    Inductor's function, called by Python
-    2.07    at::detail::empty_strided_cuda, called by C++, made an object of Python's
-    1.59    C++, which puts the tensor together itself
-    3.1     DLPack's function (on the host above, where Inductor's takes 2.0)
-
-C++ is compiled against the headers that torch brings along, once for each torch, then cached; that takes a second or
-two, for which nobody waits. Before it is used, it has to tell the same tensors apart as the guards have to, and to make
-tensors as torch does. Where there is no C++ compiler, or it fails for whatever reason, the guards are asked at each
-call. The logger `fusegen.shortcuts` says on DEBUG why.
+Before C++ is used it has to tell the same tensors apart as the guards, and to make tensors as torch does. Compiling it
+takes a second or two, in a thread, once for each torch. Without a C++ compiler, the guards are asked at each call. The
+logger `fusegen.shortcuts` says on DEBUG why.
 """
 
 from __future__ import annotations

@@ -1,43 +1,14 @@
 """The quick way of a call on torch tensors: in C, or a Python function written for one kernel, its operands unrolled.
 
-A call that repeats an earlier one need not read every shape, stride, dtype and device again, which is most of what a
-call in Python costs. A shortcut asks torch once whether the tensors are like those of the earlier call: `TensorGuards`,
-which torch.compile calls before each of its own graphs, compares class, dtype, device, layout, sizes and strides, and
-what modes are active; at a nested tensor, which has no sizes, it aborts the process, so that it is shown none. What it
-leaves out are the addresses, which the shortcut reads itself: each must be aligned as it was, and those of an `out=`
-must be apart from the inputs'. Anything else, and any doubt, goes to the next shortcut, and from the last to the
-checked path. Addresses that are all the same as in an earlier call were looked at then, and lie where the driver reads
-them.
+A call that repeats an earlier one does not read every shape, stride, dtype and device again. A shortcut asks torch's
+`TensorGuards` once whether the tensors are like those of the earlier call (`fusegen.runtime.guards`; a nested tensor,
+at which they abort the process, is never shown to them). The guards leave out addresses: the shortcut checks that each
+is aligned as it was, and that those of an `out=` are apart from the inputs'. Any doubt goes to the next shortcut, and
+from the last one to the checked path.
 
-    def shortcut(kernel, /, *operands, out=None, stream=None, **named):
-        ...
-        x, y = operands
-        ...
-        if (
-            out is not None or stream is not None or named
-            or type(x) is not x_type or x.is_nested
-            or type(y) is not y_type or y.is_nested
-            or not like(x, y)
-        ):
-            return otherwise(kernel, *operands, out=out, stream=stream, **named)
-        result = empty(*result_like)
-        sent = current_stream(place), x.data_ptr(), y.data_ptr(), result.data_ptr()
-        ...
-        if held != sent:
-            stream_at, x_at, y_at, result_at = sent
-            if (x_at | y_at) & 15:
-                ...
-                return otherwise(kernel, *operands)
-            ...
-            slot[0] = sent
-        ...
-
-In C (`shortcut.c`, where `fusegen.runtime.native` has it) the same steps take some 1 us less, and another 1.3 less
-where C++ repeats what the guards said, and 0.6 where it makes the results (`fusegen.runtime.guards`). C makes launches
-on NVIDIA GPUs that take no tensor maps; all others are Python's. What a call takes beside the launch is 0.3 us when
-nothing is launched (docs/measurements.md, "Calls").
-
-The logger `fusegen.shortcuts` says on DEBUG what was made, and the whole text of what is in Python.
+C (`shortcut.c`, `fusegen.runtime.native`) makes launches on NVIDIA GPUs that take no tensor maps; Python makes the
+others. The text of such a function, and what calls take: docs/measurements.md, "Calls". The logger `fusegen.shortcuts`
+says on DEBUG what was made, and the whole text of what is in Python.
 """
 
 from __future__ import annotations

@@ -1,51 +1,17 @@
-"""Chains with reductions: a row belongs to so many threads, from one thread to a cluster of blocks.
+"""Chains with reductions: a row belongs to a number of threads, from one thread to a cluster of blocks.
 
-Regimes, from short rows to long ones, with times on an H200 (cold L2, medians of 15, one sweep of candidates):
+Regimes, from short rows to long ones:
 
-- several rows a warp, a warp a row, a block a row, in *registers*, one block for each row and no loop over rows. What
-  one block waits for, the others of its SM hide: bias_gelu_residual_ln 16384 x 4096 took 98.8 us, where a persistent
-  grid that fetched the next row by cp.async or bulk copies while it reduced this one took 101 to 105. add_rmsnorm
-  16384 x 4096 took 133.2 us, its loads and stores without the reduction 131.8 at best, and the driver's copy of as
-  many bytes 130.4; with L1::no_allocate it took 137 to 140, with evict_first on loads 138 to 140, on stores too 142 to
-  145, and 134 where whole rows left shared memory by bulk stores;
-- in registers *as it was read*, where that is narrower than f32, and computed again: NVRTC is kept from keeping what it
-  made of it. layernorm_affine 8192 x 24576 in f16 took 201 us so, with two blocks an SM, and 253 with one;
-- as it was read in *shared memory*, by asynchronous copies, and computed again: scale_softmax 4096 x 65536 took 263 us,
-  streamed 359;
-- as much of it as fits, and the rest read again from where the last pass ended, which the L2 still has: scale_softmax
-  4096 x 131072 took 543 us, by clusters of 4 blocks 560, streamed 762;
-- by a *cluster* of blocks that add up their parts through distributed shared memory: log_softmax 1024 x 131072 took
-  206 us, streamed 275; scale_softmax 512 x 1048576 took 602 us with 16 blocks a row, streamed 783;
-- *persistent with prefetch*, where an SM holds but one block: what shared memory has no room for is held in registers,
-  and the block takes rows in turn and asks for the next row's vector as soon as it is done with this one's:
-  scale_softmax 512 x 1048576 took 562 us by clusters of 8 blocks and 607 by clusters of 16, for which only seven parts
-  of the GPU have the SMs, where 7 of 8 vectors kept took 599; held so by blocks that end with their row, it took 730
-  and 880;
+- several rows a warp, a warp a row, a block a row, in *registers*; other blocks of the SM hide what one waits for;
+- in registers *as it was read*, where that is narrower than f32, and computed again;
+- as it was read in *shared memory*, by asynchronous copies, and computed again;
+- as much of it as fits; the rest is read again from where the last pass ended, while the L2 cache still has it;
+- by a *cluster* of blocks, which add up their parts through distributed shared memory;
+- *persistent with prefetch*, where an SM holds one block: that asks for the next row's vectors as it goes;
 - *streamed*, read again for every pass: any length.
 
-Rows that are no whole number of 16 bytes come and go by bulk copies where a GPU has them (planner/rules/bulk.py).
-
-How far that is from what memory allows was searched with kernels that only load, reduce and store as these chains do
-(medians in random order beside the emitted ones; 64 to 1024 threads, a block a row or a persistent grid, vectors or
-bulk copies, results held back, orders, clusters, prefetches, policies of loads and stores):
-
-- 2 x 32 MiB read and 32 MiB written, 920 ways: with two reductions 28.9 to 29.4 us at best in four runs, without them
-  29.3 to 29.8; reading alone took 21.7, writing alone 10.7. The LayerNorm chain at 4096 x 4096 took 31.0 with its
-  vectors prefetched (planner/rows/prefetch.py), 31.3 to 31.9 with them read late, 30.0 to 30.8 without any vectors of
-  columns, 31.0 to 31.2 without GELU, 30.8 to 31.1 without reductions;
-- 2 x 128 MiB read and as many written, 284 ways: with a reduction of whole rows 132.1 to 132.8 at best, by clusters of
-  two blocks that share nothing, which gain nothing in add_rmsnorm 16384 x 4096: it took 133.0 to 134.0 beside them, the
-  driver's copy of as many bytes 129.8 to 130.6;
-- 8 rows of 4096 bf16: an empty kernel took 3.25 to 3.4, loads and stores 4.3 to 4.5, with a reduction 4.6 to 4.75,
-  add_rmsnorm 4.7 to 4.8. Clusters and several blocks a row were no faster, nor was it to have gain read at once with
-  the rest (by relaxed loads, whose order the compiler keeps).
-
-Of all policies one helps: results that the L2 cache is told to keep (evict_last) took 27.5 to 28.4 us in place of 29.7
-at 2 + 1 x 32 MiB, where the lines kept were given back before each launch. Where they were not, a kernel beside them
-took 1.1 us more. It is not done: what one launch saves others pay.
-
-Rows in registers across clusters would be a regime of their own: the blocks of a cluster wait for one another, and
-with one block an SM nothing hides that (scale_softmax 4096 x 131072 took 750 us so).
+Rows that are no whole number of 16 bytes come and go by bulk copies where a GPU has them (`bulk_rule`). Times of each
+regime, and what was tried beside them: docs/measurements.md, "Rows".
 """
 
 from __future__ import annotations

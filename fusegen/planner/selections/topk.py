@@ -2,30 +2,16 @@
 
 Regimes, from short rows to long ones:
 
-- *in a warp* (register-resident): a warp, or a part of it, holds a row's keys. The k-th largest of the lanes' largest
-  keys is a bound that k elements reach and few more do; these are ranked by comparing them;
-- a short row has fewer lanes than columns are chosen, down to one: they take the largest key out, k times (`in_turn`);
-- a *threshold*: a block streams the row by and keeps of every few vectors the largest key alone, 4 bytes. What k of
-  those reach, by bisection within a warp over the largest keys of a thread's elements in a few groups, k elements reach
-  and few more do, whatever the row's order. The vectors that exceed it, some k of them, are read again from the caches:
-  their elements above it are candidates. Ties may make too many for their room; then they are cut to the best k, and of
-  what but equals the threshold only lower columns are looked at. Where the largest keys of a long row have no room, it
-  goes by in segments, and each one raises the threshold;
-- the same by a *cluster* of blocks, for few rows: the threshold is one of the whole cluster, and its first block ranks
-  what all of them are left with.
+- *in a warp* (register-resident): the k-th largest of the lanes' largest keys is a bound that k elements reach and few
+  more do; these are ranked by comparing them. Where a row has fewer lanes than k, they take out the largest k times;
+- a *threshold* (streaming): a block keeps the largest key of every few vectors. The k-th largest of these, by
+  bisection, is a threshold; vectors that exceed it are read again, and their elements above it are candidates. Ties may
+  make too many: then the best k stay. A long row goes by in segments, each of which raises the threshold;
+- the same by a *cluster* of blocks, for few rows; its first block ranks what all blocks are left with.
 
-Candidates are compared as 64-bit numbers, the key's bits in an integer of the same order above the column's, so that
-ties have one answer whatever the order in which candidates were found. A row's sum of exponentials needs no maximum on
-its way (templates/parts/selections/pivot_sum.j2): its largest key comes with the threshold. Holding the row in shared
-memory would save nothing: it is read once either way, and 50257 f32 leave no second block room on an SM while the first
-one ranks.
-
-What bounded 4096 x 50257 with k = 256 of bf16 on an H200 (cold L2; ncu, and kernels that ended early): of 182 us the
-pass alone took 125, the threshold 3, notes 12, their vectors 25, sums 4, ranks 12, in 142 million instructions of warps
-at 0.82 a cycle and scheduler. A quarter of the instructions less, 178 us. What 4 blocks of 49 KB leave of an SM's L1
-cache, 28 KB, is less than the 64 KB of loads that they have on their way; with 47 KB, which leave 60, and 103 million
-instructions it took 156. Blocks drift apart by themselves: while one ranks, others stream. In the end, with rows in
-random order 158: of equal keys 252, of half integers 315, of zeros but for a few 419, ascending 263.
+Candidates are compared as 64-bit numbers, the key's order above the column's, so that ties have one answer. The sum of
+exponentials needs no maximum beforehand: the largest key comes with the threshold. What bounds it on an H200:
+docs/measurements.md, "Top-k by a threshold".
 """
 
 from __future__ import annotations
