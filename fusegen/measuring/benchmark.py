@@ -37,8 +37,9 @@ from fusegen.version import VERSION
 if TYPE_CHECKING:
     from fusegen.runtime import Kernel
 
-LEEWAY = 1.03  # over the copy rate: on an H200 fusegen's own copy reached 1.01 of the driver's
-BALANCED = 0.25  # from this share of writes on, a copy is the ceiling; reads alone don't turn the memory's bus around
+LEEWAY_FACTOR = 1.03  # over the copy rate: on an H200 fusegen's own copy reached 1.01 of the driver's
+# from this share of writes on, a copy is the ceiling; reads alone don't turn the memory's bus around
+BALANCED_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +278,9 @@ class Judge:
     @property
     def ceiling(self) -> float:
         """Bytes per µs that no launch can exceed: those of a copy, or the data sheet's where little is written."""
-        copied = self.rate * LEEWAY
+        copied = self.rate * LEEWAY_FACTOR
         sheet = self.kernel.target.dram_gbs * 1e3
-        return copied if self.written >= BALANCED * self.ideal else max(copied, sheet)
+        return copied if self.written >= BALANCED_SHARE * self.ideal else max(copied, sheet)
 
     def entry(self, name: str, kind: str, timing: Timing, launches: int | None = None) -> Entry:
         moved = self.ideal / timing.median if timing.median else math.inf

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fusegen.runtime import Kernel
 
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-SKIPPED = 2  # launches that warm up
+SKIPPED_LAUNCHES = 2  # launches that warm up
 TIMEOUT_S = 300
 USUAL_PLACE = "/usr/local/cuda/bin/ncu"
 
@@ -81,7 +81,7 @@ def measured(kernel: Kernel) -> tuple[int, int]:
         raise Unmeasured("there is no ncu (Nsight Compute) on the PATH")
     command = [
         tool, "--csv", "--print-units", "base", "--clock-control", "none", "--metrics", f"{READ},{WRITTEN}",
-        "--kernel-name", kernel.name, "--launch-skip", str(SKIPPED), "--launch-count", "1",
+        "--kernel-name", kernel.name, "--launch-skip", str(SKIPPED_LAUNCHES), "--launch-count", "1",
         *relaunch(kernel),
     ]  # fmt: skip
     package = str(PACKAGE.parent)
@@ -104,7 +104,7 @@ def relaunch(kernel: Kernel) -> Iterator[str]:
     dtype = dtype_option(graph)
     yield from (sys.executable, "-m", "fusegen", "launch", f"{graph.where.file}:{graph.name}")
     yield from ("--target", kernel.target.name, "--on", f"gpu:{kernel.device.ordinal}")
-    yield from ("--launches", str(SKIPPED + 1))
+    yield from ("--launches", str(SKIPPED_LAUNCHES + 1))
     for name, size in graph.sizes.items():
         yield from ("--set", f"{name}={size}")
     yield from dtype

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fusegen.language.spec import Chain
     from fusegen.targets import Target
 
-SECTOR = 32  # bytes: the unit in which NVIDIA's L1 and L2 move data
+SECTOR_BYTES = 32  # bytes: the unit in which NVIDIA's L1 and L2 move data
 LAUNCHES = 5  # that the profiled program makes; the first ones warm up
 
 
@@ -143,7 +143,7 @@ def weighted_sectors(accesses: Iterable[Access], warp: int) -> float:
 def sectors(access: Access, warp: int) -> float:
     """Of one instruction. Lanes lie side by side; element by element they are as far apart as whole vectors."""
     apart = access.vector * access.dtype.bytes if access.mode == "element" else access.vector_bytes
-    return max(1.0, min(warp, warp * apart / SECTOR))
+    return max(1.0, min(warp, warp * apart / SECTOR_BYTES))
 
 
 # ---------------------------------------------------------------- NVIDIA
@@ -152,7 +152,7 @@ def sectors(access: Access, warp: int) -> float:
 def nvidia(plan: Plan, binary: Binary | None, application: str) -> Checklist:
     """For Nsight Compute, and Nsight Systems for the number of launches."""
     loads, stores = (weighted_sectors(side, plan.target.warp) for side in (plan.inputs, plan.outputs))
-    aligned = plan.flat or all(plan.cols * a.dtype.bytes % SECTOR == 0 for a in plan.accesses if a.by_column)
+    aligned = plan.flat or all(plan.cols * a.dtype.bytes % SECTOR_BYTES == 0 for a in plan.accesses if a.by_column)
     edge = "" if aligned else " to 1 more: rows start inside of sectors"
     registers = str(binary.resources.registers) if binary else f"about {plan.cost.registers} (not compiled here)"
     sectors_touched = (

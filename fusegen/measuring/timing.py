@@ -37,7 +37,7 @@ COPY_BYTES = 1 << 30  # that copy_rate reads, and as many that it writes: 256M f
 STREAM = 0  # the default one
 REPEATS = 30
 WARMUP = 3  # the first launches load code and fault pages in
-HEAD_START = 2.0  # the GPU is kept busy for so many times as long as the host took to queue a launch
+HEAD_START_FACTOR = 2.0  # the GPU is kept busy for so many times as long as the host took to queue a launch
 
 Launch = Callable[[int], object]
 """What is timed: called with a stream, on which it queues its work without waiting for it."""
@@ -130,7 +130,7 @@ class Stopwatch:
                 taken_us = (time.perf_counter() - start) * 1e6
             host_us = max(host_us, taken_us)
         self.device.synchronize()  # what the warm-up got wrong is said before anything is timed
-        fills = 1 + int(HEAD_START * host_us / self.fill_us)
+        fills = 1 + int(HEAD_START_FACTOR * host_us / self.fill_us)
         marks = self.take_events(2 * repeats * len(contenders))
         for number in range(repeats):
             self.flush(number % 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-BYTES = {"int": 4, "unsigned": 4, "float": 4, "Entry": 8}  # of one element, and what it is aligned to
-ROUND = 16  # bytes that shared memory is counted in
+TYPE_BYTES = {"int": 4, "unsigned": 4, "float": 4, "Entry": 8}  # of one element, and what it is aligned to
+ROUND_BYTES = 16  # bytes that shared memory is counted in
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Member:
     def bytes(self) -> int:
         total = 0
         for _, extents in self.arrays:
-            size = BYTES[self.ctype]
+            size = TYPE_BYTES[self.ctype]
             for extent in extents:
                 size *= int(extent)
             total += size
@@ -73,12 +73,12 @@ class Struct:
         """As the compiler lays it out, in whole 16 bytes."""
         at = 0
         for found in self.members:
-            at = -(-at // BYTES[found.ctype]) * BYTES[found.ctype] + found.bytes
-        return -(-at // ROUND) * ROUND
+            at = -(-at // TYPE_BYTES[found.ctype]) * TYPE_BYTES[found.ctype] + found.bytes
+        return -(-at // ROUND_BYTES) * ROUND_BYTES
 
     def lines(self) -> Iterator[str]:
         """Its declaration."""
-        yield f"struct {f'alignas({ROUND}) ' if self.aligned else ''}{self.name} {{"
+        yield f"struct {f'alignas({ROUND_BYTES}) ' if self.aligned else ''}{self.name} {{"
         for found in self.members:
             yield f"  {found}"
         yield "};"

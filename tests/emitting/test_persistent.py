@@ -31,8 +31,8 @@ except FusegenError as error:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Persistent plans of smaller blocks and clusters than pay: the emulator runs each thread."""
-    monkeypatch.setattr(rowwise, "PERSISTENT_BLOCK", 256)
-    monkeypatch.setattr(rowwise, "PERSISTENT_CLUSTER", 1)
+    monkeypatch.setattr(rowwise, "PERSISTENT_BLOCK_THREADS", 256)
+    monkeypatch.setattr(rowwise, "PERSISTENT_CLUSTER_BLOCKS", 1)
 
 
 def persistent(name: str, cols: int, held: bool, target: Target = TIGHT) -> RowPlan:
@@ -69,7 +69,7 @@ CASES = [
 def test_rows_in_turn_are_right(
     name: str, cols: int, held: bool, cluster: int, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rowwise, "PERSISTENT_CLUSTER", cluster)
+    monkeypatch.setattr(rowwise, "PERSISTENT_CLUSTER_BLOCKS", cluster)
     made = persistent(name, cols, held, target)
     assert made.copies
     assert made.tile.cluster >= cluster
@@ -95,7 +95,7 @@ BUGS = [
 def test_what_goes_wrong_between_rows_is_caught(
     pattern: str, replacement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rowwise, "PERSISTENT_CLUSTER", 2)
+    monkeypatch.setattr(rowwise, "PERSISTENT_CLUSTER_BLOCKS", 2)
     source = render(persistent("scale_softmax", 12288, held=True))
     broken = re.sub(pattern, replacement, source.text)
     assert broken != source.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusegen.emitting.products.mma_words import GemmWords
-from fusegen.planner.products.gemm import SUMS_PADDING
+from fusegen.planner.products.gemm import SUMS_PADDING_FLOATS
 
 
 def sizes(words: GemmWords) -> list[str]:
@@ -84,7 +84,7 @@ def sums(words: GemmWords) -> list[str]:
     lines = [f"constexpr int band_rows = {tile.band_rows};"] if tile.bands > 1 else []
     lines += [
         "// floats from a row of sums to the next: what a warp writes at once lies in different banks",
-        f"constexpr int sums_stride = tile_cols + {SUMS_PADDING};",
+        f"constexpr int sums_stride = tile_cols + {SUMS_PADDING_FLOATS};",
     ]
     if tile.slice_k > 1:
         statistics = f" + {plan.statistics} * tile_rows" if plan.statistics else ""

@@ -18,7 +18,7 @@ from fusegen.planner.model import Load, Reduction, Store, counts, used_by
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     BUFFERS,
-    LINE,
+    LINE_ELEMENTS,
     SEGMENT_BYTES,
 )
 
@@ -163,7 +163,7 @@ class WgmmaSpeller(CopySpeller):
     def swizzled(self) -> Mapping[str, str | int]:
         """A line of a box that is stored, and where a swizzle by such lines puts its 16 bytes: bits 7 and up of an
         address flip bits 4 and up (CUDA driver API, CUtensorMapSwizzle)."""
-        lines = LINE // self.plan.box_cols  # of a box in 128 bytes
+        lines = LINE_ELEMENTS // self.plan.box_cols  # of a box in 128 bytes
         r = f"r / {lines} % {8 // lines}" if lines > 1 else "r % 8"
         return {"bytes": self.line_of(self.plan.box_cols * 2), "swizzled_by": r, "swizzle": r.replace("r", "lane")}
 
@@ -245,7 +245,7 @@ class WgmmaSpeller(CopySpeller):
             call = f"{self.moving('load', access)}<2>({access.name}_ptr + k_at)"
             if plan.padded:
                 call = f"k_at < {plan.k} ? {call} : {self.pair(access)}{{}}"
-            lane = f"Vec<{self.ctype(access.dtype)}, {LINE // 4}>"
+            lane = f"Vec<{self.ctype(access.dtype)}, {LINE_ELEMENTS // 4}>"
             at = f"{access.name}_slices_at"
             found.append({"type": self.pair(access), "lane": lane, "name": access.name, "call": call, "at": at})
         return found
@@ -449,9 +449,9 @@ class WgmmaSpeller(CopySpeller):
             or any(s["loads"] or s["needs"]["row"] or s["needs"]["rows"] for s in output_groups),
             "first_row": f"own * {tile.group_rows} + " if tile.schedule == "cooperative" else "",
             "chunk_sums": plan.box_cols // 2,
-            "pairs": LINE // 2,
+            "pairs": LINE_ELEMENTS // 2,
             "columns": plan.box_cols // 8,
-            "line": LINE,
+            "line": LINE_ELEMENTS,
             "sizes": sizes(plan, self.sizes),
         }
 

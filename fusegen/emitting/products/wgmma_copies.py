@@ -10,7 +10,7 @@ from fusegen.emitting.products.words import ProductWords
 from fusegen.planner.model import LINE_BYTES, Access, Load
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
-    LINE,
+    LINE_ELEMENTS,
     SEGMENT_LINES,
     WgmmaPlan,
 )
@@ -180,7 +180,7 @@ class CopySpeller(ProductWords):
     def brought(self, load: Load) -> Mapping[str, str]:
         """How a thread finds its pairs in the boxes."""
         plan, tile, name = self.plan, self.tile, load.access.name
-        line, lines = self.line_of(plan.box_cols * load.access.dtype.bytes), LINE // plan.box_cols
+        line, lines = self.line_of(plan.box_cols * load.access.dtype.bytes), LINE_ELEMENTS // plan.box_cols
         place = f"{name}_stage * left_bytes"
         if plan.chunks > 1:
             place = f"(chunk % 2 == 0 ? {place} : right_at + {name}_stage * right_bytes)"

@@ -9,7 +9,7 @@ from fusegen.emitting.rows.frame import constant
 from fusegen.emitting.rows.spelling import Speller
 from fusegen.emitting.selections.choice import Choice
 from fusegen.emitting.selections.small_k import ResidentPass, SmallKChoice
-from fusegen.planner.selections.large_k_cost import COMPARED, GUESSES
+from fusegen.planner.selections.large_k_cost import COMPARED_CANDIDATES, GUESSES
 from fusegen.planner.ways import LargeK
 
 
@@ -86,6 +86,6 @@ class LargeKChoice(Choice):
         if self.way.groups > 1:
             yield constant("groups", self.way.groups, "of a thread's keys")
         yield constant("limit", self.way.limit, "candidates that there is room for")
-        yield constant("compared", COMPARED, "of them, that each one is compared with at a time")
+        yield constant("compared", COMPARED_CANDIDATES, "of them, that each one is compared with at a time")
         if self.bounded:
             yield constant("aim", self.way.aim, "candidates that a search tries for", "unsigned")

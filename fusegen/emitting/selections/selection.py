@@ -24,7 +24,7 @@ from fusegen.emitting.selections.warp import WarpChoice
 from fusegen.language.types import DType, f32, i32
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, Reduction, RowPass, RowPlan, Store
-from fusegen.planner.selections.choosing import MOST_COMPARED
+from fusegen.planner.selections.choosing import MOST_COMPARED_CANDIDATES
 from fusegen.planner.selections.picker import picker
 from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming, Way
 
@@ -90,7 +90,7 @@ class SelectionSpeller:
             "at_q": "[q]" if many_bins else "",
             "own_sum": "sum" if many_bins else "own",
             "own_bin": f"bins - 1 - threadIdx.x{' * own_bins - q' if many_bins else ''}",
-            "most_compared": MOST_COMPARED,
+            "most_compared": MOST_COMPARED_CANDIDATES,
             "picker": tuple(picker(chosen, plan.tile, plan.target.warp).lines()),
             "lanes": plan.target.spelling.lanes,
             "ballot": functions["ballot"][0],

@@ -8,7 +8,7 @@ from typing import Any
 
 from fusegen.emitting.dialect import UNROLL
 from fusegen.emitting.selections.choice import Choice
-from fusegen.planner.selections.choosing import COMPARED
+from fusegen.planner.selections.choosing import COMPARED_CANDIDATES
 
 
 class WarpChoice(Choice):
@@ -52,7 +52,7 @@ class WarpChoice(Choice):
             "best_partner": self.spelling.shuffle_xor.format("best", "other"),
             "from_last_lane": self.spelling.shuffle.format("upto", lanes - 1, lanes),
             "shuffle_up": functions["shuffle_up"][0],
-            "compared": COMPARED,
+            "compared": COMPARED_CANDIDATES,
             "lanes_most": functions["warp_most"] if lanes == warp else self.by_shuffles("unsigned", ">"),
             "meet": functions["meet"],
             "entry_partner": self.spelling.shuffle_xor.format("best_entry", "step"),

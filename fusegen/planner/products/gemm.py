@@ -74,8 +74,8 @@ class GemmTile(ProductTile):
         return self.warp_rows * self.warp_cols // atom.threads
 
 
-LEAST_RUN = 4  # columns: 8 lanes then store whole sectors of 32 bytes and more
-SUMS_PADDING = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
+LEAST_RUN_COLS = 4  # columns: 8 lanes then store whole sectors of 32 bytes and more
+SUMS_PADDING_FLOATS = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
 
 
 def chunk_of(dtype: DType) -> int:
@@ -191,7 +191,7 @@ class GemmPlan(ProductPlan):
     @property
     def sums_stride(self) -> int:
         """Floats from one row of sums to the next in shared memory."""
-        return self.tile.cols + SUMS_PADDING
+        return self.tile.cols + SUMS_PADDING_FLOATS
 
     def tiles(self, *extents: int) -> int:
         """Of the whole launch, of products of those sizes."""
@@ -233,12 +233,12 @@ def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
 
     A lane has two of the 16 columns of mma.sync's sums. Which columns these are is up to the copies: where the right
     factors lie along K (`along`), a column is a row of the tile in shared memory, and rows lie in any order.
-    Fewer than LEAST_RUN columns are too few to be stored at once, and sums of several slice-K groups must meet.
+    Fewer than LEAST_RUN_COLS columns are too few to be stored at once, and sums of several slice-K groups must meet.
     """
     if atom.kind != "mma" or not along or tile.split_k > 1:
         return 0
     run = tile.warp_cols // atom.fragment.lane_cols
-    return run if run >= LEAST_RUN else 0
+    return run if run >= LEAST_RUN_COLS else 0
 
 
 def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int, run: int = 0) -> int:
@@ -249,4 +249,4 @@ def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int, r
 
 def sums_floats(tile: GemmTile, products: int, statistics: int) -> int:
     """Floats of one slice-K group's sums of a band, and of its statistics, in shared memory."""
-    return products * tile.band_rows * (tile.cols + SUMS_PADDING) + statistics * tile.rows
+    return products * tile.band_rows * (tile.cols + SUMS_PADDING_FLOATS) + statistics * tile.rows

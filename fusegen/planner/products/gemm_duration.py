@@ -7,9 +7,9 @@ of 1 to 64 rows, which they meet within 4 % (rms). On other GPUs they stand for 
 a target are its facts.
 
 Streams are bound by how near to each other the bytes lie that are on their way: the L2 cache is full of what others
-wrote, and writes some of it back while it takes in what is read. So blocks of few columns stream faster: NEAR and FAR.
-Streams are near to what their way of reading costs. What else was tried is in docs/measurements.md, "Products of few
-rows".
+wrote, and writes some of it back while it takes in what is read. So blocks of few columns stream faster: NEAR_BYTES and
+FAR_SHARE. Streams are near to what their way of reading costs. What else was tried is in docs/measurements.md,
+"Products of few rows".
 """
 
 from __future__ import annotations
@@ -30,46 +30,51 @@ from fusegen.targets.base import Target
 # ---- bytes
 # A launch that finds the L2 full of what others wrote pushes out as much as it reads: 8 x 4096 x 4096 took 16.2 us for
 # 33.7 MB, of which a copy's rate makes 8.
-PUSHED_OUT = 0.9
+PUSHED_OUT_SHARE = 0.9
 # where the L2 is told that the right factors are read once: 64 rows took 19.6 us, not 23.0
-PUSHED_OUT_EVICT_FIRST = 0.45
-SEGMENT = {16: 1.6, 32: 1.25, 64: 1.07}  # time of a right factor that is read so many bytes at a time; from 128 on 1
+PUSHED_OUT_EVICT_FIRST_SHARE = 0.45
+# time of a right factor that is read so many bytes at a time; from 128 on 1
+SEGMENT_FACTOR = {16: 1.6, 32: 1.25, 64: 1.07}
 # Lines of the factors that all blocks take from the L2 cache (fitted to plans by wgmma). They take longer where they
 # don't start at sectors: 1024 x 1024 x 1000 took 12.4 us, and 1024^3 9.3.
 L2_GBS = 18000.0
-ASKEW = 3.1
-SECTOR = 32
+ASKEW_FACTOR = 3.1
+SECTOR_BYTES = 32
 # ---- multiplying
-MMA_SYNC = 0.66  # of the data sheet's rate, where that takes warpgroups: 6.03 cycles an instruction on an H200, not 4
+# of the data sheet's rate, where that takes warpgroups: 6.03 cycles an instruction on an H200, not 4
+MMA_SYNC_SHARE = 0.66
 SUMS_US = 2.5  # from the last product of a tile of 128 x 256 to its end, where no other block hides it,
 THROUGH_US = 1.5  # and more where sums go through shared memory
 # Where copies are interleaved with the products these take longer, and slices are waited for less. At 4096 and 16384
 # rows of 4096 x 4096, bf16 and f16, by turns, launches took 0.966 to 0.974 of one that is not persistent, with slices
 # of 64, and 0.977 to 0.996 with slices of 32. The estimate has the start of one tile in it, and that of others the
 # start of each.
-PERSISTENT = 1.015
+PERSISTENT_FACTOR = 1.015
 PERSISTENT_SLICE_US = 0.02
-CLUSTER_ROOM = 0.95  # of the SMs, that clusters of more than 2 find side by side: 32 of 4 took two waves of 132 SMs
+# of the SMs, that clusters of more than 2 find side by side: 32 of 4 took two waves of 132 SMs
+CLUSTER_ROOM_SHARE = 0.95
 # An element that one thread loads by itself on its way to shared memory; it waits for each slice's. Of 9 candidates at
 # 333 x 1001 x 1003 and one at 2048 x 4095 x 4097, bf16: 23.2 and 534 us at best, cuBLAS 22.9 and 549.
 ELEMENT_US = 0.023
 ADD_US = 1.35  # adding up the sums of a cluster's blocks
 CLUSTER_US = 2.2  # more for each doubling of a cluster of streams
-OVERLAP = 2.5  # the norm's exponent
+OVERLAP_EXPONENT = 2.5  # the norm's exponent
 # ---- streams
 STREAM_US = 6.7  # launch, the first loads' way through a cold GPU, the last sums' way out; an empty kernel took 3.3
-STREAMED_OUT = 0.3  # as PUSHED_OUT where the L2 is not told: 8 x 4096 x 4096 took 17.1 us, and 14.7 where it is
-TOGETHER = 1024  # bytes of a row of the right factor that a block's slice-K groups read side by side,
-APART = 0.012  # and what each halving of them adds to the time of the bytes
-NEAR = 128 * 1024  # bytes of right factors that a block reads: with more, blocks that run side by side read far apart,
-FAR = 0.02  # and each doubling adds to the time of the bytes
+# as PUSHED_OUT_SHARE where the L2 is not told: 8 x 4096 x 4096 took 17.1 us, and 14.7 where it is
+STREAMED_OUT_SHARE = 0.3
+TOGETHER_BYTES = 1024  # bytes of a row of the right factor that a block's slice-K groups read side by side,
+APART_SHARE = 0.012  # and what each halving of them adds to the time of the bytes
+# of right factors that a block reads: with more, blocks that run side by side read far apart,
+NEAR_BYTES = 128 * 1024
+FAR_SHARE = 0.02  # and each doubling adds to the time of the bytes
 SHARED_GBS = 90.0  # at which one SM gets both factors, where other blocks have brought the left one to the L2
 LATENCY_US = 0.92  # from a load to its data, with all SMs loading
 BLOCK_US = 3.3  # a block's time before its first slice and behind its last
 SLICE_US = 0.12  # a slice-K group's time for a slice, and more
 PIECE_US = 0.016  # for every 16 x 8 sums of 64 products, of 32 as tf32
 PREPARED_US = 0.34  # and for every 8 x 64 elements of the left operand that it prepares
-STREAM_OVERLAP = 5.0
+STREAM_OVERLAP_EXPONENT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +98,10 @@ class AtomPace:
         return 1 + fragments + self.copied * narrow * (1 / tile_rows + 1 / tile_cols)
 
 
-# Fitted, with ADD_US, SUMS_US and OVERLAP, to measurements of gelu(x @ w.T + bias), bf16, on an H200: up to 15 tiles of
-# each of 35 shapes, of 65 to 16384 rows and K from 256 to 14336. It meets them within 6 % (rms), and what comes
-# first took 1.4 % more than the best tile in the mean. Loading fragments is in `share`. Where the power limit slows the
-# GPU down, tiles take up to 18 % longer. `prepared` is of 8 normed and gated chains.
+# Fitted, with ADD_US, SUMS_US and OVERLAP_EXPONENT, to measurements of gelu(x @ w.T + bias), bf16, on an H200: up to 15
+# tiles of each of 35 shapes, of 65 to 16384 rows and K from 256 to 14336. It meets them within 6 % (rms), and what
+# comes first took 1.4 % more than the best tile in the mean. Loading fragments is in `share`. Where the power limit
+# slows the GPU down, tiles take up to 18 % longer. `prepared` is of 8 normed and gated chains.
 MMA_PACE = AtomPace(
     share=1.0,
     fragment=0.0,
@@ -144,7 +149,7 @@ class ProductWork:
 
 def lying(access: Access, graph: Graph) -> float:
     """How much longer lines of a factor take from the L2 cache, if it lies as its shape says."""
-    return ASKEW if size_of(access.shape[access.line], graph.sizes) * access.dtype.bytes % SECTOR else 1.0
+    return ASKEW_FACTOR if size_of(access.shape[access.line], graph.sizes) * access.dtype.bytes % SECTOR_BYTES else 1.0
 
 
 def gemm_registers(tile: GemmTile, atom: Atom, dtype: DType, products: int) -> int:
@@ -165,7 +170,7 @@ def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
     resident = max(1, resident_blocks(target, tile.warps * tile.slice_k * target.warp, registers, room))
     blocks = -(-max(1, graph.rows) // tile.rows) * work.across * tile.cluster
     segment = work.dtype.bytes * (tile.k if work.along else tile.cols)
-    share = SEGMENT.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
+    share = SEGMENT_FACTOR.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
     own_us = streams_us if tile.slice_k > 1 else tiles_us
     least = floors(target, moved, work.dtype)
     return Cost(
@@ -181,20 +186,20 @@ def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
 
 def tiles_us(target: Target, work: ProductWork, blocks: int, resident: int, nbytes: int, share: float) -> float:
     """A launch of tiles; `nbytes` counted once, each of which takes `share` us."""
-    pushed = (PUSHED_OUT_EVICT_FIRST if work.evict_first else PUSHED_OUT) * min(nbytes, target.l2_bytes)
+    pushed = (PUSHED_OUT_EVICT_FIRST_SHARE if work.evict_first else PUSHED_OUT_SHARE) * min(nbytes, target.l2_bytes)
     memory = (nbytes + pushed) * share
     products = multiply_us(target, work, blocks, resident) + (ADD_US if work.tile.split_k > 1 else 0.0)
     tile = work.tile
     slices = (tile.rows + tile.cols * work.products) * work.k * work.dtype.bytes / tile.cluster
     lines = blocks * slices * work.askew / (L2_GBS * 1e3) if work.askew > 1.0 else 0.0  # else in what products take
-    return LAUNCH_US / 2 + overlapped((memory, products, lines), OVERLAP)
+    return LAUNCH_US / 2 + overlapped((memory, products, lines), OVERLAP_EXPONENT)
 
 
 def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -> float:
     """Tiles, wave after wave; the last wave has as many on an SM as it needs."""
     tile = work.tile
     own = pace_of(work)
-    instructions = MMA_SYNC if target.wgmma else 1.0
+    instructions = MMA_SYNC_SHARE if target.wgmma else 1.0
     rate = own.share * instructions * target.product_tflops(work.dtype) * 1e6 / target.sms  # flop per us of one SM
     share = own.burden(64, 64, 128, 256) / own.burden(
         tile.warp_rows, tile.warp_cols * work.products, tile.rows, tile.cols * work.products, work.narrow
@@ -203,7 +208,7 @@ def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -
     prepared = own.prepared / (tile.cols * work.products) if work.prepared else 0.0
     slices = -(-work.k // (tile.k * tile.cluster))
     tile_us = flops / (rate * share) * (1 + prepared) + slices * work.counted * tile.warps * own.count_us
-    sms = int(target.sms * CLUSTER_ROOM) if tile.cluster > 2 else target.sms
+    sms = int(target.sms * CLUSTER_ROOM_SHARE) if tile.cluster > 2 else target.sms
     full, rest = divmod(blocks, sms * resident)
     last = -(-rest // sms)
     waves = resident * full * wave_share(resident, tile, own) + last * wave_share(last, tile, own)
@@ -211,7 +216,7 @@ def multiply_us(target: Target, work: ProductWork, blocks: int, resident: int) -
     first, ends, slice_us = own.first_us, own.tile_us + sums, own.slice_us
     if tile.persistent:  # the next tile's first slices come while this one's last ones are multiplied
         first, ends, slice_us = own.first_us + own.tile_us, sums, PERSISTENT_SLICE_US
-        tile_us *= PERSISTENT
+        tile_us *= PERSISTENT_FACTOR
     by_element = -(-blocks // (sms * resident)) * slices * work.elements * ELEMENT_US
     alone = full / resident + (1 / last if rest else 0.0)
     waiting = alone * slices * slice_us + ends * (full + bool(rest)) / max(1, resident - 1)
@@ -241,10 +246,10 @@ def streams_us(target: Target, work: ProductWork, blocks: int, resident: int, nb
     turn."""
     tile = work.tile
     line = work.dtype.bytes * tile.k
-    pushed = 0.0 if work.evict_first else STREAMED_OUT * min(nbytes, target.l2_bytes)
-    halvings = max(0.0, math.log2(TOGETHER / (line * tile.slice_k)))
-    doublings = max(0.0, math.log2(tile.cols * work.products * work.k * work.dtype.bytes / NEAR))
-    memory = (nbytes + pushed) * share * (1 + APART * halvings + FAR * doublings)
+    pushed = 0.0 if work.evict_first else STREAMED_OUT_SHARE * min(nbytes, target.l2_bytes)
+    halvings = max(0.0, math.log2(TOGETHER_BYTES / (line * tile.slice_k)))
+    doublings = max(0.0, math.log2(tile.cols * work.products * work.k * work.dtype.bytes / NEAR_BYTES))
+    memory = (nbytes + pushed) * share * (1 + APART_SHARE * halvings + FAR_SHARE * doublings)
     slices = -(-work.k // (tile.k * tile.split_k))  # of a slice-K group
     on_sm = min(resident, max(1.0, blocks / target.sms))
     turns = slices * blocks / target.sms / (on_sm * (tile.stages - 1))
@@ -256,4 +261,4 @@ def streams_us(target: Target, work: ProductWork, blocks: int, resident: int, nb
     shared = brought * max(1.0, blocks / target.sms) / (SHARED_GBS * 1e3)
     limits = memory, shared, turns * LATENCY_US, rounds * group_us
     added = CLUSTER_US * math.log2(tile.cluster)
-    return STREAM_US + added + overlapped(limits, STREAM_OVERLAP)
+    return STREAM_US + added + overlapped(limits, STREAM_OVERLAP_EXPONENT)

@@ -24,7 +24,7 @@ from fusegen.planner.products.output_groups import (
 )
 from fusegen.planner.products.parts import Operand
 
-MOST_STREAMED = 64  # rows: one slice-K group's sums fill its registers then
+MOST_STREAMED_ROWS = 64  # rows: one slice-K group's sums fill its registers then
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,9 @@ def alike(drawn: MmaDraft, found: Mapping[Node, Operand]) -> Mapping[Node, Opera
 def read_once(drawn: MmaDraft, access: Access) -> bool:
     """Do all rows that a right factor is multiplied with pass by together?"""
     batches = range(len(drawn.dims) - 1)
-    return access.vector == drawn.chunk and drawn.rows <= MOST_STREAMED and all(i in access.strided for i in batches)
+    return (
+        access.vector == drawn.chunk and drawn.rows <= MOST_STREAMED_ROWS and all(i in access.strided for i in batches)
+    )
 
 
 def operand(drawn: MmaDraft, access: Access, mn: Literal["rows", "cols"], along: bool, transport: Transport) -> Operand:

@@ -56,7 +56,7 @@ from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
 MOST_PASSES_AHEAD = 8  # of a thread over its sums, for all of which it reads operands first
-UNROLLED = 4  # of more passes
+UNROLLED_PASSES = 4  # of more passes
 
 
 def gemm(graph: Graph, target: Target, layout: Layout) -> Iterator[GemmPlan]:
@@ -150,8 +150,8 @@ def taken(drawn: MmaDraft, tile: GemmTile, atom: Atom, run: int, output_group: O
 
     loads = tuple(replace(load, when="ahead" if ahead(load) else "now") for load in output_group.loads)
     read = any(load.when == "ahead" and len(drawn.dims) - 1 in load.access.strided for load in loads)
-    whole = run or read or passes <= UNROLLED
-    return replace(output_group, loads=loads, passes=passes, unrolled=passes if whole else UNROLLED)
+    whole = run or read or passes <= UNROLLED_PASSES
+    return replace(output_group, loads=loads, passes=passes, unrolled=passes if whole else UNROLLED_PASSES)
 
 
 def prepared(drawn: MmaDraft, factors: tuple[Operand, ...], accesses: Mapping[str, Access]) -> Prologue | None:

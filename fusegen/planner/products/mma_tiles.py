@@ -14,7 +14,7 @@ from fusegen.planner.products.gemm import (
     shared_bytes,
 )
 from fusegen.planner.products.gemm_duration import gemm_registers
-from fusegen.planner.products.mma_operands import MOST_STREAMED, MmaDraft
+from fusegen.planner.products.mma_operands import MOST_STREAMED_ROWS, MmaDraft
 from fusegen.planner.products.parts import Operand
 from fusegen.targets.atoms import Atom
 
@@ -63,14 +63,14 @@ WAVES: Mapping[int, tuple[GemmTile, ...]] = {
     2: (GemmTile(128, 64, 32, 2, 2, 2, bands=4), GemmTile(64, 64, 32, 2, 2, 2, bands=2)),
 }
 MOST_SUMS = 2048  # of one warp: 64 registers a thread
-MOST_AHEAD = 4096  # elements of the left operand in one slice: the compiler loads fragments of all of it ahead
+MOST_AHEAD_ELEMENTS = 4096  # elements of the left operand in one slice: the compiler loads fragments of all of it ahead
 STREAM_COLS = (16, 32, 64)
 STREAM_K = (64, 128)
 STREAM_SLICE_K = (2, 4, 8)
 STREAM_STAGES = (3, 4, 6)
 REGISTER_STAGES = (2,)  # through registers one slice is on its way, whatever the ring's length
 CLUSTERS = (1, 2, 4)
-IN_FLIGHT = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
+IN_FLIGHT_BYTES = 24 * 1024  # bytes that an SM must ask for ahead, at least, to be worth a candidate
 
 
 def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
@@ -82,7 +82,7 @@ def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
                 split = replace(tile, cluster=cluster)
                 if cluster == 1 or (cluster <= drawn.target.max_cluster and idle(drawn, split)):
                     yield split, atom_of(drawn)
-    if drawn.rows <= MOST_STREAMED or drawn.together not in shared:
+    if drawn.rows <= MOST_STREAMED_ROWS or drawn.together not in shared:
         yield from streams(drawn)
 
 
@@ -95,11 +95,11 @@ def atom_of(drawn: MmaDraft, streams: bool = False) -> Atom:
 def streams(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     atom = atom_of(drawn, streams=True)
     rows = atom.rows
-    while rows < min(drawn.rows, MOST_STREAMED):
+    while rows < min(drawn.rows, MOST_STREAMED_ROWS):
         rows *= 2
     for cols in STREAM_COLS:
         for k in STREAM_K:
-            if drawn.together * rows * cols > MOST_SUMS or rows * k > MOST_AHEAD:
+            if drawn.together * rows * cols > MOST_SUMS or rows * k > MOST_AHEAD_ELEMENTS:
                 continue
             for slice_k in STREAM_SLICE_K:
                 for stages in STREAM_STAGES if drawn.target.async_copies else REGISTER_STAGES:
@@ -118,7 +118,7 @@ def worthwhile(drawn: MmaDraft, tile: GemmTile) -> bool:
     few = small and tile.stages <= min(STREAM_STAGES)
     return few or (
         slices >= 2
-        and room * min(blocks, 3) >= IN_FLIGHT
+        and room * min(blocks, 3) >= IN_FLIGHT_BYTES
         and (tile.cluster == 1 or tiles_across(drawn, tile) < drawn.target.sms)
     )
 

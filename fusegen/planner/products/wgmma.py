@@ -28,24 +28,24 @@ from fusegen.planner.model import LINE_BYTES, Access, Summed, unusual
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile, ProductWork, Prologue
 from fusegen.targets.atoms import Atom
 
-LINE = 64  # halves of a line of shared memory, the widest swizzle
+LINE_ELEMENTS = 64  # halves of a line of shared memory, the widest swizzle
 PRODUCERS = 1  # groups that bring slices,
 CONSUMERS = 2  # and that multiply them
 SEGMENT_LINES = 64  # of rows or columns of a slice, however they lie
 SEGMENT_BYTES = SEGMENT_LINES * LINE_BYTES
-REGISTERS = 168  # of a thread as launched: 3 groups of as many threads share 65536,
+LAUNCH_REGISTERS = 168  # of a thread as launched: 3 groups of as many threads share 65536,
 PRODUCER_REGISTERS = 40  # of which those that bring slices give back what they need not,
 CONSUMER_REGISTERS = 232  # and those that multiply take it: 40 + 2 x 232 are three times 168
 BUFFERS = 2  # that a warp stores by turns
-AHEAD = 2  # slices whose pairs are on their way
-MOST_KEPT = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
+SLICES_AHEAD = 2  # slices whose pairs are on their way
+MOST_KEPT_REGISTERS = 80  # registers beside 128 sums and two prepared slices; with 88 a kernel spilled
 
 GroupSchedule = Literal["pingpong", "cooperative"]
 
 
 def box_cols(cols: int) -> int:
     """Columns of the boxes that so many are stored by: lines of 128, 64 or 32 bytes."""
-    return next(box for box in (LINE, LINE // 2, LINE // 4) if cols % box == 0)
+    return next(box for box in (LINE_ELEMENTS, LINE_ELEMENTS // 2, LINE_ELEMENTS // 4) if cols % box == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class WgmmaTile(ProductTile):
 
 def vector_bytes(prologue: Prologue | None) -> int:
     """Of a slice of all vectors that the left factor is computed from."""
-    return LINE * sum(found.access.dtype.bytes for found in prologue.vectors) if prologue else 0
+    return LINE_ELEMENTS * sum(found.access.dtype.bytes for found in prologue.vectors) if prologue else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +283,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
             load.when == "ahead" for load in output_group.loads
         )
         kept = self.contractions[0].accumulators // 2  # by pairs of halves
-        return alone and kept + self.vector_registers <= MOST_KEPT
+        return alone and kept + self.vector_registers <= MOST_KEPT_REGISTERS
 
     @property
     def vector_registers(self) -> int:
@@ -295,7 +295,7 @@ class WgmmaPlan(WgmmaWork, ProductPlan):
         """Slices whose pairs of the vectors along K a lane asks for at a time: a load takes longer than the
         products of a narrow tile's slice. Not than those of a wide one, where two at a time took 0.4 to 0.7 % more."""
         return (
-            AHEAD
+            SLICES_AHEAD
             if self.prologue and self.prologue.vectors and self.tile.cols < self.tile.atom.cols and self.steps > 1
             else 1
         )

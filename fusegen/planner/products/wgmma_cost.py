@@ -33,48 +33,48 @@ from fusegen.planner.model import LINE_BYTES, Cost
 from fusegen.planner.products.gemm_duration import L2_GBS, lying
 from fusegen.planner.products.parts import Operand
 from fusegen.planner.products.product_cost import floors, product_traffic
-from fusegen.planner.products.wgmma import REGISTERS, WgmmaWork
+from fusegen.planner.products.wgmma import LAUNCH_REGISTERS, WgmmaWork
 from fusegen.planner.rows.duration import COPY_SHARE
 from fusegen.planner.time import overlapped
 
 START_US = 5.6  # launch, first slices from DRAM, last boxes stored
-OVERLAP = 3.0  # the norm's exponent
+OVERLAP_EXPONENT = 3.0  # the norm's exponent
 # ---- products
-RATE = 1.0  # of the data sheet's matrix rate, which the SMs' clocks exceed
-NARROW = 1.12  # tiles of fewer than 128 columns: the left factor's lines are read for few products
-WIDE = 128
-STORED = 6.5  # issue slots, in time, to store an element; 128 x 256 of them took 1800 to 2500 cycles, all in all
-ISSUED = 2.2  # and each of them by warps that wait for it
+RATE_SHARE = 1.0  # of the data sheet's matrix rate, which the SMs' clocks exceed
+NARROW_FACTOR = 1.12  # tiles of fewer than 128 columns: the left factor's lines are read for few products
+WIDE_COLS = 128
+STORED_SLOTS = 6.5  # issue slots, in time, to store an element; 128 x 256 of them took 1800 to 2500 cycles, all in all
+ISSUED_SLOTS = 2.2  # and each of them by warps that wait for it
 LOADED_US = 6.0  # an operand that is read by pairs once its tile is summed: 4 times in turn from DRAM
 HOT_US = 400.0  # launches this long are held down by the power limit
-HOT = 1.02
-HOT_COOPERATIVE = 1.04  # and there larger tiles, cooperative take more of it
+HOT_FACTOR = 1.02
+HOT_COOPERATIVE_FACTOR = 1.04  # and there larger tiles, cooperative take more of it
 # ---- a left factor by way of registers. In tiles of 256 columns 4096 x 6144 x 4096 took, of the bare product's time,
 # 1.00 behind an RMSNorm without a gain, 1.02 with one of the factor's type and 1.07 with one of f32, 1.05 behind a
 # bias, 1.75 behind a bias and GELU. Narrow ones wait for what is prepared.
-SCALED = 1.02
+SCALED_FACTOR = 1.02
 PREPARED_US = 0.30  # a slice of one that is scaled by a vector of its type
 COMPUTED_US, SLOT_US = 0.34, 0.04  # of others, and for each issue slot of an element
 # ---- memory
-PUSHED_OUT = 0.56  # a launch that finds the L2 full of what others wrote pushes out as much as it reads
+PUSHED_OUT_SHARE = 0.56  # a launch that finds the L2 full of what others wrote pushes out as much as it reads
 # ---- blocks that share a tile
 MET_US = 1.5  # until all have multiplied, and their sums are where they are added up
 EXCHANGED_US = 2.2  # and for each 128 columns
-CLUSTERS = 1.005
+CLUSTERS_FACTOR = 1.005
 CLUSTER_US = 1.0  # until both blocks find room, and end: without it 1000^3 went to clusters, where it took no less
 # f32 is twice as many bytes for as many products, and half as many of them a second: what brings less is faster. 4096^3
 # took 395 us ping-pong, 368 in clusters and 333 cooperative, whatever else; 8192^3 3132, 3269 and 3763, in clusters
 # 3293, and by 16 rows of tiles besides 3083. cuBLAS took 333 and 2662.
-PINGPONG_F32 = 1.12
-CLUSTERS_F32 = 0.99
-GROUPS_F32 = 0.995
+PINGPONG_F32_FACTOR = 1.12
+CLUSTERS_F32_FACTOR = 0.99
+GROUPS_F32_FACTOR = 0.995
 # Blocks that run together take lines of both factors from the L2 cache, fewest where their tiles are as high as wide.
 # Cooperative tiles take a quarter more by 8 rows of tiles than by 16: RMSNorm's products took 0.4 to 0.6 % longer. A
 # tenth more showed nothing.
-SPREAD = 0.02
-SPREAD_FREE = 1.1
-GHZ = 1.7  # of an SM among products
-SPECIAL = 8  # issue slots that one exponential or division keeps its unit for
+SPREAD_SHARE = 0.02
+SPREAD_FREE_FACTOR = 1.1
+SM_GHZ = 1.7  # of an SM among products
+SPECIAL_SLOTS = 8  # issue slots that one exponential or division keeps its unit for
 
 
 def estimate(work: WgmmaWork) -> Cost:
@@ -83,7 +83,7 @@ def estimate(work: WgmmaWork) -> Cost:
     moved = product_traffic(graph, target, work.band, tile.group)
     dims = [size_of(graph.shape[axis], graph.sizes) for dim in work.row_dims for axis in dim.axes]
     extents = (dims[0], graph.rows // max(1, dims[0])) if work.batched else (graph.rows,)
-    memory = moved.ideal + PUSHED_OUT * min(moved.ideal, target.l2_bytes)
+    memory = moved.ideal + PUSHED_OUT_SHARE * min(moved.ideal, target.l2_bytes)
     waits = (
         multiplying(work, *extents),
         memory / (target.dram_gbs * COPY_SHARE * 1e3),
@@ -93,10 +93,10 @@ def estimate(work: WgmmaWork) -> Cost:
     return Cost(
         traffic=moved,
         floor_us=max(limits["memory"], limits["products"]),
-        time_us=START_US + overlapped(waits, OVERLAP),
+        time_us=START_US + overlapped(waits, OVERLAP_EXPONENT),
         bound="compute" if limits["products"] > limits["memory"] else "memory",
         in_flight_bytes=tile.stages * tile.stage_bytes,
-        registers=REGISTERS,
+        registers=LAUNCH_REGISTERS,
         blocks_per_sm=1,
     )
 
@@ -104,17 +104,17 @@ def estimate(work: WgmmaWork) -> Cost:
 def multiplying(work: WgmmaWork, *extents: int) -> float:
     """Rounds of tiles, and what is made of the sums, in us."""
     target, tile, parts = work.target, work.tile, split(work.hoisted)
-    per_sm = target.product_tflops(work.dtype) * 1e6 * RATE / target.sms  # operations per us
+    per_sm = target.product_tflops(work.dtype) * 1e6 * RATE_SHARE / target.sms  # operations per us
     each = 2 * tile.held_rows * tile.cols * work.line / per_sm  # of a slice
-    if tile.cols < WIDE:
-        each *= NARROW
+    if tile.cols < WIDE_COLS:
+        each *= NARROW_FACTOR
     products = work.steps * preparing(work, parts, each)
     # an element passes its own output group's alone
-    issued = STORED + slots(work, parts.epilogue) / len(work.output_groups)
-    epilogue = ISSUED * tile.held_rows * work.finished * issued / (target.f32_lanes * GHZ * 1e3)
+    issued = STORED_SLOTS + slots(work, parts.epilogue) / len(work.output_groups)
+    epilogue = ISSUED_SLOTS * tile.held_rows * work.finished * issued / (target.f32_lanes * SM_GHZ * 1e3)
     rounds = -(-work.tiles(*extents) * tile.blocks // target.sms)
     turns, f32_factors = tile.schedule == "pingpong", work.dtype is f32
-    slower = PINGPONG_F32 if turns and f32_factors else 1.0
+    slower = PINGPONG_F32_FACTOR if turns and f32_factors else 1.0
     time = rounds * products * slower + epilogue if turns else rounds * (products + epilogue)
     if any(
         found.access.strided and found.transport == "plain"
@@ -123,14 +123,14 @@ def multiplying(work: WgmmaWork, *extents: int) -> float:
     ):
         time += LOADED_US
     if time > HOT_US:
-        time *= HOT if turns else HOT * HOT_COOPERATIVE
+        time *= HOT_FACTOR if turns else HOT_FACTOR * HOT_COOPERATIVE_FACTOR
     if tile.cluster > 1:
-        time = CLUSTER_US + time * (CLUSTERS_F32 if f32_factors else CLUSTERS)
+        time = CLUSTER_US + time * (CLUSTERS_F32_FACTOR if f32_factors else CLUSTERS_FACTOR)
     if f32_factors and tile.group > 8:
-        time *= GROUPS_F32
+        time *= GROUPS_F32_FACTOR
     if tile.split_k > 1:
-        time += MET_US + EXCHANGED_US * tile.cols / WIDE
-    return time * (1.0 + SPREAD * max(0.0, spread(work, *extents) - SPREAD_FREE))
+        time += MET_US + EXCHANGED_US * tile.cols / WIDE_COLS
+    return time * (1.0 + SPREAD_SHARE * max(0.0, spread(work, *extents) - SPREAD_FREE_FACTOR))
 
 
 def lines(work: WgmmaWork) -> float:
@@ -163,12 +163,12 @@ def preparing(work: WgmmaWork, parts: Split, each: float) -> float:
     if found is None:
         return each
     if found.scale or not found.changes:
-        return max(each * (SCALED if found.scale else 1.0), each / 2 + PREPARED_US)
+        return max(each * (SCALED_FACTOR if found.scale else 1.0), each / 2 + PREPARED_US)
     return each / 2 + COMPUTED_US + SLOT_US * slots(work, parts.lefts[0].body)
 
 
 def slots(work: WgmmaWork, nodes: Iterable[Node]) -> float:
     """Issue slots that `nodes` take for one element."""
     listed = [n for n in nodes if n.op.kind is Kind.MAP and work.hoisted.extents[n] is Extent.ELEMENT]
-    special = sum(SPECIAL / 4 for n in listed if n.op.flops >= 4)
+    special = sum(SPECIAL_SLOTS / 4 for n in listed if n.op.flops >= 4)
     return sum(n.op.issued for n in listed) + special

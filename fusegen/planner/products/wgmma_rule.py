@@ -47,7 +47,7 @@ from fusegen.planner.products.output_groups import (
 from fusegen.planner.products.parts import Contraction, Left, Operand, OutputGroup, Prologue
 from fusegen.planner.products.product_cost import product_rounding
 from fusegen.planner.products.wgmma import (
-    LINE,
+    LINE_ELEMENTS,
     GroupSchedule,
     WgmmaPlan,
     WgmmaTile,
@@ -63,10 +63,10 @@ MOST_ROWS = 128
 FEW_ROWS = 64  # up to which weights are streamed
 MOST_ROUNDS = 4  # of tiles on all SMs
 LEAST_SLICES = 4  # of a block that shares a tile
-CLUSTERED = {4: 0.91}  # of an H200's SMs, 120 have room for clusters of four
+CLUSTERED_SHARE = {4: 0.91}  # of an H200's SMs, 120 have room for clusters of four
 MOST_BATCHES = 1  # row dimensions beside the products' rows: tensor copies of three axes
-COLUMNS = 8  # elements of 16 bytes
-MOST_EARLY = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 of each while it sums
+VECTOR_COLS = 8  # elements of 16 bytes
+MOST_EARLY_BYTES = 4  # bytes of all vectors' elements: a thread keeps 32 or 64 of each while it sums
 LEAST_COLS = 16  # of a box that is stored: a sector of 32 bytes a row
 LEAST_STAGES = 3
 MOST_PRODUCTS = 2  # whose sums a thread has registers for
@@ -252,7 +252,7 @@ class WgmmaDraft(ProductDraft):
         }
         found = spans_of(self, contractions, self.access, width, 2)
         vectors = [load.access for output_group in found for load in output_group.loads if not load.access.strided]
-        few = len(found) == 1 and sum(access.dtype.bytes for access in vectors) <= MOST_EARLY
+        few = len(found) == 1 and sum(access.dtype.bytes for access in vectors) <= MOST_EARLY_BYTES
         return tuple(
             replace(
                 output_group,
@@ -289,7 +289,7 @@ class WgmmaDraft(ProductDraft):
         if tile.cols // self.together // tile.split_k % LEAST_COLS:
             return False
         share = tile.cols // self.together // tile.cluster
-        return share % LINE == 0 or all(right.along for right in self.rights.values())
+        return share % LINE_ELEMENTS == 0 or all(right.along for right in self.rights.values())
 
     @property
     def even_rows(self) -> int:
@@ -312,7 +312,7 @@ class WgmmaDraft(ProductDraft):
             return tiles <= MOST_ROUNDS * self.target.sms
         slices = self.k * self.dtype.bytes // LINE_BYTES
         left = self.matrix or self.parts.lefts[0].operand
-        room = int(CLUSTERED.get(tile.split_k, 1.0) * self.target.sms)
+        room = int(CLUSTERED_SHARE.get(tile.split_k, 1.0) * self.target.sms)
         fits = tiles * tile.split_k <= room and slices >= LEAST_SLICES * tile.split_k
         return fits and self.operand(left, "rows").along
 
@@ -374,7 +374,7 @@ class WgmmaDraft(ProductDraft):
         return tuple(found)
 
     def is_mapped(self, access: Access) -> bool:
-        return access.tensor in self.factors or access.vector == COLUMNS
+        return access.tensor in self.factors or access.vector == VECTOR_COLS
 
     def map(self, pointer: Param, tile: WgmmaTile) -> Param:
         """The matrices of a tensor, and a batch axis where it has one."""
@@ -397,7 +397,7 @@ class WgmmaDraft(ProductDraft):
             return tile.box_rows if access.output else tile.rows, cols
         use = self.factors[access.tensor]
         if line_of(use, self.layout) != use.k_axis:
-            return LINE, LINE
+            return LINE_ELEMENTS, LINE_ELEMENTS
         line = LINE_BYTES // self.dtype.bytes
         if use.place == "left":
             return tile.rows, line
@@ -450,13 +450,13 @@ def scales(left: Node, matrix: Tensor, vector: Tensor) -> bool:
 def boxed(graph: Graph, use: Use, width: int) -> bool:
     """Does a tensor copy store it? It must be of 16-bit elements and lie as tensor copies need it."""
     output = any(use.tensor is t for t in graph.outputs)
-    return output and use.tensor.dtype in (f16, bf16) and width == COLUMNS
+    return output and use.tensor.dtype in (f16, bf16) and width == VECTOR_COLS
 
 
 def brought(graph: Graph, use: Use, width: int) -> bool:
     """Does it come by tensor copies, though it is no factor? The same holds; and every row has its own."""
     alike = use.tensor.shape == graph.shape and not any(use.tensor is t for t in graph.outputs)
-    return alike and use.place == "tile" and use.tensor.dtype in (f16, bf16) and width == COLUMNS
+    return alike and use.place == "tile" and use.tensor.dtype in (f16, bf16) and width == VECTOR_COLS
 
 
 def unaligned(graph: Graph, layout: Layout, use: Use) -> str:

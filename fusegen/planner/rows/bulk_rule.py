@@ -34,7 +34,8 @@ from fusegen.targets.base import Target
 
 MOST_ELEMENTS = 64  # of a row, in the registers of one thread
 LEAST_ELEMENTS = 8  # of a thread: fewer are outweighed by what it does once
-SEVERAL_ROWS = 128  # threads of a block of several rows: a softmax of 131072 x 513 took 71.4 us so and 76.3 with 256
+# threads of a block of several rows: a softmax of 131072 x 513 took 71.4 us so and 76.3 with 256
+SEVERAL_ROWS_THREADS = 128
 
 
 def bulk_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Draft | None:
@@ -67,7 +68,7 @@ def bulk_tiles(draft: Draft) -> Iterator[Tile]:
         held = per_thread * draft.vector
         few = per_row < target.warp and cols >= LEAST_ELEMENTS * target.warp  # a warp would have enough to do
         if side_by_side and not few and LEAST_ELEMENTS <= held <= MOST_ELEMENTS:
-            threads = SEVERAL_ROWS if contiguous and per_row <= target.warp else per_row
+            threads = SEVERAL_ROWS_THREADS if contiguous and per_row <= target.warp else per_row
             if threads >= target.warp:
                 yield Tile(threads, per_row, threads // per_row, draft.vector, per_thread)
         per_row *= 2

@@ -39,81 +39,86 @@ from fusegen.targets.base import Target
 
 # ---- bytes
 COPY_SHARE = 0.88  # of the data sheet's DRAM rate, what a plain device copy reaches: 4.2 of 4.8 TB/s on an H200
-BY_WIDTH = {16: 1.0, 8: 0.96, 4: 0.84, 2: 0.8, 1: 0.5}  # share of the rate by bytes of one access
-CHOSEN_BY_WIDTH = {16: 1.0, 8: 0.87, 4: 0.5, 2: 0.8, 1: 0.5}  # the same beside a choice of columns, as that was fitted
-BULK_ROW = 42  # bytes more for what a bulk copy moves, a row or several: its ends fill no sector
-BULK_ALONE = 1.05  # where an SM holds one such row, and nothing hides what that waits for
-TWICE = 0.45  # a vector of two accesses leaves every other 16 bytes to the second
-APART = (
-    0.5  # bias_relu 65536 x 4096 in f16 by 8 single elements a thread: 763 us, by vectors 254; f32 copies lose nothing
-)
-SECTOR = 18  # bytes that the threads of a row should find next to each other
-# Fewer bytes side by side than WHOLE cost as much as APART_BYTES more of them: rmsnorm 262144 x 128 took 36.4 us by 16
-# threads a row and 256 B side by side, 36.7 by half of them, 39.2 by a quarter, 41.3 by an eighth.
-WHOLE = 256
+RATE_SHARE_BY_BYTES = {16: 1.0, 8: 0.96, 4: 0.84, 2: 0.8, 1: 0.5}  # share of the rate by bytes of one access
+# the same beside a choice of columns, as that was fitted
+CHOSEN_RATE_SHARE_BY_BYTES = {16: 1.0, 8: 0.87, 4: 0.5, 2: 0.8, 1: 0.5}
+BULK_ROW_BYTES = 42  # bytes more for what a bulk copy moves, a row or several: its ends fill no sector
+BULK_ALONE_FACTOR = 1.05  # where an SM holds one such row, and nothing hides what that waits for
+TWICE_SHARE = 0.45  # a vector of two accesses leaves every other 16 bytes to the second
+# bias_relu 65536 x 4096 in f16 by 8 single elements a thread: 763 us, by vectors 254; f32 copies lose nothing
+APART_SHARE = 0.5
+SIDE_BY_SIDE_BYTES = 18  # bytes that the threads of a row should find next to each other
+# Fewer bytes side by side than WHOLE_BYTES cost as much as APART_BYTES more of them: rmsnorm 262144 x 128 took 36.4 us
+# by 16 threads a row and 256 B side by side, 36.7 by half of them, 39.2 by a quarter, 41.3 by an eighth.
+WHOLE_BYTES = 256
 APART_BYTES = 9  # the fit to whole chains; head_layernorm of 64 took 110 us by 32 B and 77 by 64 B
-APART_MISALIGNED = 32  # where rows start anywhere and are written, a run lies across one more sector
-FROM_L2 = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
+APART_MISALIGNED_BYTES = 32  # where rows start anywhere and are written, a run lies across one more sector
+FROM_L2_SHARE = 0.16  # time of a byte from the L2 cache, in that of one from DRAM
 # The same of a row that is partly kept, which the fit counted as bytes of DRAM: with 7 of 8 vectors kept a softmax at
 # 4096 x 131072 took 568 us, by clusters that keep all 560.
-FROM_L2_PARTLY = 1.0
+FROM_L2_PARTLY_SHARE = 1.0
 # By asynchronous copies, where the same bytes could have stayed in registers: add_rmsnorm 16384 x 4096 took 140 us so
 # and 134 to 136 in registers, 16384 x 8192 266.6 and 262.4, a causal softmax of 32 x 4096 x 4096 414 and 404.
-COPIED = 1.05
-ROLLED = 1.11  # computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
-ALONE = 1.04  # where an SM holds one block, whose registers hold its row
-MASKED = 1.1  # a loop over a row that a mask ends: alibi_softmax of 16 x 4096 x 4096 took 235 us so and 210 unrolled
+COPIED_FACTOR = 1.05
+# computed values on their way to shared memory: a loop that is not unrolled whole waits for its loads
+ROLLED_FACTOR = 1.11
+ALONE_FACTOR = 1.04  # where an SM holds one block, whose registers hold its row
+# a loop over a row that a mask ends: alibi_softmax of 16 x 4096 x 4096 took 235 us so and 210 unrolled
+MASKED_FACTOR = 1.1
 # Of a byte that all rows share, where what the blocks of an SM keep in shared memory leaves its L1 cache no room for
 # it: layernorm_affine 8192 x 16384 in bf16 took 146 us with seven blocks of 33 KB and 136 with four.
-PAST_L1 = 0.06
-IN_TURN = 1.03  # persistent: a softmax of 500 x 262144 took 306 us so and 285 by clusters of 16 that end with their row
+PAST_L1_SHARE = 0.06
+# persistent: a softmax of 500 x 262144 took 306 us so and 285 by clusters of 16 that end with their row
+IN_TURN_FACTOR = 1.03
 # Clusters: cross_entropy_backward 4096 x 32000 in f32 took 273 us by those of two and 258 by blocks. With 1.1, which
 # the held-out chains alone ask for, log_softmax 1024 x 131072 goes to blocks, which took 255 us, and clusters 206.
-CLUSTERED = 1.05
-BRANCHED = 1.34  # and where each load has a branch of its own, they wait for one another
+CLUSTERED_FACTOR = 1.05
+BRANCHED_FACTOR = 1.34  # and where each load has a branch of its own, they wait for one another
 # The same where nothing but sums is written: those of 10001 bf16 took 169 us so and 155 with all loads ahead.
-BRANCHED_SUMS = 1.2
+BRANCHED_SUMS_FACTOR = 1.2
 # Threads without a vector in the last turn: RMSNorm's gradient by 768 columns took 83 us with 64 threads and two turns,
 # of which a half is empty in one, and 75 with 32 and three; layernorm_affine 16384 x 5120 95 with 256 and 86 with 128.
-IDLE = 0.1
+IDLE_SHARE = 0.1
 # Rows that start anywhere, copied to shared memory by blocks of which an SM holds two at most, and so hides less of
 # what each waits for: log_softmax took 453 us at 4096 x 50257 with 1024 threads and 379 with 512, at 4096 x 32001 269
 # and 232.
-CROWDED = 1.2
-# ---- instructions
-ISSUE = 0.9
-MOVE = 1.0  # a conversion and its share of an access, for one element of an operand
-ONLINE = {"softmax": 6, "welford": 36}  # beside the op's own
-SHARED_ACCESS = 1.69
-SINGLE = 7.0  # an element that is moved alone: address, test and predicated access
-ROW_END = 0.6  # of an element's instructions: once more in a vector that the row ends in, for all lanes of its warp
+CROWDED_FACTOR = 1.2
+# ---- issue slots: instructions that a thread issues
+ISSUE_FACTOR = 0.9
+MOVE_SLOTS = 1.0  # a conversion and its share of an access, for one element of an operand
+ONLINE_SLOTS = {"softmax": 6, "welford": 36}  # beside the op's own
+SHARED_ACCESS_SLOTS = 1.69
+SINGLE_SLOTS = 7.0  # an element that is moved alone: address, test and predicated access
+# of an element's instructions: once more in a vector that the row ends in, for all lanes of its warp
+ROW_END_SHARE = 0.6
 # Vectors across blocks, by the instructions of their text: pieces are selected, shifted and joined. A stored vector
 # goes to shared memory and is joined from there; or it is handed to the next lane as well, and the first of the lanes
 # that share a row goes value by value. In a pass by blocks nothing of that is done, but for what every row shares.
-JOINED = 12.0  # a vector
-STAGED = 20.0
-PARTED = 25.0
-FIRST_LANE = 20.0  # one a warp
-BY_BLOCKS = 5.0
-PLACED = 40.0  # copied to shared memory, to where a row's block lies
-ACROSS_THREAD = 55.0  # of a row whose vectors are shifted into place, once a thread: its ends
-COPIES_THREAD = 400.0  # of a row whose blocks are copied to shared memory: turns, ends, and waiting for each vector
-EDGE = 30.0  # of a row, whose ends fill no block: a turn of the threads that share it
-LYING = 24.0  # of a thread, to find out how each tensor's row lies
-THREAD = 30.0
-DIVISION = 60.0  # of a row's number by a dimension
-STEP = 2.0  # of a reduction across lanes
+JOINED_SLOTS = 12.0  # a vector
+STAGED_SLOTS = 20.0
+PARTED_SLOTS = 25.0
+FIRST_LANE_SLOTS = 20.0  # one a warp
+BY_BLOCKS_SLOTS = 5.0
+PLACED_SLOTS = 40.0  # copied to shared memory, to where a row's block lies
+ACROSS_THREAD_SLOTS = 55.0  # of a row whose vectors are shifted into place, once a thread: its ends
+# of a row whose blocks are copied to shared memory: turns, ends, and waiting for each vector
+COPIES_THREAD_SLOTS = 400.0
+EDGE_SLOTS = 30.0  # of a row, whose ends fill no block: a turn of the threads that share it
+LYING_SLOTS = 24.0  # of a thread, to find out how each tensor's row lies
+THREAD_SLOTS = 30.0
+DIVISION_SLOTS = 60.0  # of a row's number by a dimension
+STEP_SLOTS = 2.0  # of a reduction across lanes
 # Rows by bulk copies, whose elements are read and written one by one in shared memory
-BULK_READ = 5.0  # beside MOVE
-BULK_WRITE = 0.3
-BULK_CONFLICT = 1.9  # each time more that an access goes to the same bank
-BULK_VECTOR = 2.5  # of what all rows share
+BULK_READ_SLOTS = 5.0  # beside MOVE_SLOTS
+BULK_WRITE_SLOTS = 0.3
+BULK_CONFLICT_SLOTS = 1.9  # each time more that an access goes to the same bank
+BULK_VECTOR_SLOTS = 2.5  # of what all rows share
 # Each line of the L1 cache more that a warp's rows of another operand lie in: windows of 49 x 49 with a bias took 55 us
 # with two threads a row and 49 with four.
-LINE = 1.0
-BULK_UNTIL = 6.2  # to find whether a vector lies beyond a mask's limit
-BULK_THREAD = 23.0
-BULK_TENSOR = 3.1
+LINE_SLOTS = 1.0
+BULK_UNTIL_SLOTS = 6.2  # to find whether a vector lies beyond a mask's limit
+BULK_THREAD_SLOTS = 23.0
+BULK_TENSOR_SLOTS = 3.1
 # ---- waiting, in microseconds
 LAUNCH_US = 2.0  # a launch that does nothing, as seen from its stream
 LOAD_US = 0.66  # from a load to its value, once a turn of loads
@@ -122,7 +127,7 @@ LATER_US = 0.3  # the same of what a later pass reads
 NUMBER_US = 0.25
 TURN_US = 0.022  # a vector of a row that a mask ends: its test stands between it and the next one, in each pass
 BULK_US = 0.8  # from asking for a row to its values
-OVERLAPPED = 0.75  # n turns of loads take n^0.75 times as long as one
+TURNS_EXPONENT = 0.75  # n turns of loads take n^0.75 times as long as one
 REDUCTION_US = 0.1
 # More for each warp that comes to a reduction's barrier, where no other block hides it: LayerNorm took 5.1 us at
 # 1 x 5120 with 1024 threads, 4.6 with 512 and 4.3 with 256.
@@ -131,22 +136,22 @@ CLUSTER_US = 1.19  # more for a reduction across a cluster
 GATHERING_US = 0.78  # a cluster starts when all of its blocks find room: so much for each doubling
 # Share of the SMs that clusters fill, whose blocks must lie in one part of the GPU: cuOccupancyMaxActiveClusters of an
 # H200, with one block an SM, gave 15 clusters of 8 blocks and 7 of 16.
-FILLED = {8: 120 / 132, 16: 112 / 132}
-CYCLES = 6.3  # of an instruction in a warp that waits for it
-BULK_CYCLES = 5.2  # the same of rows by bulk copies
+FILLED_SHARE = {8: 120 / 132, 16: 112 / 132}
+SLOT_CYCLES = 6.3  # of an instruction in a warp that waits for it
+BULK_SLOT_CYCLES = 5.2  # the same of rows by bulk copies
 SM_GBS = 121.0  # what one SM moves when it has the memory for itself
-OVERLAP = 3.6  # the norm's exponent
+OVERLAP_EXPONENT = 3.6  # the norm's exponent
 # ---- registers
 DIM_REGISTERS = 4  # of a thread, for each row dimension beside the first
-LATER_READS = 0.5  # of what a later pass reads, the share that waits in registers with what is kept
-LATE_READS = 0.25  # the same where each vector is read where it is used
-LOOPED = 0.49  # of what the turns of a loop read that is not unrolled whole, the share that waits at a time
-PACKED_MORE = 0.2  # for an element, of what is made of vectors that stay as they were read
+LATER_READS_SHARE = 0.5  # of what a later pass reads, the share that waits in registers with what is kept
+LATE_READS_SHARE = 0.25  # the same where each vector is read where it is used
+LOOPED_SHARE = 0.49  # of what the turns of a loop read that is not unrolled whole, the share that waits at a time
+PACKED_REGISTERS = 0.2  # for an element, of what is made of vectors that stay as they were read
 BOOL_BYTES = 2  # of a register, for an element of a mask
 
 WARP = BANKS = 32  # of GPUs that have bulk copies
 BANK_BYTES = 4
-UNROLL = 4  # vectors in flight in a loop that is not unrolled whole
+UNROLLED_VECTORS = 4  # vectors in flight in a loop that is not unrolled whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +211,9 @@ def estimated_registers(work: Work) -> int:
     loaded = max(
         sum(held_bytes(load, work.ragged) for load in loads if load.access.by_column) for loads in loaded_by_pass
     )
-    vectors = min(UNROLL, work.tile.per_thread)
+    vectors = min(UNROLLED_VECTORS, work.tile.per_thread)
     held = math.ceil(work.held * work.tile.vector * work.kept_bytes / 4)
-    return max(32, math.ceil(16 + vectors * work.tile.vector * max(0.5, LOOPED * loaded / WORD_BYTES))) + held
+    return max(32, math.ceil(16 + vectors * work.tile.vector * max(0.5, LOOPED_SHARE * loaded / WORD_BYTES))) + held
 
 
 def words_held(work: Work) -> float:
@@ -227,9 +232,9 @@ def words_held(work: Work) -> float:
             reads = {load: read_words(load, work) for load in row_pass.reads}
             ahead += sum(words for load, words in reads.items() if load.when == "ahead")
             waiting = sum(words for load, words in reads.items() if load.when != "ahead")
-            alive += waiting * (LATE_READS if row_pass.late else LATER_READS if number else 1.0)
+            alive += waiting * (LATE_READS_SHARE if row_pass.late else LATER_READS_SHARE if number else 1.0)
         most = max(most, ahead + max(alive, after))
-    return most + (PACKED_MORE if work.packed else 0.0)
+    return most + (PACKED_REGISTERS if work.packed else 0.0)
 
 
 def read_words(load: Load, work: Work) -> float:
@@ -294,44 +299,44 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     tile = work.tile
     registers = estimated_registers(work)
     resident = max(1, resident_blocks(target, tile.threads, registers, work.shared_bytes))
-    vectors = tile.per_thread if work.whole else min(UNROLL, tile.per_thread)
+    vectors = tile.per_thread if work.whole else min(UNROLLED_VECTORS, tile.per_thread)
     reads = work.passes[0].reads if work.passes else ()
     first = sum(load.access.dtype.bytes for load in reads if load.when != "ahead")
     from_l2 = sum(t.ideal * t.times - t.moved for t in moved.tensors)
-    share = FROM_L2_PARTLY if work.in_shared else FROM_L2
+    share = FROM_L2_PARTLY_SHARE if work.in_shared else FROM_L2_SHARE
     memory_us = (moved.moved + from_l2 * share) / (target.dram_gbs * COPY_SHARE * 1e3 * width_share(work))
     writes = any(store.access.by_column for row_pass in work.passes for store in row_pass.stores)
     if shared_by_rows(work, graph.cols) > target.shared_per_sm - resident * work.shared_bytes:
-        again = PAST_L1 * work.blocks * tile.rows_per_block * shared_by_rows(work, graph.cols)
+        again = PAST_L1_SHARE * work.blocks * tile.rows_per_block * shared_by_rows(work, graph.cols)
         memory_us += again / (target.dram_gbs * COPY_SHARE * 1e3)
     if work.bulk:
         ends = rows_moved(work) * graph.rows / tile.rows_per_block
-        memory_us += ends * BULK_ROW / (target.dram_gbs * COPY_SHARE * 1e3)
+        memory_us += ends * BULK_ROW_BYTES / (target.dram_gbs * COPY_SHARE * 1e3)
         if work.in_shared and resident == 1:
-            memory_us *= BULK_ALONE
+            memory_us *= BULK_ALONE_FACTOR
     elif work.in_shared:
-        memory_us *= COPIED if work.copies else ROLLED
+        memory_us *= COPIED_FACTOR if work.copies else ROLLED_FACTOR
     if work.staging == "persistent":
-        memory_us *= IN_TURN
+        memory_us *= IN_TURN_FACTOR
     elif resident == 1 and not work.in_shared and not work.bulk:
-        memory_us *= ALONE
+        memory_us *= ALONE_FACTOR
     if any(row_pass.until for row_pass in work.passes) and not work.unrolled and not work.bulk:
-        memory_us *= MASKED
+        memory_us *= MASKED_FACTOR
     if tile.cluster > 1:
-        memory_us *= CLUSTERED
+        memory_us *= CLUSTERED_FACTOR
     if work.ragged and tile.vector > 1 and not work.whole and not work.bulk:
-        memory_us *= BRANCHED if writes else BRANCHED_SUMS
+        memory_us *= BRANCHED_FACTOR if writes else BRANCHED_SUMS_FACTOR
     if work.unrolled and not work.ragged and not work.flat:
-        memory_us *= 1 + IDLE * (
+        memory_us *= 1 + IDLE_SHARE * (
             1 - graph.cols / (tile.threads_per_row * tile.per_thread * tile.vector * tile.col_tiles)
         )
     if work.ragged and work.copies and 2 * tile.threads >= target.threads_per_sm:
-        memory_us *= CROWDED
+        memory_us *= CROWDED_FACTOR
     thread = instructions(graph, work)
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
-    issue_us = ISSUE * work.blocks * tile.threads * thread / per_us
+    issue_us = ISSUE_FACTOR * work.blocks * tile.threads * thread / per_us
     reductions = sum(len(row_pass.reductions) for row_pass in work.passes)
-    alone_us = thread * (BULK_CYCLES if work.bulk else CYCLES) * target.sms * target.f32_lanes / per_us
+    alone_us = thread * (BULK_SLOT_CYCLES if work.bulk else SLOT_CYCLES) * target.sms * target.f32_lanes / per_us
     several = max(len(access.strided) for access in work.accesses) > 1 and tile.rows_per_block > 1
     alone_us += NUMBER_US * several
     alone_us += TURN_US * tile.per_thread * sum(bool(row_pass.until) for row_pass in work.passes)
@@ -339,10 +344,10 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     alone_us += reductions * (REDUCTION_US + (CLUSTER_US if tile.cluster > 1 else 0))
     # its loads are under way while the row before is written; its clusters gather once
     if work.staging != "persistent":
-        alone_us += BULK_US if work.bulk else LOAD_US * turns_of_loads(work) ** OVERLAPPED
+        alone_us += BULK_US if work.bulk else LOAD_US * turns_of_loads(work) ** TURNS_EXPONENT
         alone_us += LATER_US * sum(any(map(from_memory, row_pass.loads)) for row_pass in work.passes[1:])
         alone_us += GATHERING_US * math.log2(tile.cluster)
-    waiting_us = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / resident) * alone_us
+    waiting_us = max(1.0, work.blocks / (target.sms * FILLED_SHARE.get(tile.cluster, 1.0)) / resident) * alone_us
     beside = max(1.0, min(resident, work.blocks / target.sms))  # blocks of an SM
     barriers_us = (
         reductions * WARP_US * tile.row_threads / target.warp / beside if tile.row_threads > target.warp else 0.0
@@ -350,7 +355,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     return Cost(
         traffic=moved,
         floor_us=floor_us(target, moved),
-        time_us=LAUNCH_US + overlapped((memory_us, issue_us, waiting_us), OVERLAP) + barriers_us,
+        time_us=LAUNCH_US + overlapped((memory_us, issue_us, waiting_us), OVERLAP_EXPONENT) + barriers_us,
         bound="memory" if memory_us >= issue_us else "instruction",
         in_flight_bytes=resident * tile.threads * vectors * tile.vector * first,
         registers=registers,
@@ -372,7 +377,7 @@ def turns_of_loads(work: Work) -> float:
     """How often a thread waits for memory in its first pass: once, where all loads are issued before the first use."""
     if work.whole:
         return 1
-    return -(-work.tile.per_thread // UNROLL)
+    return -(-work.tile.per_thread // UNROLLED_VECTORS)
 
 
 def instructions(graph: Graph, work: Work) -> float:
@@ -382,40 +387,44 @@ def instructions(graph: Graph, work: Work) -> float:
     element = 0.0
     for row_pass in work.passes:
         share = min(shares_read(graph, work.passes).values(), default=1.0) if row_pass.until else 1.0
-        element += MOVE * (share * sum(load.when != "ahead" for load in row_pass.loads) + len(row_pass.stores))
+        element += MOVE_SLOTS * (share * sum(load.when != "ahead" for load in row_pass.loads) + len(row_pass.stores))
         element += share * sum(issued.get(statement.name, 1) for statement in row_pass.body)
-        element += share * sum(ONLINE.get(r.kind, 1) for r in row_pass.reductions)
+        element += share * sum(ONLINE_SLOTS.get(r.kind, 1) for r in row_pass.reductions)
         if work.in_shared and not work.bulk:
-            element += SHARED_ACCESS * share * (len(row_pass.takes) + len(row_pass.keeps))
+            element += SHARED_ACCESS_SLOTS * share * (len(row_pass.takes) + len(row_pass.keeps))
     if work.bulk:
         element += sum(brought(row_pass, tile, graph.cols) for row_pass in work.passes)
     elif tile.vector == 1:
-        element += SINGLE * sum(access.by_column for access in work.accesses)
+        element += SINGLE_SLOTS * sum(access.by_column for access in work.accesses)
     elif work.ragged:
-        element += SINGLE * sum(access.mode == "element" and access.by_column for access in work.accesses)
+        element += SINGLE_SLOTS * sum(access.mode == "element" and access.by_column for access in work.accesses)
         element += sum(shifting(row_pass, tile) for row_pass in work.passes) / tile.vector
         if work.copies:
             element += (
-                PLACED * sum(load.when == "keep" for row_pass in work.passes for load in row_pass.loads) / tile.vector
+                PLACED_SLOTS
+                * sum(load.when == "keep" for row_pass in work.passes for load in row_pass.loads)
+                / tile.vector
             )
         if not tile.remainder and not all(row_pass.blocks_of for row_pass in work.passes):
-            element += ROW_END * element * min(1.0, 2 / (tile.per_thread * max(1.0, tile.row_threads / 32)))
+            element += ROW_END_SHARE * element * min(1.0, 2 / (tile.per_thread * max(1.0, tile.row_threads / 32)))
     reductions = sum(len(row_pass.reductions) for row_pass in work.passes)
     steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
     dims = max(1, *(len(a.strided) for a in work.accesses))
-    thread = THREAD + reductions * (STEP * steps + 20) + DIVISION * (dims - 1)
-    thread += LYING * sum(access.mode == "misaligned" for access in work.accesses)
+    thread = THREAD_SLOTS + reductions * (STEP_SLOTS * steps + 20) + DIVISION_SLOTS * (dims - 1)
+    thread += LYING_SLOTS * sum(access.mode == "misaligned" for access in work.accesses)
     if work.bulk:
-        return thread + BULK_THREAD + BULK_TENSOR * rows_moved(work) + element * tile.per_thread * tile.vector
+        return (
+            thread + BULK_THREAD_SLOTS + BULK_TENSOR_SLOTS * rows_moved(work) + element * tile.per_thread * tile.vector
+        )
     if work.ragged and work.copies:
-        thread += COPIES_THREAD
+        thread += COPIES_THREAD_SLOTS
     elif work.ragged and reductions and tile.vector > 1 and work.whole:
-        thread += ACROSS_THREAD
+        thread += ACROSS_THREAD_SLOTS
     warps = max(1.0, tile.row_threads / 32)  # of a row, in one of which single values stand in for all lanes
     if work.ragged and any(store.staged or row_pass.blocks_of for row_pass in work.passes for store in row_pass.stores):
-        thread += EDGE * math.ceil(2 * (tile.vector - 1) / tile.threads_per_row) / warps
+        thread += EDGE_SLOTS * math.ceil(2 * (tile.vector - 1) / tile.threads_per_row) / warps
     if tile.remainder:
-        thread += (element + EDGE) / warps
+        thread += (element + EDGE_SLOTS) / warps
     taken = tile.per_thread * tile.vector
     if work.ragged and tile.vector > 1:  # turns that lie behind the row's end are passed over
         taken = min(taken, math.ceil(graph.cols / (tile.threads_per_row * tile.col_tiles)))
@@ -426,16 +435,22 @@ def brought(row_pass: RowPass, tile: Tile, cols: int) -> float:
     """Instructions for each element of a row that bulk copies move, beside those of other rows."""
     accesses = [*(load.access for load in row_pass.loads), *(store.access for store in row_pass.stores)]
     sizes = [access.dtype.bytes for access in accesses if access.mode == "bulk"]
-    conflicts = BULK_CONFLICT * sum(wavefronts(tile, cols, size) - 1 for size in sizes)
+    conflicts = BULK_CONFLICT_SLOTS * sum(wavefronts(tile, cols, size) - 1 for size in sizes)
     reads = sum(load.access.mode == "bulk" for load in row_pass.loads)
     vectors = sum(load.access.mode != "bulk" and load.access.by_column for load in row_pass.reads)
     if row_pass.blocks_of:
         vectors += len(row_pass.stores)
     writes = sum(store.staged for store in row_pass.stores)
-    tests = BULK_UNTIL / tile.vector if row_pass.until else 0.0
+    tests = BULK_UNTIL_SLOTS / tile.vector if row_pass.until else 0.0
     beside = sum(load.access.mode == "element" and len(load.access.strided) > 0 for load in row_pass.reads)
-    conflicts += LINE * beside * (max(1, WARP // tile.threads_per_row) - 1)
-    return BULK_READ * reads + BULK_WRITE * writes + BULK_VECTOR * vectors / tile.vector + tests + conflicts
+    conflicts += LINE_SLOTS * beside * (max(1, WARP // tile.threads_per_row) - 1)
+    return (
+        BULK_READ_SLOTS * reads
+        + BULK_WRITE_SLOTS * writes
+        + BULK_VECTOR_SLOTS * vectors / tile.vector
+        + tests
+        + conflicts
+    )
 
 
 def wavefronts(tile: Tile, cols: int, size: int) -> int:
@@ -459,18 +474,22 @@ def shifting(row_pass: RowPass, tile: Tile) -> float:
     misaligned = [load.access for load in row_pass.loads if load.access.mode == "misaligned"]
     if row_pass.blocks_of:
         shared = [load for load in row_pass.loads if load.access.mode == "vector"]
-        return BY_BLOCKS * len(misaligned) + JOINED * len(shared)
+        return BY_BLOCKS_SLOTS * len(misaligned) + JOINED_SLOTS * len(shared)
     stores = [store for store in row_pass.stores if store.access.mode == "misaligned"]
     staged = sum(store.staged for store in stores)
     firsts = 32 / min(32, tile.row_threads)
-    return JOINED * len(misaligned) + STAGED * staged + (PARTED + FIRST_LANE * firsts) * (len(stores) - staged)
+    return (
+        JOINED_SLOTS * len(misaligned)
+        + STAGED_SLOTS * staged
+        + (PARTED_SLOTS + FIRST_LANE_SLOTS * firsts) * (len(stores) - staged)
+    )
 
 
 def side_steps(access: Access) -> float:
     """What is left where a thread's next instruction reads beside its last one, between those of its neighbours."""
     if access.vector * access.dtype.bytes > VECTOR_BYTES:
-        return TWICE
-    return APART if access.mode == "element" and access.vector > 1 and access.dtype.bytes < 4 else 1.0
+        return TWICE_SHARE
+    return APART_SHARE if access.mode == "element" and access.vector > 1 and access.dtype.bytes < 4 else 1.0
 
 
 def width_share(work: Work, chosen: bool = False) -> float:
@@ -481,10 +500,14 @@ def width_share(work: Work, chosen: bool = False) -> float:
     whole = max(len(a.strided) for a in work.accesses)  # what rows share comes from a cache
     moving = [a for a in work.accesses if a.by_column and len(a.strided) == whole] or list(work.accesses)
     bytes_all = sum(a.dtype.bytes for a in moving)
-    by_width = CHOSEN_BY_WIDTH if chosen else BY_WIDTH
+    by_width = CHOSEN_RATE_SHARE_BY_BYTES if chosen else RATE_SHARE_BY_BYTES
     shares = [(a.dtype.bytes, by_width[a.vector_bytes] * side_steps(a)) for a in moving]
     side_by_side = work.tile.threads_per_row * work.tile.vector * max(a.dtype.bytes for a in moving)
     misaligned = work.ragged and work.tile.vector > 1 and any(access.output and access.by_column for access in moving)
-    more = APART_MISALIGNED if misaligned else APART_BYTES
-    next_to = (1 + more / WHOLE) / (1 + more / side_by_side)
-    return sum(size * share for size, share in shares) / max(1, bytes_all) * min(1.0, side_by_side / SECTOR, next_to)
+    more = APART_MISALIGNED_BYTES if misaligned else APART_BYTES
+    next_to = (1 + more / WHOLE_BYTES) / (1 + more / side_by_side)
+    return (
+        sum(size * share for size, share in shares)
+        / max(1, bytes_all)
+        * min(1.0, side_by_side / SIDE_BY_SIDE_BYTES, next_to)
+    )

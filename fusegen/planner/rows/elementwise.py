@@ -24,7 +24,7 @@ from fusegen.planner.rows.assembly import Draft, assemble, row_draft
 from fusegen.planner.rows.schedule import schedule
 from fusegen.targets.base import Target
 
-BLOCKS = (128, 256, 512)
+BLOCK_THREADS = (128, 256, 512)
 
 
 def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
@@ -48,7 +48,7 @@ def flat(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
         found = tuple(flat_access(a, layout, vector) for a in accesses(graph, dims, layout, vector))
         draft = Draft(graph, target, layout, dims, found, vector, flat=True)
         planned = schedule(graph, found, keeps="values", by_vectors=False)
-        for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
+        for threads, per_thread in itertools.product(BLOCK_THREADS, shares(vector)):
             tile = Tile(threads, threads, threads * vector * per_thread, vector, per_thread)
             regime = f"one flat array; a block of {threads} threads, {share_text(tile)}"
             yield assemble(draft, planned, tile, rule="elementwise", regime=regime)
@@ -77,7 +77,7 @@ def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         planned = schedule(graph, draft.accesses, keeps="values", by_vectors=True)
-        for threads, per_thread in itertools.product(BLOCKS, shares(vector)):
+        for threads, per_thread in itertools.product(BLOCK_THREADS, shares(vector)):
             per_row = 1
             while per_row < threads and per_row * per_thread < draft.vectors:
                 per_row *= 2

@@ -26,7 +26,7 @@ from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.rows.assembly import Draft
 from fusegen.planner.rows.schedule import Schedule, title_of
 
-FEWEST = 2
+FEWEST_VECTORS = 2
 FEWEST_THREADS = 128  # of a row, and so several warps; of fewer it is not measured
 LEAST_BYTES = 8 << 10  # of a vector; shorter ones are not measured, from where a bulk copy should begin
 MOST_BYTES = 48 << 10  # static shared memory of a block
@@ -63,7 +63,7 @@ def prefetched(draft: Draft, planned: Schedule, tile: Tile) -> Schedule:
     values = {
         load.access.tensor: load.value for row_pass in passes for load in row_pass.loads if load.when == "prefetched"
     }
-    if len(values) < FEWEST:
+    if len(values) < FEWEST_VECTORS:
         return planned
     passes[0] = replace(first, title=f"{first.title}; prefetch {', '.join(values.values())}")
     return replace(planned, passes=tuple(passes))

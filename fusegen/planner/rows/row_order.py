@@ -17,14 +17,14 @@ from fusegen.planner.model import Decision, RowDim
 from fusegen.planner.pieces import arrays, bytes_of, moves_along
 from fusegen.targets.base import Target
 
-HELD = 0.5  # of the L2 cache, what it is counted on to hold, as for rows that are read twice
+HELD_SHARE = 0.5  # of the L2 cache, what it is counted on to hold, as for rows that are read twice
 # Bytes of the narrowest row from which rows may lie apart: neighbouring threads still find whole sectors of 32 bytes.
-LEAST_ROW = 128
+LEAST_ROW_BYTES = 128
 
 
 def ordered(graph: Graph, target: Target, dims: tuple[RowDim, ...]) -> tuple[RowDim, ...]:
     """`dims`, or with one of them last where that saves bytes: the last one's rows follow one another."""
-    if len(dims) < 2 or graph.cols * min(t.dtype.bytes for t in iterated(graph)) < LEAST_ROW:
+    if len(dims) < 2 or graph.cols * min(t.dtype.bytes for t in iterated(graph)) < LEAST_ROW_BYTES:
         return dims
     moved = [(*(d for d in dims if d is not dim), dim) for dim in dims]
     return min([dims, *moved], key=lambda order: missed(graph, target, order))
@@ -57,7 +57,7 @@ def again(graph: Graph, target: Target, dims: Sequence[RowDim], tensor: Tensor) 
         size = math.prod(size_of(graph.shape[axis], graph.sizes) for axis in dim.axes)
         if any(moves_along(graph, tensor, axis) for axis in dim.axes):
             moving = True
-        elif moving and between > HELD * target.l2_bytes:
+        elif moving and between > HELD_SHARE * target.l2_bytes:
             times *= size
         between *= size
     return bytes_of(graph, tensor) * (times - 1)

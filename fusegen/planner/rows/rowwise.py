@@ -34,32 +34,32 @@ from fusegen.targets.base import Target
 
 # Elements of a row that one thread holds: 64 and two blocks of 256 threads took 382 us for the LayerNorm chain at
 # 16384 x 16384, 16 and one block of 1024 took 487.
-MOST_IN_REGISTERS = 64
+MOST_HELD_ELEMENTS = 64
 # A guarded vector costs a branch: the LayerNorm chain at 16384 x 4097 took 191 us with 9 single elements a thread and
 # 335 with 33, where 17 in shared memory took 172.
 MOST_VECTORS = 8
-SMALL_BLOCK = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
-WORTH_KEEPING = 0.25  # of a row: less would rather be read again whole, by more blocks
+SMALL_BLOCK_THREADS = 128  # threads of a block whose rows are a warp's or less: four rows of 32 threads
+WORTH_KEEPING_SHARE = 0.25  # of a row: less would rather be read again whole, by more blocks
 # Elements of a thread up to which the vectors that rows share are read before the first pass, not before the one that
 # uses them: they wait in registers meanwhile, and are asked for first. rmsnorm 262144 x 128 took 36.4 us so and 36.9
 # without, the LayerNorm chain at 16384 x 4096 99.7 and 99.8; but with 64 elements a thread 117.0 and 109.4, and at
 # 16384 x 16384, where an SM then held one block less, 633 and 425. Which of both is better where both can be, the
 # registers say. (Of add_rmsnorm 8 x 4096 with 512 threads a row NVRTC 13.0 and 13.5 put the load of gain off all the
 # same.)
-MOST_AHEAD = 32
+MOST_AHEAD_ELEMENTS = 32
 # Where rows lie across blocks, whose pieces wait in registers too, elements of all those vectors together: at
 # 16384 x 4097 the LayerNorm chain took 127 us with 64 of them read ahead and 111 without, and in f32 with 32 of them
 # 222 and 206; but add_rmsnorm 32768 x 2047 with 16 of them 133 and 136.
-MOST_AHEAD_ACROSS = 16
+MOST_AHEAD_ACROSS_ELEMENTS = 16
 # Shorter rows leave an SM room for several blocks, or a block alone waits for nobody: scale_softmax 4096 x 131072 took
 # 544 us with 14 of 16 vectors kept and 552 to 562 with persistent blocks, add_rmsnorm 2048 x 131072 551 and 578 to 623,
 # log_softmax 1024 x 131072 206 and 227 to 237.
-PERSISTENT_CLUSTER = 8
-PERSISTENT_BLOCK = 512  # threads from which one block an SM computes as fast as memory delivers
+PERSISTENT_CLUSTER_BLOCKS = 8
+PERSISTENT_BLOCK_THREADS = 512  # threads from which one block an SM computes as fast as memory delivers
 # Merged where a row waits in shared memory: one more pass over it costs a few instructions an element, Welford's
 # update some forty. layernorm_affine 8192 x 24576 took 269 us with it and 212 without.
 IN_SHARED: tuple[ReductionKind, ...] = ("softmax",)
-STREAMING_BLOCK = 256  # threads from which a block alone keeps enough of a long row in flight
+STREAMING_BLOCK_THREADS = 256  # threads from which a block alone keeps enough of a long row in flight
 
 
 def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
@@ -84,7 +84,7 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
             yield from in_registers(draft, values, alone)
             if packs(draft, packed, values) and in_whole_turns(draft, alone):
                 yield from in_registers(draft, packed, alone)
-            streams = per_row >= STREAMING_BLOCK
+            streams = per_row >= STREAMING_BLOCK_THREADS
             for tile in (alone, *(clusters(draft, fewest, alone) if streams else ())):
                 yield from in_shared(draft, values, tile)
                 if both:
@@ -112,7 +112,7 @@ def by_bulk_copies(graph: Graph, target: Target, layout: Layout) -> Iterator[Row
                     yield made
         stays = kept_as_read(inputs) if inputs.kept_bytes and by_blocks(inputs.passes[-1]) else None
         for per_row in row_threads_tried(draft) if stays else ():
-            if stays and per_row >= SMALL_BLOCK:
+            if stays and per_row >= SMALL_BLOCK_THREADS:
                 per_thread = -(-graph.cols // (vector * per_row))
                 tile = Tile(per_row, per_row, 1, vector, per_thread, kept=per_thread)
                 made = candidate(draft, stays, tile, "shared")
@@ -159,7 +159,7 @@ def row_threads_tried(draft: Draft) -> Iterator[int]:
 
 
 def tile_of(draft: Draft, per_row: int) -> Tile:
-    threads = per_row if per_row > draft.target.warp else max(SMALL_BLOCK, draft.target.warp)
+    threads = per_row if per_row > draft.target.warp else max(SMALL_BLOCK_THREADS, draft.target.warp)
     remainder = remainder_of(draft, per_row)
     return Tile(
         threads=threads,
@@ -206,7 +206,7 @@ def clusters(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[Tile]:
 def in_registers(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """The whole row in registers, by each way to read what rows share: all have one configuration."""
     limit = min(draft.target.registers_per_thread, draft.target.registers_per_sm // tile.threads)
-    if tile.per_thread * tile.vector > MOST_IN_REGISTERS or tile.per_thread > MOST_VECTORS:
+    if tile.per_thread * tile.vector > MOST_HELD_ELEMENTS or tile.per_thread > MOST_VECTORS:
         return
     staging: Staging = "registers" if planned.kept_bytes else "none"
     for way in ways_to_read(draft, planned, tile):
@@ -225,16 +225,16 @@ def ways_to_read(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[Schedu
     if late != planned and (prefetching := prefetched(draft, late, tile)) != late:
         yield prefetching
     held = tile.per_thread * tile.vector
-    if held <= MOST_AHEAD and (early := read_ahead(planned)) != planned:
+    if held <= MOST_AHEAD_ELEMENTS and (early := read_ahead(planned)) != planned:
         ahead = sum(load.when == "ahead" for load in early.passes[0].loads)
-        if draft.divides or held * ahead <= MOST_AHEAD_ACROSS:
+        if draft.divides or held * ahead <= MOST_AHEAD_ACROSS_ELEMENTS:
             yield early
 
 
 def in_shared(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """The whole row in shared memory."""
     if (
-        tile.row_threads >= SMALL_BLOCK
+        tile.row_threads >= SMALL_BLOCK_THREADS
         and planned.kept_bytes
         and room_for(draft, planned, tile, blocks=1) >= tile.per_thread
     ):
@@ -244,17 +244,21 @@ def in_shared(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[RowPlan]:
 def partly_in_shared(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """As much of the row in shared memory as leaves an SM room for 1, 2 or 3 blocks, where all that is kept can be read
     again."""
-    if tile.row_threads < SMALL_BLOCK or not planned.kept_bytes or any(row_pass.keeps for row_pass in planned.passes):
+    if (
+        tile.row_threads < SMALL_BLOCK_THREADS
+        or not planned.kept_bytes
+        or any(row_pass.keeps for row_pass in planned.passes)
+    ):
         return
     for kept in sorted({room_for(draft, planned, tile, blocks) for blocks in (1, 2, 3)}, reverse=True):
-        if WORTH_KEEPING * tile.per_thread <= kept < tile.per_thread:
+        if WORTH_KEEPING_SHARE * tile.per_thread <= kept < tile.per_thread:
             yield candidate(draft, planned, replace(tile, kept=kept), "shared")
 
 
 def in_persistent_blocks(draft: Draft, planned: Schedule, tile: Tile) -> Iterator[RowPlan]:
     """As it was read, in shared memory and what that has no room for in registers, by as many blocks as an SM holds
     one of each: they take rows in turn, and fetch the next while they write this one."""
-    few = tile.cluster < PERSISTENT_CLUSTER or tile.threads < PERSISTENT_BLOCK or tile.per_thread < 2
+    few = tile.cluster < PERSISTENT_CLUSTER_BLOCKS or tile.threads < PERSISTENT_BLOCK_THREADS or tile.per_thread < 2
     if few or not planned.kept_bytes or not can_persist(draft, planned):
         return
     kept = min(tile.per_thread, room_for(draft, planned, tile, blocks=1, turns=2))

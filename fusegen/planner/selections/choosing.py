@@ -14,13 +14,13 @@ from fusegen.language.naming import value_names
 from fusegen.planner.model import Cost, Selection, Tile, Traffic
 from fusegen.planner.rows.duration import (
     COPY_SHARE,
-    DIVISION,
+    DIVISION_SLOTS,
     LAUNCH_US,
-    MOVE,
-    OVERLAP,
-    SINGLE,
-    STEP,
-    THREAD,
+    MOVE_SLOTS,
+    OVERLAP_EXPONENT,
+    SINGLE_SLOTS,
+    STEP_SLOTS,
+    THREAD_SLOTS,
     Work,
     width_share,
 )
@@ -33,22 +33,23 @@ from fusegen.targets.base import Target
 # Fitted to the 50 of 56 candidates of 12 shapes that took up to 1.4 times as long as their best one, on an H200 (cold
 # L2, medians of 7), whose times they predict to 9 % (rms of the logarithm); first choices took 0.5 % more than the best
 # candidate in the mean, 4 % at worst. What warps and clusters wait for is of an earlier fit, and holds.
-# ---- instructions of a thread
-LARGEST = 1.0  # an element and its vector's largest key
-EXPONENTIAL = 3.6  # an element of an online softmax: multiply-add, power, sum, and its part of moving the pivot
-EDGE = 8.0  # a vector that is joined from two blocks, by its text
-NOTE = 5.0  # a vector's largest key: kept, and compared
-TURN = 11.0
-TIGHTEN = 100.0  # a threshold from the largest keys
-LOOK = 15.0  # at an element of a noted vector
-LIST = 95.0  # the vector's candidates
-CUT = 120.0
-CANDIDATE = 50.0  # each time that one is counted, moved or compared
+# ---- issue slots: instructions of a thread
+LARGEST_SLOTS = 1.0  # an element and its vector's largest key
+EXPONENTIAL_SLOTS = 3.6  # an element of an online softmax: multiply-add, power, sum, and its part of moving the pivot
+EDGE_SLOTS = 8.0  # a vector that is joined from two blocks, by its text
+NOTE_SLOTS = 5.0  # a vector's largest key: kept, and compared
+TURN_SLOTS = 11.0
+TIGHTEN_SLOTS = 100.0  # a threshold from the largest keys
+LOOK_SLOTS = 15.0  # at an element of a noted vector
+LIST_SLOTS = 95.0  # the vector's candidates
+CUT_SLOTS = 120.0
+CANDIDATE_SLOTS = 50.0  # each time that one is counted, moved or compared
 # Where the largest is taken out k times; counted in the text, and not yet measured
-ORDER = 6.0  # a key as an integer of its order
-TURN_ELEMENT = 5.0  # two to find the largest and its column, one of which has to be tested for; two to take it out
-TURN_STEP = 4.0  # two shuffles, and the better of each
-TURN_PICK = 8.0
+ORDER_SLOTS = 6.0  # a key as an integer of its order
+# two to find the largest and its column, one of which has to be tested for; two to take it out
+TURN_ELEMENT_SLOTS = 5.0
+TURN_STEP_SLOTS = 4.0  # two shuffles, and the better of each
+TURN_PICK_SLOTS = 8.0
 # ---- waiting of a block: cycles of an instruction, and microseconds
 ALONE_CYCLES = 2.8  # when its scheduler has no other warp; each one that it has adds a cycle
 FIRST_LOAD_US = 0.2
@@ -78,15 +79,13 @@ LITTLE_SHARED_BYTES = 64 << 10
 ROOMY_SHARE = 0.86
 CROWDED_FACTOR = 1.08
 BLOCK_BYTES = 1024  # that a block takes beside its own
-MANY_MARKS = (
-    8  # of a thread's vectors: random order marks one or two. Where more may be, those that are but tied come last
-)
-ENOUGH = 8  # a threshold that an eighth more groups reach than need to will do
-BISECTIONS = (
-    12  # at most, of the orders between a warp's least and its largest key: any bound that enough reach will do
-)
-MOST_COMPARED = 64  # candidates of a bin, each with all others: of more, all are sorted
-COMPARED = 4  # candidates of a warp that each one is compared with at a time
+# of a thread's vectors: random order marks one or two. Where more may be, those that are but tied come last
+MANY_MARKS = 8
+SLACK_PART = 8  # a threshold that an eighth more groups reach than need to will do
+# at most, of the orders between a warp's least and its largest key: any bound that enough reach will do
+BISECTIONS = 12
+MOST_COMPARED_CANDIDATES = 64  # candidates of a bin, each with all others: of more, all are sorted
+COMPARED_CANDIDATES = 4  # candidates of a warp that each one is compared with at a time
 
 
 def groups_of(k: int, threads: int, turn: int) -> int:
@@ -197,7 +196,9 @@ def duration_of(target: Target, graph: Graph, work: Work, selection: Selection, 
         memory_us *= CROWDED_FACTOR
         waits_us *= CROWDED_FACTOR
     at_once = selection.streamed or tile.per_thread
-    time_us = LAUNCH_US + overlapped((memory_us, blocks.issue_us, waits_us), OVERLAP) + LAST_SHARE * blocks.own_us
+    time_us = (
+        LAUNCH_US + overlapped((memory_us, blocks.issue_us, waits_us), OVERLAP_EXPONENT) + LAST_SHARE * blocks.own_us
+    )
     return cost_by(target, work, moved, registers, blocks, memory_us, time_us, at_once)
 
 
@@ -220,23 +221,29 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
     """Of one thread."""
     tile = work.tile
     issued = {name: node.op.issued for node, name in value_names(graph).items()}
-    element = LARGEST + (EDGE / tile.vector if work.ragged else 0.0)
+    element = LARGEST_SLOTS + (EDGE_SLOTS / tile.vector if work.ragged else 0.0)
     for row_pass in work.passes:
-        element += MOVE * (len(row_pass.loads) + len(row_pass.stores))
+        element += MOVE_SLOTS * (len(row_pass.loads) + len(row_pass.stores))
         element += sum(issued.get(statement.name, 1) for statement in row_pass.body)
-        element += sum(EXPONENTIAL if r.kind == "softmax" else 1 for r in row_pass.reductions)
+        element += sum(EXPONENTIAL_SLOTS if r.kind == "softmax" else 1 for r in row_pass.reductions)
     if tile.vector == 1:
-        element += SINGLE * len(work.accesses)
+        element += SINGLE_SLOTS * len(work.accesses)
     dims = max(1, *(len(a.strided) for a in work.accesses))
-    thread = THREAD + DIVISION * (dims - 1) + element * tile.per_thread * tile.vector
+    thread = THREAD_SLOTS + DIVISION_SLOTS * (dims - 1) + element * tile.per_thread * tile.vector
     steps = math.log2(max(2, tile.threads_per_row))
     picked_passes = len(selection.picked)
-    thread += picked_passes * (20 + STEP * steps) + STEP * steps * sum(len(s.reductions) for s in work.passes)
+    thread += picked_passes * (20 + STEP_SLOTS * steps) + STEP_SLOTS * steps * sum(
+        len(s.reductions) for s in work.passes
+    )
     way = selection.way
     if isinstance(way, OneByOne):
         elements = tile.per_thread * tile.vector
         lanes = math.log2(tile.threads_per_row)
-        return thread + ORDER * elements + selection.k * (TURN_ELEMENT * elements + TURN_STEP * lanes + TURN_PICK)
+        return (
+            thread
+            + ORDER_SLOTS * elements
+            + selection.k * (TURN_ELEMENT_SLOTS * elements + TURN_STEP_SLOTS * lanes + TURN_PICK_SLOTS)
+        )
     if not isinstance(way, Streaming):
         stored = 2.0 * tile.per_thread * tile.vector  # tests of every element, and stores of a few
         return thread + stored + 60
@@ -244,9 +251,9 @@ def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice)
     segments = -(-tile.per_thread // way.segment)
     vectors = math.ceil(choice.candidates * way.note / tile.threads_per_row)  # that a lane looks at
     held = min(choice.candidates / tile.cluster, way.entries) / tile.threads
-    thread += NOTE * tile.per_thread / way.note + TURN * turns + segments * TIGHTEN
-    thread += (LOOK * tile.vector + LIST) * vectors + choice.cuts * (CUT + 3 * CANDIDATE * held)
-    return thread + 4 * CANDIDATE * held
+    thread += NOTE_SLOTS * tile.per_thread / way.note + TURN_SLOTS * turns + segments * TIGHTEN_SLOTS
+    thread += (LOOK_SLOTS * tile.vector + LIST_SLOTS) * vectors + choice.cuts * (CUT_SLOTS + 3 * CANDIDATE_SLOTS * held)
+    return thread + 4 * CANDIDATE_SLOTS * held
 
 
 def waits(work: Work, selection: Selection) -> float:

@@ -35,7 +35,7 @@ from fusegen.planner.selections.large_k_cost import (
 from fusegen.planner.selections.picker import of_large_k
 from fusegen.planner.selections.picking import Picking, picking
 from fusegen.planner.selections.small_k import MOST_REGISTERS, STATIC_BYTES, held_plan, need_one_pass, registers_of
-from fusegen.planner.selections.topk import BLOCKS, NARROW, selection_of
+from fusegen.planner.selections.topk import BLOCK_THREADS, NARROW_ELEMENTS, selection_of
 from fusegen.targets.base import Target
 
 RESIDENT_BLOCKS = 2  # blocks of an SM: one reads while another one ranks
@@ -54,7 +54,7 @@ def large_k(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
         draft = row_draft(graph, target, layout, vector)
         planned = picking(graph, draft.accesses, "nothing")
         need_one_pass(graph, planned, "topk_large_k")
-        for threads in (*NARROW, *BLOCKS):
+        for threads in (*NARROW_ELEMENTS, *BLOCK_THREADS):
             if tile := tile_of(draft, threads):
                 yield from by_tile(draft, planned, tile)
 

@@ -31,7 +31,7 @@ MOST_BINS = 1024
 # Tries of a bar by interpolation. Keys that are distributed evenly or normally need 3 to 5; after that, ties are looked
 # for and the rest is halved, by turns.
 GUESSES = 6  # on the H200 ties were timed with 4
-COMPARED = 4  # candidates of a bin that each one is compared with at a time
+COMPARED_CANDIDATES = 4  # candidates of a bin that each one is compared with at a time
 
 # The expected largest of n normally distributed numbers, in standard deviations: by so much the poorest of n warps lies
 # below their mean.
@@ -50,10 +50,10 @@ PACE = Pace(
     overlap=6.0,
 )
 # ---- more instructions of a thread
-GROUP = 20.0  # tried against some bars
-BIN = 12.6
-CANDIDATE = 30.0
-CHOSEN = 42.0
+GROUP_SLOTS = 20.0  # tried against some bars
+BIN_SLOTS = 12.6
+CANDIDATE_SLOTS = 30.0
+CHOSEN_SLOTS = 42.0
 # ---- waiting of a block, in microseconds
 FIRST_LOAD_US = 0.1
 WARP_US = 0.08  # each one that comes to the barriers
@@ -98,6 +98,9 @@ def duration_of(target: Target, graph: Graph, work: Work, large_k: LargeK, moved
     """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
     tile = work.tile
     candidates = candidates_of(large_k, tile, graph.cols)
-    more = GROUP * large_k.groups + (BIN * large_k.bins + CANDIDATE * candidates + CHOSEN * graph.picks) / tile.threads
+    more = (
+        GROUP_SLOTS * large_k.groups
+        + (BIN_SLOTS * large_k.bins + CANDIDATE_SLOTS * candidates + CHOSEN_SLOTS * graph.picks) / tile.threads
+    )
     waits_us = FIRST_LOAD_US + WARP_US * tile.threads / target.warp
     return cost_of(target, work, moved, registers, instructions(graph, work, PACE) + more, waits_us, PACE)

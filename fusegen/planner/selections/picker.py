@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from fusegen.language.types import DType, f32, i32
 from fusegen.planner.model import Selection, Tile
 from fusegen.planner.selections import large_k_cost
-from fusegen.planner.selections.choosing import COMPARED, merged_room
+from fusegen.planner.selections.choosing import COMPARED_CANDIDATES, merged_room
 from fusegen.planner.structs import Count, Member, Struct, member
 from fusegen.planner.ways import InWarp, LargeK, OneByOne, SmallK, Streaming
 
@@ -32,7 +32,7 @@ def of_warp(selection: Selection, way: OneByOne | InWarp, tile: Tile) -> Iterato
     rows = tile.rows_per_block
     if isinstance(way, InWarp):
         yield member(KEY_TYPES[selection.dtype], keys=(rows, tile.per_thread * tile.threads_per_row * tile.vector))
-        yield member("Entry", candidates=(rows, way.most_ranked + COMPARED))
+        yield member("Entry", candidates=(rows, way.most_ranked + COMPARED_CANDIDATES))
     yield member("Entry", "what is chosen, the best first", picks=(rows, selection.k))
 
 
@@ -82,7 +82,7 @@ def of_small_k(small_k: SmallK, tile: Tile, k: int, warp: int) -> Struct:
 
 def of_large_k(large_k: LargeK, tile: Tile) -> Struct:
     warps, bins = Count("warps", large_k.warps), Count("bins", large_k.bins)
-    limit, compared = Count("limit", large_k.limit), Count("compared", large_k_cost.COMPARED)
+    limit, compared = Count("limit", large_k.limit), Count("compared", large_k_cost.COMPARED_CANDIDATES)
     members = (
         member("Entry", "candidates by bins", binned=(limit + compared,)),
         member("float", "keys and columns of candidates; then what is chosen", found=(2, limit)),

@@ -26,7 +26,7 @@ from fusegen.planner.rows.duration import Work
 from fusegen.planner.selections.picker import of_small_k
 from fusegen.planner.selections.picking import Picking, picking
 from fusegen.planner.selections.small_k_cost import MOST_ELEMENTS, MOST_WARPS, duration_of, reaching, small_k_of
-from fusegen.planner.selections.topk import BLOCKS, clusters, selection_of
+from fusegen.planner.selections.topk import BLOCK_THREADS, clusters, selection_of
 from fusegen.targets.base import Target
 
 # Registers of a thread beside its keys, and for each further operand: NVRTC took 56 to 62 for 32 keys, 91 to 116 for
@@ -45,7 +45,7 @@ def small_k(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
         draft = row_draft(graph, target, layout, vector)
         planned = picking(graph, draft.accesses, "nothing")
         need_one_pass(graph, planned, "topk_small_k")
-        for threads in BLOCKS:
+        for threads in BLOCK_THREADS:
             for cluster in clusters(target):
                 if tile := tile_of(draft, threads, cluster):
                     yield from by_tile(draft, planned, tile)

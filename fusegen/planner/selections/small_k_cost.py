@@ -16,12 +16,12 @@ from fusegen.language.naming import value_names
 from fusegen.planner.model import Cost, Tile, Traffic
 from fusegen.planner.rows.duration import (
     COPY_SHARE,
-    DIVISION,
-    FILLED,
-    ISSUE,
-    MOVE,
+    DIVISION_SLOTS,
+    FILLED_SHARE,
+    ISSUE_FACTOR,
+    MOVE_SLOTS,
     SM_GBS,
-    STEP,
+    STEP_SLOTS,
     Work,
     resident_blocks,
     side_steps,
@@ -61,7 +61,7 @@ PACE = Pace(
     launch_us=3.5,
     overlap=1.5,  # blocks of one row wait for each other, and rarely anything else is left to do
 )
-CANDIDATE = 325.0  # instructions to its place in the first block
+CANDIDATE_SLOTS = 325.0  # instructions to its place in the first block
 # ---- waiting of a block, in microseconds
 FIRST_LOAD_US = 1.0
 WARP_US = 0.023  # a warp of the row, whose order is compared with the others'
@@ -109,7 +109,7 @@ def duration_of(target: Target, graph: Graph, work: Work, small_k: SmallK, moved
     """The time of one launch: bytes, instructions and waiting, as `planner.duration` has them for other rules."""
     tile = work.tile
     candidates = reaching(small_k, tile, graph.cols)
-    thread = instructions(graph, work, PACE) + CANDIDATE * candidates / tile.threads_per_row
+    thread = instructions(graph, work, PACE) + CANDIDATE_SLOTS * candidates / tile.threads_per_row
     waits_us = FIRST_LOAD_US + WARP_US * small_k.warps + RANK_US * candidates / tile.threads
     waits_us += MEETING_US * math.log2(tile.cluster)
     return cost_of(target, work, moved, registers, thread, waits_us, PACE)
@@ -123,7 +123,7 @@ def cost_of(
     blocks = taken(target, work, moved, registers, thread, waits_us, pace.alone_cycles)
     share = min(side_steps(access) for access in work.accesses)
     memory_us = moved.moved / (target.dram_gbs * COPY_SHARE * 1e3 * share)
-    waves = max(1.0, work.blocks / (target.sms * FILLED.get(tile.cluster, 1.0)) / blocks.resident)
+    waves = max(1.0, work.blocks / (target.sms * FILLED_SHARE.get(tile.cluster, 1.0)) / blocks.resident)
     limits_us = (memory_us, blocks.issue_us, waiting_us(waves, blocks))
     time_us = pace.launch_us + overlapped(limits_us, pace.overlap)
     return cost_by(target, work, moved, registers, blocks, memory_us, time_us, tile.per_thread)
@@ -151,7 +151,7 @@ def taken(
     cycles = alone_cycles + there / target.schedulers_per_sm
     own_us = thread * cycles * target.sms * target.f32_lanes / per_us
     alone_us = waits_us + moved.moved / work.blocks / (SM_GBS * 1e3) + own_us
-    return Taken(resident, ISSUE * work.blocks * threads * thread / per_us, own_us, alone_us)
+    return Taken(resident, ISSUE_FACTOR * work.blocks * threads * thread / per_us, own_us, alone_us)
 
 
 def waiting_us(waves: float, blocks: Taken) -> float:
@@ -181,14 +181,14 @@ def instructions(graph: Graph, work: Work, pace: Pace) -> float:
     """Of one thread, whatever the number of candidates."""
     tile, [row_pass] = work.tile, work.passes
     issued = {name: node.op.issued for node, name in value_names(graph).items()}
-    element = pace.element + MOVE * len(row_pass.loads) + sum(issued.get(s.name, 1) for s in row_pass.body)
+    element = pace.element + MOVE_SLOTS * len(row_pass.loads) + sum(issued.get(s.name, 1) for s in row_pass.body)
     element += sum(pace.exponential if r.kind == "softmax" else 1 for r in row_pass.reductions)
     element += pace.joined / tile.vector * sum(load.access.mode == "misaligned" for load in row_pass.loads)
     dims = max(1, *(len(a.strided) for a in work.accesses))
     others = sum(r.kind != "softmax" for r in row_pass.reductions)
     return (
         pace.thread
-        + DIVISION * (dims - 1)
-        + others * STEP * math.log2(tile.threads_per_row)
+        + DIVISION_SLOTS * (dims - 1)
+        + others * STEP_SLOTS * math.log2(tile.threads_per_row)
         + element * tile.per_thread * tile.vector
     )

@@ -28,8 +28,8 @@ from fusegen.planner.rows.assembly import Choosing, Draft, assemble, row_draft
 from fusegen.planner.rows.duration import resident_blocks
 from fusegen.planner.selections.choosing import (
     BLOCK_BYTES,
-    ENOUGH,
     MANY_MARKS,
+    SLACK_PART,
     bins_of,
     duration_of,
     entries_of,
@@ -59,9 +59,9 @@ LIKELY_SHARE = 0.7
 # Fewer threads for each row, where each has no more elements than so many. H200, against blocks of 128: 8192 x 1000,
 # k = 100, f32 took 35.9 us and not 45.0, bf16 39.3 and 59.5; 8192 x 4096, k = 50, bf16 35.2 and 42.1; 16384 x 2000,
 # k = 20, f32 50.9 and 58.4; 32768 x 512, k = 64, bf16 121 and 335, where two warps of four had nothing to choose from.
-NARROW = {32: 32, 64: 64}
-BLOCKS = (128, 256, 512, 1024)
-TURNS = (2, 4, 8)
+NARROW_ELEMENTS = {32: 32, 64: 64}
+BLOCK_THREADS = (128, 256, 512, 1024)
+TURN_VECTORS = (2, 4, 8)
 TURN_ELEMENTS = 32  # of a thread: they wait in registers
 # Of a thread: left alone ptxas takes 75 to 90, most of them for what is rare, and few blocks are resident. With so many
 # it spills nothing of a masked softmax of f32, nor of a ragged one of bf16.
@@ -126,8 +126,8 @@ def by_streaming(draft: Draft) -> Iterator[Plan]:
     """A block or a cluster for each row."""
     graph, target = draft.graph, draft.target
     planned = picking(graph, draft.accesses, "nothing")
-    for threads in (*NARROW, *BLOCKS):
-        for turn in TURNS:
+    for threads in (*NARROW_ELEMENTS, *BLOCK_THREADS):
+        for turn in TURN_VECTORS:
             for cluster in clusters(target):
                 if tile := tile_of(draft, threads, turn, cluster):
                     chosen = streaming_of(planned, graph, tile, turn, target)
@@ -148,18 +148,22 @@ def clusters(target: Target) -> Iterator[int]:
 
 def tile_of(draft: Draft, threads: int, turn: int, cluster: int) -> Tile | None:
     """None where a thread's turn is too long for its registers, or half of a turn would lie beyond the row."""
-    if threads > draft.target.threads_per_block or turn * draft.vector > max(TURN_ELEMENTS, TURNS[0] * draft.vector):
+    if threads > draft.target.threads_per_block or turn * draft.vector > max(
+        TURN_ELEMENTS, TURN_VECTORS[0] * draft.vector
+    ):
         return None
     words = sum(words_of(access) for access in draft.accesses if not access.output and access.by_column)
-    if turn > TURNS[0] and turn * words > TURN_ELEMENTS:
+    if turn > TURN_VECTORS[0] and turn * words > TURN_ELEMENTS:
         return None
     per_row = threads * cluster
-    if (turn, threads) != (TURNS[0], BLOCKS[0]) and 2 * draft.vectors <= per_row * turn:
+    if (turn, threads) != (TURN_VECTORS[0], BLOCK_THREADS[0]) and 2 * draft.vectors <= per_row * turn:
         return None
-    if cluster > 1 and (2 * draft.vectors <= per_row * turn or threads in NARROW):
+    if cluster > 1 and (2 * draft.vectors <= per_row * turn or threads in NARROW_ELEMENTS):
         return None
     turns = -(-draft.vectors // (per_row * turn))
-    if threads in NARROW and (threads < draft.target.warp or turns * turn * draft.vector > NARROW[threads]):
+    if threads in NARROW_ELEMENTS and (
+        threads < draft.target.warp or turns * turn * draft.vector > NARROW_ELEMENTS[threads]
+    ):
         return None
     return Tile(threads, per_row, 1, draft.vector, turns * turn, cluster=cluster)
 
@@ -194,7 +198,7 @@ def streaming_of(planned: Picking, graph: Graph, tile: Tile, turn: int, target: 
     if tile.cluster > 1 and (segment < tile.per_thread or apart):
         return None
     if not apart and k > tile.threads_per_row * groups:
-        if (tile.threads, turn, tile.cluster) != (BLOCKS[0], TURNS[0], 1):
+        if (tile.threads, turn, tile.cluster) != (BLOCK_THREADS[0], TURN_VECTORS[0], 1):
             return None
         groups = 0
     warps, entries, limit = tile.threads // target.warp, entries_of(k, tile.threads), limit_of(k)
@@ -206,7 +210,7 @@ def streaming_of(planned: Picking, graph: Graph, tile: Tile, turn: int, target: 
         notes=segment // note * target.warp,
         segment=segment,
         want=want,
-        wanted_at_most=want + want // ENOUGH,
+        wanted_at_most=want + want // SLACK_PART,
         ranked=k < warps and tile.cluster == 1,
         ties_last=groups > 0 and segment // note > MANY_MARKS,
         entries=entries,
