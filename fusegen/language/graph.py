@@ -128,7 +128,7 @@ class Graph:
 
     @cached_property
     def selections(self) -> tuple[Node, ...]:
-        """The nodes that choose columns. A spec has one of them at most."""
+        """The nodes that choose columns. One kernel has one of them at most."""
         return tuple(n for n in self.nodes if n.op.name == "top_columns")
 
     @cached_property
@@ -323,15 +323,18 @@ class Graph:
 
     def need_columns(self) -> None:
         """Raises SpecError where a selection is to keep more columns than its rows have, or than any may."""
-        node = self.selection
-        if node is None:
-            return
-        size, cols = node.shape[-1], self.cols
-        k = str(size) if isinstance(size, int) else f"{size}={self.picks}"
-        if self.picks > MOST_PICKED:
-            raise SpecError(f"{node.operator}: k is {k}; a selection keeps at most {MOST_PICKED} columns", node.where)
-        if self.picks > cols:
-            raise SpecError(f"{node.operator}: k is {k}, but the rows of {self.name} have {cols} columns", node.where)
+        for node in self.selections:
+            size, cols = node.shape[-1], size_of(node.inputs[0].shape[-1], self.sizes)
+            picks = size_of(size, self.sizes)
+            k = str(size) if isinstance(size, int) else f"{size}={picks}"
+            if picks > MOST_PICKED:
+                raise SpecError(
+                    f"{node.operator}: k is {k}; a selection keeps at most {MOST_PICKED} columns", node.where
+                )
+            if picks > cols:
+                raise SpecError(
+                    f"{node.operator}: k is {k}, but the rows of {self.name} have {cols} columns", node.where
+                )
 
     def with_dtype(self, dtype: DType) -> Graph:
         """The same graph with every floating-point operand stored as `dtype`; explicit casts and 8 bits stay."""

@@ -151,7 +151,7 @@ def numbers_of(node: Node) -> tuple[Node, ...]:
 def axis_of(graph: Graph, axis: int, names: Any, size: Size | None) -> str:
     """The size of the chain's axis, as an operand knows it; a literal where none does. A chain with products takes
     several spaces: there it is `size` that is looked for."""
-    if graph.products:
+    if graph.products or graph.space is None:
         found = [(t, i - len(t.shape)) for t in graph.inputs for i, s in enumerate(t.shape) if s == size]
         return f"{names[found[0][0].node]}.shape[{found[0][1]}]" if found else str(size)
     for tensor in graph.inputs:

@@ -30,13 +30,13 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from fusegen.errors import FusegenError, RequestError, SpecError, Where
 from fusegen.language.advice import advice
-from fusegen.language.graph import LARGEST_SIZE, Extent, Graph, Kind, Node, Operator, Tensor, broadcast
+from fusegen.language.graph import LARGEST_SIZE, Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import hides_frame
 from fusegen.language.products import check_products
 from fusegen.language.sizes import dims_in
 from fusegen.language.spec_source import body_of
 from fusegen.language.trace import OPS, Value, caller, shown, tracing
-from fusegen.language.types import DTYPES, Dim, DType, Shape, TensorType, b8, shape_text
+from fusegen.language.types import DTYPES, Dim, DType, TensorType, b8, shape_text
 from fusegen.language.views import View
 
 TYPES = f"an operand's type is one of {', '.join(DTYPES)}, with its sizes: x: f16[M, N]"
@@ -276,7 +276,8 @@ def checked_sizes(
 
 
 def check_graph(graph: Graph) -> None:
-    """What only the whole graph can show: unused operands, outputs from nothing, shapes that fit no iteration space."""
+    """What only the whole graph can show: unused operands, outputs from nothing, sizes that are no constants. What no
+    one kernel holds is no mistake: `fusegen.language.one_kernel`."""
     used = set(graph.nodes)
     for tensor in graph.inputs:
         if tensor.node not in used:
@@ -284,95 +285,34 @@ def check_graph(graph: Graph) -> None:
     for tensor in graph.outputs:
         if not any(n.op.kind is Kind.INPUT for n in graph.ancestors(tensor.node)):
             raise SpecError(f"output {tensor.name!r} does not depend on any operand", tensor.node.where)
-    if graph.viewed:
-        return
-    shape: tuple[Any, ...] = graph.products[0].shape if graph.products else ()
-    for tensor in graph.iterated:
-        own = tensor.shape
-        if own[-1:] and own[-1] in graph.widths:  # products side by side
-            own = (*own[:-1], shape[-1])
-        try:
-            shape = broadcast(shape, own)
-        except ValueError as error:
-            raise SpecError(
-                f"{tensor.name} {shape_text(tensor.shape)} does not fit {shape_text(shape)}: {error} differ\n"
-                "  a chain has one shape; every operand has it, or sizes of 1 and missing leading axes instead",
-                graph.where,
-            ) from None
-    check_selection(graph, shape)
-    for tensor in graph.outputs:
-        leading = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
-        k = [graph.selection.shape[-1]] if graph.selection and tensor.node in graph.picked else []
-        if leading[:-1] != shape[:-1] or leading[-1] not in (*(k or (shape[-1:] + graph.widths)), 1):
-            last = f"a last axis of {k[0]} (what was chosen)" if k else "the chain's whole shape"
-            raise SpecError(
-                f"output {tensor.name} {shape_text(tensor.shape)} does not span the rows of {shape_text(shape)}\n"
-                f"  this output has {last}, or a last axis of size 1 (one value a row)",
-                tensor.node.where,
-            )
+    constant = set(dims_in(tuple(node.shape[-1] for node in graph.nodes if node.shape)))
     for node in graph.nodes:
         if graph.products:
             continue
-        kept = graph.selection.shape[-1] if graph.selection else None
-        constant = {*dims_in(shape[-1:]), *dims_in(1 if kept is None else kept)}
         if node.size is not None and not constant.issuperset(dims_in(node.size)):
             raise SpecError(
-                f"size({node.size}): only the last axis ({shape[-1]}) is a constant of the kernel; "
+                f"size({node.size}): only a last axis is a constant of a kernel; "
                 f"pass {node.size} as a run-time scalar (f32)",
                 node.where,
             )
-        if node.op.kind is Kind.REDUCE and node not in graph.picked and node.inputs[0].shape[-1] != shape[-1]:
-            raise SpecError(
-                f"{node.op.name} reduces {node.inputs[0].shape[-1]}, but the chain's rows run over {shape[-1]}",
-                node.where,
-            )
+    for node in graph.selections:
+        check_picks(graph, node)
+    graph.need_columns()
     check_products(graph)
 
 
-def check_selection(graph: Graph, shape: Shape) -> None:
-    """One selection, from the chain's rows, of a known number of columns; nothing of the whole row behind it."""
-    first, more = graph.selection, graph.selections[1:]
-    if first is None:
-        return
-    if more:
-        raise SpecError(
-            f"{more[0].operator} chooses columns, and {first.operator} at {first.where} has done so: "
-            f"a chain chooses once\n  {once(graph, first, more[0])}",
-            more[0].where,
-        )
-    k, cols = first.shape[-1], first.inputs[0].shape[-1]
+def check_picks(graph: Graph, selection: Node) -> None:
+    """A selection keeps a known number of columns."""
+    k = selection.shape[-1]
     if isinstance(k, Dim) and k.name not in graph.sizes:
-        raise SpecError(f"{first.operator}: k is {k}, which the signature does not name; write its number", first.where)
-    if isinstance(k, Dim) and k in shape[:-1]:
         raise SpecError(
-            f"{first.operator}: k is {k}, which counts rows and varies by call; k is a constant of the kernel",
-            first.where,
+            f"{selection.operator}: k is {k}, which the signature does not name; write its number", selection.where
         )
-    if shape[-1:] != (cols,):
-        raise SpecError(f"{first.operator} chooses from {cols}, but the chain's rows run over {shape[-1]}", first.where)
-    for node in graph.nodes:
-        if node in graph.picked and graph.extents[node] is Extent.ELEMENT:
-            raise SpecError(
-                f"{node.operator} is of the whole row and needs what was chosen of it; behind {first.operator} there "
-                f"are only the {k} columns chosen\n  compute it behind F.take, which gives a row's values at these "
-                "columns; the whole row needs a second chain",
-                node.where,
-            )
-    graph.need_columns()
-
-
-def once(graph: Graph, first: Node, second: Node) -> str:
-    """What to do instead of choosing twice."""
-    if second in graph.picked and any(a in graph.picked for a in second.inputs):
-        return "choose from what was chosen in a second chain"
-    numbers: dict[Node, int] = {}  # the same for values that are computed alike
-    seen: dict[object, int] = {}
-    for node in graph.nodes:
-        facts = (node.op, tuple(numbers[a] for a in node.inputs), repr(node.literal), node.size, node.shape)
-        numbers[node] = seen.setdefault(node if node.op.kind is Kind.INPUT else facts, len(seen))
-    if numbers[first] == numbers[second]:
-        return f"one call gives both: values, columns = F.topk(x, {first.shape[-1]})"
-    return "choose in a second chain; at the same columns, F.take(y, columns) gives other values"
+    if isinstance(k, Dim) and k in selection.inputs[0].shape[:-1]:
+        raise SpecError(
+            f"{selection.operator}: k is {k}, which counts rows and varies by call; k is a constant of the kernel",
+            selection.where,
+        )
 
 
 # ---------------------------------------------------------------- finding chains

@@ -7,9 +7,10 @@ from dataclasses import replace
 from importlib import import_module
 
 from fusegen.language.graph import Graph
+from fusegen.language.one_kernel import obstacle
 from fusegen.planner.matching import NoMatch, NotFor
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
-from fusegen.planner.rewrites import simplify
+from fusegen.planner.rewrites import share_common, simplify
 from fusegen.planner.rows.elementwise import elementwise
 from fusegen.planner.rows.rowwise import in_order_of, rowwise
 from fusegen.planner.selections.large_k import large_k
@@ -46,6 +47,8 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
     if graph.viewed:
         viewed = "the chain has views, joins or computed sizes; a kernel takes what `programs.lowering` makes of it"
         return Candidates(graph, target, (), (Refusal("views", viewed, False),))
+    if obstacle(graph) and (several := obstacle(share_common(graph))):  # what is written twice is one value
+        return Candidates(graph, target, (), (Refusal("one kernel", str(several)),))
     graph = simplify(graph)
     plans: list[Plan] = []
     refusals: list[Refusal] = []

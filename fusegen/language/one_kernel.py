@@ -1,0 +1,103 @@
+"""What no one kernel holds of a chain: several iteration spaces, a second selection, whole rows behind a selection.
+
+These are no mistakes of the chain's author. `obstacle(graph)` names the first of them in the spec's words, with the
+value that has to be in memory before the way is free; the planner refuses one kernel for its reason, and cuts the chain
+there (`fusegen.planner.programs`). What only rules of products mind is said by `fusegen.language.products.split`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.errors import Where
+from fusegen.language.graph import Extent, Graph, Kind, Node, broadcast, once_per_graph
+from fusegen.language.sizes import dims_in
+from fusegen.language.types import Shape, shape_text
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why no one kernel holds a chain. `cut` is the value to write to memory first; None where that would not do."""
+
+    reason: str
+    where: Where
+    cut: Node | None = None
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+@once_per_graph
+def obstacle(graph: Graph) -> Obstacle | None:
+    """The first thing of `graph` that no one kernel holds; None where rules may look at it."""
+    shape: Shape = graph.products[0].shape if graph.products else ()
+    for tensor in graph.iterated:
+        own = tensor.shape
+        if own[-1:] and own[-1] in graph.widths:  # products side by side
+            own = (*own[:-1], shape[-1])
+        try:
+            shape = broadcast(shape, own)
+        except ValueError as error:
+            reason = (
+                f"{tensor.name} {shape_text(tensor.shape)} does not fit {shape_text(shape)}: {error} differ; "
+                "a kernel has one shape, which every operand has, or sizes of 1 and missing leading axes instead"
+            )
+            return Obstacle(reason, graph.where)
+    return of_selection(graph, shape) or of_outputs(graph, shape) or of_rows(graph, shape)
+
+
+def of_outputs(graph: Graph, shape: Shape) -> Obstacle | None:
+    """An output that has not the chain's rows."""
+    for tensor in graph.outputs:
+        leading = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
+        k = [graph.selection.shape[-1]] if graph.selection and tensor.node in graph.picked else []
+        if leading[:-1] != shape[:-1] or leading[-1] not in (*(k or (shape[-1:] + graph.widths)), 1):
+            last = f"a last axis of {k[0]} (what was chosen)" if k else "the chain's whole shape"
+            reason = (
+                f"output {tensor.name} {shape_text(tensor.shape)} does not span the rows of {shape_text(shape)}; "
+                f"in one kernel it has {last}, or a last axis of size 1 (one value a row)"
+            )
+            return Obstacle(reason, tensor.node.where, tensor.node)
+    return None
+
+
+def of_rows(graph: Graph, shape: Shape) -> Obstacle | None:
+    """Sizes and reductions of other axes than the rows' own."""
+    if graph.products:
+        return None
+    kept = graph.selection.shape[-1:] if graph.selection else ()
+    constant = set(dims_in((*shape[-1:], *kept)))
+    for node in graph.nodes:
+        if node.size is not None and not constant.issuperset(dims_in(node.size)):
+            reason = f"size({node.size}): only the last axis ({shape[-1]}) is a constant of the kernel"
+            return Obstacle(reason, node.where)
+        if node.op.kind is Kind.REDUCE and node not in graph.picked and node.inputs[0].shape[-1] != shape[-1]:
+            length = node.inputs[0].shape[-1]
+            return Obstacle(f"{node.op.name} reduces {length}, but the rows run over {shape[-1]}", node.where, node)
+    return None
+
+
+def of_selection(graph: Graph, shape: Shape) -> Obstacle | None:
+    """More than one selection, one of other rows, and whole rows behind one."""
+    first, more = graph.selection, graph.selections[1:]
+    if first is None:
+        return None
+    if more:
+        reason = (
+            f"{more[0].operator} chooses columns, and {first.operator} at {first.where} has done so: "
+            "a kernel chooses once"
+        )
+        return Obstacle(reason, more[0].where, more[0].inputs[0])
+    cols = first.inputs[0].shape[-1]
+    if shape[-1:] != (cols,):
+        reason = f"{first.operator} chooses from {cols}, but the rows run over {shape[-1]}"
+        return Obstacle(reason, first.where, first.inputs[0])
+    for node in graph.nodes:
+        if node in graph.picked and graph.extents[node] is Extent.ELEMENT:
+            chosen = next((a for a in node.inputs if a in graph.picked), first)
+            reason = (
+                f"{node.operator} is of the whole row and needs what was chosen of it: behind {first.operator} "
+                f"a kernel has only the {first.shape[-1]} columns chosen"
+            )
+            return Obstacle(reason, node.where, chosen)
+    return None
