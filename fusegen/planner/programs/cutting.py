@@ -1,0 +1,160 @@
+"""Where a chain can be cut, and the graph of each piece: what one kernel makes of operands and of values in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fusegen.language.graph import CASTS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain
+from fusegen.language.naming import value_names
+from fusegen.language.trace import OPS
+from fusegen.language.types import Dim, DType, TensorType, f32, size_of
+from fusegen.planner.programs.model import Stored
+
+ROUNDS: Mapping[DType, str] = {dtype: name for name, dtype in CASTS.items()}
+
+
+@once_per_graph
+def candidates(graph: Graph) -> tuple[Node, ...]:
+    """The values worth writing to memory, in order: products, computed factors, what is reduced or chosen from and what
+    comes of it, casts, and what several steps read."""
+    wanted: set[Node] = set()
+    for node in graph.nodes:
+        if node.op.kind is Kind.PRODUCT:
+            wanted.update((node, *(a for a in node.inputs if not plain(a))))
+        elif node.op.kind in (Kind.REDUCE, Kind.SELECT):
+            wanted.update((node, node.inputs[0]))
+        if node.op.name in CASTS:
+            wanted.add(node)
+        if len(graph.users[node]) > 1 or node in graph.names:
+            wanted.add(node)
+    arrays = made_of_arrays(graph)
+    return tuple(
+        n
+        for n in graph.nodes
+        if n in wanted and n in arrays and n.op.kind in (Kind.MAP, Kind.REDUCE, Kind.PRODUCT, Kind.SELECT)
+    )
+
+
+def made_of_arrays(graph: Graph) -> frozenset[Node]:
+    """What is computed from arrays, and not from numbers and indices alone."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op.kind is Kind.INPUT:
+            if node.shape:
+                found.add(node)
+        elif any(a in found for a in node.inputs):
+            found.add(node)
+    return frozenset(n for n in found if n.op.kind is not Kind.INPUT)
+
+
+@once_per_graph
+def storage_types(graph: Graph) -> Mapping[Node, DType]:
+    """As what each value is stored between kernels: as what it was cast to, as what every product that reads it rounds
+    it to, else as it is, f32."""
+    outputs = {t.node for t in graph.outputs}
+    table: dict[Node, DType] = {}
+    for node in graph.nodes:
+        cast = CASTS.get(node.op.name)
+        if cast is not None or node.dtype is not f32:
+            table[node] = cast or node.dtype
+            continue
+        readers = graph.users[node]
+        kinds = {graph.factor_types[user] for user in readers if user.op.kind is Kind.PRODUCT}
+        factor = readers and len(kinds) == 1 and all(u.op.kind is Kind.PRODUCT for u in readers) and node not in outputs
+        table[node] = next(iter(kinds)) if factor else f32
+    return table
+
+
+@once_per_graph
+def stored_values(graph: Graph) -> Mapping[Node, Stored]:
+    """Every candidate as it would lie in memory; one that is an output in that type lies there."""
+    names = value_names(graph)
+    taken = {t.name for t in (*graph.inputs, *graph.outputs)}
+    types = storage_types(graph)
+    homes = {(t.node, t.dtype): t.name for t in reversed(graph.outputs)}
+    found: dict[Node, Stored] = {}
+    for node in candidates(graph):
+        type = TensorType(types[node], node.shape)
+        if (own := homes.get((node, type.dtype))) is not None:
+            found[node] = Stored(own, type, "output", node)
+            continue
+        name = names[node]
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        found[node] = Stored(name, type, "workspace", node)
+    return found
+
+
+def cone(graph: Graph, makes: Iterable[Node], memory: Iterable[Node]) -> tuple[list[Node], list[Node]]:
+    """What has to be computed for `makes`, and what of `memory` is read for it, both in the graph's order.
+
+    A take is made where its columns are chosen: a kernel gathers nothing that it did not choose.
+    """
+    known = set(memory)
+    computed: set[Node] = set(makes)
+    read: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node not in computed:
+            continue
+        for place, argument in enumerate(node.inputs):
+            own_choice = node.op.name == "take" and place == 1
+            if argument in known and argument not in computed and not own_choice:
+                read.add(argument)
+            else:
+                computed.add(argument)
+    return [n for n in graph.nodes if n in computed], [n for n in graph.nodes if n in read - computed]
+
+
+def step_graph(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mapping[Node, Stored]) -> Graph:
+    """The graph of a kernel that computes `makes` (value, name, type) from operands and from values of `memory`."""
+    computed, read = cone(graph, [node for node, _, _ in makes], memory)
+    made: dict[Node, Node] = {}
+    inputs: list[Tensor] = []
+    for place, node in enumerate(read):
+        stored = memory[node]
+        index = graph.nodes[0].operator.index - len(read) + place  # before every other operator
+        made[node] = Node(OPS["input"], (), node.shape, node.dtype, Operator(index, stored.name, node.where))
+        inputs.append(Tensor(stored.name, stored.type, made[node]))
+    operands = [t for t in graph.inputs if t.node in set(computed)]
+    own = {size for t in (*operands, *inputs) for size in t.shape[-1:]}
+    loose = set(read)
+    for node in computed:
+        if node.op.kind is Kind.INPUT:
+            made[node] = node
+            continue
+        if any(a in loose for a in node.inputs):
+            loose.add(node)
+        if node.size is not None and node.size not in own:
+            value = float(size_of(node.size, graph.sizes))
+            made[node] = Node(OPS["literal"], (), (), f32, node.operator, literal=value)
+            continue
+        arguments = [made[a] for a in node.inputs]
+        if node.op.kind is Kind.PRODUCT:
+            wanted = graph.factor_types[node]
+            arguments = [
+                m if a not in loose or (a in read and memory[a].type.dtype is wanted) else rounded_to(wanted, m)
+                for a, m in zip(node.inputs, arguments, strict=True)
+            ]
+        made[node] = replace(node, inputs=tuple(arguments))
+    outputs = tuple(Tensor(name, TensorType(dtype, node.shape), made[node]) for node, name, dtype in makes)
+    used = {s.name for t in (*operands, *inputs, *outputs) for s in t.shape if isinstance(s, Dim)}
+    used |= {n.size.name for n in made.values() if isinstance(n.size, Dim)}
+    used |= {s.name for n in made.values() for s in n.shape if isinstance(s, Dim)}
+    return Graph(
+        name=f"{graph.name}_{makes[0][1]}",
+        doc=f"{', '.join(name for _, name, _ in makes)} of {graph.name}.",
+        where=graph.where,
+        inputs=(*operands, *inputs),
+        outputs=outputs,
+        names={made[n]: name for n, name in graph.names.items() if n in made and n not in read},
+        sizes={name: size for name, size in graph.sizes.items() if name in used},
+    )
+
+
+def rounded_to(dtype: DType, node: Node) -> Node:
+    """A factor as the product multiplies it; f32 becomes tf32 on its way by itself."""
+    if dtype not in ROUNDS or node.op.name == ROUNDS[dtype]:
+        return node
+    return Node(OPS[ROUNDS[dtype]], (node,), node.shape, f32, node.operator)

@@ -1,0 +1,199 @@
+"""A ProgramPlan, frozen: kernels in order, the tensors between them, and where those lie in one workspace.
+
+Each step's graph is one kernel's. Its tensors are bound to the program's: operands, outputs, and tensors of the
+workspace, which live from the step that writes them to the last one that reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from fusegen.language.graph import Graph, Node
+from fusegen.language.reference import reference_source
+from fusegen.language.types import Dim, TensorType, size_of
+from fusegen.planner.heading import body_lines, field, megabytes, plural, summary
+from fusegen.planner.model import Plan
+from fusegen.planner.rewrites import stores_that_round
+from fusegen.targets.base import Target
+
+ALIGNMENT = 256  # bytes: where tensors of the workspace begin, as any allocation of a GPU's driver does
+
+Home = Literal["operand", "output", "workspace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value that is in memory between kernels: `node` of the written graph, as `type`, under a name of its own.
+
+    `why` says in the spec's words what the boundary is for. One whose home is an output is that output.
+    """
+
+    name: str
+    type: TensorType
+    home: Home
+    node: Node = dataclasses.field(repr=False)
+    why: str = ""
+
+    def bytes(self, sizes: Mapping[str, int]) -> int:
+        return self.type.dtype.bytes * math.prod(size_of(size, sizes) for size in self.type.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.type}"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A step's tensor and the program's tensor that it is."""
+
+    tensor: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel. `reads` and `writes` bind its arrays, in the order of its graph's; `values` are the names of its
+    run-time scalars, which are the program's."""
+
+    graph: Graph
+    plan: Plan
+    reads: tuple[Binding, ...]
+    writes: tuple[Binding, ...]
+    values: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return (*self.reads, *self.writes)
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Where the tensors of a workspace lie at some sizes, in bytes from its start."""
+
+    offsets: Mapping[str, int]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """A chain as kernels, one after another. `time_us` is what the cost model says of all of them."""
+
+    graph: Graph
+    target: Target
+    steps: tuple[Step, ...]
+    between: tuple[Stored, ...]  # the tensors of the workspace, in the order in which they are written
+
+    def __repr__(self) -> str:
+        return f"<ProgramPlan {self.name} {self.graph.signature} for {self.target}, {len(self.steps)} kernels>"
+
+    def __str__(self) -> str:
+        return "\n".join(program_lines(self))
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @cached_property
+    def reference(self) -> str:
+        """The numpy text of the whole chain, which every output is held to. An output that is a cast to its own type is
+        returned as it is before: storing rounds it."""
+        return reference_source(stores_that_round(self.graph))
+
+    @property
+    def time_us(self) -> float:
+        """Of all kernels; each one's time has its launch in it."""
+        return sum(step.plan.cost.time_us for step in self.steps)
+
+    @property
+    def floor_us(self) -> float:
+        """The kernels' floors together: what this cut can't undercut."""
+        return sum(step.plan.cost.floor_us for step in self.steps)
+
+    @cached_property
+    def fixed(self) -> frozenset[str]:
+        """The dims whose sizes are constants of some kernel, or numbers in the chain."""
+        sizes = {size for step in self.steps for size in step.plan.graph.fixed}
+        sizes |= {node.size for node in self.graph.nodes if node.size is not None}
+        return frozenset(size.name for size in sizes if isinstance(size, Dim))
+
+    @cached_property
+    def lives(self) -> Mapping[str, tuple[int, int]]:
+        """Of each tensor of the workspace, the step that writes it and the last one that reads it."""
+        found: dict[str, tuple[int, int]] = {}
+        for stored in self.between:
+            written = next(i for i, step in enumerate(self.steps) if stored.name in names_of(step.writes))
+            read = [i for i, step in enumerate(self.steps) if stored.name in names_of(step.reads)]
+            found[stored.name] = written, max(read, default=written)
+        return found
+
+    def arena(self, sizes: Mapping[str, int]) -> Arena:
+        """The workspace at these sizes: tensors that live at different times may share bytes."""
+        return arranged({s.name: s.bytes(sizes) for s in self.between}, self.lives)
+
+
+def names_of(bindings: Iterable[Binding]) -> set[str]:
+    return {binding.base for binding in bindings}
+
+
+def arranged(nbytes: Mapping[str, int], lives: Mapping[str, tuple[int, int]]) -> Arena:
+    """An offset for each tensor: the largest first, each at the lowest place that is free while it lives."""
+    placed: dict[str, tuple[int, int]] = {}
+    for name in sorted(nbytes, key=lambda name: (-nbytes[name], lives[name])):
+        first, last = lives[name]
+        taken = sorted(placed[other] for other in placed if lives[other][0] <= last and first <= lives[other][1])
+        offset = 0
+        for low, high in taken:
+            if offset + nbytes[name] <= low:
+                break
+            offset = max(offset, -(-high // ALIGNMENT) * ALIGNMENT)
+        placed[name] = offset, offset + nbytes[name]
+    end = max((high for _, high in placed.values()), default=0)
+    return Arena({name: placed[name][0] for name in nbytes}, -(-end // ALIGNMENT) * ALIGNMENT)
+
+
+# ---------------------------------------------------------------- in words
+
+
+def program_lines(program: ProgramPlan) -> list[str]:
+    """The whole program: its kernels in order, what lies between them and why, and the workspace."""
+    graph = program.graph
+    arena = program.arena(graph.sizes)
+    doc = summary(graph)
+    lines = [f"{program.name}  {graph.signature}  at {graph.sizes_text()}", *([doc] if doc else []), ""]
+    lines += body_lines(graph.body)
+    lines += field("target", f"{program.target.vendor} {program.target.arch}, facts of {program.target.model}")
+    count = plural(len(program.steps), "kernel", "kernels")
+    between = sum(stored.bytes(graph.sizes) for stored in program.between)
+    lines += field("kernels", f"{count}, {program.time_us:.1f} us expected, {program.floor_us:.1f} us at the least")
+    if program.between:
+        lines += field("memory", f"{megabytes(arena.bytes)} of workspace for {megabytes(between)} between kernels")
+    for number, step in enumerate(program.steps, 1):
+        lines += ["", *step_lines(number, step)]
+    if program.between:
+        lines += ["", "between kernels, by their places in the workspace:"]
+        for stored in program.between:
+            first, last = program.lives[stored.name]
+            size = megabytes(stored.bytes(graph.sizes))
+            place = f"at byte {arena.offsets[stored.name]}, from kernel {first + 1} to {last + 1}"
+            lines += [f"  {stored}  {size} {place}", *(f"    {line}" for line in field("because", stored.why))]
+    return lines
+
+
+def step_lines(number: int, step: Step) -> list[str]:
+    reads = ", ".join(b.base for b in step.reads)
+    writes = ", ".join(b.base for b in step.writes)
+    values = f" and {', '.join(step.values)}" if step.values else ""
+    return [
+        f"{number}. {step.name}: {reads}{values} -> {writes}",
+        *(f"  {line}" for line in field("tile", step.plan.regime)),
+        f"  {'time':<9}{step.plan.cost.time_us:.1f} us expected, {step.plan.cost.floor_us:.1f} us floor",
+        *(f"  {line}" for r in [step.plan.rounding] if r for line in field("rounding", f"{'; '.join(r)}; f32 between")),
+    ]

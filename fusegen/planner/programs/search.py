@@ -1,0 +1,275 @@
+"""The cheapest program of a chain: which values go to memory between kernels, found by search over its graph.
+
+A state of the search is the set of values that are written to memory. It decides the kernels: each value of it, and
+each output, is made by one, from the nearest values in memory; those that read the same and don't wait for each other
+share one where that is cheaper. What a state costs is the sum of its kernels by the cost model, each with its launch. A
+kernel that no rule can plan counts as what it can't undercut, its bytes and its products, and the search goes on by
+cutting inside of it: so states come in the order of what they can't undercut, and the search ends where none that is
+left can undercut the cheapest.
+
+The search is exact until it has looked at MOST_STATES states, which graphs of a dozen operators do not take; from there
+on the cheapest that was found stands.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fusegen.errors import NoPlan
+from fusegen.language.graph import Graph, Node, Tensor
+from fusegen.language.types import DType, size_of
+from fusegen.planner import candidates as plans_of
+from fusegen.planner.model import Plan
+from fusegen.planner.programs import cutting
+from fusegen.planner.programs.model import Binding, ProgramPlan, Step
+from fusegen.planner.rewrites import share_common
+from fusegen.targets.base import Target
+
+MOST_STATES = 2000
+STUCK_US = 5.0  # of a kernel that must still be cut, beside its bytes: another launch
+
+Made = tuple[Node, str, DType]
+State = frozenset[Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What one kernel would make of what; `plan` is None where no rule can, for `reason`."""
+
+    makes: tuple[Made, ...]
+    graph: Graph
+    plan: Plan | None
+    time_us: float  # where there is no plan, what it can't undercut
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A state, worked out."""
+
+    state: State
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def time_us(self) -> float:
+        return sum(kernel.time_us for kernel in self.kernels)
+
+    @property
+    def whole(self) -> bool:
+        return all(kernel.plan is not None for kernel in self.kernels)
+
+
+def cheapest(graph: Graph, target: Target, below_us: float = math.inf) -> ProgramPlan:
+    """The cheapest program for `graph`. Raises NoPlan where no cut helps, or where none takes less than `below_us`."""
+    search = Search(share_common(graph), target)
+    found = search.run(below_us)
+    if found is None:
+        raise NoPlan(search.refusal())
+    return search.program(found)
+
+
+class Search:
+    """One search under way; what is planned for one state is remembered for all others."""
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.graph = graph
+        self.target = target
+        self.stored = cutting.stored_values(graph)
+        self.planned: dict[tuple[frozenset[Made], State], Kernel] = {}
+        self.looked_at: list[Found] = []
+        self.order = {node: place for place, node in enumerate(graph.nodes)}
+
+    def run(self, below_us: float = math.inf) -> Found | None:
+        """The cheapest state whose kernels can all be planned; None where there is none below that time."""
+        best: Found | None = None
+        first = self.look(frozenset())
+        queue: list[tuple[float, int, int, Found]] = [(first.time_us, 0, 0, first)]
+        seen = {first.state}
+        number = 0
+        while queue and len(seen) < MOST_STATES:
+            bound, _, _, found = heapq.heappop(queue)
+            limit = below_us if best is None else min(below_us, best.time_us)
+            if bound >= limit:
+                break
+            if found.whole:
+                best = found
+            for node in self.cuts(found):
+                state = found.state | {node}
+                if state in seen:
+                    continue
+                seen.add(state)
+                other = self.look(state)
+                number += 1
+                if other.time_us < limit:
+                    stuck = sum(kernel.plan is None for kernel in other.kernels)
+                    heapq.heappush(queue, (other.time_us, stuck, number, other))
+        return best
+
+    def cuts(self, found: Found) -> list[Node]:
+        """The values that may be written to memory beside those of a state: of kernels that can't be planned where
+        there are any, since nothing else helps."""
+        stuck = [kernel for kernel in found.kernels if kernel.plan is None]
+        if shared := self.chosen_twice(found):
+            return [shared]
+        inside: dict[Node, None] = {}
+        for kernel in stuck[:1] or found.kernels:
+            computed, _ = cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)
+            made = {n for n, _, _ in kernel.makes}
+            alone = len(made) == 1
+            inside.update(
+                (n, None) for n in computed
+                if n in self.stored and n not in found.state and not (alone and n in made)
+            )  # fmt: skip
+        return list(inside)
+
+    def chosen_twice(self, found: Found) -> Node | None:
+        """A key that one kernel chooses columns by and another one computes once more: rounded otherwise, it would no
+        longer agree with the choice. It has to be in memory."""
+        for key in (selection.inputs[0] for selection in self.graph.selections):
+            if key in found.state or key not in self.stored:
+                continue
+            makers = [
+                kernel for kernel in found.kernels
+                if key in cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)[0]
+            ]  # fmt: skip
+            if len(makers) > 1:
+                return key
+        return None
+
+    # ---------------------------------------------------------------- one state
+
+    def look(self, state: State) -> Found:
+        kernels: list[Kernel] = []
+        for makes in self.targets(state):
+            self.place(kernels, makes, state)
+        found = Found(state, tuple(kernels))
+        if self.chosen_twice(found):  # not to be taken as it is
+            stuck = replace(kernels[-1], plan=None, reason="it computes once more what another kernel chose by")
+            found = Found(state, (*kernels[:-1], stuck))
+        self.looked_at.append(found)
+        return found
+
+    def targets(self, state: State) -> list[tuple[Made, ...]]:
+        """What has to be made, in order: each value in memory and each output, those of one value together."""
+        by_node: dict[Node, dict[str, Made]] = {}
+        for node in state:
+            stored = self.stored[node]
+            by_node.setdefault(node, {})[stored.name] = (node, stored.name, stored.type.dtype)
+        for tensor in self.graph.outputs:
+            by_node.setdefault(tensor.node, {})[tensor.name] = (tensor.node, tensor.name, tensor.dtype)
+        return [tuple(by_node[node].values()) for node in sorted(by_node, key=self.order.__getitem__)]
+
+    def place(self, kernels: list[Kernel], makes: tuple[Made, ...], state: State) -> None:
+        """Add what makes `makes`: to a kernel that is there, where that is cheaper, or as one of its own. Kernels stay
+        in an order in which they can run: one takes over no work that waits for a later one."""
+        alone = self.kernel(makes, state)
+        read = set(self.reads(makes, state))
+        after = max((i for i, kernel in enumerate(kernels) if read & {n for n, _, _ in kernel.makes}), default=-1)
+        best: tuple[float, int, Kernel] | None = None
+        for place, kernel in enumerate(kernels):
+            if place < after or not self.share(kernel, makes, state):
+                continue
+            both = self.kernel((*kernel.makes, *makes), state)
+            gain = kernel.time_us + alone.time_us - both.time_us
+            if both.plan is None:
+                continue
+            if kernel.plan is None or alone.plan is None:
+                gain += STUCK_US
+            if gain > 0 and (best is None or gain > best[0]):
+                best = gain, place, both
+        if best is None:
+            kernels.append(alone)
+        else:
+            kernels[best[1]] = best[2]
+
+    def share(self, kernel: Kernel, makes: tuple[Made, ...], state: State) -> bool:
+        """Have they something in common: a value that both compute or read?"""
+        one, two = (
+            {n for part in cutting.cone(self.graph, [n for n, _, _ in m], state) for n in part if n.shape}
+            for m in (kernel.makes, makes)
+        )
+        return bool(one & two) or bool({n for n, _, _ in kernel.makes} & two)
+
+    def reads(self, makes: tuple[Made, ...], state: State) -> list[Node]:
+        return cutting.cone(self.graph, [n for n, _, _ in makes], state)[1]
+
+    def kernel(self, makes: tuple[Made, ...], state: State) -> Kernel:
+        """One kernel, planned the first time it is asked for."""
+        key = frozenset(makes), frozenset(self.reads(makes, state))
+        if key not in self.planned:
+            self.planned[key] = self.plan_one(makes, state)
+        return self.planned[key]
+
+    def plan_one(self, makes: tuple[Made, ...], state: State) -> Kernel:
+        memory = {node: self.stored[node] for node in state}
+        graph = cutting.step_graph(self.graph, makes, memory)
+        try:
+            plan = plans_of(graph, self.target).need()[0]
+        except NoPlan as error:
+            return Kernel(makes, graph, None, self.least_us(graph) + STUCK_US, str(error))
+        return Kernel(makes, graph, plan, plan.cost.time_us)
+
+    def least_us(self, graph: Graph) -> float:
+        """What no kernels that make this can undercut: the bytes of what they read and write, and a launch."""
+        arrays = [t for t in (*graph.inputs, *graph.outputs) if t.shape]
+        nbytes = sum(bytes_of(t, self.graph.sizes) for t in arrays)
+        flops = 2 * sum(
+            math.prod(size_of(s, self.graph.sizes) for s in (*n.shape, n.inputs[0].shape[-1]))
+            for n in graph.products
+        )  # fmt: skip
+        rate = max((self.target.product_tflops(t) for t in graph.factor_types.values()), default=0.0)
+        return max(nbytes / (self.target.dram_gbs * 1e3), flops / (rate * 1e6) if rate else 0.0)
+
+    def refusal(self) -> str:
+        """Why there is no program: of the state that came nearest, the first kernel that can't be planned."""
+        stuck = [(sum(k.plan is None for k in f.kernels), f) for f in self.looked_at if not f.whole]
+        lines = [f"no program can be planned for {self.graph.name} on {self.target}"]
+        if stuck:
+            nearest = min(stuck, key=lambda pair: pair[0])[1]
+            kernel = next(k for k in nearest.kernels if k.plan is None)
+            lines += [line if line.startswith("  ") else f"  {line}" for line in kernel.reason.splitlines()]
+        return "\n".join(lines)
+
+    # ---------------------------------------------------------------- the program
+
+    def program(self, found: Found) -> ProgramPlan:
+        steps = tuple(map(self.step, found.kernels))
+        made = {binding.base for step in steps for binding in step.writes}
+        between = [
+            replace(self.stored[n], why=self.why(n, found)) for n in sorted(found.state, key=self.order.__getitem__)
+            if self.stored[n].home == "workspace" and self.stored[n].name in made
+        ]  # fmt: skip
+        return ProgramPlan(self.graph, self.target, steps, tuple(between))
+
+    def step(self, kernel: Kernel) -> Step:
+        assert kernel.plan is not None
+        graph = kernel.graph
+        return Step(
+            graph=graph,
+            plan=kernel.plan,
+            reads=tuple(Binding(t.name, t.name) for t in graph.inputs if t.shape),
+            writes=tuple(Binding(t.name, t.name) for t in graph.outputs),
+            values=tuple(t.name for t in graph.inputs if not t.shape),
+        )
+
+    def why(self, node: Node, found: Found) -> str:
+        """Why a value is in memory: what the kernels on both sides of it would be as one."""
+        without = self.look(found.state - {node})
+        stuck = [kernel for kernel in without.kernels if kernel.plan is None]
+        if stuck:
+            return first_reason(stuck[0].reason)
+        return f"without it the kernels would take {without.time_us:.1f} us, and take {found.time_us:.1f} us"
+
+
+def first_reason(refusal: str) -> str:
+    """The reason in a NoPlan's text: behind the first line, which says that there is no plan, and the rule's name."""
+    lines = [line.strip() for line in refusal.splitlines()]
+    reasons = [line for line in lines[1:] if not line.startswith(("`", "write it as"))]
+    return reasons[0].partition(": ")[2] if reasons else lines[0]
+
+
+def bytes_of(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    return tensor.dtype.bytes * math.prod(size_of(size, sizes) for size in tensor.shape)

@@ -1,0 +1,108 @@
+"""Cutting chains into programs: which values lie between kernels, as what type, where, and for which reason."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusegen import Chain, bf16, chain, dims, f32
+from fusegen.errors import NoPlan
+from fusegen.planner.programs.model import ALIGNMENT, ProgramPlan, arranged
+from fusegen.planner.programs.search import cheapest
+from fusegen.targets import A100, H200, MI300X, Target
+from tests.chains_cut import CHAINS, best_masked, lora, mlp, residual_norm, side_by_side, two_selections
+
+M, N, K = dims("M N K")
+
+
+def cut(spec: Chain, target: Target = H200) -> ProgramPlan:
+    return cheapest(spec.graph, target)
+
+
+@pytest.mark.parametrize("target", [H200, A100, MI300X], ids=str)
+@pytest.mark.parametrize("spec", CHAINS, ids=lambda c: c.name)
+def test_every_value_is_written_before_it_is_read(spec: Chain, target: Target) -> None:
+    program = cut(spec, target)
+    there = {t.name for t in spec.graph.inputs}
+    for step in program.steps:
+        assert {b.base for b in step.reads} <= there
+        assert set(step.values) <= there
+        written = {b.base for b in step.writes}
+        assert not written & there
+        there |= written
+    assert {t.name for t in spec.graph.outputs} <= there
+    assert [s.name for s in program.between] == list(dict.fromkeys(s.name for s in program.between))
+
+
+def test_what_products_read_is_stored_as_they_round_it() -> None:
+    (between,) = cut(mlp).between
+    assert (between.name, between.type.dtype) == ("h", bf16)
+    assert "each needs a kernel of its own" in between.why
+
+
+def test_an_output_is_what_the_next_kernel_reads() -> None:
+    program = cut(residual_norm.at(M=4096, N=4096, K=4096))
+    assert not program.between
+    assert [b.base for b in program.steps[1].reads] == ["gamma", "h"]
+
+
+def test_other_values_are_stored_as_f32() -> None:
+    types = {s.name: s.type.dtype for s in cut(lora).between}
+    assert set(types.values()) == {f32, bf16}
+
+
+def test_what_was_chosen_by_is_not_computed_twice() -> None:
+    """Rounded otherwise in another kernel, the least of the best would not be among them."""
+    program = cut(best_masked)
+    assert len(program.steps) == 2
+    assert len(program.between) == 2
+
+
+@pytest.mark.parametrize("spec", [two_selections, side_by_side], ids=lambda c: c.name)
+def test_what_has_nothing_in_common_is_a_kernel_each(spec: Chain) -> None:
+    program = cut(spec)
+    assert len(program.steps) == 2
+    assert program.arena(spec.graph.sizes).bytes == 0
+
+
+def test_a_chain_of_products_shares_its_workspace() -> None:
+    @chain(M=64, N=256, K=256)
+    def deep(x: bf16[M, K], a: bf16[K, K], b: bf16[K, K], c: bf16[K, K], d: bf16[N, K]) -> bf16[M, N]:
+        return (((x @ a.T) @ b.T) @ c.T) @ d.T
+
+    program = cut(deep)
+    assert len(program.steps) == 4
+    arena = program.arena(deep.graph.sizes)
+    assert arena.bytes == 2 * 64 * 256 * 2
+    assert sorted(arena.offsets.values()) == [0, 0, 64 * 256 * 2]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5), st.integers(0, 3)), max_size=8))
+def test_what_lives_at_once_lies_apart(tensors: list[tuple[int, int, int]]) -> None:
+    nbytes = {f"t{i}": size for i, (size, _, _) in enumerate(tensors)}
+    lives: Mapping[str, tuple[int, int]] = {f"t{i}": (a, a + n) for i, (_, a, n) in enumerate(tensors)}
+    arena = arranged(nbytes, lives)
+    for name, offset in arena.offsets.items():
+        assert offset % ALIGNMENT == 0
+        assert offset + nbytes[name] <= arena.bytes
+    for one, two in itertools.combinations(nbytes, 2):
+        if lives[one][0] <= lives[two][1] and lives[two][0] <= lives[one][1]:
+            low, high = sorted((one, two), key=lambda name: (arena.offsets[name], nbytes[name]))
+            assert arena.offsets[low] + nbytes[low] <= arena.offsets[high] or not nbytes[low]
+
+
+def test_no_program_is_handed_out_above_a_limit() -> None:
+    with pytest.raises(NoPlan, match="no program"):
+        cheapest(mlp.graph, H200, below_us=0.1)
+
+
+def test_a_plan_says_what_lies_where_and_why() -> None:
+    text = str(cut(mlp))
+    assert "2 kernels" in text
+    assert "1. mlp_h: x, gate, up -> h" in text
+    assert "2. mlp_out: down, h -> out" in text
+    assert "h bf16[M, H]  4608 B at byte 0, from kernel 1 to 2" in text
