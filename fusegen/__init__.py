@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fusegen.emitting.rendering import render
     from fusegen.measuring.benchmark import bench
     from fusegen.pipeline import compile, plan
-    from fusegen.runtime import Kernel
+    from fusegen.runtime import Kernel, Program
     from fusegen.targets import target
     from fusegen.tuning import tune
     from fusegen.validation import validate
@@ -70,6 +70,7 @@ __all__ = [
     "Dim",
     "FusegenError",
     "Kernel",
+    "Program",
     "b8",
     "bench",
     "bf16",
@@ -96,6 +97,7 @@ __all__ = [
 
 _LATER = {
     "Kernel": "fusegen.runtime",
+    "Program": "fusegen.runtime",
     "bench": "fusegen.measuring.benchmark",
     "compile": "fusegen.pipeline",
     "plan": "fusegen.pipeline",

@@ -17,6 +17,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from typing import Any
 
 from fusegen.compiling import Binary, Resources
 from fusegen.database import Choice, choose
@@ -27,7 +28,8 @@ from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.planner import CONTIGUOUS, alike, candidates
 from fusegen.planner.model import Layout, Plan, Source
-from fusegen.runtime import Kernel, finding
+from fusegen.planner.programs.model import ProgramPlan
+from fusegen.runtime import Kernel, Program, finding
 from fusegen.runtime.cache import Entry, KernelCache, compiled, key_of
 from fusegen.runtime.devices import Device
 from fusegen.targets import Target
@@ -169,6 +171,51 @@ def compile(
     on: str = "auto",
     validate: bool = True,
     tuned: bool = True,
+) -> Kernel | Any:  # Any: a Program, of chains of which the caller knows that they are
+    """What computes `chain`, to be called: a Kernel, or where no one kernel can hold it a Program of several.
+
+    Both are called alike. The other arguments are those of `compile_kernel`.
+    """
+    graph, chosen = graph_of(chain), choose_target(target)
+    try:
+        return compile_kernel(graph, chosen, on=on, validate=validate, tuned=tuned)
+    except NoPlan as alone:
+        program = program_of(graph, chosen, alone)
+    return compile_program(program, on=on, validate=validate, tuned=tuned)
+
+
+def program_of(graph: Graph, target: Target, alone: NoPlan) -> ProgramPlan:
+    """The cheapest program of a chain that no one kernel holds. Raises NoPlan, for `alone` where it is one kernel that
+    has no plan and not the cuts."""
+    from fusegen.planner.programs.search import cheapest
+
+    log.debug("%s is cut: %s", graph.name, alone)
+    return cheapest(graph, target)
+
+
+def compile_program(program: ProgramPlan, *, on: str = "auto", validate: bool = True, tuned: bool = True) -> Program:
+    """The program, compiled: a kernel for each step. Validated as a whole against the reference of its chain; raises
+    ValidationError where that fails."""
+    device = finding.find(program.target, on)
+    kernels = [compile_kernel(step.graph, program.target, on=on, validate=False, tuned=tuned) for step in program.steps]
+    made = Program(program, kernels, device)
+    made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
+    if validate:
+        made.report = run_validation(made, quick=True)
+        if made.report.unjudged:
+            raise RequestError(f"{program.name}: {made.report.unjudged}")
+        if not made.report.ok:
+            raise ValidationError(f"{program.name} on {program.target} failed its validation\n{made.report}")
+    return made
+
+
+def compile_kernel(
+    chain: Chain | Graph,
+    target: str | Target | None = None,
+    *,
+    on: str = "auto",
+    validate: bool = True,
+    tuned: bool = True,
 ) -> Kernel:
     """A callable kernel for `chain` at its sizes: any number of rows, rows of exactly this length.
 
@@ -248,7 +295,7 @@ def proven(kernel: Kernel) -> Report:
     return report
 
 
-def run_validation(kernel: Kernel, *, quick: bool) -> Report:
+def run_validation(kernel: Kernel | Program, *, quick: bool) -> Report:
     """`fusegen.validate`, imported only where no verdict is kept."""
     from fusegen.validation import validate
 

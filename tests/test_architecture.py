@@ -29,7 +29,10 @@ ROOMS = (
 )
 FLOOR = {room: floor for floor, line in enumerate(ROOMS) for room in line.split()}
 # of its files, these
-OF_THE_PLANNER = {"runtime": {"planner.model"}, "database": {"planner.model", "planner.rewrites"}}
+OF_THE_PLANNER = {
+    "runtime": {"planner.model", "planner.programs.model"},
+    "database": {"planner.model", "planner.rewrites"},
+}
 VENDORS = {"cuda", "hip", "rocm", "torch", "cupy", "jax"}
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fusegen"

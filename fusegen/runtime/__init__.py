@@ -5,7 +5,8 @@ libraries    what a kernel asks of an array library
 arguments    a chain's operands against the arrays of one call
 devices      what runs a kernel: nvidia and amd (both on gpu), emulated
 kernel       a compiled kernel as a Python callable (calls, signatures, shortcuts, guards, native, background,
-             copied: its parts)
+             copied: its parts; called: what it shares with a program)
+program      several kernels, launched one after another, as one callable
 cache        compiled kernels on disk
 """
 
@@ -15,6 +16,7 @@ from fusegen.runtime.calls import Prepared
 from fusegen.runtime.devices import Device, Gpu, Memory
 from fusegen.runtime.finding import Present, find, matching, present, target_of
 from fusegen.runtime.kernel import Kernel
+from fusegen.runtime.program import Program
 
 __all__ = [
     "ArrayView",
@@ -25,6 +27,7 @@ __all__ = [
     "Memory",
     "Prepared",
     "Present",
+    "Program",
     "compiled",
     "find",
     "matching",

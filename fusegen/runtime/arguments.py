@@ -68,7 +68,12 @@ def compiled_sizes(plan: Plan) -> Mapping[str, int]:
 def measure(plan: Plan, views: Views) -> Sizes:
     """Give every dim one size. `views` holds every input, and the outputs that the caller passed."""
     graph = plan.graph
-    compiled = compiled_sizes(plan)
+    by_name = measure_dims(graph, compiled_sizes(plan), views)
+    return Sizes(by_name, tuple(size_of(size, by_name) for size in graph.shape))
+
+
+def measure_dims(graph: Graph, compiled: Mapping[str, int], views: Views) -> dict[str, int]:
+    """The size of every dim of `graph`; `compiled` are those that can't be others."""
     found: dict[str, tuple[int, str]] = {}  # dim -> size, and where it was first seen
     here = [(tensor, views[tensor.name]) for tensor in (*graph.inputs, *graph.outputs) if tensor.name in views]
     for tensor, view in here:
@@ -79,8 +84,7 @@ def measure(plan: Plan, views: Views) -> Sizes:
         actual, place = found.get(name, (size, ""))
         if actual != size:
             raise other_size(graph, name, size, actual, place)
-    by_name = {name: found[name][0] if name in found else size for name, size in graph.sizes.items()}
-    return Sizes(by_name, tuple(size_of(size, by_name) for size in graph.shape))
+    return {name: found[name][0] if name in found else size for name, size in graph.sizes.items()}
 
 
 def other_size(graph: Graph, name: str, size: int, actual: int, place: str) -> ArgumentError:

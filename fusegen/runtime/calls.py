@@ -6,13 +6,14 @@ And what a kernel is called through: a function that may be another one after ea
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
+from fusegen.errors import RequestError
 from fusegen.planner.model import Plan, Source
 from fusegen.runtime.devices import Device, Launch, Loaded
 from fusegen.runtime.libraries import Maker, stream_address
@@ -111,15 +112,35 @@ class Record:
 
     def apart(self, pointers: tuple[int, ...]) -> bool:
         """Whether no output's bytes begin or end inside another array's, by the addresses of one call."""
-        spans = self.launch.spans
-        for position in range(self.inputs, len(spans)):
-            low, high = spans[position]
-            low, high = low + pointers[position], high + pointers[position]
-            for other in range(position):
-                other_low, other_high = spans[other]
-                if low < pointers[other] + other_high and pointers[other] + other_low < high:
-                    return False
-        return True
+        return apart(self.launch.spans, self.inputs, pointers)
+
+    @property
+    def plan(self) -> Plan:
+        return self.variant.plan
+
+
+def apart(spans: Sequence[tuple[int, int]], inputs: int, pointers: tuple[int, ...]) -> bool:
+    """Whether no output's bytes begin or end inside another array's; the first `inputs` are no outputs."""
+    for position in range(inputs, len(spans)):
+        low, high = spans[position]
+        low, high = low + pointers[position], high + pointers[position]
+        for other in range(position):
+            other_low, other_high = spans[other]
+            if low < pointers[other] + other_high and pointers[other] + other_low < high:
+                return False
+    return True
+
+
+class Recorded(Protocol):
+    """What calls with like arrays share, of a kernel or of a program."""
+
+    @property
+    def address(self) -> Callable[[Any], int]: ...
+
+    @property
+    def stream(self) -> Callable[[], int]: ...
+
+    def run(self, pointers: tuple[int, ...], values: tuple[float, ...], stream: int) -> None: ...
 
 
 class Prepared(Forwarded):
@@ -129,10 +150,10 @@ class Prepared(Forwarded):
     """
 
     def __init__(
-        self, record: Record, pointers: tuple[int, ...], values: tuple[float, ...], stream: int | None,
+        self, record: Recorded, pointers: tuple[int, ...], values: tuple[float, ...], stream: int | None,
         outputs: tuple[Any, ...], arrays: tuple[Any, ...],
     ) -> None:  # fmt: skip
-        self.record = record
+        self.record: Any = record
         self.pointers = pointers
         self.values = values
         self.stream = stream  # None: the caller's current one, asked at each launch
@@ -160,13 +181,16 @@ class Prepared(Forwarded):
         return self.outputs[0] if len(self.outputs) == 1 else self.outputs
 
     @property
-    def plan(self) -> Plan:
-        """The plan that is launched: the kernel's own, or a variant's."""
-        return self.record.variant.plan
+    def plan(self) -> Any:
+        """The plan that is launched: the kernel's own, or a variant's; a program's."""
+        return self.record.plan
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """Every argument of the launch by its name in the source, for debugging."""
+        """Every argument of the launch by its name in the source, for debugging. Raises RequestError for a program,
+        whose launches have numbers of their own."""
+        if not isinstance(self.record, Record):
+            raise RequestError(f"{self.plan.name} is a program: its prepared.record.launches have them")
         rest = iter(self.record.launch.numbers)
         places = iter(self.pointers)
         queues = {"pointer": places, "map": places, "value": iter(self.values), "extent": rest, "stride": rest}

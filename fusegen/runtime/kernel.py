@@ -21,17 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import ArgumentError, KernelError, RequestError
-from fusegen.language.types import DType
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.runtime import arguments
-from fusegen.runtime.arrays import CPU, ArrayView, Place, contiguous_strides, library_of, place_text, view
-from fusegen.runtime.calls import Forwarded, Prepared, Record, Variant, untraced
+from fusegen.runtime.arrays import ArrayView, Place
+from fusegen.runtime.called import Called, fresh_view, owner_of, relative_span, row_of
+from fusegen.runtime.calls import Prepared, Record, Variant, untraced
 from fusegen.runtime.copied import run_copied
-from fusegen.runtime.devices import Device, Launch, Loaded, runs
-from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
+from fusegen.runtime.devices import Device, Launch, Loaded
+from fusegen.runtime.libraries import stream_address
 from fusegen.runtime.shortcuts import Shortcuts, hasten
 from fusegen.runtime.signatures import Signature, fast_signature, view_signature
-from fusegen.targets import Target
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary, Resources
@@ -58,7 +57,7 @@ def checked(held: Held, /, *operands: Any, **more: Any) -> Any:
     return held.kernel.call(*operands, **more)
 
 
-class Kernel(Forwarded):
+class Kernel(Called):
     """A chain, planned, compiled and ready to run on `device`: `kernel(x, y)` is `kernel.call(x, y)`, but faster.
 
     `variants(layout)` plans and compiles the chain for another layout. `report` is the validation's verdict, set by
@@ -67,7 +66,7 @@ class Kernel(Forwarded):
     """
 
     def __init__(self, source: Source, binary: Binary | None, device: Device, variants: Variants) -> None:
-        self.device = device
+        super().__init__(source.plan.graph, source.plan.target, device)
         self.report: Any = None
         self.gate: tuple[Any, ...] = ()  # what the gate said of each candidate, set by the pipeline
         self.choice: Any = None  # why the candidates were tried in that order, set by the pipeline
@@ -80,12 +79,6 @@ class Kernel(Forwarded):
         self.held = Held(self)
         self.shortcuts = Shortcuts(source.plan.graph, WIDEST, checked)
         self.lock = threading.RLock()
-        graph = source.plan.graph
-        self.operands = graph.inputs
-        self.inputs = tuple(t for t in graph.inputs if t.shape)
-        self.outputs = graph.outputs
-        self.has_scalars = len(self.inputs) < len(self.operands)
-        self.names = tuple(t.name for t in (*self.inputs, *self.outputs))
         self.load(self.main, device)  # now, so that no first call inside a graph capture has to
         untraced(Kernel.call)
         self.forward(checked, self.held)
@@ -108,14 +101,6 @@ class Kernel(Forwarded):
     def resources(self) -> Resources | None:
         """Registers, spills and memory; None for an emulated kernel, which no GPU's compiler has seen."""
         return self.main.binary.resources if self.main.binary else None
-
-    @property
-    def target(self) -> Target:
-        return self.plan.target
-
-    @property
-    def name(self) -> str:
-        return self.plan.name
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name} {self.plan.graph.signature} for {self.target} on {self.device}>"
@@ -178,51 +163,6 @@ class Kernel(Forwarded):
         hasten(prepared, owner_of(arrays))
         return prepared
 
-    def in_order(self, operands: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """All operands of a call that names some of them, in the spec's order."""
-        if not named:
-            return operands
-        names = [t.name for t in self.operands]
-        behind = names[len(operands) :]
-        wrong = [
-            f"{name} is {'given twice' if name in names else 'no operand'}" for name in named if name not in behind
-        ]
-        by_place = {"out", "stream"}
-        wrong += [
-            f"{name} is missing{' in its place, since a call has a word like that' if name in by_place else ''}"
-            for name in behind
-            if name not in named
-        ]
-        if wrong:
-            raise ArgumentError(f"{self.name} takes {self.takes}; of these, {', '.join(wrong)}")
-        return (*operands, *(named[name] for name in behind))
-
-    @property
-    def takes(self) -> str:
-        """`2 operands (x: f32[M, N], scale: f32)`."""
-        declared = ", ".join(f"{t.name}: {t.type}" for t in self.operands)
-        return f"{len(self.operands)} operand{'s' * (len(self.operands) != 1)} ({declared})"
-
-    def split(self, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[float, ...]]:
-        """The arrays and the run-time scalars of a call."""
-        if len(operands) != len(self.operands):
-            raise ArgumentError(f"{self.name} takes {self.takes}, and got {len(operands)}")
-        if not self.has_scalars:
-            return operands, ()
-        pairs = list(zip(self.operands, operands, strict=True))
-        arrays = tuple(operand for tensor, operand in pairs if tensor.shape)
-        graph = self.plan.graph
-        return arrays, tuple(arguments.scalar(graph, tensor, operand) for tensor, operand in pairs if not tensor.shape)
-
-    def split_out(self, out: Any) -> tuple[Any, ...]:
-        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
-        if len(outs) != len(self.outputs):
-            raise ArgumentError(
-                f"{self.name} has {len(self.outputs)} outputs ({', '.join(t.name for t in self.outputs)}), "
-                f"and out= holds {len(outs)}"
-            )
-        return outs
-
     def call_first(
         self, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object,
         signature: Signature | None,
@@ -259,48 +199,6 @@ class Kernel(Forwarded):
             pointers += tuple(map(record.address, made))
         return Prepared(record, pointers, values, stream, made, (*arrays, *made))
 
-    def views(self, arrays: Sequence[Any], outs: Sequence[Any], stream: int | None) -> dict[str, ArrayView]:
-        """Every array's view by its tensor's name, inputs first. `stream` will use them (None: the current one)."""
-        views: dict[str, ArrayView] = {}
-        for tensor, array in zip((*self.inputs, *self.outputs), (*arrays, *outs), strict=False):
-            if stream is None and views:
-                first = next(iter(views.values()))
-                stream = row_of(first.library).stream(first.device)()
-            views[tensor.name] = view(array, tensor.name, stream=stream)
-        return views
-
-    def order_after(self, arrays: Sequence[Any], owner: str, device: Device, stream: int) -> None:
-        """Make `stream` wait for those of other libraries than the one whose stream it is."""
-        if not device.asynchronous:
-            return
-        for array in arrays:
-            name = library_of(array)
-            if name != owner or name not in LIBRARIES:
-                filling = producer_stream(array, device.place)
-                if filling is not None:
-                    device.order(stream, after=filling)
-
-    def device_for(self, views: Mapping[str, ArrayView]) -> Device | None:
-        """Where to run for arrays in that place; None when they are on the CPU and must be copied first."""
-        place = arguments.one_place(views) if views else CPU
-        if place == self.device.place:
-            return self.device
-        if self.device.kind == "emulator":
-            raise ArgumentError(
-                f"the arrays are on {place_text(place)}, and {self.name} was made for the emulator\n"
-                "  pass arrays on the CPU, or compile it with on='gpu'"
-            )
-        if place == CPU:
-            return None
-        if place[0] != self.device.kind:
-            raise ArgumentError(f"the arrays are on {place_text(place)}, and {self.name} runs on {self.device}")
-        device = self.device.at(place[1])
-        if not runs(self.target.arch, device.kind, device.arch):
-            raise ArgumentError(
-                f"the arrays are on {device}, which can't run {self.name}: it is compiled for {self.target.arch}"
-            )
-        return device
-
     # ---------------------------------------------------------------- records and variants
 
     def check(self, views: Mapping[str, ArrayView]) -> arguments.Sizes:
@@ -309,10 +207,6 @@ class Kernel(Forwarded):
         arguments.check_dtypes(self.plan.graph, views)
         arguments.check_strides(self.plan, views)
         return sizes
-
-    def check_overlap(self, views: Mapping[str, ArrayView]) -> None:
-        inputs = {t.name: views[t.name] for t in self.inputs}
-        arguments.check_overlap(inputs, {t.name: views[t.name] for t in self.outputs})
 
     def record(self, views: Mapping[str, ArrayView], device: Device, owner: str) -> Record:
         """Check the arrays, find the variant that fits them, and work out its launch."""
@@ -342,14 +236,6 @@ class Kernel(Forwarded):
             waits=row.waits,
             inputs=len(self.inputs),
         )
-
-    def maker(self, owner: str, views: Mapping[str, ArrayView], fresh: ArrayView, device: Device) -> Maker:
-        """What makes an output like `fresh` in the library `owner`. Raises ArgumentError where nothing can."""
-        if owner == "fusegen":  # raw memory in, raw memory out
-            return lambda arrays, stream: device.empty(fresh.size * fresh.dtype.bytes).view(fresh.dtype, fresh.shape)
-        like = (fresh.dtype, fresh.shape, fresh.strides, owner)
-        same = (i for i, t in enumerate(self.inputs) if like == traits(views[t.name]))
-        return library(owner, device.place).maker(fresh.shape, fresh.dtype, device.place, next(same, None))
 
     def variant_for(self, views: Mapping[str, ArrayView]) -> Variant:
         """The variant whose plan takes these arrays. A plan says what they lack, and whoever made the kernel makes the
@@ -391,35 +277,10 @@ class Kernel(Forwarded):
             raise KernelError(f"{self.name}: the plan has vectors of over {WIDEST} bytes, which records don't expect")
 
 
-def owner_of(arrays: Sequence[Any]) -> str:
-    """Whose library makes the results: the first array's."""
-    return library_of(arrays[0]) if arrays else "numpy"
-
-
 def need_kernel(given: object, verb: str) -> None:
     """Raises RequestError where `verb` was given something else for a kernel, such as a chain."""
     if not isinstance(given, Kernel):
         raise RequestError(f"{verb} takes a kernel, and {given!r} is none\n  fusegen.compile(chain) makes one")
-
-
-def row_of(owner: str) -> Library:
-    """The library's row; one that has none has no stream of its own, and neither has numpy."""
-    return LIBRARIES.get(owner, LIBRARIES["numpy"])
-
-
-def fresh_view(dtype: DType, shape: tuple[int, ...]) -> ArrayView:
-    """Stands for an output that is not made yet; address 0 is as aligned as any allocation."""
-    return ArrayView(0, dtype, shape, contiguous_strides(shape))
-
-
-def relative_span(v: ArrayView) -> tuple[int, int]:
-    """The array's first byte and one past its last, relative to its address."""
-    low, high = v.span
-    return low - v.address, high - v.address
-
-
-def traits(v: ArrayView) -> tuple[object, ...]:
-    return v.dtype, v.shape, v.strides, v.library
 
 
 def layout_text(layout: Layout) -> str:

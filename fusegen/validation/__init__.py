@@ -13,8 +13,9 @@ from fusegen.validation.report import Case, Report, Worst
 if TYPE_CHECKING:
     from fusegen.validation.bounded import Bounded
     from fusegen.validation.bounds import analyse
-    from fusegen.validation.checks import narrowed, validate
+    from fusegen.validation.checks import narrowed
     from fusegen.validation.lengths import at_lengths, interesting_lengths, validate_chain
+    from fusegen.validation.programs import validate
 
 __all__ = [
     "Bounded",
@@ -35,7 +36,7 @@ _LATER = {
     "at_lengths": "lengths",
     "interesting_lengths": "lengths",
     "narrowed": "checks",
-    "validate": "checks",
+    "validate": "programs",
     "validate_chain": "lengths",
 }
 

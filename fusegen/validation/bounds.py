@@ -60,16 +60,16 @@ def analyse(plan: Plan, operands: Sequence[Any]) -> tuple[Bounded, ...]:
 def analyse_nodes(
     graph: Graph, operands: Sequence[Any], hows: Mapping[Node, How], columns: Array | None = None
 ) -> dict[Node, Bounded]:
-    """Every node's value and bound. `columns` are those that the kernel chose, where it says so: then what is taken at
-    them is bounded there, whether they are right or not. Otherwise the bounds cover every choice that the errors of the
-    keys allow.
+    """Every node's value and bound. An operand that an earlier kernel made is Bounded itself. `columns` are those that
+    the kernel chose, where it says so: then what is taken at them is bounded there, whether they are right or not.
+    Otherwise the bounds cover every choice that the errors of the keys allow.
     """
-    arrays = [np.asarray(operand) for operand in operands]
-    sizes = sizes_of(graph, arrays)
+    given = [operand if isinstance(operand, Bounded) else exact(operand) for operand in operands]
+    sizes = sizes_of(graph, [g.value for g in given])
     table: dict[Node, Bounded] = {}
-    for tensor, array in zip(graph.inputs, arrays, strict=True):
+    for tensor, operand in zip(graph.inputs, given, strict=True):
         wide = {"float": np.float64, "int": np.int32, "bool": np.bool_}[tensor.dtype.kind]
-        table[tensor.node] = exact(array.astype(wide))
+        table[tensor.node] = Bounded(operand.value.astype(wide), operand.error)
     for node in graph.nodes:
         if node in table:
             continue

@@ -12,13 +12,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from fusegen.errors import KernelError, MissingError, NoPlan, RequestError
+from fusegen.errors import KernelError, MissingError, NoPlan
 from fusegen.language.graph import Node, Tensor, plain
 from fusegen.language.reference import load_reference
 from fusegen.language.types import Dim, f32, size_of
@@ -42,6 +41,7 @@ from fusegen.validation.inputs import (
     free_dims,
     main_tensors,
     make_operands,
+    need_numbers,
     sizes_for,
     take,
 )
@@ -53,6 +53,7 @@ from fusegen.validation.memory import (
     Placed,
     place,
     read_output,
+    repeated,
     reserve,
     told,
     untouched,
@@ -119,9 +120,7 @@ def validate(
     raised for a wrong kernel. Raises RequestError for what is no kernel, no seed or no number of rows.
     """
     need_kernel(kernel, "validate")
-    for what, number in (("seed", seed), *(("rows", count) for count in rows or ())):
-        if not isinstance(number, Integral) or number < 0:
-            raise RequestError(f"{what}={number!r} is no whole number of at least 0")
+    need_numbers(seed, rows)
     checks = Checks(kernel, seed, frozenset(cases) if cases is not None else None)
     most = QUICK_ELEMENTS if quick else FULL_ELEMENTS
     checks.ragged(most)
@@ -201,9 +200,8 @@ class Checks:
     """One validation under way: what is found goes to `found`."""
 
     def __init__(self, kernel: Kernel, seed: int, wanted: frozenset[str] | None) -> None:
-        self.kernel = kernel
-        self.plan = kernel.plan
-        self.graph = kernel.plan.graph
+        self.kernel, self.device = kernel, kernel.device
+        self.plan, self.graph = kernel.plan, kernel.plan.graph
         self.seed = seed
         self.wanted = wanted
         self.reference = load_reference(kernel.source.reference, self.plan.name)
@@ -438,8 +436,7 @@ class Checks:
         kernel = kernel or self.kernel
         device = kernel.device
         inputs, outputs, values = self.placed(operands, arranged or {}, poison)
-        views, scalars = iter(inputs), iter(values)
-        arguments = [next(views).view if tensor.shape else next(scalars) for tensor in self.graph.inputs]
+        arguments = self.arguments(inputs, values)
 
         def run() -> None:
             kernel(*arguments, out=tuple(o.view for o in outputs))
@@ -456,11 +453,16 @@ class Checks:
             problems.append("an operand was written to")
         return found, "; ".join(filter(None, problems))
 
+    def arguments(self, inputs: Sequence[Placed], values: Sequence[Any]) -> list[Any]:
+        """The operands of a call, in order."""
+        views, scalars = iter(inputs), iter(values)
+        return [next(views).view if tensor.shape else next(scalars) for tensor in self.graph.inputs]
+
     def placed(
         self, operands: Operands, arranged: Mapping[str, Arrangement] | None = None, poison: int = 0
     ) -> tuple[list[Placed], list[Placed], list[Any]]:
         """Inputs and poisoned outputs in the device's memory, and the run-time scalars."""
-        device = self.kernel.device
+        device = self.device
         arranged = arranged or {}
         inputs: list[Placed] = []
         values: list[Any] = []
@@ -533,11 +535,15 @@ class Checks:
             share = self.judged.get(tensor.name, 1.0)
             if share >= LEAST_JUDGED:
                 continue
-            said = f"{tensor.name} can't be validated: no input leaves more than {share:.0%} of it with an error bound"
-            if blamed := self.unbounded(tensor.node):
-                said += f"\n  of what {blamed.operator} at {blamed.where} takes, rounding errors are all that is left"
-            said += "\n  mend that step, or do without validation: validate=False, or --no-validate"
-            self.found.append(Case(JUDGED, "every output needs inputs on which a wrong one would show", problem=said))
+            self.unjudged(tensor.name, share, self.unbounded(tensor.node))
+
+    def unjudged(self, name: str, share: float, blamed: Node | None) -> None:
+        """Note an output of which no launch had bounds for more than `share`."""
+        said = f"{name} can't be validated: no input leaves more than {share:.0%} of it with an error bound"
+        if blamed is not None:
+            said += f"\n  of what {blamed.operator} at {blamed.where} takes, rounding errors are all that is left"
+        said += "\n  mend that step, or do without validation: validate=False, or --no-validate"
+        self.found.append(Case(JUDGED, "every output needs inputs on which a wrong one would show", problem=said))
 
     def unbounded(self, output: Node) -> Node | None:
         """The first step behind which most of a normal launch has no bound."""
@@ -592,9 +598,3 @@ def failing(launch: Callable[..., None], *arguments: Any) -> str:
     except (KernelError, NoPlan) as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def repeated(value: Any) -> Any:
-    """An array that is the same along its first axis, as a stride of 0 would read it."""
-    array = np.asarray(value)
-    return np.broadcast_to(array[:1], array.shape).copy() if array.ndim >= 2 else value

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
+from fusegen.errors import RequestError
 from fusegen.language.graph import Graph, Tensor
 from fusegen.language.types import Dim, b8, f32, size_of
 from fusegen.planner.model import Plan
@@ -47,6 +49,13 @@ class Operands:
     def text(self, graph: Graph) -> str:
         """`3x4096`."""
         return "x".join(str(size_of(size, self.sizes)) for size in graph.shape) or "scalar"
+
+
+def need_numbers(seed: int, rows: Sequence[int] | None) -> None:
+    """Raises RequestError for what is no seed or no number of rows."""
+    for what, number in (("seed", seed), *(("rows", count) for count in rows or ())):
+        if not isinstance(number, Integral) or number < 0:
+            raise RequestError(f"{what}={number!r} is no whole number of at least 0")
 
 
 def free_dims(plan: Plan, flat: bool) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fusegen.language.graph import CASTS, Graph, Kind, Node
 from fusegen.language.ordering import along_row
+from fusegen.language.selection import top_columns
 from fusegen.language.types import f32
 from fusegen.validation.accumulation import How
 from fusegen.validation.bounded import Bounded, gap
@@ -28,25 +29,40 @@ def judge(
 
     A kernel that returns the columns it chose is held to the values at these columns, and the columns to their keys.
     """
+    return judged(graph, hows, operands, outputs, expected)[:2]
+
+
+def judged(
+    graph: Graph, hows: Mapping[Node, How], operands: Sequence[Any], outputs: Sequence[Array],
+    expected: Sequence[Any], held: Mapping[Node, Array] | None = None,
+) -> tuple[list[Compared], str, Mapping[Node, Bounded]]:  # fmt: skip
+    """The same, and every node's law. What is expected may be None: then the analysis says it. `held`: what the kernel
+    read for operands that are not exact."""
     chosen = next((i for i, t in enumerate(graph.outputs) if t.node is graph.selection), None)
     columns = None if chosen is None else outputs[chosen]
     laws = analyse_nodes(graph, operands, hows, columns)
-    alike = np.ones(1, bool) if chosen is None else (np.asarray(expected[chosen]) == columns).all(-1, keepdims=True)
+    alike = np.ones(1, bool)
+    if chosen is not None and expected[chosen] is not None:
+        alike = (np.asarray(expected[chosen]) == columns).all(-1, keepdims=True)
     compared, doubt = [], ""
-    for tensor, got, value in zip(graph.outputs, outputs, expected, strict=True):
-        law, value = laws[tensor.node], np.asarray(value)
+    for tensor, got, wanted in zip(graph.outputs, outputs, expected, strict=True):
+        law = laws[tensor.node]
         if graph.selection is not None and tensor.node is graph.selection:
             chosen_by, ordered = graph.selection.inputs[0], graph.selection.ordered
-            key, equals = selection_key(graph.selection, laws), [laws[n].value for n in varied(chosen_by)]
+            key = selection_key(graph.selection, laws)
+            alone = [laws[n].value for n in varied(chosen_by)]
+            equals = [(held or {}).get(n, laws[n].value) for n in varied(chosen_by)]
+            value = top_columns(key.value, got.shape[-1]) if wanted is None else np.asarray(wanted)
             compared.append(compare_columns(tensor, got, value, key_in_f32(graph.selection, laws), equals, ordered))
-            agrees = not compare_columns(tensor, value, value, key, equals, ordered).wrong.any()
+            agrees = wanted is None or not compare_columns(tensor, value, value, key, alone, ordered).wrong.any()
         else:
+            value = law.value if wanted is None else np.asarray(wanted)
             picked = columns is not None and tensor.node in graph.picked
             compared.append(compare(tensor, got, law, law.value if picked else value))
             agrees = agree(value, law, alike if picked else np.ones(1, bool))
         if not agrees:
             doubt = f"{tensor.name}: the reference text and the ops' table differ: it is not this graph's"
-    return compared, doubt
+    return compared, doubt, laws
 
 
 def varied(key: Node) -> list[Node]:

@@ -150,3 +150,9 @@ def read_output(placed: Placed, poison: int, name: str) -> tuple[Array, str]:
 def untouched(placed: Placed) -> bool:
     """Whether an operand's memory is as it was before the launch."""
     return bool(np.array_equal(placed.memory.read(), placed.image))
+
+
+def repeated(value: Any) -> Any:
+    """An array that is the same along its first axis, as a stride of 0 would read it."""
+    array = np.asarray(value)
+    return np.broadcast_to(array[:1], array.shape).copy() if array.ndim >= 2 else value

@@ -1,0 +1,160 @@
+"""What a kernel and a program share: operands and results by name, the checks of a call, and where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fusegen.errors import ArgumentError
+from fusegen.language.graph import Graph
+from fusegen.language.types import DType
+from fusegen.runtime import arguments
+from fusegen.runtime.arrays import CPU, ArrayView, contiguous_strides, library_of, place_text, view
+from fusegen.runtime.calls import Forwarded
+from fusegen.runtime.devices import Device, runs
+from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream
+from fusegen.targets import Target
+
+
+class Called(Forwarded):
+    """Something that is called with a chain's operands: `graph` says which they are, `device` where it runs."""
+
+    words: tuple[str, ...] = ("out", "stream")  # of a call, beside its operands' names
+
+    def __init__(self, graph: Graph, target: Target, device: Device) -> None:
+        self.graph = graph
+        self.target = target
+        self.device = device
+        self.operands = graph.inputs
+        self.inputs = tuple(t for t in graph.inputs if t.shape)
+        self.outputs = graph.outputs
+        self.has_scalars = len(self.inputs) < len(self.operands)
+        self.names = tuple(t.name for t in (*self.inputs, *self.outputs))
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    def in_order(self, operands: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All operands of a call that names some of them, in the spec's order."""
+        if not named:
+            return operands
+        names = [t.name for t in self.operands]
+        behind = names[len(operands) :]
+        wrong = [
+            f"{name} is {'given twice' if name in names else 'no operand'}" for name in named if name not in behind
+        ]
+        by_place = self.words
+        wrong += [
+            f"{name} is missing{' in its place, since a call has a word like that' if name in by_place else ''}"
+            for name in behind
+            if name not in named
+        ]
+        if wrong:
+            raise ArgumentError(f"{self.name} takes {self.takes}; of these, {', '.join(wrong)}")
+        return (*operands, *(named[name] for name in behind))
+
+    @property
+    def takes(self) -> str:
+        """`2 operands (x: f32[M, N], scale: f32)`."""
+        declared = ", ".join(f"{t.name}: {t.type}" for t in self.operands)
+        return f"{len(self.operands)} operand{'s' * (len(self.operands) != 1)} ({declared})"
+
+    def split(self, operands: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[float, ...]]:
+        """The arrays and the run-time scalars of a call."""
+        if len(operands) != len(self.operands):
+            raise ArgumentError(f"{self.name} takes {self.takes}, and got {len(operands)}")
+        if not self.has_scalars:
+            return operands, ()
+        pairs = list(zip(self.operands, operands, strict=True))
+        arrays = tuple(operand for tensor, operand in pairs if tensor.shape)
+        graph = self.graph
+        return arrays, tuple(arguments.scalar(graph, tensor, operand) for tensor, operand in pairs if not tensor.shape)
+
+    def split_out(self, out: Any) -> tuple[Any, ...]:
+        outs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        if len(outs) != len(self.outputs):
+            raise ArgumentError(
+                f"{self.name} has {len(self.outputs)} outputs ({', '.join(t.name for t in self.outputs)}), "
+                f"and out= holds {len(outs)}"
+            )
+        return outs
+
+    def views(self, arrays: Sequence[Any], outs: Sequence[Any], stream: int | None) -> dict[str, ArrayView]:
+        """Every array's view by its tensor's name, inputs first. `stream` will use them (None: the current one)."""
+        views: dict[str, ArrayView] = {}
+        for tensor, array in zip((*self.inputs, *self.outputs), (*arrays, *outs), strict=False):
+            if stream is None and views:
+                first = next(iter(views.values()))
+                stream = row_of(first.library).stream(first.device)()
+            views[tensor.name] = view(array, tensor.name, stream=stream)
+        return views
+
+    def order_after(self, arrays: Sequence[Any], owner: str, device: Device, stream: int) -> None:
+        """Make `stream` wait for those of other libraries than the one whose stream it is."""
+        if not device.asynchronous:
+            return
+        for array in arrays:
+            name = library_of(array)
+            if name != owner or name not in LIBRARIES:
+                filling = producer_stream(array, device.place)
+                if filling is not None:
+                    device.order(stream, after=filling)
+
+    def device_for(self, views: Mapping[str, ArrayView]) -> Device | None:
+        """Where to run for arrays in that place; None when they are on the CPU and must be copied first."""
+        place = arguments.one_place(views) if views else CPU
+        if place == self.device.place:
+            return self.device
+        if self.device.kind == "emulator":
+            raise ArgumentError(
+                f"the arrays are on {place_text(place)}, and {self.name} was made for the emulator\n"
+                "  pass arrays on the CPU, or compile it with on='gpu'"
+            )
+        if place == CPU:
+            return None
+        if place[0] != self.device.kind:
+            raise ArgumentError(f"the arrays are on {place_text(place)}, and {self.name} runs on {self.device}")
+        device = self.device.at(place[1])
+        if not runs(self.target.arch, device.kind, device.arch):
+            raise ArgumentError(
+                f"the arrays are on {device}, which can't run {self.name}: it is compiled for {self.target.arch}"
+            )
+        return device
+
+    def check_overlap(self, views: Mapping[str, ArrayView]) -> None:
+        inputs = {t.name: views[t.name] for t in self.inputs}
+        arguments.check_overlap(inputs, {t.name: views[t.name] for t in self.outputs})
+
+    def maker(self, owner: str, views: Mapping[str, ArrayView], fresh: ArrayView, device: Device) -> Maker:
+        """What makes an output like `fresh` in the library `owner`. Raises ArgumentError where nothing can."""
+        if owner == "fusegen":  # raw memory in, raw memory out
+            return lambda arrays, stream: device.empty(fresh.size * fresh.dtype.bytes).view(fresh.dtype, fresh.shape)
+        like = (fresh.dtype, fresh.shape, fresh.strides, owner)
+        same = (i for i, t in enumerate(self.inputs) if like == traits(views[t.name]))
+        return library(owner, device.place).maker(fresh.shape, fresh.dtype, device.place, next(same, None))
+
+
+def owner_of(arrays: Sequence[Any]) -> str:
+    """Whose library makes the results: the first array's."""
+    return library_of(arrays[0]) if arrays else "numpy"
+
+
+def row_of(owner: str) -> Library:
+    """The library's row; one that has none has no stream of its own, and neither has numpy."""
+    return LIBRARIES.get(owner, LIBRARIES["numpy"])
+
+
+def fresh_view(dtype: DType, shape: tuple[int, ...]) -> ArrayView:
+    """Stands for an output that is not made yet; address 0 is as aligned as any allocation."""
+    return ArrayView(0, dtype, shape, contiguous_strides(shape))
+
+
+def relative_span(v: ArrayView) -> tuple[int, int]:
+    """The array's first byte and one past its last, relative to its address."""
+    low, high = v.span
+    return low - v.address, high - v.address
+
+
+def traits(v: ArrayView) -> tuple[object, ...]:
+    return v.dtype, v.shape, v.strides, v.library

@@ -1,0 +1,353 @@
+"""A compiled program as a Python callable: several kernels, launched one after another, called like one.
+
+    program = fusegen.compile(mlp)        # where one kernel can't hold the chain
+    y = program(x, gate, up, down)        # the same call, the same checks, the same errors
+
+The first call with arrays of given shapes, strides, dtypes, alignment and device works out every kernel's launch and
+where the tensors between them lie, and writes both down in a `ProgramRecord`; a later call like it launches.
+
+The tensors between kernels lie in one workspace. It is made with the first call on a device and stream, by the caller's
+library, and used again by every later call there, in the order of the stream; `workspace=` takes the caller's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusegen.errors import ArgumentError, KernelError
+from fusegen.language.types import Shape, size_of, u8
+from fusegen.planner.programs.model import ALIGNMENT, Arena, ProgramPlan
+from fusegen.runtime import arguments
+from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides, view
+from fusegen.runtime.called import Called, fresh_view, owner_of, relative_span, row_of
+from fusegen.runtime.calls import Prepared, Record, apart, untraced
+from fusegen.runtime.copied import run_copied
+from fusegen.runtime.devices import Device
+from fusegen.runtime.kernel import MOST_RECORDS, WIDEST, Kernel
+from fusegen.runtime.libraries import LIBRARIES, Maker, library, stream_address
+from fusegen.runtime.signatures import Signature, fast_signature, view_signature
+
+log = logging.getLogger("fusegen.kernel")
+
+
+class Held:
+    """A program, as what its calls go to is handed it: not the partial itself (`Forwarded.forward`)."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+
+def called(held: Held, /, *operands: Any, **more: Any) -> Any:
+    return held.program.call(*operands, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A kernel's pointer: so many bytes into an array of the call, by its place among operands, outputs, workspace."""
+
+    base: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepLaunch:
+    """One kernel of a program's call: its own record, and where its pointers and run-time numbers come from."""
+
+    record: Record
+    pointers: tuple[Pointer, ...]
+    values: tuple[int, ...]
+
+    def run(self, bases: Sequence[int], values: Sequence[float], stream: int) -> None:
+        record = self.record
+        if record.loaded is not None:
+            places = [bases[p.base] + p.offset for p in self.pointers]
+            record.loaded.launch(record.launch, places, [values[i] for i in self.values], stream)
+
+
+@dataclass(slots=True)
+class Workspace:
+    """Memory for the tensors between kernels, on one stream. Two threads' calls on it go one after the other."""
+
+    address: int
+    bytes: int
+    owner: object = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRecord:
+    """What calls with like arrays share."""
+
+    plan: ProgramPlan
+    device: Device
+    launches: tuple[StepLaunch, ...]
+    arena: Arena
+    spans: tuple[tuple[int, int], ...]  # of operands and outputs, relative to their addresses
+    inputs: int
+    makers: tuple[Maker, ...]
+    address: Callable[[Any], int]
+    stream: Callable[[], int]
+    waits: bool
+    workspace: Callable[[int, int], Workspace]  # of a stream, with so many bytes at least
+
+    def run(self, pointers: tuple[int, ...], values: tuple[float, ...], stream: int) -> None:
+        """Launch every kernel; asynchronous where the caller's library allows it."""
+        self.run_in(self.workspace(stream, self.arena.bytes), pointers, values, stream)
+
+    def run_in(self, workspace: Workspace, pointers: tuple[int, ...], values: tuple[float, ...], stream: int) -> None:
+        bases = (*pointers, workspace.address)
+        with workspace.lock:
+            for launch in self.launches:
+                launch.run(bases, values, stream)
+        if self.waits and self.device.asynchronous:
+            self.device.synchronize(stream)
+
+    def apart(self, pointers: tuple[int, ...]) -> bool:
+        return apart(self.spans, self.inputs, pointers)
+
+
+class Program(Called):
+    """A chain as several kernels, ready to run on `device`.
+
+    `kernels` are those of the plan's steps, in order. `report` is the validation's verdict, set by whoever validated.
+    Calls may come from any thread. A copy is the program itself; a pickle says what was compiled and how.
+    """
+
+    words = ("out", "stream", "workspace")
+
+    def __init__(self, plan: ProgramPlan, kernels: Sequence[Kernel], device: Device) -> None:
+        super().__init__(plan.graph, plan.target, device)
+        check_order(plan)
+        self.plan = plan
+        self.kernels = tuple(kernels)
+        self.report: Any = None
+        self.again: Callable[[], Any] | None = None
+        self.records: dict[Signature, ProgramRecord] = {}
+        self.workspaces: dict[tuple[Place, int], Workspace] = {}
+        self.lock = threading.RLock()
+        self.compiled = {name: plan.graph.sizes[name] for name in plan.graph.sizes if name in plan.fixed}
+        untraced(Program.call)
+        self.forward(called, Held(self))
+
+    @property
+    def sources(self) -> tuple[Any, ...]:
+        """Each kernel's source, in the order of the launches."""
+        return tuple(kernel.source for kernel in self.kernels)
+
+    def __repr__(self) -> str:
+        count = len(self.kernels)
+        return f"<Program {self.name} {self.graph.signature} of {count} kernels for {self.target} on {self.device}>"
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        if self.again is None:
+            raise TypeError(
+                f"{self.name} can't be pickled: it was not made by fusegen.compile, which could make it again"
+            )
+        return self.again, ()
+
+    # ---------------------------------------------------------------- calling it
+
+    def call(
+        self, /, *operands: Any, out: Any = None, stream: object = None, workspace: Any = None, **named: Any
+    ) -> Any:
+        """Run the program; returns its output, or a tuple of them.
+
+        Operands, `out`, `stream`, results and errors are those of a kernel's call. `workspace`: an array of bytes for
+        the tensors between kernels, `workspace_bytes` of them, in place of memory that the program keeps.
+        """
+        if named:
+            operands = self.in_order(operands, named)
+        arrays, values = self.split(operands)
+        outs = () if out is None else self.split_out(out)
+        signature = None
+        if stream is None and workspace is None and (found := fast_signature((*arrays, *outs), WIDEST)) is not None:
+            signature, pointers = found
+            record = self.records.get(signature)
+            if record is not None:
+                if not outs:
+                    made = tuple([maker(arrays, None) for maker in record.makers])
+                    record.run((*pointers, *map(record.address, made)), values, record.stream())
+                    return made[0] if len(made) == 1 else made
+                if record.apart(pointers):
+                    record.run(pointers, values, record.stream())
+                    return out
+        return self.call_first(arrays, values, outs, stream, signature, workspace)
+
+    def prepare(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Prepared:
+        """The call `program(*operands, out=out, stream=stream, **named)`, everything done but the launches.
+
+        Raises ArgumentError as a call does, and for arrays that would have to be copied to the device.
+        """
+        arrays, values = self.split(self.in_order(operands, named))
+        outs = () if out is None else self.split_out(out)
+        chosen = None if stream is None else stream_address(stream)
+        views = self.views(arrays, outs, chosen)
+        device = self.device_for(views)
+        if device is None:
+            raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
+        return self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
+
+    def workspace_bytes(self, /, **sizes: int) -> int:
+        """How many bytes the tensors between kernels take, at the chain's sizes but for those given."""
+        return self.plan.arena(self.graph.at(**sizes).sizes).bytes
+
+    def call_first(
+        self, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object,
+        signature: Signature | None, workspace: Any,
+    ) -> Any:  # fmt: skip
+        """A call whose like has not been seen, or whose arrays have no fast signature."""
+        chosen = None if stream is None else stream_address(stream)
+        views = self.views(arrays, outs, chosen)
+        device = self.device_for(views)
+        if device is None:
+            if workspace is not None:
+                raise ArgumentError(
+                    f"{self.name}: workspace= is memory on {self.device}, and the operands are on the CPU"
+                )
+            return run_copied(self, views, values, outs, owner_of(arrays))
+        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, signature)
+        if workspace is None:
+            prepared()
+        else:
+            record: Any = prepared.record
+            own = self.given_workspace(workspace, record.arena.bytes, views, device)
+            record.run_in(own, prepared.pointers, values, record.stream() if chosen is None else chosen)
+        return prepared.result
+
+    def given_workspace(self, workspace: Any, needed: int, views: Mapping[str, ArrayView], device: Device) -> Workspace:
+        """The caller's own memory. Raises ArgumentError where it is no room for the tensors between kernels."""
+        found = view(workspace, "workspace")
+        has = found.size * found.dtype.bytes
+        low, high = found.span
+        if (
+            found.device != device.place
+            or not found.writable
+            or high - low != has
+            or found.strides[-1:] not in ((1,), ())
+        ):
+            raise ArgumentError(
+                f"{self.name}: workspace is one writable piece of memory on {device}; found shape {found.shape}, "
+                f"strides {found.strides}"
+            )
+        if has < needed or found.address % WIDEST:
+            raise ArgumentError(
+                f"{self.name}: workspace has {has} bytes at {found.address:#x}, and these sizes take {needed}, from a "
+                f"multiple of {WIDEST} on\n  program.workspace_bytes(...) says how many"
+            )
+        for name, other in views.items():
+            if needed and arguments.overlap(ArrayView(low, u8, (has,), (1,)), other):
+                raise ArgumentError(f"{self.name}: workspace shares memory with {name}")
+        return Workspace(found.address, has, workspace)
+
+    def prepared(
+        self, views: Mapping[str, ArrayView], arrays: Sequence[Any], outs: tuple[Any, ...], values: tuple[float, ...],
+        device: Device, owner: str, stream: int | None, signature: Signature | None,
+    ) -> Prepared:  # fmt: skip
+        """The call over `views`, which are on `device`; fresh outputs are of the library `owner`."""
+        key = (owner, *view_signature(views, WIDEST)) if signature is None else signature
+        record = self.records.get(key)
+        if record is None:
+            record = self.record(views, device, owner)
+            if len(self.records) >= MOST_RECORDS:
+                log.debug("%s: forgetting %d records of calls", self.name, len(self.records))
+                self.records.clear()
+            self.records[key] = record
+        if outs:
+            self.check_overlap(views)
+        self.order_after(arrays, owner, device, record.stream() if stream is None else stream)
+        made = outs or tuple(maker(arrays, stream) for maker in record.makers)
+        pointers = tuple(v.address for v in views.values())
+        if not outs:
+            pointers += tuple(map(record.address, made))
+        return Prepared(record, pointers, values, stream, made, (*arrays, *made))
+
+    # ---------------------------------------------------------------- records
+
+    def check(self, views: Mapping[str, ArrayView]) -> Mapping[str, int]:
+        """Everything that can be wrong whatever the layout and the addresses; the size of every dim."""
+        sizes = arguments.measure_dims(self.graph, self.compiled, views)
+        arguments.check_dtypes(self.graph, views)
+        for step in self.plan.steps:
+            own = {b.tensor: views[b.base] for b in step.bindings if b.base in views}
+            arguments.check_strides(step.plan, own)
+        return sizes
+
+    def record(self, views: Mapping[str, ArrayView], device: Device, owner: str) -> ProgramRecord:
+        """Check the arrays, and work out each kernel's launch and where the tensors between them lie."""
+        sizes = self.check(views)
+        arena = self.plan.arena(sizes)
+        fresh = {t.name: fresh_view(t.dtype, shape_at(t.shape, sizes)) for t in self.outputs}
+        whole = {**fresh, **views}
+        bases = {name: place for place, name in enumerate(self.names)}
+        pointed = {name: Pointer(place, 0) for name, place in bases.items()}
+        for stored in self.plan.between:
+            shape = shape_at(stored.type.shape, sizes)
+            offset = arena.offsets[stored.name]
+            whole[stored.name] = ArrayView(offset, stored.type.dtype, shape, contiguous_strides(shape), device.place)
+            pointed[stored.name] = Pointer(len(bases), offset)
+        scalars = [t.name for t in self.operands if not t.shape]
+        launches = []
+        for step, kernel in zip(self.plan.steps, self.kernels, strict=True):
+            arrays = {b.tensor: whole[b.base] for b in step.bindings}
+            own = kernel.record(arrays, device, "fusegen")
+            places = tuple(pointed[b.base] for b in step.bindings)
+            launches.append(StepLaunch(own, places, tuple(map(scalars.index, step.values))))
+        own_outputs = any(t.name not in views for t in self.outputs)
+        row = row_of(owner)
+        return ProgramRecord(
+            plan=self.plan,
+            device=device,
+            launches=tuple(launches),
+            arena=arena,
+            spans=tuple(relative_span(whole[name]) for name in self.names),
+            inputs=len(self.inputs),
+            makers=tuple(self.maker(owner, views, f, device) for f in fresh.values()) if own_outputs else (),
+            address=row.address,
+            stream=row.stream(device.place),
+            waits=row.waits,
+            workspace=lambda stream, nbytes: self.workspace_for(device, owner, stream, nbytes),
+        )
+
+    def workspace_for(self, device: Device, owner: str, stream: int, nbytes: int) -> Workspace:
+        """The workspace of a stream; made anew, larger, where it is too small. What it was goes back to its maker."""
+        found = self.workspaces.get((device.place, stream))
+        if found is not None and found.bytes >= nbytes:
+            return found
+        with self.lock:
+            found = self.workspaces.get((device.place, stream))
+            if found is None or found.bytes < nbytes:
+                log.debug("%s: a workspace of %d bytes on stream %d of %s", self.name, nbytes, stream, device)
+                found = self.new_workspace(device, owner, stream, nbytes)
+                self.workspaces[device.place, stream] = found
+            return found
+
+    def new_workspace(self, device: Device, owner: str, stream: int, nbytes: int) -> Workspace:
+        """By the caller's library where that orders memory by streams, as torch's and CuPy's do; else by the driver."""
+        row = LIBRARIES.get(owner)
+        if row is not None and owner in ("torch", "cupy"):
+            made = library(owner, device.place).maker((max(nbytes, 1),), u8, device.place, None)((), stream)
+            address = row.address(made)
+            if address % WIDEST == 0:
+                return Workspace(address, nbytes, made)
+        memory = device.empty(max(nbytes, ALIGNMENT))
+        return Workspace(memory.address, nbytes, memory)
+
+
+def check_order(plan: ProgramPlan) -> None:
+    """Raises KernelError for a plan in which a kernel reads what none before it writes."""
+    there = {t.name for t in plan.graph.inputs}
+    for step in plan.steps:
+        for binding in step.reads:
+            if binding.base not in there:
+                raise KernelError(f"{plan.name}: {step.name} reads {binding.base}, which no kernel before it writes")
+        there |= {binding.base for binding in step.writes}
+
+
+def shape_at(shape: Shape, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(size_of(size, sizes) for size in shape)

@@ -1,0 +1,374 @@
+"""validate(program): several kernels against the one reference of their chain, bounds carried through the cuts.
+
+Each kernel's part of the error analysis takes up what the one before has left: a value in memory between two kernels
+has the bound of what was computed, and that of its rounding to the type it is stored as. So outputs are held to the
+text of the whole chain within the bounds of the whole chain, and tensors between kernels to the analysis, which tells
+the kernel that is wrong. For that the kernels of a launch run one by one, with a look at the workspace after each; the
+same launch as users call it must give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusegen.language.graph import CASTS, Graph, Kind, Tensor
+from fusegen.language.naming import entry_name
+from fusegen.language.reference import load_reference
+from fusegen.language.types import Dim, DType, bf16, f16, f32, size_of
+from fusegen.runtime import Kernel, Program
+from fusegen.validation import checks
+from fusegen.validation.accumulation import accumulations
+from fusegen.validation.bounded import Bounded, exact
+from fusegen.validation.bounds import RULES
+from fusegen.validation.checks import (
+    ARRANGEMENTS,
+    DEPTH,
+    FULL_ELEMENTS,
+    LEAST_BOUNDED,
+    LEAST_JUDGED,
+    OUTER,
+    QUICK_ELEMENTS,
+    Checks,
+    failing,
+)
+from fusegen.validation.compare import Compared
+from fusegen.validation.inputs import NORMAL, USUAL, Operands, mixed, need_numbers, shared
+from fusegen.validation.judging import judged
+from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, read_output, reserve, told, untouched
+from fusegen.validation.patterns import (
+    GENTLE,
+    GENTLE_SETTING,
+    SETTINGS,
+    STEADY,
+    STEADY_SETTING,
+    UNIT_SETTING,
+    Pattern,
+    Room,
+    Setting,
+    safe_magnitude,
+)  # fmt: skip
+from fusegen.validation.products import rounded
+from fusegen.validation.report import Report
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def validate(
+    kernel: Kernel | Program, *, seed: int = 0, quick: bool = False, rows: Sequence[int] | None = None,
+    cases: Sequence[str] | None = None,
+) -> Report:  # fmt: skip
+    """Check a kernel or a program against the reference generated from its graph: `fusegen.validation.checks.validate`.
+
+    Of a program the emulator's fused arithmetic, huge strides and the GPU's twin in the emulator are left out."""
+    if not isinstance(kernel, Program):
+        return checks.validate(kernel, seed=seed, quick=quick, rows=rows, cases=cases)
+    need_numbers(seed, rows)
+    return validate_program(kernel, seed, quick, rows, cases)
+
+
+def validate_program(
+    program: Program, seed: int, quick: bool, rows: Sequence[int] | None, cases: Sequence[str] | None
+) -> Report:
+    """Launches with rows drawn by seed and by malice, in several layouts and row counts unless `quick`."""
+    found = ProgramChecks(program, seed, frozenset(cases) if cases is not None else None)
+    most = QUICK_ELEMENTS if quick else FULL_ELEMENTS
+    found.ragged(most)
+    found.malice(most, 1, USUAL)
+    if not quick:
+        for setting in SETTINGS[1:]:
+            found.malice(most, 1, setting)
+        for name in ("padded rows", "odd stride", "offset by one"):
+            found.layout(name)
+    for count in rows if rows is not None else () if quick else (0, 1, 2):
+        found.rows(count)
+    if cases is None:
+        found.require_judged()
+    device = program.device
+    kind = "checking" if getattr(device, "check", False) else "fast build"
+    where = f"emulator ({kind}), warp {program.target.warp}" if device.kind == "emulator" else str(device)
+    return Report(program.name, where, seed, tuple(found.found))
+
+
+class ProgramChecks(Checks):
+    """One validation of a program under way."""
+
+    def __init__(self, program: Program, seed: int, wanted: frozenset[str] | None) -> None:
+        self.program = program
+        self.device = program.device
+        self.graph = program.graph
+        self.seed = seed
+        self.wanted = wanted
+        self.reference = load_reference(program.plan.reference, entry_name(self.graph))
+        self.found = []
+        self.judged = {}
+        self.between: dict[str, Array] = {}  # what the last launch left between its kernels, by name
+
+    # ---------------------------------------------------------------- what is checked
+
+    def ragged(self, most: int) -> None:
+        """A launch that fills no last block, the same as users call it, then some of its rows alone."""
+        block = max(step.plan.rows_per_block for step in self.program.plan.steps)
+        sizes = self.sizes_for(max(3, min(2 * min(block, 256) + 1, self.most_rows(most))), OUTER)
+        operands = self.operands(sizes, NORMAL.name)
+        if not self.wants(NORMAL.name, "again", "apart"):
+            return
+        first = self.launch_case(NORMAL.name, NORMAL.reason, operands)
+        if first is None:
+            return
+        for pattern, setting in (GENTLE, GENTLE_SETTING), (STEADY, STEADY_SETTING):
+            if min(self.judged.values(), default=1.0) < LEAST_BOUNDED:
+                other = self.operands(sizes, pattern.name, (pattern,), setting)
+                self.launch_case(pattern.name, pattern.reason, other)
+        self.again(operands, first)
+        self.apart(operands, first)
+        if self.graph.products and self.wants(UNIT_SETTING.name):
+            unit = self.operands(sizes, UNIT_SETTING.name, (NORMAL,), UNIT_SETTING)
+            self.launch_case(UNIT_SETTING.name, UNIT_SETTING.reason, unit)
+
+    def again(self, operands: Operands, first: list[Array]) -> None:
+        """The same by the call that users make, over other leftovers in memory: bitwise the same."""
+        if self.wants("again"):
+            reason = "the same launch as users call it, over other leftovers in memory"
+            outputs, problem = self.called(operands)
+            self.same("again", reason, operands, outputs, first, problem)
+
+    def apart(self, operands: Operands, first: list[Array]) -> None:
+        """Some of the rows without the others."""
+        free = self.free()
+        counted = any(node.op.name == "row_index" for node in self.graph.nodes)
+        if not self.wants("apart") or not free or counted:
+            return
+        picks = {name: list(range(operands.sizes[name]))[::-2] for name in free}
+        values = [picked(v, t, picks) for t, v in zip(self.graph.inputs, operands.values, strict=True)]
+        few = Operands({**operands.sizes, **{n: len(p) for n, p in picks.items()}}, tuple(values), operands.labels)
+        outputs, problem = self.launch(few)
+        wanted = [picked(array, t, picks) for t, array in zip(self.graph.outputs, first, strict=True)]
+        reason = "some of the rows alone and in another order: a row's result may not depend on other rows"
+        self.same("apart", reason, few, outputs, wanted, problem)
+
+    def side_by_side(
+        self, name: str, reason: str, patterns: Sequence[Pattern], most: int, times: int, setting: Setting,
+        each: bool = False, kernel: Any = None,
+    ) -> None:  # fmt: skip
+        """Rows of all `patterns` in a few launches of as many rows as there is room for."""
+        sizes = self.sizes_for(max(2, min(len(patterns), self.most_rows(most))))
+        count = max(1, math.prod(sizes[n] for n in self.free()))
+        for start in range(0, len(patterns), max(count, -(-len(patterns) // 3))):
+            group = patterns[start : start + max(count, -(-len(patterns) // 3))]
+            operands = self.operands(sizes, f"{name} {group[0].name}", group, setting)
+            self.launch_case(name, reason, operands)
+
+    def rows(self, count: int) -> None:
+        if self.wants("rows") and self.free():
+            operands = self.operands(self.sizes_for(count), f"rows: {count}")
+            self.launch_case(f"rows: {count}", "a row count at an edge of the tiling", operands)
+
+    def layout(self, name: str) -> None:
+        reason, how, everywhere = ARRANGEMENTS[name]
+        if self.wants("layout", name):
+            operands = self.operands(self.sizes_for(6, OUTER), name)
+            arrays = [t.name for t in self.arrays if len(t.shape) > 1]
+            arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
+            self.launch_case(f"layout: {name}", reason, operands, arranged)
+
+    def require_judged(self) -> None:
+        for tensor in self.graph.outputs:
+            if (share := self.judged.get(tensor.name, 1.0)) < LEAST_JUDGED:
+                self.unjudged(tensor.name, share, None)
+
+    # ---------------------------------------------------------------- operands
+
+    def free(self) -> list[str]:
+        """The dims whose sizes are run-time arguments of every kernel."""
+        return [name for name in self.graph.sizes if name not in self.program.plan.fixed]
+
+    def most_rows(self, most: int) -> int:
+        """Rows of a launch of `most` elements; of products an element is as much work as a few hundred others."""
+        work = [1]
+        for step in self.program.plan.steps:
+            graph, sizes = step.plan.graph, self.graph.sizes
+            width = sum(size_of(n.shape[-1], sizes) for n in graph.products) or graph.cols
+            depth = max((size_of(n.inputs[0].shape[-1], sizes) for n in graph.products), default=1)
+            work.append(width * max(1, depth // DEPTH))
+        return most // max(work)
+
+    def sizes_for(self, rows: int, outer: Sequence[int] = ()) -> dict[str, int]:
+        """Sizes with so many rows, along the last free dim; `outer` are those of the first, where there are more."""
+        free = self.free()
+        sizes = {**self.graph.sizes, **dict.fromkeys(free, 1)}
+        if free:
+            for name, size in zip(free[:-1], outer, strict=False):
+                sizes[name] = size if rows >= 2 * size else 1
+            sizes[free[-1]] = -(-rows // math.prod(sizes[name] for name in free[:-1]))
+        return sizes
+
+    def operands(
+        self, sizes: Mapping[str, int], name: str, patterns: Sequence[Pattern] = (NORMAL,), setting: Setting = USUAL
+    ) -> Operands:
+        """Rows of `patterns` in the operands that have the free dims and no product on their left; what all rows share
+        is as `setting` has it."""
+        rng, free = self.rng(name), {Dim(n) for n in self.free()}
+        mains = [t for t in self.graph.inputs if t.dtype.kind == "float" and len(t.shape) > 1 and free & set(t.shape)]
+        rights = right_operands(self.graph)
+        values: list[Any] = []
+        for tensor in self.graph.inputs:
+            shape = tuple(size_of(size, sizes) for size in tensor.shape)
+            cols = shape[-1] if shape else 1
+            room = Room(
+                rng, math.prod(shape[:-1]), cols, tensor.dtype, safe_magnitude(tensor.dtype, cols), self.graph.picks
+            )
+            if tensor in mains:
+                chosen = [patterns[i % len(patterns)] for i in range(room.rows)]
+                made = mixed(room, chosen, mains.index(tensor), len(mains))
+                values.append(made.reshape(shape).astype(tensor.dtype.numpy))
+            elif tensor.name in rights:
+                made = np.clip(setting.vector(room), -room.dtype.largest, room.dtype.largest).reshape(shape)
+                if setting is UNIT_SETTING:
+                    made /= np.sqrt(rights[tensor.name](sizes))
+                values.append(made.astype(tensor.dtype.numpy))
+            else:
+                values.append(shared(self.graph, tensor, shape, room, setting))
+        return Operands(sizes, tuple(values), (NORMAL.name,))
+
+    # ---------------------------------------------------------------- launching and judging
+
+    def launch(
+        self, operands: Operands, arranged: Mapping[str, Arrangement] | None = None, kernel: Any = None, poison: int = 0
+    ) -> tuple[list[Array], str]:
+        """The outputs of a launch whose kernels run one by one, and what was wrong with it; what they leave in the
+        workspace goes to `between`."""
+        program, device = self.program, self.program.device
+        inputs, outputs, values = self.placed(operands, arranged or {}, poison)
+        views = {t.name: p.view for t, p in zip(self.arrays, (*inputs, *outputs), strict=True)}
+        self.between = {}
+        problems: list[str] = []
+
+        def run() -> None:
+            record = program.record(views, device, "fusegen")
+            room = reserve(device, (record.arena.bytes // 4,), f32, CONTIGUOUS, POISON[f32][poison])
+            bases = (*(v.address for v in views.values()), room.view.address)
+            start = room.view.address - room.memory.address
+            before = room.memory.read()
+            for step, launch in zip(program.plan.steps, record.launches, strict=True):
+                launch.run(bases, values, 0)
+                device.synchronize()
+                after = room.memory.read()
+                own = np.zeros(after.shape, bool)
+                for stored in program.plan.between:
+                    if any(b.base == stored.name for b in step.writes):
+                        low = start + record.arena.offsets[stored.name]
+                        high = low + stored.bytes(operands.sizes)
+                        own[low:high] = True
+                        shape = tuple(size_of(s, operands.sizes) for s in stored.type.shape)
+                        self.between[stored.name] = after[low:high].view(stored.type.dtype.numpy).reshape(shape).copy()
+                if (stray := np.flatnonzero((after != before) & ~own)).size:
+                    problems.append(
+                        f"{step.name}: {stray.size} bytes of the workspace that are not its own were written"
+                    )
+                before = after
+
+        if problem := failing(run):
+            return [], problem
+        found = []
+        for tensor, output in zip(self.graph.outputs, outputs, strict=True):
+            array, problem = read_output(output, 0 if poison else told(tensor.dtype), tensor.name)
+            found.append(array)
+            problems.append(problem)
+        if device.kind != "emulator" and not all(map(untouched, inputs)):
+            problems.append("an operand was written to")
+        return found, "; ".join(filter(None, problems))
+
+    def called(self, operands: Operands) -> tuple[list[Array], str]:
+        """The outputs of the program's own call."""
+        device = self.program.device
+        inputs, outputs, values = self.placed(operands, {}, 1)
+        arguments = self.arguments(inputs, values)
+
+        def run() -> None:
+            self.program(*arguments, out=tuple(o.view for o in outputs))
+            device.synchronize()
+
+        if problem := failing(run):
+            return [], problem
+        return [read_output(o, 0, t.name)[0] for t, o in zip(self.graph.outputs, outputs, strict=True)], ""
+
+    def usual(self, tensor: Tensor, sizes: Mapping[str, int]) -> Arrangement:
+        return CONTIGUOUS
+
+    def judge(self, operands: Operands, outputs: Sequence[Array]) -> tuple[list[Compared], str]:
+        """Every output, and every tensor between kernels, against the text of the whole chain."""
+        values = self.reference(*operands.values)
+        text = dict(
+            zip((t.name for t in self.graph.outputs), values if isinstance(values, tuple) else (values,), strict=True)
+        )
+        laws: dict[str, Any] = dict(zip((t.name for t in self.graph.inputs), operands.values, strict=True))
+        got = {**dict(zip((t.name for t in self.graph.outputs), outputs, strict=True)), **self.between}
+        nodes = {**{t.name: t.node for t in self.graph.outputs}, **{s.name: s.node for s in self.program.plan.between}}
+        compared: list[Compared] = []
+        doubt = ""
+        other = False  # has a kernel chosen other columns, rightly, than the text does?
+        for kernel, step in zip(self.program.kernels, self.program.plan.steps, strict=True):
+            graph = kernel.plan.lowered
+            bases = {b.tensor: b.base for b in step.bindings}
+            held = {t.node: wide(got[bases[t.name]]) for t in graph.inputs if bases.get(t.name) in got}
+            made = [got[bases[t.name]] for t in graph.outputs]
+            expected = [None if other else text.get(bases[t.name]) for t in graph.outputs]
+            given = [laws[bases.get(t.name, t.name)] for t in graph.inputs]
+            found, said, table = judged(graph, accumulations(kernel.plan), given, made, expected, held)
+            compared += found
+            doubt = doubt or said
+            for tensor, array in zip(graph.outputs, made, strict=True):
+                base = bases[tensor.name]
+                if tensor.node is graph.selection:
+                    laws[base] = exact(array)
+                    other = other or bool((table[tensor.node].value != chosen_by_text(graph, table, array)).any())
+                    continue
+                laws[base] = as_stored(table[tensor.node], tensor.dtype, nodes[base].op.name, array.shape)
+        return compared, doubt
+
+
+def chosen_by_text(graph: Graph, table: Mapping[Any, Bounded], columns: Array) -> Array:
+    from fusegen.language.selection import top_columns
+    from fusegen.validation.bounds import selection_key
+
+    assert graph.selection is not None
+    return np.asarray(top_columns(selection_key(graph.selection, table).value, columns.shape[-1]))
+
+
+@np.errstate(all="ignore")
+def as_stored(law: Bounded, dtype: DType, op: str, shape: tuple[int, ...]) -> Bounded:
+    """A value's law once it is in memory as `dtype`. `op` is the written value's own: a cast rounds in the reference as
+    well."""
+    value, error = np.broadcast_to(law.value, shape), np.broadcast_to(law.error, shape)
+    if CASTS.get(op) is dtype:
+        from fusegen.language.trace import OPS
+
+        return Bounded(*RULES[op](OPS[op], [Bounded(value, error)]))
+    return Bounded(value, rounded(value, error, dtype) if dtype in (f16, bf16) else error)
+
+
+def wide(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype.kind not in "ib" else array
+
+
+def picked(value: Any, tensor: Tensor, picks: Mapping[str, Sequence[int]]) -> Any:
+    for axis, size in enumerate(tensor.shape):
+        if isinstance(size, Dim) and size.name in picks:
+            value = np.take(value, list(picks[size.name]), axis)
+    return value
+
+
+def right_operands(graph: Graph) -> dict[str, Any]:
+    """The operands that are right factors, each with what gives its K."""
+    found: dict[str, Any] = {}
+    for product in graph.products:
+        right = product.inputs[1]
+        source = right.inputs[0] if right.op.kind is Kind.VIEW else right
+        if source in graph.tensor_of:
+            depth = product.inputs[0].shape[-1]
+            found[graph.tensor_of[source].name] = lambda sizes, depth=depth: size_of(depth, sizes)
+    return found

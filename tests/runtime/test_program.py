@@ -1,0 +1,193 @@
+"""Calling a program: one call for several kernels, its workspace, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fusegen
+from fusegen import Program, bf16, f32
+from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.errors import ArgumentError
+from fusegen.language.reference import reference
+from fusegen.language.spec import Chain
+from tests.chains_cut import logits_topk, lora, mlp, residual_norm
+
+try:
+    compiler()
+except EmulatorUnavailable as error:
+    pytest.skip(f"no emulator: {str(error).splitlines()[0]}", allow_module_level=True)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+MADE: dict[str, Program] = {}
+
+
+def fresh(spec: Chain) -> Program:
+    found = fusegen.compile(spec, target="cuda:h200", on="emulator", validate=False)
+    assert isinstance(found, Program)
+    return found
+
+
+def made(spec: Chain) -> Program:
+    if spec.name not in MADE:
+        MADE[spec.name] = fresh(spec)
+    return MADE[spec.name]
+
+
+def operands(spec: Chain, seed: int = 0, **sizes: int) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    graph = spec.graph
+    found: list[Any] = []
+    for tensor in graph.inputs:
+        shape = [{**graph.sizes, **sizes}[str(size)] for size in tensor.shape]
+        found.append((rng.integers(-2, 3, shape)).astype(tensor.dtype.numpy) if shape else 0.5)
+    return found
+
+
+def meant(spec: Chain, given: list[Any]) -> Any:
+    return reference(spec.graph)(*given)
+
+
+def test_a_program_is_called_like_a_kernel() -> None:
+    program = made(mlp)
+    for rows in (24, 1, 130, 24):  # the last one's record is there
+        given = operands(mlp, M=rows)
+        out = program(*given)
+        assert out.dtype == bf16.numpy
+        assert out.shape == (rows, 64)
+        wanted = meant(mlp, given)
+        assert np.linalg.norm(out.astype(np.float64) - wanted) < 0.01 * np.linalg.norm(wanted)
+    assert len(program.records) == 3
+
+
+def test_results_are_of_the_callers_library() -> None:
+    torch = pytest.importorskip("torch", reason="torch is missing: pip install torch")
+    given = operands(mlp)
+    tensors = [torch.from_numpy(a.astype(np.float32)).bfloat16() for a in given]
+    out = made(mlp)(*tensors)
+    assert isinstance(out, torch.Tensor)
+    assert np.array_equal(out.float().numpy(), made(mlp)(*given).astype(np.float32))
+    again = made(mlp)(*tensors)
+    assert torch.equal(out, again)
+
+
+def test_operands_come_by_name_and_results_go_to_out() -> None:
+    given = operands(lora)
+    wanted = made(lora)(*given)
+    x, w, a, b, scale = given
+    assert np.array_equal(made(lora)(x, w, b=b, scale=scale, a=a), wanted)
+    out = np.zeros_like(wanted)
+    assert made(lora)(*given, out=out) is out
+    assert np.array_equal(out, wanted)
+
+
+def test_several_results_come_as_a_tuple() -> None:
+    given = operands(logits_topk)
+    values, columns = made(logits_topk)(*given)
+    wanted, places = meant(logits_topk, given)
+    np.testing.assert_array_equal(columns, places)
+    np.testing.assert_allclose(values, wanted, rtol=1e-5)
+
+
+def test_no_rows_are_no_launch() -> None:
+    h, normed = made(residual_norm)(*operands(residual_norm, M=0))
+    assert h.shape == normed.shape == (0, 96)
+
+
+def test_strided_rows_get_the_variants_they_need() -> None:
+    given = operands(residual_norm)
+    wanted = made(residual_norm)(*given)
+    wide = np.zeros((24, 97), given[2].dtype)
+    wide[:, :96] = given[2]
+    got = made(residual_norm)(given[0], given[1], wide[:, :96], given[3])
+    for one, two in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one.astype(np.float64), two.astype(np.float64), rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, g, u, d: (x, g, u), "takes 4 operands"),
+        (lambda x, g, u, d: (x, g, u[:50], d), "has 50"),
+        (lambda x, g, u, d: (x[:, :32], g[:, :32], u[:, :32], d[:32]), "compiled for K=64"),
+        (lambda x, g, u, d: (x.astype(np.float32), g, u, d), "x holds f32, and mlp takes bf16"),
+        (lambda x, g, u, d: (x[0], g, u, d), "x has 1 axis"),
+    ],
+)
+def test_wrong_arrays_are_refused_in_the_chains_words(change: Callable[..., Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        made(mlp)(*change(*operands(mlp)))
+
+
+def test_an_output_apart_from_its_operands() -> None:
+    given = operands(residual_norm)
+    with pytest.raises(ArgumentError, match="shares memory with the input residual"):
+        made(residual_norm)(*given, out=(given[2], np.zeros_like(given[2])))
+
+
+def test_a_workspace_is_kept_and_grows() -> None:
+    program = fresh(mlp)
+    small = operands(mlp, M=2)
+    program(*small)
+    (first,) = program.workspaces.values()
+    program(*small)
+    assert list(program.workspaces.values()) == [first]
+    program(*operands(mlp, M=200))
+    (larger,) = program.workspaces.values()
+    assert larger.bytes > first.bytes
+    program(*small)
+    assert list(program.workspaces.values()) == [larger]
+
+
+def test_a_workspace_may_be_the_callers() -> None:
+    program = fresh(mlp)
+    given = operands(mlp)
+    wanted = made(mlp)(*given)
+    needed = program.workspace_bytes(M=24)
+    assert needed == 24 * 96 * 2
+    room = np.empty(needed + 64, np.uint8)
+    assert np.array_equal(program(*given, workspace=room), wanted)
+    assert not program.workspaces
+    with pytest.raises(ArgumentError, match="workspace has 64 bytes"):
+        program(*given, workspace=np.empty(64, np.uint8))
+    with pytest.raises(ArgumentError, match="one writable piece"):
+        program(*given, workspace=np.empty((needed, 2), np.uint8)[:, 0])
+    raw = np.zeros(needed, np.uint8)
+    x = raw[: 24 * 64 * 2].view(bf16.numpy).reshape(24, 64)
+    with pytest.raises(ArgumentError, match="shares memory with x"):
+        program(x, *given[1:], workspace=raw)
+
+
+def test_a_prepared_call_runs_again() -> None:
+    given = operands(mlp)
+    prepared = made(mlp).prepare(*given)
+    prepared()
+    wanted = prepared.result.copy()
+    prepared.result[...] = 0
+    prepared()
+    assert np.array_equal(prepared.result, wanted)
+    assert prepared.plan is made(mlp).plan
+
+
+def test_copies_and_pickles() -> None:
+    program = made(mlp)
+    assert copy.copy(program) is program
+    assert copy.deepcopy(program) is program
+    other = pickle.loads(pickle.dumps(program))
+    assert other is not program
+    given = operands(mlp)
+    assert np.array_equal(other(*given), program(*given))
+    assert "2 kernels" in repr(program)
+
+
+def test_each_kernel_is_there_to_look_at() -> None:
+    program = made(mlp)
+    assert [source.plan.name for source in program.sources] == ["mlp_h", "mlp_out"]
+    assert all(kernel.plan.graph.outputs[0].dtype in (bf16, f32) for kernel in program.kernels)

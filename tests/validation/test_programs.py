@@ -1,0 +1,112 @@
+"""Validating programs: every kind of cut is right on every target, and what is wrong with one is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import fusegen
+from fusegen import Chain, Program
+from fusegen.emulator import EmulatorUnavailable, compiler
+from fusegen.errors import ArgumentError, KernelError
+from fusegen.planner.programs.model import Arena, ProgramPlan
+from fusegen.validation import validate
+from tests.chains_cut import CHAINS, best_masked, lora, mlp
+
+try:
+    compiler()
+except EmulatorUnavailable as error:
+    pytest.skip(f"no emulator: {str(error).splitlines()[0]}", allow_module_level=True)
+
+
+def made(spec: Chain, target: str = "cuda:h200") -> Program:
+    found = fusegen.compile(spec, target=target, on="emulator", validate=False)
+    assert isinstance(found, Program)
+    return found
+
+
+@pytest.mark.parametrize("target", ["cuda:h200", "cuda:sm_80", "hip:mi300x"])
+@pytest.mark.parametrize("spec", CHAINS, ids=lambda c: c.name)
+def test_every_cut_is_right(spec: Chain, target: str) -> None:
+    report = validate(made(spec, target), quick=True)
+    assert report.ok, str(report)
+
+
+def test_other_layouts_sizes_and_settings() -> None:
+    report = validate(made(lora))
+    assert report.ok, str(report)
+    assert {"layout: padded rows", "layout: odd stride", "rows: 0", "rows: 1"} <= {case.name for case in report.cases}
+
+
+def test_the_first_build_is_validated_as_a_whole() -> None:
+    program = fusegen.compile(mlp, target="cuda:h200", on="emulator")
+    assert program.report.ok
+
+
+# ---------------------------------------------------------------- what is wrong is caught
+
+
+class Elsewhere(ProgramPlan):
+    """A plan whose workspace is another one than what its tensors need."""
+
+    moved: Mapping[str, int]
+
+    def arena(self, sizes: Mapping[str, int]) -> Arena:
+        right = super().arena(sizes)
+        return Arena({**right.offsets, **self.moved}, right.bytes)
+
+
+def elsewhere(program: Program, moved: Mapping[str, int]) -> Program:
+    plan = program.plan
+    other = Elsewhere(plan.graph, plan.target, plan.steps, plan.between)
+    object.__setattr__(other, "moved", moved)
+    return Program(other, program.kernels, program.device)
+
+
+def caught(program: Program) -> bool:
+    try:
+        return not validate(program, quick=True).ok
+    except ArgumentError:
+        return True
+
+
+def test_tensors_on_top_of_each_other_are_caught() -> None:
+    program = made(best_masked)
+    places = program.plan.arena(program.graph.sizes).offsets
+    assert len(set(places.values())) == 2
+    assert caught(elsewhere(program, dict.fromkeys(places, 0)))
+
+
+def test_kernels_in_another_order_are_caught() -> None:
+    program = made(mlp)
+    plan = replace(program.plan, steps=program.plan.steps[::-1])
+    with pytest.raises(KernelError, match="mlp_out reads h, which no kernel before it writes"):
+        Program(plan, program.kernels[::-1], program.device)
+
+    class Swapped(Program):
+        def record(self, *given: Any) -> Any:
+            right = Program.record(self, *given)
+            return replace(right, launches=right.launches[::-1])
+
+    assert caught(Swapped(program.plan, program.kernels, program.device))
+
+
+@pytest.mark.parametrize("by", [256, -256, 2])
+def test_a_wrong_offset_is_caught(by: int) -> None:
+    """What a kernel writes is looked for where the plan has it."""
+    program = made(mlp)
+    record = Program.record
+
+    class Shifted(Program):
+        def record(self, *given: Any) -> Any:
+            right = record(self, *given)
+            first, *others = right.launches
+            pointers = tuple(
+                replace(p, offset=p.offset + by) if p.base == len(self.names) else p for p in first.pointers
+            )
+            return replace(right, launches=(replace(first, pointers=pointers), *others))
+
+    assert caught(Shifted(program.plan, program.kernels, program.device))
