@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from fusegen.language.graph import CASTS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain
 from fusegen.language.naming import value_names
+from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
-from fusegen.language.types import Dim, DType, TensorType, f32, size_of
+from fusegen.language.types import DType, TensorType, f32, size_of
 from fusegen.planner.programs.model import Stored
 
 ROUNDS: Mapping[DType, str] = {dtype: name for name, dtype in CASTS.items()}
@@ -139,9 +140,9 @@ def step_graph(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: M
             ]
         made[node] = replace(node, inputs=tuple(arguments))
     outputs = tuple(Tensor(name, TensorType(dtype, node.shape), made[node]) for node, name, dtype in makes)
-    used = {s.name for t in (*operands, *inputs, *outputs) for s in t.shape if isinstance(s, Dim)}
-    used |= {n.size.name for n in made.values() if isinstance(n.size, Dim)}
-    used |= {s.name for n in made.values() for s in n.shape if isinstance(s, Dim)}
+    shapes = [t.shape for t in (*operands, *inputs, *outputs)] + [n.shape for n in made.values()]
+    sizes = tuple(n.size for n in made.values() if n.size is not None)
+    used = {dim.name for shape in (*shapes, sizes) for dim in dims_in(shape)}
     return Graph(
         name=f"{graph.name}_{makes[0][1]}",
         doc=f"{', '.join(name for _, name, _ in makes)} of {graph.name}.",

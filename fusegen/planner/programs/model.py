@@ -15,7 +15,8 @@ from typing import Literal
 
 from fusegen.language.graph import Graph, Node
 from fusegen.language.reference import reference_source
-from fusegen.language.types import Dim, TensorType, size_of
+from fusegen.language.sizes import dims_in
+from fusegen.language.types import TensorType, size_of
 from fusegen.planner.heading import body_lines, field, megabytes, plural, summary
 from fusegen.planner.model import Plan
 from fusegen.planner.rewrites import stores_that_round
@@ -120,9 +121,9 @@ class ProgramPlan:
     @cached_property
     def fixed(self) -> frozenset[str]:
         """The dims whose sizes are constants of some kernel, or numbers in the chain."""
-        sizes = {size for step in self.steps for size in step.plan.graph.fixed}
-        sizes |= {node.size for node in self.graph.nodes if node.size is not None}
-        return frozenset(size.name for size in sizes if isinstance(size, Dim))
+        sizes = [size for step in self.steps for size in step.plan.graph.fixed]
+        sizes += [node.size for node in self.graph.nodes if node.size is not None]
+        return frozenset(dim.name for dim in dims_in(tuple(sizes)))
 
     @cached_property
     def lives(self) -> Mapping[str, tuple[int, int]]:
