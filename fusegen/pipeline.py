@@ -27,7 +27,8 @@ from fusegen.errors import KernelError, MissingError, NoPlan, RequestError, Vali
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.planner import CONTIGUOUS, alike, candidates
-from fusegen.planner.model import Layout, Plan, Source
+from fusegen.planner.model import Candidates, Layout, Plan, Source
+from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.runtime import Kernel, Program, finding
 from fusegen.runtime.cache import Entry, KernelCache, compiled, key_of
@@ -99,13 +100,19 @@ def plan(chain: Chain | Graph, target: str | Target | None = None, *, tuned: boo
 def build(
     graph: Graph, target: Target, layout: Layout = CONTIGUOUS, need_binary: bool = True, tuned: bool = True,
     device: Device | None = None, like: Plan | None = None, without: Container[str] = (),
+    known: Candidates | None = None,
 ) -> Built:  # fmt: skip
     """The first candidate that passes the gate, and for whose clusters `device` has room. `like`: of those that compute
-    the same bits as this plan. `without`: of other configurations than these.
+    the same bits as this plan. `without`: of other configurations than these. `known`: the candidates for contiguous
+    arrays, where they are at hand.
 
     Raises NoPlan, CompileError, MissingError if `need_binary`, and KernelError where `device` has room for none.
     """
-    choice = choose(alike(like, layout) if like else candidates(graph, target, layout), tuned=tuned)
+    if like is not None:
+        found = alike(like, layout)
+    else:
+        found = known if known is not None and layout == CONTIGUOUS else candidates(graph, target, layout)
+    choice = choose(found, tuned=tuned)
     verdicts: list[Verdict] = []
     least: tuple[int, Source, Binary] | None = None
     refused: KernelError | None = None
@@ -172,32 +179,29 @@ def compile(
     validate: bool = True,
     tuned: bool = True,
 ) -> Kernel | Any:  # Any: a Program, of chains of which the caller knows that they are
-    """What computes `chain`, to be called: a Kernel, or where no one kernel can hold it a Program of several.
+    """What computes `chain` at its sizes, to be called: any number of rows, rows of exactly this length. It is a
+    Kernel, or where no one kernel can hold the chain, or several take much less time, a Program of several. Both are
+    called alike.
 
-    Both are called alike. The other arguments are those of `compile_kernel`.
+    `target` names a GPU ("cuda:h200", "hip:gfx90a"); without one, the GPU present, else cuda:h200. `on` says what
+    runs it: "gpu", "emulator", or "auto" (a matching GPU if there is one). The first build is validated against the
+    generated reference; the verdict is kept with the cached binary. A candidate that fails is reported by a warning,
+    and the next one is tried. Raises ValidationError rather than hand out a kernel that failed, and RequestError where
+    no input would show whether it is right; with `validate=False` it comes unproven, with None as its `kernel.report`.
+    With `tuned=False` nothing that was measured has a say in which candidate it is.
     """
-    graph, chosen = graph_of(chain), choose_target(target)
-    try:
-        return compile_kernel(graph, chosen, on=on, validate=validate, tuned=tuned)
-    except NoPlan as alone:
-        program = program_of(graph, chosen, alone)
-    return compile_program(program, on=on, validate=validate, tuned=tuned)
-
-
-def program_of(graph: Graph, target: Target, alone: NoPlan) -> ProgramPlan:
-    """The cheapest program of a chain that no one kernel holds. Raises NoPlan, for `alone` where it is one kernel that
-    has no plan and not the cuts."""
-    from fusegen.planner.programs.search import cheapest
-
-    log.debug("%s is cut: %s", graph.name, alone)
-    return cheapest(graph, target)
+    found = candidates(graph_of(chain), choose_target(target))
+    if (program := program_instead(found)) is not None:
+        return compile_program(program, on=on, validate=validate, tuned=tuned)
+    return compile_kernel(found, on=on, validate=validate, tuned=tuned)
 
 
 def compile_program(program: ProgramPlan, *, on: str = "auto", validate: bool = True, tuned: bool = True) -> Program:
     """The program, compiled: a kernel for each step. Validated as a whole against the reference of its chain; raises
     ValidationError where that fails."""
     device = finding.find(program.target, on)
-    kernels = [compile_kernel(step.graph, program.target, on=on, validate=False, tuned=tuned) for step in program.steps]
+    found = [candidates(step.graph, program.target) for step in program.steps]
+    kernels = [compile_kernel(one, on=on, validate=False, tuned=tuned) for one in found]
     made = Program(program, kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
     if validate:
@@ -209,32 +213,16 @@ def compile_program(program: ProgramPlan, *, on: str = "auto", validate: bool = 
     return made
 
 
-def compile_kernel(
-    chain: Chain | Graph,
-    target: str | Target | None = None,
-    *,
-    on: str = "auto",
-    validate: bool = True,
-    tuned: bool = True,
-) -> Kernel:
-    """A callable kernel for `chain` at its sizes: any number of rows, rows of exactly this length.
-
-    `target` names a GPU ("cuda:h200", "hip:gfx90a"); without one, the GPU present, else cuda:h200. `on` says what
-    runs it: "gpu", "emulator", or "auto" (a matching GPU if there is one). The first build is validated against the
-    generated reference; the verdict is kept with the cached binary. A candidate that fails is reported by a warning,
-    and the next one is tried. Raises ValidationError rather than hand out a kernel that failed, and RequestError where
-    no input would show whether it is right; with `validate=False` it comes unproven, with None as its `kernel.report`.
-    With `tuned=False` nothing that was measured has a say in which candidate it is.
-    """
-    graph = graph_of(chain)
-    chosen = choose_target(target)
+def compile_kernel(found: Candidates, *, on: str = "auto", validate: bool = True, tuned: bool = True) -> Kernel:
+    """One kernel for the chain of which `found` are the candidates: see `compile`."""
+    graph, chosen = found.graph.written, found.target
     device = finding.find(chosen, on)
     emulated = not device.asynchronous
     refuted: dict[str, Verdict] = {}  # by configuration
     failure = ""
 
     def built(layout: Layout = CONTIGUOUS, like: Plan | None = None) -> Built:
-        return build(graph, chosen, layout, not emulated, tuned, device, like, refuted)
+        return build(graph, chosen, layout, not emulated, tuned, device, like, refuted, found)
 
     def variant(layout: Layout) -> tuple[Source, Binary | None]:
         made = built(layout, like=kernel.plan)

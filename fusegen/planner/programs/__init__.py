@@ -1,1 +1,53 @@
-"""Programs: a chain that several kernels hold, one after another, with tensors between them."""
+"""Programs: chains that several kernels hold, one after another, with tensors between them.
+
+`program_instead(found)` says whether a chain is cut: where no rule plans one kernel for it, or where several are
+expected to take much less time. What is cut where is `search`'s to find; `cutting` makes the graphs of the pieces.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from fusegen.errors import NoPlan
+from fusegen.language.graph import plain
+from fusegen.planner.model import Candidates
+from fusegen.planner.programs.model import ProgramPlan
+
+# Of one kernel's estimate: several are taken only below it. Estimates of two kinds of kernels may be 15 % off each, in
+# opposite directions, and a program needs a workspace.
+WORTH_CUTTING = 0.67
+FEW_STATES = 12  # to look at where one kernel is at hand: a search in full takes longer than compiling
+
+
+def program_instead(found: Candidates) -> ProgramPlan | None:
+    """The program to take in place of one kernel; None where one kernel is right. `found` are the one kernel's
+    candidates. Raises NoPlan where neither can be planned."""
+    graph, target = found.graph.written, found.target
+    if found.plans:
+        least = found.plans[0].cost
+        computed = any(not plain(factor) for product in graph.products for factor in product.inputs)
+        if not computed or least.floor_us > WORTH_CUTTING * least.time_us:
+            return None
+    search = import_module("fusegen.planner.programs.search")
+    try:
+        if found.plans:
+            program = search.cheapest(graph, target, WORTH_CUTTING * found.plans[0].cost.time_us, FEW_STATES)
+        else:
+            program = search.cheapest(graph, target)
+    except NoPlan as cut:
+        if found.plans:
+            return None
+        raise alone(found, cut) from None
+    assert isinstance(program, ProgramPlan)
+    return program
+
+
+def alone(found: Candidates, cut: NoPlan) -> NoPlan:
+    """Neither one kernel nor several: the reason of the first, and of the second where it is another one."""
+    try:
+        found.need()
+    except NoPlan as error:
+        lines = str(error).splitlines()
+        more = [line for line in str(cut).splitlines()[1:] if line.strip() not in str(error)]
+        return NoPlan("\n".join([*lines, "  and no cut into several kernels helps", *more]) if more else str(error))
+    return cut

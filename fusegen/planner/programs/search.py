@@ -62,10 +62,10 @@ class Found:
         return all(kernel.plan is not None for kernel in self.kernels)
 
 
-def cheapest(graph: Graph, target: Target, below_us: float = math.inf) -> ProgramPlan:
+def cheapest(graph: Graph, target: Target, below_us: float = math.inf, most_states: int = MOST_STATES) -> ProgramPlan:
     """The cheapest program for `graph`. Raises NoPlan where no cut helps, or where none takes less than `below_us`."""
     search = Search(share_common(graph), target)
-    found = search.run(below_us)
+    found = search.run(below_us, most_states)
     if found is None:
         raise NoPlan(search.refusal())
     return search.program(found)
@@ -82,20 +82,20 @@ class Search:
         self.looked_at: list[Found] = []
         self.order = {node: place for place, node in enumerate(graph.nodes)}
 
-    def run(self, below_us: float = math.inf) -> Found | None:
+    def run(self, below_us: float = math.inf, most_states: int = MOST_STATES) -> Found | None:
         """The cheapest state whose kernels can all be planned; None where there is none below that time."""
         best: Found | None = None
         first = self.look(frozenset())
         queue: list[tuple[float, int, int, Found]] = [(first.time_us, 0, 0, first)]
         seen = {first.state}
         number = 0
-        while queue and len(seen) < MOST_STATES:
+        while queue and len(seen) < most_states:
             bound, _, _, found = heapq.heappop(queue)
             limit = below_us if best is None else min(below_us, best.time_us)
-            if bound >= limit:
+            if bound >= limit and found.state:
                 break
-            if found.whole:
-                best = found
+            if found.whole and bound < limit:
+                best, limit = found, bound
             for node in self.cuts(found):
                 state = found.state | {node}
                 if state in seen:
