@@ -3,6 +3,13 @@
     generated/cuda-h200/bias_gelu_residual_ln.cu
     generated/cuda-h200/bias_gelu_residual_ln_reference.py
 
+A chain of several kernels has a folder: a file for each, the reference of the whole, and how they are launched.
+
+    generated/cuda-h200/mlp/mlp_h.cu
+    generated/cuda-h200/mlp/mlp_out.cu
+    generated/cuda-h200/mlp/mlp_reference.py
+    generated/cuda-h200/mlp/mlp_launches.txt
+
 `write` brings files into a folder, `compare` says how a folder differs from what is emitted now, and `update` and
 `check` do so for the project's own `specs/` and `generated/`. What is emitted is the planner's first choice, and
 depends on the spec and the target alone: neither on this machine, nor on its compilers, nor on what was measured.
@@ -21,11 +28,14 @@ from typing import Literal
 from fusegen.emitting.rendering import render
 from fusegen.errors import Drift, NoPlan, RequestError, writing
 from fusegen.language.spec import Chain, load_chains
-from fusegen.planner import plan
+from fusegen.planner import candidates
+from fusegen.planner.programs import program_instead
+from fusegen.planner.programs.model import ProgramPlan, program_lines
 from fusegen.targets import GOLDEN_TARGETS, Target
 
 SPECS = Path("specs")
 OUT = Path("generated")
+LAUNCHES = "_launches.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +67,31 @@ class Changes:
     unchanged: tuple[Path, ...]
 
 
-def emitted(chain: Chain, target: Target) -> tuple[File, File]:
-    """The kernel and its numpy reference. Raises NoPlan."""
-    source = render(plan(chain.graph, target))
+def emitted(chain: Chain, target: Target) -> tuple[File, ...]:
+    """The kernel and its numpy reference; of a program each kernel, the reference, and its launches. Raises NoPlan."""
+    found = candidates(chain.graph, target)
     folder = Path(target.folder)
+    if (program := program_instead(found)) is not None:
+        return tuple(program_files(program, folder / chain.name))
+    source = render(found.need()[0])
     return (
         File(folder / source.filename, source.text),
         File(folder / f"{chain.name}_reference.py", source.reference),
     )
 
 
+def program_files(program: ProgramPlan, folder: Path) -> Iterator[File]:
+    """The kernels in the order of their launches, then what is of them all."""
+    for step in program.steps:
+        source = render(step.plan)
+        yield File(folder / source.filename, source.text)
+    yield File(folder / f"{program.name}_reference.py", program.reference)
+    yield File(folder / f"{program.name}{LAUNCHES}", "\n".join(line.rstrip() for line in program_lines(program)) + "\n")
+
+
 def all_emitted(
     chains: Sequence[Chain], targets: Iterable[Target], passed_over: Callable[[NoPlan], None] | None = None
-) -> Iterator[tuple[File, File]]:
+) -> Iterator[tuple[File, ...]]:
     """Every chain for every target. Raises RequestError when two chains would write the same file.
 
     A chain that has no plan raises NoPlan, or goes to `passed_over`, if there is one.
@@ -107,9 +129,13 @@ def write(files: Iterable[File], out: Path, *, prune: Iterable[Target] = ()) -> 
                 continue
             write_whole(place, file.text)
             written.append(place)
-        removed = [out / path for path in stale(kept, out, prune)]
+        targets = list(prune)
+        folders = {target.folder for target in targets}
+        removed = [out / path for path in stale(kept, out, targets)]
         for place in removed:
             place.unlink()
+            if place.parent.name not in folders and not any(place.parent.iterdir()):
+                place.parent.rmdir()  # a program's
     return Changes(tuple(written), tuple(removed), tuple(unchanged))
 
 
@@ -134,15 +160,20 @@ def stale(files: Iterable[File], out: Path, targets: Iterable[Target]) -> list[P
     found = [
         path.relative_to(out)
         for target in targets
-        for path in sorted((out / target.folder).glob("*"))
-        if path.suffix in (target.spelling.file_suffix, ".py") and path.relative_to(out) not in wanted
+        for pattern in ("*", "*/*")
+        for path in sorted((out / target.folder).glob(pattern))
+        if path.suffix in (target.spelling.file_suffix, ".py", ".txt") and path.relative_to(out) not in wanted
     ]
     return [path for path in found if was_emitted(out / path)]
 
 
 def was_emitted(path: Path) -> bool:
     """Whether a file begins as fusegen's do: a kernel with its plan, a reference with its promise."""
+    if not path.is_file():
+        return False
     text = read(path) or ""
+    if path.suffix == ".txt":
+        return path.name.endswith(LAUNCHES) and text.startswith(f"{path.name.removesuffix(LAUNCHES)}  ")
     if path.suffix == ".py":
         return text.startswith(f'"""{path.stem.removesuffix("_reference")}: what the kernel must compute')
     return text.startswith(f"// {path.stem}  ") and "\n// target " in text
@@ -187,8 +218,8 @@ def write_whole(path: Path, text: str) -> None:
 # ---------------------------------------------------------------- the project's own
 
 
-def flat(pairs: Iterable[tuple[File, File]]) -> list[File]:
-    return [file for pair in pairs for file in pair]
+def flat(groups: Iterable[tuple[File, ...]]) -> list[File]:
+    return [file for group in groups for file in group]
 
 
 def check(specs: Path = SPECS, out: Path = OUT, targets: Sequence[Target] = GOLDEN_TARGETS) -> tuple[Difference, ...]:
