@@ -38,9 +38,12 @@ class Dialect:
     What is spelled is noted then: nobody looks for names in a finished text.
     """
 
-    def __init__(self, spelling: Spelling, row_number: str = "row", widens: bool = False) -> None:
+    def __init__(
+        self, spelling: Spelling, row_number: str = "row", widens: bool = False, element_number: str = ""
+    ) -> None:
         self.spelling = spelling
         self.row_number = row_number  # of the row at hand, along the shape's last axis but one
+        self.element_number = element_number  # the index of the element of a column, in 64 bits
         self.widens = widens  # a bf16 becomes f32 by its bits
         self.functions: set[str] = set()
         self.constants: set[str] = set()
@@ -91,6 +94,10 @@ class Dialect:
             return col
         if s.op.name == "row_index":
             return f"static_cast<int>({self.row_number})"
+        if s.op.name in ("row_low", "row_high"):
+            return word_of(s.op.name, "row")
+        if s.op.name in ("element_low", "element_high"):
+            return word_of(s.op.name, self.element_number.format(self.argument(s.args[0]) if s.args else col))
         usual = (s.op.ref, s.op.expr)
         _, text = s.op.forms.get(s.args[-1].dtype, usual) if s.args and not s.exact else usual
         return self.noted(text).format(*map(self.argument, s.args))
@@ -151,6 +158,11 @@ def named_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """The functions of the prelude that a text of a table calls, and the constants that it names."""
     words = frozenset(re.findall(r"\w+", text))
     return frozenset(name for name in CALLED if f"{name}(" in text), words.intersection(name for name, _ in CONSTANTS)
+
+
+def word_of(name: str, index: str) -> str:
+    """The half of an index of 64 bits that an op asks for."""
+    return f"static_cast<int>({index})" if name.endswith("_low") else f"static_cast<int>(({index}) >> 32)"
 
 
 def number_text(number: Number) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 ELSEWHERE: Mapping[str, str] = {
     "clamp": "clip", "swish": "silu", "amin": "min", "power": "pow", "negative": "neg", "mm": "matmul",
     "bmm": "matmul", "absolute": "abs", "remainder": "fmod", "normalize": "l2norm",
-    "hard_swish": "hardswish", "hard_sigmoid": "hardsigmoid", "rint": "round", "fix": "trunc",
+    "hard_swish": "hardswish", "hard_sigmoid": "hardsigmoid", "rint": "round", "fix": "trunc", "rand": "uniform",
+    "randn": "normal",
 }  # fmt: skip
 """Names of the same in other libraries."""
 LONG = 5  # letters of a name of which one may be wrong

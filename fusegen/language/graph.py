@@ -32,6 +32,8 @@ from fusegen.language.types import F8, Dim, DType, Shape, Size, TensorType, bf16
 CASTS: Mapping[str, DType] = {f"round_{dtype}": dtype for dtype in (f16, bf16, *F8)}
 """The ops after which a value is of a narrower type, though it goes on as f32."""
 
+COUNT_ELEMENTS = ("col_index", "element_low", "element_high")
+"""Made from nothing, another number for each element of a row. Of chosen columns an element's words take these."""
 LARGEST_SIZE = 2**40
 """No dim is larger: more elements than any memory holds, and few enough for 64-bit addresses."""
 MOST_PICKED = 1024
@@ -205,11 +207,11 @@ class Graph:
         for node in self.nodes:
             if node.op.kind is Kind.INPUT:
                 table[node] = self.input_extent(self.tensor_of[node])
-            elif node.op.kind is Kind.REDUCE or node.op.name == "row_index":
+            elif node.op.kind is Kind.REDUCE or node.op.name in ("row_index", "row_low", "row_high"):
                 table[node] = Extent.ROW
             elif node.op.kind is Kind.SELECT:
                 table[node] = Extent.PICKED
-            elif node.op.name == "col_index" or node.op.kind is Kind.PRODUCT:
+            elif node.op.kind is Kind.PRODUCT or (not node.inputs and node.op.name in COUNT_ELEMENTS):
                 table[node] = Extent.ELEMENT
             else:
                 table[node] = max((table[a] for a in node.inputs), key=lambda e: e.value, default=Extent.LAUNCH)

@@ -41,7 +41,7 @@ FRAME = frozenset(
     copy_misaligned head_of load_block load_kept_block load_shifted store_block store_row head edge in_remainder
     remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
     place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
-    top_columns take bare""".split()  # noqa: SIM905
+    top_columns take bare flat_index low_word high_word philox4x32""".split()  # noqa: SIM905
 ) | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(

@@ -17,6 +17,10 @@ from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Op
 from fusegen.language.types import F8, DType, b8, f32, i8, i32, u8
 
+PHILOX_SLOTS = 100
+"""Issue slots of one call of Philox4x32-10, counted: in each of ten rounds two products of 64 bits, at a quarter of the
+usual rate, and two exclusive ors of three words. Keys are the same for all elements."""
+
 
 def _map(name: str, arity: int, ref: str, expr: str, doc: str, **facts: Any) -> None:
     OPS[name] = Op(name, Kind.MAP, arity, ref, expr, doc, **facts)
@@ -38,6 +42,12 @@ OPS["col_index"] = Op("col_index", Kind.LEAF, 0, "", "", "the column of each ele
 OPS["row_index"] = Op(
     "row_index", Kind.LEAF, 0, "", "", "the index along the axis before the last", flops=0, result=i32
 )
+for _word in ("low", "high"):
+    OPS[f"element_{_word}"] = Op(f"element_{_word}", Kind.LEAF, 0, "", "",
+                                 f"the {_word} word of each element's row-major index", flops=0, slots=2,
+                                 result=i32)  # fmt: skip
+    OPS[f"row_{_word}"] = Op(f"row_{_word}", Kind.LEAF, 0, "", "", f"the {_word} word of each row's index", flops=0,
+                             result=i32)  # fmt: skip
 
 
 def _unsigned(ref: str, first: str, rest: str) -> dict[DType, tuple[str, str]]:
@@ -165,6 +175,14 @@ _map("shift_left", 2, "np.left_shift({0}, {1})", "static_cast<int>(static_cast<u
 _map("shift_right", 2, "np.right_shift({0}, {1})", "{0} >> {1}", "x / 2^n, downwards",
      takes="int", result=i32, symbol=">>", flops=2, ulps=0,
      forms={i32: ("np.right_shift({0}, {1})", "{0} >> (static_cast<unsigned>({1}) < 32u ? {1} : 31)")})  # fmt: skip
+
+# ---- random numbers, as fusegen.language.philox defines them
+_map("philox", 4, "philox({0}, {1}, {2}, {3})", "philox({0}, {1}, {2}, {3})",
+     "32 random bits of an element: index (low, high), offset, seed", takes="int", result=i32, slots=PHILOX_SLOTS,
+     ulps=0)  # fmt: skip
+_map("to_unit", 1, "({0} >> 8 & 0xFFFFFF) * 2.0**-24",
+     "5.96046448e-08f * static_cast<float>(static_cast<int>(static_cast<unsigned>({0}) >> 8))",
+     "the upper 24 of 32 bits as a number in [0, 1), exact", takes="int", result=f32, slots=3, ulps=0)  # fmt: skip
 
 # ---- conversions; a round trip through a storage type rounds there, to nearest even
 _map("to_f32", 1, "{0}.astype(np.float64)", "static_cast<float>({0})", "as f32", takes="any", result=f32,

@@ -70,6 +70,7 @@ from fusegen.language.elementwise import (
 from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
+from fusegen.language.random import dropout, normal, uniform
 from fusegen.language.rearranging import broadcast, concat, flip, rearrange, roll, split, stack
 from fusegen.language.sizes import broadcast as broadcast_shapes
 from fusegen.language.trace import (
@@ -433,7 +434,7 @@ PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUC
 COMPOSITES = (
     gelu, softplus, softsign, mish, elu, selu, leaky_relu, hardsigmoid, hardswish, glu, reglu, geglu, swiglu, clip,
     mean, var, amax, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, quantize,
-    dequantize, one_hot, causal,
+    dequantize, one_hot, causal, uniform, normal, dropout,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
 VIEWS = (split, concat, stack, rearrange, flip, roll, broadcast)
@@ -444,8 +445,8 @@ __all__ = (  # noqa: RUF022  # by kind
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
     "cast", "col_index", "row_index", "size", "matmul", "sum", "max", "min", "amax", "mean", "var", "std", "norm",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
-    "one_hot", "causal", "topk", "argmax", "argmin", "take", "split", "concat", "stack", "rearrange", "flip", "roll",
-    "broadcast",
+    "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "split", "concat", "stack",
+    "rearrange", "flip", "roll", "broadcast",
 )  # fmt: skip
 FUNCTIONS = __all__
 

@@ -384,7 +384,7 @@ def zero_at_most(a: Sign) -> Sign:
 SIGNS: Mapping[str, Callable[..., Sign]] = {
     **dict.fromkeys(("exp", "exp2", "sigmoid", "rsqrt", "size"), lambda *_: Sign.POSITIVE),
     **dict.fromkeys(("abs", "square", "sqrt", "relu"), at_least_zero),
-    **dict.fromkeys(("col_index", "row_index", "to_b8"), lambda *_: Sign.NONNEGATIVE),
+    **dict.fromkeys(("col_index", "row_index", "to_b8", "to_unit"), lambda *_: Sign.NONNEGATIVE),
     **dict.fromkeys(("sum", "max", "min", "to_f32", "minimum", "mul", "div", "log1p"), lesser),
     **dict.fromkeys((*CASTS, "to_i32", "to_i8", "to_u8"), zero_at_most),  # a small positive number may become 0
     "add": total,

@@ -69,7 +69,16 @@ def imports(graph: Graph) -> list[str]:
 
 
 def helpers(graph: Graph) -> list[str]:
-    """The functions that selections call."""
+    """The functions that selections and random numbers call."""
+    found = selection_helpers(graph)
+    if any(n.op.name == "philox" for n in graph.nodes):
+        from fusegen.language import philox
+
+        found.append("\n\n" + philox.source().rstrip("\n"))
+    return found
+
+
+def selection_helpers(graph: Graph) -> list[str]:
     names = dict.fromkeys(n.op.name for n in graph.nodes if n.op.kind is Kind.SELECT)
     if not names:
         return []
@@ -91,7 +100,7 @@ def named_sizes(graph: Graph) -> Mapping[str, str]:
     computed sizes are made of."""
     spelled = {name for node in graph.nodes for name in re.findall(r"[A-Za-z_]\w*", node.text)}
     if graph.viewed:
-        counted = (n for n in graph.nodes if n.op.name in ("col_index", "row_index"))
+        counted = (n for n in graph.nodes if n.op.name in ("col_index", "row_index", *PLACES))
         spelled |= {dim.name for node in counted for dim in dims_in(node.shape)}
     wanted = dict.fromkeys(name for name in graph.sizes if name in spelled)
     wanted |= dict.fromkeys(
@@ -120,6 +129,15 @@ def size_lines(graph: Graph) -> list[str]:
     return [f"{', '.join(found)} = {', '.join(found.values())}"] if found else []
 
 
+PLACES = ("element_low", "element_high", "row_low", "row_high")
+"""Words of an index, in the order of rows."""
+
+
+def draws(graph: Graph) -> bool:
+    """Does a row's result depend on its place among all rows, as random numbers do?"""
+    return any(node.op.name in PLACES for node in graph.nodes)
+
+
 def wants_line(node: Node) -> bool:
     return node.op.kind is not Kind.INPUT
 
@@ -132,6 +150,15 @@ def line_of(node: Node, graph: Graph, names: Any) -> str:
     if node.op.name == "row_index":
         axis = str(node.shape[-2]) if graph.viewed else axis_of(graph, -2, names, node.shape[-2])
         return f"{name} = np.arange({axis}, dtype=np.int32)[:, None]"
+    if node.op.name in PLACES:
+        rank = len(node.shape)
+        *outer, last = (str(size) if graph.viewed else axis_of(graph, axis - rank, names, size)
+                        for axis, size in enumerate(node.shape))  # fmt: skip
+        word = "low_word" if node.op.name.endswith("low") else "high_word"
+        if node.inputs:  # of chosen columns
+            cols = axis_of(graph, -1, names, graph.shape[-1])
+            return f"{name} = {word}(flat_index({', '.join([*outer, '1'])}) * {cols} + {names[node.inputs[0]]})"
+        return f"{name} = {word}(flat_index({', '.join([*outer, last])}))"
     arguments = [names[a] if a in names else literal_text(a, graph, names) for a in node.inputs]
     if not any(a.shape for a in numbers_of(node)):  # numpy takes whole numbers among themselves for int64
         arguments = [f"np.int32({text.strip('()')})" if a.literal is not None and a.dtype is i32 else text

@@ -50,7 +50,7 @@ TEXTS: Mapping[str, str] = {
     "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}", "eq": "{0} == {1}",
     "ne": "{0} != {1}", "logical_and": "{0} & {1}", "logical_or": "{0} | {1}", "logical_not": "~{0}",
     "bit_and": "{0} & {1}", "bit_or": "{0} | {1}", "bit_xor": "{0} ^ {1}", "bit_not": "~{0}",
-    "shift_left": "{0} << {1}", "shift_right": "{0} >> {1}",
+    "to_unit": "({0} >> 8 & 0xFFFFFF) * 2.0**-24", "shift_left": "{0} << {1}", "shift_right": "{0} >> {1}",
     "where": "torch.where({0}, {1}, {2})",
     "to_f32": "{0}.to(torch.float32)", "to_i32": "{0}.to(torch.int32)", "to_b8": "{0} != 0",
     "round_f16": "{0}.to(torch.float16).to({0}.dtype)", "round_bf16": "{0}.to(torch.bfloat16).to({0}.dtype)",
@@ -107,6 +107,7 @@ COMPOSITES = (
     Composite("leaky_relu", ops.leaky_relu, "F.leaky_relu({x}, {slope})", numbers=("slope",)),
     Composite("hardsigmoid", ops.hardsigmoid, "F.hardsigmoid({x})"),
     Composite("hardswish", ops.hardswish, "F.hardswish({x})"),
+    Composite("dropout", lambda x, p: ops.dropout(x, p, 0, 0), "F.dropout({x}, {p})", numbers=("p",)),
     Composite("clip", ops.clip, "torch.clamp({x}, {low}, {high})", numbers=("low", "high")),
 )  # fmt: skip
 
@@ -132,7 +133,7 @@ def pattern(composite: Composite) -> Pattern:
     nodes = {
         name: Node(OPS["input"], (), (rows, cols) if name == "x" else (cols,), f32, place) for name in composite.arrays
     }
-    marks = {name: 0.123456789 + number for number, name in enumerate(composite.numbers)}  # no formula has them
+    marks = {name: 2.0**-3 + 2.0**-20 + number for number, name in enumerate(composite.numbers)}  # no formula has them
     with tracing(composite.call):
         root = composite.call(**{name: Value(node) for name, node in nodes.items()}, **marks).node
     return Pattern(composite, root, {n: name for name, n in nodes.items()}, {m: name for name, m in marks.items()})
@@ -160,6 +161,8 @@ def unify(known: Pattern, wanted: Node, node: Node, found: dict[str, Node]) -> b
         return found.setdefault(name, node) is node or (
             node.literal is not None and found[name].literal == node.literal
         )
+    if wanted.op.name == node.op.name == "philox":  # torch has a generator, and draws other bits
+        return True
     if wanted.op is not node.op or len(wanted.inputs) != len(node.inputs) or repr(wanted.literal) != repr(node.literal):
         return False
     return all(unify(known, w, n, found) for w, n in zip(wanted.inputs, node.inputs, strict=True))
@@ -246,7 +249,7 @@ class Writer:
     def without_operands(self) -> set[Node]:
         found: set[Node] = set()
         for node in self.graph.nodes:
-            if node.op.kind is not Kind.INPUT and all(a in found for a in node.inputs):
+            if node.op.kind is not Kind.INPUT and node.op.name != "philox" and all(a in found for a in node.inputs):
                 found.add(node)
         return found
 
@@ -254,6 +257,8 @@ class Writer:
         """What the line of `node` names."""
         if node in self.biased:
             return self.biased[node].arrays
+        if node.op.name == "philox":
+            return ()
         composite = self.composites.get(node)
         return node.inputs if composite is None else tuple(dict.fromkeys(composite[1].values()))
 
@@ -302,6 +307,10 @@ class Writer:
             return found.text.format(*(self.factor(a, found.dtype) for a in found.arrays))
         if node.op.kind is Kind.PRODUCT:
             return TEXTS[node.op.name].format(*(self.factor(a, self.graph.factor_types[node]) for a in node.inputs))
+        if node.op.name == "philox":  # torch's own generator, which is another one
+            shape = tuple(size_of(size, self.graph.sizes) for size in node.shape)
+            beside = next(self.name(t.node) for t in self.graph.inputs if t.shape)
+            return f"torch.randint(-(2**31), 2**31, {shape}, dtype=torch.int32, device={beside}.device)"
         if node.op.kind is Kind.LEAF:
             axis = -1 if node.op.name == "col_index" else -2
             index = f"torch.arange({size_of(self.graph.shape[axis], self.graph.sizes)}, device=device)"

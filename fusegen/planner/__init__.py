@@ -8,7 +8,7 @@ from importlib import import_module
 
 from fusegen.language.graph import Graph
 from fusegen.language.one_kernel import obstacle
-from fusegen.planner.matching import NoMatch, NotFor
+from fusegen.planner.matching import NoMatch, NotFor, need_whole_rows
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
 from fusegen.planner.rewrites import share_common, simplify
 from fusegen.planner.rows.elementwise import elementwise
@@ -52,6 +52,10 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
     graph = simplify(graph)
     plans: list[Plan] = []
     refusals: list[Refusal] = []
+    try:
+        need_whole_rows(graph)
+    except NoMatch as reason:
+        return Candidates(graph, target, (), (Refusal("random numbers", str(reason), False),))
     for name, rule in RULES.items():
         try:
             plans.extend(rule(graph, target, layout))

@@ -8,7 +8,8 @@ they take.
 from __future__ import annotations
 
 from fusegen.language.graph import Graph, Node
-from fusegen.language.types import DType, f32
+from fusegen.language.reference import PLACES
+from fusegen.language.types import DType, f32, shape_text
 
 MOST_COLS = 2**31 - 2**20  # a thread counts columns in 32 bits, up to a tile beyond the row
 
@@ -46,6 +47,23 @@ def need_selection(graph: Graph, rule: str, keys: tuple[DType, ...] = (f32,)) ->
             f"{node.operator} at {node.where} orders by {node.inputs[0].dtype} values; {rule} orders by {keys[0]}"
         )
     return node
+
+
+def need_whole_rows(graph: Graph) -> None:
+    """Raises NoMatch for random numbers whose element indices a kernel of whole rows can't tell."""
+    for node in graph.nodes:
+        if node.op.name not in PLACES:
+            continue
+        if graph.products:
+            raise NoMatch(
+                f"{node.operator} at {node.where} draws random numbers, and the chain multiplies matrices; the kernels "
+                "of products draw none\n  draw in a second chain, of the product's result"
+            )
+        if node.shape[:-1] != graph.shape[:-1]:
+            raise NoMatch(
+                f"{node.operator} at {node.where} draws for {shape_text(node.shape)}, and the rows of the chain are "
+                f"{shape_text(graph.shape[:-1])}; draw for a value that has them all"
+            )
 
 
 class NoMatch(Exception):

@@ -180,9 +180,9 @@ def used_by(body: Iterable[Statement]) -> frozenset[str]:
     return frozenset(name for statement in body for name in statement.uses)
 
 
-def counts(body: Iterable[Statement], index: Literal["row_index", "col_index"]) -> bool:
-    """Does a statement ask for its row's or its column's number?"""
-    return any(statement.op.name == index for statement in body)
+def counts(body: Iterable[Statement], *indices: str) -> bool:
+    """Does a statement ask for a number of its row, its column or its element, by one of these ops?"""
+    return any(statement.op.name in indices for statement in body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ statements."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -213,6 +213,14 @@ def statements(graph: Graph, nodes: Iterable[Node]) -> tuple[Statement, ...]:
     return tuple(statement(node, graph) for node in nodes)
 
 
+def slots(graph: Graph, vector: int) -> Mapping[str, float]:
+    """Instructions that an element's values take, by name. One call of Philox is for four elements that lie in one
+    vector: there compilers see that their counters are the same."""
+    four = vector % 4 == 0 and (graph.cols % 4 == 0 or is_flat(graph))
+    shares = {"philox": 4 if four else 1}
+    return {name: node.op.issued / shares.get(node.op.name, 1) for node, name in value_names(graph).items()}
+
+
 def digits(value: float) -> str:
     """The shortest digits that read back as the same f32; `inf` of what is too large for one."""
     with np.errstate(over="ignore"):
@@ -232,10 +240,14 @@ def roundings(graph: Graph) -> tuple[str, ...]:
     )
 
 
+POSITIONS = ("row_index", "col_index", "row_low", "row_high")
+"""What a flat array does not know of its elements. The index of an element it does."""
+
+
 def is_flat(graph: Graph) -> bool:
     """May the chain be taken as one flat array: every tensor has the whole shape, and nothing asks for a position?"""
     whole = all(t.shape == graph.shape for t in arrays(graph))
-    return whole and not graph.reductions and not any(n.op.name in ("row_index", "col_index") for n in graph.nodes)
+    return whole and not graph.reductions and not any(n.op.name in POSITIONS for n in graph.nodes)
 
 
 def bytes_of(graph: Graph, tensor: Tensor) -> int:

@@ -189,6 +189,7 @@ RANGES: Mapping[str, Callable[..., Range]] = {
     "erf": between(-1.0, 1.0),
     "size": between(1.0, 2.0**63),
     "row_index": between(0.0, i32.largest),
+    "to_unit": between(0.0, 1.0),
     "to_f32": lambda a: a,
     "sum": summed,
     "max": lambda a: a,

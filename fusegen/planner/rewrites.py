@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusegen.language.graph import CASTS, Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
+from fusegen.language.graph import CASTS, COUNT_ELEMENTS, Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
 from fusegen.language.ordering import MASKED, along_row, order_by_keys, with_nodes
 from fusegen.language.trace import OPS
 from fusegen.language.types import DType, b8, bf16, f32, i32
@@ -122,7 +122,7 @@ CHOICES = ("abs", "neg", "relu", "maximum", "minimum", "max", "min", "to_f32")
 NEVER_SUBNORMAL = (
     "exp", "exp2", "sigmoid", "sqrt", "rsqrt", "round_f16", "round_f8e4m3", "round_f8e5m2", "round_f8e4m3fnuz",
     "round_f8e5m2fnuz", "size", "col_index", "row_index", "to_i32", "floor", "ceil",
-    "trunc", "round", "sign",
+    "trunc", "round", "sign", "to_unit",
 )  # fmt: skip
 """Ops whose result is 0 where it would be smaller, or is large enough whatever their argument is."""
 
@@ -154,6 +154,9 @@ def sunk(node: Node) -> Node:
             at_columns[value] = value
         elif value.op.name == "col_index":
             at_columns[value] = columns
+        elif value.op.name in COUNT_ELEMENTS:
+            shape = (*value.shape[:-1], columns.shape[-1])
+            at_columns[value] = replace(value, inputs=(columns,), shape=shape, operator=node.operator)
         elif value.op.kind is Kind.INPUT or value is key:
             shape = (*broadcast(value.shape[:-1], columns.shape[:-1]), columns.shape[-1])
             nothing = {f32: 0.0, i32: 0, b8: False}[value.dtype]

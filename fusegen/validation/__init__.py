@@ -13,7 +13,7 @@ from fusegen.validation.report import Case, Report, Worst
 if TYPE_CHECKING:
     from fusegen.validation.bounded import Bounded
     from fusegen.validation.bounds import analyse
-    from fusegen.validation.checks import narrowed
+    from fusegen.validation.launches import narrowed
     from fusegen.validation.lengths import at_lengths, interesting_lengths, validate_chain
     from fusegen.validation.programs import validate
 
@@ -35,7 +35,7 @@ _LATER = {
     "analyse": "bounds",
     "at_lengths": "lengths",
     "interesting_lengths": "lengths",
-    "narrowed": "checks",
+    "narrowed": "launches",
     "validate": "programs",
     "validate_chain": "lengths",
 }

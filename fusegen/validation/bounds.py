@@ -28,6 +28,8 @@ import numpy as np
 
 from fusegen.language.graph import CASTS, Graph, Kind, Node, Op, plain
 from fusegen.language.ordering import MASKED, signs_of
+from fusegen.language.philox import flat_index, high_word, low_word, philox
+from fusegen.language.reference import PLACES
 from fusegen.language.selection import bare
 from fusegen.language.sizes import measured
 from fusegen.language.types import b8, f32, i32, size_of
@@ -167,7 +169,7 @@ def step(
 ) -> Bounded:  # fmt: skip
     """One node."""
     if node.op.kind is Kind.LEAF:
-        return leaf(node, graph, sizes)
+        return place(node, args, graph, sizes) if node.op.name in PLACES else leaf(node, graph, sizes)
     if node.op.kind is Kind.TRANSPOSE:
         return Bounded(apply(node.op, [args[0].value]), args[0].error)
     if node.op.kind is Kind.VIEW:
@@ -199,7 +201,7 @@ def formula(text: str, arity: int) -> Callable[..., Array]:
     names = [f"a{i}" for i in range(arity)]
     body = text.format(*names, out="out")
     function = eval(f"lambda {''.join(n + ', ' for n in names)}out=None: {body}",
-                    {"np": np, "erf": erf, **ROUNDED})  # fmt: skip
+                    {"np": np, "erf": erf, "philox": philox, **ROUNDED})  # fmt: skip
     return lambda *args, **named: np.asarray(function(*args, **named))
 
 
@@ -246,6 +248,16 @@ def leaf(node: Node, graph: Graph, sizes: Mapping[str, int]) -> Bounded:
     if node.dtype is not f32:
         return exact(value)
     return bounded(np.float64(value), gap(np.float64(np.float32(value)), np.float64(value)))
+
+
+def place(node: Node, args: list[Bounded], graph: Graph, sizes: Mapping[str, int]) -> Bounded:
+    """A word of an element's or of a row's index; of chosen columns as sure as these are."""
+    *outer, last = (size_of(size, sizes) for size in node.shape)
+    word = low_word if node.op.name.endswith("low") else high_word
+    if not args:
+        return exact(word(flat_index(*outer, last)))
+    index = flat_index(*outer, 1) * size_of(graph.shape[-1], sizes) + args[0].value
+    return bounded(word(index), np.where(args[0].error > 0, np.inf, 0.0))
 
 
 def smooth(node: Node, args: list[Bounded]) -> Bounded:

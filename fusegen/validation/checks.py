@@ -9,8 +9,7 @@ also repeat itself bit for bit, and a row's result may not depend on the rows be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -19,12 +18,10 @@ import numpy as np
 
 from fusegen.errors import KernelError, MissingError, NoPlan
 from fusegen.language.graph import Node, Tensor, plain
-from fusegen.language.reference import load_reference
+from fusegen.language.reference import draws, load_reference
 from fusegen.language.types import Dim, f32, size_of
-from fusegen.planner.model import Plan
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.runtime import Kernel
-from fusegen.runtime.devices import Device
 from fusegen.runtime.emulated import EmulatorDevice
 from fusegen.runtime.kernel import need_kernel
 from fusegen.validation import far
@@ -46,6 +43,7 @@ from fusegen.validation.inputs import (
     take,
 )
 from fusegen.validation.judging import judge, steps
+from fusegen.validation.launches import folding, most_rows, narrowed, other_order, row_counts
 from fusegen.validation.memory import (
     CONTIGUOUS,
     POISON,
@@ -77,7 +75,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 QUICK_ELEMENTS = 2**18  # of a launch, beyond two rows
 FULL_ELEMENTS = 2**20
-DEPTH = 256  # products of numbers that count as one element
 PRODUCT_ABS, PRODUCT_REL, PRODUCT_L2 = 5e-2, 5e-3, 1e-2  # errors that products promise to stay below
 ROW_L2 = 1e-5  # relative L2 that f32 row chains promise on normal inputs
 OUTER = (2, 3, 2)  # sizes of the first of several leading axes
@@ -154,46 +151,6 @@ def place_of(kernel: Kernel) -> str:
     if device.kind != "emulator":
         return str(device)
     return f"emulator ({'checking' if getattr(device, 'check', False) else 'fast build'}), warp {kernel.target.warp}"
-
-
-def row_counts(plan: Plan, most: int) -> tuple[int, ...]:
-    """None, one, and around a block's rows and several blocks'; elements, where the plan is flat."""
-    block = plan.rows_per_block
-    limit = max(2, most_rows(plan, most))
-    counts = (0, 1, block - 1, block, block + 1, 3 * block, 5 * block + 2)
-    return tuple(sorted({n for n in counts if 0 <= n <= limit}))
-
-
-def most_rows(plan: Plan, most: int) -> int:
-    """Rows of a launch of `most` elements; of products an element is as much work as a few hundred others."""
-    depth = max((size_of(n.inputs[0].shape[-1], plan.graph.sizes) for n in plan.graph.products), default=1)
-    return most // max(1, plan.cols * max(1, depth // DEPTH))
-
-
-def narrowed(kernel: Kernel, blocks: int) -> Kernel:
-    """The same text and binary on a grid with at most `blocks` in a line: only huge launches have several lines."""
-    plan = kernel.plan
-    small = replace(plan, target=replace(plan.target, max_grid=blocks))
-    return Kernel(replace(kernel.source, plan=small), kernel.binary, kernel.device, kernel.make_variant)
-
-
-def folding(blocks: int) -> int:
-    """Blocks of a line, so that there are several lines, the last of them with a gap where that can be."""
-    return next((width for width in (3, 2, 5, 7) if width < blocks and blocks % width), 1)
-
-
-@contextmanager
-def other_order(device: Device, seed: int) -> Iterator[None]:
-    """Let the emulator run warps in another order meanwhile; a GPU has its own."""
-    before = getattr(device, "seed", None)
-    if before is None:
-        yield
-        return
-    device.seed = before + seed + 1  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        device.seed = before  # type: ignore[attr-defined]
 
 
 class Checks:
@@ -324,7 +281,8 @@ class Checks:
         views = {t.name: placed.view for t, placed in zip(self.arrays, (*inputs, *outputs), strict=True)}
         problem = failing(far.launch_last, self.kernel, views, values, operands.sizes, dim, skip)
         found = [] if problem else [view.numpy() for view in list(views.values())[len(inputs) :]]
-        if self.deep() and str(self.graph.shape[-2]) == dim:  # rows that know their number are others there
+        counted = self.deep() and str(self.graph.shape[-2]) == dim
+        if counted or draws(self.graph):  # rows that know their number are others there
             found = []
         reason = f"the rows behind {skip} of {dim}: their numbers or their places need more than 32 bits"
         self.same(name, reason, operands, found, first if found else [], problem)
@@ -353,9 +311,12 @@ class Checks:
     def picks(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
         """Which indices of each free dim to keep, and in which order.
 
-        Rows that count themselves stay in place.
+        Rows that count themselves stay in place. Random numbers count all axes: the first of the outermost one stay.
         """
         free = free_dims(self.plan, self.plan.flat)
+        if draws(self.graph):
+            first = str(self.graph.shape[0])
+            return {first: list(range(-(-sizes[first] // 2)))} if first in free else {}
         counted = {str(self.graph.shape[-2])} if self.deep() else set()
         return {
             name: list(range(-(-sizes[name] // 2))) if name in counted else list(range(sizes[name]))[::-2]

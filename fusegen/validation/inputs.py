@@ -253,3 +253,9 @@ def take(graph: Graph, operands: Operands, picks: Mapping[str, Sequence[int]]) -
         values.append(value)
     sizes = {**operands.sizes, **{name: len(picked) for name, picked in picks.items()}}
     return Operands(sizes, tuple(values), (NORMAL.name,) * rows_of(graph, sizes))
+
+
+def repeated(value: Any) -> Any:
+    """An array that is the same along its first axis, as a stride of 0 would read it."""
+    array = np.asarray(value)
+    return np.broadcast_to(array[:1], array.shape).copy() if array.ndim >= 2 else value

@@ -26,7 +26,6 @@ from fusegen.validation.bounded import Bounded, exact
 from fusegen.validation.bounds import RULES
 from fusegen.validation.checks import (
     ARRANGEMENTS,
-    DEPTH,
     FULL_ELEMENTS,
     LEAST_BOUNDED,
     LEAST_JUDGED,
@@ -38,6 +37,7 @@ from fusegen.validation.checks import (
 from fusegen.validation.compare import Compared
 from fusegen.validation.inputs import NORMAL, USUAL, Operands, mixed, need_numbers, shared
 from fusegen.validation.judging import judged
+from fusegen.validation.launches import DEPTH
 from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, read_output, reserve, told, untouched
 from fusegen.validation.patterns import (
     GENTLE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -336,6 +337,20 @@ class Rows(Draft):
         else:
             a, cols = self.some(), Bounded("f", np.float64(self.sizes["N"]))
             self.push(f"{a.text} * F.size(N)", "f", a.shape, lambda x: arithmetic.mul(as_float(x), cols), [a])
+        self.random_numbers()
+
+    def random_numbers(self) -> None:
+        """Of the chain's whole shape, from the first operand's; drawn apart: nothing else is drawn otherwise."""
+        rng, x = random.Random(f"{len(self.pool)} {self.sizes}"), self.pool[0]
+        if rng.random() < 0.6:
+            return
+        seed, offset = rng.choice((0, 1, -5, 2**31 - 1)), rng.choice((0, 3))
+        self.features.add("random numbers")
+        if x.kind == "f" and rng.random() < 0.5:
+            text, draw = f"F.dropout({x.text}, 0.5, {seed}, {offset})", rows.dropout
+        else:
+            text, draw = f"F.uniform({x.text}, {seed}, {offset})", rows.uniform
+        self.pool.append(self.let(text, "f", x.shape, lambda a: draw(a, seed, offset), [x], False))
 
 
 class Outputs(Rows):

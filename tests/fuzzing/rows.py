@@ -18,9 +18,11 @@ from tests.fuzzing.arithmetic import (
     rsqrt,
     square,
     sub,
+    where,
 )
 from tests.fuzzing.bounded import EPS, INF, LARGEST, Bounded, as_float, exact, settled, size_of
 
+Array = np.ndarray[Any, np.dtype[Any]]
 LONGEST_SUM = 300  # roundings, one after another, that a sum of any length has: it is a tree of shorter ones
 
 
@@ -136,3 +138,30 @@ def columns(a: Bounded) -> Bounded:
 
 def row_indices(a: Bounded) -> Bounded:
     return Bounded("i", np.arange(a.value.shape[-2])[:, None])
+
+
+# ---------------------------------------------------------------- random numbers
+
+
+def uniform(a: Bounded, seed: int, offset: int) -> Bounded:
+    """Philox4x32-10 (Salmon et al. 2011) by products of 16-bit halves, of each element's row-major place."""
+    place = np.arange(a.value.size)
+    words = [place // 4 % 2**32, place // 4 >> 32, np.full(place.shape, offset % 2**32), np.zeros_like(place)]
+    for turn in range(10):
+        first, third = product_of(0xD2511F53, words[0]), product_of(0xCD9E8D57, words[2])
+        keys = (seed + turn * 0x9E3779B9) % 2**32, turn * 0xBB67AE85 % 2**32
+        words = [third[0] ^ words[1] ^ keys[0], third[1], first[0] ^ words[3] ^ keys[1], first[1]]
+    own = np.select([place % 4 == word for word in range(4)], words)
+    return Bounded("f", (own // 256 / 2.0**24).reshape(a.value.shape))
+
+
+def product_of(a: int, b: Array) -> tuple[Array, Array]:
+    """The upper and the lower 32 bits of a product."""
+    low, high = a * (b % 2**16), a * (b // 2**16) + a * (b % 2**16) // 2**16
+    return high // 2**16, (high % 2**16 * 2**16) + low % 2**16
+
+
+def dropout(a: Bounded, seed: int, offset: int) -> Bounded:
+    """Half of the elements, doubled."""
+    kept = Bounded("b", uniform(a, seed, offset).value >= 0.5)
+    return where(kept, mul(a, exact(2.0)), exact(0.0))

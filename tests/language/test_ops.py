@@ -89,9 +89,11 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "bit_not": lambda a: -1 - a,
     "shift_left": lambda a, b: a * 2**b,
     "shift_right": lambda a, b: a // 2**b,
+    "to_unit": lambda a: int(a) % 2**32 // 256 / 2**24,
 }
 SPECIAL = {"where", "logical_and", "logical_or", "logical_not", "round_f16", "round_bf16"}  # tested by name below
 SPECIAL |= {f"round_{dtype}" for dtype in F8} | {"to_i8", "to_u8"}  # and in test_narrow.py
+SPECIAL |= {"philox"}  # in test_random.py
 POSITIVE = {"log", "log1p", "log_of_normal", "tanh_log1p", "sqrt", "rsqrt", "pow", "small_pow", "log2"}
 
 
@@ -272,7 +274,15 @@ def map_chain(op: Op, cols: int) -> Chain:
     def to_f32(x: i32[M, N]) -> f32[M, N]:
         return F.cast(x, f32)
 
+    def to_unit(x: i32[M, N]) -> f32[M, N]:
+        return apply("to_unit", x)
+
+    def philox(x: i32[M, N], y: i32[M, N]) -> i32[M, N]:
+        return apply("philox", x, y, y, x)
+
     named: dict[str, Callable[..., Any]] = {
+        "to_unit": to_unit,
+        "philox": philox,
         "where": where,
         "pow": power,
         "small_pow": power,
@@ -338,6 +348,10 @@ def test_composite_matches_numpy(function: Callable[..., Any], target: Target) -
             return function(F.cast(F.max(x), i32), N) + x
         if function in (F.glu, F.reglu, F.geglu, F.swiglu):
             return function(x, x + 1.0)
+        if function in (F.uniform, F.normal):
+            return function(x, 1, 2) + x * 0.0
+        if function is F.dropout:
+            return function(x, 0.3, 1, 2)
         return function(x) + x * 0.0
 
     compile(chain(M=3, N=200)(body), target, on="emulator")

@@ -121,7 +121,7 @@ def test_bounds_of_powers_hold_where_the_hardware_is_as_far_off_as_it_may(expone
 
 
 def check_off(op: Op, expression: str, direction: int, x: Array, exact: Array, scale: Array) -> None:
-    bodies = [(name, special.parameters, " ".join(special.body)) for name, special in SPECIAL_FUNCTIONS.items()]
+    bodies = [(name, special.parameters, "\n".join(special.body)) for name, special in SPECIAL_FUNCTIONS.items()]
     functions = "\n".join(f"__device__ float {name}({parameters}) {{ {body} }}" for name, parameters, body in bodies)
     text = f"""#define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fc00000)

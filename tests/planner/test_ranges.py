@@ -15,7 +15,7 @@ from fusegen.planner.ranges import RANGES, Range, in_f32, in_i32, ranges
 from fusegen.planner.rewrites import simplify
 
 M, N = dims("M N")
-MAPS = [name for name in RANGES if OPS[name].kind is Kind.MAP and not name.startswith("bit")]
+MAPS = [name for name in RANGES if OPS[name].kind is Kind.MAP and not name.startswith(("bit", "to_unit"))]
 ENDS = (-math.inf, -3e38, -80.0, -1.5, -1e-30, 0.0, 1e-30, 0.25, 2.0, 80.0, 3e38, math.inf)
 
 

@@ -7,6 +7,7 @@ from fusegen.emitting.rows.bulk_rows import BulkRows
 from fusegen.emitting.rows.frame import Frame, Part
 from fusegen.emitting.rows.reducing import Reductions
 from fusegen.emitting.rows.vectors import Vectors
+from fusegen.language.graph import COUNT_ELEMENTS
 from fusegen.planner.model import Body, Keep, Load, RowPass, Store, counts
 
 
@@ -52,7 +53,7 @@ class Elements(Part):
     def names_col(self, body: Body) -> bool:
         """Do the statements ask for the element's column, be it to find it in shared memory?"""
         placed = any(store.access.mode == "bulk" for store in body.stores)
-        return placed or counts(body.body, "col_index") or any(load.access.mode == "bulk" for load in body.loads)
+        return placed or counts(body.body, *COUNT_ELEMENTS) or any(load.access.mode == "bulk" for load in body.loads)
 
     def stored_masked(self, store: Store) -> str:
         """A result beyond the pass's limit."""

@@ -18,7 +18,10 @@ class Frame:
         last = len(plan.graph.shape) - 2
         row = next((dim.index for dim in plan.row_dims if last in dim.axes), "")
         self.plan = plan
-        self.words = Dialect(plan.target.spelling, row_number=row, widens=plan.selection is not None)
+        # the sum from the left: compilers see that vectors of four begin at multiples of four, and draw once for each
+        number = "{}" if plan.flat else f"row * {plan.cols} + {{}}"
+        widens = plan.selection is not None
+        self.words = Dialect(plan.target.spelling, row_number=row, widens=widens, element_number=number)
         self.uses_vec = False
         self.sizes: dict[str, str] = {}  # declarations of what the text calls its numbers, by name
 

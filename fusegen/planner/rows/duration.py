@@ -29,11 +29,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusegen.language.graph import Graph
-from fusegen.language.naming import value_names
 from fusegen.language.types import b8, bf16
 from fusegen.planner.cost import shares_read
 from fusegen.planner.model import Access, Cost, Load, RowPass, Staging, Tile, Traffic, in_shared_memory
-from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, words_of
+from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, slots, words_of
 from fusegen.planner.time import floor_us, overlapped
 from fusegen.targets.base import Target
 
@@ -383,7 +382,7 @@ def turns_of_loads(work: Work) -> float:
 def instructions(graph: Graph, work: Work) -> float:
     """Instructions of one thread: of its elements, of its row's addresses and of its part of each reduction."""
     tile = work.tile
-    issued = {name: node.op.issued for node, name in value_names(graph).items()}
+    issued = slots(graph, tile.vector)
     element = 0.0
     for row_pass in work.passes:
         share = min(shares_read(graph, work.passes).values(), default=1.0) if row_pass.until else 1.0

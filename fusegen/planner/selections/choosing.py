@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from fusegen.language.graph import Graph
-from fusegen.language.naming import value_names
 from fusegen.planner.model import Cost, Selection, Tile, Traffic
+from fusegen.planner.pieces import slots
 from fusegen.planner.rows.duration import (
     COPY_SHARE,
     DIVISION_SLOTS,
@@ -220,7 +220,7 @@ def read_again(target: Target, graph: Graph, work: Work, selection: Selection, c
 def instructions(graph: Graph, work: Work, selection: Selection, choice: Choice) -> float:
     """Of one thread."""
     tile = work.tile
-    issued = {name: node.op.issued for node, name in value_names(graph).items()}
+    issued = slots(graph, tile.vector)
     element = LARGEST_SLOTS + (EDGE_SLOTS / tile.vector if work.ragged else 0.0)
     for row_pass in work.passes:
         element += MOVE_SLOTS * (len(row_pass.loads) + len(row_pass.stores))

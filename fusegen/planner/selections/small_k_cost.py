@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 
 from fusegen.language.graph import Graph
-from fusegen.language.naming import value_names
 from fusegen.planner.model import Cost, Tile, Traffic
+from fusegen.planner.pieces import slots
 from fusegen.planner.rows.duration import (
     COPY_SHARE,
     DIVISION_SLOTS,
@@ -180,7 +180,7 @@ def cost_by(
 def instructions(graph: Graph, work: Work, pace: Pace) -> float:
     """Of one thread, whatever the number of candidates."""
     tile, [row_pass] = work.tile, work.passes
-    issued = {name: node.op.issued for node, name in value_names(graph).items()}
+    issued = slots(graph, tile.vector)
     element = pace.element + MOVE_SLOTS * len(row_pass.loads) + sum(issued.get(s.name, 1) for s in row_pass.body)
     element += sum(pace.exponential if r.kind == "softmax" else 1 for r in row_pass.reductions)
     element += pace.joined / tile.vector * sum(load.access.mode == "misaligned" for load in row_pass.loads)
