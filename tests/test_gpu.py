@@ -137,7 +137,7 @@ def operand(tensor: Tensor, sizes: Mapping[str, int], generator: Any) -> Any:
             mask[-1] = False
         return mask
     if tensor.dtype.kind == "int":
-        high = min(sizes[str(tensor.shape[-1])] + 2, int(tensor.dtype.largest))
+        high = min(size_of(tensor.shape[-1], sizes) + 2, int(tensor.dtype.largest))
         return torch.randint(0, high, shape, device=PLACE, generator=generator, dtype=dtype)
     return torch.randn(shape, device=PLACE, generator=generator).to(dtype)
 
