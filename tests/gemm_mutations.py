@@ -138,7 +138,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation("left halves exchanged", "8 rows trade places with their neighbours", TILED,
              r"\[m % 2 \* 2\]", "[(m + 1) % 2 * 2]"),
     mutation("a product forgotten", "the second operand's sums stay 0", GATED,
-             r"multiply_add\(matmul_w_up_sums.*?\);", ""),
+             r"multiply_add\(matmul_w_up_sums[^;]*;", ""),
     mutation("gate and up exchanged", "each is multiplied by the other's factor", GATED,
              r"(multiply_add\(matmul_w_gate_sums\[\w\]\[\w\], )w_gate_part", r"\1w_up_part"),
     mutation("swizzled the wrong way", "a tile's chunks are looked for where they are not", TILED,

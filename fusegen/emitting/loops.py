@@ -52,3 +52,15 @@ def alone(text: str, index: str) -> str:
     text = re.sub(rf"(?<=[(\[= ])(?<![-+*/%] ){index}(?: \* {FACTOR})* \+ ", "", text)
     text = re.sub(rf" (?:-|>>|<<) {index}\b(?=[;)])", "", text)
     return re.sub(rf"\b{index}\b", "0", text)
+
+
+def folded(line: str) -> str:
+    """A call in two lines, the second one behind a comma between its arguments, where one would be too long."""
+    if len(line) <= WIDEST:
+        return line
+    depth, cut = 0, 0
+    for i, letter in enumerate(line[:WIDEST]):
+        depth += (letter in "([") - (letter in ")]")
+        cut = i + 1 if letter == "," and depth == 1 else cut
+    pad = " " * (len(line) - len(line.lstrip()) + 4)
+    return f"{line[:cut]}\n{pad}{line[cut:].lstrip()}" if cut else line

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fusegen.emitting.loops import each, strided
+from fusegen.emitting.loops import each, folded, strided
 from fusegen.errors import RequestError
 from fusegen.language.reference import reference_source
 from fusegen.planner.model import Plan, RowPlan, Source
@@ -46,6 +46,7 @@ def environment() -> Environment:
     )
     made.filters["each"] = each
     made.filters["strided"] = strided
+    made.filters["folded"] = folded
     return made
 
 

@@ -208,8 +208,10 @@ gemm_swiglu(
       #pragma unroll
       for (int nth = 0; nth < 2; ++nth) {  // serpentine: what was multiplied last is at hand
         const int n = m % 2 ? 1 - nth : nth;
-        multiply_add(x_times_w_gate_sums[n][m], w_gate_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
-        multiply_add(x_times_w_up_sums[n][m], w_up_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
+        multiply_add(x_times_w_gate_sums[n][m], w_gate_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
+        multiply_add(x_times_w_up_sums[n][m], w_up_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
     }
   };

@@ -200,7 +200,8 @@ gemm_tf32(
       #pragma unroll
       for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
         const int n = m % 2 ? 3 - nth : nth;
-        multiply_add(matmul_tf32_sums[n][m], w_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2], x_part[buffer][m / 2][m % 2 * 2 + 1]);
+        multiply_add(matmul_tf32_sums[n][m], w_part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
+            x_part[buffer][m / 2][m % 2 * 2 + 1]);
       }
     }
   };

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fusegen.emitting.loops import alone, each, strided
+from fusegen.emitting.loops import alone, each, folded, strided
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,8 @@ def test_threads_of_a_block_take_turns() -> None:
         strided(body, "b", 32, 64, also=" && b < n") == "if (threadIdx.x < 32 && threadIdx.x < n) a[threadIdx.x] = 0;\n"
     )
     assert strided(body, "b", 65, 64) == "for (int b = threadIdx.x; b < 65; b += threads) a[b] = 0;\n"
+
+
+def test_a_long_call_goes_on_in_a_second_line() -> None:
+    assert folded("  f(a, b);\n") == "  f(a, b);\n"
+    assert folded(f"  f({'a' * 60}, g(b, {'c' * 60}));\n") == f"  f({'a' * 60},\n      g(b, {'c' * 60}));\n"

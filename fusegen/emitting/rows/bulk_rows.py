@@ -42,7 +42,7 @@ class BulkRows(Part):
         return found
 
     def place(self, access: Access, offset: int) -> str:
-        at = self.frame.shared_at(f"{access.name}_place", offset)
+        at = self.frame.shared_at(f"{access.name}_at", offset)
         return f"reinterpret_cast<{self.words.ctype(access.dtype)}*>({at})"
 
     def bulk_places(self) -> list[str]:
@@ -56,7 +56,7 @@ class BulkRows(Part):
             if self.plan.contiguous_rows:
                 if begins_anywhere(access, self.plan.tile, self.plan.cols):
                     at += f" + phase<{LINE_BYTES}>({self.first(access)})"
-                lines.append(f"{ctype}* const {name}_place = {at};")
+                lines.append(f"auto* const {name}_place = {at};")
                 at = f"{name}_place + own_row * {self.frame.row_size}"
             else:
                 at += f" + phase<{LINE_BYTES}>({self.frame.pointer(access)})"

@@ -195,7 +195,7 @@ class Frame:
 
     def shared_at(self, what: str, offset: int) -> str:
         """An address in a block's shared memory; `what` begins there."""
-        return f"shared + {self.size(f'{what}_offset', offset, 'bytes')}" if offset else "shared"
+        return f"shared + {self.size(f'{what}_byte', offset, 'of shared memory')}" if offset else "shared"
 
     def loops(self) -> bool:
         return self.plan.tile.per_thread > 1
