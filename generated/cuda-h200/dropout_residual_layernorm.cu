@@ -94,6 +94,7 @@ dropout_residual_layernorm(
     long long h_stride,
     long long layernorm_stride)
 {
+  constexpr int cols = 4096;
   constexpr int row_threads = 256;
   const int lane = threadIdx.x;  // of the 256 threads that share a row
   const float sub = 1.0f - p;
@@ -130,8 +131,8 @@ dropout_residual_layernorm(
       const float bias = __bfloat162float(bias_vec[v].at[j]);
       const float residual = __bfloat162float(residual_vec[v].at[j]);
       const float x_plus_bias = x + bias;
-      const int low = static_cast<int>(row * 4096 + col + j);
-      const int high = static_cast<int>((row * 4096 + col + j) >> 32);
+      const int low = static_cast<int>(row * cols + col + j);
+      const int high = static_cast<int>((row * cols + col + j) >> 32);
       const int philox_ = philox(low, high, offset, seed);
       const float to_unit = 5.96046448e-08f * static_cast<float>(static_cast<int>(static_cast<unsigned>(philox_) >> 8));
       const bool keep = to_unit >= p;

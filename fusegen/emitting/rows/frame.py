@@ -18,12 +18,13 @@ class Frame:
         last = len(plan.graph.shape) - 2
         row = next((dim.index for dim in plan.row_dims if last in dim.axes), "")
         self.plan = plan
-        # the sum from the left: compilers see that vectors of four begin at multiples of four, and draw once for each
-        number = "{}" if plan.flat else f"row * {plan.cols} + {{}}"
-        widens = plan.selection is not None
-        self.words = Dialect(plan.target.spelling, row_number=row, widens=widens, element_number=number)
         self.uses_vec = False
         self.sizes: dict[str, str] = {}  # declarations of what the text calls its numbers, by name
+        counts = any(node.op.name in ("element_low", "element_high") for node in plan.graph.nodes)
+        # the sum from the left: compilers see that vectors of four begin at multiples of four, and draw once for each
+        number = f"row * {self.row_size} + {{}}" if counts and not plan.flat else "{}"
+        widens = plan.selection is not None
+        self.words = Dialect(plan.target.spelling, row_number=row, widens=widens, element_number=number)
 
     def size(self, name: str, value: object, note: str = "") -> str:
         """A number that addresses are computed with goes by a name, which is declared once."""
