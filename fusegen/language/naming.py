@@ -140,13 +140,14 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
     outputs = frozenset(t.name for t in graph.outputs)  # a value may be called so, but an operand is a pointer too
     names = {t.node: claims.claim([t.name], of_tensors, outputs) for t in graph.inputs}
     first = {name: node for node, name in reversed([*graph.names.items()])}
-    for node in graph.nodes:
+    named = [n for n in graph.nodes if not (n.op.kind is Kind.LEAF and n.op.name in ("literal", "size"))]
+    for node in named:
         name = graph.names.get(node, "")
         if node not in names and first.get(name) is node and claims.is_free(claims.aside(name), of_values):
             names[node] = claims.claim([name], of_values)
     describing = Describing(graph, names)
-    for node in graph.nodes:
-        if node not in names and not (node.op.kind is Kind.LEAF and node.op.name in ("literal", "size")):
+    for node in named:
+        if node not in names:
             names[node] = claims.claim(describing.wanted(node), of_values)
     return names
 

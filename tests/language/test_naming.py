@@ -270,6 +270,14 @@ def test_a_number_tells_values_apart_that_have_nothing_short_to_say() -> None:
     assert sorted(value_names(spec.graph).values()) == ["add", "add_2", "out", "x"]
 
 
+def test_a_number_that_a_composite_has_a_name_for_is_written_out() -> None:
+    @chain(M=3, N=8)
+    def spec(x: f32[M, N], v: f32[N], seed: i32) -> f32[M, N]:
+        return x + v + F.uniform(v, seed, 0)
+
+    assert not [node for node in value_names(spec.graph) if node.literal is not None]
+
+
 def test_naming_takes_time_in_proportion_to_the_values() -> None:
     def claimed(count: int) -> float:
         claims, start = Claims(frozenset()), perf_counter()
