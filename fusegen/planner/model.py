@@ -365,7 +365,6 @@ class RowPlan(Plan):
     row_body: tuple[Statement, ...]  # once a row, before the first pass
     row_stores: tuple[Store, ...]
     passes: tuple[RowPass, ...]
-    copies: bool  # what the first pass keeps in shared memory gets there by asynchronous copies
     slots: int  # rows of the shared array that carries partial results across warps; 0 without
     # all threads of a row take the first one's bits of what a reduction rounds on its way
     uniform_results: bool = False
@@ -418,6 +417,11 @@ class RowPlan(Plan):
     @property
     def packed(self) -> bool:
         return packed(self.staging, self.keeps)
+
+    @property
+    def copies(self) -> bool:
+        """Does what the first pass keeps get to shared memory by asynchronous copies?"""
+        return any(load.transport == "cp.async" for load in self.passes[0].loads)
 
     @property
     def bulk(self) -> bool:

@@ -61,7 +61,7 @@ class Blocks(Part):
     def kept_at_blocks(self, load: Load) -> str:
         """The vector at a block's columns, from shared memory where that has all of it."""
         access = load.access
-        if self.plan.copies:
+        if load.transport == "cp.async":
             self.words.functions.update((*PIECES, "load_row_pieces", "load_misaligned", "load_kept_block"))
             place = f"&{self.vectors.kept_block(access)}, {self.frame.pointer(access)}, col, head"
             text = f"load_kept_block<{access.vector}>(\n    {place}, {self.frame.cols}, {self.block_ends(access)})"

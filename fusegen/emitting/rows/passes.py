@@ -224,7 +224,7 @@ class Passes(Part):
 
     def copied(self, row_pass: RowPass) -> list[Load]:
         """What gets there past the registers."""
-        return [load for load in self.staged(row_pass) if load.when == "keep"] if self.plan.copies else []
+        return [load for load in self.staged(row_pass) if load.when == "keep" and load.transport == "cp.async"]
 
     def reads(self, row_pass: RowPass, ahead: bool) -> tuple[list[Array], list[Read], list[Shift]]:
         """The vectors of one turn, in their order; `ahead`: all turns' are read before the first one is used, into
@@ -267,7 +267,7 @@ class Passes(Part):
 
     def kept(self, load: Load, vector: str) -> str:
         """The statement that leaves a vector in shared memory, if that has room for it."""
-        place, part = self.vectors.kept_vector(load.access), self.vectors.partly()
+        place, part = self.vectors.kept_vector(load), self.vectors.partly()
         return f"if ({part}) {place} = {vector};" if part else f"{place} = {vector};"
 
     def call(self, row_pass: RowPass, load: Load, ahead: bool, from_shared: bool) -> str:

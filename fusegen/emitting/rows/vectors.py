@@ -117,9 +117,10 @@ class Vectors(Part):
             turn = f"v * {self.frame.size('kept_step', blocks, 'blocks: of each warp one more than its threads')} + "
         return f"{self.kept_name(access)}[{turn}{own} + {own} / {warp}]"
 
-    def kept_vector(self, access: Access) -> str:
+    def kept_vector(self, load: Load) -> str:
         """What shared memory holds of a tensor for this thread's v."""
-        if access.mode != "misaligned" or not self.plan.copies:
+        access = load.access
+        if access.mode != "misaligned" or load.transport != "cp.async":
             return self.kept_at(self.kept_name(access), True)
         self.words.functions.update((*PIECES, "load_kept"))
         return f"load_kept(&{self.kept_block(access)}, {self.frame.pointer(access)})"
@@ -132,8 +133,8 @@ class Vectors(Part):
 
     def from_shared(self, load: Load, inside: bool) -> str:
         """A vector that shared memory holds, or memory where it has no room; beyond a mask nothing was copied."""
-        place, part = self.kept_vector(load.access), self.partly()
-        text = self.within(load, place, inside) if self.plan.copies else place
+        place, part = self.kept_vector(load), self.partly()
+        text = self.within(load, place, inside) if load.transport == "cp.async" else place
         if not part:
             return text
         return f"{part} ? {bracketed(text)} : {bracketed(self.from_memory(load, inside))}"

@@ -106,6 +106,8 @@ def assemble(
     passes = tuple(placed(row_pass, number, tile, staging, kept) for number, row_pass in enumerate(planned.passes))
     copies = in_memory and not draft.bulk and target.async_copies and can_copy(passes)
     copies = copies and all_whole(passes, graph.cols - tile.remainder)
+    if copies:
+        passes = tuple(copied(row_pass) for row_pass in passes)
     room = target.shared_bytes - partials
     if draft.bulk:
         passes, shared = with_places(passes, tile, graph.cols, target.warp)
@@ -151,7 +153,6 @@ def assemble(
         row_stores=planned.row_stores,
         passes=passes,
         folded=target.max_blocks(tile.threads) < MANY_BLOCKS,
-        copies=copies,
         slots=slots,
         uniform_results=merges(passes) and shares_rounding(passes, choosing is not None),
         shared_bytes=shared,
@@ -203,6 +204,12 @@ def all_whole(passes: Sequence[RowPass], cols: int) -> bool:
     vectors do, may."""
     kept = (load.access for row_pass in passes for load in row_pass.loads if load.when == "keep")
     return all(a.mode == "misaligned" or cols % a.vector == 0 for a in kept)
+
+
+def copied(row_pass: RowPass) -> RowPass:
+    """The same, where what is kept gets to shared memory past the registers."""
+    loads = (replace(a, transport="cp.async") if a.when in ("keep", "kept") else a for a in row_pass.loads)
+    return replace(row_pass, loads=tuple(loads))
 
 
 def written_whole(
