@@ -7,10 +7,10 @@ IN     := $(VENV)/bin
 SEEDS  ?= 0-1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz check docs golden gpu bench tuned clean
+.PHONY: help setup demo test test-all fuzz check docs golden gpu bench tuned clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv: fusegen, its tools, and hiprtc where it is to be had
 
@@ -32,6 +32,9 @@ demo: setup ## a fused kernel from spec to checked result, for both vendors
 
 test: setup ## all tests; those that need a GPU are skipped where there is none
 	$(IN)/python -m pytest -n auto --dist worksteal
+
+test-all: setup ## the same with every case of the grids of which `test` runs those that show every pair of values
+	$(IN)/python -m pytest -n auto --dist worksteal --all
 
 fuzz: setup ## random chains, judged independently: SEEDS=0-2000, ANY=1 for candidates of any rank, JOBS=2
 	$(IN)/python -m tests.fuzzing --seeds $(SEEDS) $(if $(ANY),--any) $(if $(JOBS),--jobs $(JOBS))

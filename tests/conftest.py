@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite generated/ with what is emitted now")
+    parser.addoption(
+        "--all", action="store_true", help="every case of the grids of parameters that are marked pairwise"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +43,39 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         with ThreadPoolExecutor() as pool:
             list(pool.map(build_runtime, (False, True)))
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k leaves out cases of a grid
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of tests marked pairwise, leave out what `in_pairs` does; nothing with --all, or of a test that is named."""
+    if config.option.all or any("::" in argument for argument in config.args):
+        return
+    grids: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
+            grids[item.nodeid.partition("[")[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for grid in grids.values():
+        kept = in_pairs([case.callspec.params for case in grid], next(grid[0].iter_markers("pairwise")).args)
+        left_out.update(case for case, keep in zip(grid, kept, strict=True) if not keep)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def in_pairs(cases: Sequence[Mapping[str, object]], names: Sequence[str]) -> list[bool]:
+    """Which cases of a grid to keep so that each value of a parameter still meets each value of each other one.
+
+    `names` are the parameters, one of each that are given together. With n values of the one that has fewest, those
+    cases stay whose places in the lists of values sum to a multiple of n: of any two values, some value of a third
+    parameter completes the sum.
+    """
+    assert len(names) > 2, "of two parameters, all pairs are all cases"
+    values = [list(dict.fromkeys(id(case[name]) for case in cases)) for name in names]
+    fewest = min(map(len, values))
+    return [
+        sum(known.index(id(case[name])) for name, known in zip(names, values, strict=True)) % fewest == 0
+        for case in cases
+    ]
 
 
 def build_runtime(check: bool) -> None:

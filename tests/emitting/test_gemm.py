@@ -136,6 +136,7 @@ ODD = (
 
 
 @needs_emulator
+@pytest.mark.pairwise("spec", "sizes", "name")
 @pytest.mark.parametrize("name", [CUDA, AMD])
 @pytest.mark.parametrize("sizes", ODD, ids=lambda sizes: "x".join(map(str, sizes.values())))
 @pytest.mark.parametrize(
@@ -490,6 +491,7 @@ def test_no_address_shares_the_registers_of_a_policy(chosen: str) -> None:
     assert not [address for address in copies if "UR" in address]
 
 
+@pytest.mark.pairwise("spec", "rows", "name")
 @pytest.mark.parametrize("name", ["cuda:a100", "cuda:h200", "hip:gfx90a", "hip:mi300x"])
 @pytest.mark.parametrize("rows", [8, 64, 4096])
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def sizes_of(found: Chain, cols: int, k: int) -> dict[str, int]:
 LENGTHS = ((61, 5), (1003, 17), (2999, 40))  # odd ones within and beyond a warp's
 
 
+@pytest.mark.pairwise("number", "name", "cols")
 @pytest.mark.parametrize(("cols", "k"), LENGTHS)
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("number", range(len(CHAINS)), ids=lambda number: CHAINS[number].name)

@@ -391,6 +391,7 @@ def test_sums_are_used_behind_their_fence(spec: Chain) -> None:
 
 
 @needs_check
+@pytest.mark.pairwise("spec", "schedule", "cluster")
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
 @pytest.mark.parametrize("spec", [bias_gelu, transposed, mixed, batched, *TF32], ids=lambda spec: spec.graph.name)

@@ -20,6 +20,7 @@ from tests.specs import ROWS as SPECS
 ROWS = (130, 257)  # no multiple of any tile's rows
 
 
+@pytest.mark.pairwise("name", "single", "target")
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("single", [False, True], ids=["own dtype", "f32"])
 def test_every_spec_at_its_real_row_length(name: str, single: bool, target: Target) -> None:

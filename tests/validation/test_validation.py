@@ -58,6 +58,7 @@ def emulated(graph: Graph, target: Target = H200, fits: Fits = lambda plan: True
 # ---------------------------------------------------------------- right kernels pass
 
 
+@pytest.mark.pairwise("name", "cols", "target")
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("cols", [1, 7, 100, 1031])
 def test_every_spec_passes_in_full(name: str, cols: int, target: Target) -> None:
@@ -65,6 +66,7 @@ def test_every_spec_passes_in_full(name: str, cols: int, target: Target) -> None
     validate(emulated(found.graph.at(**sizes_at(found.graph, cols)), target)).raise_for_error()
 
 
+@pytest.mark.pairwise("name", "dtype", "target")
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_every_spec_passes_in_every_dtype(name: str, dtype: str, target: Target) -> None:
