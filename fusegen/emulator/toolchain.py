@@ -69,16 +69,10 @@ _CHECK = ("-O1", "-DSIMT_CHECK", "-fexpensive-optimizations", "-fno-tree-sra", "
 # The runtime is found beside the kernel. All symbols are resolved at load: the watchdog must not strike in the loader.
 _LINK = ("-shared", "-Wl,-rpath,$ORIGIN", "-Wl,-z,now,-z,defs", "-lm")
 _NO_LIBSTDCXX = ("-nodefaultlibs", "-lgcc", "-lc")  # no kernel calls it, and looking it up is a third of a link's time
-_RUNTIME_FLAGS = (
-    "-std=c++17",
-    "-O2",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-g1",
-    "-w",
-    "-fno-strict-aliasing",
-    "-U_FORTIFY_SOURCE",
-)
+# -O3 for the machine at hand: checked products run in an eighth less time than by -O2 for any machine. The fused
+# multiply-adds that this allows add exact products (runtime/matrices.cpp), so they round as sums of them do.
+_RUNTIME_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-g1", "-w", "-fno-strict-aliasing",
+                  "-U_FORTIFY_SOURCE")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +223,10 @@ def build_runtime(found: Compiler, *, check: bool, cache: Path | None, extra: Se
 
     Its sources are compiled as one: each by itself, they take three times as long, most of it to read the same headers.
     """
-    flags = [*_RUNTIME_FLAGS, *(["-DSIMT_CHECK"] if check else []), *extra]
+    flags = [*_RUNTIME_FLAGS, *_machine_flags(), *(["-DSIMT_CHECK"] if check else []), *extra]
     build = "check" if check else "fast"
-    key = LibraryKey("emulator runtime", build, _runtime_text(), found.version, " ".join(flags), "", _headers())
+    key = LibraryKey("emulator runtime", build, _runtime_text(), found.version, " ".join(flags), _processor(),
+                     _headers())  # fmt: skip
     path = workplace() / f"simt_{build}_{key.digest[:24]}.so"
 
     def make(library: Path) -> str | None:
