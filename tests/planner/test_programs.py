@@ -48,6 +48,23 @@ def test_an_output_is_what_the_next_kernel_reads() -> None:
     program = cut(residual_norm.at(M=4096, N=4096, K=4096))
     assert not program.between
     assert [b.base for b in program.steps[1].reads] == ["gamma", "h"]
+    (stored,) = program.boundaries
+    assert (stored.home, program.ends(stored)) == ("output", (0, (1,)))
+    assert "reduces rows of a product" in stored.why
+
+
+def test_the_cuts_looked_at_stand_in_the_plan() -> None:
+    program = cut(lora)
+    taken = {stored.name for stored in program.boundaries}
+    first, *others = program.cuts
+    assert set(first.stored) == taken
+    assert first.time_us == pytest.approx(program.time_us)
+    times = [c.time_us for c in others if c.time_us is not None]
+    assert times == sorted(times)
+    assert min(times) >= program.time_us
+    (one,) = (c for c in program.cuts if not c.stored)
+    assert one.time_us is None
+    assert "takes what another one gives" in one.reason
 
 
 def test_other_values_are_stored_as_f32() -> None:
@@ -105,4 +122,5 @@ def test_a_plan_says_what_lies_where_and_why() -> None:
     assert "2 kernels" in text
     assert "1. mlp_h: x, gate, up -> h" in text
     assert "2. mlp_out: down, h -> out" in text
-    assert "h bf16[M, H]  4608 B at byte 0, from kernel 1 to 2" in text
+    assert "h bf16[M, H]  4608 B, at byte 0 of the workspace, from kernel 1 to 2" in text
+    assert "the product at line " in text, "a plan is the same wherever its spec lies"

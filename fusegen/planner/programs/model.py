@@ -83,6 +83,17 @@ class Arena:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One way to cut the chain that was looked at: these values in memory, so many kernels. One that can't be taken has
+    no time, and a reason."""
+
+    stored: tuple[str, ...]
+    kernels: int
+    time_us: float | None
+    reason: str = ""
+
+
 @dataclass(frozen=True)
 class ProgramPlan:
     """A chain as kernels, one after another. `time_us` is what the cost model says of all of them."""
@@ -91,6 +102,8 @@ class ProgramPlan:
     target: Target
     steps: tuple[Step, ...]
     between: tuple[Stored, ...]  # the tensors of the workspace, in the order in which they are written
+    shared: tuple[Stored, ...] = ()  # outputs that later kernels read
+    cuts: tuple[Cut, ...] = ()  # the cheapest of those looked at, then some that can't be taken
 
     def __repr__(self) -> str:
         return f"<ProgramPlan {self.name} {self.graph.signature} for {self.target}, {len(self.steps)} kernels>"
@@ -125,15 +138,22 @@ class ProgramPlan:
         sizes += [node.size for node in self.graph.nodes if node.size is not None]
         return frozenset(dim.name for dim in dims_in(tuple(sizes)))
 
+    @property
+    def boundaries(self) -> tuple[Stored, ...]:
+        """What one kernel writes and a later one reads, in the order in which it is written."""
+        written = {base: place for place, step in enumerate(self.steps) for base in names_of(step.writes)}
+        return tuple(sorted((*self.between, *self.shared), key=lambda stored: written[stored.name]))
+
+    def ends(self, stored: Stored) -> tuple[int, tuple[int, ...]]:
+        """The step that writes it, and those that read it."""
+        written = next(i for i, step in enumerate(self.steps) if stored.name in names_of(step.writes))
+        return written, tuple(i for i, step in enumerate(self.steps) if stored.name in names_of(step.reads))
+
     @cached_property
     def lives(self) -> Mapping[str, tuple[int, int]]:
         """Of each tensor of the workspace, the step that writes it and the last one that reads it."""
-        found: dict[str, tuple[int, int]] = {}
-        for stored in self.between:
-            written = next(i for i, step in enumerate(self.steps) if stored.name in names_of(step.writes))
-            read = [i for i, step in enumerate(self.steps) if stored.name in names_of(step.reads)]
-            found[stored.name] = written, max(read, default=written)
-        return found
+        ends = {stored.name: self.ends(stored) for stored in self.between}
+        return {name: (written, max(read, default=written)) for name, (written, read) in ends.items()}
 
     def arena(self, sizes: Mapping[str, int]) -> Arena:
         """The workspace at these sizes: tensors that live at different times may share bytes."""
@@ -178,14 +198,20 @@ def program_lines(program: ProgramPlan) -> list[str]:
         lines += field("memory", f"{megabytes(arena.bytes)} of workspace for {megabytes(between)} between kernels")
     for number, step in enumerate(program.steps, 1):
         lines += ["", *step_lines(number, step)]
-    if program.between:
-        lines += ["", "between kernels, by their places in the workspace:"]
-        for stored in program.between:
-            first, last = program.lives[stored.name]
-            size = megabytes(stored.bytes(graph.sizes))
-            place = f"at byte {arena.offsets[stored.name]}, from kernel {first + 1} to {last + 1}"
-            lines += [f"  {stored}  {size} {place}", *(f"    {line}" for line in field("because", stored.why))]
+    if program.boundaries:
+        lines += ["", "between kernels:"]
+        for stored in program.boundaries:
+            lines += [f"  {stored}  {place_text(program, stored, arena)}"]
+            lines += [f"    {line}" for line in field("because", stored.why)]
     return lines
+
+
+def place_text(program: ProgramPlan, stored: Stored, arena: Arena) -> str:
+    """`117.4 MB, at byte 0 of the workspace, from kernel 1 to 2`."""
+    written, read = program.ends(stored)
+    where = f"at byte {arena.offsets[stored.name]} of the workspace" if stored.home == "workspace" else "an output"
+    readers = " and ".join(str(place + 1) for place in read)
+    return f"{megabytes(stored.bytes(program.graph.sizes))}, {where}, from kernel {written + 1} to {readers}"
 
 
 def step_lines(number: int, step: Step) -> list[str]:

@@ -24,11 +24,12 @@ from fusegen.language.types import DType, size_of
 from fusegen.planner import candidates as plans_of
 from fusegen.planner.model import Plan
 from fusegen.planner.programs import cutting
-from fusegen.planner.programs.model import Binding, ProgramPlan, Step
+from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step
 from fusegen.planner.rewrites import share_common
 from fusegen.targets.base import Target
 
 MOST_STATES = 2000
+MOST_TOLD = 20  # of the cuts looked at, in a plan
 STUCK_US = 5.0  # of a kernel that must still be cut, beside its bytes: another launch
 
 Made = tuple[Node, str, DType]
@@ -238,11 +239,31 @@ class Search:
     def program(self, found: Found) -> ProgramPlan:
         steps = tuple(map(self.step, found.kernels))
         made = {binding.base for step in steps for binding in step.writes}
-        between = [
-            replace(self.stored[n], why=self.why(n, found)) for n in sorted(found.state, key=self.order.__getitem__)
-            if self.stored[n].home == "workspace" and self.stored[n].name in made
-        ]  # fmt: skip
-        return ProgramPlan(self.graph, self.target, steps, tuple(between))
+        read = {binding.base for step in steps for binding in step.reads}
+        nodes = [n for n in sorted(found.state, key=self.order.__getitem__) if self.stored[n].name in made]
+        kept = [replace(self.stored[n], why=self.why(n, found)) for n in nodes if self.stored[n].name in read]
+        between = tuple(stored for stored in kept if stored.home == "workspace")
+        shared = tuple(stored for stored in kept if stored.home == "output")
+        return ProgramPlan(self.graph, self.target, steps, between, shared, self.considered())
+
+    def considered(self) -> tuple[Cut, ...]:
+        """The cuts that were looked at, those that can be taken first, by their times; one kernel is always among
+        them."""
+        looked_at = {found.state: found for found in self.looked_at}
+        one_kernel = looked_at.pop(frozenset())
+        ranked = sorted(looked_at.values(), key=lambda found: (not found.whole, found.time_us))[: MOST_TOLD - 1]
+        return tuple(map(self.told, sorted((*ranked, one_kernel), key=lambda found: (not found.whole, found.time_us))))
+
+    def told(self, found: Found) -> Cut:
+        names = tuple(self.stored[n].name for n in sorted(found.state, key=self.order.__getitem__))
+        stuck = next((kernel for kernel in found.kernels if kernel.plan is None), None)
+        if stuck is None:
+            return Cut(names, len(found.kernels), found.time_us)
+        return Cut(names, len(found.kernels), None, self.in_lines(first_reason(stuck.reason)))
+
+    def in_lines(self, text: str) -> str:
+        """Places in the spec's file by their lines alone: a plan is the same wherever the file lies."""
+        return text.replace(f"{self.graph.where.file}:", "line ")
 
     def step(self, kernel: Kernel) -> Step:
         assert kernel.plan is not None
@@ -260,7 +281,7 @@ class Search:
         without = self.look(found.state - {node})
         stuck = [kernel for kernel in without.kernels if kernel.plan is None]
         if stuck:
-            return first_reason(stuck[0].reason)
+            return self.in_lines(first_reason(stuck[0].reason))
         return f"without it the kernels would take {without.time_us:.1f} us, and take {found.time_us:.1f} us"
 
 
