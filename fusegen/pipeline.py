@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -91,10 +91,24 @@ def graph_of(chain: Chain | Graph) -> Graph:
     return chain
 
 
-def plan(chain: Chain | Graph, target: str | Target | None = None, *, tuned: bool = True) -> Plan:
+def plan(
+    chain: Chain | Graph, target: str | Target | None = None, *, tuned: bool = True
+) -> Plan | Any:  # Any: a ProgramPlan, as of `compile`
     """The plan that `compile` tries first for `chain` on `target` (the GPU present, else cuda:h200): the one that
-    measured best, else, and with `tuned=False`, the cheapest by the cost model. Raises NoPlan."""
-    return choose(candidates(graph_of(chain), choose_target(target)), tuned=tuned).plan
+    measured best, else, and with `tuned=False`, the cheapest by the cost model. Of a chain that is compiled to several
+    kernels, a ProgramPlan. Raises NoPlan."""
+    found = candidates(graph_of(chain), choose_target(target))
+    if (program := program_instead(found)) is not None:
+        return tuned_steps(program, tuned)
+    return choose(found, tuned=tuned).plan
+
+
+def tuned_steps(program: ProgramPlan, tuned: bool = True) -> ProgramPlan:
+    """The program with each step's plan as it is tried first. Where it is cut is the cost model's choice."""
+    plans = (choose(candidates(step.graph, program.target), tuned=tuned).plan for step in program.steps)
+    return replace(
+        program, steps=tuple(replace(step, plan=plan) for step, plan in zip(program.steps, plans, strict=True))
+    )
 
 
 def build(
@@ -202,7 +216,8 @@ def compile_program(program: ProgramPlan, *, on: str = "auto", validate: bool = 
     device = finding.find(program.target, on)
     found = [candidates(step.graph, program.target) for step in program.steps]
     kernels = [compile_kernel(one, on=on, validate=False, tuned=tuned) for one in found]
-    made = Program(program, kernels, device)
+    steps = (replace(step, plan=kernel.plan) for step, kernel in zip(program.steps, kernels, strict=True))
+    made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
     if validate:
         made.report = run_validation(made, quick=True)
