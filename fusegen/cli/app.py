@@ -158,22 +158,29 @@ def plan(
     as_json: AsJson = False,
 ) -> int:  # fmt: skip
     """Show how a chain is tiled, vectorized and kept, and what it costs: bytes, flops, launches, time."""
-    from fusegen.cli import asking, plans
+    from fusegen.cli import asking, plans, programs
     from fusegen.database import choose
-    from fusegen.planner import candidates
 
     chosen = asking.ask_target(target)
-    found = [candidates(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
+    planned = [programs.ask_plan(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
     if not as_json:
-        for number, each in enumerate(each for each in found if each.plans):
+        for number, each in enumerate(each for each in planned if each.error is None):
             say(*[""] * bool(number))
-            plans.show_plan(each, choose(each), every)
-        plans.need_all(found, every)
+            if each.program is not None:
+                programs.show_program(each.program, every)
+            else:
+                plans.show_plan(each.found, choose(each.found), every)
+        programs.need_all(planned, every)
         return 0
-    facts = [plans.choice_facts(choose(each)) for each in found]
-    for each, fact in zip(found, facts, strict=True):
-        fact["candidates"] = [plans.candidate_facts(p) for p in each.plans] if every else []
-        fact["refusals"] = [{"rule": r.rule, "reason": r.reason} for r in each.refusals]
+    facts = []
+    for each in planned:
+        if each.error is not None:
+            raise each.error
+        program, found = each.program, each.found
+        fact = plans.choice_facts(choose(found)) if program is None else programs.program_facts(program, every)
+        fact["candidates"] = [plans.candidate_facts(p) for p in found.plans] if every else []
+        fact["refusals"] = [{"rule": r.rule, "reason": r.reason} for r in found.refusals]
+        facts.append(fact)
     print_json({"plans": facts})
     return 0
 
@@ -184,25 +191,32 @@ def explain(
     specs: Specs, target: TargetName = None, sets: Sets = None, dtype: Dtype = None, as_json: AsJson = False
 ) -> int:
     """Say why: what was fused, what is kept where, where values are rounded, which regime, what refused."""
-    from fusegen.cli import asking, plans
+    from fusegen.cli import asking, plans, programs
     from fusegen.cli.explaining import explanation
     from fusegen.database import choose
-    from fusegen.planner import candidates
 
     chosen = asking.ask_target(target)
     documents = []
-    found = [candidates(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
-    for number, each in enumerate(found if as_json else [each for each in found if each.plans]):
-        choice = choose(each)
-        sections = explanation(each, choice)
+    planned = [programs.ask_plan(chain.graph, chosen) for chain in asking.ask_chains(specs, sets or (), dtype)]
+    for number, each in enumerate(each for each in planned if each.error is None):
         if not as_json:
             say(*[""] * bool(number))
+        if each.program is not None:
+            if as_json:
+                documents.append(programs.explain_facts(each.program))
+            else:
+                programs.show_explanation(each.program)
+            continue
+        choice = choose(each.found)
+        sections = explanation(each.found, choice)
+        if not as_json:
             plans.show_explanation(choice.plan, sections)
-        points = {s.title: [{"text": p.text, "bytes_saved": p.bytes_saved} for p in s.points] for s in sections}
-        documents.append({"chain": each.graph.name, "target": chosen.name, "sections": points})
+        facts = programs.section_facts(sections)
+        documents.append({"chain": each.found.graph.name, "target": chosen.name, "sections": facts})
     if as_json:
+        programs.need_all(planned, every=False)
         print_json({"explanations": documents})
-    plans.need_all(found, every=True)
+    programs.need_all(planned, every=True)
     return 0
 
 
@@ -435,14 +449,15 @@ def tune(
     no_save: Annotated[bool, typer.Option("--no-save", help="Keep nothing of what is measured.")] = False,
     as_json: AsJson = False,
 ) -> int:  # fmt: skip
-    """Measure the planner's candidates on this GPU, show the winner beside the untuned choice, and remember it."""
+    """Measure the planner's candidates on this GPU, of each kernel of a program; show and remember the winners."""
     from fusegen import tuning
-    from fusegen.cli import asking
+    from fusegen.cli import asking, programs
     from fusegen.cli import tuning as words
     from fusegen.database import Database
 
-    chains = asking.ask_chains(specs, sets or (), dtype)
+    asked = asking.ask_chains(specs, sets or (), dtype)
     chosen = tuning.measurable(asking.ask_target(target), on)
+    chains = [graph for chain in asked for graph in programs.kernel_graphs(chain, chosen)]
     with (
         tuning.Bench(chosen, on, deadline_s=deadline) as bench,
         progress(len(chains) * most, left=True) as bar,

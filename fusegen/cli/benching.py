@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fusegen.cli import programs
 from fusegen.cli.showing import table
 from fusegen.errors import MissingError, RequestError
 from fusegen.language.spec import Chain
@@ -60,6 +61,7 @@ def bench_one(
     """Build the kernel, prove it and time it; without `peers`, against none."""
     from fusegen import pipeline
 
+    programs.need_kernel(chain, target, "bench times")
     kernel = pipeline.compile(chain, target, on=f"gpu:{watch.device.ordinal}")
     others = False if peers is None else peers
     return bench(kernel, peers=others, alone=alone, counters=counters, repeats=repeats, watch=watch)

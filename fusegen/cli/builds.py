@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from fusegen.cli.showing import Progress, mark, mark_style, mebibytes, say, table
+from fusegen.cli import programs
+from fusegen.cli.showing import Progress, mark, mark_style, mebibytes, prose, say, table
 from fusegen.compiling import Binary
 from fusegen.errors import FusegenError, KernelError, MissingError, RequestError
 from fusegen.language.spec import Chain
@@ -34,11 +35,12 @@ class Validation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One chain compiled for one target; `built` is None where the compiler refused, which `error` tells."""
+    """One chain compiled for one target: `kernels` are those built, with their names, one or a program's. There is none
+    where the compiler refused, which `error` tells."""
 
     chain: Chain
     target: Target
-    built: Built | None
+    kernels: tuple[Built, ...]
     seconds: float
     validation: Validation
     error: FusegenError | None = None
@@ -60,28 +62,32 @@ def compile_one(chain: Chain, target: Target, validate: bool) -> Outcome:
     start = time.perf_counter()
     skipped = Validation(None, "", "not validated: --no-validate")
     try:
-        built = pipeline.build(chain.graph, target)
+        program = programs.program_of(chain, target)
+        graphs = [chain.graph] if program is None else [step.graph for step in program.steps]
+        kernels = tuple(pipeline.build(graph, target) for graph in graphs)
     except (KernelError, RequestError) as error:
-        return Outcome(chain, target, None, time.perf_counter() - start, skipped, error)
+        return Outcome(chain, target, (), time.perf_counter() - start, skipped, error)
     seconds = time.perf_counter() - start
     if not validate:
-        return Outcome(chain, target, built, seconds, skipped)
+        return Outcome(chain, target, kernels, seconds, skipped)
     validation, handed_out = validated(chain, target)
-    return Outcome(chain, target, handed_out or built, seconds, validation)
+    return Outcome(chain, target, handed_out or kernels, seconds, validation)
 
 
-def validated(chain: Chain, target: Target) -> tuple[Validation, Built | None]:
+def validated(chain: Chain, target: Target) -> tuple[Validation, tuple[Built, ...]]:
     """The pipeline's first validation, of small ragged sizes, on a GPU where there is one; and what it hands out."""
     from fusegen import pipeline
+    from fusegen.runtime import Program
 
     try:
-        kernel = pipeline.compile(chain, target)
+        made = pipeline.compile(chain, target)
     except (KernelError, RequestError) as error:
-        return Validation(False, "", str(error), None, error.exit_code), None
+        return Validation(False, "", str(error), None, error.exit_code), ()
     except MissingError as error:
-        return Validation(None, "", f"not validated: {error}", None, error.exit_code), None
-    made = pipeline.Built(kernel.source, kernel.binary, kernel.gate, kernel.choice)
-    return Validation(True, str(kernel.device), gist(kernel.report), kernel.report), made
+        return Validation(None, "", f"not validated: {error}", None, error.exit_code), ()
+    kernels = made.kernels if isinstance(made, Program) else (made,)
+    built = tuple(pipeline.Built(kernel.source, kernel.binary, kernel.gate, kernel.choice) for kernel in kernels)
+    return Validation(True, str(made.device), gist(made.report), made.report), built
 
 
 def gist(report: Report) -> str:
@@ -111,18 +117,24 @@ def resource_facts(binary: Binary) -> dict[str, Any]:
 
 
 def outcome_facts(outcome: Outcome) -> dict[str, Any]:
-    built, validation = outcome.built, outcome.validation
-    gate = [{"regime": v.plan.regime, "passed": v.passed, "reason": v.reason} for v in built.verdicts] if built else []
+    """Of a program each kernel's facts stand under `steps`."""
     facts: dict[str, Any] = {
         "chain": outcome.chain.name,
         "target": outcome.target.name,
         "ok": outcome.exit_code == 0,
         "seconds": outcome.seconds,
-        "gate": gate,
-        "validation": validation_facts(validation),
+        "validation": validation_facts(outcome.validation),
         "error": str(outcome.error) if outcome.error else None,
     }
-    return {**facts, **(resource_facts(built.binary) if built and built.binary else {})}
+    if len(outcome.kernels) > 1:
+        steps = [{"kernel": built.source.plan.name, **built_facts(built)} for built in outcome.kernels]
+        return {**facts, "steps": steps}
+    return {**facts, "gate": [], **(built_facts(outcome.kernels[0]) if outcome.kernels else {})}
+
+
+def built_facts(built: Built) -> dict[str, Any]:
+    gate = [{"regime": v.plan.regime, "passed": v.passed, "reason": v.reason} for v in built.verdicts]
+    return {"gate": gate, **(resource_facts(built.binary) if built.binary else {})}
 
 
 def validation_facts(validation: Validation) -> dict[str, Any]:
@@ -166,41 +178,45 @@ def show_outcome(outcome: Outcome) -> None:
     if outcome.error:
         say(str(outcome.error))
         return
-    assert outcome.built is not None
-    if outcome.built.binary is not None:
-        show_resources(outcome.built.binary)
-    for verdict in outcome.built.verdicts:
-        say(f"{'gate':<18}{'passed' if verdict.passed else verdict.reason}: {verdict.plan.regime}")
+    several = len(outcome.kernels) > 1
+    for built in outcome.kernels:
+        if several:
+            say("", prose(f"{built.source.plan.name}:", "bold"))
+        if built.binary is not None:
+            show_resources(built.binary)
+        for verdict in built.verdicts:
+            say(f"{'gate':<18}{'passed' if verdict.passed else verdict.reason}: {verdict.plan.regime}")
     first, *rest = outcome.validation.text.splitlines() or [""]
-    say(f"{'validation':<18}{first}", *(f"  {line}" for line in rest))
+    say(*[""] * several, f"{'validation':<18}{first}", *(f"  {line}" for line in rest))
 
 
 def show_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Many kernels, a line each; what went wrong follows at length."""
-    from rich.text import Text
-
-    rows = []
-    for outcome in outcomes:
-        binary = outcome.built.binary if outcome.built else None
-        rows.append(
-            (
-                Text(mark(outcome.ok), style=mark_style(outcome.ok)),
-                outcome.chain.name,
-                *(resource_cells(binary) if binary else ("",) * 7),
-                mark(outcome.validation.ok),
-            )
-        )
+    rows = [row for outcome in outcomes for row in outcome_rows(outcome)]
     columns = ("!", "kernel!", "registers>", "spills>", "stack>", "shared>", "code>", "occupancy!", "time>")
     say(table(*columns, "valid!", rows=rows), wide=True)
     for outcome in outcomes:
         if outcome.error or outcome.validation.ok is False:
             say("", f"{outcome.chain.name} for {outcome.target}:", str(outcome.error or outcome.validation.text))
-    refused = [(o, v) for o in outcomes if o.built for v in o.built.verdicts if not v.passed]
-    for outcome, verdict in refused:
-        say(f"{outcome.chain.name}: a candidate was refused, which {verdict.reason}: {verdict.plan.regime}")
+    refused = [(b.source.plan.name, v) for o in outcomes for b in o.kernels for v in b.verdicts if not v.passed]
+    for name, verdict in refused:
+        say(f"{name}: a candidate was refused, which {verdict.reason}: {verdict.plan.regime}")
     unproven = [o.validation.text for o in outcomes if o.validation.ok is None and not o.error]
     for text in dict.fromkeys(unproven):
         say("", text)
+
+
+def outcome_rows(outcome: Outcome) -> list[tuple[Any, ...]]:
+    """A kernel's row; of a program one of its own, and below it each kernel's."""
+    from rich.text import Text
+
+    first = Text(mark(outcome.ok), style=mark_style(outcome.ok)), outcome.chain.name
+    valid = mark(outcome.validation.ok)
+    cells = [resource_cells(built.binary) if built.binary else ("",) * 7 for built in outcome.kernels]
+    if len(cells) == 1:
+        return [(*first, *cells[0], valid)]
+    names = [built.source.plan.name for built in outcome.kernels]
+    return [(*first, *("",) * 7, valid), *(("", f"  {n}", *c, "") for n, c in zip(names, cells, strict=True))]
 
 
 def resource_cells(binary: Binary) -> tuple[str, ...]:
@@ -251,6 +267,7 @@ def at_lengths(chain: Chain, target: Target, on: str) -> list[Chain]:
     """The chain at every row length where its plan changes its ways. Raises RequestError where it has one length."""
     from fusegen import pipeline, validation
 
+    programs.need_kernel(chain, target, "--lengths is for the row lengths of")
     plan = pipeline.compile(chain, target, on=on, validate=False).plan
     return list(validation.at_lengths(chain, plan).values())
 

@@ -1,4 +1,5 @@
-"""What `inspect` shows of one kernel: text such as its source, or facts such as its resources.
+"""What `inspect` shows of one kernel, or of each of a program's: text such as its source, or facts such as its
+resources.
 
 Source, reference and plan are of the candidate that is tried first, in which no compiler has a say. The rest comes from
 the binary that the gate let through, usually the same; where it is another candidate, a line on stderr says so.
@@ -6,18 +7,19 @@ the binary that the gate let through, usually the same; where it is another cand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusegen import pipeline, planner
-from fusegen.cli import builds, plans
+from fusegen import planner
+from fusegen.cli import builds, plans, programs
 from fusegen.cli.asking import spec_text
-from fusegen.cli.showing import complain, show_code
+from fusegen.cli.showing import complain, prose, say, show_code
 from fusegen.compiling import Binary
 from fusegen.database import choose
 from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError
+from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.measuring.profiling import checklist
 from fusegen.pipeline import Built, build
@@ -35,34 +37,53 @@ class Shown:
 
 def look(chain: Chain, target: Target, what: str) -> Shown:
     """Raises NoPlan, CompileError, MissingError, and RequestError for what the target has none of."""
-    return LOOKS[what](chain, target)
+    program = programs.program_of(chain, target)
+    if program is None:
+        return LOOKS[what](chain.graph, chain, target)
+    if what == "plan":
+        facts = programs.program_facts(program)
+        return Shown({"plan": facts}, lambda: programs.show_program(program, every=False))
+    if what == "reference":
+        return code(program.reference, "python")
+    parts = [(step.name, LOOKS[what](step.graph, chain, target)) for step in program.steps]
+    facts = {"kernels": [{"kernel": name, **shown.facts} for name, shown in parts]}
+    return Shown(facts, lambda: show_each(parts, what))
 
 
-def first_choice(chain: Chain, target: Target) -> Source:
-    return render(pipeline.plan(chain, target))
+def show_each(parts: Sequence[tuple[str, Shown]], what: str) -> None:
+    """One kernel after another, in the order of their launches."""
+    for number, (name, shown) in enumerate(parts):
+        say(*[""] * bool(number))
+        if what != "source":  # which opens with its name
+            say(*([f"{COMMENTS[what]}{name}"] if what in COMMENTS else [prose(f"{name}:", "bold")]))
+        shown.show()
+
+
+def first_choice(graph: Graph, target: Target) -> Source:
+    return render(choose(planner.candidates(graph, target)).plan)
 
 
 def code(text: str, language: str) -> Shown:
     return Shown({"text": text}, lambda: show_code(text, language))
 
 
-def source(chain: Chain, target: Target) -> Shown:
-    return code(first_choice(chain, target).text, "cuda")
+def source(graph: Graph, chain: Chain, target: Target) -> Shown:
+    return code(first_choice(graph, target).text, "cuda")
 
 
-def reference(chain: Chain, target: Target) -> Shown:
-    return code(first_choice(chain, target).reference, "python")
+def reference(graph: Graph, chain: Chain, target: Target) -> Shown:
+    return code(first_choice(graph, target).reference, "python")
 
 
-def plan(chain: Chain, target: Target) -> Shown:
-    found = planner.candidates(chain.graph, target)
+def plan(graph: Graph, chain: Chain, target: Target) -> Shown:
+    found = planner.candidates(graph, target)
     choice = choose(found)
     return Shown({"plan": plans.choice_facts(choice)}, lambda: plans.show_plan(found, choice, every=False))
 
 
-def gated(chain: Chain, target: Target) -> tuple[Built, Binary]:
+def gated(graph: Graph, target: Target) -> tuple[Built, Binary]:
     """The kernel that is handed out. Raises MissingError without a compiler."""
-    built = build(chain.graph, target)
+    built = build(graph, target)
     assert built.binary is not None  # build() was asked for one
     refused = [v for v in built.verdicts if v.plan is not built.source.plan]
     if refused:
@@ -70,39 +91,40 @@ def gated(chain: Chain, target: Target) -> tuple[Built, Binary]:
     return built, built.binary
 
 
-def ptx(chain: Chain, target: Target) -> Shown:
+def ptx(graph: Graph, chain: Chain, target: Target) -> Shown:
     from fusegen import compiling
 
     if target.vendor != "cuda":  # says what to ask for instead, before anything is compiled
         return code(compiling.ptx("", target, filename=""), "ptx")
-    built, _ = gated(chain, target)
+    built, _ = gated(graph, target)
     return code(compiling.ptx(built.source.text, target, filename=built.source.filename), "ptx")
 
 
-def sass(chain: Chain, target: Target) -> Shown:
+def sass(graph: Graph, chain: Chain, target: Target) -> Shown:
     from fusegen import compiling
 
-    _, binary = gated(chain, target)
+    _, binary = gated(graph, target)
     text = compiling.disassemble(binary).rstrip("\n") + "\n"
     return code(text, "asm")
 
 
-def resources(chain: Chain, target: Target) -> Shown:
-    _, binary = gated(chain, target)
+def resources(graph: Graph, chain: Chain, target: Target) -> Shown:
+    _, binary = gated(graph, target)
     return Shown(builds.resource_facts(binary), lambda: builds.show_resources(binary))
 
 
-def profile(chain: Chain, target: Target) -> Shown:
+def profile(graph: Graph, chain: Chain, target: Target) -> Shown:
     """The checklist; where nothing compiles here, the planner's estimates stand in and the checklist says so."""
     try:
-        built, binary = gated(chain, target)
-        found = checklist(built.source.plan, binary, spec_text(chain))
+        built, binary = gated(graph, target)
+        found = checklist(built.source.plan, binary, spec_text(chain), chain.graph.sizes)
     except MissingError:
-        found = checklist(first_choice(chain, target).plan, None, spec_text(chain))
+        found = checklist(first_choice(graph, target).plan, None, spec_text(chain), chain.graph.sizes)
     return Shown({"checklist": asdict(found)}, lambda: builds.show_checklist(found))
 
 
-LOOKS: Mapping[str, Callable[[Chain, Target], Shown]] = {
+COMMENTS = {"ptx": "// ", "sass": "// "}  # before a name, in texts that are read on by other tools
+LOOKS: Mapping[str, Callable[[Graph, Chain, Target], Shown]] = {
     "source": source,
     "reference": reference,
     "plan": plan,

@@ -10,7 +10,6 @@ from typing import Any
 from fusegen.cli.explaining import Point, Section
 from fusegen.cli.showing import heading, labelled, mebibytes, points, prose, say, table, times
 from fusegen.database import Choice
-from fusegen.errors import NoPlan
 from fusegen.language import ops
 from fusegen.language.graph import Kind, Op
 from fusegen.language.spec import Chain
@@ -148,18 +147,6 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "decisions": [asdict(d) for d in plan.decisions],
         **candidate_facts(plan),
     }
-
-
-def need_all(found: Iterable[Candidates], every: bool = False) -> None:
-    """Raises NoPlan for all that have no plan, each with the nearest rule's reason, or `every` rule's."""
-    refusals = []
-    for each in found:
-        try:
-            each.need(every)
-        except NoPlan as error:
-            refusals.append(str(error))
-    if refusals:
-        raise NoPlan("\n".join(refusals))
 
 
 def choice_facts(choice: Choice) -> dict[str, Any]:

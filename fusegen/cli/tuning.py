@@ -13,7 +13,7 @@ from fusegen.emitting.golden import write_whole
 from fusegen.errors import FusegenError, MissingError, RequestError, writing
 
 if TYPE_CHECKING:
-    from fusegen.language.spec import Chain
+    from fusegen.language.graph import Graph
     from fusegen.tuning import Report, Trial, Tuner
 
 SHOWN_CONFLICTS = 10
@@ -21,8 +21,8 @@ SHOWN_CONFLICTS = 10
 # ---------------------------------------------------------------- tune
 
 
-def tune_each(tuner: Tuner, chains: Sequence[Chain], bar: Progress) -> tuple[list[Report], list[FusegenError]]:
-    """Tune chains one after the other, and say which could not be. A single chain's error is raised.
+def tune_each(tuner: Tuner, chains: Sequence[Graph], bar: Progress) -> tuple[list[Report], list[FusegenError]]:
+    """Tune chains of one kernel each, one after the other, and say which could not be. The only one's error is raised.
 
     A step of the bar is one thing measured; chains to come count like the one under way.
     """
@@ -39,7 +39,7 @@ def tune_each(tuner: Tuner, chains: Sequence[Chain], bar: Progress) -> tuple[lis
             if len(chains) == 1:
                 raise
             errors.append(error)
-            complain(f"{chain.name} at {chain.graph.sizes_text()} is not tuned: {error}\n")
+            complain(f"{chain.name} at {chain.sizes_text()} is not tuned: {error}\n")
     return reports, errors
 
 

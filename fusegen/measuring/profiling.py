@@ -13,7 +13,7 @@ occupancy), so a counter that disagrees points at the plan, the hardware's cache
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,10 +58,11 @@ class Checklist:
     notes: tuple[str, ...]
 
 
-def checklist(plan: Plan, binary: Binary | None, spec: str) -> Checklist:
-    """The checklist for `plan`; `spec` is the command line's name of the chain. Without a `binary`, estimates do."""
-    sizes = "".join(f" --set {name}={size}" for name, size in plan.graph.sizes.items())
-    application = f"fusegen launch {spec} --target {plan.target.name}{sizes}"
+def checklist(plan: Plan, binary: Binary | None, spec: str, sizes: Mapping[str, int] | None = None) -> Checklist:
+    """The checklist for `plan`; `spec` is the command line's name of the chain, and `sizes` are the chain's where the
+    kernel is one of several. Without a `binary`, estimates do."""
+    words = "".join(f" --set {name}={size}" for name, size in (sizes or plan.graph.sizes).items())
+    application = f"fusegen launch {spec} --target {plan.target.name}{words}"
     make = nvidia if plan.target.vendor == "cuda" else amd
     return make(plan, binary, application)
 
@@ -270,7 +271,7 @@ def exact_bytes(count: int) -> str:
 
 
 def run(chain: Chain, target: Target, *, on: str = "gpu", launches: int = LAUNCHES) -> str:
-    """Launch the chain's kernel at its sizes, on noise; says on what. Raises MissingError without a matching GPU."""
+    """Launch the chain's kernels at its sizes, on noise; says on what. Raises MissingError without a matching GPU."""
     from fusegen.pipeline import compile as build
 
     kernel = build(chain, target, on=on, validate=False)

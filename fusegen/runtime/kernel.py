@@ -279,6 +279,8 @@ class Kernel(Called):
 
 def need_kernel(given: object, verb: str) -> None:
     """Raises RequestError where `verb` was given something else for a kernel, such as a chain."""
+    if (kernels := getattr(given, "kernels", None)) is not None:
+        raise RequestError(f"{verb} takes one kernel, and {given!r} has {len(kernels)}\n  pass one of its `kernels`")
     if not isinstance(given, Kernel):
         raise RequestError(f"{verb} takes a kernel, and {given!r} is none\n  fusegen.compile(chain) makes one")
 

@@ -30,6 +30,7 @@ from fusegen.language.spec import Chain
 from fusegen.pipeline import gate, graph_of
 from fusegen.planner import candidates
 from fusegen.planner.model import Source
+from fusegen.planner.programs import program_instead
 from fusegen.runtime.cache import compiled
 from fusegen.tuning.bench import Bench, Unfit
 from fusegen.tuning.report import Report, Trial
@@ -88,6 +89,11 @@ class Tuner:
         if graph.rows < 1:
             raise RequestError(f"{graph.name} has no rows at {graph.sizes_text()}; there is nothing to measure")
         found = candidates(graph, target)
+        if (program := program_instead(found)) is not None:
+            raise RequestError(
+                f"{graph.name} is a program of {len(program.steps)} kernels on {target}, and a search is of one\n"
+                "  tune each: for step in fusegen.plan(chain).steps: fusegen.tune(step.graph)"
+            )
         found.need()
         problem = problem_of(found)
         assert problem is not None  # need() found a plan
