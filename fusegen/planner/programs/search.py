@@ -95,7 +95,7 @@ class Search:
             limit = below_us if best is None else min(below_us, best.time_us)
             if bound >= limit and found.state:
                 break
-            if found.whole and bound < limit:
+            if found.whole and bound < limit and not self.idle(found):
                 best, limit = found, bound
             for node in self.cuts(found):
                 state = found.state | {node}
@@ -108,6 +108,11 @@ class Search:
                     stuck = sum(kernel.plan is None for kernel in other.kernels)
                     heapq.heappush(queue, (other.time_us, stuck, number, other))
         return best
+
+    def idle(self, found: Found) -> bool:
+        """Is a value written that no kernel reads? What was to lie between two kernels that are one now is."""
+        read = {node for kernel in found.kernels for node in self.reads(kernel.makes, found.state)}
+        return any(self.stored[node].home == "workspace" and node not in read for node in found.state)
 
     def cuts(self, found: Found) -> list[Node]:
         """The values that may be written to memory beside those of a state: of kernels that can't be planned where
@@ -251,7 +256,8 @@ class Search:
         them."""
         looked_at = {found.state: found for found in self.looked_at}
         one_kernel = looked_at.pop(frozenset())
-        ranked = sorted(looked_at.values(), key=lambda found: (not found.whole, found.time_us))[: MOST_TOLD - 1]
+        others = (found for found in looked_at.values() if not (found.whole and self.idle(found)))
+        ranked = sorted(others, key=lambda found: (not found.whole, found.time_us))[: MOST_TOLD - 1]
         return tuple(map(self.told, sorted((*ranked, one_kernel), key=lambda found: (not found.whole, found.time_us))))
 
     def told(self, found: Found) -> Cut:
