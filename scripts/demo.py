@@ -24,6 +24,7 @@ from rich.text import Text
 from fusegen.cli.builds import Validation, validated
 from fusegen.cli.doctor import examine
 from fusegen.cli.plans import show_chains
+from fusegen.cli.programs import kernel_graphs
 from fusegen.cli.showing import console, mark, mark_style, progress, prose, say, show_code, table, times
 from fusegen.compiling import Binary
 from fusegen.emitting import golden
@@ -47,10 +48,10 @@ class Result:
 
     chain: Chain
     target: Target
-    plan: Plan
-    binary: Binary | None
+    plans: tuple[Plan, ...]  # of the kernels, of which a program has several
+    binaries: tuple[Binary, ...]
     validation: Validation
-    trouble: str = ""  # why there is no binary
+    trouble: str = ""  # why there are no binaries
 
     @property
     def failed(self) -> bool:
@@ -64,15 +65,19 @@ class Result:
 
 def make(chain: Chain, target: Target) -> Result:
     """Compile and validate. What is missing here is noted; what is wrong fails."""
-    planned = plan(chain.graph, target)
+    graphs = kernel_graphs(chain, target)
+    plans = tuple(plan(graph, target) for graph in graphs)
+    binaries: tuple[Binary, ...] = ()
+    trouble = ""
     try:
-        built = build(chain.graph, target)
-        planned, binary, trouble = built.source.plan, built.binary, ""
+        built = [build(graph, target) for graph in graphs]
+        plans = tuple(one.source.plan for one in built)
+        binaries = tuple(one.binary for one in built if one.binary is not None)
     except MissingError as missing:
-        binary, trouble = None, str(missing)
+        trouble = str(missing)
     except CompileError as error:
-        return Result(chain, target, planned, None, Validation(False, "", str(error)), str(error))
-    return Result(chain, target, planned, binary, validated(small(chain), target)[0], trouble)
+        return Result(chain, target, plans, (), Validation(False, "", str(error)), str(error))
+    return Result(chain, target, plans, binaries, validated(small(chain), target)[0], trouble)
 
 
 def small(chain: Chain) -> Chain:
@@ -120,6 +125,14 @@ def folded(line: str, width: int) -> list[str]:
     return textwrap.wrap(line, width, subsequent_indent=margin, break_on_hyphens=False) or [""]
 
 
+def regime(plans: Sequence[Plan]) -> str:
+    """One kernel's, or how many there are and what each writes."""
+    if len(plans) == 1:
+        return staging(plans[0])
+    written = ", then ".join(" and ".join(tensor.name for tensor in planned.graph.outputs) for planned in plans)
+    return f"{len(plans)} kernels: {written}"
+
+
 def staging(planned: Plan) -> str:
     """`128 threads a row, registers`."""
     if not isinstance(planned, RowPlan):
@@ -138,14 +151,15 @@ def staging(planned: Plan) -> str:
 
 
 def cells(result: Result | None) -> tuple[object, ...]:
-    """Registers, occupancy, relative L2 and verdict of one kernel."""
+    """Registers, occupancy, relative L2 and verdict of one kernel; of a program the most registers and the least
+    occupancy of its kernels."""
     if result is None:
         return ("", "", "", "")
-    binary, error = result.binary, result.relative_l2
+    binaries, error = result.binaries, result.relative_l2
     ok = result.validation.ok
     return (
-        str(binary.resources.registers) if binary else "-",
-        f"{binary.occupancy.fraction:.0%}" if binary else "-",
+        str(max(binary.resources.registers for binary in binaries)) if binaries else "-",
+        f"{min(binary.occupancy.fraction for binary in binaries):.0%}" if binaries else "-",
         "-" if error is None else f"{error:.1e}",
         Text(mark(ok), style=mark_style(ok)),
     )
@@ -156,10 +170,10 @@ def summary(chains: Sequence[Chain], results: Sequence[Result]) -> None:
     plans, kernels = [], []
     for chain in chains:
         cuda, hip = (by_place.get((chain.name, target.vendor)) for target in TARGETS)
-        planned = (cuda or hip or make(chain, TARGETS[0])).plan
-        traffic = planned.cost.traffic
-        saved = times(traffic.unfused, traffic.moved) if traffic.unfused > traffic.moved else "-"
-        plans.append((chain.name, staging(planned), saved))
+        planned = (cuda or hip or make(chain, TARGETS[0])).plans
+        unfused, moved = (sum(getattr(p.cost.traffic, name) for p in planned) for name in ("unfused", "moved"))
+        saved = times(unfused, moved) if unfused > moved else "-"
+        plans.append((chain.name, regime(planned), saved))
         kernels.append((chain.name, *cells(cuda), *cells(hip)))
     columns = ["regs>", "occ>", "rel L2>", "!"]
     heads = [f"{VENDORS[t.vendor]}\n{name}" if name != "!" else name for t in TARGETS for name in columns]
@@ -174,7 +188,8 @@ def closing(results: Sequence[Result], seconds: float) -> int:
     wrong = [r for r in results if r.failed]
     places = dict.fromkeys(r.validation.on for r in results if r.validation.on)
     where = " and".join(f" in the {place}" if place.startswith("emulator") else f" on {place}" for place in places)
-    verdict = f"{right} of {len(results)} kernels agree with their numpy references{where}; {seconds:.0f} s in all"
+    verdict = f"{right} of {len(results)} kernels and programs agree with their numpy references{where}"
+    verdict += f"; {seconds:.0f} s in all"
     if not right and not wrong:
         verdict = f"no kernel could be run here, so none is proven; {seconds:.0f} s in all"
     say("", prose(verdict, "bold green" if right == len(results) else "bold yellow"))
@@ -210,7 +225,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as out:
         files = golden.flat(golden.all_emitted(chains, TARGETS))
         golden.write(files, Path(out))
-        say("", prose(f"{len(files)} files emitted: a kernel and its numpy reference for each chain and vendor"))
+        say("", prose(f"{len(files)} files emitted: kernels and a numpy reference for each chain and vendor"))
 
     chapter(f"compiled for {' and '.join(map(str, TARGETS))}, run, compared with references")
     results: list[Result] = []

@@ -11,12 +11,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
-from fusegen.language.spec import Chain, load_chains
+from fusegen.language.spec import Chain
 from fusegen.language.types import DTYPES
 from fusegen.planner import CONTIGUOUS
 from fusegen.planner.model import Layout, RowPlan, Source
@@ -24,8 +23,8 @@ from fusegen.planner.ways import Streaming
 from fusegen.targets import target
 from tests.row_plans import row_plans
 from tests.sizes import sizes_at
+from tests.specs import ALL
 
-SPECS = Path(__file__).resolve().parent.parent / "specs"
 M, N = dims("M N")
 
 
@@ -56,7 +55,7 @@ def largest_integers(x: i32[M, N]) -> tuple[i32[M, 8], i32[M, 8]]:
 
 @cache
 def chains() -> dict[str, Chain]:
-    return {c.name: c for c in (*load_chains(SPECS), largest, few_experts, integers, largest_integers)}
+    return {c.name: c for c in (*ALL.values(), largest, few_experts, integers, largest_integers)}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fusegen.cli import plans
 from fusegen.cli.doctor import Check, Examination, examine
 from fusegen.cli.explaining import explanation
 from fusegen.cli.health import show
+from fusegen.cli.programs import kernel_graphs
 from fusegen.database import choose
 from fusegen.errors import NoPlan
 from fusegen.language.spec import load_chains
@@ -111,21 +112,20 @@ def test_demo(fits: Fits, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that it says but its errors, without what takes time: nothing is emitted, compiled or run."""
     demo: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "demo.py"))
     used = demo["main"].__globals__
-    plan_of = {(each.graph.name, each.target): each for target in demo["TARGETS"] for each in found(target)}
     binary = SimpleNamespace(resources=SimpleNamespace(registers=255), occupancy=SimpleNamespace(fraction=1.0))
     report = SimpleNamespace(cases=[SimpleNamespace(name="normal", relative_l2=1.5e-3)])
 
     def made(chains: Any) -> Iterator[Any]:
         for chain in chains:
             for target in demo["TARGETS"]:
-                planned = plan_of[chain.name, target].need()[0]
+                plans = tuple(candidates(graph, target).plans[0] for graph in kernel_graphs(chain, target))
                 validation = SimpleNamespace(ok=True, on=f"emulator (checking), warp {target.warp}", report=report)
-                yield demo["Result"](chain, target, planned, binary, validation)
+                yield demo["Result"](chain, target, plans, (binary,) * len(plans), validation)
 
     nothing = SimpleNamespace(flat=list, all_emitted=lambda *_: (), write=lambda *_: None)
     for name, value in {"make_all": made, "golden": nothing, "examine": lambda: Examination((), ())}.items():
         monkeypatch.setitem(used, name, value)
     text = fits(lambda: demo["main"]([]))
     count = len(CHAINS) * len(demo["TARGETS"])
-    assert f"{count} of {count} kernels agree" in words(text)
+    assert f"{count} of {count} kernels and programs agree" in words(text)
     assert "bias_gelu_residual_ln" in text

@@ -26,18 +26,17 @@ from fusegen.database import (
     write_lines,
 )
 from fusegen.errors import MissingError, RequestError
-from fusegen.language.spec import load_chains
 from fusegen.language.types import DTYPES
 from fusegen.pipeline import build, compile
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout
 from fusegen.targets import H200, target
 from tests.measurements import FAILED, FOUND, LATER, NAMES, ROW, normed
+from tests.specs import ALL as SPECS
 from tests.specs import storage_types
 from tests.tools import needs_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
-SPECS = {spec.name: spec for spec in load_chains(ROOT / "specs")}
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from fusegen import Chain, bf16, chain, dims, f32
 from fusegen.errors import NoPlan
+from fusegen.planner import candidates
+from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import ALIGNMENT, ProgramPlan, arranged
 from fusegen.planner.programs.search import cheapest
-from fusegen.targets import A100, H200, MI300X, Target
+from fusegen.targets import A100, GOLDEN_TARGETS, H200, MI300X, Target
 from tests.chains_cut import CHAINS, best_masked, lora, mlp, residual_norm, side_by_side, two_selections
+from tests.specs import PRODUCTS, PROGRAMS
 
 M, N, K = dims("M N K")
 
@@ -67,6 +70,15 @@ def test_the_cuts_looked_at_stand_in_the_plan() -> None:
     assert "takes what another one gives" in one.reason
 
 
+def test_nothing_is_written_that_no_kernel_reads() -> None:
+    for spec in (*CHAINS, residual_norm.at(M=200, N=200, K=200), residual_norm.at(M=136, N=1024, K=136)):
+        program = cut(spec)
+        read = {binding.base for step in program.steps for binding in step.reads}
+        written = {binding.base for step in program.steps for binding in step.writes}
+        assert written <= read | {t.name for t in spec.graph.outputs}
+        assert {stored.name for stored in program.between} <= read
+
+
 def test_other_values_are_stored_as_f32() -> None:
     types = {s.name: s.type.dtype for s in cut(lora).between}
     assert set(types.values()) == {f32, bf16}
@@ -115,6 +127,12 @@ def test_what_lives_at_once_lies_apart(tensors: list[tuple[int, int, int]]) -> N
 def test_no_program_is_handed_out_above_a_limit() -> None:
     with pytest.raises(NoPlan, match="no program"):
         cheapest(mlp.graph, H200, below_us=0.1)
+
+
+@pytest.mark.parametrize("target", GOLDEN_TARGETS, ids=str)
+def test_shipped_specs_are_one_kernel_or_programs(target: Target) -> None:
+    assert all(program_instead(candidates(spec.graph, target)) is not None for spec in PROGRAMS.values())
+    assert all(program_instead(candidates(spec.graph, target)) is None for spec in PRODUCTS.values())
 
 
 def test_a_plan_says_what_lies_where_and_why() -> None:

@@ -35,6 +35,7 @@ from fusegen.tuning import Bench, Effort, Tuner, Unfit, wire
 from fusegen.tuning.child import Time
 from fusegen.tuning.search import PATIENCE
 from fusegen.validation import validate
+from tests.specs import ALL
 from tests.tools import needs_both
 from tests.tuning_child import COPY_RATE
 
@@ -292,7 +293,7 @@ def test_a_child_leaves_with_its_parent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gpu", [*TARGETS.values(), target("cuda:sm_90")], ids=str)
 def test_sources_travel_whole(gpu: Target) -> None:
-    for spec in load_chains(ROOT / "specs"):
+    for spec in ALL.values():
         source = render(candidates(spec.graph, gpu).plans[0])
         there = wire.unpacked(wire.packed(source))
         assert render(there.plan).text == source.text

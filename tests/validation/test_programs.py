@@ -15,6 +15,7 @@ from fusegen.errors import ArgumentError, KernelError
 from fusegen.planner.programs.model import Arena, ProgramPlan
 from fusegen.validation import validate
 from tests.chains_cut import CHAINS, best_masked, lora, mlp
+from tests.specs import PROGRAMS
 
 try:
     compiler()
@@ -32,6 +33,14 @@ def made(spec: Chain, target: str = "cuda:h200") -> Program:
 @pytest.mark.parametrize("spec", CHAINS, ids=lambda c: c.name)
 def test_every_cut_is_right(spec: Chain, target: str) -> None:
     report = validate(made(spec, target), quick=True)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("target", ["cuda:h200", "cuda:sm_80", "hip:mi300x"])
+@pytest.mark.parametrize("spec", PROGRAMS.values(), ids=lambda c: c.name)
+def test_every_shipped_program_is_right(spec: Chain, target: str) -> None:
+    small = spec.at(**{name: min(size, 136) for name, size in spec.graph.sizes.items()})
+    report = validate(made(small, target), quick=True)
     assert report.ok, str(report)
 
 
