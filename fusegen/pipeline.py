@@ -117,15 +117,15 @@ def build(
     known: Candidates | None = None,
 ) -> Built:  # fmt: skip
     """The first candidate that passes the gate, and for whose clusters `device` has room. `like`: of those that compute
-    the same bits as this plan. `without`: of other configurations than these. `known`: the candidates for contiguous
-    arrays, where they are at hand.
+    the same bits as this plan. `without`: of other configurations than these. `known`: the candidates for this
+    layout, where they are at hand.
 
     Raises NoPlan, CompileError, MissingError if `need_binary`, and KernelError where `device` has room for none.
     """
     if like is not None:
         found = alike(like, layout)
     else:
-        found = known if known is not None and layout == CONTIGUOUS else candidates(graph, target, layout)
+        found = known if known is not None else candidates(graph, target, layout)
     choice = choose(found, tuned=tuned)
     verdicts: list[Verdict] = []
     least: tuple[int, Source, Binary] | None = None
@@ -214,7 +214,7 @@ def compile_program(program: ProgramPlan, *, on: str = "auto", validate: bool = 
     """The program, compiled: a kernel for each step. Validated as a whole against the reference of its chain; raises
     ValidationError where that fails."""
     device = finding.find(program.target, on)
-    found = [candidates(step.graph, program.target) for step in program.steps]
+    found = [candidates(step.graph, program.target, step.plan.layout) for step in program.steps]
     kernels = [compile_kernel(one, on=on, validate=False, tuned=tuned) for one in found]
     steps = (replace(step, plan=kernel.plan) for step, kernel in zip(program.steps, kernels, strict=True))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
@@ -231,13 +231,15 @@ def compile_program(program: ProgramPlan, *, on: str = "auto", validate: bool = 
 def compile_kernel(found: Candidates, *, on: str = "auto", validate: bool = True, tuned: bool = True) -> Kernel:
     """One kernel for the chain of which `found` are the candidates: see `compile`."""
     graph, chosen = found.graph.written, found.target
+    usual = found.plans[0].layout if found.plans else CONTIGUOUS
     device = finding.find(chosen, on)
     emulated = not device.asynchronous
     refuted: dict[str, Verdict] = {}  # by configuration
     failure = ""
 
-    def built(layout: Layout = CONTIGUOUS, like: Plan | None = None) -> Built:
-        return build(graph, chosen, layout, not emulated, tuned, device, like, refuted, found)
+    def built(layout: Layout = usual, like: Plan | None = None) -> Built:
+        known = found if layout == usual else None
+        return build(graph, chosen, layout, not emulated, tuned, device, like, refuted, known)
 
     def variant(layout: Layout) -> tuple[Source, Binary | None]:
         made = built(layout, like=kernel.plan)

@@ -33,7 +33,7 @@ FRAME = frozenset(
     """row rows lane team tile tiles tile_cols block_rows row_blocks row_threads threads vector_step vector_cols
     staged_stride kept_step col v j base live start shift part partial shared warp threadIdx
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
-    load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
+    load_apart store_apart load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
     row_max_sum row_welford partner exponential power_of_2 reciprocal log_2 element values at np math ml_dtypes bfloat16
     erf n i abs min max exp log sqrt tanh pow rsqrt inside cols load_evict_first load_where load_evict_first_where words
     copy_async commit_copies wait_copies joined

@@ -18,12 +18,14 @@ class Layout:
     `split`: the leading axes of some operand can't be moved along with one stride, so each axis keeps its own; nor does
     each row begin where the one before it ends. `unaligned`: operands whose address or row stride is no multiple of the
     vector; they move one element at a time. `transposed`: factors of products whose matrices lie the other way round:
-    the elements along their last axis but one are next to each other.
+    the elements along their last axis but one are next to each other. `apart`: tensors whose elements along a row are
+    not next to each other, as those of every other column; they move one element at a time, by a stride of their own.
     """
 
     split: bool = False
     unaligned: frozenset[str] = frozenset()
     transposed: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Access:
 
     `strided` holds the positions in `Plan.row_dims` along which the tensor moves, each by a run-time stride in
     elements (the argument `<tensor>_stride` or `<tensor>_stride_<dim>`); along the others it is broadcast.
-    `by_column` is False for a per-row scalar. `vector_bytes` is what one instruction moves: the alignment that the
+    `by_column` is False for a per-row scalar. `apart`: the elements of its rows are a run-time stride apart (the
+    argument `<tensor>_stride_elements`). `vector_bytes` is what one instruction moves: the alignment that the
     launcher must check (mode "vector": address and strides; "misaligned" and "bulk": the address, and no stride is
     negative, so that nothing is read before the first byte).
 
@@ -84,6 +87,7 @@ class Access:
     vector_bytes: int
     # evict-first: each byte is used once and by one thread, and leaves the caches before others
     evict_first: bool = False
+    apart: bool = False
     line: int = -1
     ld_axis: int | None = None
     axes: tuple[tuple[int, ...], ...] = ()

@@ -68,7 +68,9 @@ def named_dims(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[RowDim, .
             for axis, name in sizes
         )
         taken = named | {dim.extent for dim in found}
-        while any(f"{word}_size" == name or f"{word}_at" == name or name.endswith(f"_stride_{word}") for name in taken):
+        while word == "elements" or any(
+            f"{word}_size" == name or f"{word}_at" == name or name.endswith(f"_stride_{word}") for name in taken
+        ):
             word += "_"
         found.append(RowDim(f"{word}_size", f"{word}_at", tuple(group)))
     return tuple(found)
@@ -83,7 +85,7 @@ def vector_widths(graph: Graph, layout: Layout) -> tuple[int, ...]:
     widths = {VECTOR_BYTES // size for size in sizes}
     # a narrower vector may divide the row, or waste less of a short one; and what moves by single elements moves best
     # when neighbouring threads take neighbouring elements
-    if graph.cols % max(widths) or layout.unaligned:
+    if graph.cols % max(widths) or layout.unaligned or layout.apart:
         width = max(widths) // 2
         while width >= 1:
             widths.add(width)
@@ -121,6 +123,7 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                     and mode == "vector"
                     and vector * tensor.dtype.bytes == VECTOR_BYTES
                 ),
+                apart=by_column and tensor.name in layout.apart,
             )
         )
     return tuple(found)
@@ -130,7 +133,7 @@ def access_mode(
     graph: Graph, layout: Layout, tensor: Tensor, strided: tuple[int, ...], by_column: bool, vector: int
 ) -> Mode:
     """Whole vectors where rows start aligned; else across aligned blocks, which are words at least."""
-    if not by_column or vector == 1 or tensor.name in layout.unaligned:
+    if not by_column or vector == 1 or tensor.name in layout.unaligned | layout.apart:
         return "element"
     if graph.cols % vector == 0 or not strided:
         return "vector"
@@ -184,6 +187,12 @@ def stride_params(dims: tuple[RowDim, ...], found: Iterable[Access]) -> Iterator
     for access in found:
         for index in access.strided:
             yield Param("stride", stride_name(access, dims, index), access.tensor, dim=index)
+        if access.apart:
+            yield Param("stride", element_stride_name(access), access.tensor, axes=(-1,))
+
+
+def element_stride_name(access: Access) -> str:
+    return f"{access.name}_stride_elements"
 
 
 def stride_name(access: Access, dims: tuple[RowDim, ...], index: int) -> str:

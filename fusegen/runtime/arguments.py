@@ -195,21 +195,24 @@ def one_place(views: Views) -> Place:
     return view.device
 
 
-def check_strides(plan: Plan, views: Views) -> None:
-    """The row itself is contiguous in every array that moves along it, and outputs hold every element once."""
+def check_strides(plan: Plan, views: Views, named: Mapping[str, str] | None = None) -> None:
+    """The row itself is contiguous in every array that moves along it, where the plan knows no stride of its elements;
+    and outputs hold every element once. `named`: what the caller calls a tensor that is a view of an array."""
+    named = named or {}
     for access in plan.accesses:
         view = views.get(access.tensor)
         if view is None or view.size == 0:
             continue
         if access.output:
             check_output(access.tensor, view)
+        name = named.get(access.tensor, access.tensor)
         if access.transposable:
-            check_matrix(access.tensor, view)
-        elif access.by_column and not in_line(view, -1):
+            check_matrix(name, view)
+        elif access.by_column and not access.apart and not in_line(view, -1):
             raise ArgumentError(
-                f"{access.tensor} has a stride of {view.strides[-1]} elements along its last axis, "
+                f"{name} has a stride of {view.strides[-1]} elements along its last axis, "
                 f"and a kernel {'writes' if access.output else 'reads'} rows whose elements are next to each other\n"
-                f"  {FRESH if access.output else 'pass ' + advice(access.tensor, view.library, 'contiguous')}"
+                f"  {FRESH if access.output else 'pass ' + advice(name, view.library, 'contiguous')}"
             )
 
 

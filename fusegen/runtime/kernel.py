@@ -292,4 +292,6 @@ def layout_text(layout: Layout) -> str:
         parts.append(f"{' and '.join(sorted(layout.unaligned))} unaligned")
     if layout.transposed:
         parts.append(f"{' and '.join(sorted(layout.transposed))} transposed")
+    if layout.apart:
+        parts.append(f"elements of rows apart in {' and '.join(sorted(layout.apart))}")
     return ", ".join(parts) or "contiguous arrays"

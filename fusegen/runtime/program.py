@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fusegen.errors import ArgumentError, KernelError
+from fusegen.errors import ArgumentError, KernelError, SpecError
 from fusegen.language.types import Shape, size_of, u8
-from fusegen.planner.programs.model import ALIGNMENT, Arena, ProgramPlan
+from fusegen.planner.programs.model import ALIGNMENT, Arena, Binding, ProgramPlan
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides, view
 from fusegen.runtime.called import Called, fresh_view, owner_of, relative_span, row_of
@@ -273,10 +273,24 @@ class Program(Called):
         """Everything that can be wrong whatever the layout and the addresses; the size of every dim."""
         sizes = arguments.measure_dims(self.graph, self.compiled, views)
         arguments.check_dtypes(self.graph, views)
+        if self.graph.viewed:
+            self.check_shown(sizes)
+        for tensor in self.outputs:
+            if tensor.name in views and views[tensor.name].size:
+                arguments.check_output(tensor.name, views[tensor.name])
         for step in self.plan.steps:
-            own = {b.tensor: views[b.base] for b in step.bindings if b.base in views}
-            arguments.check_strides(step.plan, own)
+            own = {b.tensor: shown(views[b.base], b, sizes) for b in step.bindings if b.base in views}
+            arguments.check_strides(step.plan, own, {b.tensor: b.base for b in step.bindings})
         return sizes
+
+    def check_shown(self, sizes: Mapping[str, int]) -> None:
+        """Raises ArgumentError where a view shows, at these sizes, what its array has not."""
+        try:
+            replace(self.graph, sizes=sizes, origin=None).need_sizes()
+        except SpecError as error:
+            raise ArgumentError(
+                f"{self.name} takes no such arrays: {str(error).removeprefix(f'{error.where}: ')}"
+            ) from None
 
     def record(self, views: Mapping[str, ArrayView], device: Device, owner: str) -> ProgramRecord:
         """Check the arrays, and work out each kernel's launch and where the tensors between them lie."""
@@ -294,9 +308,12 @@ class Program(Called):
         scalars = [t.name for t in self.operands if not t.shape]
         launches = []
         for step, kernel in zip(self.plan.steps, self.kernels, strict=True):
-            arrays = {b.tensor: whole[b.base] for b in step.bindings}
+            arrays = {b.tensor: shown(whole[b.base], b, sizes) for b in step.bindings}
             own = kernel.record(arrays, device, "fusegen")
-            places = tuple(pointed[b.base] for b in step.bindings)
+            places = tuple(
+                Pointer(pointed[b.base].base, pointed[b.base].offset + arrays[b.tensor].address - whole[b.base].address)
+                for b in step.bindings
+            )
             launches.append(StepLaunch(own, places, tuple(map(scalars.index, step.values))))
         own_outputs = any(t.name not in views for t in self.outputs)
         row = row_of(owner)
@@ -347,6 +364,15 @@ def check_order(plan: ProgramPlan) -> None:
             if binding.base not in there:
                 raise KernelError(f"{plan.name}: {step.name} reads {binding.base}, which no kernel before it writes")
         there |= {binding.base for binding in step.writes}
+
+
+def shown(array: ArrayView, binding: Binding, sizes: Mapping[str, int]) -> ArrayView:
+    """What a step's tensor is of an array. Raises ArgumentError where axes can't be taken as one."""
+    if binding.view is None:
+        return array
+    found = binding.view.apply(array.address, array.strides, array.dtype.bytes, sizes, binding.base)
+    address, shape, strides = found
+    return replace(array, address=address, shape=shape, strides=strides)
 
 
 def shape_at(shape: Shape, sizes: Mapping[str, int]) -> tuple[int, ...]:

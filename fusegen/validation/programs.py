@@ -10,15 +10,20 @@ same launch as users call it must give the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from fusegen.errors import SpecError
 from fusegen.language.graph import CASTS, Graph, Kind, Tensor
 from fusegen.language.naming import entry_name
 from fusegen.language.reference import load_reference
+from fusegen.language.sizes import dims_in
 from fusegen.language.types import Dim, DType, bf16, f16, f32, size_of
+from fusegen.language.views import View, positions_in
+from fusegen.planner.programs.model import Binding
 from fusegen.runtime import Kernel, Program
 from fusegen.validation import checks
 from fusegen.validation.accumulation import accumulations
@@ -55,6 +60,7 @@ from fusegen.validation.products import rounded
 from fusegen.validation.report import Report
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MOST_MORE = 64  # rows beside those asked for, until sizes that are computed come out even
 
 
 def validate(
@@ -102,9 +108,9 @@ class ProgramChecks(Checks):
         self.graph = program.graph
         self.seed = seed
         self.wanted = wanted
-        self.reference = load_reference(program.plan.reference, entry_name(self.graph))
         self.found = []
         self.judged = {}
+        self.texts: dict[str, Callable[..., Any]] = {}
         self.between: dict[str, Array] = {}  # what the last launch left between its kernels, by name
 
     # ---------------------------------------------------------------- what is checked
@@ -140,7 +146,7 @@ class ProgramChecks(Checks):
         """Some of the rows without the others."""
         free = self.free()
         counted = any(node.op.name == "row_index" for node in self.graph.nodes)
-        if not self.wants("apart") or not free or counted:
+        if not self.wants("apart") or not free or counted or moved(self.graph, free):
             return
         picks = {name: list(range(operands.sizes[name]))[::-2] for name in free}
         values = [picked(v, t, picks) for t, v in zip(self.graph.inputs, operands.values, strict=True)]
@@ -176,8 +182,10 @@ class ProgramChecks(Checks):
             self.launch_case(f"layout: {name}", reason, operands, arranged)
 
     def require_judged(self) -> None:
+        bindings = [b for step in self.program.plan.steps for b in step.writes]
         for tensor in self.graph.outputs:
-            if (share := self.judged.get(tensor.name, 1.0)) < LEAST_JUDGED:
+            share = min(self.judged.get(b.tensor, 1.0) for b in bindings if b.base == tensor.name)
+            if share < LEAST_JUDGED:
                 self.unjudged(tensor.name, share, None)
 
     # ---------------------------------------------------------------- operands
@@ -204,6 +212,11 @@ class ProgramChecks(Checks):
             for name, size in zip(free[:-1], outer, strict=False):
                 sizes[name] = size if rows >= 2 * size else 1
             sizes[free[-1]] = -(-rows // math.prod(sizes[name] for name in free[:-1]))
+            for more in range(MOST_MORE if self.graph.viewed else 0):
+                if comes_out_even(self.graph, sizes):
+                    break
+                name = free[more % len(free)]
+                sizes[name] += 1
         return sizes
 
     def operands(
@@ -299,9 +312,16 @@ class ProgramChecks(Checks):
     def usual(self, tensor: Tensor, sizes: Mapping[str, int]) -> Arrangement:
         return CONTIGUOUS
 
+    def text(self, sizes: Mapping[str, int]) -> Callable[..., Any]:
+        """The text of the whole chain: sizes that it names, as of axes that are taken apart, are those of a launch."""
+        plan = replace(self.program.plan, graph=replace(self.graph, sizes=dict(sizes), origin=None))
+        if plan.reference not in self.texts:
+            self.texts[plan.reference] = load_reference(plan.reference, entry_name(self.graph))
+        return self.texts[plan.reference]
+
     def judge(self, operands: Operands, outputs: Sequence[Array]) -> tuple[list[Compared], str]:
         """Every output, and every tensor between kernels, against the text of the whole chain."""
-        values = self.reference(*operands.values)
+        values = self.text(operands.sizes)(*operands.values)
         text = dict(
             zip((t.name for t in self.graph.outputs), values if isinstance(values, tuple) else (values,), strict=True)
         )
@@ -313,22 +333,57 @@ class ProgramChecks(Checks):
         other = False  # has a kernel chosen other columns, rightly, than the text does?
         for kernel, step in zip(self.program.kernels, self.program.plan.steps, strict=True):
             graph = kernel.plan.lowered
+            bound = {b.tensor: Shown(b, operands.sizes) for b in step.bindings}
             bases = {b.tensor: b.base for b in step.bindings}
-            held = {t.node: wide(got[bases[t.name]]) for t in graph.inputs if bases.get(t.name) in got}
-            made = [got[bases[t.name]] for t in graph.outputs]
-            expected = [None if other else text.get(bases[t.name]) for t in graph.outputs]
-            given = [laws[bases.get(t.name, t.name)] for t in graph.inputs]
+            held = {
+                t.node: wide(bound[t.name].of(got[bases[t.name]])) for t in graph.inputs if bases.get(t.name) in got
+            }
+            made = [bound[t.name].of(got[bases[t.name]]) for t in graph.outputs]
+            expected = [
+                None if other or bases[t.name] not in text else bound[t.name].of(text[bases[t.name]])
+                for t in graph.outputs
+            ]
+            given = [bound[t.name].law(laws[bases[t.name]]) if t.shape else laws[t.name] for t in graph.inputs]
             found, said, table = judged(graph, accumulations(kernel.plan), given, made, expected, held)
             compared += found
             doubt = doubt or said
             for tensor, array in zip(graph.outputs, made, strict=True):
                 base = bases[tensor.name]
                 if tensor.node is graph.selection:
-                    laws[base] = exact(array)
+                    law = exact(array)
                     other = other or bool((table[tensor.node].value != chosen_by_text(graph, table, array)).any())
-                    continue
-                laws[base] = as_stored(table[tensor.node], tensor.dtype, nodes[base].op.name, array.shape)
+                else:
+                    law = as_stored(table[tensor.node], tensor.dtype, nodes[base].op.name, array.shape)
+                laws[base] = bound[tensor.name].whole(law, laws.get(base), got[base].shape)
         return compared, doubt
+
+
+class Shown:
+    """What a step's tensor shows of an array of the program."""
+
+    def __init__(self, binding: Binding, sizes: Mapping[str, int]) -> None:
+        self.places = None if binding.view is None else positions_in(binding.view, sizes)
+        base = () if binding.view is None else binding.view.base_shape
+        self.shape = tuple(size_of(size, sizes) for size in base)
+
+    def of(self, array: Any) -> Any:
+        if self.places is None:
+            return array
+        return np.ascontiguousarray(np.broadcast_to(array, self.shape)).reshape(-1)[self.places]
+
+    def law(self, law: Any) -> Any:
+        return Bounded(self.of(law.value), self.of(law.error)) if isinstance(law, Bounded) else self.of(law)
+
+    def whole(self, law: Bounded, before: Any, shape: tuple[int, ...]) -> Bounded:
+        """The law of the whole array, of which the other parts have the law that they had `before`."""
+        if self.places is None:
+            return law
+        if before is None:
+            before = Bounded(np.full(shape, np.nan), np.full(shape, np.inf))
+        value, error = before.value.copy(), before.error.copy()
+        value.reshape(-1)[self.places] = np.broadcast_to(law.value, self.places.shape)
+        error.reshape(-1)[self.places] = np.broadcast_to(law.error, self.places.shape)
+        return Bounded(value, error)
 
 
 def chosen_by_text(graph: Graph, table: Mapping[Any, Bounded], columns: Array) -> Array:
@@ -344,11 +399,40 @@ def as_stored(law: Bounded, dtype: DType, op: str, shape: tuple[int, ...]) -> Bo
     """A value's law once it is in memory as `dtype`. `op` is the written value's own: a cast rounds in the reference as
     well."""
     value, error = np.broadcast_to(law.value, shape), np.broadcast_to(law.error, shape)
+    if op in ("view", "join"):  # of what is of that type already
+        return Bounded(value, error)
     if CASTS.get(op) is dtype:
         from fusegen.language.trace import OPS
 
         return Bounded(*RULES[op](OPS[op], [Bounded(value, error)]))
     return Bounded(value, rounded(value, error, dtype) if dtype in (f16, bf16) else error)
+
+
+def comes_out_even(graph: Graph, sizes: Mapping[str, int]) -> bool:
+    """Are there such sizes of all that is computed from them?"""
+    try:
+        replace(graph, sizes=sizes, origin=None).need_sizes()
+    except SpecError:
+        return False
+    return True
+
+
+def moved(graph: Graph, free: Sequence[str]) -> bool:
+    """Do views or computed sizes make other rows of the free dims' than those that are given?"""
+    dims = {Dim(name) for name in free}
+
+    def whole(view: View) -> bool:
+        if any(len(group) != 1 for group in view.base):
+            return not dims & set(dims_in(view.base_shape))
+        for (size,), offset, row in zip(view.base, view.offset, view.steps, strict=True):
+            along = [(step, n) for step, n in zip(row, view.shape, strict=True) if step != 0]
+            if dims & set(dims_in((size,))) and (offset != 0 or along != [(1, size)]):
+                return False
+        return True
+
+    views = [view for node in graph.nodes for view in (node.view, *node.parts) if view is not None]
+    computed = {dim for size in graph.computed_sizes for dim in dims_in(size)}
+    return bool(dims & computed) or not all(map(whole, views))
 
 
 def wide(array: Array) -> Array:

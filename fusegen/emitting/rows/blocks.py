@@ -47,6 +47,8 @@ class Blocks(Part):
     def from_blocks(self, load: Load) -> str:
         """The vector at a block's columns, from memory."""
         access = load.access
+        if access.apart:
+            return self.vectors.load_apart(access)
         if access.mode == "element" or access.vector * access.dtype.bytes % WORD_BYTES:
             self.words.functions.add("load_each")
             return f"load_each<{access.vector}>({self.frame.pointer(access)} + col)"
@@ -74,6 +76,8 @@ class Blocks(Part):
         return f"{part} ? {text} : {self.from_blocks(load)}" if part else text
 
     def store_at_blocks(self, access: Access, of: str) -> str:
+        if access.apart:
+            return self.vectors.store_apart(access)
         name = "store" if access.name == of else "store_each" if access.mode == "element" else "store_block"
         self.words.functions.update(("phase", "store", "store_each", name) if name == "store_block" else (name,))
         return f"{name}<{access.vector}>({self.frame.pointer(access)} + col, {access.name}_vec)"
@@ -123,6 +127,6 @@ class Blocks(Part):
         access = load.access
         ctype = self.words.ctype(access.dtype)
         tests = all_of(test, self.words.within_limit(col, load.until))
-        text = f"{self.frame.pointer(access)}[{col}]"
+        text = f"{self.frame.pointer(access)}[{self.frame.place(access, col)}]"
         text = f"{tests} ? {text} : {self.frame.zero(access)}" if tests else text
         return f"const {ctype} {access.name}{suffix} = {text};"

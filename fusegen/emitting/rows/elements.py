@@ -79,7 +79,8 @@ class Elements(Part):
 
         def write(store: Store) -> str:
             row = f"{store.access.name}_staged" if store.staged else self.frame.pointer(store.access)
-            return f"{row}[col] = {self.words.to_storage(store.access.dtype, store.value)};"
+            col = "col" if store.staged else self.frame.place(store.access)
+            return f"{row}[{col}] = {self.words.to_storage(store.access.dtype, store.value)};"
 
         def kept(keep: Keep) -> str:
             return f"{keep.value}{suffix}"

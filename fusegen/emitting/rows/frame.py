@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fusegen.emitting.dialect import Dialect, all_of
 from fusegen.language.types import b8
 from fusegen.planner.model import Access, Load, RowPlan, Store
-from fusegen.planner.pieces import stride_name
+from fusegen.planner.pieces import element_stride_name, stride_name
 from fusegen.planner.rows.tails import Turns, guarded, turns_of, whole
 
 
@@ -55,6 +55,10 @@ class Frame:
     def pointer(self, access: Access) -> str:
         """Where the tensor's row starts."""
         return f"{access.name}_row" if access.strided and not self.plan.flat else f"{access.name}_ptr"
+
+    def place(self, access: Access, col: str = "col") -> str:
+        """Where the element at a column of the tensor's row is."""
+        return f"{col} * {element_stride_name(access)}" if access.apart else col
 
     def zero(self, access: Access) -> str:
         return "0" if access.dtype.bytes == 1 else f"{self.words.ctype(access.dtype)}{{}}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from fusegen.emitting.dialect import VALUE_TYPES
 from fusegen.emitting.rows.frame import Part, scaled
 from fusegen.planner.model import Access, Load, RowPass
-from fusegen.planner.pieces import WORD_BYTES
+from fusegen.planner.pieces import WORD_BYTES, element_stride_name
 
 PIECES = ("load", "phase", "load_pieces")  # functions that every read of such pieces calls
 
@@ -89,6 +89,8 @@ class Vectors(Part):
     def load_call(self, access: Access, sure: bool = False) -> str:
         row, width = self.frame.pointer(access), access.vector
         ragged = self.plan.tail == "element" and not self.plan.flat and not sure
+        if access.apart:
+            return self.load_apart(access, ragged)
         if access.evict_first and (sure or self.plan.tail != "element"):
             self.words.functions.add("load_evict_first")
             return f"load_evict_first<{width}>({row} + col)"
@@ -104,6 +106,18 @@ class Vectors(Part):
         name = "load_each" if access.mode == "element" else "load"
         self.words.functions.add(name)
         return f"{name}<{width}>({row} + col)"
+
+    def load_apart(self, access: Access, ragged: bool = False) -> str:
+        """Elements that are a stride apart."""
+        self.words.functions.add("load_apart")
+        end = f", {self.frame.cols}" if ragged else ""
+        return f"load_apart<{access.vector}>({self.frame.pointer(access)}, {element_stride_name(access)}, col{end})"
+
+    def store_apart(self, access: Access, ragged: bool = False) -> str:
+        self.words.functions.add("store_apart")
+        place = f"{self.frame.pointer(access)}, {element_stride_name(access)}, col"
+        end = f", {self.frame.cols}" if ragged else ""
+        return f"store_apart<{access.vector}>({place}, {access.name}_vec{end})"
 
     # ---- kept in shared memory
 
@@ -164,6 +178,8 @@ class Vectors(Part):
     def store_call(self, access: Access) -> str:
         row, value = self.frame.pointer(access), f"{access.name}_vec"
         width, live = access.vector, "if (live) " if self.plan.stands_in else ""
+        if access.apart:
+            return f"{live}{self.store_apart(access, self.plan.tail == 'element')}"
         if self.plan.persistent_rows:
             self.words.functions.add("store_words")
             return f"store_words<{width}>({row} + col, {value})"

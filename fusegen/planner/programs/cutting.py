@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fusegen.language.graph import CASTS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain
 from fusegen.language.naming import value_names
@@ -60,6 +60,13 @@ def storage_types(graph: Graph) -> Mapping[Node, DType]:
         if cast is not None or node.dtype is not f32:
             table[node] = cast or node.dtype
             continue
+        if node.op.kind is Kind.INPUT:
+            table[node] = graph.tensor_of[node].dtype
+            continue
+        if node.op.kind in (Kind.VIEW, Kind.JOIN):  # what it shows, as that is
+            shown = {table[a] for a in node.inputs}
+            table[node] = next(iter(shown)) if len(shown) == 1 else f32
+            continue
         readers = graph.users[node]
         kinds = {graph.factor_types[user] for user in readers if user.op.kind is Kind.PRODUCT}
         factor = readers and len(kinds) == 1 and all(u.op.kind is Kind.PRODUCT for u in readers) and node not in outputs
@@ -68,14 +75,21 @@ def storage_types(graph: Graph) -> Mapping[Node, DType]:
 
 
 @once_per_graph
+def rearranged(graph: Graph) -> tuple[Node, ...]:
+    """Views and joins, in order: worth writing to memory only where a kernel can't take them where they are."""
+    arrays = made_of_arrays(graph)
+    return tuple(n for n in graph.nodes if n.op.kind in (Kind.VIEW, Kind.JOIN) and n in arrays)
+
+
+@once_per_graph
 def stored_values(graph: Graph) -> Mapping[Node, Stored]:
-    """Every candidate as it would lie in memory; one that is an output in that type lies there."""
+    """Every candidate, and every view and join, as it would lie in memory; an output in that type lies there."""
     names = value_names(graph)
     taken = {t.name for t in (*graph.inputs, *graph.outputs)}
     types = storage_types(graph)
     homes = {(t.node, t.dtype): t.name for t in reversed(graph.outputs)}
     found: dict[Node, Stored] = {}
-    for node in candidates(graph):
+    for node in (*candidates(graph), *rearranged(graph)):
         type = TensorType(types[node], node.shape)
         if (own := homes.get((node, type.dtype))) is not None:
             found[node] = Stored(own, type, "output", node)
@@ -108,8 +122,16 @@ def cone(graph: Graph, makes: Iterable[Node], memory: Iterable[Node]) -> tuple[l
     return [n for n in graph.nodes if n in computed], [n for n in graph.nodes if n in read - computed]
 
 
-def step_graph(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mapping[Node, Stored]) -> Graph:
-    """The graph of a kernel that computes `makes` (value, name, type) from operands and from values of `memory`."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The graph of a part of a chain; `origins`: the chain's node behind each of its nodes."""
+
+    graph: Graph
+    origins: Mapping[Node, Node]
+
+
+def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mapping[Node, Stored]) -> Piece:
+    """The graph that computes `makes` (value, name, type) from operands and from values of `memory`."""
     computed, read = cone(graph, [node for node, _, _ in makes], memory)
     made: dict[Node, Node] = {}
     inputs: list[Tensor] = []
@@ -143,15 +165,18 @@ def step_graph(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: M
     shapes = [t.shape for t in (*operands, *inputs, *outputs)] + [n.shape for n in made.values()]
     sizes = tuple(n.size for n in made.values() if n.size is not None)
     used = {dim.name for shape in (*shapes, sizes) for dim in dims_in(shape)}
-    return Graph(
-        name=f"{graph.name}_{makes[0][1]}",
-        doc=f"{', '.join(name for _, name, _ in makes)} of {graph.name}.",
+    whole = not read and {name for _, name, _ in makes} == {t.name for t in graph.outputs}
+    step = Graph(
+        name=graph.name if whole else f"{graph.name}_{makes[0][1]}",
+        doc=graph.doc if whole else f"{', '.join(name for _, name, _ in makes)} of {graph.name}.",
+        body=graph.body if whole else "",
         where=graph.where,
         inputs=(*operands, *inputs),
         outputs=outputs,
         names={made[n]: name for n, name in graph.names.items() if n in made and n not in read},
         sizes={name: size for name, size in graph.sizes.items() if name in used},
     )
+    return Piece(step, {own: node for node, own in made.items()})
 
 
 def rounded_to(dtype: DType, node: Node) -> Node:

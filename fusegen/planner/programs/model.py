@@ -1,7 +1,8 @@
 """A ProgramPlan, frozen: kernels in order, the tensors between them, and where those lie in one workspace.
 
 Each step's graph is one kernel's. Its tensors are bound to the program's: operands, outputs, and tensors of the
-workspace, which live from the step that writes them to the last one that reads them.
+workspace, which live from the step that writes them to the last one that reads them. A step's tensor may be a view of
+the program's: the same memory from another address on, by other strides.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Literal
 
 from fusegen.language.graph import Graph, Node
 from fusegen.language.reference import reference_source
-from fusegen.language.sizes import dims_in
+from fusegen.language.sizes import Shape, Size, dims_in
 from fusegen.language.types import TensorType, size_of
+from fusegen.language.views import View
 from fusegen.planner.heading import body_lines, field, megabytes, plural, summary
 from fusegen.planner.model import Plan
 from fusegen.planner.rewrites import stores_that_round
@@ -49,26 +51,36 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A step's tensor and the program's tensor that it is."""
+    """A step's tensor and the program's tensor that it is; a view of it, or with None all of it, as it lies."""
 
     tensor: str
     base: str
+    view: View | None = None
+
+    def __str__(self) -> str:
+        return self.base if self.view is None else f"{self.tensor} in {self.base}"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One kernel. `reads` and `writes` bind its arrays, in the order of its graph's; `values` are the names of its
-    run-time scalars, which are the program's."""
+    run-time scalars, which are the program's. `sizes`: dims of its graph that are computed from the program's."""
 
     graph: Graph
     plan: Plan
     reads: tuple[Binding, ...]
     writes: tuple[Binding, ...]
     values: tuple[str, ...]
+    sizes: Mapping[str, Size] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return self.graph.name
+
+    @property
+    def fixed(self) -> Shape:
+        """The sizes that are constants of its kernel, in the program's dims."""
+        return tuple(self.sizes.get(dim.name, dim) for dim in dims_in(tuple(self.plan.graph.fixed)))
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
@@ -134,7 +146,7 @@ class ProgramPlan:
     @cached_property
     def fixed(self) -> frozenset[str]:
         """The dims whose sizes are constants of some kernel, or numbers in the chain."""
-        sizes = [size for step in self.steps for size in step.plan.graph.fixed]
+        sizes = [size for step in self.steps for size in step.fixed]
         sizes += [node.size for node in self.graph.nodes if node.size is not None]
         return frozenset(dim.name for dim in dims_in(tuple(sizes)))
 
@@ -215,8 +227,7 @@ def place_text(program: ProgramPlan, stored: Stored, arena: Arena) -> str:
 
 
 def step_lines(number: int, step: Step) -> list[str]:
-    reads = ", ".join(b.base for b in step.reads)
-    writes = ", ".join(b.base for b in step.writes)
+    reads, writes = (", ".join(map(str, bindings)) for bindings in (step.reads, step.writes))
     values = f" and {', '.join(step.values)}" if step.values else ""
     return [
         f"{number}. {step.name}: {reads}{values} -> {writes}",

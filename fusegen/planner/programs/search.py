@@ -21,10 +21,13 @@ from dataclasses import dataclass, replace
 from fusegen.errors import NoPlan
 from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.types import DType, size_of
+from fusegen.language.views import View
 from fusegen.planner import candidates as plans_of
 from fusegen.planner.model import Plan
 from fusegen.planner.programs import cutting
+from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step
+from fusegen.planner.programs.parts import layout_of, parts_of
 from fusegen.planner.rewrites import share_common
 from fusegen.targets.base import Target
 
@@ -38,13 +41,16 @@ State = frozenset[Node]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What one kernel would make of what; `plan` is None where no rule can, for `reason`."""
+    """What one kernel would make of what; without `plans` no rule can, for `reason`, before `cut` is in memory.
+
+    Parts of one result that lie along different rows take a kernel each: then there are several plans.
+    """
 
     makes: tuple[Made, ...]
-    graph: Graph
-    plan: Plan | None
     time_us: float  # where there is no plan, what it can't undercut
+    plans: tuple[tuple[Lowered, Plan], ...] = ()
     reason: str = ""
+    cut: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class Found:
 
     @property
     def whole(self) -> bool:
-        return all(kernel.plan is not None for kernel in self.kernels)
+        return all(kernel.plans for kernel in self.kernels)
 
 
 def cheapest(graph: Graph, target: Target, below_us: float = math.inf, most_states: int = MOST_STATES) -> ProgramPlan:
@@ -79,6 +85,7 @@ class Search:
         self.graph = graph
         self.target = target
         self.stored = cutting.stored_values(graph)
+        self.usual = frozenset(cutting.candidates(graph))
         self.planned: dict[tuple[frozenset[Made], State], Kernel] = {}
         self.looked_at: list[Found] = []
         self.order = {node: place for place, node in enumerate(graph.nodes)}
@@ -105,7 +112,7 @@ class Search:
                 other = self.look(state)
                 number += 1
                 if other.time_us < limit:
-                    stuck = sum(kernel.plan is None for kernel in other.kernels)
+                    stuck = sum(not kernel.plans for kernel in other.kernels)
                     heapq.heappush(queue, (other.time_us, stuck, number, other))
         return best
 
@@ -117,9 +124,13 @@ class Search:
     def cuts(self, found: Found) -> list[Node]:
         """The values that may be written to memory beside those of a state: of kernels that can't be planned where
         there are any, since nothing else helps."""
-        stuck = [kernel for kernel in found.kernels if kernel.plan is None]
+        stuck = [kernel for kernel in found.kernels if not kernel.plans]
         if shared := self.chosen_twice(found):
             return [shared]
+        named = stuck[0].cut if stuck else None
+        if named is not None and named in self.stored and named not in found.state:
+            return [named]
+        worth = self.stored if stuck else self.usual
         inside: dict[Node, None] = {}
         for kernel in stuck[:1] or found.kernels:
             computed, _ = cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)
@@ -127,7 +138,7 @@ class Search:
             alone = len(made) == 1
             inside.update(
                 (n, None) for n in computed
-                if n in self.stored and n not in found.state and not (alone and n in made)
+                if n in worth and n not in found.state and not (alone and n in made)
             )  # fmt: skip
         return list(inside)
 
@@ -153,7 +164,7 @@ class Search:
             self.place(kernels, makes, state)
         found = Found(state, tuple(kernels))
         if self.chosen_twice(found):  # not to be taken as it is
-            stuck = replace(kernels[-1], plan=None, reason="it computes once more what another kernel chose by")
+            stuck = replace(kernels[-1], plans=(), reason="it computes once more what another kernel chose by")
             found = Found(state, (*kernels[:-1], stuck))
         self.looked_at.append(found)
         return found
@@ -180,9 +191,9 @@ class Search:
                 continue
             both = self.kernel((*kernel.makes, *makes), state)
             gain = kernel.time_us + alone.time_us - both.time_us
-            if both.plan is None:
+            if not both.plans:
                 continue
-            if kernel.plan is None or alone.plan is None:
+            if not kernel.plans or not alone.plans:
                 gain += STUCK_US
             if gain > 0 and (best is None or gain > best[0]):
                 best = gain, place, both
@@ -210,13 +221,25 @@ class Search:
         return self.planned[key]
 
     def plan_one(self, makes: tuple[Made, ...], state: State) -> Kernel:
-        memory = {node: self.stored[node] for node in state}
-        graph = cutting.step_graph(self.graph, makes, memory)
+        part = cutting.piece(self.graph, makes, {node: self.stored[node] for node in state})
+        least = self.least_us(part.graph) + STUCK_US
         try:
-            plan = plans_of(graph, self.target).need()[0]
+            step = lowered(part.graph) if part.graph.viewed else whole(part.graph)
+        except NotOneStep as error:
+            return Kernel(makes, least, reason=str(error), cut=part.origins.get(error.node))
+        try:
+            plans: tuple[tuple[Lowered, Plan], ...] = ((step, self.plan_of(step)),)
         except NoPlan as error:
-            return Kernel(makes, graph, None, self.least_us(graph) + STUCK_US, str(error))
-        return Kernel(makes, graph, plan, plan.cost.time_us)
+            try:
+                plans = tuple((own, self.plan_of(own)) for own in parts_of(step))
+            except NoPlan:
+                plans = ()
+            if not plans:
+                return Kernel(makes, least, reason=str(error))
+        return Kernel(makes, sum(plan.cost.time_us for _, plan in plans), plans)
+
+    def plan_of(self, step: Lowered) -> Plan:
+        return plans_of(step.graph, self.target, layout_of(step, self.graph.sizes)).need()[0]
 
     def least_us(self, graph: Graph) -> float:
         """What no kernels that make this can undercut: the bytes of what they read and write, and a launch."""
@@ -231,18 +254,18 @@ class Search:
 
     def refusal(self) -> str:
         """Why there is no program: of the state that came nearest, the first kernel that can't be planned."""
-        stuck = [(sum(k.plan is None for k in f.kernels), f) for f in self.looked_at if not f.whole]
+        stuck = [(sum(not k.plans for k in f.kernels), f) for f in self.looked_at if not f.whole]
         lines = [f"no program can be planned for {self.graph.name} on {self.target}"]
         if stuck:
             nearest = min(stuck, key=lambda pair: pair[0])[1]
-            kernel = next(k for k in nearest.kernels if k.plan is None)
+            kernel = next(k for k in nearest.kernels if not k.plans)
             lines += [line if line.startswith("  ") else f"  {line}" for line in kernel.reason.splitlines()]
         return "\n".join(lines)
 
     # ---------------------------------------------------------------- the program
 
     def program(self, found: Found) -> ProgramPlan:
-        steps = tuple(map(self.step, found.kernels))
+        steps = tuple(step_of(own, plan) for kernel in found.kernels for own, plan in kernel.plans)
         made = {binding.base for step in steps for binding in step.writes}
         read = {binding.base for step in steps for binding in step.reads}
         nodes = [n for n in sorted(found.state, key=self.order.__getitem__) if self.stored[n].name in made]
@@ -262,33 +285,47 @@ class Search:
 
     def told(self, found: Found) -> Cut:
         names = tuple(self.stored[n].name for n in sorted(found.state, key=self.order.__getitem__))
-        stuck = next((kernel for kernel in found.kernels if kernel.plan is None), None)
+        count = sum(max(1, len(kernel.plans)) for kernel in found.kernels)
+        stuck = next((kernel for kernel in found.kernels if not kernel.plans), None)
         if stuck is None:
-            return Cut(names, len(found.kernels), found.time_us)
-        return Cut(names, len(found.kernels), None, self.in_lines(first_reason(stuck.reason)))
+            return Cut(names, count, found.time_us)
+        return Cut(names, count, None, self.in_lines(first_reason(stuck.reason)))
 
     def in_lines(self, text: str) -> str:
         """Places in the spec's file by their lines alone: a plan is the same wherever the file lies."""
         return text.replace(f"{self.graph.where.file}:", "line ")
 
-    def step(self, kernel: Kernel) -> Step:
-        assert kernel.plan is not None
-        graph = kernel.graph
-        return Step(
-            graph=graph,
-            plan=kernel.plan,
-            reads=tuple(Binding(t.name, t.name) for t in graph.inputs if t.shape),
-            writes=tuple(Binding(t.name, t.name) for t in graph.outputs),
-            values=tuple(t.name for t in graph.inputs if not t.shape),
-        )
-
     def why(self, node: Node, found: Found) -> str:
         """Why a value is in memory: what the kernels on both sides of it would be as one."""
         without = self.look(found.state - {node})
-        stuck = [kernel for kernel in without.kernels if kernel.plan is None]
+        stuck = [kernel for kernel in without.kernels if not kernel.plans]
         if stuck:
             return self.in_lines(first_reason(stuck[0].reason))
         return f"without it the kernels would take {without.time_us:.1f} us, and take {found.time_us:.1f} us"
+
+
+def whole(graph: Graph) -> Lowered:
+    """A graph without views as a step: every tensor as it is."""
+    arrays = (t for t in (*graph.inputs, *graph.outputs) if t.shape)
+    return Lowered(graph, tuple(Bound(t.name, t.name, View.identity(t.shape)) for t in arrays), {})
+
+
+def step_of(own: Lowered, plan: Plan) -> Step:
+    bound = {b.tensor: b for b in own.bounds}
+
+    def binding(tensor: Tensor) -> Binding:
+        found = bound[tensor.name]
+        return Binding(found.tensor, found.base, None if found.view.is_identity else found.view)
+
+    graph = own.graph
+    return Step(
+        graph=graph,
+        plan=plan,
+        reads=tuple(binding(t) for t in graph.inputs if t.shape),
+        writes=tuple(map(binding, graph.outputs)),
+        values=tuple(t.name for t in graph.inputs if not t.shape),
+        sizes=own.sizes,
+    )
 
 
 def first_reason(refusal: str) -> str:

@@ -34,7 +34,7 @@ def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPla
     if graph.reductions:
         first = graph.reductions[0]
         raise NotFor(f"{first.op.name} at {first.where} reduces a row; elementwise has no reductions")
-    if is_flat(graph) and not layout.split:
+    if is_flat(graph) and not layout.split and not layout.apart:
         yield from flat(graph, target, layout)
     else:
         yield from tiled(graph, target, layout)

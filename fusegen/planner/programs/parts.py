@@ -1,0 +1,59 @@
+"""A step's tensors as they lie in memory, and a step whose results lie along different rows as several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from fusegen.language.graph import Tensor
+from fusegen.language.sizes import dims_in
+from fusegen.language.types import Shape, size_of
+from fusegen.planner.model import Layout
+from fusegen.planner.programs.lowering import Bound, Lowered
+
+
+def layout_of(step: Lowered, sizes: Mapping[str, int]) -> Layout:
+    """How the step's tensors lie where those they are views of are contiguous, at the chain's sizes."""
+    views = [(b, *strides_of(b, sizes)) for b in step.bounds if not b.view.is_identity]
+    apart = frozenset(b.tensor for b, shape, strides in views if shape and shape[-1] > 1 and strides[-1] != 1)
+    scattered = any(strides != contiguous(shape, strides) for _, shape, strides in views)
+    return Layout(split=scattered and not step.graph.products, apart=apart)
+
+
+def strides_of(bound: Bound, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape and the strides of a view of a contiguous array."""
+    base = [size_of(size, sizes) for size in bound.view.base_shape]
+    lies = [math.prod(base[axis + 1 :]) for axis in range(len(base))]
+    _, shape, strides = bound.view.apply(0, lies, 1, sizes)
+    return shape, strides
+
+
+def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous array of that shape; of axes of one element, which have none, those given."""
+    lies = (math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return tuple(own if size == 1 else step for size, own, step in zip(shape, strides, lies, strict=True))
+
+
+def parts_of(step: Lowered) -> Iterator[Lowered]:
+    """A step for each shape of its results, which no one kernel has beside each other; none where there is one."""
+    groups: dict[Shape, list[Tensor]] = {}
+    for tensor in step.graph.outputs:
+        groups.setdefault(tensor.shape, []).append(tensor)
+    if len(groups) < 2:
+        return
+    for outputs in groups.values():
+        graph = replace(step.graph, name=f"{step.graph.name}_{outputs[0].name}", outputs=tuple(outputs))
+        nodes = set(graph.nodes)
+        graph = replace(graph, inputs=tuple(t for t in graph.inputs if t.node in nodes))
+        shapes = [*(t.shape for t in (*graph.inputs, *graph.outputs)), *(n.shape for n in nodes)]
+        shapes += [(n.size,) for n in nodes if n.size is not None]
+        dims = {dim.name for shape in shapes for dim in dims_in(shape)}
+        kept = {t.name for t in (*graph.inputs, *graph.outputs)}
+        graph = replace(
+            graph,
+            names={n: name for n, name in graph.names.items() if n in nodes},
+            sizes={name: size for name, size in graph.sizes.items() if name in dims},
+        )
+        sizes = {name: size for name, size in step.sizes.items() if name in dims}
+        yield Lowered(graph, tuple(b for b in step.bounds if b.tensor in kept), sizes)
