@@ -260,6 +260,8 @@ def _divided(a: Size, b: Size) -> Size:
         raise SpecError(f"{a} // {b}: a size can't be divided by 0")
     if a == b:
         return 1
+    if b == 1:  # whatever parts of a are halves: it is a size
+        return a
     above = _terms(a)
     if len(below) == 1:
         ((by, factor),) = below.items()

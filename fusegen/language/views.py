@@ -287,8 +287,9 @@ def positions_in(view: View, sizes: Mapping[str, int]) -> np.ndarray[Any, np.dty
 
 
 def made(shape: Shape, base: tuple[Shape, ...], offset: Iterable[Size], columns: tuple[Column, ...]) -> View:
-    """A view from the columns of its steps."""
-    steps = tuple(tuple(column[b] for column in columns) for b in range(len(base)))
+    """A view from the columns of its steps. Along an axis of one element nothing moves."""
+    moving = [(0,) * len(base) if size == 1 else column for size, column in zip(shape, columns, strict=True)]
+    steps = tuple(tuple(column[b] for column in moving) for b in range(len(base)))
     return View(shape, base, tuple(offset), steps)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from fusegen.errors import SpecError
 from fusegen.language.graph import CASTS, Graph, Kind, Tensor
 from fusegen.language.naming import entry_name
-from fusegen.language.reference import load_reference
+from fusegen.language.reference import draws, load_reference
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Dim, DType, bf16, f16, f32, size_of
 from fusegen.language.views import View, positions_in
@@ -145,7 +145,7 @@ class ProgramChecks(Checks):
     def apart(self, operands: Operands, first: list[Array]) -> None:
         """Some of the rows without the others."""
         free = self.free()
-        counted = any(node.op.name == "row_index" for node in self.graph.nodes)
+        counted = draws(self.graph) or any(node.op.name == "row_index" for node in self.graph.nodes)
         if not self.wants("apart") or not free or counted or moved(self.graph, free):
             return
         picks = {name: list(range(operands.sizes[name]))[::-2] for name in free}

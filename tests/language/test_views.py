@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusegen.errors import ArgumentError, SpecError
-from fusegen.language.sizes import Shape, dims, size_of
+from fusegen.language.sizes import Expr, Shape, dims, size_of
 from fusegen.language.views import View
 
 D, H, M = dims("D H M")
@@ -98,9 +98,12 @@ def test_chains_of_views_are_numpys(data: st.DataObject) -> None:
         assert numbers(step.shape) == wanted_next.shape
         view, wanted = step, wanted_next
     view.check(SIZES)
-    if any(len(sizes) > 1 for sizes in view.base):  # axes that are taken as one
-        array = np.ascontiguousarray(array)
-    np.testing.assert_array_equal(shown(view, array), wanted)
+    try:
+        found = shown(view, array)
+    except ArgumentError:  # axes as one that do not lie so
+        assert not array.flags.c_contiguous
+        return
+    np.testing.assert_array_equal(found, wanted)
     assert apart.of(View.identity(shape)).is_identity
 
 
@@ -136,6 +139,8 @@ def drawn(data: st.DataObject, view: View, array: Array) -> tuple[View | None, A
         sizes = (factor, size // factor) if data.draw(st.booleans()) else (size // factor, factor)
         extents = numbers(sizes)
         wanted = array.reshape(*array.shape[:axis], *extents, *array.shape[axis + 1 :])
+        if isinstance(size, Expr) and sizes[0] * sizes[1] != size:  # (H * M - 2) // 2 * 2 is another size
+            return None, array
         return View.identity(view.shape).split(axis, sizes).of(view), wanted
     if axis + 1 == rank:
         return None, array

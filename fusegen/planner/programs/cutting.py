@@ -83,13 +83,14 @@ def rearranged(graph: Graph) -> tuple[Node, ...]:
 
 @once_per_graph
 def stored_values(graph: Graph) -> Mapping[Node, Stored]:
-    """Every candidate, and every view and join, as it would lie in memory; an output in that type lies there."""
+    """Every value, first the candidates, as it would lie in memory; one that is an output in that type lies there."""
     names = value_names(graph)
     taken = {t.name for t in (*graph.inputs, *graph.outputs)}
     types = storage_types(graph)
     homes = {(t.node, t.dtype): t.name for t in reversed(graph.outputs)}
     found: dict[Node, Stored] = {}
-    for node in (*candidates(graph), *rearranged(graph)):
+    arrays = made_of_arrays(graph)
+    for node in dict.fromkeys((*candidates(graph), *(n for n in graph.nodes if n in arrays))):
         type = TensorType(types[node], node.shape)
         if (own := homes.get((node, type.dtype))) is not None:
             found[node] = Stored(own, type, "output", node)

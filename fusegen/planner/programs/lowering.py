@@ -21,10 +21,12 @@ from dataclasses import dataclass, replace
 from fusegen.errors import Where
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import hides_frame
+from fusegen.language.reference import PLACES
 from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, shape_text, size_of, without_number
 from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
+from fusegen.planner.programs.cutting import made_of_arrays
 
 
 class NotOneStep(Exception):
@@ -76,6 +78,7 @@ class Lowering:
         self.dims: dict[Size, Dim] = {}
         self.taken = {t.name for t in (*graph.inputs, *graph.outputs)} | set(graph.sizes)
         self.anchored = anchored(graph)
+        self.arrays = made_of_arrays(graph)
         self.outside: dict[Node, Node] = {}
 
     def result(self) -> Lowered:
@@ -87,6 +90,7 @@ class Lowering:
             for node, shown, place, named in parts:
                 name = tensor.name if len(parts) == 1 else self.free(named or f"{tensor.name}_part", output=True)
                 value = self.row(node, shown, shown.shape)
+                place = self.written_as(value, place, node)
                 outputs.append(Tensor(name, TensorType(tensor.dtype, value.shape), value))
                 writes.append(Bound(name, tensor.name, place))
         order = {t.name: place for place, t in enumerate(self.graph.inputs)}
@@ -95,6 +99,17 @@ class Lowering:
         return self.plainly(tuple(t for _, t in arrays), tuple(outputs), (*reads, *writes))
 
     # ---------------------------------------------------------------- outputs
+
+    def written_as(self, value: Node, place: View, node: Node) -> View:
+        """The place of a value that may lack leading axes of one element. Raises NotOneStep where it lacks others."""
+        missing = len(place.shape) - len(value.shape)
+        found = place.sliced((0,) * missing) if missing > 0 and set(place.shape[:missing]) == {1} else place
+        if found.shape != value.shape:
+            source = node
+            while source.op.kind is Kind.VIEW:
+                source = source.inputs[0]
+            raise NotOneStep(source, f"{source.operator}: its results are written more than once")
+        return found
 
     def written(self, node: Node, shown: View, place: View) -> Iterator[tuple[Node, View, View, str]]:
         """Values that together are what `shown` shows of `node`, which is to lie at `place`: of each its node, what is
@@ -139,10 +154,9 @@ class Lowering:
             outer = next(
                 (a for a in arguments if a.op.kind is Kind.VIEW and a in self.anchored and a.shape == node.shape), None
             )
-            back = outer.view.inverse() if outer is not None and outer.view is not None else None
-            if outer is not None and back is not None:
+            inner = self.before(outer, arguments, node.shape) if outer is not None else None
+            if outer is not None and inner is not None:
                 source = outer.inputs[0]
-                inner = tuple(turned(a, outer, back, node.shape) for a in arguments)
                 self.anchored |= {a for a in inner if a.op.kind is Kind.VIEW and a.inputs[0] in self.anchored}
                 value = replace(node, inputs=inner, shape=source.shape)
                 found = replace(outer, inputs=(value,), operator=node.operator)
@@ -155,11 +169,24 @@ class Lowering:
         self.outside[node] = found
         return found
 
+    def before(self, outer: Node, arguments: list[Node], shape: Shape) -> tuple[Node, ...] | None:
+        """The arguments of an elementwise step as they are before the view `outer`; None where that is no view of one,
+        and where two that depend on reductions would take turns."""
+        back = outer.view.inverse() if outer.view is not None else None
+        others = [a for a in arguments if a in self.anchored and (a.view, a.shape) != (outer.view, outer.shape)]
+        if back is None or others:
+            return None
+        try:
+            return tuple(turned(a, outer, back, shape) for a in arguments)
+        except ValueError:
+            return None
+
     # ---------------------------------------------------------------- values, through views
 
     def seen(self, node: Node, view: View, full: bool = False) -> Node:
         """The step's node for what `view` shows of a value: without axes that only repeat, unless `full`."""
-        view = view if full else view.tight()
+        whole = node.op.kind is Kind.INPUT and view.is_identity
+        view = view if full or whole else view.tight()
         key = (node, view, full)
         if key not in self.made:
             found = self.look(node, view, full)
@@ -199,6 +226,8 @@ class Lowering:
 
     def operand(self, node: Node, view: View) -> Node:
         tensor = self.graph.tensor_of[node]
+        if tensor.shape and not view.shape:  # one element is an array still
+            view = view.sliced(None)
         key = (tensor.name, view)
         if key not in self.inputs:
             if view.is_identity:
@@ -229,6 +258,8 @@ class Lowering:
         """A number as it is; an index as what it is along the view's last axes."""
         if not node.shape or view == View.identity(node.shape).tight():
             return node
+        if node.op.name in PLACES:
+            raise NotOneStep(node, f"{node.operator}: random numbers are drawn for the places that values have")
         axis = 0  # of [M, 1] or [N], what counts
         rank = len(view.shape)
         steps = {j: step for j, step in enumerate(view.steps[axis]) if step != 0}
@@ -264,7 +295,12 @@ class Lowering:
         for argument in node.inputs:
             own = View.identity(argument.shape).broadcast(node.shape)
             reads = full and bool(argument.shape) and argument.op.kind is not Kind.LEAF
-            arguments.append(self.seen(argument, self.composed(view, own, node), reads))
+            try:
+                arguments.append(self.seen(argument, self.composed(view, own, node), reads))
+            except NotOneStep as error:
+                if error.node in self.arrays or node not in self.arrays:
+                    raise
+                raise NotOneStep(node, str(error)) from None  # an index alone is nothing to keep
             full = full and not reads
         shape: Shape = ()
         for made_one in arguments:

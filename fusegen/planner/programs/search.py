@@ -86,6 +86,7 @@ class Search:
         self.target = target
         self.stored = cutting.stored_values(graph)
         self.usual = frozenset(cutting.candidates(graph))
+        self.rearranged = frozenset(cutting.rearranged(graph))
         self.planned: dict[tuple[frozenset[Made], State], Kernel] = {}
         self.looked_at: list[Found] = []
         self.order = {node: place for place, node in enumerate(graph.nodes)}
@@ -130,7 +131,7 @@ class Search:
         named = stuck[0].cut if stuck else None
         if named is not None and named in self.stored and named not in found.state:
             return [named]
-        worth = self.stored if stuck else self.usual
+        worth = self.usual | self.rearranged if stuck else self.usual
         inside: dict[Node, None] = {}
         for kernel in stuck[:1] or found.kernels:
             computed, _ = cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)
