@@ -1,4 +1,4 @@
-"""The shipped specs, by what they are made of; programs, of several kernels each, stand apart."""
+"""The shipped specs, by what they are made of; programs, of several kernels or of views, stand apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from fusegen.language.spec import Chain, load_chains
 
 FOLDER = Path(__file__).resolve().parent.parent / "specs"
 SHIPPED = {chain.name: chain for chain in load_chains(FOLDER)}
-PROGRAMS = {name: SHIPPED[name] for name in ("logits_argmax", "lora", "mlp", "o_proj_residual_rmsnorm")}
+CUT = ("logits_argmax", "lora", "mlp", "o_proj_residual_rmsnorm")
+VIEWED = {name: chain for name, chain in SHIPPED.items() if chain.graph.viewed}  # a kernel each, of views
+PROGRAMS = {**{name: SHIPPED[name] for name in CUT}, **VIEWED}
 ALL = {name: chain for name, chain in SHIPPED.items() if name not in PROGRAMS}  # one kernel each
 PRODUCTS = {name: chain for name, chain in ALL.items() if chain.graph.products}
 ROWS = {name: chain for name, chain in ALL.items() if name not in PRODUCTS}
