@@ -52,6 +52,7 @@ def explanation(found: Candidates, choice: Choice | None = None) -> tuple[Sectio
         Section("selection", tuple(map(Point, selection(plan.graph)))),
         *(row_sections(plan) if isinstance(plan, RowPlan) else product_sections(plan)),
         Section("reads and writes", tuple(map(Point, accesses(plan)))),
+        Section("in place", tuple(map(Point, in_place(plan)))),
         Section("rounding", tuple(map(Point, rounding(plan)))),
         Section("why this regime", tuple(map(Point, regime(found, plan)))),
         Section("looked up in what was measured", tuple(map(Point, choice.steps)) if choice else ()),
@@ -240,6 +241,15 @@ def accesses(plan: Plan) -> list[str]:
         shared = "" if access.strided or plan.flat or access.ld_axis is not None else "; every row shares it"
         lines.append(f"{access.name}: {'written' if access.output else 'read'} {text}{reason}{shared}")
     return lines
+
+
+def in_place(plan: Plan) -> list[str]:
+    """Over which operands a call may write each output."""
+    lines = []
+    for output in (t.name for t in plan.graph.outputs):
+        if over := [t.name for t in plan.graph.inputs if (output, t.name) in plan.in_place]:
+            lines.append(f"out= may write {output} over {' or '.join(over)}")
+    return lines or ["no output may be written over an operand"]
 
 
 def why_narrow(plan: Plan, access: Access) -> str:

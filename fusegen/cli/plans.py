@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fusegen.cli.explaining import Point, Section
+from fusegen.cli.explaining import Point, Section, in_place
 from fusegen.cli.showing import heading, labelled, mebibytes, points, prose, say, table, times
 from fusegen.database import Choice
 from fusegen.language import ops
@@ -145,6 +145,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "launches": {"fused": 1, "unfused": traffic.launches_unfused},
         "rounding": list(plan.rounding),
         "decisions": [asdict(d) for d in plan.decisions],
+        "in_place": [{"output": output, "operand": operand} for output, operand in sorted(plan.in_place)],
         **candidate_facts(plan),
     }
 
@@ -202,7 +203,7 @@ def show_plan(found: Candidates, choice: Choice, every: bool) -> None:
     doc = summary(plan.graph)
     say(prose(title(plan), "bold"), *([prose(doc)] if doc else []), "", labelled(header_facts(plan), 9))
     say("", countings(plan), "", tensors(plan), "")
-    say(labelled([*numbers(plan), ("tuned", str(choice))], 10))
+    say(labelled([*numbers(plan), ("in place", "; ".join(in_place(plan))), ("tuned", str(choice))], 10))
     if every:
         say("", candidates(found, plan), points(f"{refusal.rule}: {refusal.reason}" for refusal in found.refusals))
 

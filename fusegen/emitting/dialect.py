@@ -66,7 +66,8 @@ class Dialect:
             return f"const __grid_constant__ CUtensorMap {param.name}"
         if param.kind == "pointer":
             assert param.dtype is not None
-            return f"{'' if param.output else 'const '}{self.ctype(param.dtype)}* __restrict__ {param.name}"
+            alone = "" if param.shared else " __restrict__"  # the compiler may take it that nothing else is there
+            return f"{'' if param.output else 'const '}{self.ctype(param.dtype)}*{alone} {param.name}"
         if param.kind == "value":
             assert param.dtype is not None
             return f"{VALUE_TYPES[param.dtype]} {param.name}"

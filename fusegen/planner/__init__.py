@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 
@@ -12,6 +12,7 @@ from fusegen.planner.matching import NoMatch, NotFor, need_whole_rows
 from fusegen.planner.model import Candidates, Layout, Plan, Refusal, RowPlan
 from fusegen.planner.rewrites import share_common, simplify
 from fusegen.planner.rows.elementwise import elementwise
+from fusegen.planner.rows.in_place import promising_nothing
 from fusegen.planner.rows.rowwise import in_order_of, rowwise
 from fusegen.planner.selections.large_k import large_k
 from fusegen.planner.selections.small_k import small_k
@@ -69,9 +70,19 @@ def candidates(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Can
             refusals.append(Refusal(name, str(reason), isinstance(reason, NotFor)))
     plans.sort(key=lambda p: p.cost.time_us)
     ranked: dict[str, Plan] = {}
-    for found in plans:
+    for found in in_place(plans, layout):
         ranked.setdefault(found.configuration, found)
+    if plans and not ranked:
+        refusals.append(Refusal("in place", "no plan has read what it would overwrite"))
     return Candidates(graph, target, tuple(ranked.values()), tuple(refusals))
+
+
+def in_place(plans: Iterable[Plan], layout: Layout) -> list[Plan]:
+    """The plans that may write over the operands that the layout names, with parameters that say so."""
+    pairs = layout.in_place
+    if not pairs:
+        return list(plans)
+    return [replace(p, params=promising_nothing(p.params, pairs)) for p in plans if pairs <= p.own_columns]
 
 
 def plan(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Plan:
@@ -91,7 +102,12 @@ def alike(plan: Plan, layout: Layout) -> Candidates:
     like = [other for other in found.plans if isinstance(other, RowPlan) and computes_alike(other, plan)]
     if plan.selection:
         return replace(found, plans=tuple(like)) if like else found
-    like = like or [other for other in in_order_of(plan, layout) if computes_alike(other, plan)]
+    if not like:
+        made = in_place(in_order_of(plan, layout), layout)
+        like = [other for other in made if isinstance(other, RowPlan) and computes_alike(other, plan)]
+    if layout.in_place and not like:
+        reason = "no plan that sums in the same order has read what it would overwrite"
+        return replace(found, plans=(), refusals=(*found.refusals, Refusal("in place", reason)))
     like.sort(key=lambda other: other.keeps != plan.keeps)
     return replace(found, plans=tuple(replace(other, uniform_results=plan.uniform_results) for other in like))
 

@@ -42,6 +42,7 @@ from fusegen.planner.parts import (
     counts,
     used_by,
 )
+from fusegen.planner.rows.in_place import by_own_columns, overwritable
 from fusegen.planner.traffic import Cost, TensorTraffic, Traffic
 from fusegen.targets.base import Target
 
@@ -283,6 +284,16 @@ class Plan(ABC):
         )
 
     @property
+    def in_place(self) -> frozenset[tuple[str, str]]:
+        """Which outputs may be written over which operands, (output, operand): `out=` may then be the operand."""
+        return frozenset()
+
+    @property
+    def own_columns(self) -> frozenset[tuple[str, str]]:
+        """Those of `in_place` that the plan itself can do; the others want a variant that reads by elements."""
+        return frozenset()
+
+    @property
     def transposable(self) -> frozenset[str]:
         """The tensors that may lie either way round."""
         return frozenset(access.tensor for access in self.accesses if access.transposable)
@@ -410,9 +421,17 @@ class RowPlan(Plan):
     @property
     def stands_in(self) -> bool:
         """Does a thread without a row take the last one once more, and write nothing? Tests around each pass cost
-        registers: RMSNorm's gradient by 768 columns has 62 so and had 80, LayerNorm of heads of 80 72 and 93, and that
-        took 50.3 us so, with stores in whole vectors as well, and 54.8 before."""
-        return self.lacks_rows and self.selection is None
+        registers: LayerNorm of heads of 80 has 72 so, had 93, and took 50.3 us, with whole stores too, for 54.8."""
+        return self.lacks_rows and self.selection is None and not self.layout.in_place
+
+    @property
+    def in_place(self) -> frozenset[tuple[str, str]]:
+        passes = () if self.selection else self.passes
+        return overwritable(self.accesses, passes, len(self.row_dims), self.in_shared and self.tile.again > 0)
+
+    @property
+    def own_columns(self) -> frozenset[tuple[str, str]]:
+        return by_own_columns(self.in_place, self.accesses, self.passes)
 
     @property
     def packed(self) -> bool:
@@ -447,8 +466,7 @@ class RowPlan(Plan):
 
     @property
     def told_first(self) -> RowPass | None:
-        """The pass behind which the blocks of a cluster tell each other something for the first time: each must know by
-        then that the others run."""
+        """The pass behind which a cluster's blocks first tell each other something: by then each must know all run."""
         return next((row_pass for row_pass in self.passes if row_pass.reductions), None)
 
     @property

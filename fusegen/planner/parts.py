@@ -20,12 +20,14 @@ class Layout:
     vector; they move one element at a time. `transposed`: factors of products whose matrices lie the other way round:
     the elements along their last axis but one are next to each other. `apart`: tensors whose elements along a row are
     not next to each other, as those of every other column; they move one element at a time, by a stride of their own.
+    `in_place`: outputs that are written over an operand, (output, operand), which has the same memory and strides.
     """
 
     split: bool = False
     unaligned: frozenset[str] = frozenset()
     transposed: frozenset[str] = frozenset()
     apart: frozenset[str] = frozenset()
+    in_place: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,7 @@ class Param:
     box_axes: tuple[tuple[int, ...], ...] = ()
     box: tuple[int, ...] = ()
     swizzle: int = 0
+    shared: bool = False  # a pointer to memory that another one may point to
 
 
 @dataclass(frozen=True, slots=True)

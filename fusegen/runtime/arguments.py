@@ -29,6 +29,7 @@ from fusegen.runtime.libraries import advice
 from fusegen.targets.tensor_map import GRAIN
 
 Views = Mapping[str, ArrayView]
+Pairs = frozenset[tuple[str, str]]  # (output, operand)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +246,43 @@ def check_output(name: str, view: ArrayView) -> None:
         reach += stride * (extent - 1)
 
 
-def check_overlap(inputs: Views, outputs: Views) -> None:
-    """No output shares memory with an input or another output: the kernel's pointers promise it (`__restrict__`)."""
+def check_overlap(chain: str, in_place: Pairs, inputs: Views, outputs: Views) -> Pairs:
+    """Which outputs are to be written over which operands, (output, operand): none but those of `in_place`, each with
+    the operand's very strides. Raises ArgumentError for any other memory that an output shares."""
+    found: set[tuple[str, str]] = set()
     seen: dict[str, ArrayView] = dict(inputs)
     for name, view in outputs.items():
         for other, there in seen.items():
-            if overlap(view, there):
-                same = view.address == there.address and other in inputs
-                raise ArgumentError(
-                    f"the output {name} shares memory with {'the input' if other in inputs else 'the output'} {other}\n"
-                    + ("  a kernel doesn't work in place: " if same else "  ")
-                    + "pass an out= with memory of its own, or leave it away"
-                )
+            if not overlap(view, there):
+                continue
+            if other in inputs and (name, other) in in_place and in_the_place_of(view, there):
+                found.add((name, other))
+                continue
+            raise ArgumentError(
+                f"the output {name} shares memory with {'the input' if other in inputs else 'the output'} {other}\n"
+                f"  {why_not(chain, in_place, name, other, other in inputs)}\n"
+                "  pass an out= with memory of its own, or leave it away"
+            )
         seen[name] = view
+    return frozenset(found)
+
+
+def in_the_place_of(view: ArrayView, there: ArrayView) -> bool:
+    """Is each element of one array where that of the other one is?"""
+    same = (view.address, view.shape, view.dtype) == (there.address, there.shape, there.dtype)
+    axes = zip(view.shape, view.strides, there.strides, strict=True)
+    return same and all(one == other for size, one, other in axes if size > 1)
+
+
+def why_not(chain: str, in_place: Pairs, name: str, other: str, operand: bool) -> str:
+    """Why an output may not lie where it does."""
+    if not operand:
+        return "each output needs its own"
+    if (name, other) in in_place:
+        return f"{name} may be {other} itself, with the same shape and strides, and no other part of its memory"
+    over = sorted(operand for output, operand in in_place if output == name)
+    instead = f"over {' or '.join(over)} alone" if over else "over no operand"
+    return f"{chain} may not have read all of {other} where it writes {name}; it may write that {instead}"
 
 
 def overlap(a: ArrayView, b: ArrayView) -> bool:
@@ -334,14 +359,20 @@ def aligned(needs: Needs, view: ArrayView) -> bool:
     )
 
 
-def layout_needed(plan: Plan, views: Views) -> Layout:
+def layout_needed(plan: Plan, views: Views, in_place: Pairs = frozenset()) -> Layout:
     """The least general layout that holds `plan.layout` and these arrays; `plan.layout` itself when the plan fits them.
 
     How a plan reads its operands depends on its layout, so alignment is judged only once each axis has its stride: a
     plan for the layout returned here is to be asked again. Each answer is more general than the last, so asking ends.
-    Outputs that are not in `views` will be fresh, and fresh arrays fit every layout.
+    Outputs that are not in `views` will be fresh, and fresh arrays fit every layout. `in_place`: the outputs that are
+    to be written over operands; by elements, all outputs, where a thread's vectors lie across those of others.
     """
     layout = plan.layout
+    if not in_place <= layout.in_place:
+        names = {name for pair in in_place for name in pair}
+        names |= {access.tensor for access in plan.accesses if access.output and access.by_column}
+        across = frozenset[str]() if in_place <= plan.own_columns else frozenset(names)
+        return replace(layout, in_place=layout.in_place | in_place, unaligned=layout.unaligned | across)
     here = [(needs, views[needs.tensor]) for needs in plan.needs if needs.tensor in views]
     here = [(needs, view) for needs, view in here if view.size]
     matrices = {needs.tensor: view for needs, view in here if needs.transposable}

@@ -122,9 +122,16 @@ class Called(Forwarded):
             )
         return device
 
-    def check_overlap(self, views: Mapping[str, ArrayView]) -> None:
+    @property
+    def in_place(self) -> arguments.Pairs:
+        """Which outputs may be written over which operands, (output, operand)."""
+        return frozenset()
+
+    def check_overlap(self, views: Mapping[str, ArrayView]) -> arguments.Pairs:
+        """Which outputs are to be written over operands. Raises ArgumentError where one must not be."""
         inputs = {t.name: views[t.name] for t in self.inputs}
-        arguments.check_overlap(inputs, {t.name: views[t.name] for t in self.outputs})
+        outputs = {t.name: views[t.name] for t in self.outputs}
+        return arguments.check_overlap(self.name, self.in_place, inputs, outputs)
 
     def maker(self, owner: str, views: Mapping[str, ArrayView], fresh: ArrayView, device: Device) -> Maker:
         """What makes an output like `fresh` in the library `owner`. Raises ArgumentError where nothing can."""

@@ -102,6 +102,7 @@ class Record:
     stream: Callable[[], int]  # the caller's current one
     waits: bool  # the caller's library can't order its reads after our stream
     inputs: int  # so many of the launch's pointers are inputs; outputs follow
+    in_place: frozenset[tuple[int, int]] = frozenset()  # pointers, (output, input), that are to be the same
 
     def run(self, pointers: tuple[int, ...], values: tuple[float, ...], stream: int) -> None:
         """Launch; asynchronous where the caller's library allows it."""
@@ -111,20 +112,27 @@ class Record:
                 self.device.synchronize(stream)
 
     def apart(self, pointers: tuple[int, ...]) -> bool:
-        """Whether no output's bytes begin or end inside another array's, by the addresses of one call."""
-        return apart(self.launch.spans, self.inputs, pointers)
+        """Whether no output's bytes begin or end inside another array's, by the addresses of one call, but for those
+        that are written in place."""
+        return apart(self.launch.spans, self.inputs, pointers, self.in_place)
 
     @property
     def plan(self) -> Plan:
         return self.variant.plan
 
 
-def apart(spans: Sequence[tuple[int, int]], inputs: int, pointers: tuple[int, ...]) -> bool:
-    """Whether no output's bytes begin or end inside another array's; the first `inputs` are no outputs."""
+def apart(
+    spans: Sequence[tuple[int, int]], inputs: int, pointers: tuple[int, ...],
+    in_place: frozenset[tuple[int, int]] = frozenset(),
+) -> bool:  # fmt: skip
+    """Whether no output's bytes begin or end inside another array's; the first `inputs` are no outputs. `in_place`:
+    pointers, (output, input), that may be the same."""
     for position in range(inputs, len(spans)):
         low, high = spans[position]
         low, high = low + pointers[position], high + pointers[position]
         for other in range(position):
+            if (position, other) in in_place and pointers[position] == pointers[other]:
+                continue
             other_low, other_high = spans[other]
             if low < pointers[other] + other_high and pointers[other] + other_low < high:
                 return False

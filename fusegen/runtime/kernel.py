@@ -135,16 +135,20 @@ class Kernel(Called):
         if stream is None and (found := fast_signature((*arrays, *outs), WIDEST)) is not None:
             signature, pointers = found
             record = self.records.get(signature)
-            if record is not None:
+            if outs and (record is None or not record.apart(pointers)):
+                record = self.records.get((signature, same_places(pointers, len(arrays))))
+                if record is not None and record.apart(pointers):
+                    record.run(pointers, values, record.stream())
+                    return out
+            elif record is not None:
                 if self.shortcuts.learn(record, arrays, outs, pointers):
                     self.forward(self.shortcuts.first, self.held)
                 if not outs:
                     made = tuple([maker(arrays, None) for maker in record.makers])
                     record.run((*pointers, *map(record.address, made)), values, record.stream())
                     return made[0] if len(made) == 1 else made
-                if record.apart(pointers):
-                    record.run(pointers, values, record.stream())
-                    return out
+                record.run(pointers, values, record.stream())
+                return out
         return self.call_first(arrays, values, outs, stream, signature)
 
     def prepare(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Prepared:
@@ -183,15 +187,19 @@ class Kernel(Called):
     ) -> Prepared:  # fmt: skip
         """The call over `views`, which are on `device`; fresh outputs are of the library `owner`."""
         key = (owner, *view_signature(views, WIDEST)) if signature is None else signature
+        pairs: arguments.Pairs = frozenset()
+        if outs:
+            if key not in self.records:
+                self.check(views)
+            pairs = self.check_overlap(views)
+            key = (key, self.places(pairs)) if pairs else key
         record = self.records.get(key)
         if record is None:
-            record = self.record(views, device, owner)
+            record = self.record(views, device, owner, pairs)
             if len(self.records) >= MOST_RECORDS:
                 log.debug("%s: forgetting %d records of calls", self.name, len(self.records))
                 self.records.clear()
             self.records[key] = record
-        if outs:
-            self.check_overlap(views)
         self.order_after(arrays, owner, device, record.stream() if stream is None else stream)
         made = outs or tuple(maker(arrays, stream) for maker in record.makers)
         pointers = tuple(v.address for v in views.values())
@@ -208,12 +216,18 @@ class Kernel(Called):
         arguments.check_strides(self.plan, views)
         return sizes
 
-    def record(self, views: Mapping[str, ArrayView], device: Device, owner: str) -> Record:
+    @property
+    def in_place(self) -> arguments.Pairs:
+        return self.plan.in_place
+
+    def record(
+        self, views: Mapping[str, ArrayView], device: Device, owner: str, in_place: arguments.Pairs = frozenset()
+    ) -> Record:
         """Check the arrays, find the variant that fits them, and work out its launch."""
         sizes = self.check(views)
         fresh = {t.name: fresh_view(t.dtype, sizes.of(t)) for t in self.outputs}
         whole = {**fresh, **views}
-        variant = self.variant_for(whole)
+        variant = self.variant_for(whole, in_place)
         if variant is not self.main:
             arguments.measure(variant.plan, views)  # a flat plan takes any row length, a plan by rows only its own
         bound = arguments.bind(variant.plan, sizes, whole)
@@ -235,13 +249,19 @@ class Kernel(Called):
             stream=row.stream(device.place),
             waits=row.waits,
             inputs=len(self.inputs),
+            in_place=self.places(in_place),
         )
 
-    def variant_for(self, views: Mapping[str, ArrayView]) -> Variant:
+    def places(self, pairs: arguments.Pairs) -> frozenset[tuple[int, int]]:
+        """Names as places among a launch's pointers."""
+        places = {name: place for place, name in enumerate(self.names)}
+        return frozenset((places[output], places[operand]) for output, operand in pairs)
+
+    def variant_for(self, views: Mapping[str, ArrayView], in_place: arguments.Pairs = frozenset()) -> Variant:
         """The variant whose plan takes these arrays. A plan says what they lack, and whoever made the kernel makes the
         variant for a layout without that."""
         variant = self.main
-        while (layout := arguments.layout_needed(variant.plan, views)) != variant.plan.layout:
+        while (layout := arguments.layout_needed(variant.plan, views, in_place)) != variant.plan.layout:
             variant = self.variant(layout)
         return variant
 
@@ -277,6 +297,12 @@ class Kernel(Called):
             raise KernelError(f"{self.name}: the plan has vectors of over {WIDEST} bytes, which records don't expect")
 
 
+def same_places(pointers: Sequence[int], inputs: int) -> frozenset[tuple[int, int]]:
+    """The outputs that are where an input is: (output, input)."""
+    both = ((output, operand) for output in range(inputs, len(pointers)) for operand in range(inputs))
+    return frozenset(pair for pair in both if pointers[pair[0]] == pointers[pair[1]])
+
+
 def need_kernel(given: object, verb: str) -> None:
     """Raises RequestError where `verb` was given something else for a kernel, such as a chain."""
     if (kernels := getattr(given, "kernels", None)) is not None:
@@ -290,6 +316,8 @@ def layout_text(layout: Layout) -> str:
     parts = ["split rows"] if layout.split else []
     if layout.unaligned:
         parts.append(f"{' and '.join(sorted(layout.unaligned))} unaligned")
+    if layout.in_place:
+        parts.append(" and ".join(f"{output} over {operand}" for output, operand in sorted(layout.in_place)))
     if layout.transposed:
         parts.append(f"{' and '.join(sorted(layout.transposed))} transposed")
     if layout.apart:

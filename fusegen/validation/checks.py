@@ -30,6 +30,8 @@ from fusegen.validation.bounds import analyse_nodes, held
 from fusegen.validation.compare import Compared, Figures, figures, judged, largest_errors
 from fusegen.validation.emulated import NAME as EMULATED
 from fusegen.validation.emulated import REASON, twin
+from fusegen.validation.in_place import NAME as IN_PLACE
+from fusegen.validation.in_place import overwriting, reason_of, side_by_side
 from fusegen.validation.inputs import (
     NORMAL,
     USUAL,
@@ -111,10 +113,11 @@ def validate(
 
     `quick` is what every first build gets: a ragged launch, malicious rows, repetition and row independence; of a
     kernel on a GPU also one launch in the checking emulator, where g++ can build it. Otherwise row counts around the
-    tile's edges (or `rows`), layouts and shared operands vary too, and the emulator also runs the kernel with products
-    and sums fused. `cases` keeps only those named: patterns ("nan"), or groups ("rows", "layout", "again", "apart",
-    "contracted", "emulated"). A kernel that is caught by the emulator or refused by a driver fails its case; nothing is
-    raised for a wrong kernel. Raises RequestError for what is no kernel, no seed or no number of rows.
+    tile's edges (or `rows`), layouts and shared operands vary too, outputs are written over operands where the plan
+    allows it, and the emulator also runs the kernel with products and sums fused. `cases` keeps only those named:
+    patterns ("nan"), or groups ("rows", "layout", "again", "apart", "in place", "contracted", "emulated"). A kernel
+    that is caught by the emulator or refused by a driver fails its case; nothing is raised for a wrong kernel. Raises
+    RequestError for what is no kernel, no seed or no number of rows.
     """
     need_kernel(kernel, "validate")
     need_numbers(seed, rows)
@@ -130,6 +133,7 @@ def validate(
             checks.rows(count)
         for name in ARRANGEMENTS:
             checks.layout(name)
+        checks.in_place()
         checks.far_apart()
     elif rows is not None:
         for count in rows:
@@ -287,6 +291,21 @@ class Checks:
         reason = f"the rows behind {skip} of {dim}: their numbers or their places need more than 32 bits"
         self.same(name, reason, operands, found, first if found else [], problem)
 
+    def in_place(self) -> None:
+        """Outputs over operands, as many at once as there may be, by strides of whole vectors and by odd ones."""
+        rng = self.rng(IN_PLACE)
+        for over in side_by_side(self.plan.in_place) if self.wants(IN_PLACE) else ():
+            for how in (CONTIGUOUS, Arrangement(padding=1)):
+                count = max(2, min(self.plan.rows_per_block + 1, most_rows(self.plan, QUICK_ELEMENTS)))
+                operands = make_operands(self.plan, sizes_for(self.plan, count, flat=False), rng)
+                arranged = dict.fromkeys((t.name for t in self.arrays), how)
+                first, problem = self.launch(operands, arranged)
+                inputs, fresh, values = self.placed(operands, arranged)
+                outputs, other = self.launch_on(
+                    self.kernel, inputs, overwriting(self.graph, over, inputs, fresh), values, watched=False
+                )
+                self.same(IN_PLACE, reason_of(over, how), operands, outputs if first else [], first, problem or other)
+
     def far_apart(self) -> None:
         """Rows 2^31 elements and more from one to the next."""
         name = "layout: far apart"
@@ -394,9 +413,14 @@ class Checks:
         poison: int = 0,
     ) -> tuple[list[Array], str]:  # fmt: skip
         """The outputs in their storage types and what was wrong with the launch itself (empty: nothing)."""
-        kernel = kernel or self.kernel
-        device = kernel.device
         inputs, outputs, values = self.placed(operands, arranged or {}, poison)
+        return self.launch_on(kernel or self.kernel, inputs, outputs, values, watched=not poison)
+
+    def launch_on(
+        self, kernel: Kernel, inputs: Sequence[Placed], outputs: Sequence[Placed], values: Sequence[Any], watched: bool
+    ) -> tuple[list[Array], str]:
+        """The same on arrays that are there; `watched`: outputs hold the first poison, which no kernel computes."""
+        device = kernel.device
         arguments = self.arguments(inputs, values)
 
         def run() -> None:
@@ -407,10 +431,11 @@ class Checks:
             return [], problem
         found, problems = [], []
         for tensor, output in zip(self.graph.outputs, outputs, strict=True):
-            array, problem = read_output(output, 0 if poison else told(tensor.dtype), tensor.name)
+            array, problem = read_output(output, told(tensor.dtype) if watched else 0, tensor.name)
             found.append(array)
             problems.append(problem)
-        if device.kind != "emulator" and not all(map(untouched, inputs)):  # the emulator stops at such a write
+        kept = [one for one in inputs if not any(one is other for other in outputs)]
+        if device.kind != "emulator" and not all(map(untouched, kept)):  # the emulator stops at such a write
             problems.append("an operand was written to")
         return found, "; ".join(filter(None, problems))
 

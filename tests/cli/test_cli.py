@@ -160,12 +160,23 @@ def test_plan_json_keys(run: Run) -> None:
         "intensity", "launches", "rounding", "decisions", "rule", "regime", "staging", "tile", "blocks",
         "shared_bytes", "registers_estimated", "blocks_per_sm", "in_flight_bytes", "bytes_moved", "floor_us",
         "time_us", "bound", "candidates", "refusals", "configuration", "tuned", "lookup",
+        "in_place",
     }  # fmt: skip
     assert facts["refusals"][0]["rule"] == "rowwise"
     assert facts["candidates"][0]["time_us"] == facts["time_us"] == min(c["time_us"] for c in facts["candidates"])
     assert {a["tensor"]: a["strides"] for a in facts["accesses"]} == {
         "x": ["x_stride"], "bias": [], "out": ["out_stride"],
     }  # fmt: skip
+
+
+def test_plan_and_explain_say_what_may_be_overwritten(run: Run) -> None:
+    words = ("chains.py:scaled", "--target", "cuda")
+    (facts,) = document(run("plan", *words, "--json"))["plans"]
+    assert facts["in_place"] == [{"output": "out", "operand": "x"}]
+    assert "in place  out= may write out over x" in run("plan", *words).stdout
+    (told,) = document(run("explain", *words, "--json"))["explanations"]
+    assert "in place" in told["sections"]
+    assert "out= may write out over x" in run("explain", *words).stdout
 
 
 def test_plan_of_other_sizes_and_types(run: Run) -> None:
