@@ -298,6 +298,7 @@ def test_layouts_hold_their_values_and_show_what_is_beside_them(layout: str) -> 
 class Pretended:
     """A kernel that returns what is meant, but for what a test spoils."""
 
+    in_place = frozenset[tuple[str, str]]()
     plan = SimpleNamespace(regime="pretended")
 
     def __init__(self, found: Case, spoil: Callable[[list[Array], tuple[Any, ...], int], None]) -> None:

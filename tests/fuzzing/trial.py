@@ -62,6 +62,7 @@ class Outcome:
     called: dict[str, int] = field(default_factory=dict)
     operands: list[str] = field(default_factory=list)
     out: list[str] | None = None
+    over: dict[str, str] = field(default_factory=dict)  # the outputs that were written over operands as well
     elements: int = 0
     unjudged: int = 0
     seconds: float = 0.0
@@ -78,7 +79,7 @@ class Outcome:
         return f"python -m tests.fuzzing --seeds {self.seed}{' --any' if self.any else ''} --show"
 
     def json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if value not in ("", None)}
+        return {key: value for key, value in asdict(self).items() if value not in ("", None, {})}
 
 
 def run_trial(seed: int, any_candidate: bool = False) -> Outcome:
@@ -120,7 +121,7 @@ def trial(outcome: Outcome, found: Case) -> None:
         except Exception as error:
             outcome.result, outcome.why = "crash", crashed(error)
             return
-        outcome.regime = str(kernel.plan.regime)
+        outcome.regime = str(getattr(kernel.plan, "regime", "a program"))
         call = call_of(found)
         try:
             complaints = calls(outcome, found, call, kernel)
@@ -251,7 +252,41 @@ def calls(outcome: Outcome, found: Case, call: Call, kernel: Kernel) -> list[str
         complaints.append("an operand, or what lies beside it, was changed")
     if any(out.around != beside for out, beside in zip(outs, around, strict=True)):
         complaints.append("what lies beside out= was changed")
-    return complaints
+    return complaints or over_operands(outcome, found, kernel, plain)
+
+
+def over_operands(outcome: Outcome, found: Case, kernel: Kernel, plain: list[Array]) -> list[str]:
+    """What is wrong with one more call, which writes outputs over some of the operands that the plan names."""
+    rng = random.Random(f"over {found.seed}")
+    if not kernel.in_place:
+        return []
+    call = call_of(found)
+    fills = [fill for fill, used in zip(found.fills, found.draft.used, strict=True) if used]
+    fitting = {
+        t.name: one for t, one, fill in zip(kernel.operands, call.laid, fills, strict=True)
+        if isinstance(one, Laid) and fill.layout != "broadcast"
+    }  # fmt: skip
+    pairs = [pair for pair in sorted(kernel.in_place) if pair[1] in fitting]
+    for output, operand in rng.sample(pairs, len(pairs)):
+        if output not in outcome.over and operand not in outcome.over.values():
+            outcome.over[output] = operand
+    if not outcome.over:
+        return []
+    into = [
+        fitting[outcome.over[t.name]].array if t.name in outcome.over else np.empty_like(array)
+        for t, array in zip(kernel.outputs, plain, strict=True)
+    ]
+    around = {name: one.around for name, one in fitting.items()}
+    before = {name: one.room.copy() for name, one in fitting.items() if name not in outcome.over.values()}
+    kernel(*call.operands, out=tuple(into) if len(into) > 1 else into[0])
+    complaints = judged(outcome, found, call, into)
+    if not complaints and found.rowwise and not outcome.any:
+        complaints = apart(found, plain, into)
+    if any(one.around != around[name] for name, one in fitting.items()):
+        complaints.append("what lies beside an operand was changed")
+    if any(fitting[name].room.tobytes() != room.tobytes() for name, room in before.items()):
+        complaints.append("another operand was changed")
+    return [f"in place, {outcome.over}: {one}" for one in complaints]
 
 
 def results(returned: Any) -> list[Array]:
