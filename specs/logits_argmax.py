@@ -6,7 +6,7 @@ from fusegen import ops as F
 M, V, K = dims("M V K")
 
 
-@chain(M=128, V=128256, K=4096)
+@chain(M=32, V=128256, K=4096)
 def logits_argmax(x: bf16[M, K], head: bf16[V, K]) -> i32[M, 1]:
     """argmax of head x over the vocabulary, as a program: a choice needs whole rows, which no tile holds."""
     logits = x @ head.T

@@ -1,11 +1,11 @@
-// logits_argmax_logits  bf16[M, K], bf16[V, K] -> f32[M, V]  at M=128 K=4096 V=128256
+// logits_argmax_logits  bf16[M, K], bf16[V, K] -> f32[M, V]  at M=32 K=4096 V=128256
 // logits of logits_argmax.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s, 312 TFLOP/s for products
-// tile     128 x 256 tiles of 8 warps, slices of 64 in a ring of 3
-// traffic  1117.4 MB moved, 1117.4 MB ideal, 1117.4 MB with products apart, 1117.4 MB unfused in 1
+// tile     32 x 16 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 3 for each group
+// traffic  1067.4 MB moved, 1067.4 MB ideal, 1067.4 MB with products apart, 1067.4 MB unfused in 1
 //          launch
-// floor    548.0 us at 2.039 TB/s; memory-bound at 120.36 flop/B
+// floor    523.5 us at 2.039 TB/s; memory-bound at 31.50 flop/B
 // needs    K=4096, V=128256; rows of all operands next to each other; x, head_, logits: address and
 //          strides in multiples of 16 B
 
@@ -17,6 +17,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T at[N];
 };
 
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
 // the vector to p, which is aligned to it
 template <int N, typename T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
@@ -24,16 +30,16 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 256, tile_k = 64, stages = 3;
-constexpr int steps = 64;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
-constexpr int tiles_across = 501;
-constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int tile_rows = 32, tile_cols = 16, tile_k = 64, stages = 3;
+constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
+constexpr int tiles_across = 8016;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int head__at = tile_rows * tile_k;
 constexpr int slice_elements = head__at + tile_cols * tile_k;
 constexpr int slice_bytes = 2 * slice_elements;
-constexpr int at_once = 256 * 8;  // elements that the threads copy at once
+// floats from a row of sums to the next: what a warp writes at once lies in different banks
+constexpr int sums_stride = tile_cols + 4;
+constexpr int group_floats = 1 * tile_rows * sums_stride;  // of a slice-K group's sums
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
@@ -60,6 +66,20 @@ __device__ __forceinline__ void copy_chunk(unsigned to, const T* from, int count
   }
 }
 
+// the same address, that threads have in registers of their own
+__device__ __forceinline__ unsigned own_address(unsigned address) {
+  return address ^ threadIdx.y;
+}
+
+// 8 elements that are read once: evict-first in the L2 cache
+template <typename T>
+__device__ __forceinline__ void copy_evict_first(unsigned to, const T* from, int count) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+      :: "r"(to), "l"(from), "r"(count * 2), "l"(policy) : "memory");
+}
+
 // the copies since the last call become one group
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -69,6 +89,19 @@ __device__ __forceinline__ void commit_copies() {
 template <int Pending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");
+}
+
+// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+template <int N>
+__device__ __forceinline__ Vec<float, N> gathered(const float* from) {
+  Vec<float, N> total = {};
+  #pragma unroll
+  for (int group = 0; group < 4; ++group) {
+    const Vec<float, N> part = load<N>(from + group * group_floats);
+    #pragma unroll
+    for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+  }
+  return total;
 }
 
 // four matrices of 8 x 16 bytes, from the rows whose places the lanes give
@@ -86,7 +119,7 @@ __device__ __forceinline__ void multiply_add(
       : "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(left_0), "r"(left_1));
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(128)
 logits_argmax_logits(
     const __nv_bfloat16* __restrict__ x_ptr,
     const __nv_bfloat16* __restrict__ head__ptr,
@@ -98,75 +131,55 @@ logits_argmax_logits(
 {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int warp_row = warp / 4 * warp_rows;  // the warp's first of the tile
-  const int warp_col = warp % 4 * warp_cols;
-  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
+  const int k_group = threadIdx.x / 32;  // slice-K: of 4 groups of warps
   const unsigned tile = blockIdx.x;
-  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / group_tiles * group;
-  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
-  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
-  const int across = tile % group_tiles / height;
+  const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
+  const int across = tile % tiles_across;
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
   const int col0 = across * tile_cols;
 
   // the ring of 3 slices, and what the thread brings of each
-  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared);
-  const int x_m = threadIdx.x / 8, x_k = threadIdx.x % 8 * 8;
-  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  unsigned x_to = (place<8>(x_m, x_k)) * 2;
-  asm volatile("" : "+r"(x_to));  // stays in a register: the compiler would make it anew for each copy
-  const int head__n = threadIdx.x / 8, head__k = threadIdx.x % 8 * 8;
-  // the column that lies in row head__n of the tile
-  const int head__col = head__n / warp_cols * warp_cols + head__n % 8 * 8 + head__n % warp_cols / 8;
-  const __nv_bfloat16* head__from = head__ptr + (col0 + head__col) * head__ld + head__k;
-  unsigned head__to = (head__at + place<8>(head__n, head__k)) * 2;
-  asm volatile("" : "+r"(head__to));  // stays in a register: the compiler would make it anew for each copy
+  __nv_bfloat16* const ring = reinterpret_cast<__nv_bfloat16*>(shared) + k_group * (stages * slice_elements);
+  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const __nv_bfloat16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
+  const int head__n = lane / 8, head__k = lane % 8 * 8;
+  const __nv_bfloat16* head__from = head__ptr + (col0 + head__n) * head__ld + k_group * tile_k + head__k;
   const unsigned ring_at = static_cast<unsigned>(__cvta_generic_to_shared(ring));
   const auto copy_slice = [&](int step) {
-    const unsigned slice = ring_at + step % stages * slice_bytes;
-    #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      const unsigned to = slice + x_to + v * (at_once * 2);
-      copy_chunk<8>(to, x_from + v * 32 * x_stride, x_m + v * 32 < rows_here ? 8 : 0);
-    }
-    x_from += tile_k;
+    const unsigned slice = own_address(ring_at + step % stages * slice_bytes);
     #pragma unroll
     for (int v = 0; v < 8; ++v) {
-      const int away = v * 32 / warp_cols * warp_cols + v * 32 % warp_cols / 8;  // columns from the first
-      const unsigned to = slice + head__to + v * (at_once * 2);
-      copy_chunk<8>(to, head__from + away * head__ld, 8);
+      const unsigned to = slice + place<8>(x_m + v * 4, x_k) * 2;
+      copy_chunk<8>(to, x_from + v * 4 * x_stride, x_m + v * 4 < rows_here ? 8 : 0);
     }
-    head__from += tile_k;
+    x_from += split_k * tile_k;
+    #pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const unsigned to = slice + (head__at + place<8>(head__n + v * 4, head__k)) * 2;
+      copy_evict_first(to, head__from + v * 4 * head__ld, 8);
+    }
+    head__from += split_k * tile_k;
   };
 
-  // 64 slices of 64: fragments are loaded one step ahead of their use, across slices too
-  unsigned x_part[2][4][4];
-  unsigned head__part[2][4][4];
-  float logits_sums[4][8][4] = {};
-  const unsigned x_lane = ring_at + place<8>(warp_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
-  const unsigned head__lane = ring_at + head__at * 2 + place<8>(warp_col + lane % 16, lane / 16 * 8) * 2;
+  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
+  unsigned x_part[2][2][4];
+  unsigned head__part[2][1][4];
+  float logits_sums[1][4][4] = {};
+  const unsigned x_lane = ring_at + place<8>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8) * 2;
+  const unsigned head__lane = ring_at + head__at * 2 + place<8>(lane % 16, lane / 16 * 8) * 2;
   const auto load_parts = [&](int step, int k, int buffer) {
     const unsigned slice = step % stages * slice_bytes;
     #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
       load_matrices(x_part[buffer][i], (x_lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
     }
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      load_matrices(head__part[buffer][i], (head__lane ^ (k * 32)) + slice + i * (16 * tile_k * 2));
-    }
+    load_matrices(head__part[buffer][0], (head__lane ^ (k * 32)) + slice);
   };
   const auto multiply = [&](int buffer) {
     #pragma unroll
-    for (int m = 0; m < 8; ++m) {
-      #pragma unroll
-      for (int nth = 0; nth < 4; ++nth) {  // serpentine: what was multiplied last is at hand
-        const int n = m % 2 ? 3 - nth : nth;
-        multiply_add(logits_sums[n][m], head__part[buffer][n], x_part[buffer][m / 2][m % 2 * 2],
-            x_part[buffer][m / 2][m % 2 * 2 + 1]);
-      }
+    for (int m = 0; m < 4; ++m) {
+      multiply_add(logits_sums[0][m], head__part[buffer][0], x_part[buffer][m / 2][m % 2 * 2],
+          x_part[buffer][m / 2][m % 2 * 2 + 1]);
     }
   };
 
@@ -176,7 +189,7 @@ logits_argmax_logits(
     commit_copies();
   }
   wait_copies<stages - 2>();
-  __syncthreads();
+  __syncwarp();
   load_parts(0, 0, 0);
   const auto take_slice = [&](int step, bool last) {
     #pragma unroll
@@ -187,7 +200,7 @@ logits_argmax_logits(
       if (k < 3) {
         load_parts(step, k + 1, (k + 1) % 2);
       } else if (!last) {
-        __syncthreads();
+        __syncwarp();
         load_parts(step + 1, 0, 0);
       }
       if (k == 0 && !last) {
@@ -201,20 +214,32 @@ logits_argmax_logits(
   for (int step = 0; step < steps - 1; ++step) take_slice(step, false);
   take_slice(steps - 1, true);
 
-  const int n = warp_col + lane / 4 * 8;  // the first of the thread's columns
-  const int col = col0 + n;
+  // the sums go through shared memory, where each thread finds neighbouring columns of a row
+  __syncthreads();
+  float* const logits_shared = reinterpret_cast<float*>(shared);
   #pragma unroll
-  for (int v = 0; v < 16; ++v) {
-    const int m = warp_row + v / 2 * 8 + lane % 4 * 2 + v % 2;
-    const long long row = row0 + m;
-    if (row < rows) {
-      Vec<float, 8> logits_vec;
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float logits = logits_sums[j / 2][v / 2][j % 2 * 2 + v % 2];
-        logits_vec.at[j] = logits;
-      }
-      store<8>(logits_ptr + row * logits_stride + col, logits_vec);
+  for (int m = 0; m < 4; ++m) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int sum_row = m * 8 + lane % 4 * 2 + i % 2;
+      const int sum_col = lane / 4 + i / 2 * 8;
+      logits_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = logits_sums[0][m][i];
     }
+  }
+  __syncthreads();
+
+  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
+  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
+  const long long row = row0 + m;
+  const int col = col0 + n;
+  if (m < tile_rows && row < rows) {
+    const Vec<float, 8> logits_total = gathered<8>(logits_shared + m * sums_stride + n);
+    Vec<float, 8> logits_vec;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float logits = logits_total.at[j];
+      logits_vec.at[j] = logits;
+    }
+    store<8>(logits_ptr + row * logits_stride + col, logits_vec);
   }
 }

@@ -1,26 +1,22 @@
-// logits_argmax_out  f32[M, V] -> i32[M, 1]  at M=128 V=128256
+// logits_argmax_out  f32[M, V] -> i32[M, 1]  at M=32 V=128256
 // out of logits_argmax.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
 // selects  1 of 128256 columns a row by logits, largest first; NaN before all, ties by column, -inf
 //          never
-// tile     a block of 512 threads a row; streaming threshold select, 8 x 4 elements a thread at a time;
-//          some 1 of 128256 pass the threshold, whose vectors are read again
-// traffic  65.7 MB moved, 65.7 MB ideal, 65.7 MB unfused in 1 launch
-// floor    13.7 us at 4.8 TB/s; memory-bound at 0.25 flop/B
+// tile     a cluster of 16 blocks of 128 threads a row, the row in registers; some 1 of 128256 reach
+//          the threshold of 1 warps
+// traffic  16.4 MB moved, 16.4 MB ideal, 16.4 MB unfused in 1 launch
+// floor    3.4 us at 4.8 TB/s; memory-bound at 0.25 flop/B
 // needs    rows of 128256 elements, next to each other; logits: address and strides in multiples of 16
 //          B
 //
-// method   streaming threshold select. The row is read once, and of every 8 elements the largest key is
-//          kept as their delegate (Dr. Top-k, Gaihre et al., SC 2021). An order that 1 largest keys
-//          reach is a threshold: few more elements reach it, and only those whose delegate exceeds it
-//          are looked at again
-// sections stream    the pass over the row
-//          threshold what enough largest keys reach, by bisection
-//          collect   vectors whose delegate exceeds it are read again; their elements above it are
-//                    candidates
-//          cut       where candidates have no more room: bucket select of the best 1 (Alabi et al., JEA
-//                    2012)
+// method   register-resident top-k for few columns. The largest key of each thread is its delegate (Dr.
+//          Top-k, Gaihre et al., SC 2021); the warps agree on a bar that at least 1 delegates reach,
+//          and few more keys do
+// sections read      the row, all of its vectors at once; keys stay in registers
+//          bar       what enough delegates reach, by rank within each warp and then among warps
+//          collect   the keys that reach it are candidates, in the first block
 //          rank      counting sort by ranges of keys, comparisons within a range; where ties fill one,
 //                    bitonic sort (Batcher, AFIPS 1968)
 //          write     what is computed at the chosen columns
@@ -48,24 +44,17 @@ __device__ __forceinline__ float larger(float a, float b) {
   return y;
 }
 
-constexpr int threads = 512;  // of a block
-constexpr int warps = 16;  // of a block
-constexpr int vector_step = threads * 4;  // columns from a thread's vector to its next one
-constexpr int room = 64;  // candidates of a warp
-constexpr int bins = 512;  // ranges of keys, by which candidates are counted
-constexpr int bin_bits = 9;
-
-// one bit a lane, the lowest for the first
-typedef unsigned Lanes;
-
-// the lanes of the warp that say so
-__device__ __forceinline__ Lanes vote(bool says) {
-  return __ballot_sync(0xffffffffu, says);
-}
-
-__device__ __forceinline__ int count(Lanes lanes) {
-  return __popc(lanes);
-}
+constexpr int threads = 128;  // of a block
+constexpr int row_threads = threads * 16;  // of a row: those of its cluster's blocks
+constexpr int warps = 4;  // of a block
+constexpr int row_warps = warps * 16;
+constexpr int readers = threads / 16;  // that count the candidates of one block
+constexpr int room = 32;  // candidates of a block
+constexpr int limit = 256;  // candidates in all
+constexpr unsigned aim = 16;  // candidates that a search tries for
+constexpr int bins = 256;  // ranges of keys, by which candidates are counted
+constexpr int own_bins = bins / threads;  // of a thread, the highest first
+constexpr int bin_bits = 8;
 
 // a candidate as one number: of two, the larger is the one to choose. Its upper bits are the order of its key, an integer
 // that grows with the key; its lower bits are the column, counted from the row's end, for ties go to lower columns. 0 is none
@@ -122,106 +111,70 @@ __device__ __forceinline__ unsigned sum_below(unsigned v) {
 }
 
 // what the threads of a block share
-struct alignas(16) Picker {
-  int notes[warps][1024];  // the words of largest keys, then columns of vectors
-  Entry entries[2][warps * room];  // candidates by warp, in one half; the other one is free
+struct Picker {
+  float keys[64][128];
+  Entry entries[16][room];  // candidates of each block, in the first one
+  Entry binned[256];  // candidates by bins
+  Entry picks[1];  // what is chosen, the best first
+  unsigned reached[row_warps], most[row_warps];  // by warp: the order that enough keys reach, and the largest
+  float sums[row_warps];  // of exponentials below it
   unsigned bins_above[bins + 1];  // of each bin its candidates, then those above it
   unsigned totals[warps];  // candidates by warp
-  unsigned reached[warps], highest[warps];  // by warp: the order that enough keys reach, and the largest
-  unsigned least, most;  // orders among the candidates
-  unsigned found, above, here;  // the bin that a cut goes on with, candidates above it and in it
+  unsigned counts[2][16];  // candidates of each block
+  unsigned found[2];  // candidates of this block
+  unsigned bar;  // its order
 };
-static_assert(sizeof(Picker) <= 84192, "the launch's shared memory");
+static_assert(sizeof(Picker) <= 40880, "the launch's shared memory");
 
-// the threshold just below `order`: what is larger has at least this order, and is not masked
-__device__ __forceinline__ float below(unsigned order) {
-  const unsigned before = order - 1 - (order == top_bit);  // -0 is 0
-  return key_at(before < masked ? masked : before > infinite ? infinite : before);
+// that of one of the row's blocks
+__device__ __forceinline__ Picker& picker_of(Picker& own, unsigned block) {
+  return *static_cast<Picker*>(__cluster_map_shared_rank(&own, block));
 }
 
-// the largest of a vector's keys; NaN is
-__device__ __forceinline__ float largest(const float (&keys)[4]) {
-  float v = keys[0];
+// what a thread of the row wrote can be read by all of them
+__device__ __forceinline__ void meet_all() {
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+}
+
+// the largest order of the warp's threads: each brings that of its largest key
+__device__ __forceinline__ unsigned reached_by(unsigned order) {
+  return warp_most(order);
+}
+
+// the largest order of the row, of those that its warps said
+__device__ __forceinline__ unsigned most_of(const Picker& picker) {
+  unsigned most = 0;
   #pragma unroll
-  for (int j = 1; j < 4; ++j) v = larger(v, keys[j]);
-  return v;
+  for (int at = threadIdx.x % 32; at < row_warps; at += 32) {
+    most = most > picker.most[at] ? most : picker.most[at];
+  }
+  return warp_most(most);
 }
 
-// how many candidates lie in bins above this thread's; `own` becomes how many its own bin holds.
+// how many candidates lie in bins above this thread's; `own` becomes how many its own bins hold, the highest first.
 // Every thread of the block calls it
-__device__ __forceinline__ unsigned add_up(Picker& picker, unsigned& own) {
-  own = picker.bins_above[bins - 1 - threadIdx.x];
-  const unsigned upto = sum_below(own);
+__device__ __forceinline__ unsigned add_up(Picker& picker, unsigned (&own)[own_bins]) {
+  const int first = bins - 1 - threadIdx.x * own_bins;
+  unsigned sum = 0;
+  #pragma unroll
+  for (int q = 0; q < own_bins; ++q) {
+    own[q] = picker.bins_above[first - q];
+    sum += own[q];
+  }
+  const unsigned upto = sum_below(sum);
   if (threadIdx.x % 32 == 31) picker.totals[threadIdx.x / 32] = upto;
   __syncthreads();
-  unsigned above = upto - own;
+  unsigned above = upto - sum;
   #pragma unroll
   for (int w = 0; w < warps; ++w) above += w < threadIdx.x / 32 ? picker.totals[w] : 0;
   return above;
-}
-
-// picker.least and picker.most become the range of the block's candidates; those of this thread are `least` to `most`
-__device__ __forceinline__ void measure(Picker& picker, unsigned least, unsigned most) {
-  least = warp_least(least);
-  most = warp_most(most);
-  if (threadIdx.x % 32 == 0) {
-    atomicMin(&picker.least, least);
-    atomicMax(&picker.most, most);
-  }
-  __syncthreads();
 }
 
 // a candidate's distance from the lowest one, shifted right by so many bits, is its bin: the largest one, `span`, has one too
 __device__ __forceinline__ int shift_for(Entry span) {
   const int bits = 64 - __clzll(static_cast<long long>(span));
   return bits > bin_bits ? bits - bin_bits : 0;
-}
-
-// a cutoff that 1 of the block's candidates exceed and few more do, 0 if there are fewer, by bucket select:
-// count the candidates by bins, go on with the bin that holds the last of the 1, until few enough are in it
-__device__ __forceinline__ Entry cut(Picker& picker, const Entry* own_list, unsigned held) {
-  unsigned least = 0xffffffffu, most = 0;
-  #pragma unroll 1
-  for (unsigned i = threadIdx.x % 32; i < held; i += 32) {
-    const unsigned order = static_cast<unsigned>(own_list[i] >> column_bits);
-    least = least < order ? least : order;
-    most = most > order ? most : order;
-  }
-  measure(picker, least, most);
-  if (picker.most < picker.least) return 0;
-  Entry low = static_cast<Entry>(picker.least) << column_bits;
-  int shift = shift_for((static_cast<Entry>(picker.most) << column_bits | last_column) - low), width = 63;
-  unsigned before = 0;  // candidates above the range that is looked into
-  for (;;) {
-    #pragma unroll 1
-    for (unsigned i = threadIdx.x % 32; i < held; i += 32) {
-      const Entry entry = own_list[i];
-      if (entry >= low && (entry - low) >> width == 0) atomicAdd(&picker.bins_above[(entry - low) >> shift], 1u);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      picker.least = 0xffffffffu;
-      picker.most = 0;
-    }
-    unsigned own;
-    unsigned above = before + add_up(picker, own);
-    if (above < 1 && above + own >= 1) {
-      picker.found = bins - 1 - threadIdx.x;
-      picker.above = above;
-      picker.here = own;
-    }
-    above += own;
-    if (threadIdx.x == threads - 1 && above < 1) picker.found = bins;
-    __syncthreads();
-    if (picker.found == bins) return 0;
-    low += static_cast<Entry>(picker.found) << shift;
-    before = picker.above;
-    if (before + picker.here <= 33 || shift == 0) return low - 1;
-    width = shift;
-    shift = shift > bin_bits ? shift - bin_bits : 0;
-    picker.bins_above[threadIdx.x] = 0;
-    __syncthreads();
-  }
 }
 
 // n entries, the largest first (Batcher's bitonic sort); there is room for a power of two of them
@@ -250,28 +203,7 @@ __device__ __forceinline__ void sort(Entry* list, unsigned n) {
   }
 }
 
-// an order that at least 1 of the row's elements reachs; `most` becomes the order of the largest. A thread brings the
-// largest key of its elements. Each warp finds the largest of its own
-// and the 1st largest of what the warps find is the row's
-__device__ __forceinline__ unsigned tighten(Picker& picker, const float peak, unsigned& most) {
-  most = warp_most(order_of(peak));
-  if (threadIdx.x % 32 == 0) {
-    picker.reached[threadIdx.x / 32] = most;
-    picker.highest[threadIdx.x / 32] = most;
-  }
-  __syncthreads();
-  const unsigned own = picker.reached[threadIdx.x % warps];
-  most = warp_most(picker.highest[threadIdx.x % warps]);
-  int rank = 0;  // of the warp's order among those of all warps
-  #pragma unroll
-  for (int w = 0; w < warps; ++w) {
-    const unsigned other = picker.reached[w];
-    rank += other > own || (other == own && w < threadIdx.x % warps);
-  }
-  return warp_most(rank >= 0 ? own : 0);
-}
-
-extern "C" __global__ void __launch_bounds__(512, 2)
+extern "C" __global__ void __cluster_dims__(16, 1, 1) __launch_bounds__(128, 5)
 logits_argmax_out(
     const float* __restrict__ logits_ptr,
     int* __restrict__ out_ptr,
@@ -279,251 +211,163 @@ logits_argmax_out(
     long long logits_stride,
     long long out_stride)
 {
-  const int lane = threadIdx.x;  // of the 512 threads that share a row
+  constexpr int row_blocks = 16;  // that share a row
+  const int lane = __clusterRelativeBlockRank() * threads + threadIdx.x;  // of the 2048 threads that share a row
+  __cluster_barrier_arrive_relaxed();  // this block runs
   extern __shared__ __align__(16) unsigned char shared[];
   Picker& picker = *reinterpret_cast<Picker*>(shared);
-  const long long row = blockIdx.x;
+  const long long row = blockIdx.x / row_blocks;
   const float* const logits_row = logits_ptr + row * logits_stride;
   int* const out_row = out_ptr + row * out_stride;
 
-  // ---- stream
+  // ---- read
   // pass 1 of 1: read logits; choose top_columns_ = the columns of the 1 largest logits
-  if (threadIdx.x == 0) {
-    picker.least = 0xffffffffu;
-    picker.most = 0;
-  }
-  picker.bins_above[threadIdx.x] = 0;
-  Entry cutoff = static_cast<Entry>(masked) << column_bits | last_column;  // only larger entries count as candidates
-  unsigned held = 0;  // candidates of this warp
-  int side = 0;  // the half of picker.entries that has them
-  const int warp = threadIdx.x / 32, lane_of_warp = threadIdx.x % 32;
-  Entry* own_list = picker.entries[0] + warp * room;
-  const Lanes lanes_below = (Lanes(1) << lane_of_warp) - 1;
-  int* const notes = picker.notes[warp];  // largest keys of 2 vectors each, and later the vectors to look at
-  int noted = 0;  // notes of each thread, and later of the warp
-  float best = -INFINITY;  // the largest of the thread's keys
-  unsigned most = masked;  // the order of the row's largest key
-  Vec<float, 4> logits_vec_next[8];
-  // 8 vectors of the thread; `inside`: the row has all of them, of every thread
-  const auto read = [&](int turn, bool inside) {
-    #pragma unroll
-    for (int p = 0; p < 8; ++p) {
-      const int col = ((turn + p) * threads + lane) * 4;
-      if (inside || col < 128256) {
-        logits_vec_next[p] = load<4>(logits_row + col);
-      }
+  Vec<float, 4> logits_read[16];
+  #pragma unroll
+  for (int v = 0; v < 16; ++v) {
+    const int col = (v * row_threads + lane) * 4;
+    if (v < 15 || col < 128256) {
+      logits_read[v] = load<4>(logits_row + col);
     }
-  };
-  // notes the largest keys of what has been read
-  const auto see = [&](int turn, bool inside, bool ahead) {
-    // where there is no next turn the first one is read again: loads behind a test would cost a copy of each register
-    const int next = ahead ? ((turn + 8) * threads + lane) * 4 : 0;
-    float peaks[8];
+  }
+  const int warp = threadIdx.x / 32, lane_of_warp = threadIdx.x % 32;
+  for (int b = threadIdx.x; b <= bins; b += threads) picker.bins_above[b] = 0;
+  if (threadIdx.x < 2) picker.found[threadIdx.x] = 0;
+  if (threadIdx.x == 0) picker.bar = 0xffffffffu;
+  const unsigned block = __clusterRelativeBlockRank();
+  __cluster_barrier_wait();  // so does every block of the cluster, and may be written to
+  float keys[16][4];
+  float peak = -INFINITY;
+  #pragma unroll
+  for (int turn = 0; turn < 16; turn += 3) {  // while what follows is on its way
+    float higher = peak;
     #pragma unroll
-    for (int p = 0; p < 8; ++p) {
-      peaks[p] = -INFINITY;
-      const int col = ((turn + p) * threads + lane) * 4;
-      if (inside || col < 128256) {
-        const Vec<float, 4> logits_vec = logits_vec_next[p];
-        if (inside) {  // it is on its way while this one's elements are computed
-          const int col = next + p * vector_step;
-          logits_vec_next[p] = load<4>(logits_row + col);
-        }
-        float keys[4];
+    for (int v = turn; v < turn + 3 && v < 16; ++v) {
+      const int col = (v * row_threads + lane) * 4;
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) keys[v][j] = -INFINITY;
+      if (v < 15 || col < 128256) {
+        const Vec<float, 4>& logits_vec = logits_read[v];
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float logits = logits_vec.at[j];
-          keys[j] = logits;
+          keys[v][j] = logits;
         }
-        peaks[p] = largest(keys);
       }
-      best = larger(best, peaks[p]);
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        higher = larger(higher, keys[v][j]);
+        picker.keys[v * 4 + j][threadIdx.x] = keys[v][j];  // registers have no addresses, these have
+      }
     }
-    #pragma unroll
-    for (int p = 0; p < 8; p += 2) {
-      const float peak = larger(peaks[p], peaks[p + 1]);
-      notes[noted * 32 + lane_of_warp * 4 + p / 2] = __float_as_int(peak);
-    }
-    noted += 4;
-  };
-  read(0, true);
-  #pragma unroll 1
-  for (int turn = 0; turn < 64; turn += 8) {
-    if (turn < 56) {
-      see(turn, true, turn < 48);
-    } else {
-      see(turn, false, false);
-    }
-    if (turn >= 48 && turn < 56) read(turn + 8, false);
+    peak = higher;
   }
 
-  // ---- threshold
-  // what 1 elements reach is a threshold; vectors whose largest key exceeds it are listed
-  float limit = -INFINITY;
-  const unsigned order = tighten(picker, best, most);
-  const Entry reached = (static_cast<Entry>(order) << column_bits) - 1;
-  if (reached > cutoff) {
-    cutoff = reached;
-    limit = below(order);
+  // ---- bar
+  // 1 of the row's 64 warps have 1 thread each whose largest key reaches it
+  const unsigned order = order_of(peak);
+  const unsigned most = warp_most(order), reached = reached_by(order);
+  if (lane_of_warp < 16) {  // each block is told
+    Picker& far = picker_of(picker, lane_of_warp);
+    far.reached[block * warps + warp] = reached;
+    far.most[block * warps + warp] = most;
   }
-  unsigned marks = 0;  // a bit for each of this thread's notes, the highest for the first: ties go to lower columns
-  #pragma unroll
-  for (int slot = 0; slot < 32; ++slot) {
-    const float peak = __int_as_float(notes[(slot / 4 * 32 + lane_of_warp) * 4 + slot % 4]);
-    marks |= static_cast<unsigned>(!(peak <= limit)) << (31 - slot);
-  }
-  unsigned tied = 0;  // those that but equal the threshold, where vectors are many: they come last
-  if (vote(count(marks) > 8)) {
+  meet_all();
+  if (warp * 32 < row_warps) {
+    const unsigned own = threadIdx.x < row_warps ? picker.reached[threadIdx.x] : 0;
+    int above = 0;
     #pragma unroll
-    for (int slot = 0; slot < 32; ++slot) {
-      const float peak = __int_as_float(notes[(slot / 4 * 32 + lane_of_warp) * 4 + slot % 4]);
-      tied |= static_cast<unsigned>(peak == key_at(order)) << (31 - slot);
-    }
-    tied &= marks;
-    marks ^= tied;
+    for (int other = 0; other < row_warps; ++other) above += picker.reached[other] > own;
+    const unsigned least = warp_least(above < 1 ? own : 0xffffffffu);
+    if (lane_of_warp == 0) atomicMin(&picker.bar, least > masked ? least : masked + 1);
   }
-  meet();  // all lanes have read the notes, which the list of marked vectors replaces
-  noted = 0;
-  const auto list = [&](unsigned marked) {
-    #pragma unroll 1
-    for (Lanes who = vote(marked != 0); who; who = vote(marked != 0)) {
-      if (marked != 0) {
-        const int slot = __clz(static_cast<int>(marked));
-        marked ^= top_bit >> slot;
-        notes[noted + count(who & lanes_below)] = ((slot * 2) * threads + lane) * 4;
-      }
-      noted += count(who);
-    }
-  };
-  list(marks);
-  const int untied = noted * 2;
-  list(tied);
-  meet();
+  __syncthreads();
 
   // ---- collect
-  // the listed vectors are read again: elements above the threshold, and after a cut above the cutoff, are candidates.
-  // A lane looks at one vector at a time, and then lists its elements one by one
-  const int vectors = noted * 2;
-  int seen = 0;  // vectors that lanes have looked at
-  int own_col = 0;  // the first column of the lane's vector
-  unsigned fresh = 0;  // a bit for each of its elements that is yet to be listed, the highest for the first
-  unsigned listed = 0;  // its elements that were listed before a cut
-  bool exact = false;  // has a cut raised the cutoff beyond the threshold?
-  for (;;) {
-    const unsigned before = held;
-    bool left = false;
-    #pragma unroll 1
-    for (Lanes who = vote(fresh != 0); (who || seen < vectors) && !left; who = vote(fresh != 0)) {
-      if (!who) {
-        const int place = seen + lane_of_warp;
-        seen += 32;
-        if (place < vectors) own_col = notes[place / 2] + place % 2 * vector_step;
-        const int col = own_col;
-        // after a cut, vectors that but equal the threshold may lie too far behind in the row
-        const bool late = exact && place >= untied && (reached + 1 | (last_column - col)) <= cutoff;
-        if (place < vectors && !late && col < 128256) {
-          const Vec<float, 4> logits_vec = load<4>(logits_row + col);
-          float keys[4];
-          #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const float logits = logits_vec.at[j];
-            keys[j] = logits;
-            fresh |= static_cast<unsigned>(!(keys[j] <= limit)) << (31 - j);
-          }
-          if (exact) {
-            #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              if (entry_of(keys[j], col + j) <= cutoff) fresh &= ~(top_bit >> j);
-            }
-          }
-        }
-        fresh &= ~listed;
-        listed = 0;
-      } else if (held + count(who) > room) {
-        left = true;
-        listed = ~fresh;  // the others are looked at again after the cut, for they may be below the cutoff then
-        fresh = 0;
-        seen -= 32;
-      } else {
-        if (fresh != 0) {
-          const int j = __clz(static_cast<int>(fresh));
-          fresh ^= top_bit >> j;
-          own_list[held + count(who & lanes_below)] = static_cast<Entry>(own_col + j);
-        }
-        held += count(who);
-      }
-    }
-    meet();
-    #pragma unroll 1
-    for (unsigned i = before + lane_of_warp; i < held; i += 32) {  // columns become entries, a lane each
-      const int col = static_cast<int>(own_list[i]);
-      const float logits = logits_row[col];
-      own_list[i] = entry_of(logits, col);
-    }
-    if (!__syncthreads_or(left)) break;
-    meet();
-
-    // ---- cut
-    // the best 1 and a few more stay, spread evenly over the warps
-    const Entry higher = cut(picker, own_list, held);
-    cutoff = cutoff > higher ? cutoff : higher;
-    unsigned kept = 0;
-    #pragma unroll 1
-    for (unsigned i = lane_of_warp; i < held; i += 32) kept += own_list[i] > cutoff;
-    const unsigned upto = sum_below(kept);
-    if (lane_of_warp == 31) picker.totals[warp] = upto;
-    __syncthreads();
-    unsigned place = upto - kept, all = 0;
+  // what reaches the bar is a candidate, and goes to the row's first block. Ties, or a row in order, make too many:
+  // a cutoff between too many and too few is looked for, by turns in proportion and in the middle
+  const Entry bottom = static_cast<Entry>(picker.bar) << column_bits;
+  Entry cutoff = bottom;
+  const Entry highest = static_cast<Entry>(most_of(picker)) << column_bits | last_column;
+  Entry enough = bottom, few = highest + 1;  // cutoffs that 1 reach, and that fewer do
+  unsigned reach = 0;  // the number of those that reach `enough`
+  Picker& first = picker_of(picker, 0);
+  int side = 0;
+  for (;; side ^= 1) {
+    const unsigned least = static_cast<unsigned>(cutoff >> column_bits);
+    const float bar = key_at(least < infinite ? least : infinite);
+    Entry marks = 0;  // a bit for each key
     #pragma unroll
-    for (int w = 0; w < warps; ++w) {
-      place += w < warp ? picker.totals[w] : 0;
-      all += picker.totals[w];
+    for (int v = 0; v < 16; ++v) {
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) marks |= static_cast<Entry>(!(keys[v][j] < bar)) << (v * 4 + j);
     }
     #pragma unroll 1
-    for (unsigned i = lane_of_warp; i < held; i += 32) {
-      if (own_list[i] > cutoff) {
-        picker.entries[side ^ 1][place % warps * room + place / warps] = own_list[i];
-        ++place;
-      }
+    while (marks) {
+      const int element = 63 - __clzll(static_cast<long long>(marks));
+      marks ^= Entry(1) << element;
+      const int v = element / 4, j = element % 4;
+      const Entry entry = entry_of(picker.keys[element][threadIdx.x], (v * row_threads + lane) * 4 + j);
+      if (entry < cutoff) continue;
+      const unsigned place = atomicAdd(&picker.found[side], 1u);
+      if (place < room) first.entries[block][place] = entry;
     }
-    held = all / warps + (warp < all % warps);
-    side ^= 1;
-    own_list = picker.entries[side] + warp * room;
-    exact = true;
-    picker.bins_above[threadIdx.x] = 0;
     __syncthreads();
+    if (threadIdx.x < 16) picker_of(picker, threadIdx.x).counts[side][block] = picker.found[side];
+    if (threadIdx.x == 0) picker.found[side ^ 1] = 0;
+    meet_all();
+    unsigned all = 0;
+    bool fits = true;
+    #pragma unroll
+    for (int b = 0; b < 16; ++b) {
+      all += picker.counts[side][b];
+      fits = fits && picker.counts[side][b] <= room;
+    }
+    if (fits && all <= limit && (all >= 1 || cutoff == bottom)) break;
+    if (all >= 1) {
+      enough = cutoff;
+      reach = all;
+    } else {
+      few = cutoff;
+    }
+    const Entry between = few - enough, wanted = reach > aim ? aim : reach;
+    cutoff = enough + (side == 0 ? between - between * wanted / reach : between / 2);
   }
+  if (block != 0) return;
 
   // ---- rank
   // a counting sort of the candidates into bins by their keys; within a bin each is compared with all others
-  const Entry lowest = cutoff + 1;
-  const int by = shift_for((static_cast<Entry>(most) << column_bits | last_column) - lowest);
+  const unsigned from = threadIdx.x / readers;  // the block whose candidates this thread counts
+  const Entry lowest = cutoff;
+  const int by = shift_for(highest - lowest);
   #pragma unroll 1
-  for (unsigned i = lane_of_warp; i < held; i += 32) {
-    const Entry entry = picker.entries[side][warp * room + i];
-    if (entry <= cutoff) continue;  // found while the cutoff was lower
+  for (unsigned i = threadIdx.x % readers; i < picker.counts[side][from]; i += readers) {
+    const Entry entry = picker.entries[from][i];
     atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u);
   }
   __syncthreads();
-  unsigned own;
-  const unsigned above = add_up(picker, own);
-  const bool many = own > 64 && above < 1;  // ties: are too many candidates in the bin to compare each with all?
-  picker.bins_above[bins - 1 - threadIdx.x] = above;
+  unsigned own[own_bins];
+  unsigned above = add_up(picker, own);
+  bool many = false;  // ties: are too many candidates in a bin to compare each with all?
+  #pragma unroll
+  for (int q = 0; q < own_bins; ++q) {
+    many = many || (own[q] > 64 && above < 1);
+    picker.bins_above[bins - 1 - threadIdx.x * own_bins - q] = above;
+    above += own[q];
+  }
   if (threadIdx.x == 0) picker.bins_above[bins] = 0;
   const bool sorts = __syncthreads_or(many);
-  Entry* const binned = picker.entries[side ^ 1];
-  Entry* const picks = picker.entries[side];  // overwrites what has been binned
+  Entry* const binned = picker.binned;
   #pragma unroll 1
-  for (unsigned i = lane_of_warp; i < held; i += 32) {
-    const Entry entry = picker.entries[side][warp * room + i];
-    if (entry <= cutoff) continue;  // found while the cutoff was lower
+  for (unsigned i = threadIdx.x % readers; i < picker.counts[side][from]; i += readers) {
+    const Entry entry = picker.entries[from][i];
     binned[atomicAdd(&picker.bins_above[(entry - lowest) >> by], 1u)] = entry;
   }
   __syncthreads();
   const unsigned all = picker.bins_above[0];
   if (sorts) {
     sort(binned, all);
-    if (threadIdx.x < 1 && threadIdx.x < all) picks[threadIdx.x] = binned[threadIdx.x];
+    if (threadIdx.x < 1 && threadIdx.x < all) picker.picks[threadIdx.x] = binned[threadIdx.x];
   }
   #pragma unroll 1
   for (unsigned i = threadIdx.x; i < all && !sorts; i += threads) {
@@ -533,16 +377,16 @@ logits_argmax_out(
     if (rank < 1) {
       #pragma unroll 1
       for (unsigned other = rank, end = picker.bins_above[bin]; other < end; ++other) rank += binned[other] > entry;
-      if (rank < 1) picks[rank] = entry;
+      if (rank < 1) picker.picks[rank] = entry;
     }
   }
-  for (unsigned i = all + threadIdx.x; i < 1; i += threads) picks[i] = 0;
+  for (unsigned i = all + threadIdx.x; i < 1; i += threads) picker.picks[i] = 0;
   __syncthreads();
 
   // ---- write
   // the 1 chosen, pass 1 over them: write out
   if (lane < 1) {
-    const Entry entry = picks[lane];
+    const Entry entry = picker.picks[lane];
     const int top_columns_ = entry ? column_of(entry) : -1;
     out_row[lane] = top_columns_;
   }

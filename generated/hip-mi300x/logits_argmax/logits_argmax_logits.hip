@@ -1,11 +1,11 @@
-// logits_argmax_logits  bf16[M, K], bf16[V, K] -> f32[M, V]  at M=128 K=4096 V=128256
+// logits_argmax_logits  bf16[M, K], bf16[V, K] -> f32[M, V]  at M=32 K=4096 V=128256
 // logits of logits_argmax.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s, 1307 TFLOP/s for products
-// tile     128 x 128 tiles of 4 warps, slices of 32 in a ring of 2
-// traffic  1117.4 MB moved, 1117.4 MB ideal, 1117.4 MB with products apart, 1117.4 MB unfused in 1
+// tile     32 x 32 tiles, slice-K by 4 groups of warps; slices of 64 in a ring of 2 for each group
+// traffic  1067.4 MB moved, 1067.4 MB ideal, 1067.4 MB with products apart, 1067.4 MB unfused in 1
 //          launch
-// floor    210.8 us at 5.3 TB/s; memory-bound at 120.36 flop/B
+// floor    201.4 us at 5.3 TB/s; memory-bound at 31.50 flop/B
 // needs    K=4096, V=128256; rows of all operands next to each other; x, head_, logits: address and
 //          strides in multiples of 16 B
 
@@ -28,19 +28,16 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
 }
 
 // a block's tile, the slices of K that it takes one after another, and how many shared memory holds
-constexpr int tile_rows = 128, tile_cols = 128, tile_k = 32, stages = 2;
-constexpr int steps = 128;
-constexpr int warp_rows = 64, warp_cols = 64;  // of a tile
-constexpr int threads = 256;
-constexpr int tiles_across = 1002;
-constexpr int group = 8, group_tiles = group * tiles_across;  // rows of tiles that are taken together, and their tiles
+constexpr int tile_rows = 32, tile_cols = 32, tile_k = 64, stages = 2;
+constexpr int split_k = 4, steps = 16;  // parts of K, and slices of each
+constexpr int tiles_across = 4008;
 // elements from the start of a slice to the right factor, and to its end
 constexpr int head__at = tile_rows * tile_k;
 constexpr int slice_elements = head__at + tile_cols * tile_k;
-constexpr int at_once = 256 * 8;  // elements that the threads copy at once
-constexpr int band_rows = 32;
+constexpr int at_once = 64 * 8;  // elements that the threads of a slice-K group copy at once
 // floats from a row of sums to the next: what a warp writes at once lies in different banks
 constexpr int sums_stride = tile_cols + 4;
+constexpr int group_floats = 1 * tile_rows * sums_stride;  // of a slice-K group's sums
 
 // where element (row, k) lies in a tile with rows of Chunks x 8 elements: XOR-swizzled by the row's number, so that
 // 8 rows of one column of chunks lie in different banks
@@ -69,25 +66,38 @@ __device__ __forceinline__ Vec<T, 8> load_chunk(const T* from, int count) {
   return v;
 }
 
+// N neighbouring sums in shared memory, added up over the 4 slice-K groups, always in this order
+template <int N>
+__device__ __forceinline__ Vec<float, N> gathered(const float* from) {
+  Vec<float, N> total = {};
+  #pragma unroll
+  for (int group = 0; group < 4; ++group) {
+    const Vec<float, N> part = load<N>(from + group * group_floats);
+    #pragma unroll
+    for (int j = 0; j < N; ++j) total.at[j] += part.at[j];
+  }
+  return total;
+}
+
 typedef short Half __attribute__((ext_vector_type(4)));
-typedef float Sums __attribute__((ext_vector_type(16)));
+typedef float Sums __attribute__((ext_vector_type(4)));
 
 // a lane's 8 elements of what one fragment multiplies: neighbours in k, the same for both operands
 struct alignas(16) Fragment {
   Half part[2];
 };
 
-// row `mn` + lane % 32 of a tile, from k on
+// row `mn` + lane % 16 of a tile, from k on
 template <int Chunks, typename T>
 __device__ __forceinline__ void load_fragment(Fragment& to, const T* tile, int mn, int k) {
   const int lane = threadIdx.x % 64;
-  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(mn + lane % 32, k + lane / 32 * 8));
+  to = *reinterpret_cast<const Fragment*>(tile + place<Chunks>(mn + lane % 16, k + lane / 16 * 8));
 }
 
-// sums += right^T left^T, 32 columns by 32 rows
+// sums += right^T left^T, 16 columns by 16 rows
 __device__ __forceinline__ void multiply_add(Sums& sums, const Fragment& right, const Fragment& left) {
-  sums = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(right.part[0], left.part[0], sums, 0, 0, 0);
-  sums = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(right.part[1], left.part[1], sums, 0, 0, 0);
+  sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[0], left.part[0], sums, 0, 0, 0);
+  sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(right.part[1], left.part[1], sums, 0, 0, 0);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -102,58 +112,52 @@ logits_argmax_logits(
 {
   extern __shared__ __align__(128) unsigned char shared[];
   const int lane = threadIdx.x % 64;
-  const int warp = threadIdx.x / 64;
-  const int warp_row = warp / 2 * warp_rows;  // the warp's first of the tile
-  const int warp_col = warp % 2 * warp_cols;
-  const unsigned tiles_down = static_cast<unsigned>((rows + tile_rows - 1) / tile_rows);
+  const int k_group = threadIdx.x / 64;  // slice-K: of 4 groups of warps
   const unsigned tile = blockIdx.x;
-  // 8 rows of tiles at a time, column by column: blocks that run together share factors in the L2 cache
-  const unsigned first = tile / group_tiles * group;
-  const unsigned height = tiles_down - first < group ? tiles_down - first : group;
-  const long long row0 = static_cast<long long>(first + tile % group_tiles % height) * tile_rows;
-  const int across = tile % group_tiles / height;
+  const long long row0 = static_cast<long long>(tile / tiles_across) * tile_rows;
+  const int across = tile % tiles_across;
   const int rows_here = rows - row0 < tile_rows ? static_cast<int>(rows - row0) : tile_rows;
   const int col0 = across * tile_cols;
 
   // the ring of 2 slices, and what the thread brings of each
-  __bf16* const ring = reinterpret_cast<__bf16*>(shared);
-  const int x_m = threadIdx.x / 4, x_k = threadIdx.x % 4 * 8;
-  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + x_k;
-  const int x_to = place<4>(x_m, x_k);
-  const int head__n = threadIdx.x / 4, head__k = threadIdx.x % 4 * 8;
-  const __bf16* head__from = head__ptr + (col0 + head__n) * head__ld + head__k;
-  const int head__to = head__at + place<4>(head__n, head__k);
-  Vec<__bf16, 8> x_held[2];
-  Vec<__bf16, 8> head__held[2];
+  __bf16* const ring = reinterpret_cast<__bf16*>(shared) + k_group * (stages * slice_elements);
+  const int x_m = lane / 8, x_k = lane % 8 * 8;
+  const __bf16* x_from = x_ptr + (row0 + x_m) * x_stride + k_group * tile_k + x_k;
+  const int x_to = place<8>(x_m, x_k);
+  const int head__n = lane / 8, head__k = lane % 8 * 8;
+  const __bf16* head__from = head__ptr + (col0 + head__n) * head__ld + k_group * tile_k + head__k;
+  const int head__to = head__at + place<8>(head__n, head__k);
+  Vec<__bf16, 8> x_held[4];
+  Vec<__bf16, 8> head__held[4];
   const auto fetch_slice = [&]() {
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      x_held[v] = load_chunk<8>(x_from + v * 64 * x_stride, x_m + v * 64 < rows_here ? 8 : 0);
+    for (int v = 0; v < 4; ++v) {
+      x_held[v] = load_chunk<8>(x_from + v * 8 * x_stride, x_m + v * 8 < rows_here ? 8 : 0);
     }
-    x_from += tile_k;
+    x_from += split_k * tile_k;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) head__held[v] = load_chunk<8>(head__from + v * 64 * head__ld, 8);
-    head__from += tile_k;
+    for (int v = 0; v < 4; ++v) head__held[v] = load_chunk<8>(head__from + v * 8 * head__ld, 8);
+    head__from += split_k * tile_k;
   };
   const auto prepare_slice = [&](int step) {
     __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + x_to + v * at_once, x_held[v]);
     #pragma unroll
-    for (int v = 0; v < 2; ++v) store<8>(slice + head__to + v * at_once, head__held[v]);
+    for (int v = 0; v < 4; ++v) store<8>(slice + head__to + v * at_once, head__held[v]);
   };
 
-  // 128 slices of 32: fragments are loaded one step ahead of their use, across slices too
+  // 16 slices of 64: fragments are loaded one step ahead of their use, across slices too
   Fragment x_part[2][2];
   Fragment head__part[2][2];
   Sums logits_sums[2][2] = {};
   const auto load_parts = [&](int step, int k, int buffer) {
     const __bf16* const slice = ring + step % stages * slice_elements;
     #pragma unroll
-    for (int i = 0; i < 2; ++i) load_fragment<4>(x_part[buffer][i], slice + i * (32 * tile_k), warp_row, k * 16);
+    for (int i = 0; i < 2; ++i) load_fragment<8>(x_part[buffer][i], slice + i * (16 * tile_k), 0, k * 32);
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      load_fragment<4>(head__part[buffer][i], slice + head__at + i * (32 * tile_k), warp_col, k * 16);
+      load_fragment<8>(head__part[buffer][i], slice + head__at + i * (16 * tile_k), 0, k * 32);
     }
   };
   const auto multiply = [&](int buffer) {
@@ -193,40 +197,32 @@ logits_argmax_logits(
   // the sums go through shared memory, where each thread finds neighbouring columns of a row
   __syncthreads();
   float* const logits_shared = reinterpret_cast<float*>(shared);
-  for (int band = 0; band < 4; ++band) {  // of 32 rows: no more fit into the place of the slices
-    if (band > 0) __syncthreads();
+  #pragma unroll
+  for (int n = 0; n < 2; ++n) {
     #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      if ((warp_row + m * 32) / band_rows == band) {
-        #pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          #pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            const int sum_row = (warp_row + m * 32) % band_rows + lane % 32;
-            const int sum_col = warp_col + n * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
-            logits_shared[sum_row * sums_stride + sum_col] = logits_sums[n][m][i];
-          }
-        }
+      #pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int sum_row = m * 16 + lane % 16;
+        const int sum_col = n * 16 + lane / 16 * 4 + i;
+        logits_shared[k_group * group_floats + sum_row * sums_stride + sum_col] = logits_sums[n][m][i];
       }
     }
-    __syncthreads();
+  }
+  __syncthreads();
 
+  const int m = static_cast<int>(threadIdx.x / (tile_cols / 8));
+  const int n = static_cast<int>(threadIdx.x % (tile_cols / 8)) * 8;
+  const long long row = row0 + m;
+  const int col = col0 + n;
+  if (m < tile_rows && row < rows) {
+    const Vec<float, 8> logits_total = gathered<8>(logits_shared + m * sums_stride + n);
+    Vec<float, 8> logits_vec;
     #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int m = static_cast<int>((v * threads + threadIdx.x) / (tile_cols / 8));
-      const int n = static_cast<int>((v * threads + threadIdx.x) % (tile_cols / 8)) * 8;
-      const long long row = row0 + band * band_rows + m;
-      const int col = col0 + n;
-      if (row < rows) {
-        const Vec<float, 8> logits_total = load<8>(logits_shared + m * sums_stride + n);
-        Vec<float, 8> logits_vec;
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const float logits = logits_total.at[j];
-          logits_vec.at[j] = logits;
-        }
-        store<8>(logits_ptr + row * logits_stride + col, logits_vec);
-      }
+    for (int j = 0; j < 8; ++j) {
+      const float logits = logits_total.at[j];
+      logits_vec.at[j] = logits;
     }
+    store<8>(logits_ptr + row * logits_stride + col, logits_vec);
   }
 }
