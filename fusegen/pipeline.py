@@ -31,7 +31,7 @@ from fusegen.planner.model import Candidates, Layout, Plan, Source
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import ProgramPlan
 from fusegen.runtime import Kernel, Program, finding
-from fusegen.runtime.cache import Entry, KernelCache, compiled, key_of
+from fusegen.runtime.cache import Entry, KernelCache, Key, compiled, key_of
 from fusegen.runtime.devices import Device
 from fusegen.targets import Target
 from fusegen.targets import target as target_named
@@ -103,9 +103,14 @@ def plan(
     return choose(found, tuned=tuned).plan
 
 
+def steps_candidates(program: ProgramPlan) -> tuple[Candidates, ...]:
+    """Each step's candidates, for arrays that lie as the program has them lie."""
+    return tuple(candidates(step.graph, program.target, step.plan.layout) for step in program.steps)
+
+
 def tuned_steps(program: ProgramPlan, tuned: bool = True) -> ProgramPlan:
     """The program with each step's plan as it is tried first. Where it is cut is the cost model's choice."""
-    plans = (choose(candidates(step.graph, program.target), tuned=tuned).plan for step in program.steps)
+    plans = (choose(own, tuned=tuned).plan for own in steps_candidates(program))
     return replace(
         program, steps=tuple(replace(step, plan=plan) for step, plan in zip(program.steps, plans, strict=True))
     )
@@ -164,6 +169,12 @@ def build(
     return Built(least[1], least[2], tuple(verdicts), choice)
 
 
+def build_candidates(found: Candidates) -> Built:
+    """The first of `found` that passes the gate. Raises NoPlan, CompileError and MissingError."""
+    layout = found.plans[0].layout if found.plans else CONTIGUOUS
+    return build(found.graph.written, found.target, layout, known=found)
+
+
 def refusal(device: Device, source: Source, binary: Binary) -> KernelError | None:
     """Why `device` can't hold the kernel at all; None where it can, and where it is no GPU."""
     if not device.asynchronous:
@@ -214,13 +225,13 @@ def compile_program(program: ProgramPlan, *, on: str = "auto", validate: bool = 
     """The program, compiled: a kernel for each step. Validated as a whole against the reference of its chain; raises
     ValidationError where that fails."""
     device = finding.find(program.target, on)
-    found = [candidates(step.graph, program.target, step.plan.layout) for step in program.steps]
+    found = steps_candidates(program)
     kernels = [compile_kernel(one, on=on, validate=False, tuned=tuned) for one in found]
     steps = (replace(step, plan=kernel.plan) for step, kernel in zip(program.steps, kernels, strict=True))
     made = Program(replace(program, steps=tuple(steps)), kernels, device)
     made.again = partial(compile, program.graph, program.target, on=on, validate=validate, tuned=tuned)
     if validate:
-        made.report = run_validation(made, quick=True)
+        made.report = proven(made)
         if made.report.unjudged:
             raise RequestError(f"{program.name}: {made.report.unjudged}")
         if not made.report.ok:
@@ -270,17 +281,27 @@ def compile_kernel(found: Candidates, *, on: str = "auto", validate: bool = True
         )  # fmt: skip
 
 
-def proven(kernel: Kernel) -> Report:
-    """The kernel's quick validation: remembered with its binary, or run now. Only good verdicts are remembered.
+def proven(kernel: Kernel | Program) -> Report:
+    """The quick validation of a kernel or program: remembered with its binary, or run now. Only good verdicts are
+    remembered; a program's in an entry of its own, without code.
 
     A verdict holds for the device and the reference text it was given on: an op's meaning may change under a kernel.
     """
-    if kernel.binary is None:
+    binary: Binary | None
+    if isinstance(kernel, Program):
+        last = kernel.kernels[-1].binary
+        compiled_all = all(own.binary is not None for own in kernel.kernels)
+        binary = replace(last, code=b"") if last is not None and compiled_all else None
+        reference = kernel.plan.reference
+    else:
+        binary, reference = kernel.binary, kernel.source.reference
+    if binary is None:
         return run_validation(kernel, quick=True)
-    store, key = KernelCache(), key_of(kernel.source)
+    store = KernelCache()
+    key = program_key(kernel) if isinstance(kernel, Program) else key_of(kernel.source)
     entry = store.load(key, kernel.target)
     where = str(kernel.device)
-    grounds = {"device": where, "reference": sha256(kernel.source.reference.encode()).hexdigest()}
+    grounds = {"device": where, "reference": sha256(reference.encode()).hexdigest()}
     if entry is not None and entry.verdict is not None and grounds.items() <= entry.verdict.items():
         try:
             report = Report.from_json(entry.verdict["report"])
@@ -290,14 +311,23 @@ def proven(kernel: Kernel) -> Report:
             ValueError,
             OverflowError,
         ) as error:  # kept by another version, or by nobody we know
-            log.debug("%s: the verdict kept with it can't be read: %r", kernel.source.plan.name, error)
+            log.debug("%s: the verdict kept with it can't be read: %r", kernel.name, error)
         else:
-            log.debug("%s was validated before on %s", kernel.source.plan.name, where)
+            log.debug("%s was validated before on %s", kernel.name, where)
             return report
     report = run_validation(kernel, quick=True)
     if report.ok:
-        store.store(key, Entry(kernel.binary, {**grounds, "report": report.to_json()}))
+        store.store(key, Entry(binary, {**grounds, "report": report.to_json()}))
     return report
+
+
+def program_key(program: Program) -> Key:
+    """What a program's verdict depends on: every kernel, and which arrays each one is launched with."""
+    parts = [key_of(source).digest for source in program.sources]
+    parts += [repr((step.bindings, step.values, dict(step.sizes))) for step in program.plan.steps]
+    parts += [repr(stored) for stored in program.plan.between]
+    text = sha256("\n".join(parts).encode()).hexdigest()
+    return replace(key_of(program.sources[-1]), entry=program.name, text=text)
 
 
 def run_validation(kernel: Kernel | Program, *, quick: bool) -> Report:

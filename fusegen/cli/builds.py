@@ -62,9 +62,9 @@ def compile_one(chain: Chain, target: Target, validate: bool) -> Outcome:
     start = time.perf_counter()
     skipped = Validation(None, "", "not validated: --no-validate")
     try:
-        program = programs.program_of(chain, target)
-        graphs = [chain.graph] if program is None else [step.graph for step in program.steps]
-        kernels = tuple(pipeline.build(graph, target) for graph in graphs)
+        programs.program_of(chain, target)  # raises NoPlan
+        found = programs.kernel_candidates(chain, target)
+        kernels = tuple(pipeline.build_candidates(own) for own in found)
     except (KernelError, RequestError) as error:
         return Outcome(chain, target, (), time.perf_counter() - start, skipped, error)
     seconds = time.perf_counter() - start

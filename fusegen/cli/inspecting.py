@@ -19,11 +19,10 @@ from fusegen.compiling import Binary
 from fusegen.database import choose
 from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError
-from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.measuring.profiling import checklist
-from fusegen.pipeline import Built, build
-from fusegen.planner.model import Source
+from fusegen.pipeline import Built, build_candidates, steps_candidates
+from fusegen.planner.model import Candidates, Source
 from fusegen.targets import Target
 
 
@@ -39,13 +38,13 @@ def look(chain: Chain, target: Target, what: str) -> Shown:
     """Raises NoPlan, CompileError, MissingError, and RequestError for what the target has none of."""
     program = programs.program_of(chain, target)
     if program is None:
-        return LOOKS[what](chain.graph, chain, target)
+        return LOOKS[what](planner.candidates(chain.graph, target), chain)
     if what == "plan":
         facts = programs.program_facts(program)
         return Shown({"plan": facts}, lambda: programs.show_program(program, every=False))
     if what == "reference":
         return code(program.reference, "python")
-    parts = [(step.name, LOOKS[what](step.graph, chain, target)) for step in program.steps]
+    parts = [(own.graph.name, LOOKS[what](own, chain)) for own in steps_candidates(program)]
     facts = {"kernels": [{"kernel": name, **shown.facts} for name, shown in parts]}
     return Shown(facts, lambda: show_each(parts, what))
 
@@ -59,31 +58,30 @@ def show_each(parts: Sequence[tuple[str, Shown]], what: str) -> None:
         shown.show()
 
 
-def first_choice(graph: Graph, target: Target) -> Source:
-    return render(choose(planner.candidates(graph, target)).plan)
+def first_choice(found: Candidates) -> Source:
+    return render(choose(found).plan)
 
 
 def code(text: str, language: str) -> Shown:
     return Shown({"text": text}, lambda: show_code(text, language))
 
 
-def source(graph: Graph, chain: Chain, target: Target) -> Shown:
-    return code(first_choice(graph, target).text, "cuda")
+def source(found: Candidates, chain: Chain) -> Shown:
+    return code(first_choice(found).text, "cuda")
 
 
-def reference(graph: Graph, chain: Chain, target: Target) -> Shown:
-    return code(first_choice(graph, target).reference, "python")
+def reference(found: Candidates, chain: Chain) -> Shown:
+    return code(first_choice(found).reference, "python")
 
 
-def plan(graph: Graph, chain: Chain, target: Target) -> Shown:
-    found = planner.candidates(graph, target)
+def plan(found: Candidates, chain: Chain) -> Shown:
     choice = choose(found)
     return Shown({"plan": plans.choice_facts(choice)}, lambda: plans.show_plan(found, choice, every=False))
 
 
-def gated(graph: Graph, target: Target) -> tuple[Built, Binary]:
+def gated(found: Candidates) -> tuple[Built, Binary]:
     """The kernel that is handed out. Raises MissingError without a compiler."""
-    built = build(graph, target)
+    built = build_candidates(found)
     assert built.binary is not None  # build() was asked for one
     refused = [v for v in built.verdicts if v.plan is not built.source.plan]
     if refused:
@@ -91,40 +89,40 @@ def gated(graph: Graph, target: Target) -> tuple[Built, Binary]:
     return built, built.binary
 
 
-def ptx(graph: Graph, chain: Chain, target: Target) -> Shown:
+def ptx(found: Candidates, chain: Chain) -> Shown:
     from fusegen import compiling
 
-    if target.vendor != "cuda":  # says what to ask for instead, before anything is compiled
-        return code(compiling.ptx("", target, filename=""), "ptx")
-    built, _ = gated(graph, target)
-    return code(compiling.ptx(built.source.text, target, filename=built.source.filename), "ptx")
+    if found.target.vendor != "cuda":  # says what to ask for instead, before anything is compiled
+        return code(compiling.ptx("", found.target, filename=""), "ptx")
+    built, _ = gated(found)
+    return code(compiling.ptx(built.source.text, found.target, filename=built.source.filename), "ptx")
 
 
-def sass(graph: Graph, chain: Chain, target: Target) -> Shown:
+def sass(found: Candidates, chain: Chain) -> Shown:
     from fusegen import compiling
 
-    _, binary = gated(graph, target)
+    _, binary = gated(found)
     text = compiling.disassemble(binary).rstrip("\n") + "\n"
     return code(text, "asm")
 
 
-def resources(graph: Graph, chain: Chain, target: Target) -> Shown:
-    _, binary = gated(graph, target)
+def resources(found: Candidates, chain: Chain) -> Shown:
+    _, binary = gated(found)
     return Shown(builds.resource_facts(binary), lambda: builds.show_resources(binary))
 
 
-def profile(graph: Graph, chain: Chain, target: Target) -> Shown:
+def profile(found: Candidates, chain: Chain) -> Shown:
     """The checklist; where nothing compiles here, the planner's estimates stand in and the checklist says so."""
     try:
-        built, binary = gated(graph, target)
-        found = checklist(built.source.plan, binary, spec_text(chain), chain.graph.sizes)
+        built, binary = gated(found)
+        made = checklist(built.source.plan, binary, spec_text(chain), chain.graph.sizes)
     except MissingError:
-        found = checklist(first_choice(graph, target).plan, None, spec_text(chain), chain.graph.sizes)
-    return Shown({"checklist": asdict(found)}, lambda: builds.show_checklist(found))
+        made = checklist(first_choice(found).plan, None, spec_text(chain), chain.graph.sizes)
+    return Shown({"checklist": asdict(made)}, lambda: builds.show_checklist(made))
 
 
 COMMENTS = {"ptx": "// ", "sass": "// "}  # before a name, in texts that are read on by other tools
-LOOKS: Mapping[str, Callable[[Graph, Chain, Target], Shown]] = {
+LOOKS: Mapping[str, Callable[[Candidates, Chain], Shown]] = {
     "source": source,
     "reference": reference,
     "plan": plan,

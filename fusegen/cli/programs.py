@@ -15,7 +15,7 @@ from fusegen.errors import NoPlan, RequestError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.language.types import f32
-from fusegen.pipeline import tuned_steps
+from fusegen.pipeline import steps_candidates, tuned_steps
 from fusegen.planner import candidates
 from fusegen.planner.heading import plural, summary
 from fusegen.planner.model import Candidates
@@ -58,16 +58,22 @@ def need_kernel(chain: Chain, target: Target, what: str) -> None:
     """Raises RequestError where the chain is a program, of which `what` (`tune measures`) is not to be had."""
     if (program := program_of(chain, target)) is not None:
         names = " and ".join(step.name for step in program.steps)
+        count = plural(len(program.steps), "kernel", "kernels")
         raise RequestError(
-            f"{what} one kernel, and {chain.name} on {target} is a program of {len(program.steps)}: {names}\n"
+            f"{what} one kernel, and {chain.name} on {target} is a program of {count}: {names}\n"
             "  write what one of them computes as a chain of its own; `fusegen explain` shows where it was cut"
         )
 
 
 def kernel_graphs(chain: Chain, target: Target) -> list[Graph]:
     """What is planned kernel by kernel: the chain, or each step of its program."""
-    program = ask_plan(chain.graph, target).program
-    return [chain.graph] if program is None else [step.graph for step in program.steps]
+    return [found.graph.written for found in kernel_candidates(chain, target)]
+
+
+def kernel_candidates(chain: Chain, target: Target) -> tuple[Candidates, ...]:
+    """Those of the chain's one kernel, or of each of its program's."""
+    planned = ask_plan(chain.graph, target)
+    return (planned.found,) if planned.program is None else steps_candidates(planned.program)
 
 
 def need_all(planned: Iterable[Planned], every: bool = False) -> None:
@@ -99,7 +105,7 @@ def program_facts(program: ProgramPlan, every: bool = False) -> dict[str, Any]:
         "sizes": dict(graph.sizes),
         "target": program.target.name,
         "arch": program.target.arch,
-        "steps": [step_facts(step) for step in program.steps],
+        "steps": [step_facts(*pair) for pair in zip(program.steps, steps_candidates(program), strict=True)],
         "boundaries": [boundary_facts(program, stored) for stored in program.boundaries],
         "workspace_bytes": program.arena(graph.sizes).bytes,
         "bytes": {"unfused": unfused_bytes(program), "moved": moved_bytes(program)},
@@ -110,13 +116,13 @@ def program_facts(program: ProgramPlan, every: bool = False) -> dict[str, Any]:
     }
 
 
-def step_facts(step: Step) -> dict[str, Any]:
+def step_facts(step: Step, found: Candidates) -> dict[str, Any]:
     return {
         "kernel": step.name,
         "reads": [binding.base for binding in step.reads],
         "writes": [binding.base for binding in step.writes],
         "values": list(step.values),
-        "plan": plans.choice_facts(choose(candidates(step.graph, step.plan.target))),
+        "plan": plans.choice_facts(choose(found)),
     }
 
 
@@ -204,9 +210,9 @@ def workspace(program: ProgramPlan) -> str:
 
 def arrow(step: Step) -> str:
     """`x, w and scale -> h`."""
-    given = ", ".join(binding.base for binding in step.reads)
+    given = ", ".join(map(str, step.reads))
     values = f" and {', '.join(step.values)}" if step.values else ""
-    return f"{given}{values} -> {', '.join(binding.base for binding in step.writes)}"
+    return f"{given}{values} -> {', '.join(map(str, step.writes))}"
 
 
 def between(program: ProgramPlan) -> Any:
@@ -321,8 +327,7 @@ def section_facts(sections: Iterable[Section]) -> dict[str, Any]:
 def each_kernel(program: ProgramPlan) -> list[tuple[str, Any, tuple[Section, ...]]]:
     """Each kernel's name, plan, and explanation."""
     found = []
-    for step in program.steps:
-        own = candidates(step.graph, program.target)
+    for step, own in zip(program.steps, steps_candidates(program), strict=True):
         choice = choose(own)
         sections = tuple(section for section in explanation(own, choice) if section.title != WRITTEN)
         found.append((step.name, choice.plan, sections))

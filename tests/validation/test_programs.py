@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fusegen
-from fusegen import Chain, Program
+from fusegen import Chain, Program, pipeline
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError, KernelError
 from fusegen.planner.programs.model import Arena, ProgramPlan
@@ -53,6 +54,32 @@ def test_other_layouts_sizes_and_settings() -> None:
 def test_the_first_build_is_validated_as_a_whole() -> None:
     program = fusegen.compile(mlp, target="cuda:h200", on="emulator")
     assert program.report.ok
+
+
+def test_the_verdict_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
+    calls: list[str] = []
+    run = pipeline.run_validation
+
+    def counted(program: Any, *, quick: bool) -> Any:
+        calls.append(program.name)
+        return run(program, quick=quick)
+
+    monkeypatch.setattr(pipeline, "run_validation", counted)
+    first: Any = fusegen.compile(mlp, target="cuda:h200", on="emulator")
+    if any(kernel.binary is None for kernel in first.kernels):
+        pytest.skip("nothing compiles here, so nothing is kept")
+    again: Any = fusegen.compile(mlp, target="cuda:h200", on="emulator")
+    assert calls == ["mlp"]
+    assert str(again.report) == str(first.report)
+    fusegen.compile(mlp.at(H=104), target="cuda:h200", on="emulator")
+    assert calls == ["mlp", "mlp"], "other kernels have a verdict of their own"
+    assert pipeline.program_key(again).digest == pipeline.program_key(first).digest
+    step, *others = again.plan.steps
+    bindings = tuple(replace(b, base="x" if b.base == "gate" else b.base) for b in step.reads)
+    other = replace(again.plan, steps=(replace(step, reads=bindings), *others))
+    moved = Program(other, again.kernels, again.device)
+    assert pipeline.program_key(moved).digest != pipeline.program_key(first).digest
 
 
 # ---------------------------------------------------------------- what is wrong is caught
