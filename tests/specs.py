@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fusegen.language.axes import column_reductions
 from fusegen.language.spec import Chain, load_chains
 
 FOLDER = Path(__file__).resolve().parent.parent / "specs"
@@ -13,7 +14,8 @@ VIEWED = {name: chain for name, chain in SHIPPED.items() if chain.graph.viewed} 
 PROGRAMS = {**{name: SHIPPED[name] for name in CUT}, **VIEWED}
 ALL = {name: chain for name, chain in SHIPPED.items() if name not in PROGRAMS}  # one kernel each
 PRODUCTS = {name: chain for name, chain in ALL.items() if chain.graph.products}
-ROWS = {name: chain for name, chain in ALL.items() if name not in PRODUCTS}
+COLUMNS = {name: chain for name, chain in ALL.items() if column_reductions(chain.graph)}
+ROWS = {name: chain for name, chain in ALL.items() if name not in PRODUCTS and name not in COLUMNS}
 
 
 def storage_types(chain: Chain) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from fusegen.language.naming import value_names
 from fusegen.language.operators import operators
 from fusegen.language.products import Factor, split
 from fusegen.language.types import shape_text, size_of
+from fusegen.planner.columns.plan import ColumnsPlan
 from fusegen.planner.model import Access, Candidates, Plan, RowPlan
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.product_cost import scale_texts, text_of, wave_text
@@ -51,6 +52,7 @@ def explanation(found: Candidates, choice: Choice | None = None) -> tuple[Sectio
         Section("fused", tuple(fused(plan))),
         Section("selection", tuple(map(Point, selection(plan.graph)))),
         *(row_sections(plan) if isinstance(plan, RowPlan) else product_sections(plan)),
+        *(column_sections(plan) if isinstance(plan, ColumnsPlan) else ()),
         Section("reads and writes", tuple(map(Point, accesses(plan)))),
         Section("in place", tuple(map(Point, in_place(plan)))),
         Section("rounding", tuple(map(Point, rounding(plan)))),
@@ -67,6 +69,21 @@ def row_sections(plan: RowPlan) -> tuple[Section, ...]:
         Section("passes over the row" if not plan.flat else "the pass", tuple(map(Point, passes(plan)))),
         Section("kept between passes", tuple(map(Point, kept(plan)))),
     )
+
+
+def column_sections(plan: ColumnsPlan) -> tuple[Section, ...]:
+    """What passes over the rows of a column do, and in which order its values are summed."""
+    count, tile = len(plan.passes), plan.tile
+    lines = [f"{number} of {count}: {one.title}" for number, one in enumerate(plan.passes, 1)]
+    if count > 1:
+        lines.append(f"{count} passes, because a column must be reduced before its rows can use the result")
+    turn = f"{tile.turn} rows at a time, " if tile.turn > 1 else ""
+    blocks = f", then over the cluster's {tile.cluster} blocks" if tile.cluster > 1 else ""
+    lines.append(
+        f"a column's values are summed in a thread, {turn}then over the {tile.rows} threads of a block that "
+        f"have rows of it{blocks}: always in this order, and a sum of no rows is 0"
+    )
+    return (Section("passes over the rows", tuple(map(Point, lines))),)
 
 
 def product_sections(plan: Plan) -> tuple[Section, ...]:
@@ -239,6 +256,8 @@ def accesses(plan: Plan) -> list[str]:
             text = "one value a row"
         reason = why_narrow(plan, access)
         shared = "" if access.strided or plan.flat or access.ld_axis is not None else "; every row shares it"
+        if access.output and isinstance(plan, ColumnsPlan) and shared:
+            text, shared = "once", "; one value a column"
         lines.append(f"{access.name}: {'written' if access.output else 'read'} {text}{reason}{shared}")
     return lines
 
@@ -291,6 +310,8 @@ def regime(found: Candidates, plan: Plan) -> list[str]:
 
 def kind(plan: Plan) -> tuple[object, ...]:
     """Candidates of one kind differ by too little to be worth a line each."""
+    if isinstance(plan, ColumnsPlan):
+        return plan.cluster, plan.tile.cols
     return (plan.staging, plan.tile.threads_per_row) if isinstance(plan, RowPlan) else (plan.configuration,)
 
 

@@ -131,6 +131,8 @@ def node_text(node: Node, numbers: Mapping[Node, int], places: Mapping[Node, int
         parts.append(f"missing {node.missing!r}")
     if not node.ordered:
         parts.append("in any order")
+    if node.over:
+        parts.append(f"over {node.over}")
     if node.bare:
         parts.append("bare")
     return " ".join([*parts, *(str(numbers[a]) for a in node.inputs)])

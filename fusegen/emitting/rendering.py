@@ -68,6 +68,12 @@ def speller(plan: Plan) -> Spelling:
     """Imports the one that is needed: a first result waits for it."""
     if isinstance(plan, RowPlan):
         return row_speller(plan)
+    from fusegen.planner.columns.plan import ColumnsPlan
+
+    if isinstance(plan, ColumnsPlan):
+        from fusegen.emitting.columns.spelling import ColumnsSpeller
+
+        return ColumnsSpeller(plan)
     from fusegen.planner.products.gemm import GemmPlan
     from fusegen.planner.products.wgmma import WgmmaPlan
 

@@ -207,6 +207,8 @@ class Graph:
         for node in self.nodes:
             if node.op.kind is Kind.INPUT:
                 table[node] = self.input_extent(self.tensor_of[node])
+            elif node.over:  # as a vector along the row
+                table[node] = Extent.ELEMENT if node.shape[-1] == self.shape[-1] else Extent.ROW
             elif node.op.kind is Kind.REDUCE or node.op.name in ("row_index", "row_low", "row_high"):
                 table[node] = Extent.ROW
             elif node.op.kind is Kind.SELECT:
@@ -253,11 +255,16 @@ class Graph:
     @cached_property
     def fixed(self) -> frozenset[Size]:
         """The sizes that are constants of a kernel that passes over rows or multiplies matrices."""
-        sizes: set[Size] = {node.size for node in self.nodes if node.size is not None}
+        sizes: set[Size] = {node.size for node in self.nodes if node.size is not None} - self.counted
         sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
-        sizes.update(n.inputs[0].shape[-1] for n in self.reductions)
+        sizes.update(n.inputs[0].shape[-1] for n in self.reductions if not n.over)
         sizes.update(n.shape[-1] for n in self.selections)
         return frozenset(sizes) | frozenset(dims_in(tuple(sizes)))
+
+    @cached_property
+    def counted(self) -> frozenset[Size]:
+        """The sizes of axes of rows that are reduced, which a call chooses."""
+        return frozenset(n.inputs[0].shape[axis] for n in self.reductions for axis in n.over)
 
     def input_extent(self, tensor: Tensor) -> Extent:
         """Of a chain with products, in whichever space the tensor lies: rows of a factor, or those of its product,
@@ -285,8 +292,7 @@ class Graph:
             if size > LARGEST_SIZE:
                 raise SpecError(f"{self.name}: {name}={size}; a size is at most {LARGEST_SIZE}", self.where)
             wanted[name] = size
-        origin = self.origin and self.origin.at(**wanted)
-        graph = replace(self, sizes={**self.sizes, **wanted}, origin=origin)
+        graph = replace(self, sizes={**self.sizes, **wanted}, origin=self.origin and self.origin.at(**wanted))
         graph.need_sizes()
         graph.need_columns()
         return graph
@@ -356,8 +362,7 @@ class Graph:
     @property
     def signature(self) -> str:
         """`f16[M, N], f16[N] -> f16[M, N]`."""
-        outputs = ", ".join(str(t.type) for t in self.outputs)
-        return f"{', '.join(str(t.type) for t in self.inputs)} -> {outputs}"
+        return f"{', '.join(str(t.type) for t in self.inputs)} -> {', '.join(str(t.type) for t in self.outputs)}"
 
     def sizes_text(self) -> str:
         """`M=8192 N=4096`."""

@@ -58,6 +58,8 @@ SELECTION_FRAME = frozenset(
     warp_total
     bin_bits top_bit least_key exact_sum marked readers aim own_key own_order""".split()  # noqa: SIM905
 )
+# the same of the template that reduces columns
+COLUMN_FRAME = frozenset(("turn", "u", "rank", "first_col", "own_col", "own", "from", "sums", "b", "c", "r"))
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(
     """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here group ring
@@ -96,6 +98,7 @@ SIDE_BY_SIDE = "right"  # what products of several widths call the right factor 
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])
 MACROS = "SIMT_"  # the start of the names of the emulator's macros
 VALUE_SUFFIXES = ("_masked", "_last", "_kept", "_part", "_part_values", "_all")
+COLUMN_SUFFIXES = ("_turn",)
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
 
@@ -113,6 +116,8 @@ def entry_name(graph: Graph) -> str:
         taken |= SELECTION_FRAME
     if graph.products:
         taken |= PRODUCT_FRAME
+    if any(n.over for n in graph.reductions):
+        taken |= COLUMN_FRAME
     steps_aside = graph.name in taken or RESERVED.match(graph.name) or graph.name.startswith(MACROS)
     return f"{graph.name}_kernel" if steps_aside else graph.name
 
@@ -123,15 +128,20 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
 
     Operands come first, then names that the author gave, then those of values inside composites."""
     frame = set(CPP | FRAME | called() | frozenset(keyword.kwlist))
-    if graph.viewed:  # the reference calls dims by their names
+    of_columns = any(n.over for n in graph.reductions)
+    if graph.viewed or of_columns:  # the reference calls dims by their names
         frame |= set(graph.sizes)
     if graph.selections:
         frame |= SELECTION_FRAME
+    if of_columns:
+        frame |= COLUMN_FRAME | {f"{name}_counted" for name in graph.sizes}
     of_tensors: tuple[str, ...] = TENSOR_SUFFIXES
     of_values: tuple[str, ...] = VALUE_SUFFIXES
     if graph.products:
         frame |= PRODUCT_FRAME
         of_tensors, of_values = TENSOR_SUFFIXES + FACTOR_SUFFIXES, VALUE_SUFFIXES + SUM_SUFFIXES
+    if of_columns:
+        of_values += COLUMN_SUFFIXES
     claims = Claims(frame)
     for tensor in graph.outputs:
         claims.note(tensor.name, of_tensors)

@@ -22,7 +22,7 @@ class Kind(Enum):
     INPUT = "input"  # an operand in memory, or a run-time scalar
     LEAF = "leaf"  # made from nothing: a literal, a size, an index
     MAP = "map"  # element by element, with broadcasting
-    REDUCE = "reduce"  # the last axis becomes 1
+    REDUCE = "reduce"  # the last axis becomes 1, or others
     SELECT = "select"  # the last axis becomes the k columns that were chosen of it
     TRANSPOSE = "transpose"  # the same memory with its last two axes swapped: a factor only
     VIEW = "view"  # some elements of one value, in other axes: slices, permutations, axes split and merged
@@ -63,6 +63,7 @@ class Op:
     scale: str = "{out}"
     symbol: str = ""  # "+": how the spec writes it, for titles
     forms: Mapping[DType, tuple[str, str]] = field(default_factory=dict)  # (ref, expr) by the last argument's type
+    over: Mapping[DType, str] = field(default_factory=dict)  # of a reduction: `ref` over {axes}, by its type
 
     def __str__(self) -> str:
         return self.name
@@ -112,6 +113,7 @@ class Node:
     view: View | None = None  # of a view: which elements of its argument
     parts: tuple[View, ...] = ()  # of a join: where each argument lies in it
     text: str = ""  # of both, their meaning as numpy text, in which sizes stand by their names
+    over: tuple[int, ...] = ()  # of a reduction over axes of rows: these, counted from the right; else the last
     bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
 
     @property
@@ -131,7 +133,10 @@ class Node:
     @property
     def texts(self) -> tuple[str, str]:
         usual = (self.op.ref, self.op.expr)
-        return self.op.forms.get(self.inputs[-1].dtype, usual) if self.inputs else usual
+        ref, expr = self.op.forms.get(self.inputs[-1].dtype, usual) if self.inputs else usual
+        if self.over:
+            ref = self.op.over[self.dtype].replace("{axes}", str(self.over if len(self.over) > 1 else self.over[0]))
+        return ref, expr
 
     def __repr__(self) -> str:
         return f"<{self.op.name} {list(map(str, self.shape))}>"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusegen.errors import Where
+from fusegen.language.axes import column_reductions, reduced_axes
 from fusegen.language.graph import Extent, Graph, Kind, Node, broadcast, once_per_graph
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Shape, shape_text
@@ -43,13 +44,53 @@ def obstacle(graph: Graph) -> Obstacle | None:
                 "a kernel has one shape, which every operand has, or sizes of 1 and missing leading axes instead"
             )
             return Obstacle(reason, graph.where)
-    return of_selection(graph, shape) or of_outputs(graph, shape) or of_rows(graph, shape)
+    return of_columns(graph, shape) or of_selection(graph, shape) or of_outputs(graph, shape) or of_rows(graph, shape)
+
+
+def of_columns(graph: Graph, shape: Shape) -> Obstacle | None:
+    """Reductions over axes of rows beside others, or of values that have not the chain's rows."""
+    columns = column_reductions(graph)
+    if not columns:
+        return None
+    said = f"{columns[0].operator} at {columns[0].where} reduces over {over_text(columns[0])}"
+    behind = set(columns)
+    for node in graph.nodes:
+        if any(a in behind for a in node.inputs):
+            behind.add(node)
+        if node.op.kind in (Kind.PRODUCT, Kind.SELECT) or (node.op.kind is Kind.REDUCE and not node.over):
+            does = {Kind.PRODUCT: "multiplies matrices", Kind.SELECT: "chooses columns"}.get(
+                node.op.kind, f"reduces over {node.inputs[0].shape[-1]}"
+            )
+            cut = next((a for a in node.inputs if a in behind), None) or node
+            first = columns[0] if columns[0] in behind and cut is not node else cut
+            return Obstacle(f"{node.operator} {does}, and {said}: a program cuts here", node.where, first)
+    for node in columns:
+        own = (1,) * (len(shape) - len(node.inputs[0].shape)) + node.inputs[0].shape
+        if node.over != columns[0].over:
+            reason = f"{node.operator} reduces over {over_text(node)}, and {said}: a program cuts here"
+            return Obstacle(reason, node.where, node)
+        if own != shape:
+            reason = (
+                f"{node.operator} reduces {shape_text(node.inputs[0].shape)}, but the chain's shape is "
+                f"{shape_text(shape)}: a program cuts here"
+            )
+            return Obstacle(reason, node.where, node)
+    return None
+
+
+def over_text(node: Node) -> str:
+    """The axes of rows that a reduction takes: `M`, `B and S`."""
+    return " and ".join(str(node.inputs[0].shape[axis]) for axis in node.over)
 
 
 def of_outputs(graph: Graph, shape: Shape) -> Obstacle | None:
     """An output that has not the chain's rows."""
     for tensor in graph.outputs:
         leading = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
+        if reduced_axes(graph) and leading[-1:] == shape[-1:]:  # one value a column
+            gone = reduced_axes(graph)
+            whole = tuple(s if a in gone and leading[a] == 1 else leading[a] for a, s in enumerate(shape))
+            leading = whole if all(leading[a] == 1 for a in gone) else leading
         k = [graph.selection.shape[-1]] if graph.selection and tensor.node in graph.picked else []
         if leading[:-1] != shape[:-1] or leading[-1] not in (*(k or (shape[-1:] + graph.widths)), 1):
             last = f"a last axis of {k[0]} (what was chosen)" if k else "the chain's whole shape"
@@ -68,10 +109,15 @@ def of_rows(graph: Graph, shape: Shape) -> Obstacle | None:
     kept = graph.selection.shape[-1:] if graph.selection else ()
     constant = set(dims_in((*shape[-1:], *kept)))
     for node in graph.nodes:
-        if node.size is not None and not constant.issuperset(dims_in(node.size)):
+        if node.size is not None and node.size not in graph.counted and not constant.issuperset(dims_in(node.size)):
             reason = f"size({node.size}): only the last axis ({shape[-1]}) is a constant of the kernel"
             return Obstacle(reason, node.where)
-        if node.op.kind is Kind.REDUCE and node not in graph.picked and node.inputs[0].shape[-1] != shape[-1]:
+        if (
+            node.op.kind is Kind.REDUCE
+            and not node.over
+            and node not in graph.picked
+            and node.inputs[0].shape[-1] != shape[-1]
+        ):
             length = node.inputs[0].shape[-1]
             return Obstacle(f"{node.op.name} reduces {length}, but the rows run over {shape[-1]}", node.where, node)
     return None

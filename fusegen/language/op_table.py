@@ -211,11 +211,17 @@ for _type in (i8, u8):
 
 # ---- reductions over the last axis
 _reduce("sum", "{0}.sum(-1, keepdims=True)", "{0} + {1}", "0.0f", "sum of the row",
-        forms={i32: ("{0}.sum(-1, keepdims=True, dtype=np.int32)", "{0} + {1}")})  # fmt: skip
+        forms={i32: ("{0}.sum(-1, keepdims=True, dtype=np.int32)", "{0} + {1}")},
+        over={f32: "{0}.sum({axes}, keepdims=True)",
+              i32: "{0}.sum({axes}, keepdims=True, dtype=np.int32)"})  # fmt: skip
 _reduce("max", "{0}.max(-1, keepdims=True)", "larger({0}, {1})", "-INFINITY",
-        "largest of the row; NaN wins", ulps=0)  # fmt: skip
+        "largest of the row; NaN wins", ulps=0,
+        over={f32: "{0}.max({axes}, keepdims=True, initial=-np.inf)",
+              i32: "{0}.max({axes}, keepdims=True, initial=-2147483648)"})  # fmt: skip
 _reduce("min", "{0}.min(-1, keepdims=True)", "smaller({0}, {1})", "INFINITY",
-        "smallest of the row; NaN wins", ulps=0)  # fmt: skip
+        "smallest of the row; NaN wins", ulps=0,
+        over={f32: "{0}.min({axes}, keepdims=True, initial=np.inf)",
+              i32: "{0}.min({axes}, keepdims=True, initial=2147483647)"})  # fmt: skip
 
 # ---- selections from the last axis: the functions of fusegen.language.selection are their meaning
 _select("top_columns", 1, "top_columns({0}, {k})", "columns of the k largest; -inf is never chosen", result=i32,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusegen.errors import SpecError, UnknownOp
 from fusegen.language.advice import advice
+from fusegen.language.axes import LAST, Axis, Over, axes_of, count, reduce
 from fusegen.language.elementwise import (
     abs,
     cast,
@@ -77,52 +78,45 @@ from fusegen.language.trace import (
     Number,
     Transposed,
     Value,
-    apply,
     caller,
     composite,
     current,
     product,
     promote,
     python_number,
-    size_leaf,
 )  # fmt: skip
 from fusegen.language.types import DTYPES, Dim, DType, Size, b8, f32, fits_i32, i32, shape_text
 
 INF = float("inf")
 
 
-# ---------------------------------------------------------------- reductions over the last axis, which stays as size 1
+# ---------------------------------------------------------------- reductions; the axes reduced stay as size 1
 
 
-def _last(name: str, axis: int) -> None:
-    if isinstance(axis, Value):
-        raise SpecError(
-            f"{name}: reduces one value over its last axis; of two values take F.{name}imum(x, y)", caller()
-        )
+def _last(name: str, axis: object) -> None:
     if axis != -1:
         raise SpecError(
-            f"{name}: axis={axis!r}; only the last axis (axis=-1) can be reduced\n"
-            "  declare the operand with the reduced axis last",
+            f"{name}: axis={axis!r}; it takes only the last axis (axis=-1)\n  declare the operand with that axis last",
             caller(),
         )
 
 
-def sum(x: Value, axis: int = -1) -> Value:
-    """Sum over the last axis, which stays as size 1. Of i32 it is i32, modulo 2^32; F.sum(F.cast(x, f32)) rounds."""
-    _last("sum", axis)
-    return apply("sum", x)
+def sum(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """Sum over the last axis, or over others: `over=M`, `over=(B, S)`, or numpy's axis=. What is reduced stays as size
+    1. Of i32 it is i32, modulo 2^32; F.sum(F.cast(x, f32)) rounds."""
+    return reduce("sum", x, axes_of("sum", x, axis, over))
 
 
-def max(x: Value, axis: int = -1) -> Value:
-    """Largest of the last axis, which stays as size 1; NaN wins."""
-    _last("max", axis)
-    return apply("max", x)
+def max(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """Largest of the last axis, or over others (see F.sum), which stay as size 1; NaN wins, and of no rows it is -inf
+    (of i32 the least)."""
+    return reduce("max", x, axes_of("max", x, axis, over))
 
 
-def min(x: Value, axis: int = -1) -> Value:
-    """Smallest of the last axis, which stays as size 1; NaN wins."""
-    _last("min", axis)
-    return apply("min", x)
+def min(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """Smallest of the last axis, or over others (see F.sum), which stay as size 1; NaN wins, and of no rows it is inf
+    (of i32 the largest)."""
+    return reduce("min", x, axes_of("min", x, axis, over))
 
 
 def _real(x: Value) -> Value:
@@ -130,65 +124,67 @@ def _real(x: Value) -> Value:
 
 
 @composite
-def mean(x: Value, axis: int = -1) -> Value:
-    """sum(x) / N over the last axis, in f32."""
-    _last("mean", axis)
-    return apply("sum", _real(x)) / size_leaf(x.shape[-1])
+def mean(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """sum(x) / N over the last axis, or over others (see F.sum), in f32. Of no rows it is NaN."""
+    axes = axes_of("mean", x, axis, over)
+    return reduce("sum", _real(x), axes) / count(x, axes)
 
 
 @composite
-def var(x: Value, axis: int = -1) -> Value:
-    """mean((x - mean(x)) ** 2) over the last axis: in two passes, never E[x^2] - E[x]^2, which cancels."""
-    _last("var", axis)
-    centered = _real(x) - mean(x)
-    return mean(square(centered))
+def var(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """mean((x - mean(x)) ** 2) over the last axis, or over others (see F.sum): in two passes, never E[x^2] - E[x]^2,
+    which cancels."""
+    axes = axes_of("var", x, axis, over)
+    centered = _real(x) - mean(x, axes)
+    return mean(square(centered), axes)
 
 
 @composite
-def amax(x: Value, axis: int = -1) -> Value:
-    """The largest magnitude of the last axis, which stays as size 1; NaN wins."""
-    _last("amax", axis)
+def amax(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """The largest magnitude of the last axis, or over others (see F.sum), which stay as size 1; NaN wins."""
+    axes = axes_of("amax", x, axis, over)
     magnitude = abs(x)
-    return max(magnitude)
+    return reduce("max", magnitude, axes)
 
 
 @composite
-def std(x: Value, axis: int = -1) -> Value:
-    """sqrt(var(x)) over the last axis: of the row itself, with N and not N - 1 in the denominator."""
-    _last("std", axis)
-    return sqrt(var(x))
+def std(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """sqrt(var(x)) over the last axis, or over others (see F.sum): with N and not N - 1 in the denominator."""
+    return sqrt(var(x, axes_of("std", x, axis, over)))
 
 
 @composite
-def norm(x: Value, axis: int = -1) -> Value:
-    """sqrt(sum(x^2)) over the last axis: the Euclidean norm."""
-    _last("norm", axis)
-    return sqrt(sum(square(_real(x))))
+def norm(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """sqrt(sum(x^2)) over the last axis, or over others (see F.sum): the Euclidean norm."""
+    axes = axes_of("norm", x, axis, over)
+    return sqrt(reduce("sum", square(_real(x)), axes))
 
 
 @composite
-def logsumexp(x: Value, axis: int = -1) -> Value:
-    """log(sum(exp(x))) over the last axis, of x of any size. A row of -inf alone gives -inf; NaN stays in its row."""
-    _last("logsumexp", axis)
+def logsumexp(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """log(sum(exp(x))) over the last axis, or over others (see F.sum), of x of any size. Of -inf alone it is -inf; NaN
+    stays in its row."""
+    axes = axes_of("logsumexp", x, axis, over)
     x = _real(x)
-    top = max(x)
+    top = reduce("max", x, axes)
     pivot = where(top == -INF, 0.0, top)
-    sum_of_exps = sum(exp(x - pivot))
+    sum_of_exps = reduce("sum", exp(x - pivot), axes)
     return where(top == INF, INF, pivot + log(sum_of_exps))
 
 
 @composite
-def any(x: Value, axis: int = -1) -> Value:
-    """Whether a mask holds anywhere along the last axis."""
-    _last("any", axis)
-    return max(_mask("any", x)) != 0
+def any(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """Whether a mask holds anywhere along the last axis, or over others (see F.sum)."""
+    axes = axes_of("any", x, axis, over)
+    found = reduce("max", _mask("any", x), axes)
+    return found != 0 if axes == LAST else found > 0  # of no rows the largest is the least i32
 
 
 @composite
-def all(x: Value, axis: int = -1) -> Value:
-    """Whether a mask holds everywhere along the last axis."""
-    _last("all", axis)
-    return min(_mask("all", x)) != 0
+def all(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """Whether a mask holds everywhere along the last axis, or over others (see F.sum)."""
+    axes = axes_of("all", x, axis, over)
+    return reduce("min", _mask("all", x), axes) != 0
 
 
 def _mask(name: str, x: Value) -> Value:
@@ -317,27 +313,29 @@ def matmul(x: Value | Transposed, w: Value | Transposed, precision: str | None =
 
 
 @composite
-def softmax(x: Value, axis: int = -1) -> Value:
-    """exp(x - max) / sum(exp(x - max)). A row of -inf alone gives zeros; a NaN stays in its row."""
-    _last("softmax", axis)
+def softmax(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """exp(x - max) / sum(exp(x - max)) along the last axis, or over others (see F.sum). A row of -inf alone gives
+    zeros; a NaN stays in its row."""
+    axes = axes_of("softmax", x, axis, over)
     x = _real(x)
-    top = max(x)
+    top = reduce("max", x, axes)
     pivot = where(top == -INF, 0.0, top)
     e = exp(x - pivot)
-    sum_of_exps = sum(e)
+    sum_of_exps = reduce("sum", e, axes)
     inverse_sum = where(sum_of_exps == 0.0, 0.0, 1.0 / sum_of_exps)
     return e * inverse_sum
 
 
 @composite
-def log_softmax(x: Value, axis: int = -1) -> Value:
-    """x - max - log(sum(exp(x - max))). A row of -inf alone gives -inf; a NaN stays in its row."""
-    _last("log_softmax", axis)
+def log_softmax(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """x - max - log(sum(exp(x - max))) along the last axis, or over others (see F.sum). A row of -inf alone gives -inf;
+    a NaN stays in its row."""
+    axes = axes_of("log_softmax", x, axis, over)
     x = _real(x)
-    top = max(x)
+    top = reduce("max", x, axes)
     pivot = where(top == -INF, 0.0, top)
     shifted = x - pivot
-    sum_of_exps = sum(exp(shifted))
+    sum_of_exps = reduce("sum", exp(shifted), axes)
     log_sum = where(sum_of_exps == 0.0, 0.0, log(sum_of_exps))
     return shifted - log_sum
 

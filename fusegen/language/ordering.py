@@ -215,7 +215,7 @@ def row_values(path: list[Node], keys: Values) -> dict[Node, Values]:
         of = [found[a] for a in node.inputs if a in found]
         if node is path[-1]:
             found[node] = keys
-        elif node.op.kind is Kind.REDUCE and node.op.name in ("max", "sum"):
+        elif node.op.kind is Kind.REDUCE and node.op.name in ("max", "sum") and not node.over:
             found[node] = everywhere(reduced(node.op.name, of[0]))
         else:
             parts = ([getattr(value, part) for value in of] for part in ("top", "others", "masked"))

@@ -119,8 +119,8 @@ def named_sizes(graph: Graph) -> Mapping[str, str]:
 
 
 def by_name(node: Node, graph: Graph) -> bool:
-    """Is a number computed from dims, or the row length from it?"""
-    return node.size is not None and graph.viewed
+    """Is a number computed from dims, or the row length from it, or does it count rows?"""
+    return node.size is not None and (graph.viewed or node.size in graph.counted)
 
 
 def size_lines(graph: Graph) -> list[str]:

@@ -222,7 +222,12 @@ def output_tensors(
         node = value.node
         place = node.operator.where if node.op.kind is not Kind.INPUT else where
         if node.shape == (*type.shape, 1):  # one value a row, declared without the axis that was reduced
-            node = dropped_last(node)
+            node = dropped(node, (..., 0), "{0}[..., 0]")
+            names[node] = names.get(value.node, node.operator.name)
+        ones = len(node.shape) - len(type.shape)
+        if ones > 0 and node.shape == (1,) * ones + type.shape:  # one value a column, declared without those of rows
+            text = ", ".join(["0"] * ones)
+            node = dropped(node, (0,) * ones, f"{{0}}[{text}]")
             names[node] = names.get(value.node, node.operator.name)
         if node.shape != type.shape:
             said = f"{what} has shape {shape_text(node.shape)}, declared is {shape_text(type.shape)}"
@@ -249,10 +254,10 @@ def settle(returned: object) -> None:
             _ = value.node
 
 
-def dropped_last(node: Node) -> Node:
-    """[M, 1] as [M]."""
-    view = View.identity(node.shape).sliced((..., 0))
-    return Node(OPS["view"], (node,), view.shape, node.dtype, node.operator, view=view, text="{0}[..., 0]")
+def dropped(node: Node, key: tuple[Any, ...], text: str) -> Node:
+    """[M, 1] as [M], [1, N] as [N]."""
+    view = View.identity(node.shape).sliced(key)
+    return Node(OPS["view"], (node,), view.shape, node.dtype, node.operator, view=view, text=text)
 
 
 def checked_sizes(
@@ -289,7 +294,7 @@ def check_graph(graph: Graph) -> None:
     for node in graph.nodes:
         if graph.products:
             continue
-        if node.size is not None and not constant.issuperset(dims_in(node.size)):
+        if node.size is not None and node.size not in graph.counted and not constant.issuperset(dims_in(node.size)):
             raise SpecError(
                 f"size({node.size}): only a last axis is a constant of a kernel; "
                 f"pass {node.size} as a run-time scalar (f32)",

@@ -163,7 +163,9 @@ def unify(known: Pattern, wanted: Node, node: Node, found: dict[str, Node]) -> b
         )
     if wanted.op.name == node.op.name == "philox":  # torch has a generator, and draws other bits
         return True
-    if wanted.op is not node.op or len(wanted.inputs) != len(node.inputs) or repr(wanted.literal) != repr(node.literal):
+    if wanted.op is not node.op or node.over or len(wanted.inputs) != len(node.inputs):
+        return False
+    if repr(wanted.literal) != repr(node.literal):
         return False
     return all(unify(known, w, n, found) for w, n in zip(wanted.inputs, node.inputs, strict=True))
 
@@ -317,6 +319,8 @@ class Writer:
             return index if axis == -1 else f"{index}[:, None]"
         arguments = [self.argument(a, node) for a in node.inputs]
         template = TEXTS[node.op.name]
+        if node.over:
+            template = template.replace("-1", str(node.over))
         if node.op.name == "top_columns":
             if node.shape[-1] == 1 and node not in self.values:
                 return f"torch.argmax({arguments[0]}, -1, keepdim=True)"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 
+from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph
 from fusegen.language.one_kernel import obstacle
 from fusegen.planner.matching import NoMatch, NotFor, need_whole_rows
@@ -34,9 +35,17 @@ def for_products(name: str, module: str) -> Rule:
     return rule
 
 
+def for_columns(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+    """Imported with the first reduction over rows."""
+    if not column_reductions(graph):
+        raise NotFor("the chain reduces over no axis of rows; columns is for sums of columns, as F.sum(x, over=M)")
+    found: Rule = import_module("fusegen.planner.columns.rule").columns
+    return found(graph, target, layout)
+
+
 RULES: Mapping[str, Rule] = {
     "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "topk_small_k": small_k, "topk_large_k": large_k,
-    "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
+    "columns": for_columns, "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
 }  # fmt: skip
 CONTIGUOUS = Layout()
 
@@ -97,8 +106,10 @@ def alike(plan: Plan, layout: Layout) -> Candidates:
     How matrix products are summed is their instructions' own matter: of those, all candidates, as of chains that sum
     nothing. A selection that no other plan makes in that order is made in another."""
     found = candidates(plan.graph, plan.target, layout)
-    if not isinstance(plan, RowPlan) or not plan.order:
+    if not plan.order:
         return found
+    if not isinstance(plan, RowPlan):
+        return replace(found, plans=tuple(other for other in found.plans if other.order == plan.order))
     like = [other for other in found.plans if isinstance(other, RowPlan) and computes_alike(other, plan)]
     if plan.selection:
         return replace(found, plans=tuple(like)) if like else found

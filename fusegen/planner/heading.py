@@ -148,11 +148,16 @@ def needs(plan: Headed) -> list[str]:
         lines.append(f"{', '.join(names)}: {which} in multiples of {width} B")
         if mode in ("misaligned", "bulk"):
             lines[-1] += ", no stride below 0"
-    shared = [a for a in plan.accesses if a.by_column and not a.strided and a.ld_axis is None]
+    shared = [a for a in plan.accesses if a.by_column and not a.strided and a.ld_axis is None and not result(a, plan)]
     shapes = [f"{a.name} {shape_text(a.shape)}" for a in shared]
     if shapes and not plan.flat:
         lines.append(f"{', '.join(shapes)} shared by every row")
     return lines or ["nothing of its operands' alignment"]
+
+
+def result(access: Access, plan: Headed) -> bool:
+    """Is it written once for a column, of rows that are reduced?"""
+    return access.output and any(node.over for node in plan.graph.reductions)
 
 
 def product_needs(plan: Headed) -> list[str]:

@@ -7,6 +7,7 @@ they take.
 
 from __future__ import annotations
 
+from fusegen.language.axes import column_reductions
 from fusegen.language.graph import Graph, Node
 from fusegen.language.reference import PLACES
 from fusegen.language.types import DType, f32, shape_text
@@ -25,6 +26,12 @@ def need_no_product(graph: Graph, rule: str) -> None:
     if graph.products:
         first = graph.products[0]
         raise NotFor(f"{first.operator} at {first.where} multiplies matrices; {rule} has no products")
+
+
+def need_no_columns(graph: Graph, rule: str) -> None:
+    """Raises NotFor for a chain that reduces over rows."""
+    if found := column_reductions(graph):
+        raise NotFor(f"{found[0].operator} at {found[0].where} reduces over rows; {rule} takes each row by itself")
 
 
 def need_no_selection(graph: Graph) -> None:

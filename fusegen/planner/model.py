@@ -157,6 +157,7 @@ class Plan(ABC):
     cost: Cost
     decisions: tuple[Decision, ...] = ()
     rounding: tuple[str, ...] = ()  # where a value is rounded to a storage type
+    writes_without_rows = False  # has a launch over no rows results?
 
     def __str__(self) -> str:
         """The lines that open the kernel."""

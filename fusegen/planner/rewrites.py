@@ -35,7 +35,7 @@ def share_common(graph: Graph) -> Graph:
             made[node] = node
             continue
         literal = (type(node.literal), repr(node.literal))  # repr tells 0.0 from -0.0 and matches NaN with NaN
-        shown = (node.size, node.shape, node.dtype, node.view, node.parts)
+        shown = (node.over, node.size, node.shape, node.dtype, node.view, node.parts)
         key = (node.op, inputs, literal, repr(node.missing), node.ordered, node.bare, *shown)
         if key not in seen:
             seen[key] = node if inputs == node.inputs else replace(node, inputs=inputs)

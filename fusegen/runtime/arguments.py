@@ -409,7 +409,7 @@ def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
             access, view = accesses[param.tensor], views[param.tensor]
             numbers.append(merged_stride(view, param.axes or plan.axes_walked(access, param.dim)) or 0)
     maps = tuple(mapped(plan, param, views[param.tensor]) for param in plan.params if param.kind == "map")
-    return Bound(sizes, rows, plan.blocks(*extents) if rows else 0, tuple(numbers), maps)
+    return Bound(sizes, rows, plan.blocks(*extents) if rows or plan.writes_without_rows else 0, tuple(numbers), maps)
 
 
 def mapped(plan: Plan, param: Param, view: ArrayView) -> Mapped:

@@ -232,7 +232,7 @@ class Kernel(Called):
             arguments.measure(variant.plan, views)  # a flat plan takes any row length, a plan by rows only its own
         bound = arguments.bind(variant.plan, sizes, whole)
         spans = tuple(relative_span(whole[name]) for name in self.names)
-        loaded = self.load(variant, device) if bound.rows else None
+        loaded = self.load(variant, device) if bound.blocks else None
         blocks = bound.blocks
         if loaded is not None and variant.plan.persistent_rows:
             blocks = variant.plan.blocks(bound.rows, resident=loaded.resident)

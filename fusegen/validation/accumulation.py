@@ -10,6 +10,9 @@ added, at most D + 1 times. One factor of each merge is exp(0) = 1; the other, o
 the |d|. The arguments telescope to top - x for a term exp(x - top) = e, which is |log e|, and so do the roundings of
 `old top - new top`: error <= u * (8 (D + 1) * sum e + 2.35 sum e |log e|).
 
+*sums of columns*: D is what a term passes in its turn, over the turns, over the rows of its block and over the blocks
+of a cluster (`ColumnTile.depth`): of 2^20 rows some 600.
+
 *welford*, the mean. Adding x_k: delta = x_k - mean rounds by u|delta|, delta / k by 5u|delta| / k (2.5 ulps), mean by
 u|mean|; an old error shrinks by 1 - 1/k. Over K elements the mean's error times K is at most
 u * (K sum|x| + 6 sum|delta|), and |delta| summed is at most (1 + H_K) * sum|x - mean|, H_K ~ 1 + ln K, beside the
@@ -34,6 +37,7 @@ import numpy as np
 from fusegen.language.graph import Node
 from fusegen.language.naming import value_names
 from fusegen.language.types import DType, f32, size_of
+from fusegen.planner.columns.plan import ColumnsPlan, ColumnTile
 from fusegen.planner.model import Plan, ReductionKind, RowPlan, Summed
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -67,12 +71,24 @@ class Multiplication:
     summed: Summed
 
 
-How = Accumulation | Multiplication
+@dataclass(frozen=True, slots=True)
+class ColumnSums:
+    """How sums of columns are made: by the tile, of as many rows as a launch has."""
+
+    tile: ColumnTile
+
+    def of(self, rows: int) -> Accumulation:
+        return Accumulation("sum", first=True, serial=self.tile.depth(rows), levels=0, vector=self.tile.vector)
+
+
+How = Accumulation | Multiplication | ColumnSums
 
 
 def accumulations(plan: Plan) -> Mapping[Node, How]:
     """How `plan` makes each of its reductions and matrix products."""
     found: dict[Node, How] = {}
+    if isinstance(plan, ColumnsPlan):
+        return dict.fromkeys(plan.graph.reductions, ColumnSums(plan.tile))
     if not isinstance(plan, RowPlan):
         for node, dtype in plan.lowered.factor_types.items():
             tf32 = dtype is f32 and not plan.target.multiplies_f32

@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -35,7 +36,14 @@ from fusegen.language.sizes import measured
 from fusegen.language.types import b8, f32, i32, size_of
 from fusegen.language.views import positions_in
 from fusegen.planner.model import Plan
-from fusegen.validation.accumulation import Accumulation, How, Multiplication, accumulation_error, accumulations
+from fusegen.validation.accumulation import (
+    Accumulation,
+    ColumnSums,
+    How,
+    Multiplication,
+    accumulation_error,
+    accumulations,
+)
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.products import as_tf32, flushed, product_error, rounded
@@ -164,7 +172,7 @@ def sizes_of(graph: Graph, arrays: Sequence[Array]) -> Mapping[str, int]:
 
 
 def step(
-    node: Node, args: list[Bounded], graph: Graph, sizes: Mapping[str, int], how: Accumulation | None,
+    node: Node, args: list[Bounded], graph: Graph, sizes: Mapping[str, int], how: Accumulation | ColumnSums | None,
     table: Mapping[Node, Bounded],
 ) -> Bounded:  # fmt: skip
     """One node."""
@@ -176,8 +184,10 @@ def step(
         return viewed(node, args[0], sizes)
     if node.op.kind is Kind.JOIN:
         return joined(node, args, sizes)
+    if node.over:
+        return over_rows(node, args[0], how if isinstance(how, ColumnSums) else None)
     if node.op.kind is Kind.REDUCE:
-        return reduction(node, args[0], how, table)
+        return reduction(node, args[0], how if isinstance(how, Accumulation) else None, table)
     if node.dtype is i32 and node.op.name not in RULES:
         return whole(node, args)
     rule = RULES.get(node.op.name)
@@ -459,6 +469,23 @@ RULES: Mapping[str, Rule] = {
     "to_b8": nonzero,
 }
 """Ops whose result does not follow its arguments smoothly. Every other op goes by its slopes."""
+
+
+def over_rows(node: Node, arg: Bounded, how: ColumnSums | None) -> Bounded:
+    """A reduction over axes of rows: over the last axis of the same numbers with those axes there, as one."""
+    shape = tuple(1 if place in node.over else size for place, size in enumerate(arg.value.shape, -arg.value.ndim))
+    rows = math.prod(arg.value.shape[axis] for axis in node.over)
+    if not rows:
+        return exact(formula(node.ref, 1)(arg.value))
+
+    def moved(array: Array) -> Array:
+        array = np.moveaxis(np.broadcast_to(array, arg.value.shape), node.over, range(-len(node.over), 0))
+        return array.reshape(*array.shape[: array.ndim - len(node.over)], rows)
+
+    own = Bounded(moved(arg.value), moved(arg.error))
+    summed = None if how is None else how.of(rows)
+    found = reduction(replace(node, over=()), own, summed, {node.inputs[0]: own})
+    return Bounded(found.value.reshape(shape), np.broadcast_to(found.error, found.value.shape).reshape(shape))
 
 
 def reduction(node: Node, arg: Bounded, how: Accumulation | None, table: Mapping[Node, Bounded]) -> Bounded:

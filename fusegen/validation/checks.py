@@ -9,14 +9,14 @@ also repeat itself bit for bit, and a row's result may not depend on the rows be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from fusegen.errors import KernelError, MissingError, NoPlan
+from fusegen.errors import MissingError
 from fusegen.language.graph import Node, Tensor, plain
 from fusegen.language.reference import draws, load_reference
 from fusegen.language.types import Dim, f32, size_of
@@ -42,9 +42,10 @@ from fusegen.validation.inputs import (
     make_operands,
     need_numbers,
     sizes_for,
+    summed_dims,
     take,
 )
-from fusegen.validation.judging import judge, steps
+from fusegen.validation.judging import failing, judge, steps
 from fusegen.validation.launches import folding, most_rows, narrowed, other_order, row_counts
 from fusegen.validation.memory import (
     CONTIGUOUS,
@@ -163,6 +164,7 @@ class Checks:
     def __init__(self, kernel: Kernel, seed: int, wanted: frozenset[str] | None) -> None:
         self.kernel, self.device = kernel, kernel.device
         self.plan, self.graph = kernel.plan, kernel.plan.graph
+        self.summed = summed_dims(self.graph)
         self.seed = seed
         self.wanted = wanted
         self.reference = load_reference(kernel.source.reference, self.plan.name)
@@ -278,7 +280,7 @@ class Checks:
     def last_rows(self, operands: Operands, first: list[Array]) -> None:
         """The same rows as the last of as many as a launch takes: bitwise the same, by numbers that need 64 bits."""
         name, dim = "last rows", far.outer_dim(self.plan, free_dims(self.plan, self.plan.flat))
-        skip = far.left_out(self.plan, operands.sizes, dim) if dim and self.strict else 0
+        skip = far.left_out(self.plan, operands.sizes, dim) if dim and self.strict and not self.summed else 0
         if not skip or not self.wants(name, NORMAL.name):
             return
         inputs, outputs, values = self.placed(operands)
@@ -332,7 +334,7 @@ class Checks:
 
         Rows that count themselves stay in place. Random numbers count all axes: the first of the outermost one stay.
         """
-        free = free_dims(self.plan, self.plan.flat)
+        free = [name for name in free_dims(self.plan, self.plan.flat) if name not in self.summed]
         if draws(self.graph):
             first = str(self.graph.shape[0])
             return {first: list(range(-(-sizes[first] // 2)))} if first in free else {}
@@ -367,7 +369,8 @@ class Checks:
     ) -> None:  # fmt: skip
         """A launch with rows of all `patterns`; of a chain of one axis, whose rows can't be mixed, one for each."""
         count = max(2, min(max(len(patterns) * times, self.deep()), most_rows(self.plan, most)))
-        groups = [patterns] if len(self.graph.shape) > 1 else [[p] for p in patterns]
+        mixes = len(self.graph.shape) > 1 and not self.summed
+        groups = [patterns] if mixes else [[p] for p in patterns]
         for group in groups:
             sizes = flat_sizes(self.plan, len(group)) if self.plan.flat else sizes_for(self.plan, count)
             operands = make_operands(self.plan, sizes, self.rng(f"{name} {group[0].name}"), group, setting)
@@ -496,11 +499,12 @@ class Checks:
             return outputs
         if problem:
             self.found.append(Case(name, reason, text, problem=problem))
-        labels = np.array(operands.labels)
+        labels = np.array(operands.labels if not self.summed else operands.labels[:1])  # all alike, then
         for pattern in PATTERNS:
             if (labels == pattern.name).any() and self.wants(pattern.name):
-                self.count(compared, labels == pattern.name, usual=False)
-                self.note_figures(pattern.name, pattern.reason, text, figures(compared, labels == pattern.name), "")
+                here = slice(None) if self.summed else labels == pattern.name
+                self.count(compared, here, usual=False)
+                self.note_figures(pattern.name, pattern.reason, text, figures(compared, here), "")
         return outputs
 
     def judge(self, operands: Operands, outputs: Sequence[Array]) -> tuple[list[Compared], str]:
@@ -575,12 +579,3 @@ class Checks:
                     f"first {list(at)}: {got[at]} and before {want[at]}"
                 )
         self.found.append(Case(name, reason, operands.text(self.graph), elements, problem=problem, bitwise=True))
-
-
-def failing(launch: Callable[..., None], *arguments: Any) -> str:
-    """What was wrong with a launch; empty if nothing."""
-    try:
-        launch(*arguments)
-    except (KernelError, NoPlan) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fusegen.errors import RequestError
+from fusegen.language.axes import reduced_axes
 from fusegen.language.graph import Graph, Tensor
 from fusegen.language.types import Dim, b8, f32, size_of
 from fusegen.planner.model import Plan
@@ -64,6 +65,11 @@ def free_dims(plan: Plan, flat: bool) -> tuple[str, ...]:
     fixed = {node.size for node in graph.nodes} if flat else graph.fixed
     names = [size.name for size in graph.shape if isinstance(size, Dim) and size not in fixed]
     return tuple(dict.fromkeys(names))
+
+
+def summed_dims(graph: Graph) -> frozenset[str]:
+    """The dims over which rows are reduced: what is left of a launch without some of those rows is another result."""
+    return frozenset(map(str, graph.counted))
 
 
 def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | None = None) -> dict[str, int]:
@@ -173,6 +179,11 @@ def rows_of_patterns(
     operands: int,
 ) -> Array:  # fmt: skip
     """The chain's rows, in the tensor's own shape and type."""
+    if reduced_axes(graph):  # down the columns, that each is of its own
+        rows = math.prod(shape[:-1])
+        down = replace(room, rows=shape[-1], cols=rows, safe=safe_magnitude(tensor.dtype, max(1, rows)))
+        made = mixed(down, [patterns[0] if patterns else NORMAL] * shape[-1], place, operands)
+        return np.ascontiguousarray(made.T).reshape(shape).astype(tensor.dtype.numpy)
     if not transposed(graph, tensor):
         return mixed(room, patterns, place, operands).reshape(shape).astype(tensor.dtype.numpy)
     *outer, cols, rows = shape

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fusegen.errors import KernelError, NoPlan
 from fusegen.language.graph import CASTS, Graph, Kind, Node
 from fusegen.language.ordering import along_row
 from fusegen.language.selection import top_columns
@@ -63,6 +64,15 @@ def judged(
         if not agrees:
             doubt = f"{tensor.name}: the reference text and the ops' table differ: it is not this graph's"
     return compared, doubt, laws
+
+
+def failing(launch: Callable[..., None], *arguments: Any) -> str:
+    """What was wrong with a launch; empty if nothing."""
+    try:
+        launch(*arguments)
+    except (KernelError, NoPlan) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def varied(key: Node) -> list[Node]:

@@ -37,11 +37,10 @@ from fusegen.validation.checks import (
     OUTER,
     QUICK_ELEMENTS,
     Checks,
-    failing,
 )
 from fusegen.validation.compare import Compared
-from fusegen.validation.inputs import NORMAL, USUAL, Operands, mixed, need_numbers, shared
-from fusegen.validation.judging import judged
+from fusegen.validation.inputs import NORMAL, USUAL, Operands, mixed, need_numbers, shared, summed_dims
+from fusegen.validation.judging import failing, judged
 from fusegen.validation.launches import DEPTH
 from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, read_output, reserve, told, untouched
 from fusegen.validation.patterns import (
@@ -144,7 +143,7 @@ class ProgramChecks(Checks):
 
     def apart(self, operands: Operands, first: list[Array]) -> None:
         """Some of the rows without the others."""
-        free = self.free()
+        free = [name for name in self.free() if name not in summed_dims(self.graph)]
         counted = draws(self.graph) or any(node.op.name == "row_index" for node in self.graph.nodes)
         if not self.wants("apart") or not free or counted or moved(self.graph, free):
             return

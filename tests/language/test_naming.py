@@ -15,7 +15,10 @@ from fusegen import chain, dims, f16, f32, i32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
+from fusegen.language.axes import column_reductions
 from fusegen.language.naming import (
+    COLUMN_FRAME,
+    COLUMN_SUFFIXES,
     CPP,
     FACTOR_SUFFIXES,
     FRAME,
@@ -100,7 +103,11 @@ def test_a_kernel_keeps_its_own_words_from_the_spec(spec: Chain, target: Target)
         names |= {word for dim in made.row_dims for word in (dim.extent, dim.index)}
         names |= {SIDE_BY_SIDE} if graph.products else set()
         suffixes = TENSOR_SUFFIXES + VALUE_SUFFIXES + (FACTOR_SUFFIXES + SUM_SUFFIXES if graph.products else ())
+        columns = bool(column_reductions(graph))
+        suffixes += COLUMN_SUFFIXES if columns else ()
+        names |= {f"{name}_counted" for name in graph.sizes} if columns else set()
         kept = CPP | FRAME | called() | {made.name} | INNERMOST
+        kept |= COLUMN_FRAME if columns else set()
         kept |= (SELECTION_FRAME if graph.selections else set()) | (PRODUCT_FRAME if graph.products else set())
         loose = [
             word for word in sorted(words(render(made).text))

@@ -150,7 +150,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
             continue
         if any(a in loose for a in node.inputs):
             loose.add(node)
-        if node.size is not None and node.size not in own:
+        if node.size is not None and node.size not in own and node.size not in graph.counted:
             value = float(size_of(node.size, graph.sizes))
             made[node] = Node(OPS["literal"], (), (), f32, node.operator, literal=value)
             continue

@@ -209,6 +209,8 @@ class Lowering:
             return self.part(node, view, full)
         if kind is Kind.MAP:
             return self.elementwise(node, view, full)
+        if node.over:
+            return self.columns(node, view)
         if kind is Kind.REDUCE:
             argument = self.row(node.inputs[0], self.rows_of(node, view), node.inputs[0].shape[-1:])
             return replace(node, inputs=(argument,), shape=(*argument.shape[:-1], 1))
@@ -217,6 +219,14 @@ class Lowering:
         if kind is Kind.TRANSPOSE:
             return self.transposed(node, view)
         return self.matmul(node, view)
+
+    def columns(self, node: Node, view: View) -> Node:
+        """A reduction over rows, which is seen as a whole."""
+        whole = View.identity(node.shape)
+        if view not in (whole, whole.tight()):
+            raise NotOneStep(node, f"{node.operator}: a view of what is reduced over rows")
+        source = node.inputs[0]
+        return replace(node, inputs=(self.seen(source, View.identity(source.shape), full=True),))
 
     def composed(self, view: View, other: View, node: Node) -> View:
         try:

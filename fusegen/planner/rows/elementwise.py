@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusegen.language.graph import Graph
-from fusegen.planner.matching import NotFor, need_countable, need_no_product, need_no_selection
+from fusegen.planner.matching import NotFor, need_countable, need_no_columns, need_no_product, need_no_selection
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_flat, vector_widths
 from fusegen.planner.rows.assembly import Draft, assemble, row_draft
@@ -30,6 +30,7 @@ BLOCK_THREADS = (128, 256, 512)
 def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every block size, flat where the chain allows."""
     need_no_product(graph, "elementwise")
+    need_no_columns(graph, "elementwise")
     need_no_selection(graph)
     if graph.reductions:
         first = graph.reductions[0]

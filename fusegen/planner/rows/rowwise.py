@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from fusegen.language.graph import Graph
 from fusegen.planner.cost import rereads_hit
-from fusegen.planner.matching import NotFor, need_countable, need_no_product, need_no_selection
+from fusegen.planner.matching import NotFor, need_countable, need_no_columns, need_no_product, need_no_selection
 from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile, in_shared_memory
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, row_threads_text, vector_widths
 from fusegen.planner.rows.assembly import Draft, assemble, can_copy, kept_elements, row_draft
@@ -65,6 +65,7 @@ STREAMING_BLOCK_THREADS = 256  # threads from which a block alone keeps enough o
 def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     """Every legal number of threads a row, vector width and staging."""
     need_no_product(graph, "rowwise")
+    need_no_columns(graph, "rowwise")
     need_no_selection(graph)
     if not graph.reductions:
         raise NotFor("the chain reduces nothing; rowwise is for rows with a sum, a maximum, a softmax ...")

@@ -1,0 +1,1 @@
+"""The words of kernels that reduce columns."""

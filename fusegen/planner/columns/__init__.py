@@ -1,0 +1,1 @@
+"""Plans of kernels that reduce columns: over the axes of rows."""

@@ -1,0 +1,155 @@
+"""How long a plan that reduces columns should take, and what it moves.
+
+Its limits are those of rows (planner/rows/duration.py), whose measured constants stand here too: bytes at the rate of a
+copy, by how many of them lie side by side in a row of the tile; instructions; and waiting, which is turns of loads one
+after another, and blocks that find no room at first. What is in flight bounds the rate of the bytes as well: memory
+answers after `LOAD_US`, so an SM moves no more in that time than its threads have asked for. None of it was measured on
+these kernels.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fusegen.language.graph import Extent, Graph, Kind
+from fusegen.language.types import size_of
+from fusegen.planner.columns.plan import ColumnPass, ColumnTile, shared_bytes
+from fusegen.planner.cost import unfused_kernels
+from fusegen.planner.model import Access, Cost
+from fusegen.planner.pieces import WORD_BYTES, arrays, bytes_of
+from fusegen.planner.rows.duration import (
+    APART_BYTES,
+    CLUSTER_US,
+    CLUSTERED_FACTOR,
+    COPY_SHARE,
+    FILLED_SHARE,
+    GATHERING_US,
+    ISSUE_FACTOR,
+    LAUNCH_US,
+    LOAD_US,
+    MOVE_SLOTS,
+    OVERLAP_EXPONENT,
+    RATE_SHARE_BY_BYTES,
+    REDUCTION_US,
+    SLOT_CYCLES,
+    SM_GBS,
+    WHOLE_BYTES,
+    resident_blocks,
+)
+from fusegen.planner.time import floor_us, overlapped
+from fusegen.planner.traffic import TensorTraffic, Traffic
+from fusegen.targets.base import Target
+
+SECTOR_BYTES = 32  # bytes of memory that come together
+ADDRESS_SLOTS = 6.0  # instructions of a row's address and test, for each operand
+FRAME_REGISTERS = 24  # of a thread, beside its loads and sums
+SHARED_US = 0.02  # of one step of bringing parts together in shared memory
+
+
+def column_traffic(graph: Graph, passes: tuple[ColumnPass, ...]) -> Traffic:
+    """Bytes and operations of one launch at the graph's sizes: what several passes read comes from memory each time."""
+    reads: dict[str, int] = {}
+    for one in passes:
+        for load in (*one.loads, *one.row_loads):
+            reads[load.access.tensor] = reads.get(load.access.tensor, 0) + 1
+    tensors = []
+    for tensor in arrays(graph):
+        output = any(tensor is t for t in graph.outputs)
+        size, times = bytes_of(graph, tensor), 1 if output else reads.get(tensor.name, 1)
+        tensors.append(TensorTraffic(tensor.name, output, size, size * times, size, times))
+    unfused = unfused_kernels(graph)
+    elements = graph.rows * graph.cols
+    flops = special = 0
+    for node in graph.nodes:
+        own = node.inputs[0] if node.op.kind is Kind.REDUCE else node
+        if graph.extents[own] is Extent.LAUNCH:
+            continue
+        count = math.prod(size_of(size, graph.sizes) for size in own.shape)
+        flops += node.op.flops * count
+        special += count if node.op.flops >= 4 else 0
+    ideal, apart = sum(t.ideal for t in tensors), sum(o.moved for o in unfused)
+    return Traffic(
+        tensors=tuple(tensors),
+        ideal=ideal,
+        moved=sum(t.moved for t in tensors),
+        unfused=apart,
+        per_element_fused=ideal,
+        per_element_unfused=apart,
+        flops=flops,
+        special=special,
+        launches_unfused=len(unfused),
+        bytes_per_element_fused=ideal / max(1, elements),
+        bytes_per_element_unfused=apart / max(1, elements),
+    )
+
+
+def registers_of(tile: ColumnTile, passes: tuple[ColumnPass, ...]) -> int:
+    """Of a thread: what its loads wait in, where that is most, and its sums."""
+    most = 0.0
+    for one in passes:
+        loaded = sum(max(1.0, tile.vector * load.access.dtype.bytes / WORD_BYTES) for load in one.loads)
+        stored = sum(max(1.0, tile.vector * store.access.dtype.bytes / WORD_BYTES) for store in one.stores)
+        beside = sum(tile.vector * load.access.dtype.bytes / WORD_BYTES for load in one.column_loads)
+        waits = tile.turn * (loaded + stored + len(one.row_loads)) + beside
+        most = max(most, waits + tile.vector * len(one.reductions) + 4 * (len(one.loads) + len(one.row_loads)))
+    return math.ceil(FRAME_REGISTERS + most)
+
+
+def column_cost(
+    graph: Graph, target: Target, tile: ColumnTile, passes: tuple[ColumnPass, ...], moved: Traffic, kept: int
+) -> Cost:
+    """`kept`: results of each column."""
+    registers = registers_of(tile, passes)
+    resident = max(1, resident_blocks(target, tile.threads, registers, shared_bytes(tile, passes)))
+    col_tiles = -(-graph.cols // tile.cols)
+    blocks = kept * col_tiles * tile.cluster
+    sms = target.sms * FILLED_SHARE.get(tile.cluster, 1.0)
+    busy = min(blocks, sms)  # SMs with a block, or more
+    beside = min(resident, max(1.0, blocks / sms))  # blocks of one of them
+    rows = graph.rows // max(1, kept)
+    turns = math.ceil(rows / tile.rows_in_turn)
+    taken = min(rows, tile.turn * math.ceil(rows / tile.row_step / max(1, turns))) if turns else 0
+    streams = [load.access for one in passes for load in one.loads] + [s.access for one in passes for s in one.stores]
+    widest = max((access.dtype.bytes for access in streams), default=4)
+    row = sum(access.dtype.bytes for access in streams) / max(1, len(passes))  # of one element, in a pass
+    in_flight = busy * beside * tile.threads * tile.vector * row * min(tile.turn, taken)
+    rate = target.dram_gbs * COPY_SHARE * 1e3 * width_share(streams, tile.cols * widest)
+    rate = min(rate, busy * SM_GBS * 1e3, in_flight / LOAD_US if in_flight else rate)
+    memory_us = moved.moved / rate * (CLUSTERED_FACTOR if tile.cluster > 1 else 1.0)
+    elements = graph.rows * col_tiles * tile.cols
+    element = sum(
+        MOVE_SLOTS * (len(one.loads) + len(one.stores))
+        + sum(s.op.issued for s in one.body)
+        + len(one.reductions)
+        + ADDRESS_SLOTS * (len(one.loads) + len(one.row_loads) + len(one.stores)) / tile.vector
+        for one in passes
+    )
+    per_us = target.fp32_tflops * 1e6 / 2 * min(1.0, blocks / target.sms)
+    issue_us = ISSUE_FACTOR * elements * element / per_us
+    reductions = sum(len(one.reductions) for one in passes)
+    steps = tile.rows * math.ceil(tile.cols / tile.threads) + tile.cluster * math.ceil(tile.cols / tile.threads)
+    alone_us = len(passes) * LOAD_US * turns
+    alone_us += element * turns * tile.turn * tile.vector * SLOT_CYCLES * target.sms * target.f32_lanes / (
+        target.fp32_tflops * 1e6 / 2
+    )  # fmt: skip
+    alone_us += reductions * (REDUCTION_US + SHARED_US * steps)
+    if tile.cluster > 1:
+        alone_us += GATHERING_US * math.log2(tile.cluster) + CLUSTER_US * len([one for one in passes if one.reductions])
+    waiting_us = max(1.0, blocks / sms / resident) * alone_us
+    return Cost(
+        traffic=moved,
+        floor_us=floor_us(target, moved),
+        time_us=LAUNCH_US + overlapped((memory_us, issue_us, waiting_us), OVERLAP_EXPONENT),
+        bound="memory" if memory_us >= issue_us else "instruction",
+        in_flight_bytes=round(resident * tile.threads * tile.vector * row * tile.turn),
+        registers=registers,
+        blocks_per_sm=resident,
+    )
+
+
+def width_share(streams: list[Access], side_by_side: float) -> float:
+    """Share of the copy rate by what one instruction moves, and by the bytes that lie side by side in a tile's row."""
+    total = sum(access.dtype.bytes for access in streams)
+    moved = sum(access.dtype.bytes * RATE_SHARE_BY_BYTES[min(16, access.vector_bytes)] for access in streams)
+    next_to = (1 + APART_BYTES / WHOLE_BYTES) / (1 + APART_BYTES / side_by_side)
+    return (moved / total if total else 1.0) * min(1.0, side_by_side / SECTOR_BYTES, next_to)

@@ -1,0 +1,86 @@
+// column_sum  f32[M, N] -> f32[1, N]  at M=1048576 N=1024
+// The sum of each column.
+//
+//     def column_sum(x):
+//         return F.sum(x, over=M)
+//
+// target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
+// tile     a cluster of 8 blocks of 1024 threads for 64 columns, 512 rows at a time, 8 rows a thread in
+//          flight; parts are summed in shared memory
+// traffic  4295.0 MB moved, 4295.0 MB ideal, 4295.0 MB unfused in 1 launch
+// floor    894.8 us at 4.8 TB/s; memory-bound at 0.25 flop/B
+// needs    rows of 1024 elements, next to each other; x: address and strides in multiples of 16 B
+
+// N values that move together, 16 bytes at a time where they fill them
+template <typename T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T at[N];
+};
+
+// the vector at p, which is aligned to it
+template <int N, typename T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(1024, 1)
+column_sum(
+    const float* __restrict__ x_ptr,
+    float* __restrict__ out_ptr,
+    long long rows,
+    long long x_stride)
+{
+  __cluster_barrier_arrive_relaxed();  // this block runs
+  const int rank = __clusterRelativeBlockRank();
+  const int first_col = static_cast<int>(blockIdx.x / 8) * 64;
+  const int from = threadIdx.x % 16 * 4;  // of the block's 64 columns, this thread's first
+  const int col = first_col + from;
+  const int own = threadIdx.x / 16;  // of the block's 64 rows
+  __shared__ float part[64][64];  // one of each thread row
+  __shared__ float sums[1][8][8];  // one of each block
+
+  // pass 1 of 1: read x; sum_of_x = sum(x)
+  {
+    float sum_of_x_part[4] = {};
+    for (long long turn = rank * 64 + own; turn < rows; turn += 4096) {
+      Vec<float, 4> x_vec[8];
+      #pragma unroll
+      for (int u = 0; u < 8; ++u) {
+        const long long row = turn + u * 512 < rows ? turn + u * 512 : rows - 1;
+        x_vec[u] = load<4>(x_ptr + row * x_stride + col);
+      }
+      #pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float sum_of_x_turn = 0.0f;
+        #pragma unroll
+        for (int u = 0; u < 8; ++u) {
+          const float x = x_vec[u].at[j];
+          const bool inside = turn + u * 512 < rows;
+          sum_of_x_turn += inside ? x : 0.0f;
+        }
+        sum_of_x_part[j] += sum_of_x_turn;
+      }
+    }
+
+    // sum_of_x: the block's rows, from the first to the last
+    #pragma unroll
+    for (int j = 0; j < 4; ++j) part[own][from + j] = sum_of_x_part[j];
+    __syncthreads();
+    __cluster_barrier_wait();  // every block of the cluster runs, and may be written to
+    for (int c = threadIdx.x; c < 64; c += 1024) {
+      float v = part[0][c];
+      for (int r = 1; r < 64; ++r) v += part[r][c];
+      static_cast<float*>(__cluster_map_shared_rank(sums[0][rank], c / 8))[c % 8] = v;
+    }
+
+    __cluster_barrier_arrive();  // this block's parts are where they are brought together
+    __cluster_barrier_wait();
+    for (int c = threadIdx.x; c < 8; c += 1024) {
+      const int own_col = first_col + rank * 8 + c;
+      float sum_of_x_all = sums[0][0][c];
+      for (int b = 1; b < 8; ++b) sum_of_x_all += sums[0][b][c];
+      const float sum_of_x = sum_of_x_all;
+      out_ptr[own_col] = sum_of_x;
+    }
+  }
+}
