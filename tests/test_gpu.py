@@ -24,7 +24,7 @@ import pytest
 
 import fusegen
 from fusegen.language.graph import Graph, Tensor
-from fusegen.language.reference import reference
+from fusegen.language.reference import draws, reference
 from fusegen.language.spec import Chain
 from fusegen.language.types import DTYPES, Dim, DType, b8, bf16, f32, size_of
 from fusegen.runtime import Kernel
@@ -36,11 +36,13 @@ from fusegen.validation.compare import figures
 from fusegen.validation.inputs import Operands
 from fusegen.validation.judging import judge
 from tests.sizes import sizes_at
-from tests.specs import ROWS as SPECS
+from tests.specs import ROWS
 from tests.torch_reference import torch, torch_reference
 
 pytestmark = pytest.mark.gpu
 
+# random numbers count all elements before theirs, so no row gives alone what it gave among others; validation has them
+SPECS = {name: chain for name, chain in ROWS.items() if not draws(chain.graph)}
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}  # by the bytes of an element
 SAMPLE = 2**18  # elements held to the bound one by one
 FLAT_SAMPLE = 2**31 + 1021
