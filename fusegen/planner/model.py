@@ -269,9 +269,8 @@ class Plan(ABC):
         least = 0 if access.mode in ("misaligned", "bulk") else None
         if access.mode != "element" and any(p.kind == "map" and p.tensor == access.tensor for p in self.params):
             least = 1  # a tensor copy passes forward
-        dense = (
-            range(-len(access.shape), 0 if self.flat else -1) if self.flat or self.needs_contiguous_rows(access) else ()
-        )
+        whole_rows = self.flat or self.needs_contiguous_rows(access)
+        dense = range(-len(access.shape), 0 if self.flat else -1) if whole_rows else ()
         return Needs(
             tensor=access.tensor,
             groups=groups,
