@@ -59,7 +59,8 @@ SELECTION_FRAME = frozenset(
     bin_bits top_bit least_key exact_sum marked readers aim own_key own_order""".split()  # noqa: SIM905
 )
 # the same of the template that reduces columns
-COLUMN_FRAME = frozenset(("turn", "u", "rank", "first_col", "own_col", "own", "from", "sums", "b", "c", "r"))
+COLUMN_FRAME = frozenset(("turn", "u", "rank", "first_col", "own_col", "own", "from", "sums", "b", "c", "r",
+                          "tile_rows", "own_cols", "row_step", "rows_in_turn"))  # fmt: skip
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(
     """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here group ring

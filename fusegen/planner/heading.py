@@ -13,6 +13,7 @@ from fusegen.planner.traffic import Cost
 from fusegen.targets.base import Target
 
 WIDTH = 110  # of a line
+TITLE_WIDTH = 136  # of the first one, whose types are told from one another more easily side by side
 MOST_LINES = 30  # of a spec's body; a chain of hundreds of steps has its file to be read in
 
 
@@ -54,7 +55,12 @@ def header_lines(plan: Headed) -> list[str]:
     """The plan as the comment that opens the kernel; also what `print(kernel.plan)` shows."""
     doc = summary(plan.graph)
     facts = [line for name, text in header_facts(plan) for line in field(name, text)]
-    return [title(plan), *(textwrap.wrap(doc, WIDTH) if doc else []), "", *facts]
+    return [
+        *textwrap.wrap(title(plan), TITLE_WIDTH, subsequent_indent="  "),
+        *(textwrap.wrap(doc, WIDTH) if doc else []),
+        "",
+        *facts,
+    ]
 
 
 def title(plan: Headed) -> str:

@@ -82,6 +82,7 @@ class Target:
     flushes_factors: bool = False  # matrix instructions take subnormal factors for 0
     vote_bytes: int = 0  # static shared memory that __syncthreads_or and its like take
     async_copies: bool = False  # 16 bytes from global to shared memory without a register in between (cp.async)
+    counts_blocks: bool = False  # __launch_bounds__ takes the blocks that an SM is to hold; HIP means warps by it
     bulk_copies: bool = False  # any number of 16 bytes, by one thread and either way (cp.async.bulk)
 
     def atoms_of(self, issuer: Issuer, factors: DType) -> tuple[Atom, ...]:

@@ -276,6 +276,7 @@ A100 = Target(
     f32_lanes=64,
     spelling=SPELLING,
     atoms=MMA_SYNC,
+    counts_blocks=True,
     async_copies=True,  # PTX ISA, cp.async: from sm_80 on
 )
 

@@ -30,21 +30,26 @@ column_sum(
     long long rows,
     long long x_stride)
 {
-  const int first_col = static_cast<int>(blockIdx.x) * 32;
+  constexpr int threads = 1024;
+  constexpr int tile_cols = 32;
+  constexpr int tile_rows = 128;  // that the block's threads read at once
+  constexpr int row_step = 128;  // rows that the block's threads read at once
+  constexpr int rows_in_turn = 8 * row_step;
+  const int first_col = static_cast<int>(blockIdx.x) * tile_cols;
   const int from = threadIdx.x % 8 * 4;  // of the block's 32 columns, this thread's first
   const int col = first_col + from;
   const int own = threadIdx.x / 8;  // of the block's 128 rows
-  __shared__ float part[128][32];  // one of each thread row
-  __shared__ float sums[1][32];  // one of each block
+  __shared__ float part[tile_rows][tile_cols];  // one of each thread row
+  __shared__ float sums[1][tile_cols];  // one of each block
 
   // pass 1 of 1: read x; sum_of_x = sum(x)
   {
     float sum_of_x_part[4] = {};
-    for (long long turn = own; turn < rows; turn += 1024) {
+    for (long long turn = own; turn < rows; turn += rows_in_turn) {
       Vec<float, 4> x_vec[8];
       #pragma unroll
       for (int u = 0; u < 8; ++u) {
-        const long long row = turn + u * 128 < rows ? turn + u * 128 : rows - 1;
+        const long long row = turn + u * row_step < rows ? turn + u * row_step : rows - 1;
         x_vec[u] = load<4>(x_ptr + row * x_stride + col);
       }
       #pragma unroll
@@ -53,7 +58,7 @@ column_sum(
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
           const float x = x_vec[u].at[j];
-          const bool inside = turn + u * 128 < rows;
+          const bool inside = turn + u * row_step < rows;
           sum_of_x_turn += inside ? x : 0.0f;
         }
         sum_of_x_part[j] += sum_of_x_turn;
@@ -64,12 +69,12 @@ column_sum(
     #pragma unroll
     for (int j = 0; j < 4; ++j) part[own][from + j] = sum_of_x_part[j];
     __syncthreads();
-    for (int c = threadIdx.x; c < 32; c += 1024) {
+    for (int c = threadIdx.x; c < tile_cols; c += threads) {
       float v = part[0][c];
-      for (int r = 1; r < 128; ++r) v += part[r][c];
+      for (int r = 1; r < tile_rows; ++r) v += part[r][c];
       sums[0][c] = v;
     }
-    for (int c = threadIdx.x; c < 32; c += 1024) {
+    for (int c = threadIdx.x; c < tile_cols; c += threads) {
       const int own_col = first_col + c;
       const float sum_of_x = sums[0][c];
       out_ptr[own_col] = sum_of_x;

@@ -1,4 +1,5 @@
-// dropout_residual_layernorm  bf16[M, N], bf16[N], bf16[M, N], bf16[N], bf16[N], f32, i32, i32[1] -> bf16[M, N], bf16[M, N]  at M=8192 N=4096
+// dropout_residual_layernorm  bf16[M, N], bf16[N], bf16[M, N], bf16[N], bf16[N], f32, i32, i32[1] -> bf16[M, N], bf16[M, N]  at M=8192
+//   N=4096
 // h = residual + dropout(x + bias), LayerNorm(h).
 //
 //     def dropout_residual_layernorm(x, bias, residual, gamma, beta, p, seed, offset):

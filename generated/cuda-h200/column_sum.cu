@@ -31,22 +31,28 @@ column_sum(
     long long x_stride)
 {
   __cluster_barrier_arrive_relaxed();  // this block runs
+  constexpr int threads = 1024;
+  constexpr int tile_cols = 64;
+  constexpr int tile_rows = 64;  // that the block's threads read at once
+  constexpr int own_cols = 8;  // whose results this block makes
+  constexpr int row_step = 512;  // rows that the cluster's threads read at once
+  constexpr int rows_in_turn = 8 * row_step;
   const int rank = __clusterRelativeBlockRank();
-  const int first_col = static_cast<int>(blockIdx.x / 8) * 64;
+  const int first_col = static_cast<int>(blockIdx.x / 8) * tile_cols;
   const int from = threadIdx.x % 16 * 4;  // of the block's 64 columns, this thread's first
   const int col = first_col + from;
   const int own = threadIdx.x / 16;  // of the block's 64 rows
-  __shared__ float part[64][64];  // one of each thread row
-  __shared__ float sums[1][8][8];  // one of each block
+  __shared__ float part[tile_rows][tile_cols];  // one of each thread row
+  __shared__ float sums[1][8][own_cols];  // one of each block
 
   // pass 1 of 1: read x; sum_of_x = sum(x)
   {
     float sum_of_x_part[4] = {};
-    for (long long turn = rank * 64 + own; turn < rows; turn += 4096) {
+    for (long long turn = rank * tile_rows + own; turn < rows; turn += rows_in_turn) {
       Vec<float, 4> x_vec[8];
       #pragma unroll
       for (int u = 0; u < 8; ++u) {
-        const long long row = turn + u * 512 < rows ? turn + u * 512 : rows - 1;
+        const long long row = turn + u * row_step < rows ? turn + u * row_step : rows - 1;
         x_vec[u] = load<4>(x_ptr + row * x_stride + col);
       }
       #pragma unroll
@@ -55,7 +61,7 @@ column_sum(
         #pragma unroll
         for (int u = 0; u < 8; ++u) {
           const float x = x_vec[u].at[j];
-          const bool inside = turn + u * 512 < rows;
+          const bool inside = turn + u * row_step < rows;
           sum_of_x_turn += inside ? x : 0.0f;
         }
         sum_of_x_part[j] += sum_of_x_turn;
@@ -67,16 +73,16 @@ column_sum(
     for (int j = 0; j < 4; ++j) part[own][from + j] = sum_of_x_part[j];
     __syncthreads();
     __cluster_barrier_wait();  // every block of the cluster runs, and may be written to
-    for (int c = threadIdx.x; c < 64; c += 1024) {
+    for (int c = threadIdx.x; c < tile_cols; c += threads) {
       float v = part[0][c];
-      for (int r = 1; r < 64; ++r) v += part[r][c];
-      static_cast<float*>(__cluster_map_shared_rank(sums[0][rank], c / 8))[c % 8] = v;
+      for (int r = 1; r < tile_rows; ++r) v += part[r][c];
+      static_cast<float*>(__cluster_map_shared_rank(sums[0][rank], c / own_cols))[c % own_cols] = v;
     }
 
     __cluster_barrier_arrive();  // this block's parts are where they are brought together
     __cluster_barrier_wait();
-    for (int c = threadIdx.x; c < 8; c += 1024) {
-      const int own_col = first_col + rank * 8 + c;
+    for (int c = threadIdx.x; c < own_cols; c += threads) {
+      const int own_col = first_col + rank * own_cols + c;
       float sum_of_x_all = sums[0][0][c];
       for (int b = 1; b < 8; ++b) sum_of_x_all += sums[0][b][c];
       const float sum_of_x = sum_of_x_all;

@@ -43,26 +43,32 @@ layernorm_param_grads(
     long long rstd_stride)
 {
   __cluster_barrier_arrive_relaxed();  // this block runs
+  constexpr int threads = 512;
+  constexpr int tile_cols = 128;
+  constexpr int tile_rows = 32;  // that the block's threads read at once
+  constexpr int own_cols = 32;  // whose results this block makes
+  constexpr int row_step = 128;  // rows that the cluster's threads read at once
+  constexpr int rows_in_turn = 4 * row_step;
   const int rank = __clusterRelativeBlockRank();
-  const int first_col = static_cast<int>(blockIdx.x / 4) * 128;
+  const int first_col = static_cast<int>(blockIdx.x / 4) * tile_cols;
   const int from = threadIdx.x % 16 * 8;  // of the block's 128 columns, this thread's first
   const int col = first_col + from;
   const int own = threadIdx.x / 16;  // of the block's 32 rows
-  __shared__ float part[32][128];  // one of each thread row
-  __shared__ float sums[2][4][32];  // one of each block
+  __shared__ float part[tile_rows][tile_cols];  // one of each thread row
+  __shared__ float sums[2][4][own_cols];  // one of each block
 
   // pass 1 of 1: read dy, x, mean, rstd; dgamma = sum(mul); dbeta = sum(dy)
   {
     float dgamma_part[8] = {};
     float dbeta_part[8] = {};
-    for (long long turn = rank * 32 + own; turn < rows; turn += 512) {
+    for (long long turn = rank * tile_rows + own; turn < rows; turn += rows_in_turn) {
       Vec<__nv_bfloat16, 8> dy_vec[4];
       Vec<__nv_bfloat16, 8> x_vec[4];
       float mean_at[4];
       float rstd_at[4];
       #pragma unroll
       for (int u = 0; u < 4; ++u) {
-        const long long row = turn + u * 128 < rows ? turn + u * 128 : rows - 1;
+        const long long row = turn + u * row_step < rows ? turn + u * row_step : rows - 1;
         dy_vec[u] = load<8>(dy_ptr + row * dy_stride + col);
         x_vec[u] = load<8>(x_ptr + row * x_stride + col);
         mean_at[u] = *(mean_ptr + row * mean_stride);
@@ -81,7 +87,7 @@ layernorm_param_grads(
           const float x_minus_mean = x - mean;
           const float normed = x_minus_mean * rstd;
           const float mul = dy * normed;
-          const bool inside = turn + u * 128 < rows;
+          const bool inside = turn + u * row_step < rows;
           dgamma_turn += inside ? mul : 0.0f;
           dbeta_turn += inside ? dy : 0.0f;
         }
@@ -95,10 +101,10 @@ layernorm_param_grads(
     for (int j = 0; j < 8; ++j) part[own][from + j] = dgamma_part[j];
     __syncthreads();
     __cluster_barrier_wait();  // every block of the cluster runs, and may be written to
-    for (int c = threadIdx.x; c < 128; c += 512) {
+    for (int c = threadIdx.x; c < tile_cols; c += threads) {
       float v = part[0][c];
-      for (int r = 1; r < 32; ++r) v += part[r][c];
-      static_cast<float*>(__cluster_map_shared_rank(sums[0][rank], c / 32))[c % 32] = v;
+      for (int r = 1; r < tile_rows; ++r) v += part[r][c];
+      static_cast<float*>(__cluster_map_shared_rank(sums[0][rank], c / own_cols))[c % own_cols] = v;
     }
     __syncthreads();
 
@@ -106,16 +112,16 @@ layernorm_param_grads(
     #pragma unroll
     for (int j = 0; j < 8; ++j) part[own][from + j] = dbeta_part[j];
     __syncthreads();
-    for (int c = threadIdx.x; c < 128; c += 512) {
+    for (int c = threadIdx.x; c < tile_cols; c += threads) {
       float v = part[0][c];
-      for (int r = 1; r < 32; ++r) v += part[r][c];
-      static_cast<float*>(__cluster_map_shared_rank(sums[1][rank], c / 32))[c % 32] = v;
+      for (int r = 1; r < tile_rows; ++r) v += part[r][c];
+      static_cast<float*>(__cluster_map_shared_rank(sums[1][rank], c / own_cols))[c % own_cols] = v;
     }
 
     __cluster_barrier_arrive();  // this block's parts are where they are brought together
     __cluster_barrier_wait();
-    for (int c = threadIdx.x; c < 32; c += 512) {
-      const int own_col = first_col + rank * 32 + c;
+    for (int c = threadIdx.x; c < own_cols; c += threads) {
+      const int own_col = first_col + rank * own_cols + c;
       float dgamma_all = sums[0][0][c];
       for (int b = 1; b < 4; ++b) dgamma_all += sums[0][b][c];
       const float dgamma = dgamma_all;

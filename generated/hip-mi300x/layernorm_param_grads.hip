@@ -40,25 +40,30 @@ layernorm_param_grads(
     long long mean_stride,
     long long rstd_stride)
 {
-  const int first_col = static_cast<int>(blockIdx.x) * 32;
+  constexpr int threads = 1024;
+  constexpr int tile_cols = 32;
+  constexpr int tile_rows = 256;  // that the block's threads read at once
+  constexpr int row_step = 256;  // rows that the block's threads read at once
+  constexpr int rows_in_turn = 4 * row_step;
+  const int first_col = static_cast<int>(blockIdx.x) * tile_cols;
   const int from = threadIdx.x % 4 * 8;  // of the block's 32 columns, this thread's first
   const int col = first_col + from;
   const int own = threadIdx.x / 4;  // of the block's 256 rows
-  __shared__ float part[256][32];  // one of each thread row
-  __shared__ float sums[2][32];  // one of each block
+  __shared__ float part[tile_rows][tile_cols];  // one of each thread row
+  __shared__ float sums[2][tile_cols];  // one of each block
 
   // pass 1 of 1: read dy, x, mean, rstd; dgamma = sum(mul); dbeta = sum(dy)
   {
     float dgamma_part[8] = {};
     float dbeta_part[8] = {};
-    for (long long turn = own; turn < rows; turn += 1024) {
+    for (long long turn = own; turn < rows; turn += rows_in_turn) {
       Vec<__bf16, 8> dy_vec[4];
       Vec<__bf16, 8> x_vec[4];
       float mean_at[4];
       float rstd_at[4];
       #pragma unroll
       for (int u = 0; u < 4; ++u) {
-        const long long row = turn + u * 256 < rows ? turn + u * 256 : rows - 1;
+        const long long row = turn + u * row_step < rows ? turn + u * row_step : rows - 1;
         dy_vec[u] = load<8>(dy_ptr + row * dy_stride + col);
         x_vec[u] = load<8>(x_ptr + row * x_stride + col);
         mean_at[u] = *(mean_ptr + row * mean_stride);
@@ -77,7 +82,7 @@ layernorm_param_grads(
           const float x_minus_mean = x - mean;
           const float normed = x_minus_mean * rstd;
           const float mul = dy * normed;
-          const bool inside = turn + u * 256 < rows;
+          const bool inside = turn + u * row_step < rows;
           dgamma_turn += inside ? mul : 0.0f;
           dbeta_turn += inside ? dy : 0.0f;
         }
@@ -90,9 +95,9 @@ layernorm_param_grads(
     #pragma unroll
     for (int j = 0; j < 8; ++j) part[own][from + j] = dgamma_part[j];
     __syncthreads();
-    for (int c = threadIdx.x; c < 32; c += 1024) {
+    for (int c = threadIdx.x; c < tile_cols; c += threads) {
       float v = part[0][c];
-      for (int r = 1; r < 256; ++r) v += part[r][c];
+      for (int r = 1; r < tile_rows; ++r) v += part[r][c];
       sums[0][c] = v;
     }
     __syncthreads();
@@ -101,12 +106,12 @@ layernorm_param_grads(
     #pragma unroll
     for (int j = 0; j < 8; ++j) part[own][from + j] = dbeta_part[j];
     __syncthreads();
-    for (int c = threadIdx.x; c < 32; c += 1024) {
+    for (int c = threadIdx.x; c < tile_cols; c += threads) {
       float v = part[0][c];
-      for (int r = 1; r < 256; ++r) v += part[r][c];
+      for (int r = 1; r < tile_rows; ++r) v += part[r][c];
       sums[1][c] = v;
     }
-    for (int c = threadIdx.x; c < 32; c += 1024) {
+    for (int c = threadIdx.x; c < tile_cols; c += threads) {
       const int own_col = first_col + c;
       const float dgamma = sums[0][c];
       const float dbeta = sums[1][c];

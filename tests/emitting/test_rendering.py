@@ -99,8 +99,8 @@ def test_an_element_is_computed_alike_wherever_the_array_ends() -> None:
 def test_text_does_not_depend_on_hash_seeds() -> None:
     code = (
         "import hashlib\nfrom fusegen.planner import plan\nfrom fusegen.emitting.rendering import render\n"
-        "from fusegen.language.spec import load_chains\nfrom fusegen.targets import H200\n"
-        "text = ''.join(render(plan(c.graph, H200)).text for c in load_chains('specs'))\n"
+        "from fusegen.targets import H200\nfrom tests.specs import ALL\n"
+        "text = ''.join(render(plan(c.graph, H200)).text for c in ALL.values())\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )
     seen = set()

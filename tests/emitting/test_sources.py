@@ -18,16 +18,16 @@ from fusegen.emitting.rendering import render
 from fusegen.emitting.sources import Key, key_of, remembered, spelled
 from fusegen.errors import MissingError
 from fusegen.language.graph import Graph
-from fusegen.language.spec import load_chains
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, Plan, RowPlan, Source
 from fusegen.runtime import cache
 from fusegen.storage import Store, clear, survey
 from fusegen.storage.entries import pack
 from fusegen.targets import A100, H200, MI300X
+from tests.specs import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
-CHAINS = [chain for file in sorted((ROOT / "specs").glob("*.py")) for chain in load_chains(file)]
+CHAINS = list(ALL.values())
 
 
 @pytest.fixture(autouse=True)

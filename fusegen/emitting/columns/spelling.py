@@ -60,12 +60,15 @@ class ColumnsSpeller:
             "index": "int",
             "row_reduces": [],
             "partner": words.spelling.shuffle_xor.format("v", "step"),
+            "resident": f", {self.plan.cost.blocks_per_sm}" if self.plan.target.counts_blocks else "",
+            "sizes": self.sizes(),
+            "own_cols": self.own_cols,
             "places": self.places(),
             "counts": self.counted(),
             "pointers": self.pointers(),
             "once": [self.from_pointer(load) for load in plan.once_loads],
             "passes": passes,
-            "sums_dims": f"[{len(plan.reductions)}]{f'[{plan.cluster}]' * (plan.cluster > 1)}[{plan.own_cols}]",
+            "sums_dims": f"[{len(plan.reductions)}]{f'[{plan.cluster}]' * (plan.cluster > 1)}[{self.own_cols}]",
             "rows": self.rows,
             "writes_where": self.writes_where(),
             "kept": [name for one in plan.passes for name in one.keeps],
@@ -80,6 +83,28 @@ class ColumnsSpeller:
         """Have some threads of the last tile no column?"""
         return self.plan.cols % self.tile.cols != 0
 
+    @property
+    def own_cols(self) -> str:
+        """What the kernel calls the columns whose results a block makes."""
+        return "tile_cols" if self.plan.own_cols == self.tile.cols else "own_cols"
+
+    def sizes(self) -> list[str]:
+        """The sizes of the block's part of the work."""
+        tile = self.tile
+        lines = [
+            f"constexpr int threads = {tile.threads};",
+            f"constexpr int tile_cols = {tile.cols};",
+            f"constexpr int tile_rows = {tile.rows};  // that the block's threads read at once",
+        ]
+        if self.own_cols != "tile_cols":
+            lines.append(f"constexpr int own_cols = {self.plan.own_cols};  // whose results this block makes")
+        if tile.turn > 1:
+            of = "the cluster's" if tile.cluster > 1 else "the block's"
+            lines.append(f"constexpr int row_step = {tile.row_step};  // rows that {of} threads read at once")
+        step = f"{tile.turn} * row_step" if tile.turn > 1 else str(tile.rows_in_turn)
+        lines.append(f"constexpr int rows_in_turn = {step};")
+        return lines
+
     def places(self) -> list[str]:
         """The statements that say which columns and rows a thread has, and which rows the block's results are of."""
         plan, tile = self.plan, self.tile
@@ -93,7 +118,7 @@ class ColumnsSpeller:
             first = block
         lane = f"threadIdx.x % {tile.lanes}" if tile.lanes < tile.threads else "threadIdx.x"
         lane = "0" if tile.lanes == 1 else lane
-        lines.append(f"const int first_col = {f'static_cast<int>({first}) * {tile.cols}' if several else '0'};")
+        lines.append(f"const int first_col = {f'static_cast<int>({first}) * tile_cols' if several else '0'};")
         own = lane if tile.vector == 1 or lane == "0" else f"{lane} * {tile.vector}"
         lines.append(f"const int from = {own};  // of the block's {tile.cols} columns, this thread's first")
         if self.ragged:
@@ -213,7 +238,7 @@ class ColumnsSpeller:
     def turn(self, one: ColumnPass) -> list[str]:
         """One turn of a thread: the loads of all of its rows, what is made of them, and what is written."""
         turn, several = self.tile.turn, self.tile.turn > 1
-        step = f"turn + u * {self.tile.row_step}"
+        step = "turn + u * row_step"
         lines = [f"{self.vec(load.access)} {load.access.name}_vec[{turn}];" for load in one.loads]
         lines += [f"{self.words.ctype(load.access.dtype)} {load.access.name}_at[{turn}];" for load in one.row_loads]
         reads = [f"{load.access.name}_vec[u] = {self.load_text(load.access)};" for load in one.loads]
@@ -295,12 +320,11 @@ class ColumnsSpeller:
         reducer = reducer_of(r.kind, r.dtype)
         self.words.functions.update(reducer.needs)
         stored, taken = WORDS[reducer.ctype]
-        own = self.plan.own_cols
         place = f"sums[{r.slot}]"
         if self.plan.cluster == 1:
             places = [f"{place}[c] = {stored.format('v')};"]
         else:
-            where, at = ("c / " + str(own), f"c % {own}") if self.plan.shared_out else ("b", "c")
+            where, at = ("c / own_cols", "c % own_cols") if self.plan.shared_out else ("b", "c")
             far = (
                 f"static_cast<float*>(__cluster_map_shared_rank({place}[rank], {where}))[{at}] = {stored.format('v')};"
             )

@@ -1,4 +1,5 @@
-// rope_interleaved  bf16[T, H, D_half], bf16[T, H, D_half], f32[T, 1, D_half], f32[T, 1, D_half] -> bf16[T, H, D_half], bf16[T, H, D_half]  at T=16384 H=32 D_half=64
+// rope_interleaved  bf16[T, H, D_half], bf16[T, H, D_half], f32[T, 1, D_half], f32[T, 1, D_half] -> bf16[T, H, D_half], bf16[T, H, D_half]
+//   at T=16384 H=32 D_half=64
 // Pairs are neighbours, as in the paper and GPT-J.
 //
 //     def rope_interleaved(x, cos, sin):

@@ -1,4 +1,5 @@
-// rope_neox  bf16[T, H, D_half], bf16[T, H, D_half], f32[T, 1, D_half], f32[T, 1, D_half] -> bf16[T, H, D_half], bf16[T, H, D_half]  at T=16384 H=32 D_half=64
+// rope_neox  bf16[T, H, D_half], bf16[T, H, D_half], f32[T, 1, D_half], f32[T, 1, D_half] -> bf16[T, H, D_half], bf16[T, H, D_half]  at
+//   T=16384 H=32 D_half=64
 // Pairs are the first half of a head and the second one, as in GPT-NeoX and Llama.
 //
 //     def rope_neox(x, cos, sin):
