@@ -9,6 +9,7 @@ import pytest
 from fusegen.compiling import compile_source, compiler_version, disassemble
 from fusegen.emitting.rendering import render
 from fusegen.errors import MissingError, RequestError
+from fusegen.language.reference import draws
 from fusegen.language.spec import Chain
 from fusegen.language.types import DTYPES, bf16, f16
 from fusegen.pipeline import plan
@@ -73,6 +74,8 @@ def test_golden_targets_are_of_both_vendors() -> None:
     assert {H200, MI300X} <= set(GOLDEN_TARGETS)
 
 
+# clang leaves the loops of a row that draws random numbers rolled, with arrays in memory: the gate takes another tile
+STEADY = [chain for chain in ROWS.values() if not draws(chain.graph)]
 CONVERSIONS = r"""
 extern "C" __global__ void narrow(const float* x, {half}* h, {bfloat}* b) {{
   int i = threadIdx.x;
@@ -116,7 +119,7 @@ def test_casts_of_clang_round_to_nearest_even_and_keep_nan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["hip:gfx90a", "hip:gfx942"])
-@pytest.mark.parametrize("chain", ROWS.values(), ids=lambda chain: chain.name)
+@pytest.mark.parametrize("chain", STEADY, ids=lambda chain: chain.name)
 def test_kernels_for_amd_move_16_bytes_an_instruction_and_leave_room_for_waves(chain: Chain, name: str) -> None:
     """What can be said of speed without an AMD GPU: the compiler's account of each shipped kernel."""
     try:
