@@ -91,7 +91,7 @@ def in_place(plans: Iterable[Plan], layout: Layout) -> list[Plan]:
     pairs = layout.in_place
     if not pairs:
         return list(plans)
-    return [replace(p, params=promising_nothing(p.params, pairs)) for p in plans if pairs <= p.own_columns]
+    return [replace(p, params=promising_nothing(p.params, pairs)) for p in plans if pairs <= p.in_place]
 
 
 def plan(graph: Graph, target: Target, layout: Layout = CONTIGUOUS) -> Plan:

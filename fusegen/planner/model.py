@@ -289,11 +289,6 @@ class Plan(ABC):
         return frozenset()
 
     @property
-    def own_columns(self) -> frozenset[tuple[str, str]]:
-        """Those of `in_place` that the plan itself can do; the others want a variant that reads by elements."""
-        return frozenset()
-
-    @property
     def transposable(self) -> frozenset[str]:
         """The tensors that may lie either way round."""
         return frozenset(access.tensor for access in self.accesses if access.transposable)
@@ -427,11 +422,8 @@ class RowPlan(Plan):
     @property
     def in_place(self) -> frozenset[tuple[str, str]]:
         passes = () if self.selection else self.passes
-        return overwritable(self.accesses, passes, len(self.row_dims), self.in_shared and self.tile.again > 0)
-
-    @property
-    def own_columns(self) -> frozenset[tuple[str, str]]:
-        return by_own_columns(self.in_place, self.accesses, self.passes)
+        pairs = overwritable(self.accesses, passes, len(self.row_dims), self.in_shared and self.tile.again > 0)
+        return by_own_columns(pairs, self.accesses, self.passes)
 
     @property
     def packed(self) -> bool:

@@ -365,14 +365,11 @@ def layout_needed(plan: Plan, views: Views, in_place: Pairs = frozenset()) -> La
     How a plan reads its operands depends on its layout, so alignment is judged only once each axis has its stride: a
     plan for the layout returned here is to be asked again. Each answer is more general than the last, so asking ends.
     Outputs that are not in `views` will be fresh, and fresh arrays fit every layout. `in_place`: the outputs that are
-    to be written over operands; by elements, all outputs, where a thread's vectors lie across those of others.
+    to be written over operands.
     """
     layout = plan.layout
     if not in_place <= layout.in_place:
-        names = {name for pair in in_place for name in pair}
-        names |= {access.tensor for access in plan.accesses if access.output and access.by_column}
-        across = frozenset[str]() if in_place <= plan.own_columns else frozenset(names)
-        return replace(layout, in_place=layout.in_place | in_place, unaligned=layout.unaligned | across)
+        return replace(layout, in_place=layout.in_place | in_place)
     here = [(needs, views[needs.tensor]) for needs in plan.needs if needs.tensor in views]
     here = [(needs, view) for needs, view in here if view.size]
     matrices = {needs.tensor: view for needs, view in here if needs.transposable}

@@ -3,7 +3,8 @@ then writes it.
 
     a row kernel without a selection      an operand and an output of the whole shape and of one type
     by vectors or single elements         a thread then writes the very columns it reads; aligned blocks lie across
-                                          columns of others, and so do bulk copies, which bring neighbours' bytes too
+                                          columns of others, and so do bulk copies, which bring neighbours' bytes too;
+                                          a variant by elements would have other bits
     no pass behind the writing one reads  a pass that does both reads each vector before it writes it
 
 What a block fetches ahead is of other rows. The kernel for such operands is a variant: its pointers to them promise
