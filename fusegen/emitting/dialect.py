@@ -13,8 +13,9 @@ from fusegen.emitting.prelude import SPECIAL_FUNCTIONS, WORD_FUNCTIONS
 from fusegen.language.types import LEAST_INT, DType, b8, bf16, f16, f32, i32
 from fusegen.planner.heading import comment_lines
 from fusegen.planner.model import Argument, Number, Param, Plan, Statement, Until, Value
+from fusegen.planner.parts import Store
 from fusegen.planner.pieces import digits
-from fusegen.targets.base import Spelling
+from fusegen.targets.base import FITTING, Spelling
 
 UNROLL = "#pragma unroll"
 VALUE_TYPES: Mapping[DType, str] = {f32: "float", i32: "int", b8: "bool"}
@@ -60,6 +61,12 @@ class Dialect:
 
     def to_storage(self, dtype: DType, text: str) -> str:
         return self.noted(self.spelling.to_storage[dtype]).format(text)
+
+    def stored(self, store: Store) -> str:
+        """What a store writes, in the type of its tensor."""
+        if store.fits:
+            return FITTING[store.access.dtype].format(store.value)
+        return self.to_storage(store.access.dtype, store.value)
 
     def parameter(self, param: Param) -> str:
         if param.kind == "map":

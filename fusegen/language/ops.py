@@ -380,7 +380,7 @@ def l2norm(x: Value, eps: float = 1e-12) -> Value:
 
 @composite
 def quantize(x: Value, dtype: DType, scale: Value | Number | None = None, least: float = 1e-12) -> Any:
-    """x / scale as 8 bits: `values, scale = F.quantize(x, f8e4m3)`, or `F.quantize(x, f8e4m3, scale)` -> values.
+    """x * (1 / scale) as 8 bits: `values, scale = F.quantize(x, f8e4m3)`, or `F.quantize(x, f8e4m3, scale)` -> values.
 
     Without a scale each row has its own, max(amax(row), least) / largest number of `dtype` (127 of i8), as vLLM's
     dynamic quantization of tokens has it: f32, of [..., 1]. Values beyond the range of `dtype` become its ends.
@@ -391,13 +391,13 @@ def quantize(x: Value, dtype: DType, scale: Value | Number | None = None, least:
         raise SpecError(f"quantize: to {dtype!s}; it is to 8 bits: {narrow}", caller())
     x = _real(x)
     if scale is not None:
-        return cast(x / scale, dtype)
+        return cast(x * (1.0 / scale), dtype)
     if dtype.least == 0 and dtype.kind == "int":
         raise SpecError(f"quantize: {dtype} has no numbers below 0; give a scale, or quantize to i8", caller())
     _eps("quantize", least)
     largest = maximum(amax(x), least)
     row_scale = largest / dtype.largest
-    return cast(x / row_scale, dtype), row_scale
+    return cast(x * (1.0 / row_scale), dtype), row_scale
 
 
 @composite

@@ -223,13 +223,14 @@ class Load:
 class Store:
     """The value `value`, written to a tensor; `masked` beyond the pass's limit.
 
-    `staged`: by way of shared memory, `offset_bytes` from its start, where the row is complete before its aligned
-    blocks are written.
+    `fits`: surely a number of the tensor's type, which needs no test of its range. `staged`: by way of shared memory,
+    `offset_bytes` from its start, where the row is complete before its aligned blocks are written.
     """
 
     access: Access
     value: str
     masked: Argument | None = None
+    fits: bool = False
     staged: bool = False
     offset_bytes: int = 0
     transport: Transport = "plain"

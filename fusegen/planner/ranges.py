@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fusegen.language.graph import Graph, Node, once_per_graph
-from fusegen.language.types import b8, f32, i32
+from fusegen.language.graph import Graph, Node, Tensor, once_per_graph
+from fusegen.language.types import b8, f32, i8, i32, u8
 
 SMALLEST_NORMAL = 2.0**-126
 SHIFTS = ("shift_left", "shift_right")
@@ -57,6 +57,12 @@ def stays_inside(node: Node, graph: Graph) -> bool:
     if node.op.name in SHIFTS:
         return of[1].low >= 0 and of[1].high < 32
     return inside(range_of(node, of, graph))
+
+
+def fits(tensor: Tensor, graph: Graph) -> bool:
+    """Is what an output gets surely an integer of its type, as one that was cast to 8 bits is?"""
+    found, dtype = ranges(graph)[tensor.node], tensor.dtype
+    return dtype.kind == "int" and tensor.node.dtype is i32 and dtype.least <= found.low and found.high <= dtype.largest
 
 
 def range_of(node: Node, of: list[Range], graph: Graph) -> Range:
@@ -191,6 +197,7 @@ RANGES: Mapping[str, Callable[..., Range]] = {
     "row_index": between(0.0, i32.largest),
     "to_unit": between(0.0, 1.0),
     "to_f32": lambda a: a,
+    **{f"to_{dtype}": between(dtype.least, dtype.largest) for dtype in (i8, u8)},
     "sum": summed,
     "max": lambda a: a,
     "min": lambda a: a,

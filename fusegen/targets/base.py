@@ -21,6 +21,9 @@ TO_VALUE: Mapping[DType, str] = {
     f32: "{0}", i32: "{0}", b8: "{0} != 0",
     i8: "static_cast<int>({0})", u8: "static_cast<int>({0})", **{d: f"{d}_value({{0}})" for d in F8},
 }  # fmt: skip
+FITTING: Mapping[DType, str] = {  # an int that surely is a number of the type
+    i32: "{0}", i8: "static_cast<signed char>({0})", u8: "static_cast<unsigned char>({0})"
+}  # fmt: skip
 TO_STORAGE: Mapping[DType, str] = {
     f32: "{0}", i32: "{0}", b8: "static_cast<unsigned char>({0})",
     i8: "static_cast<signed char>(min(max({0}, -128), 127))", u8: "static_cast<unsigned char>(min(max({0}, 0), 255))",

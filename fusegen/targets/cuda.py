@@ -159,6 +159,8 @@ SPELLING = Spelling(
         "larger": ("float y;", 'asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));', "return y;"),
         "smaller": ("float y;", 'asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));', "return y;"),
         "to_int": ("return __float2int_rz(x);",),  # cvt.rzi.s32.f32, which saturates, and makes 0 of NaN
+        "to_i8": ("return min(max(__float2int_rn(x), -128), 127);",),  # saturates too, and makes 0 of NaN
+        "to_u8": ("return min(max(__float2int_rn(x), 0), 255);",),
         "unknown": ('asm("" : "+l"(x));', "return x;"),
         "forget": ('asm volatile("" : "+r"(words[i]));',),
         "load_evict_first": (

@@ -8,9 +8,9 @@
 //         return h, values, scale
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
-// tile     a block of 128 threads a row, 4 x 8 elements a thread; h, y in registers
+// tile     a warp a row, 2 rows a block, 8 x 8 elements a thread; h, y in registers
 // traffic  469.8 MB moved, 469.8 MB ideal, 1140.9 MB unfused in 3 launches
-// floor    88.6 us at 5.3 TB/s; memory-bound at 1.57 flop/B
+// floor    88.6 us at 5.3 TB/s; memory-bound at 1.14 flop/B
 // rounding h to bf16 when stored; values to f8e4m3 when stored; f32 between
 // needs    rows of 4096 elements, next to each other; x, residual, gain, h: address and strides in
 //          multiples of 16 B; values: address and strides in multiples of 8 B; gain [N] shared by every
@@ -61,33 +61,21 @@ __device__ __forceinline__ float partner(float v, int step) {
   return __shfl_xor(v, step);
 }
 
-// the sum over the 128 threads of a row, in every one of them
-__device__ __forceinline__ float row_sum(float v, float* part) {
+// the sum over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_sum(float v) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
     v += partner(v, step);
   }
-  if (threadIdx.x % 64 == 0) {
-    part[threadIdx.x / 64] = v;
-  }
-  __syncthreads();
-  v = part[threadIdx.x % 2];
-  v += partner(v, 1);
   return v;
 }
 
-// the largest value over the 128 threads of a row, in every one of them
-__device__ __forceinline__ float row_max(float v, float* part) {
+// the largest value over the 64 threads of a row, in every one of them
+__device__ __forceinline__ float row_max(float v) {
   #pragma unroll
   for (int step = 32; step > 0; step /= 2) {
     v = larger(v, partner(v, step));
   }
-  if (threadIdx.x % 64 == 0) {
-    part[threadIdx.x / 64] = v;
-  }
-  __syncthreads();
-  v = part[threadIdx.x % 2];
-  v = larger(v, partner(v, 1));
   return v;
 }
 
@@ -106,31 +94,34 @@ add_rmsnorm_quant_row(
     long long values_stride,
     long long scale_stride)
 {
-  constexpr int row_threads = 128;
-  const int lane = threadIdx.x;  // of the 128 threads that share a row
-  __shared__ float part[2][2];
-  const long long row = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
-  if (row >= rows) return;  // the grid's last line is longer than what is left
+  constexpr int row_threads = 64;
+  constexpr int block_rows = 2;  // that a block takes
+  const int lane = threadIdx.x % row_threads;  // of the 64 threads that share a row
+  const long long tile = static_cast<long long>(blockIdx.y) * gridDim.x + blockIdx.x;
+  if (tile >= (rows + block_rows - 1) / block_rows) return;  // the grid's last line is longer than what is left
+  const long long own_row = tile * block_rows + threadIdx.x / row_threads;
+  const bool live = own_row < rows;
+  const long long row = live ? own_row : rows - 1;  // who has none takes the last one once more, and writes nothing
   const __bf16* const x_row = x_ptr + row * x_stride;
   const __bf16* const residual_row = residual_ptr + row * residual_stride;
   __bf16* const h_row = h_ptr + row * h_stride;
   unsigned char* const values_row = values_ptr + row * values_stride;
   float* const scale_row = scale_ptr + row * scale_stride;
-  float h_kept[4][8];
-  float y_kept[4][8];
+  float h_kept[8][8];
+  float y_kept[8][8];
 
   // pass 1 of 3: read x, residual; keep h; sum_of_squares = sum(square); write h
   float sum_of_squares_part = 0.0f;
-  Vec<__bf16, 8> x_vec[4];
-  Vec<__bf16, 8> residual_vec[4];
+  Vec<__bf16, 8> x_vec[8];
+  Vec<__bf16, 8> residual_vec[8];
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 8; ++v) {
     const int col = (v * row_threads + lane) * 8;
     x_vec[v] = load<8>(x_row + col);
     residual_vec[v] = load<8>(residual_row + col);
   }
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 8; ++v) {
     const int col = (v * row_threads + lane) * 8;
     Vec<__bf16, 8> h_vec;
     #pragma unroll
@@ -143,9 +134,9 @@ add_rmsnorm_quant_row(
       sum_of_squares_part += square;
       h_vec.at[j] = static_cast<__bf16>(h);
     }
-    store<8>(h_row + col, h_vec);
+    if (live) store<8>(h_row + col, h_vec);
   }
-  const float sum_of_squares = row_sum(sum_of_squares_part, part[0]);
+  const float sum_of_squares = row_sum(sum_of_squares_part);
   const float mean = sum_of_squares / 4096.0f;
   const float mean_plus_eps = mean + 1e-06f;
   const float rrms = rsqrtf(mean_plus_eps);
@@ -153,7 +144,7 @@ add_rmsnorm_quant_row(
   // pass 2 of 3: read gain; keep y; max_of_magnitude = max(magnitude)
   float max_of_magnitude_part = -INFINITY;
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 8; ++v) {
     const int col = (v * row_threads + lane) * 8;
     const Vec<__bf16, 8> gain_vec = load<8>(gain_ptr + col);
     #pragma unroll
@@ -167,22 +158,23 @@ add_rmsnorm_quant_row(
       max_of_magnitude_part = larger(max_of_magnitude_part, magnitude);
     }
   }
-  const float max_of_magnitude = row_max(max_of_magnitude_part, part[1]);
+  const float max_of_magnitude = row_max(max_of_magnitude_part);
   const float largest = larger(max_of_magnitude, 1e-12f);
   const float scale = largest / 448.0f;
-  if (lane == 0) *scale_row = scale;
+  const float one_over_scale = 1.0f / scale;
+  if (live && lane == 0) *scale_row = scale;
 
   // pass 3 of 3: write values
   #pragma unroll
-  for (int v = 0; v < 4; ++v) {
+  for (int v = 0; v < 8; ++v) {
     const int col = (v * row_threads + lane) * 8;
     Vec<unsigned char, 8> values_vec;
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float y = y_kept[v][j];
-      const float quotient = y / scale;
-      values_vec.at[j] = to_f8e4m3(quotient);
+      const float mul = y * one_over_scale;
+      values_vec.at[j] = to_f8e4m3(mul);
     }
-    store<8>(values_row + col, values_vec);
+    if (live) store<8>(values_row + col, values_vec);
   }
 }

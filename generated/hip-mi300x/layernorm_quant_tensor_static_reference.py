@@ -31,6 +31,7 @@ def layernorm_quant_tensor_static(x, gamma, beta, scale):
     normalized = centered * rstd
     scaled = normalized * gamma
     y = scaled + beta
-    quotient = y / scale
-    quantize = np.nan_to_num(np.clip(np.round(quotient), -128, 127)).astype(np.int32)
+    one_over_scale = 1.0 / scale
+    mul = y * one_over_scale
+    quantize = np.nan_to_num(np.clip(np.round(mul), -128, 127)).astype(np.int32)
     return quantize

@@ -17,10 +17,11 @@ def silu_mul_quant_row(gate, up):
     gate = np.asarray(gate).astype(np.float64)
     up = np.asarray(up).astype(np.float64)
     silu = gate / (1 + np.exp(-gate))
-    mul = silu * up
-    magnitude = np.abs(mul)
+    silu_times_up = silu * up
+    magnitude = np.abs(silu_times_up)
     max_of_magnitude = magnitude.max(-1, keepdims=True)
     largest = np.maximum(max_of_magnitude, 1e-12)
     scale = largest / 448.0
-    quotient = mul / scale
-    return quotient, scale
+    one_over_scale = 1.0 / scale
+    silu_times_up_times_one_over_scale = silu_times_up * one_over_scale
+    return silu_times_up_times_one_over_scale, scale

@@ -281,7 +281,7 @@ class ColumnsSpeller:
         if several and updates:
             row.append(f"const bool inside = {step} < {self.rows};")
         row += updates
-        row += [f"{s.access.name}_vec[u].at[j] = {words.to_storage(s.access.dtype, s.value)};" for s in one.stores]
+        row += [f"{s.access.name}_vec[u].at[j] = {words.stored(s)};" for s in one.stores]
         lines += each_line(row, "u", self.tile.turn)
         return [*lines, *(f"{r.part}[j] += {r.results[0]}_turn;" for r in sums)]
 
@@ -363,7 +363,4 @@ class ColumnsSpeller:
         return [*lines, *self.words.statements(behind.body, "own_col")]
 
     def writes(self, stores: Iterable[Store]) -> list[str]:
-        return [
-            f"{self.pointer(store.access)}[own_col] = {self.words.to_storage(store.access.dtype, store.value)};"
-            for store in stores
-        ]
+        return [f"{self.pointer(store.access)}[own_col] = {self.words.stored(store)};" for store in stores]

@@ -345,7 +345,7 @@ class SumSpeller(GemmWords):
             lines.append(self.define(load.value, load.dtype, text))
         lines += self.statements(output_group.row_body)
         for row_store in output_group.row_stores:
-            stored = self.to_storage(row_store.access.dtype, row_store.value)
+            stored = self.stored(row_store)
             lines.append(f"if (col == 0) *({self.at(row_store.access)}) = {stored};")
         for load in output_group.loads:
             if load.when == "now":
@@ -366,7 +366,7 @@ class SumSpeller(GemmWords):
             return self.to_value(load.access.dtype, f"{load.access.name}{place}.at[j]")
 
         def write(store: Store) -> str:
-            return f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};"
+            return f"{store.access.name}_vec.at[j] = {self.stored(store)};"
 
         return [*lines, *element_lines(output_group, Element(read, write), self)]
 

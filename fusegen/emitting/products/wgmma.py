@@ -315,7 +315,7 @@ class WgmmaSpeller(CopySpeller):
         def write(store: Store) -> str:
             if store.transport == "tensor":
                 return f"{store.access.name}_pair[j] = {store.value};"
-            return f"{store.access.name}_vec.at[j] = {self.to_storage(store.access.dtype, store.value)};"
+            return f"{store.access.name}_vec.at[j] = {self.stored(store)};"
 
         return [*lines, *element_lines(output_group, Element(read, write), self)]
 

@@ -48,7 +48,7 @@ class Elements(Part):
         placed = store.access.mode == "bulk" and store.staged
         place = self.bulk.at(store.access) if placed else f"{store.access.name}_vec.at[j]"
         live = "if (live) " if placed and self.plan.lacks_rows else ""
-        return f"{live}{place} = {self.words.to_storage(store.access.dtype, store.value)};"
+        return f"{live}{place} = {self.words.stored(store)};"
 
     def names_col(self, body: Body) -> bool:
         """Do the statements ask for the element's column, be it to find it in shared memory?"""
@@ -80,7 +80,7 @@ class Elements(Part):
         def write(store: Store) -> str:
             row = f"{store.access.name}_staged" if store.staged else self.frame.pointer(store.access)
             col = "col" if store.staged else self.frame.place(store.access)
-            return f"{row}[{col}] = {self.words.to_storage(store.access.dtype, store.value)};"
+            return f"{row}[{col}] = {self.words.stored(store)};"
 
         def kept(keep: Keep) -> str:
             return f"{keep.value}{suffix}"

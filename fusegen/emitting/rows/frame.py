@@ -265,9 +265,7 @@ class Frame:
     def row_writes(self, stores: Iterable[Store]) -> list[str]:
         """What is one value a row, written by one of its threads."""
         return [
-            f"if ({self.first_lane()}) *{self.pointer(store.access)} = "
-            f"{self.words.to_storage(store.access.dtype, store.value)};"
-            for store in stores
+            f"if ({self.first_lane()}) *{self.pointer(store.access)} = {self.words.stored(store)};" for store in stores
         ]
 
 

@@ -160,7 +160,7 @@ class SelectionSpeller:
         return f"{self.selection.columns} < 0 ? {ZEROS[load.dtype]} : {value}"
 
     def write_at_rank(self, store: Store) -> str:
-        value = self.words.to_storage(store.access.dtype, store.value)
+        value = self.words.stored(store)
         return f"{self.frame.pointer(store.access)}[{self.rank()}] = {value};"
 
     def picked_results(self, r: Reduction) -> list[str]:

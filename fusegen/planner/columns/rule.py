@@ -32,6 +32,7 @@ from fusegen.planner.matching import NoMatch, need_countable, need_no_product, n
 from fusegen.planner.model import Access, Layout, Load, Mode, Reduction, ReductionKind, RowDim, Store
 from fusegen.planner.parts import Argument, Statement, Value
 from fusegen.planner.pieces import VECTOR_BYTES, arrays, moves_along, named_dims, params, roundings, statement
+from fusegen.planner.ranges import fits
 from fusegen.targets.base import Target
 
 BLOCKS = (128, 256, 512, 1024)
@@ -292,7 +293,7 @@ class Schedule:
             )
             for index, n in enumerate(reductions)
         )
-        stores = tuple(Store(self.accesses[t.name], self.names[t.node]) for t in outputs)
+        stores = tuple(Store(self.accesses[t.name], self.names[t.node], fits=fits(t, self.graph)) for t in outputs)
         loads = tuple(self.load(t) for t in read if self.accesses[t.name].by_column)
         row_loads = tuple(self.load(t) for t in read if not self.accesses[t.name].by_column)
         return ColumnPass(
@@ -309,7 +310,9 @@ class Schedule:
                 loads=tuple(self.load(self.vectors[n]) for n in behind if n in self.vectors),
                 takes=tuple(self.names[n] for n in behind if n.op.kind is Kind.REDUCE and n not in reductions),
                 body=self.computed(behind),
-                stores=tuple(Store(self.accesses[t.name], self.names[t.node]) for t in finished),
+                stores=tuple(
+                    Store(self.accesses[t.name], self.names[t.node], fits=fits(t, self.graph)) for t in finished
+                ),
             ),
         )
 

@@ -19,6 +19,7 @@ from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, Load, Reduction, RowDim, Store
 from fusegen.planner.pieces import statements
 from fusegen.planner.products.parts import Contraction, OutputGroup, Prologue
+from fusegen.planner.ranges import fits
 from fusegen.planner.rewrites import hoist_scales
 from fusegen.targets.base import Target
 
@@ -174,7 +175,7 @@ def spans_of(
         needed = within(graph, *(t.node for t in group.outputs))
         inputs = [t for t in graph.inputs if t.node in needed and t.shape]
         listed = [n for n in graph.nodes if n in needed and is_computed(n)]
-        stores = [(Store(accesses[t.name], names[t.node]), extents[t.node]) for t in group.outputs]
+        stores = [(Store(accesses[t.name], names[t.node], fits=fits(t, graph)), extents[t.node]) for t in group.outputs]
         found.append(OutputGroup(
             contractions=tuple(contractions[n] for n in group.products),
             cols=cols,

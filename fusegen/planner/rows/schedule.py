@@ -33,6 +33,7 @@ from fusegen.planner.model import (
     Value,
 )
 from fusegen.planner.pieces import argument, statement
+from fusegen.planner.ranges import fits
 
 ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one pass can make
 KEEPS_NAN = frozenset({"add", "sub", "mul", "div", "neg", "abs", "square", "sqrt", "rsqrt", "minimum", "maximum"})
@@ -211,7 +212,7 @@ class Scheduler:
 
     def row_stores(self, level: int) -> tuple[Store, ...]:
         return tuple(
-            Store(self.access[t.name], self.names[t.node])
+            Store(self.access[t.name], self.names[t.node], fits=fits(t, self.graph))
             for t in self.graph.outputs
             if self.extent(t.node) is Extent.ROW and self.level[t.node] == level
         )
@@ -372,7 +373,7 @@ class Scheduler:
             elif is_input:
                 loads.append(self.load(node))
         stores = tuple(
-            Store(self.access[t.name], self.names[t.node], self.masked(t.node))
+            Store(self.access[t.name], self.names[t.node], self.masked(t.node), fits(t, self.graph))
             for t in self.graph.outputs
             if self.extent(t.node) is Extent.ELEMENT and self.level[t.node] == number
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fusegen.language.graph import Extent, Graph, Kind, Node
 from fusegen.language.types import DType
 from fusegen.planner.model import Access, Body, Keeps, Load, Reduction, ReductionKind, RowPass, Store
+from fusegen.planner.ranges import fits
 from fusegen.planner.rows.schedule import Schedule, Scheduler, title_of
 
 
@@ -68,7 +69,7 @@ class PickingScheduler(Scheduler):
 
     def row_stores(self, level: int) -> tuple[Store, ...]:
         return tuple(
-            Store(self.access[t.name], self.names[t.node])
+            Store(self.access[t.name], self.names[t.node], fits=fits(t, self.graph))
             for t in self.graph.outputs
             if t.node in self.needed and self.extent(t.node) is Extent.ROW and self.level[t.node] == level
         )
@@ -108,7 +109,7 @@ class PickingScheduler(Scheduler):
             [*(n.inputs[0] for n in self.picked_at(Kind.REDUCE, number + 1)), *(t.node for t in written)]
         )
         loads = tuple(self.gather(n) for n in self.graph.nodes if n in wanted and self.is_gathered(n))
-        stores = tuple(Store(self.access[t.name], self.names[t.node]) for t in written)
+        stores = tuple(Store(self.access[t.name], self.names[t.node], fits=fits(t, self.graph)) for t in written)
         behind = [n for n, d in self.picked_level.items() if d == number + 1 and self.extent(n) is Extent.ROW]
         rows = [t for t in self.graph.outputs if t.node in behind]
         return RowPass(
@@ -118,7 +119,7 @@ class PickingScheduler(Scheduler):
             reductions=reductions,
             stores=stores,
             row_body=self.statements(behind),
-            row_stores=tuple(Store(self.access[t.name], self.names[t.node]) for t in rows),
+            row_stores=tuple(Store(self.access[t.name], self.names[t.node], fits=fits(t, self.graph)) for t in rows),
         )
 
     def picked_closure(self, roots: Iterable[Node]) -> set[Node]:
