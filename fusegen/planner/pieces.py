@@ -3,7 +3,8 @@ statements."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -32,25 +33,22 @@ def moves_along(graph: Graph, tensor: Tensor, axis: int) -> bool:
 
 
 def row_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
-    """The leading axes, neighbours merged where every tensor either moves along both or along neither.
+    """The leading axes, neighbours merged; an axis that an index counts stays alone."""
+    counted = len(graph.shape) - 2 if any(n.op.name == "row_index" for n in graph.nodes) else None
+    return named_dims(graph, merged_axes(graph, layout, lambda axis: axis != counted))
 
-    An axis that an index counts stays alone, and under `layout.split` every axis does.
-    """
-    leading = len(graph.shape) - 1
-    counted = any(n.op.name == "row_index" for n in graph.nodes)
+
+def merged_axes(graph: Graph, layout: Layout, joins: Callable[[int], bool]) -> list[list[int]]:
+    """The leading axes in groups that are one dimension each: an axis that `joins` the one before is of its group
+    where every tensor moves along both or along neither. Under `layout.split` every axis stays alone."""
     groups: list[list[int]] = []
-    for axis in range(leading):
-        alone = layout.split or (counted and axis == leading - 1)
-        joins = (
-            groups
-            and not alone
-            and all(moves_along(graph, t, axis) == moves_along(graph, t, groups[-1][-1]) for t in arrays(graph))
-        )
-        if joins:
+    for axis in range(len(graph.shape) - 1):
+        along = [(moves_along(graph, t, axis - 1), moves_along(graph, t, axis)) for t in arrays(graph)]
+        if groups and not layout.split and joins(axis) and all(before == own for before, own in along):
             groups[-1].append(axis)
         else:
             groups.append([axis])
-    return named_dims(graph, groups)
+    return groups
 
 
 def named_dims(graph: Graph, groups: Sequence[Sequence[int]]) -> tuple[RowDim, ...]:
@@ -261,7 +259,4 @@ def is_flat(graph: Graph) -> bool:
 
 def bytes_of(graph: Graph, tensor: Tensor) -> int:
     """Bytes of one tensor at the graph's sizes."""
-    count = 1
-    for size in tensor.shape:
-        count *= size_of(size, graph.sizes)
-    return count * tensor.dtype.bytes
+    return tensor.dtype.bytes * math.prod(size_of(size, graph.sizes) for size in tensor.shape)

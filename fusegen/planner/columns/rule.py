@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 from fusegen.language.axes import reduced_axes
@@ -31,7 +32,16 @@ from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, need_countable, need_no_product, need_no_selection
 from fusegen.planner.model import Access, Layout, Load, Mode, Reduction, ReductionKind, RowDim, Store
 from fusegen.planner.parts import Argument, Statement, Value
-from fusegen.planner.pieces import VECTOR_BYTES, arrays, moves_along, named_dims, params, roundings, statement
+from fusegen.planner.pieces import (
+    VECTOR_BYTES,
+    arrays,
+    merged_axes,
+    moves_along,
+    named_dims,
+    params,
+    roundings,
+    statement,
+)
 from fusegen.planner.ranges import fits
 from fusegen.targets.base import Target
 
@@ -148,19 +158,17 @@ def vectors(graph: Graph, layout: Layout) -> tuple[int, ...]:
 
 
 def column_dims(graph: Graph, layout: Layout) -> tuple[tuple[RowDim, ...], tuple[int, ...]]:
-    """The leading axes, neighbours merged where every tensor moves along both or along neither and both are reduced or
-    neither is; and which of these dimensions are reduced. An axis that is counted stays alone."""
+    """The leading axes, neighbours merged where both are reduced or neither is; and which of these dimensions are
+    reduced. An axis that is counted stays alone."""
     gone, leading = reduced_axes(graph), len(graph.shape) - 1
     asked = {node.size for node in graph.nodes if node.size is not None}
     indexed = any(node.op.name == "row_index" for node in graph.nodes)
-    groups: list[list[int]] = []
-    for axis in range(leading):
-        counted = [graph.shape[a] in asked or (indexed and a == leading - 1) for a in (axis - 1, axis)]
-        joins = groups and not layout.split and not any(counted) and (axis - 1 in gone) == (axis in gone)
-        if joins and all(moves_along(graph, t, axis) == moves_along(graph, t, axis - 1) for t in arrays(graph)):
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
+    counted = {axis for axis in range(leading) if graph.shape[axis] in asked or (indexed and axis == leading - 1)}
+
+    def joins(axis: int) -> bool:
+        return not counted & {axis - 1, axis} and (axis - 1 in gone) == (axis in gone)
+
+    groups = merged_axes(graph, layout, joins)
     reduced = tuple(place for place, group in enumerate(groups) if group[0] in gone)
     return named_dims(graph, groups), reduced
 
@@ -322,8 +330,7 @@ class Schedule:
         for number, one in enumerate(passes):
             later = {name for other in passes[number + 1 :] for name in (*other.takes, *other.behind.takes)}
             keeps = tuple(r.results[0] for r in one.reductions if r.results[0] in later)
-            facts = {name: getattr(one, name) for name in ColumnPass.__dataclass_fields__}
-            made.append(ColumnPass(**{**facts, "keeps": keeps}))
+            made.append(replace(one, keeps=keeps))
         return tuple(made)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
@@ -24,6 +23,7 @@ from fusegen.language.types import DType, size_of
 from fusegen.language.views import View
 from fusegen.planner import candidates as plans_of
 from fusegen.planner.model import Plan
+from fusegen.planner.pieces import bytes_of
 from fusegen.planner.programs import cutting
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step
@@ -259,7 +259,7 @@ class Search:
     def least_us(self, graph: Graph) -> float:
         """What no kernels that make this can undercut: the bytes of what they read and write, and a launch."""
         arrays = [t for t in (*graph.inputs, *graph.outputs) if t.shape]
-        nbytes = sum(bytes_of(t, self.graph.sizes) for t in arrays)
+        nbytes = sum(bytes_of(self.graph, t) for t in arrays)
         flops = 2 * sum(
             math.prod(size_of(s, self.graph.sizes) for s in (*n.shape, n.inputs[0].shape[-1]))
             for n in graph.products
@@ -348,7 +348,3 @@ def first_reason(refusal: str) -> str:
     lines = [line.strip() for line in refusal.splitlines()]
     reasons = [line for line in lines[1:] if not line.startswith(("`", "write it as"))]
     return reasons[0].partition(": ")[2] if reasons else lines[0]
-
-
-def bytes_of(tensor: Tensor, sizes: Mapping[str, int]) -> int:
-    return tensor.dtype.bytes * math.prod(size_of(size, sizes) for size in tensor.shape)
