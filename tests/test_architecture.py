@@ -23,7 +23,7 @@ ROOMS = (
     "validation",
     "pipeline",
     "measuring",
-    "tuning",
+    "tuning torch",
     "cli",
     "__init__ __main__",
 )

@@ -1,0 +1,5 @@
+"""Chains as operators of torch: `add_rmsnorm = fusegen.torch.op(chain, "mylib::add_rmsnorm")`."""
+
+from fusegen.torch.operators import op
+
+__all__ = ["op"]

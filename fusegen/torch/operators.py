@@ -1,0 +1,282 @@
+"""op(chain, name): a chain as an operator of torch, which torch.compile, torch.export and autograd know.
+
+A kernel by itself is opaque to torch.compile, which breaks its graph there. An operator has a schema, and a rule that
+says the shapes and types of its results without running it: `torch.compile(fullgraph=True)` goes through, with row
+counts that change from call to call. What runs is the same kernel, compiled at the first call for its row length.
+
+Its rules are registered by torch.library (https://docs.pytorch.org/docs/stable/library.html) for the schema below, not
+by `torch.library.custom_op`, whose wrapper costs some microseconds a call.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from fusegen.errors import MissingError, RequestError
+from fusegen.language.graph import Graph, Tensor
+from fusegen.language.sizes import Expr
+from fusegen.language.spec import Chain
+from fusegen.language.types import b8, f32, size_of
+from fusegen.pipeline import compile as compiled
+from fusegen.runtime import Kernel, Program
+from fusegen.runtime.arguments import compiled_sizes, measure_dims
+from fusegen.runtime.libraries import torch_dtype
+from fusegen.targets import Target
+
+MOST_KERNELS = 32  # of one operator, for as many row lengths; the one that was compiled first goes
+MOST_SHAPES = 1024  # for which an operator remembers its kernel
+ARGUMENT_OF = {f32: "float", b8: "bool"}  # of run-time scalars; others are SymInt
+KEPT: dict[str, Any] = {}  # torch forgets what is registered once its Library is collected
+
+
+def op(
+    chain: Chain,
+    name: str,
+    *,
+    backward: Chain | None = None,
+    gradients: Sequence[str] = (),
+    target: str | Target | None = None,
+    on: str = "auto",
+    validate: bool = True,
+    tuned: bool = True,
+) -> Any:
+    """Register `chain` as the operator `name` ("mylib::add_rmsnorm") and return it: `torch.ops.mylib.add_rmsnorm`.
+
+    It takes the chain's operands in their order or by name, tensors and numbers, and returns its output, or a tuple of
+    them. Beside it stands `torch.ops.mylib.add_rmsnorm_out`, which takes a tensor for each output too, named
+    `out_<output>`, and writes there. Kernels are compiled at the first call of each row length, validated like those
+    of `fusegen.compile`, which the other keywords are handed to; a kernel's plan is made for as many rows as the chain
+    declares.
+
+    `backward`: the chain of its gradients. Its operands go by their names: the chain's own operands, its outputs (one
+    output alone is `out`), and `d<output>`, the gradient of one. `gradients` names the operands whose gradients its
+    outputs are, in their order; outputs that are called `d<operand>` need no such list. It becomes the operator
+    `<name>_backward`. Without it, `.backward()` through the operator is an error.
+
+    Raises RequestError for what is no such name or chain, and where backward's names don't fit; MissingError without
+    torch.
+    """
+    torch = need_torch()
+    if not isinstance(chain, Chain) or not (backward is None or isinstance(backward, Chain)):
+        raise RequestError(f"fusegen.torch.op takes chains, found {chain if backward is None else backward!r}")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name):
+        raise RequestError(f"{name!r} is no operator's name; write a namespace and a name, as in 'mylib::add_rmsnorm'")
+    if name in KEPT:
+        raise RequestError(f"{name} is an operator already; give this one another name")
+    options = {"target": target, "on": on, "validate": validate, "tuned": tuned}
+    rule = None if backward is None else Gradients(name, chain.graph, backward.graph, gradients)
+    space, _, own = name.partition("::")
+    library = torch.library.Library(space, "FRAGMENT")
+    registered(library, space, own, chain, options)
+    if backward is not None:
+        registered(library, space, f"{own}_backward", backward, options)
+        refuse_gradients(library, f"{name}_backward")
+    if rule is None:
+        refuse_gradients(library, name)
+    else:
+        torch.library.register_autograd(name, rule.computed, setup_context=rule.saved, lib=library)
+    KEPT[name] = library
+    return getattr(getattr(torch.ops, space), own)
+
+
+def need_torch() -> Any:
+    try:
+        return import_module("torch")
+    except ImportError as error:
+        raise MissingError(f"fusegen.torch needs torch, which can't be imported: {error}") from None
+
+
+def registered(library: Any, space: str, own: str, chain: Chain, options: Mapping[str, Any]) -> None:
+    """Define `own` and `<own>_out` in a library: schemas, kernels, and the rules for shapes."""
+    torch, graph, kernels = need_torch(), chain.graph, Kernels(chain, options)
+    results = ", ".join("Tensor" for _ in graph.outputs)
+    returned = f"({results})" if len(graph.outputs) > 1 else results
+    places = [f"out_{tensor.name}" for tensor in graph.outputs]
+    taken = ", ".join(argument(t) for t in graph.inputs)
+    written = ", ".join(f"Tensor({chr(ord('a') + n)}!) {place}" for n, place in enumerate(places))
+    library.define(f"{own}({taken}) -> {returned}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+    library.define(f"{own}_out({taken}, {written}) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+    count = len(graph.inputs)
+
+    def run(*operands: Any) -> Any:
+        with torch.no_grad():  # autograd has its own part of this call
+            return kernels.of(operands)(*operands)
+
+    def run_out(*operands: Any) -> None:
+        own_operands, out = operands[:count], operands[count:]
+        with torch.no_grad():
+            kernels.of(own_operands)(*own_operands, out=out[0] if len(out) == 1 else out)
+
+    def fake(*operands: Any) -> Any:
+        found = results_of(graph, operands)
+        return found[0] if len(found) == 1 else tuple(found)
+
+    for device in ("CPU", "CUDA"):  # ROCm's torch says CUDA too
+        library.impl(own, run, device)
+        library.impl(f"{own}_out", run_out, device)
+    torch.library.register_fake(f"{space}::{own}", fake, lib=library)
+    torch.library.register_fake(f"{space}::{own}_out", lambda *operands: None, lib=library)
+    for name in (f"{space}::{own}", f"{space}::{own}_out"):
+        torch.library.register_vmap(name, no_batches(name), lib=library)
+
+
+def argument(tensor: Tensor) -> str:
+    return f"{'Tensor' if tensor.shape else ARGUMENT_OF.get(tensor.dtype, 'SymInt')} {tensor.name}"
+
+
+def no_batches(name: str) -> Callable[..., Any]:
+    def refuse(info: Any, dims: Any, *operands: Any) -> Any:
+        raise RequestError(
+            f"{name} has no rule for torch.vmap\n  pass the whole batch: leading axes are rows, of which it takes any "
+            "number"
+        )
+
+    return refuse
+
+
+def refuse_gradients(library: Any, name: str) -> None:
+    def refuse(ctx: Any, *gradients: Any) -> Any:
+        raise RequestError(
+            f"{name} has no backward\n  give fusegen.torch.op(..., backward=) the chain of its gradients, or call it "
+            "under torch.no_grad()"
+        )
+
+    need_torch().library.register_autograd(name, refuse, lib=library)
+
+
+# ---------------------------------------------------------------- shapes and kernels
+
+
+def sizes_of(graph: Graph, operands: Sequence[Any]) -> dict[str, Any]:
+    """The size of every dim, from the operands' shapes. Raises ArgumentError where they don't fit."""
+    shaped = {t.name: SimpleNamespace(shape=tuple(o.shape)) for t, o in zip(graph.inputs, operands, strict=True)
+              if t.shape}  # fmt: skip
+    return measure_dims(graph, {}, shaped)  # type: ignore[arg-type]  # of views, only their shapes
+
+
+def results_of(graph: Graph, operands: Sequence[Any]) -> list[Any]:
+    """Tensors like the results, of which nothing is computed. Sizes stay torch's symbols, but for computed ones."""
+    torch = need_torch()
+    device = next(o.device for t, o in zip(graph.inputs, operands, strict=True) if t.shape)
+    sizes = sizes_of(graph, operands)
+
+    def extent(size: Any) -> Any:
+        if isinstance(size, Expr):
+            return size_of(size, {name: int(number) for name, number in sizes.items()})
+        return size if isinstance(size, int) else sizes[size.name]
+
+    return [
+        torch.empty([extent(size) for size in t.shape], dtype=torch_dtype(t.dtype), device=device)
+        for t in graph.outputs
+    ]
+
+
+class Kernels:
+    """The kernels of one chain, compiled as row lengths come."""
+
+    def __init__(self, chain: Chain, options: Mapping[str, Any]) -> None:
+        self.chain = chain
+        self.graph = chain.graph
+        self.options = options
+        self.arrays = tuple(place for place, tensor in enumerate(self.graph.inputs) if tensor.shape)
+        self.by_shapes: dict[tuple[Any, ...], Kernel | Program] = {}
+        self.made: list[tuple[Mapping[str, int], Kernel | Program]] = []  # with the sizes that are constants of each
+        self.lock = threading.Lock()
+
+    def of(self, operands: Sequence[Any]) -> Kernel | Program:
+        """The kernel for operands of these shapes."""
+        shapes = tuple([operands[place].shape for place in self.arrays])
+        kernel = self.by_shapes.get(shapes)
+        return self.found(shapes, operands) if kernel is None else kernel
+
+    def found(self, shapes: tuple[Any, ...], operands: Sequence[Any]) -> Kernel | Program:
+        """One that is there or compiled now, by one thread while others wait."""
+        sizes = sizes_of(self.graph, operands)
+        with self.lock:
+            fits = (kernel for fixed, kernel in self.made if all(sizes[name] == fixed[name] for name in fixed))
+            kernel = next(fits, None)
+            if kernel is None:
+                kernel = self.compiled(sizes)
+                self.made.append((fixed_sizes(kernel), kernel))
+                del self.made[:-MOST_KERNELS]
+            if len(self.by_shapes) >= MOST_SHAPES:
+                self.by_shapes.clear()
+            self.by_shapes[shapes] = kernel
+        return kernel
+
+    def compiled(self, sizes: Mapping[str, int]) -> Kernel | Program:
+        """At the row count that the chain declares, since the first call's may be that of a trial run."""
+        rows = {str(size) for size in self.graph.shape[:-1]} - {str(size) for size in self.graph.fixed}
+        kernel = self.at({name: size for name, size in sizes.items() if name not in rows})
+        fixed = fixed_sizes(kernel)
+        return kernel if all(sizes[name] == fixed[name] for name in fixed) else self.at(sizes)
+
+    def at(self, sizes: Mapping[str, int]) -> Kernel | Program:
+        kernel: Kernel | Program = compiled(self.chain.at(**sizes), **self.options)
+        return kernel
+
+
+def fixed_sizes(kernel: Kernel | Program) -> Mapping[str, int]:
+    """The sizes that are constants of a kernel, by the chain's dims."""
+    if isinstance(kernel, Program):
+        return {name: kernel.graph.sizes[name] for name in kernel.plan.fixed}
+    return compiled_sizes(kernel.plan)
+
+
+# ---------------------------------------------------------------- gradients
+
+
+class Gradients:
+    """How a chain of gradients is called for an operator: what is saved for it, and what it is given."""
+
+    def __init__(self, name: str, forward: Graph, backward: Graph, gradients: Sequence[str]) -> None:
+        self.name = name
+        self.inputs = [t.name for t in forward.inputs]
+        self.outputs = [t.name for t in forward.outputs]
+        self.numbers = {t.name for t in forward.inputs if not t.shape}
+        self.wanted = [t.name for t in backward.inputs]
+        self.made = [f"d{one}" for one in gradients] or [t.name for t in backward.outputs]
+        if len(self.made) != len(backward.outputs):
+            raise RequestError(
+                f"{name}: gradients names {len(self.made)} operands, and backward has {len(backward.outputs)} outputs"
+            )
+        known = [*self.inputs, *self.outputs, *(f"d{output}" for output in self.outputs)]
+        tensors = [f"d{one}" for one in self.inputs if one not in self.numbers]
+        if wrong := [one for one in self.wanted if one not in known]:
+            raise RequestError(
+                f"{name}: backward's operand {wrong[0]} is nothing that is at hand there\n  call it one of "
+                + ", ".join(known)
+            )
+        if wrong := [one for one in self.made if one not in tensors]:
+            raise RequestError(
+                f"{name}: backward's output {wrong[0]} is the gradient of no operand\n  call its outputs "
+                f"{', '.join(tensors)}, or name their operands, as in gradients=({tensors[0][1:]!r},)"
+            )
+
+    def saved(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        values = {**dict(zip(self.inputs, inputs, strict=True)), **dict(zip(self.outputs, outputs, strict=True))}
+        kept = [name for name in self.wanted if name in values and name not in self.numbers]
+        ctx.save_for_backward(*(values[name] for name in kept))
+        ctx.kept, ctx.numbers = kept, {name: values[name] for name in self.numbers}
+
+    def computed(self, ctx: Any, *gradients: Any) -> Any:
+        for needed, name in zip(ctx.needs_input_grad, self.inputs, strict=True):
+            if needed and f"d{name}" not in self.made:
+                raise RequestError(
+                    f"{self.name}: {name} requires a gradient, and backward has no output d{name}\n"
+                    f"  return it there, or pass {name}.detach()"
+                )
+        values = {**ctx.numbers, **dict(zip(ctx.kept, ctx.saved_tensors, strict=True))}
+        for name, gradient in zip(self.outputs, gradients, strict=True):
+            apart = gradient.dim() and gradient.stride(-1) != 1  # as the one that .sum() gives
+            values[f"d{name}"] = gradient.contiguous() if apart else gradient
+        space, _, own = self.name.partition("::")
+        found = getattr(getattr(need_torch().ops, space), f"{own}_backward")(*(values[name] for name in self.wanted))
+        by_name = dict(zip(self.made, found if isinstance(found, tuple) else (found,), strict=True))
+        return tuple(by_name.get(f"d{name}") for name in self.inputs)
