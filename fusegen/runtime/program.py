@@ -7,7 +7,8 @@ The first call with arrays of given shapes, strides, dtypes, alignment and devic
 where the tensors between them lie, and writes both down in a `ProgramRecord`; a later call like it launches.
 
 The tensors between kernels lie in one workspace. It is made with the first call on a device and stream, by the caller's
-library, and used again by every later call there, in the order of the stream; `workspace=` takes the caller's own.
+library, and used again by every later call there, in the order of the stream; `workspace=` takes the caller's own. One
+that has become too small is kept beside its successor, since a captured graph may go on writing to it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from fusegen.runtime.libraries import LIBRARIES, Maker, library, stream_address
 from fusegen.runtime.signatures import Signature, fast_signature, view_signature
 
 log = logging.getLogger("fusegen.kernel")
+
+GROWTH_FACTOR = 2  # of a workspace that is made anew
 
 
 class Held:
@@ -130,6 +133,7 @@ class Program(Called):
         self.again: Callable[[], Any] | None = None
         self.records: dict[Signature, ProgramRecord] = {}
         self.workspaces: dict[tuple[Place, int], Workspace] = {}
+        self.outgrown: list[Workspace] = []  # graphs that were captured over them may still be replayed
         self.lock = threading.RLock()
         self.compiled = {name: plan.graph.sizes[name] for name in plan.graph.sizes if name in plan.fixed}
         untraced(Program.call)
@@ -332,17 +336,22 @@ class Program(Called):
         )
 
     def workspace_for(self, device: Device, owner: str, stream: int, nbytes: int) -> Workspace:
-        """The workspace of a stream; made anew, larger, where it is too small. What it was goes back to its maker."""
+        """The workspace of a stream, made anew where it is too small. What it was is kept, for graphs captured over
+        it; since each is at least twice the one before, the old ones together stay smaller than the newest."""
         found = self.workspaces.get((device.place, stream))
         if found is not None and found.bytes >= nbytes:
             return found
         with self.lock:
             found = self.workspaces.get((device.place, stream))
-            if found is None or found.bytes < nbytes:
-                log.debug("%s: a workspace of %d bytes on stream %d of %s", self.name, nbytes, stream, device)
-                found = self.new_workspace(device, owner, stream, nbytes)
-                self.workspaces[device.place, stream] = found
-            return found
+            if found is not None and found.bytes >= nbytes:
+                return found
+            room = nbytes if found is None else max(nbytes, GROWTH_FACTOR * found.bytes)
+            log.debug("%s: a workspace of %d bytes on stream %d of %s", self.name, room, stream, device)
+            made = self.new_workspace(device, owner, stream, room)
+            if found is not None:
+                self.outgrown.append(found)
+            self.workspaces[device.place, stream] = made
+            return made
 
     def new_workspace(self, device: Device, owner: str, stream: int, nbytes: int) -> Workspace:
         """By the caller's library where that orders memory by streams, as torch's and CuPy's do; else by the driver."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -133,17 +135,27 @@ def test_an_output_apart_from_its_operands() -> None:
 
 
 def test_a_workspace_is_kept_and_grows() -> None:
+    """What was outgrown stays as it is: a captured graph may hold its address."""
     program = fresh(mlp)
     small = operands(mlp, M=2)
     program(*small)
     (first,) = program.workspaces.values()
     program(*small)
     assert list(program.workspaces.values()) == [first]
+    seen = weakref.ref(first.owner)
+    program(*operands(mlp, M=3))
+    (second,) = program.workspaces.values()
+    assert second.bytes == 2 * first.bytes > program.workspace_bytes(M=3)
     program(*operands(mlp, M=200))
-    (larger,) = program.workspaces.values()
-    assert larger.bytes > first.bytes
+    (third,) = program.workspaces.values()
+    assert third.bytes == program.workspace_bytes(M=200) > 2 * second.bytes
     program(*small)
-    assert list(program.workspaces.values()) == [larger]
+    assert list(program.workspaces.values()) == [third]
+    assert program.outgrown == [first, second]
+    assert len({first.address, second.address, third.address}) == 3
+    del first, second, third, program
+    gc.collect()
+    assert seen() is None, "they go with the program"
 
 
 def test_a_workspace_may_be_the_callers() -> None:
