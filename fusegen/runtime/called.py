@@ -1,8 +1,11 @@
-"""What a kernel and a program share: operands and results by name, the checks of a call, and where it runs."""
+"""What a kernel and a program share: operands and results by name, a call's checks, where it runs, records of calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusegen.errors import ArgumentError
@@ -10,14 +13,39 @@ from fusegen.language.graph import Graph
 from fusegen.language.types import DType
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, ArrayView, contiguous_strides, library_of, place_text, view
-from fusegen.runtime.calls import Forwarded
+from fusegen.runtime.calls import Forwarded, Prepared, Recorded, untraced
+from fusegen.runtime.copied import run_copied
 from fusegen.runtime.devices import Device, runs
-from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream
+from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
+from fusegen.runtime.signatures import Signature, view_signature
 from fusegen.targets import Target
+
+log = logging.getLogger("fusegen.kernel")
+
+WIDEST = 16  # bytes of the widest vector that a plan may have: more alignment makes no difference to a record
+MOST_RECORDS = 4096  # a caller with ever new shapes must not fill the memory; a record takes about 1 KiB
+
+
+class Held:
+    """A kernel or a program, as what its calls go to is handed it: not the partial itself (`Forwarded.forward`)."""
+
+    __slots__ = ("called",)
+
+    def __init__(self, called: Called) -> None:
+        self.called = called
+
+
+def checked(held: Held, /, *operands: Any, **more: Any) -> Any:
+    """A call that takes no shortcut."""
+    return held.called.call(*operands, **more)
 
 
 class Called(Forwarded):
-    """Something that is called with a chain's operands: `graph` says which they are, `device` where it runs."""
+    """Something that is called with a chain's operands: `graph` says which they are, `device` where it runs.
+
+    `report` is the validation's verdict, set by whoever validated. Calls may come from any thread. A copy is the thing
+    itself; a pickle says what was compiled and how, which is done again where it is read.
+    """
 
     words: tuple[str, ...] = ("out", "stream")  # of a call, beside its operands' names
 
@@ -30,6 +58,34 @@ class Called(Forwarded):
         self.outputs = graph.outputs
         self.has_scalars = len(self.inputs) < len(self.operands)
         self.names = tuple(t.name for t in (*self.inputs, *self.outputs))
+        self.report: Any = None
+        self.again: Callable[[], Any] | None = None  # what compiles it in another process, set by the pipeline
+        self.records: dict[Signature, Any] = {}
+        self.lock = threading.RLock()
+        self.held = Held(self)
+        untraced(type(self).call)
+        self.forward(checked, self.held)
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        if self.again is None:
+            raise TypeError(
+                f"{self.name} can't be pickled: it was not made by fusegen.compile, which could make it again"
+            )
+        return self.again, ()
+
+    @abstractmethod
+    def call(self, /, *operands: Any, **more: Any) -> Any:
+        """Run it on a call's operands; returns its output, or a tuple of them."""
+
+    @abstractmethod
+    def check(self, views: Mapping[str, ArrayView]) -> Any:
+        """Everything that can be wrong whatever the layout and the addresses. Raises ArgumentError."""
+
+    @abstractmethod
+    def record(
+        self, views: Mapping[str, ArrayView], device: Device, owner: str, in_place: arguments.Pairs = frozenset()
+    ) -> Recorded:
+        """Check the arrays, and work out what calls with others like them share."""
 
     @property
     def name(self) -> str:
@@ -122,6 +178,60 @@ class Called(Forwarded):
             )
         return device
 
+    def prepare(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Prepared:
+        """The call with these operands, `out=` and `stream=`, everything done but the launches.
+
+        Raises ArgumentError as a call does, and for arrays that would have to be copied to the device.
+        """
+        arrays, values = self.split(self.in_order(operands, named))
+        outs = () if out is None else self.split_out(out)
+        chosen = None if stream is None else stream_address(stream)
+        views = self.views(arrays, outs, chosen)
+        device = self.device_for(views)
+        if device is None:
+            raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
+        return self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
+
+    def call_first(
+        self, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object,
+        signature: Signature | None,
+    ) -> Any:  # fmt: skip
+        """A call whose like has not been seen, or whose arrays have no fast signature."""
+        chosen = None if stream is None else stream_address(stream)
+        views = self.views(arrays, outs, chosen)
+        device = self.device_for(views)
+        if device is None:
+            return run_copied(self, views, values, outs, owner_of(arrays))
+        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, signature)
+        prepared()
+        return prepared.result
+
+    def prepared(
+        self, views: Mapping[str, ArrayView], arrays: Sequence[Any], outs: tuple[Any, ...], values: tuple[float, ...],
+        device: Device, owner: str, stream: int | None, signature: Signature | None,
+    ) -> Prepared:  # fmt: skip
+        """The call over `views`, which are on `device`; fresh outputs are of the library `owner`."""
+        key = (owner, *view_signature(views, WIDEST)) if signature is None else signature
+        pairs: arguments.Pairs = frozenset()
+        if outs:
+            if key not in self.records:
+                self.check(views)
+            pairs = self.check_overlap(views)
+            key = (key, self.places(pairs)) if pairs else key
+        record: Any = self.records.get(key)
+        if record is None:
+            record = self.record(views, device, owner, pairs)
+            if len(self.records) >= MOST_RECORDS:
+                log.debug("%s: forgetting %d records of calls", self.name, len(self.records))
+                self.records.clear()
+            self.records[key] = record
+        self.order_after(arrays, owner, device, record.stream() if stream is None else stream)
+        made = outs or tuple(maker(arrays, stream) for maker in record.makers)
+        pointers = tuple(v.address for v in views.values())
+        if not outs:
+            pointers += tuple(map(record.address, made))
+        return Prepared(record, pointers, values, stream, made, (*arrays, *made))
+
     @property
     def in_place(self) -> arguments.Pairs:
         """Which outputs may be written over which operands, (output, operand)."""
@@ -132,6 +242,11 @@ class Called(Forwarded):
         inputs = {t.name: views[t.name] for t in self.inputs}
         outputs = {t.name: views[t.name] for t in self.outputs}
         return arguments.check_overlap(self.name, self.in_place, inputs, outputs)
+
+    def places(self, pairs: arguments.Pairs) -> frozenset[tuple[int, int]]:
+        """Names as places among a launch's pointers."""
+        places = {name: place for place, name in enumerate(self.names)}
+        return frozenset((places[output], places[operand]) for output, operand in pairs)
 
     def maker(self, owner: str, views: Mapping[str, ArrayView], fresh: ArrayView, device: Device) -> Maker:
         """What makes an output like `fresh` in the library `owner`. Raises ArgumentError where nothing can."""

@@ -16,72 +16,44 @@ and compiled when it is first needed.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusegen.errors import ArgumentError, KernelError, RequestError
+from fusegen.errors import KernelError, RequestError
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, Place
-from fusegen.runtime.called import Called, fresh_view, owner_of, relative_span, row_of
-from fusegen.runtime.calls import Prepared, Record, Variant, untraced
-from fusegen.runtime.copied import run_copied
+from fusegen.runtime.called import WIDEST, Called, checked, fresh_view, owner_of, relative_span, row_of
+from fusegen.runtime.calls import Prepared, Record, Variant
 from fusegen.runtime.devices import Device, Launch, Loaded
-from fusegen.runtime.libraries import stream_address
 from fusegen.runtime.shortcuts import Shortcuts, hasten
-from fusegen.runtime.signatures import Signature, fast_signature, view_signature
+from fusegen.runtime.signatures import Signature, fast_signature
 
 if TYPE_CHECKING:
     from fusegen.compiling import Binary, Resources
 
 log = logging.getLogger("fusegen.kernel")
 
-WIDEST = 16  # bytes of the widest vector that a plan may have: more alignment makes no difference to a record
-MOST_RECORDS = 4096  # a caller with ever new shapes must not fill the memory; a record takes about 1 KiB
-
 Variants = Callable[[Layout], "tuple[Source, Binary | None]"]
-
-
-class Held:
-    """A kernel, as what its calls go to is handed it: not the partial itself (`Forwarded.forward`)."""
-
-    __slots__ = ("kernel",)
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
-
-def checked(held: Held, /, *operands: Any, **more: Any) -> Any:
-    """A call that takes no shortcut."""
-    return held.kernel.call(*operands, **more)
 
 
 class Kernel(Called):
     """A chain, planned, compiled and ready to run on `device`: `kernel(x, y)` is `kernel.call(x, y)`, but faster.
 
-    `variants(layout)` plans and compiles the chain for another layout. `report` is the validation's verdict, set by
-    whoever validated it. Calls may come from any thread. A copy is the kernel itself; a pickle says what was compiled
-    and how, which is done again where it is read.
+    `variants(layout)` plans and compiles the chain for another layout.
     """
 
     def __init__(self, source: Source, binary: Binary | None, device: Device, variants: Variants) -> None:
         super().__init__(source.plan.graph, source.plan.target, device)
-        self.report: Any = None
         self.gate: tuple[Any, ...] = ()  # what the gate said of each candidate, set by the pipeline
         self.choice: Any = None  # why the candidates were tried in that order, set by the pipeline
-        self.again: Callable[[], Kernel] | None = None  # what compiles it in another process, set by the pipeline
         self.make_variant = variants
         self.main = Variant(source, binary)
         self.variants: dict[Layout, Variant] = {source.plan.layout: self.main}
         self.loaded: dict[tuple[Layout, Place], Loaded] = {}
         self.records: dict[Signature, Record] = {}
-        self.held = Held(self)
         self.shortcuts = Shortcuts(source.plan.graph, WIDEST, checked)
-        self.lock = threading.RLock()
         self.load(self.main, device)  # now, so that no first call inside a graph capture has to
-        untraced(Kernel.call)
-        self.forward(checked, self.held)
 
     # ---------------------------------------------------------------- what it is
 
@@ -104,13 +76,6 @@ class Kernel(Called):
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name} {self.plan.graph.signature} for {self.target} on {self.device}>"
-
-    def __reduce__(self) -> tuple[Callable[[], Kernel], tuple[()]]:
-        if self.again is None:
-            raise TypeError(
-                f"{self.name} can't be pickled: it was not made by fusegen.compile, which could make it again"
-            )
-        return self.again, ()
 
     # ---------------------------------------------------------------- calling it
 
@@ -152,60 +117,9 @@ class Kernel(Called):
         return self.call_first(arrays, values, outs, stream, signature)
 
     def prepare(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Prepared:
-        """The call `kernel(*operands, out=out, stream=stream, **named)`, everything done but the launch.
-
-        Raises ArgumentError as a call does, and for arrays that would have to be copied to the device.
-        """
-        arrays, values = self.split(self.in_order(operands, named))
-        outs = () if out is None else self.split_out(out)
-        chosen = None if stream is None else stream_address(stream)
-        views = self.views(arrays, outs, chosen)
-        device = self.device_for(views)
-        if device is None:
-            raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
-        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
-        hasten(prepared, owner_of(arrays))
+        prepared = super().prepare(*operands, out=out, stream=stream, **named)
+        hasten(prepared, owner_of(prepared.arrays[: len(self.inputs)]))
         return prepared
-
-    def call_first(
-        self, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object,
-        signature: Signature | None,
-    ) -> Any:  # fmt: skip
-        """A call whose like has not been seen, or whose arrays have no fast signature."""
-        chosen = None if stream is None else stream_address(stream)
-        views = self.views(arrays, outs, chosen)
-        device = self.device_for(views)
-        if device is None:
-            return run_copied(self, views, values, outs, owner_of(arrays))
-        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, signature)
-        prepared()
-        return prepared.result
-
-    def prepared(
-        self, views: Mapping[str, ArrayView], arrays: Sequence[Any], outs: tuple[Any, ...], values: tuple[float, ...],
-        device: Device, owner: str, stream: int | None, signature: Signature | None,
-    ) -> Prepared:  # fmt: skip
-        """The call over `views`, which are on `device`; fresh outputs are of the library `owner`."""
-        key = (owner, *view_signature(views, WIDEST)) if signature is None else signature
-        pairs: arguments.Pairs = frozenset()
-        if outs:
-            if key not in self.records:
-                self.check(views)
-            pairs = self.check_overlap(views)
-            key = (key, self.places(pairs)) if pairs else key
-        record = self.records.get(key)
-        if record is None:
-            record = self.record(views, device, owner, pairs)
-            if len(self.records) >= MOST_RECORDS:
-                log.debug("%s: forgetting %d records of calls", self.name, len(self.records))
-                self.records.clear()
-            self.records[key] = record
-        self.order_after(arrays, owner, device, record.stream() if stream is None else stream)
-        made = outs or tuple(maker(arrays, stream) for maker in record.makers)
-        pointers = tuple(v.address for v in views.values())
-        if not outs:
-            pointers += tuple(map(record.address, made))
-        return Prepared(record, pointers, values, stream, made, (*arrays, *made))
 
     # ---------------------------------------------------------------- records and variants
 
@@ -251,11 +165,6 @@ class Kernel(Called):
             inputs=len(self.inputs),
             in_place=self.places(in_place),
         )
-
-    def places(self, pairs: arguments.Pairs) -> frozenset[tuple[int, int]]:
-        """Names as places among a launch's pointers."""
-        places = {name: place for place, name in enumerate(self.names)}
-        return frozenset((places[output], places[operand]) for output, operand in pairs)
 
     def variant_for(self, views: Mapping[str, ArrayView], in_place: arguments.Pairs = frozenset()) -> Variant:
         """The variant whose plan takes these arrays. A plan says what they lack, and whoever made the kernel makes the

@@ -24,30 +24,16 @@ from fusegen.language.types import Shape, size_of, u8
 from fusegen.planner.programs.model import ALIGNMENT, Arena, Binding, ProgramPlan
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides, view
-from fusegen.runtime.called import Called, fresh_view, owner_of, relative_span, row_of
-from fusegen.runtime.calls import Prepared, Record, apart, untraced
-from fusegen.runtime.copied import run_copied
+from fusegen.runtime.called import WIDEST, Called, fresh_view, owner_of, relative_span, row_of
+from fusegen.runtime.calls import Record, apart
 from fusegen.runtime.devices import Device
-from fusegen.runtime.kernel import MOST_RECORDS, WIDEST, Kernel
+from fusegen.runtime.kernel import Kernel
 from fusegen.runtime.libraries import LIBRARIES, Maker, library, stream_address
-from fusegen.runtime.signatures import Signature, fast_signature, view_signature
+from fusegen.runtime.signatures import Signature, fast_signature
 
 log = logging.getLogger("fusegen.kernel")
 
 GROWTH_FACTOR = 2  # of a workspace that is made anew
-
-
-class Held:
-    """A program, as what its calls go to is handed it: not the partial itself (`Forwarded.forward`)."""
-
-    __slots__ = ("program",)
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-
-def called(held: Held, /, *operands: Any, **more: Any) -> Any:
-    return held.program.call(*operands, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +104,7 @@ class ProgramRecord:
 class Program(Called):
     """A chain as several kernels, ready to run on `device`.
 
-    `kernels` are those of the plan's steps, in order. `report` is the validation's verdict, set by whoever validated.
-    Calls may come from any thread. A copy is the program itself; a pickle says what was compiled and how.
+    `kernels` are those of the plan's steps, in order.
     """
 
     words = ("out", "stream", "workspace")
@@ -129,15 +114,10 @@ class Program(Called):
         check_order(plan)
         self.plan = plan
         self.kernels = tuple(kernels)
-        self.report: Any = None
-        self.again: Callable[[], Any] | None = None
         self.records: dict[Signature, ProgramRecord] = {}
         self.workspaces: dict[tuple[Place, int], Workspace] = {}
         self.outgrown: list[Workspace] = []  # graphs that were captured over them may still be replayed
-        self.lock = threading.RLock()
         self.compiled = {name: plan.graph.sizes[name] for name in plan.graph.sizes if name in plan.fixed}
-        untraced(Program.call)
-        self.forward(called, Held(self))
 
     @property
     def sources(self) -> tuple[Any, ...]:
@@ -147,13 +127,6 @@ class Program(Called):
     def __repr__(self) -> str:
         count = len(self.kernels)
         return f"<Program {self.name} {self.graph.signature} of {count} kernels for {self.target} on {self.device}>"
-
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        if self.again is None:
-            raise TypeError(
-                f"{self.name} can't be pickled: it was not made by fusegen.compile, which could make it again"
-            )
-        return self.again, ()
 
     # ---------------------------------------------------------------- calling it
 
@@ -181,47 +154,27 @@ class Program(Called):
                 if record.apart(pointers):
                     record.run(pointers, values, record.stream())
                     return out
-        return self.call_first(arrays, values, outs, stream, signature, workspace)
-
-    def prepare(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Prepared:
-        """The call `program(*operands, out=out, stream=stream, **named)`, everything done but the launches.
-
-        Raises ArgumentError as a call does, and for arrays that would have to be copied to the device.
-        """
-        arrays, values = self.split(self.in_order(operands, named))
-        outs = () if out is None else self.split_out(out)
-        chosen = None if stream is None else stream_address(stream)
-        views = self.views(arrays, outs, chosen)
-        device = self.device_for(views)
-        if device is None:
-            raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
-        return self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
+        if workspace is not None:
+            return self.call_in(workspace, arrays, values, outs, stream)
+        return self.call_first(arrays, values, outs, stream, signature)
 
     def workspace_bytes(self, /, **sizes: int) -> int:
         """How many bytes the tensors between kernels take, at the chain's sizes but for those given."""
         return self.plan.arena(self.graph.at(**sizes).sizes).bytes
 
-    def call_first(
-        self, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object,
-        signature: Signature | None, workspace: Any,
-    ) -> Any:  # fmt: skip
-        """A call whose like has not been seen, or whose arrays have no fast signature."""
+    def call_in(
+        self, workspace: Any, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object
+    ) -> Any:
+        """A call whose tensors between kernels lie in the caller's own memory."""
         chosen = None if stream is None else stream_address(stream)
         views = self.views(arrays, outs, chosen)
         device = self.device_for(views)
         if device is None:
-            if workspace is not None:
-                raise ArgumentError(
-                    f"{self.name}: workspace= is memory on {self.device}, and the operands are on the CPU"
-                )
-            return run_copied(self, views, values, outs, owner_of(arrays))
-        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, signature)
-        if workspace is None:
-            prepared()
-        else:
-            record: Any = prepared.record
-            own = self.given_workspace(workspace, record.arena.bytes, views, device)
-            record.run_in(own, prepared.pointers, values, record.stream() if chosen is None else chosen)
+            raise ArgumentError(f"{self.name}: workspace= is memory on {self.device}, and the operands are on the CPU")
+        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
+        record: ProgramRecord = prepared.record
+        own = self.given_workspace(workspace, record.arena.bytes, views, device)
+        record.run_in(own, prepared.pointers, values, record.stream() if chosen is None else chosen)
         return prepared.result
 
     def given_workspace(self, workspace: Any, needed: int, views: Mapping[str, ArrayView], device: Device) -> Workspace:
@@ -249,28 +202,6 @@ class Program(Called):
                 raise ArgumentError(f"{self.name}: workspace shares memory with {name}")
         return Workspace(found.address, has, workspace)
 
-    def prepared(
-        self, views: Mapping[str, ArrayView], arrays: Sequence[Any], outs: tuple[Any, ...], values: tuple[float, ...],
-        device: Device, owner: str, stream: int | None, signature: Signature | None,
-    ) -> Prepared:  # fmt: skip
-        """The call over `views`, which are on `device`; fresh outputs are of the library `owner`."""
-        key = (owner, *view_signature(views, WIDEST)) if signature is None else signature
-        record = self.records.get(key)
-        if record is None:
-            record = self.record(views, device, owner)
-            if len(self.records) >= MOST_RECORDS:
-                log.debug("%s: forgetting %d records of calls", self.name, len(self.records))
-                self.records.clear()
-            self.records[key] = record
-        if outs:
-            self.check_overlap(views)
-        self.order_after(arrays, owner, device, record.stream() if stream is None else stream)
-        made = outs or tuple(maker(arrays, stream) for maker in record.makers)
-        pointers = tuple(v.address for v in views.values())
-        if not outs:
-            pointers += tuple(map(record.address, made))
-        return Prepared(record, pointers, values, stream, made, (*arrays, *made))
-
     # ---------------------------------------------------------------- records
 
     def check(self, views: Mapping[str, ArrayView]) -> Mapping[str, int]:
@@ -296,8 +227,11 @@ class Program(Called):
                 f"{self.name} takes no such arrays: {str(error).removeprefix(f'{error.where}: ')}"
             ) from None
 
-    def record(self, views: Mapping[str, ArrayView], device: Device, owner: str) -> ProgramRecord:
-        """Check the arrays, and work out each kernel's launch and where the tensors between them lie."""
+    def record(
+        self, views: Mapping[str, ArrayView], device: Device, owner: str, in_place: arguments.Pairs = frozenset()
+    ) -> ProgramRecord:
+        """Check the arrays, and work out each kernel's launch and where the tensors between them lie. No output is
+        written over an operand: `in_place` is empty."""
         sizes = self.check(views)
         arena = self.plan.arena(sizes)
         fresh = {t.name: fresh_view(t.dtype, shape_at(t.shape, sizes)) for t in self.outputs}

@@ -23,7 +23,7 @@ from fusegen.errors import ArgumentError, KernelError, MissingError
 from fusegen.language.spec import Chain
 from fusegen.planner import candidates, plan
 from fusegen.planner.model import Layout, Source
-from fusegen.runtime import kernel as kernels
+from fusegen.runtime import called
 from fusegen.runtime.arrays import ArrayView, contiguous_strides
 from fusegen.runtime.cache import KernelCache, compiled
 from fusegen.runtime.devices import Device, Launch
@@ -230,7 +230,7 @@ def test_records_tell_alignments_apart_that_only_a_variant_needs() -> None:
 
 
 def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "MOST_RECORDS", 3)
+    monkeypatch.setattr(called, "MOST_RECORDS", 3)
     kernel = made(add)
     for m in range(8):
         kernel(torch.zeros(m, 64), torch.zeros(m, 64))
