@@ -10,7 +10,7 @@ import re
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,7 +29,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """One tensor map of a launch, all but its address, which is that of pointer number `pointer`."""
+    """One tensor map of a launch, all but its address, which is that of pointer number `pointer`.
+
+    `encoded`: what a driver made of it for the addresses of earlier launches.
+    """
 
     name: str
     pointer: int
@@ -38,6 +41,7 @@ class Mapped:
     strides: tuple[int, ...]  # in bytes, without the last axis's
     box: tuple[int, ...]
     swizzle: int
+    encoded: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, address: int) -> TensorMap:
         """Raises RequestError for what no tensor copy can reach."""

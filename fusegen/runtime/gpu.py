@@ -52,13 +52,19 @@ class Arguments:
         self.maps = tuple(first + MAP_BYTES * place for place in range(len(mapped)))
         for i, address in zip(mapped, self.maps, strict=True):
             slots[i] = address
+        self.placed: list[tuple[Mapped, int] | None] = [None] * len(mapped)  # what is at each of these places
         self.table = (ctypes.c_void_p * max(len(params), 1))(*slots)
         self.address = ctypes.addressof(self.table)
 
     def place_maps(self, maps: Sequence[Mapped], pointers: Sequence[int], encode: Encode) -> None:
-        """Write the tensor maps of a launch over `pointers`."""
-        for to, given in zip(self.maps, maps, strict=True):
-            ctypes.memmove(to, encode(given, pointers[given.pointer]), MAP_BYTES)
+        """Write the tensor maps of a launch over `pointers`, but for those that are there already."""
+        placed = self.placed
+        for place, given in enumerate(maps):
+            wanted = given, pointers[given.pointer]
+            if placed[place] != wanted:
+                found = given.encoded.get(wanted[1])
+                ctypes.memmove(self.maps[place], encode(*wanted) if found is None else found, MAP_BYTES)
+                placed[place] = wanted
 
 
 def slot_code(param: Param) -> str:
@@ -138,7 +144,7 @@ class GpuDevice(Device):
             raise error(f"{self}: {doing} failed: {self.error_text(status)}")
 
     def encode(self, given: Mapped, address: int) -> bytes:
-        """A tensor map as the kernel takes it."""
+        """A tensor map as the kernel takes it, which `given.encoded` remembers."""
         raise KernelError(f"{self} has no tensor copies, which {given.name} is for")
 
     @abstractmethod

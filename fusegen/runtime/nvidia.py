@@ -15,7 +15,7 @@ import struct
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 from fusegen.errors import KernelError, MissingError
@@ -120,7 +120,7 @@ LEGACY_STREAM = 1  # CU_GET_PROC_ADDRESS_LEGACY_STREAM: 0 is the default stream 
 MAP_TYPES: Mapping[DType, int] = {f16: 6, f32: 7, bf16: 9, tf32: 11}  # the last one rounds what it brings
 MAP_SWIZZLES: Mapping[int, int] = {0: 0, 32: 1, 64: 2, 128: 3}
 MAP_PROMOTION = 3
-MOST_MAPS = 4096  # that are remembered
+MOST_MAPS = 256  # that are remembered of one operand: a model's layers call one kernel over weights of their own
 
 Slot = list[Any]
 """What one launch at a time needs: the stream and pointers that its memory holds (None: none yet), the memory, for a
@@ -151,7 +151,6 @@ def encoder() -> Any:
     return ctypes.CFUNCTYPE(word, *kinds)(int(address))
 
 
-@lru_cache(maxsize=MOST_MAPS)
 def encoded(given: Mapped, address: int) -> bytes:
     """The 128 bytes that a kernel takes as CUtensorMap. Raises KernelError."""
     wanted = given.at(address)
@@ -288,7 +287,11 @@ class NvidiaDevice(GpuDevice):
 
     def encode(self, given: Mapped, address: int) -> bytes:
         with self.current():  # the driver encodes for a context
-            return encoded(given, address)
+            made = encoded(given, address)
+        if len(given.encoded) >= MOST_MAPS:
+            given.encoded.clear()
+        given.encoded[address] = made
+        return made
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:

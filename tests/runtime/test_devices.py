@@ -558,25 +558,35 @@ def test_a_launch_as_lines_places_the_maps_of_its_arrays(monkeypatch: pytest.Mon
 
 
 def test_the_driver_is_asked_for_a_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its own order: the contiguous axis first (CUDA driver API, cuTensorMapEncodeTiled)."""
-    asked: list[object] = []
+    """In its own order: the contiguous axis first (CUDA driver API, cuTensorMapEncodeTiled). So many are remembered."""
+    asked: list[tuple[Any, ...]] = []
 
     def encode(to: int, kind: int, rank: int, base: int, *rest: Any) -> int:
         shape, strides, box, steps, *words = rest
         asked.append((to % 64, kind, rank, base, list(shape), list(strides)[: rank - 1], list(box), list(steps), words))
-        ctypes.memset(to, 7, 128)
+        ctypes.memset(to, base // 16, 128)
         return 0
 
-    fake_nvidia(monkeypatch, 1)
+    _, device_of = fake_nvidia(monkeypatch, 1)
     monkeypatch.setattr(nvidia, "encoder", lambda: encode)
-    nvidia.encoded.cache_clear()
+    monkeypatch.setattr(nvidia, "MOST_MAPS", 2)
     given = Mapped("x_map", 0, bf16, (3, 300, 136), (81600, 272), (1, 128, 64), 128)
-    assert nvidia.encoded(given, 4096) == nvidia.encoded(given, 4096) == bytes([7] * 128)
-    assert asked == [(0, 9, 3, 4096, [136, 300, 3], [272, 81600], [64, 128, 1], [1, 1, 1], [0, 3, 3, 0])]
+    arguments = Arguments([Param("map", "x_map", "x", dtype=bf16)])
+
+    def placed(address: int) -> int:
+        arguments.place_maps((given,), (address,), device_of(0).encode)
+        (first, *_), held = set(at := ctypes.string_at(arguments.maps[0], 128)), len(given.encoded)
+        assert (len(set(at)), held <= 2) == (1, True)
+        return first
+
+    assert [placed(16 * number) for number in (7, 7, 8, 7, 8, 9, 9, 7)] == [7, 7, 8, 7, 8, 9, 9, 7]
+    assert [each[3] // 16 for each in asked] == [7, 8, 9, 7], "two are remembered, then others"
+    assert asked[0] == (0, 9, 3, 112, [136, 300, 3], [272, 81600], [64, 128, 1], [1, 1, 1], [0, 3, 3, 0])
     monkeypatch.setattr(nvidia, "encoder", lambda: lambda *given: 1)
-    with pytest.raises(KernelError, match=r"the driver refuses the tensor map .*x_map"):
-        nvidia.encoded(given, 8192)
-    nvidia.encoded.cache_clear()
+    for _ in range(2):
+        with pytest.raises(KernelError, match=r"the driver refuses the tensor map .*x_map"):
+            placed(160)
+    nvidia.device.cache_clear()
 
 
 def test_a_driver_without_the_call_is_asked_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
