@@ -109,6 +109,7 @@ class Launched(EmulatedLoaded):
     """A kernel that C launches too, by a function that reads what C wrote, or is refused by it."""
 
     failed: ClassVar[list[BaseException]] = []
+    functions: ClassVar[list[Any]] = []
     status = 0
 
     def sending(self, launch: Launch) -> Sending:
@@ -120,8 +121,9 @@ class Launched(EmulatedLoaded):
         varying = sum(param.kind in ("pointer", "value") for param in params)
         struct.pack_into(f"{len(launch.numbers)}q", given.block, LEAD + 8 * varying, *launch.numbers)
         places = tuple(((address or 0) - ctypes.addressof(given.block)) // 8 for address in given.table)
-        self.start = LAUNCH(partial(self.launch_memory, launch))
-        start = ctypes.cast(self.start, ctypes.c_void_p).value
+        function = LAUNCH(partial(self.launch_memory, launch))
+        self.functions.append(function)  # C calls it as long as a shortcut is there
+        start = ctypes.cast(function, ctypes.c_void_p).value
         return Block(bytes(given.block), 0, 1, places, start or 0, 7, partial(self.again, launch))
 
     def launch_memory(self, launch: Launch, config: int, function: int, table: int, extra: None) -> int:
