@@ -1,6 +1,6 @@
 """What a call and a start cost the host: microseconds a call, milliseconds a process. Needs a GPU and torch.
 
-    python benchmarks/overheads.py [--json FILE] [--batches 40] [--processes 5] [--only calls]
+    python benchmarks/overheads.py [--json FILE] [--batches 40] [--processes 5] [--only calls|programs|processes]
 
 Calls: the host's time to return from a launch on six operands of 8 x 4096 halves (bias_gelu_residual_ln and its
 output), median over batches of 300 launches, the GPU idle before each. All that is measured takes turns, batch by
@@ -14,6 +14,9 @@ is launched: cuLaunchKernel or cuLaunchKernelEx, 0, 6 or 10 arguments, each by i
 to 100 KiB of dynamic shared memory, 1 or 132 blocks, on the default stream, a thread's or one of its own, as a
 CUfunction or a CUkernel took 3.1 to 3.5 us, by which two runs of one and the same differ too (medians of 60 batches of
 200 on an H200's host, a virtual machine; a few rows came out at 4 while the host changed its speed).
+
+Programs: the same of chains that are cut, at small sizes, so that the host's time is all there is. The floor is the
+driver's launches of their kernels; what a call takes beyond it is shared out over the kernels.
 
 Processes: a new process each, after `import torch`, `import fusegen` and six tensors on the GPU. `modules` is the time
 to import what fusegen.compile needs beside these (cold: jinja2 and the compiler's bindings among them, not NVRTC's
@@ -246,6 +249,80 @@ def parts(tensors: tuple[Any, ...], out: Any) -> dict[str, Callable[[], object]]
     return found
 
 
+# ---------------------------------------------------------------- programs
+
+
+PROGRAMS = {
+    "mlp": {"M": 64, "H": 512, "K": 256},
+    "o_proj_residual_rmsnorm": {"M": 64, "N": 512, "K": 256},
+    "logits_argmax": {"M": 64, "V": 4096, "K": 256},
+}
+
+
+def programs(batches: int) -> dict[str, dict[str, float]]:
+    """Microseconds a call of each program, by the way it is called."""
+    return {name: program_calls(name, sizes, batches) for name, sizes in PROGRAMS.items()}
+
+
+def program_calls(name: str, sizes: Mapping[str, int], batches: int) -> dict[str, float]:
+    import torch
+
+    import fusegen
+    from fusegen.language.spec import load_chains
+    from fusegen.language.types import size_of
+
+    spec = load_chains(SPEC.with_name(f"{name}.py"))[0].at(**sizes)
+    program, filling = fusegen.compile(spec), fusegen.compile(spec)
+    if not hasattr(program, "kernels"):
+        sys.exit(f"{name} at {sizes} is one kernel on {program.device}, and no program")
+    shapes = [tuple(size_of(size, spec.graph.sizes) for size in t.shape) for t in spec.graph.inputs]
+    tensors = [torch.randn(shape, device="cuda").bfloat16() for shape in shapes]
+    for _ in range(3):
+        out = program(*tensors)
+        filling(*tensors, out=out)
+    prepared = program.prepare(*tensors)
+    prepared()
+    found: dict[str, Callable[[], object]] = {
+        "result allocated": lambda: program(*tensors),
+        "out=": lambda: filling(*tensors, out=out),
+        "prepared()": prepared,
+        **bare_program(prepared),
+    }
+    times = microseconds({"": batch_of(lambda: None), **{n: batch_of(c) for n, c in found.items()}}, batches)
+    idle = times.pop("")
+    times = {way: us - idle for way, us in times.items()}
+    count = len(program.kernels)
+    if BARE in times:
+        times["prepared(), beyond the launches, a kernel"] = (times["prepared()"] - times[BARE]) / count
+    return {"kernels": count, **times}
+
+
+BARE = "the launches alone, ctypes"
+
+
+def bare_program(prepared: Any) -> dict[str, Callable[[], object]]:
+    """The driver's launches of a program's kernels, their arguments packed once."""
+    from fusegen.runtime import nvidia
+
+    if (start := nvidia.launcher()) is None:
+        return {}
+    record, given = prepared.record, []
+    bases = (*prepared.pointers, record.room(0).address)
+    for launch in record.launches:
+        names = launch.record.sending().names
+        slot = names["new_slot"]()
+        sent = (0, *(bases[p.base] + p.offset for p in launch.pointers))
+        names["pack"](slot[1], nvidia.STREAM, *sent, *(prepared.values[i] for i in launch.values))
+        names["place_maps"](slot[4], sent)
+        given.append((slot, (slot[2], names["function"], slot[3], None)))  # the slot holds the memory
+
+    def call() -> None:
+        for _, each in given:
+            start(*each)
+
+    return {BARE: call}
+
+
 # ---------------------------------------------------------------- processes
 
 
@@ -364,7 +441,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all numbers there")
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--processes", type=int, default=5, help="new processes of each kind")
-    parser.add_argument("--only", choices=("calls", "processes"))
+    parser.add_argument("--only", choices=("calls", "programs", "processes"))
     parser.add_argument("--child", choices=tuple(MODULES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -372,7 +449,7 @@ def main() -> None:
         return
     found: dict[str, Any] = {"conditions": conditions()}
     print(", ".join(f"{name} {value}" for name, value in found["conditions"].items()))
-    if options.only != "processes":
+    if options.only in (None, "calls"):
         found["calls_us"], found["parts_us"] = calls(options.batches)
         print(f"\nhost time of a call, us (median of {options.batches} batches of {CALLS})")
         for name, us in found["calls_us"].items():
@@ -380,7 +457,15 @@ def main() -> None:
         print("\nparts of a call, us")
         for name, us in found["parts_us"].items():
             print(f"  {name:<36} {us:6.2f}")
-    if options.only != "calls":
+    if options.only in (None, "programs"):
+        found["programs_us"] = programs(options.batches)
+        print(f"\nhost time of a program, us (median of {options.batches} batches of {CALLS})")
+        for name, numbers in found["programs_us"].items():
+            print(f"  {name}: {numbers['kernels']:.0f} kernels")
+            for way, us in numbers.items():
+                if way != "kernels":
+                    print(f"    {way:<42} {us:6.2f}")
+    if options.only in (None, "processes"):
         found["processes_ms"] = processes(options.processes)
         print(f"\nnew processes, ms (median of {options.processes})")
         for kind, numbers in found["processes_ms"].items():

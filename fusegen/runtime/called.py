@@ -17,6 +17,7 @@ from fusegen.runtime.calls import Forwarded, Prepared, Recorded, untraced
 from fusegen.runtime.copied import run_copied
 from fusegen.runtime.devices import Device, runs
 from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
+from fusegen.runtime.shortcuts import Shortcuts, hasten
 from fusegen.runtime.signatures import Signature, view_signature
 from fusegen.targets import Target
 
@@ -63,6 +64,7 @@ class Called(Forwarded):
         self.records: dict[Signature, Any] = {}
         self.lock = threading.RLock()
         self.held = Held(self)
+        self.shortcuts = Shortcuts(graph, WIDEST, checked)
         untraced(type(self).call)
         self.forward(checked, self.held)
 
@@ -190,7 +192,9 @@ class Called(Forwarded):
         device = self.device_for(views)
         if device is None:
             raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
-        return self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
+        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
+        hasten(prepared, owner_of(arrays))
+        return prepared
 
     def call_first(
         self, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object,

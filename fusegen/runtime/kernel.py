@@ -23,10 +23,9 @@ from fusegen.errors import KernelError, RequestError
 from fusegen.planner.model import Layout, Plan, Source
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, Place
-from fusegen.runtime.called import WIDEST, Called, checked, fresh_view, owner_of, relative_span, row_of
-from fusegen.runtime.calls import Prepared, Record, Variant
+from fusegen.runtime.called import WIDEST, Called, fresh_view, relative_span, row_of
+from fusegen.runtime.calls import Record, Variant
 from fusegen.runtime.devices import Device, Launch, Loaded
-from fusegen.runtime.shortcuts import Shortcuts, hasten
 from fusegen.runtime.signatures import Signature, fast_signature
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ class Kernel(Called):
         self.variants: dict[Layout, Variant] = {source.plan.layout: self.main}
         self.loaded: dict[tuple[Layout, Place], Loaded] = {}
         self.records: dict[Signature, Record] = {}
-        self.shortcuts = Shortcuts(source.plan.graph, WIDEST, checked)
         self.load(self.main, device)  # now, so that no first call inside a graph capture has to
 
     # ---------------------------------------------------------------- what it is
@@ -115,11 +113,6 @@ class Kernel(Called):
                 record.run(pointers, values, record.stream())
                 return out
         return self.call_first(arrays, values, outs, stream, signature)
-
-    def prepare(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Prepared:
-        prepared = super().prepare(*operands, out=out, stream=stream, **named)
-        hasten(prepared, owner_of(prepared.arrays[: len(self.inputs)]))
-        return prepared
 
     # ---------------------------------------------------------------- records and variants
 

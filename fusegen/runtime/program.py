@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from fusegen.errors import ArgumentError, KernelError, SpecError
@@ -26,9 +27,10 @@ from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides, view
 from fusegen.runtime.called import WIDEST, Called, fresh_view, owner_of, relative_span, row_of
 from fusegen.runtime.calls import Record, apart
-from fusegen.runtime.devices import Device
+from fusegen.runtime.devices import Device, Sending
 from fusegen.runtime.kernel import Kernel
 from fusegen.runtime.libraries import LIBRARIES, Maker, library, stream_address
+from fusegen.runtime.shortcuts import code_of, sender
 from fusegen.runtime.signatures import Signature, fast_signature
 
 log = logging.getLogger("fusegen.kernel")
@@ -69,7 +71,7 @@ class Workspace:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProgramRecord:
     """What calls with like arrays share."""
 
@@ -78,6 +80,7 @@ class ProgramRecord:
     launches: tuple[StepLaunch, ...]
     arena: Arena
     spans: tuple[tuple[int, int], ...]  # of operands and outputs, relative to their addresses
+    shapes: tuple[tuple[int, ...], ...]  # of the outputs
     inputs: int
     makers: tuple[Maker, ...]
     address: Callable[[Any], int]
@@ -85,17 +88,47 @@ class ProgramRecord:
     waits: bool
     workspace: Callable[[int, int], Workspace]  # of a stream, with so many bytes at least
 
+    @cached_property
+    def send(self) -> Callable[..., None]:
+        """`send(room, stream, *pointers, *values)`: every launch, one after the other, with the workspace `room`.
+
+        As a function that is written for the program, it costs the host little more than its launches do."""
+        room, lines, names = len(self.spans), [], {}
+        for number, launch in enumerate(self.launches):
+            if (sent := sender(launch.record)) is not None:
+                names[f"send_{number}"] = sent
+                given = [f"at_{p.base} + {p.offset}" if p.offset else f"at_{p.base}" for p in launch.pointers]
+                given += [f"value_{place}" for place in launch.values]
+                lines.append(f"send_{number}(stream, {', '.join(given)})")
+        if any(p.base == room for launch in self.launches for p in launch.pointers):
+            lines = ["with room.lock:", f"    at_{room} = room.address", *(f"    {line}" for line in lines)]
+        arguments = [f"at_{place}" for place in range(room)]
+        arguments += [f"value_{place}" for place in range(sum(not t.shape for t in self.plan.graph.inputs))]
+        head = f"def send(room, stream, {', '.join(arguments)}):"
+        text = "".join(f"{line}\n" for line in (head, *(f"    {line}" for line in lines or ["pass"])))
+        log.debug("%s: the launches of a call\n%s", self.plan.name, text)
+        exec(code_of(text, self.plan.name), names)
+        return names["send"]
+
+    def room(self, stream: int) -> Workspace:
+        """The workspace of a call on that stream."""
+        return self.workspace(stream, self.arena.bytes)
+
     def run(self, pointers: tuple[int, ...], values: tuple[float, ...], stream: int) -> None:
         """Launch every kernel; asynchronous where the caller's library allows it."""
-        self.run_in(self.workspace(stream, self.arena.bytes), pointers, values, stream)
+        self.run_in(self.room(stream), pointers, values, stream)
 
-    def run_in(self, workspace: Workspace, pointers: tuple[int, ...], values: tuple[float, ...], stream: int) -> None:
-        bases = (*pointers, workspace.address)
-        with workspace.lock:
-            for launch in self.launches:
-                launch.run(bases, values, stream)
+    def run_in(self, room: Workspace, pointers: tuple[int, ...], values: tuple[float, ...], stream: int) -> None:
+        self.send(room, stream, *pointers, *values)
         if self.waits and self.device.asynchronous:
             self.device.synchronize(stream)
+
+    def sending(self) -> Sending | None:
+        """The launches as lines of Python; None where there is nothing to launch."""
+        if all(launch.record.loaded is None for launch in self.launches):
+            return None
+        names = {"slot": [None], "send": self.send, "room": self.room}
+        return Sending(("held = slot[0]",), (), ("send(room(sent[0]), *sent, {values})",), (), names)
 
     def apart(self, pointers: tuple[int, ...]) -> bool:
         return apart(self.spans, self.inputs, pointers)
@@ -140,20 +173,23 @@ class Program(Called):
         """
         if named:
             operands = self.in_order(operands, named)
+            if workspace is None:  # once more, in order: what repeats may have a shortcut
+                return self(*operands, out=out, stream=stream)
         arrays, values = self.split(operands)
         outs = () if out is None else self.split_out(out)
         signature = None
         if stream is None and workspace is None and (found := fast_signature((*arrays, *outs), WIDEST)) is not None:
             signature, pointers = found
             record = self.records.get(signature)
-            if record is not None:
+            if record is not None and (not outs or record.apart(pointers)):
+                if self.shortcuts.learn(record, arrays, outs, pointers):
+                    self.forward(self.shortcuts.first, self.held)
                 if not outs:
                     made = tuple([maker(arrays, None) for maker in record.makers])
                     record.run((*pointers, *map(record.address, made)), values, record.stream())
                     return made[0] if len(made) == 1 else made
-                if record.apart(pointers):
-                    record.run(pointers, values, record.stream())
-                    return out
+                record.run(pointers, values, record.stream())
+                return out
         if workspace is not None:
             return self.call_in(workspace, arrays, values, outs, stream)
         return self.call_first(arrays, values, outs, stream, signature)
@@ -261,6 +297,7 @@ class Program(Called):
             launches=tuple(launches),
             arena=arena,
             spans=tuple(relative_span(whole[name]) for name in self.names),
+            shapes=tuple(f.shape for f in fresh.values()),
             inputs=len(self.inputs),
             makers=tuple(self.maker(owner, views, f, device) for f in fresh.values()) if own_outputs else (),
             address=row.address,

@@ -1,4 +1,4 @@
-"""The quick way of a call on torch tensors: in C, or a Python function written for one kernel, its operands unrolled.
+"""The quick way of a call on torch tensors: in C, or a Python function written for one chain, its operands unrolled.
 
 A call that repeats an earlier one does not read every shape, stride, dtype and device again. A shortcut asks torch's
 `TensorGuards` once whether the tensors are like those of the earlier call (`fusegen.runtime.guards`; a nested tensor,
@@ -7,8 +7,8 @@ is aligned as it was, and that those of an `out=` are apart from the inputs'. An
 from the last one to the checked path.
 
 C (`shortcut.c`, `fusegen.runtime.native`) makes launches on NVIDIA GPUs that take no tensor maps; Python makes the
-others. The text of such a function, and what calls take: docs/measurements.md, "Calls". The logger `fusegen.shortcuts`
-says on DEBUG what was made, and the whole text of what is in Python.
+others, and those of programs. The text of such a function, and what calls take: docs/measurements.md, "Calls". The
+logger `fusegen.shortcuts` says on DEBUG what was made, and the whole text of what is in Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from fusegen.language.graph import Graph
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, Place, contiguous_strides
-from fusegen.runtime.calls import Prepared, Record
+from fusegen.runtime.calls import Prepared, Record, Recorded
 from fusegen.runtime.devices import Block, Sending
 from fusegen.runtime.libraries import (
     torch_current_device,
@@ -54,8 +54,8 @@ OWN = frozenset(
 
 
 class Shortcuts:
-    """The shortcuts of one kernel, the newest first. Each hands what it does not take to the next one, the last to
-    `checked`; all of them are called as the kernel's methods are.
+    """The shortcuts of one kernel or program, the newest first. Each hands what it does not take to the next one, the
+    last to `checked`; all of them are called as the kernel's methods are.
 
     A kind of call that comes back gets one at its first return; where they change all the time, ever fewer are made.
     """
@@ -74,7 +74,7 @@ class Shortcuts:
         """Where a call begins."""
         return next(iter(self.made), self.checked)
 
-    def learn(self, record: Record, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> bool:
+    def learn(self, record: Recorded, arrays: Sequence[Any], outs: Sequence[Any], pointers: Sequence[int]) -> bool:
         """A call found a record and no shortcut: make one, if it is time. `pointers` are those of all its arrays."""
         self.missed += 1
         if self.missed < self.patience:
@@ -123,7 +123,7 @@ class Kind:
 
 
 def shortcut(
-    graph: Graph, record: Record, tensors: Sequence[Any], filling: bool, offsets: tuple[int, ...], widest: int
+    graph: Graph, record: Recorded, tensors: Sequence[Any], filling: bool, offsets: tuple[int, ...], widest: int
 ) -> Shortcut | None:
     """The shortcut for calls like that of `tensors`, the outputs last where they are given (`filling`).
 
@@ -133,14 +133,16 @@ def shortcut(
     from fusegen.runtime import guards  # takes milliseconds, which a first call need not wait for
 
     torch = sys.modules.get("torch")
-    if torch is None or record.loaded is None or not guards.guards_hold():
+    if torch is None or not guards.guards_hold():
         return None
     if len(set(map(id, tensors))) < len(tensors):
         return None  # one tensor twice: the guards want different ones
     if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
         return None  # a subclass may mean anything by its methods
     place = record.device.place
-    sending = record.loaded.sending(record.launch)
+    sending = record.sending()
+    if sending is None:
+        return None
     kind = Kind(
         filling=filling,
         guard=guards.guard(tensors),
@@ -154,7 +156,7 @@ def shortcut(
         ),
         offsets=offsets,
         widest=widest,
-        ends=tuple(end for _, end in record.launch.spans),
+        ends=tuple(end for _, end in record.spans),
         place=place[1],
         current_stream=torch_current_stream(place),
         stream_of=torch_stream_of(place),
@@ -319,15 +321,15 @@ def hasten(prepared: Prepared, owner: str) -> None:
     """Leave out what a launch of `prepared` does not need, if a launch is all of it. `owner` is the library whose
     current stream it goes to."""
     record, pointers, values = prepared.record, prepared.pointers, prepared.values
-    if record.loaded is None or (record.waits and record.device.asynchronous):
+    sending = record.sending()
+    if sending is None or (record.waits and record.device.asynchronous):
         return
-    sending = record.loaded.sending(record.launch)
     addresses = [f"at_{position}" for position in range(len(pointers))]
     numbers = [f"value_{position}" for position in range(len(values))]
     lines = ["sent = stream, *pointers", *launch_lines(sending, addresses, numbers, ())]
     text = "".join(["def again(stream):\n", *(f"    {line}\n" for line in lines)])
     names: dict[str, Any] = {**sending.names, "pointers": pointers, **dict(zip(numbers, values, strict=True))}
-    exec(code_of(text, record.variant.plan.name), names)
+    exec(code_of(text, record.plan.name), names)
     repeat = None
     if owner == "torch" and prepared.stream is None and sending.block is not None:
         from fusegen.runtime import native
@@ -335,6 +337,21 @@ def hasten(prepared: Prepared, owner: str) -> None:
         if (module := native.module()) is not None:
             repeat = partial(repeating, sending.block(), pointers, values, record.device.place, module)
     prepared.hasten(names["again"], repeat)
+
+
+def sender(record: Record) -> Callable[..., None] | None:
+    """`send(stream, *pointers, *values)`: a kernel's launch as a function; None where there is nothing to launch."""
+    sending = record.sending()
+    if sending is None:
+        return None
+    addresses = [f"at_{position}" for position in range(len(record.spans))]
+    numbers = [f"value_{position}" for position in range(sum(param.kind == "value" for param in record.plan.params))]
+    lines = [f"sent = stream, {', '.join(addresses)},", *launch_lines(sending, addresses, numbers, ())]
+    head = f"def send(stream, {', '.join([*addresses, *numbers])}):\n"
+    names: dict[str, Any] = dict(sending.names)
+    exec(code_of("".join([head, *(f"    {line}\n" for line in lines)]), record.plan.name), names)
+    made: Callable[..., None] = names["send"]
+    return made
 
 
 def repeating(

@@ -80,6 +80,45 @@ def test_results_are_of_the_callers_library() -> None:
     assert torch.equal(out, again)
 
 
+def test_a_call_on_tensors_that_comes_back_takes_a_shortcut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With results of its own, by name, and with `out=`; other tensors are checked from the ground up."""
+    torch = pytest.importorskip("torch", reason="torch is missing: pip install torch")
+    program = fresh(lora)
+    wanted = {scale: program(*operands(lora)[:4], scale) for scale in (0.5, -2.0)}
+    x, w, a, b = (torch.from_numpy(a.astype(np.float32)).bfloat16() for a in operands(lora)[:4])
+    calls: list[object] = []
+    call = Program.call
+
+    def counted(self: Program, /, *given: Any, **more: Any) -> Any:
+        calls.append(given)
+        return call(self, *given, **more)
+
+    monkeypatch.setattr(Program, "call", counted)
+    out = torch.empty(24, 96, dtype=torch.bfloat16)
+    for _ in range(3):
+        program(x, w, a, b, 0.5)
+        program(x, w, a, b, 0.5, out=out)
+    seen = len(calls)
+    for scale in (0.5, -2.0, 0.5):
+        assert np.array_equal(program(x, w, a, b, scale).float().numpy(), wanted[scale].astype(np.float32))
+        out.zero_()
+        assert program(x.clone(), w, a, b, scale, out=out) is out
+        assert np.array_equal(out.float().numpy(), wanted[scale].astype(np.float32))
+    assert (len(calls), len(program.shortcuts.made)) == (seen, 2)
+    named = program(x, w, b=b, a=a, scale=0.5)
+    assert torch.equal(named, out)
+    assert len(calls) == seen + 1, "once, to put them in order"
+    room = np.empty(program.workspace_bytes(M=24) + 64, np.uint8)
+    room = room[-room.ctypes.data % 64 :]
+    room[:] = 255
+    assert torch.equal(program(x, w, a, b, 0.5, workspace=room), out)
+    assert not np.all(room == 255), "it was used"
+    assert torch.equal(program(x[:5], w, a, b, 0.5), out[:5])
+    with pytest.raises(ArgumentError, match="shares memory with the input x"):
+        program(out.view(-1)[: 24 * 64].view(24, 64), w, a, b, 0.5, out=out)
+    assert len(calls) == seen + 4
+
+
 def test_operands_come_by_name_and_results_go_to_out() -> None:
     given = operands(lora)
     wanted = made(lora)(*given)
