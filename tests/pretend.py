@@ -30,6 +30,7 @@ class PretendGpu(GpuDevice):
         self.place = CPU  # its memory is numpy's
         self.emulator = EmulatorDevice(target("cuda:h200"), check=False)
         self.speed = speed
+        self.gap_us = 0.0  # from the end of a kernel to the next one that is queued right behind it
         self.clock = 0.0
         self.asked: list[str] = []
 
@@ -95,4 +96,6 @@ class Pretended:
     def launch(self, launch: Launch, pointers: Sequence[int], values: Sequence[float], stream: int) -> None:
         self.loaded.launch(launch, pointers, values, stream)
         moved = self.plan.cost.traffic.moved
+        if self.gpu.asked[-1:] != ["mark"]:
+            self.gpu.clock += self.gpu.gap_us
         self.gpu.work(self.plan.name, LAUNCH_US + moved / (RATE * self.gpu.speed))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusegen.cli import programs
 from fusegen.cli.showing import table
 from fusegen.errors import MissingError, RequestError
 from fusegen.language.spec import Chain
@@ -58,10 +57,9 @@ def bench_one(
     chain: Chain, target: Target, watch: Stopwatch, peers: Mapping[str, Maker] | None, alone: bool, counters: bool,
     repeats: int,
 ) -> Bench:  # fmt: skip
-    """Build the kernel, prove it and time it; without `peers`, against none."""
+    """Build the kernel or the program, prove it and time it; without `peers`, against none."""
     from fusegen import pipeline
 
-    programs.need_kernel(chain, target, "bench times")
     kernel = pipeline.compile(chain, target, on=f"gpu:{watch.device.ordinal}")
     others = False if peers is None else peers
     return bench(kernel, peers=others, alone=alone, counters=counters, repeats=repeats, watch=watch)

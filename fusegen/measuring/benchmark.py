@@ -10,59 +10,33 @@ that data sat in a cache or that not all of the work was done, and is refused in
 
 Everything is timed by one stopwatch (`fusegen.measuring.timing`): the driver's events, a cold L2 before each launch,
 operands in turns, the median with its 10th and 90th percentile. The vendor's products take turns with the kernel,
-launch by launch: the power limit moves the clock by more than what is between them.
+launch by launch: the power limit moves the clock by more than what is between them. So do the kernels of a program.
 """
 
 from __future__ import annotations
 
-import math
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Literal
 
 from fusegen import pipeline
 from fusegen.errors import FusegenError, RequestError
 from fusegen.language.graph import Graph
 from fusegen.language.unfusing import Piece, unfused
 from fusegen.measuring.counters import Counters, count_bytes
+from fusegen.measuring.entries import Entry, Judge, entry_of, refusal, work_of
 from fusegen.measuring.operands import Operands, empty, rotation, shape_at
 from fusegen.measuring.peers import Maker, beside_library, library_rate, torch_peers
 from fusegen.measuring.timing import REPEATS, Launch, Stopwatch, Timing
 from fusegen.planner.pieces import arrays, bytes_of
-from fusegen.runtime.kernel import need_kernel
+from fusegen.runtime import Kernel, Program
+from fusegen.runtime.called import Called
+from fusegen.runtime.calls import Prepared
+from fusegen.runtime.program import ProgramRecord
 from fusegen.version import VERSION
-
-if TYPE_CHECKING:
-    from fusegen.runtime import Kernel
-
-LEEWAY_FACTOR = 1.03  # over the copy rate: on an H200 fusegen's own copy reached 1.01 of the driver's
-# from this share of writes on, a copy is the ceiling; reads alone don't turn the memory's bus around
-BALANCED_SHARE = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One way to run the chain. `kind`: fusegen, unfused, piece (one operator of it), torch, library or peer.
-
-    `share` is the floor's time over the median; a piece has a floor of its own. `rate` is that of the bytes that have
-    to move, in bytes per µs. `refused` says why there is none: a time that can't be (it stays in `timing`), a package
-    that is missing, an error.
-    """
-
-    name: str
-    kind: str
-    timing: Timing | None
-    share: float | None = None
-    launches: int | None = None  # kernels of one run, where that is known
-    refused: str = ""
-    rate: float | None = None
-
-    @property
-    def us(self) -> float | None:
-        """The median, unless refused."""
-        return self.timing.median if self.timing is not None and not self.refused else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +84,9 @@ class Bench:
         return entry.rate / 1e3 if entry.rate is not None else None
 
     def tflops(self, entry: Entry) -> float | None:
-        """The rate at which the whole chain's products were made."""
-        if not self.product_flops or not entry.us or entry.kind == "piece":
-            return None
-        return self.product_flops / entry.us / 1e6
+        """The rate at which the whole chain's products were made; of a program's kernel, its own."""
+        flops = entry.product_flops if entry.part else self.product_flops
+        return flops / entry.us / 1e6 if flops and entry.us else None
 
     def to_json(self) -> dict[str, Any]:
         facts = {name: value for name, value in asdict(self).items() if name != "entries"}
@@ -142,6 +115,10 @@ class Bench:
 
 
 COLUMNS = ("", "us", "10% to 90%", "GB/s", "TFLOP/s", "of floor", "launches", "against fusegen", "")
+BETWEEN = (
+    "between two kernels: what the second takes behind those before it, less what it takes alone; below 0 where it "
+    "finds in the L2 what they wrote"
+)
 MATRIX = COLUMNS.index("TFLOP/s")  # only shown of chains with products
 
 
@@ -169,7 +146,7 @@ def table_rows(bench: Bench) -> Iterator[tuple[str, ...]]:
     """A line for each entry, in COLUMNS."""
     own = bench.own.us
     for entry in bench.entries:
-        name = f"  {entry.name}" if entry.kind == "piece" else entry.name
+        name = f"  {entry.name}" if entry.part else entry.name
         launches = "" if entry.launches is None else str(entry.launches)
         if entry.us is None or entry.timing is None:
             yield (name, *[""] * 5, launches, "", f"refused: {entry.refused}")
@@ -183,13 +160,15 @@ def table_rows(bench: Bench) -> Iterator[tuple[str, ...]]:
             f"{products:.0f}" if products is not None else "",
             f"{entry.share:.0%}" if entry.share is not None else "",
             launches,
-            f"{entry.us / own:.2f}x" if own and entry.kind != "piece" else "",
+            f"{entry.us / own:.2f}x" if own and not entry.part else "",
             "",
         )
 
 
 def foot_lines(bench: Bench) -> list[str]:
     lines = [bench.conditions]
+    if any(entry.kind == "between" for entry in bench.entries):
+        lines.append(BETWEEN)
     if bench.counters is not None:
         lines += str(bench.counters).splitlines()
     return ["", *lines]
@@ -199,7 +178,7 @@ def foot_lines(bench: Bench) -> list[str]:
 
 
 def bench(
-    kernel: Kernel,
+    kernel: Kernel | Program,
     *,
     peers: bool | Literal["library"] | Mapping[str, Maker] = True,
     alone: bool = True,
@@ -207,7 +186,7 @@ def bench(
     repeats: int = REPEATS,
     watch: Stopwatch | None = None,
 ) -> Bench:
-    """Time `kernel` at the sizes it was compiled for, on the GPU it was compiled for.
+    """Time `kernel`, or a program of several, at the sizes it was compiled for, on the GPU it was compiled for.
 
     `peers`: torch, eagerly and by torch.compile, where it is installed, and of matrix products the vendor's library; a
     mapping adds others by name, each a function of the operands (torch tensors) that returns what is timed; "library"
@@ -218,16 +197,17 @@ def bench(
     Raises RequestError for what is no kernel and for one of the emulator, which has no times, and MissingError where
     the GPU's memory does not hold the operands.
     """
-    need_kernel(kernel, "bench")
+    if not isinstance(kernel, Called):
+        raise RequestError(f"bench takes a kernel or a program, and {kernel!r} is neither\n  fusegen.compile makes one")
     watch = watch or Stopwatch(kernel.device)
     if watch.device is not kernel.device:
         raise RequestError(
             f"the stopwatch is on {watch.device}, and {kernel.name} on {kernel.device}; pass one of its own"
         )
-    graph = kernel.plan.graph
+    graph, work = kernel.plan.graph, work_of(kernel.plan)
     rate = watch.copy_rate()
     library = library_rate(graph, kernel.device, watch)
-    judge = Judge(kernel, rate, library or kernel.plan.matrix_tflops * 1e6)
+    judge = Judge(work, rate, library or work.matrix_tflops * 1e6)
     sets = rotation(kernel.device, graph)
     launches = [kernel.prepare(*s.inputs, out=s.out, stream=0) for s in sets]
     others: list[tuple[str, Timing | str]] = []
@@ -235,7 +215,10 @@ def bench(
         own = watch.time(launches, repeats)
     else:
         own, others = beside_library(graph, kernel.device, launches, sets, watch, repeats)
-    found = [judge.entry("fusegen", "fusegen", own, 1)]
+    count = len(kernel.kernels) if isinstance(kernel, Program) else 1
+    found = [judge.entry("fusegen", "fusegen", own, count)]
+    if isinstance(kernel, Program):
+        found += part_entries(kernel, launches, watch, judge, repeats)
     if alone:
         found += unfused_entries(kernel, sets, watch, judge, repeats)
     found += [entry_of(judge, name, "library", timed) for name, timed in others]
@@ -243,74 +226,58 @@ def bench(
         added = peers if isinstance(peers, Mapping) else {}
         for name, kind, timed in torch_peers(graph, kernel.device, sets, watch, added, repeats, peers != "library"):
             found.append(entry_of(judge, name, kind, timed))
-    traffic = kernel.plan.cost.traffic
     return Bench(
         chain=graph.name, signature=graph.signature, sizes=dict(graph.sizes), target=kernel.target.name,
-        device=str(kernel.device), regime=kernel.plan.regime, copy_gbs=rate / 1e3, sheet_gbs=kernel.target.dram_gbs,
-        sheet_tflops=kernel.target.fp32_tflops, ideal_bytes=traffic.ideal,
-        whole_bytes=sum(bytes_of(graph, t) for t in arrays(graph)), written_bytes=judge.written,
-        unfused_bytes=traffic.unfused, flops=traffic.flops, entries=tuple(found),
+        device=str(kernel.device), regime=regime(kernel), copy_gbs=rate / 1e3, sheet_gbs=kernel.target.dram_gbs,
+        sheet_tflops=kernel.target.fp32_tflops, ideal_bytes=work.ideal,
+        whole_bytes=sum(bytes_of(graph, t) for t in arrays(graph)), written_bytes=work.written,
+        unfused_bytes=work.unfused, flops=work.flops, entries=tuple(found),
         counters=count_bytes(kernel) if counters else None, conditions=conditions(repeats), versions=versions(kernel),
-        product_flops=traffic.product_flops, matrix_tflops=judge.matrix_rate / 1e6, matrix_measured=library is not None,
+        product_flops=work.product_flops, matrix_tflops=judge.matrix_rate / 1e6, matrix_measured=library is not None,
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """Makes entries of timings: with the share of the floor, or refused."""
-
-    kernel: Kernel
-    rate: float  # of a copy, bytes per µs
-    matrix_rate: float  # flop per µs of matrix products
-
-    @property
-    def floor_us(self) -> float:
-        return max(self.ideal / self.rate, self.kernel.plan.cost.traffic.product_flops / self.matrix_rate)
-
-    @property
-    def ideal(self) -> int:
-        return self.kernel.plan.cost.traffic.ideal
-
-    @property
-    def written(self) -> int:
-        return sum(t.ideal for t in self.kernel.plan.cost.traffic.tensors if t.output)
-
-    @property
-    def ceiling(self) -> float:
-        """Bytes per µs that no launch can exceed: those of a copy, or the data sheet's where little is written."""
-        copied = self.rate * LEEWAY_FACTOR
-        sheet = self.kernel.target.dram_gbs * 1e3
-        return copied if self.written >= BALANCED_SHARE * self.ideal else max(copied, sheet)
-
-    def entry(self, name: str, kind: str, timing: Timing, launches: int | None = None) -> Entry:
-        moved = self.ideal / timing.median if timing.median else math.inf
-        if moved > self.ceiling:
-            reason = (
-                f"{timing.median:.1f} us would be {moved / 1e3:.0f} GB/s, and memory gives at most "
-                f"{self.ceiling / 1e3:.0f}: data in cache, or not all of the work done"
-            )
-            return Entry(name, kind, timing, None, launches, reason)
-        flops = self.kernel.plan.cost.traffic.product_flops / timing.median / 1e6
-        if flops > self.kernel.plan.matrix_tflops:
-            reason = (
-                f"{timing.median:.1f} us would be {flops:.0f} TFLOP/s, and the data sheet has "
-                f"{self.kernel.plan.matrix_tflops:.0f}: not all of the work done"
-            )
-            return Entry(name, kind, timing, None, launches, reason)
-        return Entry(name, kind, timing, self.floor_us / timing.median, launches, rate=moved)
+def regime(kernel: Kernel | Program) -> str:
+    """How it runs, in a line."""
+    if isinstance(kernel, Kernel):
+        return kernel.plan.regime
+    return f"a program of {len(kernel.kernels)} kernels with {kernel.workspace_bytes() / 1e6:.1f} MB between them"
 
 
-def entry_of(judge: Judge, name: str, kind: str, timed: Timing | str) -> Entry:
-    """Of times, or of why there are none."""
-    return judge.entry(name, kind, timed) if isinstance(timed, Timing) else refusal(name, kind, timed)
+def part_entries(
+    program: Program, calls: Sequence[Prepared], watch: Stopwatch, judge: Judge, repeats: int
+) -> Iterator[Entry]:
+    """Each kernel alone, with a cold L2, and behind the first one what it adds to the kernels before it beyond that.
+
+    All of them take turns, so that each repeat's times belong together.
+    """
+    for call in calls:
+        call(0)  # what one kernel reads of another's is there
+    rows = [kernel_launches(call) for call in calls]
+    places = range(len(program.kernels))
+    alone = [[row[place] for row in rows] for place in places]
+    first = [[in_sequence(row[: place + 1]) for row in rows] for place in places]
+    times = watch.time_together([*alone, *first[1:]], repeats)
+    own, sums = times[: len(alone)], (times[0], *times[len(alone) :])
+    for place, kernel in enumerate(program.kernels):
+        if place:
+            added = zip(sums[place].us, sums[place - 1].us, own[place].us, strict=True)
+            behind = Timing(tuple(both - before - single for both, before, single in added))
+            yield Entry(f"between {program.kernels[place - 1].name} and {kernel.name}", "between", behind)
+        work = work_of(kernel.plan)
+        made = Judge(work, judge.rate, judge.matrix_rate).entry(kernel.name, "kernel", own[place], 1)
+        yield replace(made, product_flops=work.product_flops)
 
 
-def refusal(name: str, kind: str, reason: object) -> Entry:
-    return Entry(name, kind, None, refused=str(reason).splitlines()[0] if str(reason) else type(reason).__name__)
+def kernel_launches(call: Prepared) -> list[Launch]:
+    """The kernels of a program's call, each a launch of its own, over the call's arrays and workspace."""
+    record: ProgramRecord = call.record
+    bases = (*call.pointers, record.room(0).address)
+    return [partial(launch.run, bases, call.values) for launch in record.launches]
 
 
 def unfused_entries(
-    kernel: Kernel, sets: Sequence[Operands], watch: Stopwatch, judge: Judge, repeats: int
+    kernel: Kernel | Program, sets: Sequence[Operands], watch: Stopwatch, judge: Judge, repeats: int
 ) -> Iterator[Entry]:
     """The chain as one kernel an operator: launched one behind the other, then each alone with a cold L2.
 
@@ -333,10 +300,12 @@ def unfused_entries(
     yield judge.entry("unfused, one after another", "unfused", sequence, len(pieces))
     yield judge.entry("unfused, each with a cold L2", "unfused", total, len(pieces))
     for piece, timing, own in zip(pieces, alone, kernels, strict=True):
-        yield Judge(own, judge.rate, judge.matrix_rate).entry(piece.operator, "piece", timing, 1)
+        yield Judge(work_of(own.plan), judge.rate, judge.matrix_rate).entry(piece.operator, "piece", timing, 1)
 
 
-def prepared(graph: Graph, pieces: Sequence[Piece], kernels: Sequence[Kernel], operands: Operands) -> list[Launch]:
+def prepared(
+    graph: Graph, pieces: Sequence[Piece], kernels: Sequence[Kernel | Program], operands: Operands
+) -> list[Launch]:
     """One launch a piece over one set of operands, with memory of their own between them."""
     values: dict[str, Any] = {t.name: v for t, v in zip(graph.inputs, operands.inputs, strict=True)}
     outputs = {t.name: v for t, v in zip(graph.outputs, operands.outputs, strict=True)}
@@ -363,11 +332,12 @@ def conditions(repeats: int) -> str:
     return f"median of {repeats}, cold L2 (a 256 MiB fill before each), operands in turns, the driver's events"
 
 
-def versions(kernel: Kernel) -> dict[str, str]:
+def versions(kernel: Kernel | Program) -> dict[str, str]:
     """Of what has a say in the figures."""
     found = {"fusegen": VERSION, "python": platform.python_version()}
-    if kernel.binary is not None:
-        found["compiler"] = kernel.binary.compiler
+    binary = kernel.kernels[-1].binary if isinstance(kernel, Program) else kernel.binary
+    if binary is not None:
+        found["compiler"] = binary.compiler
     for name in ("torch", "triton"):
         if name in sys.modules:
             found[name] = str(getattr(sys.modules[name], "__version__", "unknown"))

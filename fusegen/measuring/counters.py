@@ -14,17 +14,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fusegen.errors import FusegenError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import load_chains
 from fusegen.language.types import bf16, f16, f32
 from fusegen.measuring.profiling import bytes_read, bytes_written
+from fusegen.runtime import Kernel, Program
 from fusegen.version import PACKAGE
-
-if TYPE_CHECKING:
-    from fusegen.runtime import Kernel
 
 READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 SKIPPED_LAUNCHES = 2  # launches that warm up
@@ -63,8 +60,12 @@ class Unmeasured(Exception):
     """Counters can't be read here; the message says why."""
 
 
-def count_bytes(kernel: Kernel) -> Counters:
+def count_bytes(kernel: Kernel | Program) -> Counters:
     """Run the kernel under ncu at the sizes it was compiled for. Never raises: `reason` says what is in the way."""
+    if isinstance(kernel, Program):
+        plans = [own.plan for own in kernel.kernels]
+        reason = f"ncu is asked for one kernel, and {kernel.name} is a program of {len(plans)}: bench its `kernels`"
+        return Counters(sum(map(bytes_read, plans)), sum(map(bytes_written, plans)), reason=reason)
     predicted = bytes_read(kernel.plan), bytes_written(kernel.plan)
     try:
         read, written = measured(kernel)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.errors import MissingError, RequestError, writing
-from fusegen.measuring.benchmark import Bench, Entry
+from fusegen.measuring.benchmark import Bench
+from fusegen.measuring.entries import Entry
 
 FORMATS = (".svg", ".png", ".pdf")
 INK, PALE, GRID = "#1f2933", "#7b8794", "#e4e7eb"
@@ -43,7 +44,7 @@ def points_of(bench: Bench) -> list[Point]:
     """The entries that have a figure, pieces left out; none for a chain without operations, such as a copy."""
     found = []
     for entry in bench.entries:
-        if entry.us is None or entry.kind == "piece" or not bench.flops:
+        if entry.us is None or entry.part or not bench.flops:
             continue
         apart = entry.kind == "unfused" or entry.name in UNFUSED
         moved = bench.unfused_bytes if apart else bench.ideal_bytes

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fusegen
-from fusegen import chain, dims, f32
+from fusegen import Program, bf16, chain, dims, f32, i32
 from fusegen import ops as F
 from fusegen.cli import app
 from fusegen.errors import MissingError, RequestError
@@ -24,13 +24,17 @@ from fusegen.language.spec import load_chains
 from fusegen.measuring import plotting
 from fusegen.measuring.benchmark import Bench, bench
 from fusegen.measuring.counters import READ, WRITTEN, count_bytes, read_csv
+from fusegen.measuring.entries import work_of
 from fusegen.measuring.peers import gist, load_peers
-from fusegen.runtime import Kernel, finding
+from fusegen.pipeline import plan
+from fusegen.runtime import finding
 from fusegen.runtime.finding import present, target_of
+from fusegen.targets import H200
+from tests.chains_cut import residual_norm
 from tests.pretend import LAUNCH_US, RATE, PretendGpu
 from tests.tools import needs_compiler
 
-M, N = dims("M N")
+M, N, K = dims("M N K")
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = {c.name: c for c in load_chains(ROOT / "specs")}
 NCU = """#!{python}
@@ -70,7 +74,7 @@ def have_torch() -> bool:
     return find_spec("torch") is not None
 
 
-def kernel_for(graph: Graph) -> Kernel:
+def kernel_for(graph: Graph) -> Any:
     try:
         return fusegen.compile(graph, "cuda:h200", validate=False)
     except MissingError as error:
@@ -161,6 +165,54 @@ def test_the_emulator_has_no_times() -> None:
     kernel = fusegen.compile(largest, "cuda:h200", on="emulator", validate=False)
     with pytest.raises(RequestError, match="gives no times"):
         bench(kernel)
+
+
+# ---------------------------------------------------------------- programs
+
+
+@needs_compiler
+def test_a_program_is_timed_whole_and_kernel_by_kernel(gpu: PretendGpu) -> None:
+    program = kernel_for(residual_norm.graph)
+    assert isinstance(program, Program)
+    gpu.gap_us = 0.25
+    report = bench(program, peers=False, repeats=4)
+    x, w, wide, gamma = 24 * 64 * 2, 96 * 64 * 2, 24 * 96 * 2, 96 * 2
+    ideal = x + w + wide + gamma + 2 * wide  # the residual is read twice, and counts once
+    assert (report.ideal_bytes, report.whole_bytes, report.written_bytes) == (ideal, ideal, 2 * wide)
+    assert report.product_flops == 2 * 24 * 96 * 64
+    parts = [e for e in report.entries if e.kind in ("kernel", "between")]
+    first, second = (kernel.name for kernel in program.kernels)
+    assert [(e.name, e.kind, e.launches) for e in parts] == [
+        (first, "kernel", 1), (f"between {first} and {second}", "between", None), (second, "kernel", 1),
+    ]  # fmt: skip
+    moved = [kernel.plan.cost.traffic.moved for kernel in program.kernels]
+    times = [LAUNCH_US + each / (RATE * gpu.speed) for each in moved]
+    assert [e.us for e in parts] == pytest.approx([times[0], 0.25, times[1]])
+    assert report.own.us == pytest.approx(sum(times) + 0.25)
+    assert report.own.launches == 2
+    assert report.own.share == pytest.approx(report.floor_us / (report.own.us or 0.0))
+    assert [report.tflops(e) for e in parts] == [pytest.approx(report.product_flops / times[0] / 1e6), None, None]
+    assert parts[2].share == pytest.approx((4 * wide + gamma) / RATE / times[1]), "the product as f32"
+    assert [e.name for e in report.entries if e.kind == "piece"] == ["matmul", "add", "round_bf16", "rmsnorm"]
+    assert "is a program of 2: bench its `kernels`" in str(report)
+    assert "between two kernels: what the second takes" in str(report)
+
+
+def test_what_several_kernels_read_counts_once() -> None:
+    """Both read all of x and half of the array of weights."""
+
+    @chain(M=24, N=96, K=64)
+    def halves(x: bf16[M, K], w: bf16[2 * N, K]) -> tuple[i32[M, 1], bf16[M, N]]:
+        return F.argmax(x @ w[:N].T), F.softmax(x @ w[N:].T)
+
+    planned: Any = plan(halves.graph, H200)
+    assert sum(binding.base == "w" for step in planned.steps for binding in step.reads) == 2
+    assert work_of(planned).ideal == 24 * 64 * 2 + 192 * 64 * 2 + 24 * 4 + 24 * 96 * 2
+
+
+def test_what_is_no_kernel_is_not_timed() -> None:
+    with pytest.raises(RequestError, match=r"bench takes a kernel or a program, and .* is neither"):
+        bench(residual_norm)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- peers
@@ -348,6 +400,24 @@ def test_the_verb_shows_a_table(gpu: PretendGpu, monkeypatch: pytest.MonkeyPatch
     ]  # fmt: skip
     assert lines[8].startswith("  add ")
     assert "there is no ncu" in result.stdout
+
+
+@needs_compiler
+def test_the_verb_on_a_program(gpu: PretendGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    sizes = ("--set", "M=24", "--set", "N=96", "--set", "K=64")
+    request = ("tests/chains_cut.py:residual_norm", *sizes, "-t", "cuda:h200", "--no-peers", "--no-unfused")
+    result = run(*request)
+    assert result.exit_code == 0, result.output
+    names = ["residual_norm_matmul", "between residual_norm_matmul and residual_norm_rmsnorm", "residual_norm_rmsnorm"]
+    rows = [line.strip().split("  ")[0] for line in result.stdout.splitlines()]
+    assert rows[1].endswith("a program of 2 kernels with 0.0 MB between them")
+    assert rows[rows.index("fusegen") + 1 :][:3] == names
+    (facts,) = json.loads(run(*request, "--json").stdout)["benches"]
+    assert [(e["name"], e["kind"]) for e in facts["entries"]] == list(
+        zip(["fusegen", *names], ["fusegen", "kernel", "between", "kernel"], strict=True)
+    )
+    assert facts["entries"][0]["share"] == facts["floor_us"] / facts["entries"][0]["us"]
 
 
 @needs_compiler

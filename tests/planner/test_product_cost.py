@@ -12,7 +12,7 @@ from fusegen import Chain, bf16, chain, dims, f16, f32
 from fusegen import ops as F
 from fusegen.cli.explaining import products
 from fusegen.database.keys import graph_digest
-from fusegen.measuring.benchmark import Judge
+from fusegen.measuring.entries import Judge, work_of
 from fusegen.measuring.profiling import checklist
 from fusegen.measuring.timing import Timing
 from fusegen.planner import plan
@@ -186,9 +186,8 @@ def test_measurements_are_kept_apart_by_what_is_summed_over() -> None:
 
 def test_shares_are_of_the_products_floor_and_no_rate_beats_the_data_sheet() -> None:
     traffic = product_traffic(gemm_bias_gelu.graph, H200, TILE, GROUP)
-    plan = SimpleNamespace(cost=SimpleNamespace(traffic=traffic), matrix_tflops=H200.matrix_tflops)
-    kernel: Any = SimpleNamespace(plan=plan, target=H200)
-    judge = Judge(kernel, rate=4.2e6, matrix_rate=750e6)
+    plan: Any = SimpleNamespace(cost=SimpleNamespace(traffic=traffic), matrix_tflops=H200.matrix_tflops, target=H200)
+    judge = Judge(work_of(plan), rate=4.2e6, matrix_rate=750e6)
     assert judge.floor_us == pytest.approx(traffic.product_flops / 750e6)
     entry = judge.entry("fusegen", "fusegen", Timing((800.0,)))
     assert entry.share == pytest.approx(judge.floor_us / 800)
