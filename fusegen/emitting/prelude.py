@@ -250,6 +250,7 @@ class Reducer:
 
 REDUCERS: Mapping[str, Reducer] = {
     "sum": Reducer("row_sum", "the sum", "float", "0.0f", ("v",), "v += {0};"),
+    "prod": Reducer("row_prod", "the product", "float", "1.0f", ("v",), "v *= {0};"),
     "max": Reducer("row_max", "the largest value", "float", "-INFINITY", ("v",), "v = larger(v, {0});", ("larger",)),
     "min": Reducer("row_min", "the smallest value", "float", "INFINITY", ("v",), "v = smaller(v, {0});", ("smaller",)),
     "softmax": Reducer("row_max_sum", "the largest value and the sum of exponentials below it", "MaxSum",
@@ -257,8 +258,9 @@ REDUCERS: Mapping[str, Reducer] = {
     "welford": Reducer("row_welford", "the mean and the squared deviations from it", "Welford",
                        "{0.0f, 0.0f, 0.0f}", ("count", "mean", "deviations"), "v.merge({0}, {1}, {2});", ("Welford",)),
 }  # fmt: skip
-INT_REDUCERS: Mapping[str, Reducer] = {  # a sum is one of unsigned numbers, which wrap where an int may not
+INT_REDUCERS: Mapping[str, Reducer] = {  # sums and products are of unsigned numbers, which wrap where an int may not
     "sum": Reducer("row_sum", "the sum, modulo 2^32,", "unsigned", "0u", ("v",), "v += {0};"),
+    "prod": Reducer("row_prod", "the product, modulo 2^32,", "unsigned", "1u", ("v",), "v *= {0};"),
     "max": Reducer("row_max", "the largest integer", "int", LEAST_INT.strip("()"), ("v",), "v = max(v, {0});"),
     "min": Reducer("row_min", "the smallest integer", "int", "2147483647", ("v",), "v = min(v, {0});"),
 }

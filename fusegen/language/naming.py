@@ -246,7 +246,7 @@ class Describing:
             return f"{self.names[node.inputs[0]]}_T"
         words = [self.said(a) for a in node.inputs]
         first = words[0] if words and words[0] not in NUMBERS.values() else ""  # no name begins with a digit
-        if op in ("sum", "max", "min"):
+        if op in ("sum", "prod", "max", "min"):
             argument = node.inputs[0]
             named = self.graph.names.get(argument) not in (None, argument.op.name)
             of = words[0] if named else PLURALS.get(argument.op.name, words[0])

@@ -214,6 +214,10 @@ _reduce("sum", "{0}.sum(-1, keepdims=True)", "{0} + {1}", "0.0f", "sum of the ro
         forms={i32: ("{0}.sum(-1, keepdims=True, dtype=np.int32)", "{0} + {1}")},
         over={f32: "{0}.sum({axes}, keepdims=True)",
               i32: "{0}.sum({axes}, keepdims=True, dtype=np.int32)"})  # fmt: skip
+_reduce("prod", "{0}.prod(-1, keepdims=True)", "{0} * {1}", "1.0f", "product of the row",
+        forms={i32: ("{0}.prod(-1, keepdims=True, dtype=np.int32)", "{0} * {1}")},
+        over={f32: "{0}.prod({axes}, keepdims=True)",
+              i32: "{0}.prod({axes}, keepdims=True, dtype=np.int32)"})  # fmt: skip
 _reduce("max", "{0}.max(-1, keepdims=True)", "larger({0}, {1})", "-INFINITY",
         "largest of the row; NaN wins", ulps=0,
         over={f32: "{0}.max({axes}, keepdims=True, initial=-np.inf)",

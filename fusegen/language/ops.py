@@ -107,6 +107,12 @@ def sum(x: Value, axis: Axis = -1, over: Over = None) -> Value:
     return reduce("sum", x, axes_of("sum", x, axis, over))
 
 
+def prod(x: Value, axis: Axis = -1, over: Over = None) -> Value:
+    """Product over the last axis, or over others (see F.sum), which stay as size 1; of no rows it is 1. Of i32 it is
+    i32, modulo 2^32. Of many numbers it soon leaves f32's range."""
+    return reduce("prod", x, axes_of("prod", x, axis, over))
+
+
 def max(x: Value, axis: Axis = -1, over: Over = None) -> Value:
     """Largest of the last axis, or over others (see F.sum), which stay as size 1; NaN wins, and of no rows it is -inf
     (of i32 the least)."""
@@ -442,6 +448,7 @@ __all__ = (  # noqa: RUF022  # by kind
     "reglu", "geglu", "swiglu", "square", "pow", "abs", "neg", "sign", "floor", "ceil", "trunc", "round", "fmod",
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
     "cast", "col_index", "row_index", "size", "matmul", "sum", "max", "min", "amax", "mean", "var", "std", "norm",
+    "prod",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
     "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "split", "concat", "stack",
     "rearrange", "flip", "roll", "broadcast",

@@ -57,7 +57,7 @@ TEXTS: Mapping[str, str] = {
     **{f"round_{d}": f"{{0}}.clamp(-{d.largest}, {d.largest}).to({DTYPES[d.name]}).to({{0}}.dtype)" for d in F8},
     **{f"to_{d}": f"{{0}}.round().clamp({d.least:.0f}, {d.largest:.0f}).to(torch.int32)" for d in (i8, u8)},
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
-    "min": "torch.amin({0}, -1, keepdim=True)",
+    "prod": "torch.prod({0}, -1, keepdim=True)", "min": "torch.amin({0}, -1, keepdim=True)",
     "top_columns": "torch.topk({0}, {k}, -1{order}).indices", "take": "torch.take_along_dim({0}, {1}, -1)",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
 }  # fmt: skip
@@ -168,6 +168,16 @@ def unify(known: Pattern, wanted: Node, node: Node, found: dict[str, Node]) -> b
     if repr(wanted.literal) != repr(node.literal):
         return False
     return all(unify(known, w, n, found) for w, n in zip(wanted.inputs, node.inputs, strict=True))
+
+
+def over_axes(name: str, template: str, axes: tuple[int, ...]) -> str:
+    """A reduction's text over axes of rows. torch.prod takes one axis at a time."""
+    if name != "prod":
+        return template.replace("-1", str(axes))
+    found = "{0}"
+    for axis in axes:
+        found = template.replace("-1", str(axis)).replace("{0}", found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +330,7 @@ class Writer:
         arguments = [self.argument(a, node) for a in node.inputs]
         template = TEXTS[node.op.name]
         if node.over:
-            template = template.replace("-1", str(node.over))
+            template = over_axes(node.op.name, template, node.over)
         if node.op.name == "top_columns":
             if node.shape[-1] == 1 and node not in self.values:
                 return f"torch.argmax({arguments[0]}, -1, keepdim=True)"

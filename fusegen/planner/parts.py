@@ -245,16 +245,16 @@ class Keep:
     offset_bytes: int = 0
 
 
-ReductionKind = Literal["sum", "max", "min", "softmax", "welford"]
+ReductionKind = Literal["sum", "prod", "max", "min", "softmax", "welford"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
     """What one pass accumulates of the element value `value`, and the row values it leaves behind.
 
-    "sum", "max", "min" leave one. "softmax" is the pair max, sum(exp(value - max)) in a single pass, rescaling the sum
-    when the maximum grows (Milakov & Gimelshein 2018); "welford" the pair sum, sum((value - mean)^2) in a single pass
-    (Welford 1962, merged after Chan, Golub & LeVeque 1983).
+    "sum", "prod", "max", "min" leave one. "softmax" is the pair max, sum(exp(value - max)) in a single pass, rescaling
+    the sum when the maximum grows (Milakov & Gimelshein 2018); "welford" the pair sum, sum((value - mean)^2) in a
+    single pass (Welford 1962, merged after Chan, Golub & LeVeque 1983).
     """
 
     kind: ReductionKind

@@ -47,6 +47,7 @@ from fusegen.validation.accumulation import (
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.products import as_tf32, flushed, product_error, rounded
+from fusegen.validation.running import running_product_error
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -496,6 +497,9 @@ def reduction(node: Node, arg: Bounded, how: Accumulation | None, table: Mapping
         low, high = apply(node.op, [arg.low]), apply(node.op, [arg.high])
         return bounded(value, np.maximum(gap(low, value), gap(high, value)))
     errors = np.broadcast_to(arg.error, arg.value.shape)
+    if node.op.name == "prod":
+        error = running_product_error(arg.value, errors, whole=node.dtype is i32)[..., -1:]
+        return bounded(value, error if how is not None or node.dtype is i32 else np.inf)
     if node.dtype is i32:
         error = errors.sum(-1, keepdims=True)
         wraps = np.abs(arg.value.sum(-1, keepdims=True, dtype=np.float64)) + error > LARGEST_INTEGER

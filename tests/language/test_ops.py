@@ -24,6 +24,7 @@ from fusegen.language.trace import apply
 from fusegen.language.types import F8, DType
 from fusegen.pipeline import compile
 from fusegen.targets import H200, Target
+from fusegen.validation.running import running_product_error
 
 M, N = dims("M N")
 INF = math.inf
@@ -331,6 +332,42 @@ def test_reduction_matches_numpy(op: Op, cols: int, target: Target) -> None:
         return apply(op.name, x)
 
     compile(spec.at(N=cols), target, on="emulator")
+
+
+def test_products_of_rows_and_of_columns(target: Target, rng: np.random.Generator) -> None:
+    """Of a masked tail too; of no rows 1."""
+
+    @chain(M=37, N=70)
+    def spec(x: f32[M, N], y: i32[M, N]) -> tuple[f32[M, 1], i32[M, 1]]:
+        return F.prod(F.where(F.col_index(x) <= F.row_index(x), x, 0.99)), F.prod(y)
+
+    @chain(M=37, N=70)
+    def columns(x: f32[M, N], y: i32[M, N]) -> tuple[f32[1, N], i32[1, N]]:
+        return F.prod(x, over=M), F.prod(y, over=M)
+
+    x = (1 + rng.normal(size=(37, 70)) / 8).astype(np.float32)
+    y = rng.integers(-9, 9, size=(37, 70), dtype=np.int32) * 2 + 1  # odd: no power of 2 makes them 0
+    kernel, of_columns = compile(spec, target, on="emulator"), compile(columns, target, on="emulator")
+    real, whole = kernel(x, y)
+    for row in range(37):
+        factors = [float(x[row, col]) if col <= row else 0.99 for col in range(70)]
+        assert real[row, 0] == pytest.approx(math.prod(factors), rel=5e-6)
+        assert int(whole[row, 0]) % 2**32 == math.prod(map(int, y[row])) % 2**32
+    real, whole = of_columns(x, y)
+    np.testing.assert_allclose(real[0], [math.prod(map(float, x[:, col])) for col in range(70)], rtol=5e-6)
+    assert [int(n) % 2**32 for n in whole[0]] == [math.prod(map(int, y[:, col])) % 2**32 for col in range(70)]
+    assert all((found == 1).all() for found in of_columns(x[:0], y[:0]))
+
+
+def test_a_product_of_a_row_is_bounded_through_the_ends_of_f32() -> None:
+    """Parts that are too large leave nothing known, parts that are too small little; a NaN is one for certain."""
+    rows = np.array([[1e30, 1e30, 1e-30], [1e-30, 1e-30, 1e30], [NAN, 1e30, 1e30], [INF, 2.0, 0.5], [INF, 0.0, 1.0]])
+    error = running_product_error(rows, np.zeros_like(rows), whole=False)[:, -1]
+    assert error[0] == INF
+    assert 1e-8 < error[1] < 1e-6
+    assert error[2:].tolist() == [0, 0, 0]
+    near = running_product_error(np.array([[3.0, -2.0]]), np.array([[0.5, 0.25]]), whole=False)[0, -1]
+    assert 3.5 * 2.25 - 6 <= near <= (3.5 * 2.25 - 6) * 1.002
 
 
 @pytest.mark.parametrize("function", F.COMPOSITES, ids=lambda f: f.__name__)

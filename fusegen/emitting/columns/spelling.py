@@ -297,6 +297,8 @@ class ColumnsSpeller:
         value = f"inside ? {r.value} : {self.words.noted(reducer_of(r.kind, r.dtype).start)}" if several else r.value
         if r.kind == "sum":
             return f"{part} += {value};"
+        if r.kind == "prod":
+            return f"{part} *= {value};"
         return f"{part} = {self.chooser(r)}({part}, {value});"
 
     def chooser(self, r: Reduction) -> str:

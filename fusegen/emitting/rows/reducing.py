@@ -58,6 +58,8 @@ class Reductions(Part):
     def update(self, r: Reduction) -> str:
         if r.kind == "sum":
             return f"{r.part} += {r.value};"
+        if r.kind == "prod":
+            return f"{r.part} *= {r.value};"
         if r.kind in ("max", "min"):
             return f"{r.part} = {self.chooser(r)}({r.part}, {r.value});"
         if r.kind == "welford" and r.guarded:
@@ -80,6 +82,8 @@ class Reductions(Part):
         """A whole vector of values that are all alike."""
         assert r.masked is not None
         suffix, rest = "u" if r.dtype is i32 else ".0f", self.words.argument(r.masked)
+        if r.kind == "prod":
+            suffix = ""
         count = f"{self.plan.tile.vector}{suffix}"
         if whole := self.frame.whole():
             count = f"({whole} ? {count} : {self.plan.cols % self.plan.tile.vector}{suffix})"
@@ -87,6 +91,7 @@ class Reductions(Part):
             return f"{r.part} = {self.chooser(r)}({r.part}, {rest});"
         return {
             "sum": f"{r.part} += {count} * {rest};",
+            "prod": f"for (int j = 0; j < {count}; ++j) {r.part} *= {rest};",
             "softmax": f"{r.part}.merge({rest}, {count});",
             "welford": f"{r.part}.merge({count}, {rest}, 0.0f);",
         }[r.kind]
