@@ -136,6 +136,14 @@ CASES: dict[str, Chain] = {
     "heads as rows of a product": traced(
         lambda x, w: F.rearrange(x, "m (h k) -> m h k", h=H) @ w, f32[M, H, N], x=bf16[M, H * K], w=bf16[K, N]
     ),
+    "computed, then in another order": traced(
+        lambda x, y: F.exp(F.rearrange(x * y, "m (a b) -> m (b a)", a=2)), f32[M, N], x=f32[M, N], y=f32[N]
+    ),
+    "groups normalized, then an activation": traced(
+        lambda x, mean, g: F.relu(F.rearrange((F.rearrange(x, "m (a b) -> m a b", a=2) - mean) * g[..., None],
+                                              "m a b -> m (a b)")),
+        f32[M, N], x=f32[M, N], mean=f32[M, 2, 1], g=f32[2],
+    ),
     "scaled by a scalar": traced(lambda x, s: x[..., ::2] * s, f32[M, N // 2], x=f32[M, N], s=f32),
 }  # fmt: skip
 
@@ -174,7 +182,8 @@ def test_a_chain_without_views_is_its_own_step() -> None:
 @pytest.mark.parametrize(
     ("body", "operands", "out", "said"),
     [
-        (lambda x: F.rearrange(x, "m (a b) -> m (b a)", a=2) * 2, {"x": f32[M, N]}, f32[M, N], "no single step leads"),
+        (lambda x: F.rearrange(x, "m (a b) -> m (b a)", a=2) + F.cast(x, bf16), {"x": f32[M, N]}, f32[M, N],
+         "no single step leads"),
         (lambda x: F.concat([x, x * 2])[..., 1:-1], {"x": f32[M, N]}, f32[M, 2 * N - 2], "in several of its parts"),
         (lambda x: F.softmax(F.sum(x).T), {"x": f32[M, N]}, f32[1, M], "lie along the last axis"),
     ],

@@ -63,21 +63,31 @@ class Lowered:
 
 
 def lowered(graph: Graph) -> Lowered:
-    """The step that computes `graph`. Raises NotOneStep."""
-    return Lowering(graph).result()
+    """The step that computes `graph`. Raises NotOneStep.
+
+    A view of elementwise steps is made of what they read. Where that is none of an operand, as of one value a group
+    beside the group's elements, it is made where they are written.
+    """
+    try:
+        return Lowering(graph).result()
+    except NotOneStep as error:
+        try:
+            return Lowering(graph, anchored=set(made_of_arrays(graph))).result()
+        except NotOneStep:
+            raise error from None
 
 
 class Lowering:
     """The nodes of the step while it is made."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, anchored: set[Node] | None = None) -> None:
         self.graph = graph
         self.made: dict[tuple[Node, View, bool], Node] = {}
         self.inputs: dict[tuple[str, View], Tensor] = {}
         self.names: dict[Node, str] = {}
         self.dims: dict[Size, Dim] = {}
         self.taken = {t.name for t in (*graph.inputs, *graph.outputs)} | set(graph.sizes)
-        self.anchored = anchored(graph)
+        self.anchored = behind_rows(graph) if anchored is None else anchored
         self.arrays = made_of_arrays(graph)
         self.outside: dict[Node, Node] = {}
 
@@ -473,7 +483,7 @@ class Lowering:
         return self.dims[size]
 
 
-def anchored(graph: Graph) -> set[Node]:
+def behind_rows(graph: Graph) -> set[Node]:
     """What depends on a reduction, a product, a selection or a join: views of it are made where it is written."""
     found: set[Node] = set()
     for node in graph.nodes:

@@ -8,7 +8,7 @@ cutting inside of it: so states come in the order of what they can't undercut, a
 left can undercut the cheapest.
 
 The search is exact until it has looked at MOST_STATES states, which graphs of a dozen operators do not take; from there
-on the cheapest that was found stands.
+on the cheapest that was found stands. Views go to memory only where no program is found without, by a second search.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Found:
 def cheapest(graph: Graph, target: Target, below_us: float = math.inf, most_states: int = MOST_STATES) -> ProgramPlan:
     """The cheapest program for `graph`. Raises NoPlan where no cut helps, or where none takes less than `below_us`."""
     search = Search(share_common(graph), target)
-    found = search.run(below_us, most_states)
+    found = search.run(below_us, most_states) or search.run(below_us, most_states, views=True)
     if found is None:
         raise NoPlan(search.refusal())
     return search.program(found)
@@ -91,7 +91,7 @@ class Search:
         self.looked_at: list[Found] = []
         self.order = {node: place for place, node in enumerate(graph.nodes)}
 
-    def run(self, below_us: float = math.inf, most_states: int = MOST_STATES) -> Found | None:
+    def run(self, below_us: float = math.inf, most_states: int = MOST_STATES, views: bool = False) -> Found | None:
         """The cheapest state whose kernels can all be planned; None where there is none below that time.
 
         Where none was found among `most_states`, a quarter more are looked at, those that need the fewest more cuts
@@ -114,7 +114,7 @@ class Search:
             limit = below_us if best is None else best.time_us
             if found.time_us >= limit and found.state:
                 break
-            for node in self.cuts(found):
+            for node in self.cuts(found, views):
                 state = found.state | {node}
                 if state in seen:
                     continue
@@ -136,16 +136,16 @@ class Search:
         read = {node for kernel in found.kernels for node in self.reads(kernel.makes, found.state)}
         return any(self.stored[node].home == "workspace" and node not in read for node in found.state)
 
-    def cuts(self, found: Found) -> list[Node]:
+    def cuts(self, found: Found, views: bool) -> list[Node]:
         """The values that may be written to memory beside those of a state: of kernels that can't be planned where
-        there are any, since nothing else helps."""
+        there are any, since nothing else helps. `views`: these too, where a kernel can't be planned."""
         stuck = [kernel for kernel in found.kernels if not kernel.plans]
         if shared := self.chosen_twice(found):
             return [shared]
         named = stuck[0].cut if stuck else None
         if named is not None and named in self.stored and named not in found.state:
             return [named]
-        worth = self.usual | self.rearranged if stuck else self.usual
+        worth = self.usual | self.rearranged if stuck and views else self.usual
         inside: dict[Node, None] = {}
         for kernel in stuck[:1] or found.kernels:
             computed, _ = cutting.cone(self.graph, [n for n, _, _ in kernel.makes], found.state)
