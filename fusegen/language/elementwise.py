@@ -215,6 +215,26 @@ def swiglu(x: Value, gate: Value) -> Value:
     return x * silu(gate)
 
 
+@composite
+def quick_geglu(x: Value, gate: Value) -> Value:
+    """x * gate * sigmoid(1.702 * gate): the gate is GELU as Hendrycks & Gimpel (2016) have it by a sigmoid."""
+    return x * (gate * sigmoid(1.702 * gate))
+
+
+@composite
+def clipped_swiglu(x: Value, gate: Value, alpha: Number = 1.702, limit: Number = 7.0) -> Value:
+    """(clip(x, -limit, limit) + 1) * g * sigmoid(alpha * g) with g = min(gate, limit), as gpt-oss has it."""
+    low = -limit
+    open = minimum(gate, limit)
+    return (clip(x, low, limit) + 1.0) * (open * sigmoid(alpha * open))
+
+
+@composite
+def bilinear(x: Value, gate: Value) -> Value:
+    """x * gate: a gated unit without an activation (Shazeer 2020)."""
+    return x * gate
+
+
 def square(x: Value) -> Value:
     """x * x."""
     return apply("square", x)

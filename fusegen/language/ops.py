@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 from fusegen.errors import SpecError, UnknownOp
 from fusegen.language.advice import advice
 from fusegen.language.axes import LAST, Axis, Over, axes_of, count, reduce
+from fusegen.language.demands import as_f32 as _real
+from fusegen.language.demands import need_eps as _eps
 from fusegen.language.elementwise import (
     abs,
+    bilinear,
     cast,
     ceil,
     clip,
+    clipped_swiglu,
     col_index,
     cos,
     elu,
@@ -48,6 +52,7 @@ from fusegen.language.elementwise import (
     need_traced,
     neg,
     pow,
+    quick_geglu,
     reglu,
     relu,
     round,
@@ -69,6 +74,7 @@ from fusegen.language.elementwise import (
     where,
 )  # fmt: skip
 from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
+from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
 from fusegen.language.random import dropout, normal, uniform
@@ -108,8 +114,10 @@ def sum(x: Value, axis: Axis = -1, over: Over = None) -> Value:
 
 
 def prod(x: Value, axis: Axis = -1, over: Over = None) -> Value:
-    """Product over the last axis, or over others (see F.sum), which stay as size 1; of no rows it is 1. Of i32 it is
-    i32, modulo 2^32. Of many numbers it soon leaves f32's range."""
+    """Product over the last axis, or over others (see F.sum), which stay as size 1; of no rows it is 1.
+
+    Of i32 it is i32, modulo 2^32. Of many f32 it soon leaves their range.
+    """
     return reduce("prod", x, axes_of("prod", x, axis, over))
 
 
@@ -123,10 +131,6 @@ def min(x: Value, axis: Axis = -1, over: Over = None) -> Value:
     """Smallest of the last axis, or over others (see F.sum), which stay as size 1; NaN wins, and of no rows it is inf
     (of i32 the largest)."""
     return reduce("min", x, axes_of("min", x, axis, over))
-
-
-def _real(x: Value) -> Value:
-    return cast(x, f32) if isinstance(x, Value) and x.dtype is i32 else x
 
 
 @composite
@@ -368,14 +372,6 @@ def rmsnorm(x: Value, gain: Value | None = None, eps: float = 1e-6) -> Value:
     return normalized if gain is None else normalized * gain
 
 
-def _eps(name: str, eps: float) -> None:
-    eps = python_number(eps)
-    if isinstance(eps, Value):
-        return
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
-        raise SpecError(f"{name}: eps={eps!r}; it must be a number of at least 0", caller())
-
-
 @composite
 def l2norm(x: Value, eps: float = 1e-12) -> Value:
     """x / max(norm(x), eps): rows of length 1."""
@@ -436,9 +432,11 @@ def causal(x: Value, offset: Value | int = 0) -> Value:
 
 PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SELECT))
 COMPOSITES = (
-    gelu, softplus, softsign, mish, elu, selu, leaky_relu, hardsigmoid, hardswish, glu, reglu, geglu, swiglu, clip,
+    gelu, softplus, softsign, mish, elu, selu, leaky_relu, hardsigmoid, hardswish, glu, reglu, geglu, swiglu,
+    quick_geglu, clipped_swiglu, bilinear, clip,
     mean, var, amax, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, quantize,
     dequantize, one_hot, causal, uniform, normal, dropout,
+    groupnorm, batchnorm, rope, kl_div,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
 VIEWS = (split, concat, stack, rearrange, flip, roll, broadcast)
@@ -448,7 +446,7 @@ __all__ = (  # noqa: RUF022  # by kind
     "reglu", "geglu", "swiglu", "square", "pow", "abs", "neg", "sign", "floor", "ceil", "trunc", "round", "fmod",
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
     "cast", "col_index", "row_index", "size", "matmul", "sum", "max", "min", "amax", "mean", "var", "std", "norm",
-    "prod",
+    "prod", "quick_geglu", "clipped_swiglu", "bilinear", "groupnorm", "batchnorm", "rope", "kl_div",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
     "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "split", "concat", "stack",
     "rearrange", "flip", "roll", "broadcast",

@@ -383,8 +383,16 @@ def test_composite_matches_numpy(function: Callable[..., Any], target: Target) -
             return function(F.cast(x, i8), 0.5)
         if function is F.one_hot:
             return function(F.cast(F.max(x), i32), N) + x
-        if function in (F.glu, F.reglu, F.geglu, F.swiglu):
+        if function in (F.glu, F.reglu, F.geglu, F.swiglu, F.quick_geglu, F.clipped_swiglu, F.bilinear):
             return function(x, x + 1.0)
+        if function is F.groupnorm:
+            return function(x, 8)
+        if function is F.batchnorm:
+            return function(x, x[0], F.square(x[1]))
+        if function is F.rope:
+            return function(x, x[..., : N // 2], x[..., N // 2 :])
+        if function is F.kl_div:
+            return function(x, F.softmax(x)) + x
         if function in (F.uniform, F.normal):
             return function(x, 1, 2) + x * 0.0
         if function is F.dropout:
@@ -432,6 +440,20 @@ def test_gated_units() -> None:
     np.testing.assert_allclose(reglu, [[0.0, 3 * math.log(3), 0.0]])
     np.testing.assert_allclose(swiglu, glu * g)
     np.testing.assert_allclose(geglu, x * g * [[0.5 * math.erfc(-a / math.sqrt(2)) for a in g[0]]])
+
+
+def test_gated_units_of_other_gates() -> None:
+    @chain(M=1, N=4)
+    def spec(x: f32[M, N], g: f32[M, N]) -> tuple[f32[M, N], f32[M, N], f32[M, N]]:
+        return F.quick_geglu(x, g), F.clipped_swiglu(x, g), F.bilinear(x, g)
+
+    x, g = np.array([[2.0, 30.0, -40.0, 1.0]]), np.array([[0.5, -1.0, 2.0, 99.0]])
+    quick, clipped, bilinear = one(spec, x, g)
+    opened = [math.tanh(0.851 * a) / 2 + 0.5 for a in g[0]]
+    np.testing.assert_allclose(quick, [[a * b * s for a, b, s in zip(x[0], g[0], opened, strict=True)]])
+    gates = [0.5 * opened[0], -opened[1], 2.0 * opened[2], 7 * (math.tanh(0.851 * 7) / 2 + 0.5)]
+    np.testing.assert_allclose(clipped, [[a * b for a, b in zip((3, 8, -6, 2), gates, strict=True)]])
+    np.testing.assert_allclose(bilinear, x * g)
 
 
 def test_edges_of_what_is_rounded_and_classified() -> None:
