@@ -14,6 +14,7 @@ from fusegen.language.advice import advice
 from fusegen.language.axes import LAST, Axis, Over, axes_of, count, reduce
 from fusegen.language.demands import as_f32 as _real
 from fusegen.language.demands import need_eps as _eps
+from fusegen.language.einsum import einsum
 from fusegen.language.elementwise import (
     abs,
     bilinear,
@@ -436,7 +437,7 @@ COMPOSITES = (
     quick_geglu, clipped_swiglu, bilinear, clip,
     mean, var, amax, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, quantize,
     dequantize, one_hot, causal, uniform, normal, dropout,
-    groupnorm, batchnorm, rope, kl_div,
+    groupnorm, batchnorm, rope, kl_div, einsum,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
 VIEWS = (split, concat, stack, rearrange, flip, roll, broadcast)
@@ -447,6 +448,7 @@ __all__ = (  # noqa: RUF022  # by kind
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
     "cast", "col_index", "row_index", "size", "matmul", "sum", "max", "min", "amax", "mean", "var", "std", "norm",
     "prod", "quick_geglu", "clipped_swiglu", "bilinear", "groupnorm", "batchnorm", "rope", "kl_div",
+    "einsum",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
     "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "split", "concat", "stack",
     "rearrange", "flip", "roll", "broadcast",

@@ -197,7 +197,8 @@ class ProgramChecks(Checks):
         """Rows of a launch of `most` elements; of products an element is as much work as a few hundred others."""
         work = [1]
         for step in self.program.plan.steps:
-            graph, sizes = step.plan.graph, self.graph.sizes
+            graph = step.plan.graph  # whose dims may be its own, as one for `H * D`
+            sizes = graph.sizes
             width = sum(size_of(n.shape[-1], sizes) for n in graph.products) or graph.cols
             depth = max((size_of(n.inputs[0].shape[-1], sizes) for n in graph.products), default=1)
             work.append(width * max(1, depth // DEPTH))

@@ -312,9 +312,11 @@ class Lowering:
 
     def elementwise(self, node: Node, view: View, full: bool) -> Node:
         arguments: list[Node] = []
+        arrays = [a for a in node.inputs if a.shape and a.op.kind is not Kind.LEAF]
+        spans = next((a for a in arrays if a.shape == node.shape), arrays[0] if arrays else None)
         for argument in node.inputs:
             own = View.identity(argument.shape).broadcast(node.shape)
-            reads = full and bool(argument.shape) and argument.op.kind is not Kind.LEAF
+            reads = full and argument is spans  # one that need not be repeated to span what is computed
             try:
                 arguments.append(self.seen(argument, self.composed(view, own, node), reads))
             except NotOneStep as error:
