@@ -7,8 +7,9 @@ kernel that no rule can plan counts as what it can't undercut, its bytes and its
 cutting inside of it: so states come in the order of what they can't undercut, and the search ends where none that is
 left can undercut the cheapest.
 
-The search is exact until it has looked at MOST_STATES states, which graphs of a dozen operators do not take; from there
-on the cheapest that was found stands. Views go to memory only where no program is found without, by a second search.
+The search is exact until it has looked at ENOUGH_STATES states, which graphs of a dozen operators do not take; from
+there on the cheapest that was found stands. Where none was found, it goes on to MOST_STATES. Views go to memory only
+where no program is found without, by a second search.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fusegen.planner.rewrites import share_common
 from fusegen.targets.base import Target
 
 MOST_STATES = 2000
+ENOUGH_STATES = 250  # where there is a program: of small chains, whose cuts cost as good as nothing, all take a minute
 MOST_TOLD = 20  # of the cuts looked at, in a plan
 STUCK_US = 5.0  # of a kernel that must still be cut, beside its bytes: another launch
 
@@ -95,7 +97,7 @@ class Search:
         """The cheapest state whose kernels can all be planned; None where there is none below that time.
 
         Where none was found among `most_states`, a quarter more are looked at, those that need the fewest more cuts
-        first: it is better to have some program than none."""
+        first: it is better to have some program than none. States that write what no kernel reads come last."""
         best: Found | None = None
         first = self.look(frozenset())
         if first.whole and first.time_us < below_us:
@@ -104,15 +106,15 @@ class Search:
         seen = {first.state}
         hurried = False
         while queue and len(seen) < most_states + most_states // 4:
+            if best is not None and len(seen) >= min(most_states, ENOUGH_STATES):
+                break
             if len(seen) >= most_states and not hurried:
-                if best is not None:
-                    break
                 hurried = True
                 queue = [(stuck, bound, number, found) for bound, stuck, number, found in queue]
                 heapq.heapify(queue)
-            *_, found = heapq.heappop(queue)
+            bound, *_, found = heapq.heappop(queue)
             limit = below_us if best is None else best.time_us
-            if found.time_us >= limit and found.state:
+            if found.state and (found.time_us >= limit or (best is not None and bound == math.inf)):
                 break
             for node in self.cuts(found, views):
                 state = found.state | {node}
@@ -122,12 +124,14 @@ class Search:
                 other = self.look(state)
                 if other.time_us >= limit:
                     continue
-                if other.whole and not self.idle(other):
+                idle = self.idle(other)
+                if other.whole and not idle:
                     best, limit = other, other.time_us
                     if hurried:
                         return best
                 stuck = sum(not kernel.plans for kernel in other.kernels)
-                rank = (stuck, other.time_us) if hurried else (other.time_us, stuck)
+                bound = math.inf if idle else other.time_us  # without what is not read it is the same for less
+                rank = (stuck, bound) if hurried else (bound, stuck)
                 heapq.heappush(queue, (*rank, len(seen), other))
         return best
 
@@ -245,6 +249,8 @@ class Search:
         try:
             plans: tuple[tuple[Lowered, Plan], ...] = ((step, self.plan_of(step)),)
         except NoPlan as error:
+            if len({node for node, _, _ in makes}) > 1:  # values that no one kernel makes are made by one each
+                return Kernel(makes, least, reason=str(error))
             try:
                 plans = tuple((own, self.plan_of(own)) for own in parts_of(step))
             except NoPlan:
