@@ -1,6 +1,7 @@
 """The fuzz, and that it sees what it is for: random chains, a judge that tells wrong from right, every feature drawn.
 
-`make fuzz SEEDS=0-2000` runs as many seeds as wanted.
+Of the seeds below, those run that show something new; with --all, each. `make fuzz SEEDS=0-2000` runs as many seeds as
+wanted.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,14 +40,42 @@ from tests.fuzzing.trial import run_trial
 from tests.fuzzing.workers import ROOT, run_seeds
 from tests.tools import needs_check
 
-CHUNK = 16  # seeds, one of each place in `seeds.ORDER`
-CHUNKS = 7  # with those below some 70 s of one core
-ANY = range(1000, 1000 + 2 * CHUNK)  # of other candidates than the first
+FIRST = range(112)  # of the planner's first choices: no fewer draw every feature
+ANY = range(1000, 1032)  # of other candidates than the first
+PARTS = 3  # that the seeds are run in: of one process each
 
 # ---------------------------------------------------------------- the fuzz
 
 
-def fuzzed(seeds: range, *, any_candidate: bool) -> None:
+def shown(seed: int) -> set[object]:
+    """Each feature of a seed's chain and call, and its kind of chain together with its target."""
+    found = case(seed)
+    return {*found.features, (found.draft.kind, found.target)}
+
+
+def telling(seeds: Iterable[int], what: Callable[[int], set[object]]) -> list[int]:
+    """The seeds that show something which none before them does."""
+    known: set[object] = set()
+    kept = []
+    for seed in seeds:
+        if not what(seed) <= known:
+            kept.append(seed)
+            known |= what(seed)
+    return kept
+
+
+def seeds_to_run(every: bool, seeds: range) -> list[int]:
+    """All of them, or those that tell: of first choices every feature and every kind of chain for every target that is
+    drawn of it; of other candidates each kind of chain, each target, and what first choices don't show."""
+    if every:
+        return list(seeds)
+    if seeds is FIRST:
+        return telling(seeds, shown)
+    others = EVERY - {feature for seed in FIRST for feature in case(seed).features}
+    return telling(seeds, lambda seed: {case(seed).draft.kind, case(seed).target, *(others & case(seed).features)})
+
+
+def fuzzed(seeds: Sequence[int], *, any_candidate: bool) -> None:
     """In one process beside this one. Fails with the commands that show what is amiss."""
     environment = {**os.environ, "FUSEGEN_CACHE_DIR": str(cache_root())}
     rows = list(run_seeds(seeds, any_candidate=any_candidate, environment=environment))
@@ -58,15 +86,14 @@ def fuzzed(seeds: range, *, any_candidate: bool) -> None:
 
 
 @needs_check
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_first_choices(chunk: int) -> None:
-    fuzzed(range(CHUNK * chunk, CHUNK * (chunk + 1)), any_candidate=False)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_first_choices(part: int, request: pytest.FixtureRequest) -> None:
+    fuzzed(seeds_to_run(request.config.getoption("--all"), FIRST)[part::PARTS], any_candidate=False)
 
 
 @needs_check
-@pytest.mark.parametrize("start", range(ANY.start, ANY.stop, CHUNK))
-def test_any_candidates(start: int) -> None:
-    fuzzed(range(start, start + CHUNK), any_candidate=True)
+def test_any_candidates(request: pytest.FixtureRequest) -> None:
+    fuzzed(seeds_to_run(request.config.getoption("--all"), ANY), any_candidate=True)
 
 
 # ---------------------------------------------------------------- what is drawn
@@ -86,9 +113,11 @@ EVERY = {
 }  # fmt: skip
 
 
-def test_the_seeds_above_draw_every_feature() -> None:
-    drawn = Counter(feature for seed in (*range(CHUNK * CHUNKS), *ANY) for feature in case(seed).features)
-    assert sorted(EVERY - drawn.keys()) == []
+def test_the_seeds_that_run_draw_every_feature() -> None:
+    first, other = ([case(seed) for seed in seeds_to_run(False, seeds)] for seeds in (FIRST, ANY))
+    assert sorted(EVERY - {feature for found in (*first, *other) for feature in found.features}) == []
+    assert {found.target for found in other} == set(TARGETS)
+    assert {found.draft.kind for found in other} == {drawn.kind for drawn in ORDER}
 
 
 def test_a_seed_is_the_same_chain_always() -> None:
