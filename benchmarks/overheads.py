@@ -90,7 +90,7 @@ def calls(batches: int) -> tuple[dict[str, float], dict[str, float]]:
     """Microseconds a call, and those of its parts. What an empty lambda takes is taken off."""
     import torch
 
-    import fusegen
+    import fusegen.torch
 
     kernel, filling, checked = (fusegen.compile(chain()) for _ in range(3))  # each knows its own kind of calls
     tensors = operands()
@@ -99,6 +99,8 @@ def calls(batches: int) -> tuple[dict[str, float], dict[str, float]]:
         out = kernel(*tensors)
         filling(*tensors, out=out)
     prepared = kernel.prepare(*tensors)
+    operator = fusegen.torch.op(chain(), "fusegen_overheads::chain")
+    write = torch.ops.fusegen_overheads.chain_out
 
     def measured(found: Mapping[str, Callable[[], object]], in_c: Mapping[str, Batch]) -> dict[str, float]:
         times = microseconds(
@@ -114,6 +116,8 @@ def calls(batches: int) -> tuple[dict[str, float], dict[str, float]]:
         "the first without its shortcut": lambda: checked.call(*tensors),
         "the second without its shortcut": lambda: checked.call(*tensors, out=out),
         "prepared()": prepared,
+        "operator of torch, result allocated": lambda: operator(x, bias, residual, gamma, beta),
+        "operator of torch, out": lambda: write(x, bias, residual, gamma, beta, out),
         "torch: x + y": lambda: x + residual,
         "torch.add(x, y, out=out)": lambda: torch.add(x, residual, out=out),
         **triton_launch(tensors, out),
