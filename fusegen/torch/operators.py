@@ -45,7 +45,7 @@ def op(
     validate: bool = True,
     tuned: bool = True,
 ) -> Any:
-    """Register `chain` as the operator `name` ("mylib::add_rmsnorm") and return it: `torch.ops.mylib.add_rmsnorm`.
+    """Register `chain` as the operator `name` ("mylib::add_rmsnorm"), `torch.ops.mylib.add_rmsnorm`, and return it.
 
     It takes the chain's operands in their order or by name, tensors and numbers, and returns its output, or a tuple of
     them. Beside it stands `torch.ops.mylib.add_rmsnorm_out`, which takes a tensor for each output too, named
@@ -56,7 +56,7 @@ def op(
     `backward`: the chain of its gradients. Its operands go by their names: the chain's own operands, its outputs (one
     output alone is `out`), and `d<output>`, the gradient of one. `gradients` names the operands whose gradients its
     outputs are, in their order; outputs that are called `d<operand>` need no such list. It becomes the operator
-    `<name>_backward`. Without it, `.backward()` through the operator is an error.
+    `<name>_backward`. Without it, a tensor that requires a gradient is refused while torch computes gradients.
 
     Raises RequestError for what is no such name or chain, and where backward's names don't fit; MissingError without
     torch.
@@ -75,13 +75,10 @@ def op(
     registered(library, space, own, chain, options)
     if backward is not None:
         registered(library, space, f"{own}_backward", backward, options)
-        refuse_gradients(library, f"{name}_backward")
-    if rule is None:
-        refuse_gradients(library, name)
-    else:
+    if rule is not None:  # an operator without one is some microseconds quicker
         torch.library.register_autograd(name, rule.computed, setup_context=rule.saved, lib=library)
     KEPT[name] = library
-    return getattr(getattr(torch.ops, space), own)
+    return getattr(getattr(torch.ops, space), own).default
 
 
 def need_torch() -> Any:
@@ -104,13 +101,11 @@ def registered(library: Any, space: str, own: str, chain: Chain, options: Mappin
     count = len(graph.inputs)
 
     def run(*operands: Any) -> Any:
-        with torch.no_grad():  # autograd has its own part of this call
-            return kernels.of(operands)(*operands)
+        return kernels.of(operands)(*operands)
 
     def run_out(*operands: Any) -> None:
         own_operands, out = operands[:count], operands[count:]
-        with torch.no_grad():
-            kernels.of(own_operands)(*own_operands, out=out[0] if len(out) == 1 else out)
+        kernels.of(own_operands)(*own_operands, out=out[0] if len(out) == 1 else out)
 
     def fake(*operands: Any) -> Any:
         found = results_of(graph, operands)
@@ -137,16 +132,6 @@ def no_batches(name: str) -> Callable[..., Any]:
         )
 
     return refuse
-
-
-def refuse_gradients(library: Any, name: str) -> None:
-    def refuse(ctx: Any, *gradients: Any) -> Any:
-        raise RequestError(
-            f"{name} has no backward\n  give fusegen.torch.op(..., backward=) the chain of its gradients, or call it "
-            "under torch.no_grad()"
-        )
-
-    need_torch().library.register_autograd(name, refuse, lib=library)
 
 
 # ---------------------------------------------------------------- shapes and kernels
