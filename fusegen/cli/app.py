@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fusegen.cli import caching
+from fusegen.cli import authoring, caching
+from fusegen.cli.options import AsJson, Dtype, Sets, Spec, Specs, TargetName
 from fusegen.cli.showing import (
     PASSED_OVER,
     Group,
@@ -43,28 +44,9 @@ app = typer.Typer(
 )
 
 app.add_typer(caching.app, name="cache")
-
-Spec = Annotated[
-    str, typer.Argument(metavar="SPEC", help="A file with one chain, or file.py:chain.", show_default=False)
-]
-Specs = Annotated[
-    list[str], typer.Argument(metavar="SPEC", help="Files, folders, or file.py:chain.", show_default=False)
-]
-TargetName = Annotated[
-    str | None,
-    typer.Option("--target", "-t", metavar="T", show_default=False,
-                 help="cuda:h200, cuda:sm_80, hip:mi300x, hip:gfx90a; without it, the GPU present, else cuda:h200."),
-]  # fmt: skip
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", metavar="M=5", show_default=False, help="A size of the chain; may be given again."),
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option("--dtype", metavar="D", show_default=False, help="Store floating-point arrays as f16, bf16 or f32."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-
+app.command()(verb(authoring.new))
+app.command()(verb(authoring.diff))
+app.command()(verb(authoring.watch))
 
 DEFAULT_OUT = Path("generated")
 
