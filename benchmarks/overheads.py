@@ -290,6 +290,7 @@ def program_calls(name: str, sizes: Mapping[str, int], batches: int) -> dict[str
         "result allocated": lambda: program(*tensors),
         "out=": lambda: filling(*tensors, out=out),
         "prepared()": prepared,
+        "a replayed graph": program.graph(*tensors),
         **bare_program(prepared),
     }
     times = microseconds({"": batch_of(lambda: None), **{n: batch_of(c) for n, c in found.items()}}, batches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from fusegen.runtime.devices import Bytes, Gpu
 from fusegen.runtime.gpu import GpuDevice
 
 OUT_OF_MEMORY = 2
+NON_BLOCKING = 1  # of a stream: it does not wait for the default one
 
 
 @cache
@@ -95,6 +96,42 @@ class AmdDevice(GpuDevice):
             yield
         finally:
             self.hip.hipSetDevice(before)
+
+    def relaxed(self) -> AbstractContextManager[None]:
+        return self.current()
+
+    def new_stream(self) -> int:
+        return int(done(self.hip.hipStreamCreateWithFlags(NON_BLOCKING), "making a stream"))
+
+    def drop_stream(self, stream: int) -> None:
+        self.hip.hipStreamDestroy(stream)
+
+    def begin_capture(self, stream: int) -> int:
+        mode = self.hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal
+        return int(self.hip.hipStreamBeginCapture(stream, mode)[0])
+
+    def end_capture(self, stream: int) -> object:
+        graph = done(self.hip.hipStreamEndCapture(stream), "capturing a graph")
+        try:
+            return done(self.hip.hipGraphInstantiateWithFlags(graph, 0), "making a graph ready to launch")
+        finally:
+            self.hip.hipGraphDestroy(graph)
+
+    def start_graph(self, graph: object, stream: int) -> int:
+        if self.alone:
+            return int(self.hip.hipGraphLaunch(graph, stream)[0])
+        with self.current():
+            return int(self.hip.hipGraphLaunch(graph, stream)[0])
+
+    def drop_graph(self, graph: object) -> None:
+        with self.current():
+            self.hip.hipGraphExecDestroy(graph)
+
+    def capturing(self, stream: int) -> bool:
+        with self.current():
+            status, found = self.hip.hipStreamIsCapturing(stream)
+        # the default stream may not be asked while others are captured, and then it is not
+        return not int(status) and found != self.hip.hipStreamCaptureStatus.hipStreamCaptureStatusNone
 
     def start(
         self, function: object, grid: tuple[int, int], threads: int, shared: int, stream: int, arguments: int

@@ -6,14 +6,15 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, KernelError
 from fusegen.language.graph import Graph
 from fusegen.language.types import DType
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import CPU, ArrayView, contiguous_strides, library_of, place_text, view
-from fusegen.runtime.calls import Forwarded, Prepared, Recorded, untraced
+from fusegen.runtime.calls import Captured, Forwarded, Prepared, Recorded, untraced
 from fusegen.runtime.copied import run_copied
 from fusegen.runtime.devices import Device, runs
 from fusegen.runtime.libraries import LIBRARIES, Library, Maker, library, producer_stream, stream_address
@@ -42,7 +43,7 @@ def checked(held: Held, /, *operands: Any, **more: Any) -> Any:
 
 
 class Called(Forwarded):
-    """Something that is called with a chain's operands: `graph` says which they are, `device` where it runs.
+    """Something that is called with a chain's operands: `op_graph` says which they are, `device` where it runs.
 
     `report` is the validation's verdict, set by whoever validated. Calls may come from any thread. A copy is the thing
     itself; a pickle says what was compiled and how, which is done again where it is read.
@@ -51,7 +52,7 @@ class Called(Forwarded):
     words: tuple[str, ...] = ("out", "stream")  # of a call, beside its operands' names
 
     def __init__(self, graph: Graph, target: Target, device: Device) -> None:
-        self.graph = graph
+        self.op_graph = graph
         self.target = target
         self.device = device
         self.operands = graph.inputs
@@ -91,7 +92,7 @@ class Called(Forwarded):
 
     @property
     def name(self) -> str:
-        return self.graph.name
+        return self.op_graph.name
 
     def in_order(self, operands: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """All operands of a call that names some of them, in the spec's order."""
@@ -126,7 +127,7 @@ class Called(Forwarded):
             return operands, ()
         pairs = list(zip(self.operands, operands, strict=True))
         arrays = tuple(operand for tensor, operand in pairs if tensor.shape)
-        graph = self.graph
+        graph = self.op_graph
         return arrays, tuple(arguments.scalar(graph, tensor, operand) for tensor, operand in pairs if not tensor.shape)
 
     def split_out(self, out: Any) -> tuple[Any, ...]:
@@ -185,16 +186,48 @@ class Called(Forwarded):
 
         Raises ArgumentError as a call does, and for arrays that would have to be copied to the device.
         """
+        prepared, _ = self.ready("prepare", operands, out, stream, named)
+        hasten(prepared, owner_of(prepared.arrays))
+        return prepared
+
+    def graph(self, /, *operands: Any, out: Any = None, stream: object = None, **named: Any) -> Captured:
+        """The same as a CUDA or HIP graph, which one launch replays: `replay = kernel.graph(x, y)`, then `replay()` as
+        often as `x` and `y` have new contents. On the emulator a replay is the call again.
+
+        Raises ArgumentError as `prepare` does, and for arrays of JAX; KernelError where the stream is being captured
+        already, or the driver refuses.
+        """
+        prepared, _ = self.ready("graph", operands, out, stream, named)
+        self.need_graph(prepared)
+        return captured(prepared, partial(prepared.record.run, prepared.pointers, prepared.values))
+
+    def need_graph(self, prepared: Prepared) -> None:
+        """Raises ArgumentError or KernelError where no graph can be made of a call."""
+        record: Recorded = prepared.record
+        device = record.device
+        if record.waits and device.asynchronous:
+            owner = owner_of(prepared.arrays)
+            raise ArgumentError(
+                f"{self.name}: graph takes arrays whose memory gets new contents, and those of {owner} never do"
+            )
+        if device.capturing(record.stream() if prepared.stream is None else prepared.stream):
+            raise KernelError(
+                f"{self.name}: graph captures a graph of its own, and one is being captured on this stream\n"
+                f"  call {self.name} itself: its launches become part of that graph"
+            )
+
+    def ready(
+        self, verb: str, operands: tuple[Any, ...], out: Any, stream: object, named: Mapping[str, Any]
+    ) -> tuple[Prepared, dict[str, ArrayView]]:
+        """The call for `verb`, checked, and its arrays by their names."""
         arrays, values = self.split(self.in_order(operands, named))
         outs = () if out is None else self.split_out(out)
         chosen = None if stream is None else stream_address(stream)
         views = self.views(arrays, outs, chosen)
         device = self.device_for(views)
         if device is None:
-            raise ArgumentError(f"{self.name}: prepare takes arrays on {self.device}, and these are on the CPU")
-        prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None)
-        hasten(prepared, owner_of(arrays))
-        return prepared
+            raise ArgumentError(f"{self.name}: {verb} takes arrays on {self.device}, and these are on the CPU")
+        return self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, None), views
 
     def call_first(
         self, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object,
@@ -259,6 +292,16 @@ class Called(Forwarded):
         like = (fresh.dtype, fresh.shape, fresh.strides, owner)
         same = (i for i, t in enumerate(self.inputs) if like == traits(views[t.name]))
         return library(owner, device.place).maker(fresh.shape, fresh.dtype, device.place, next(same, None))
+
+
+def nothing(stream: int) -> None:
+    """The graph of no launch."""
+
+
+def captured(prepared: Prepared, work: Callable[[int], None], memory: object = None) -> Captured:
+    """What `work` launches, as a graph over the arrays of `prepared` and a workspace in `memory`."""
+    record: Recorded = prepared.record
+    return Captured(prepared, nothing if record.sending() is None else record.device.capture(work), memory)
 
 
 def owner_of(arrays: Sequence[Any]) -> str:

@@ -229,3 +229,19 @@ class Prepared(Forwarded):
         places = iter(self.pointers)
         queues = {"pointer": places, "map": places, "value": iter(self.values), "extent": rest, "stride": rest}
         return {param.name: next(queues[param.kind]) for param in self.plan.params}
+
+
+class Captured(Prepared):
+    """One call as a graph of the driver's, CUDA's or HIP's: its kernels and their arguments, replayed by one launch.
+
+    `replay(stream)` launches it on `stream`, or the one that it was captured for, or the caller's current one. Operands
+    and results are those of the capture, by their addresses, and so are run-time scalars: who wants others writes them
+    into the operands' memory. All that memory is kept as long as this object, and so is a program's workspace.
+    """
+
+    def __init__(self, prepared: Prepared, replay: Callable[[int], None], memory: object = None) -> None:
+        super().__init__(
+            prepared.record, prepared.pointers, prepared.values, prepared.stream, prepared.outputs, prepared.arrays
+        )
+        self.memory = memory  # kept alive
+        self.hasten(replay)

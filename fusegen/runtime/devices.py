@@ -202,6 +202,16 @@ class Device(ABC):
         """Wait for a stream, or for the whole device. Raises KernelError when a kernel failed meanwhile."""
 
     @abstractmethod
+    def capture(self, work: Callable[[int], None]) -> Callable[[int], None]:
+        """What `work(stream)` launches on a stream of its own, as one graph: `replay(stream)` launches it again.
+
+        Nothing runs before a replay. The emulator has no graphs: there a replay does the work. Raises KernelError."""
+
+    @abstractmethod
+    def capturing(self, stream: int) -> bool:
+        """Is a graph being captured on `stream`?"""
+
+    @abstractmethod
     def at(self, ordinal: int) -> Device:
         """The same kind of device with that number. Raises MissingError."""
 

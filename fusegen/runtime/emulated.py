@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +83,12 @@ class EmulatorDevice(Device):
 
     def order(self, stream: int, after: int) -> None:
         """Nothing to order: the CPU has no streams."""
+
+    def capture(self, work: Callable[[int], None]) -> Callable[[int], None]:
+        return work
+
+    def capturing(self, stream: int) -> bool:
+        return False
 
 
 class EmulatedLoaded:

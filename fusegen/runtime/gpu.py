@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
 from fusegen.errors import KernelError, MissingError
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 SLOT = 8  # bytes for each argument but a tensor map: the largest one's size and alignment
 MAP_BYTES = 128  # of a CUtensorMap
 MAP_ALIGNMENT = 64
+CAPTURE_ERRORS = range(900, 909)  # of both drivers: what a stream that is being captured does not take
 VALUE_CODES: Mapping[DType, str] = {f32: "f4x", i32: "i4x"}  # struct's codes, padded to a slot
 
 
@@ -75,6 +78,20 @@ def slot_code(param: Param) -> str:
     if param.kind == "value":
         return VALUE_CODES[param.dtype or f32]
     return "P" if param.kind in ("pointer", "map") else "q"  # P takes two thirds of Q's time
+
+
+class Replay:
+    """A graph in a GPU's memory: called with a stream, it is launched there. Freed when this object is dropped."""
+
+    def __init__(self, device: GpuDevice, graph: object) -> None:
+        self.device = device
+        self.graph = graph
+        weakref.finalize(self, device.drop_graph, graph).atexit = False  # the driver may be gone before this is
+
+    def __call__(self, stream: int) -> None:
+        status = self.device.start_graph(self.graph, stream)
+        if status:
+            self.device.check(status, "replaying a graph")
 
 
 class GpuKernel:
@@ -144,11 +161,55 @@ class GpuDevice(Device):
         """Raise the error that `status` stands for; none for 0."""
         if status:
             error = MissingError if self.out_of_memory(status) else KernelError
-            raise error(f"{self}: {doing} failed: {self.error_text(status)}")
+            advice = "\n  make the call once before the capture, which takes launches only" * (status in CAPTURE_ERRORS)
+            raise error(f"{self}: {doing} failed: {self.error_text(status)}{advice}")
+
+    def capture(self, work: Callable[[int], None]) -> Callable[[int], None]:
+        with self.relaxed():
+            stream = self.new_stream()
+            try:
+                self.check(self.begin_capture(stream), "capturing a graph")
+                try:
+                    work(stream)
+                except BaseException:
+                    with suppress(KernelError):
+                        self.drop_graph(self.end_capture(stream))
+                    raise
+                return Replay(self, self.end_capture(stream))
+            finally:
+                self.drop_stream(stream)
 
     def encode(self, given: Mapped, address: int) -> bytes:
         """A tensor map as the kernel takes it, which `given.encoded` remembers."""
         raise KernelError(f"{self} has no tensor copies, which {given.name} is for")
+
+    @abstractmethod
+    def relaxed(self) -> AbstractContextManager[None]:
+        """This GPU is this thread's current one, and what it does touches no capture of another's."""
+
+    @abstractmethod
+    def new_stream(self) -> int:
+        """The address of a stream of its own, which waits for no other."""
+
+    @abstractmethod
+    def drop_stream(self, stream: int) -> None:
+        """Give a stream back."""
+
+    @abstractmethod
+    def begin_capture(self, stream: int) -> int:
+        """From now on the stream notes what it is given, of this thread. Returns the status."""
+
+    @abstractmethod
+    def end_capture(self, stream: int) -> object:
+        """The graph of what the stream noted, ready to launch. Raises KernelError."""
+
+    @abstractmethod
+    def start_graph(self, graph: object, stream: int) -> int:
+        """Launch a graph. Returns the status."""
+
+    @abstractmethod
+    def drop_graph(self, graph: object) -> None:
+        """Give a graph back; silent when the driver is gone."""
 
     @abstractmethod
     def start(

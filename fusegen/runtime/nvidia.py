@@ -26,6 +26,7 @@ from fusegen.runtime.gpu import MAP_ALIGNMENT, MAP_BYTES, SLOT, Arguments, GpuDe
 
 NO_CONTEXT = frozenset({3, 201, 400, 709})  # not initialized; invalid context, invalid handle, context destroyed
 OUT_OF_MEMORY = 2
+NON_BLOCKING = 1  # of a stream: it does not wait for the default one
 PORTABLE_CLUSTER = 8  # blocks; more only where a kernel asks for it
 
 
@@ -284,6 +285,41 @@ class NvidiaDevice(GpuDevice):
         }
         block = None if launch.maps else partial(new_block, kernel, launch, start, form)
         return Sending(take, fill, send, leave, names, block)
+
+    def new_stream(self) -> int:
+        return int(done(self.bindings.cuStreamCreate(NON_BLOCKING), "making a stream"))
+
+    def drop_stream(self, stream: int) -> None:
+        self.bindings.cuStreamDestroy(stream)
+
+    def begin_capture(self, stream: int) -> int:
+        mode = self.bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        return int(self.bindings.cuStreamBeginCapture(stream, mode)[0])
+
+    def end_capture(self, stream: int) -> object:
+        graph = done(self.bindings.cuStreamEndCapture(stream), "capturing a graph")
+        try:
+            return done(self.bindings.cuGraphInstantiate(graph, 0), "making a graph ready to launch")
+        finally:
+            self.bindings.cuGraphDestroy(graph)
+
+    def start_graph(self, graph: object, stream: int) -> int:
+        if self.alone:
+            status = self.bindings.cuGraphLaunch(graph, stream)[0]
+            if not status or int(status) not in NO_CONTEXT:
+                return int(status)
+        with self.current():
+            return int(self.bindings.cuGraphLaunch(graph, stream)[0])
+
+    def drop_graph(self, graph: object) -> None:
+        with self.relaxed():
+            self.bindings.cuGraphExecDestroy(graph)
+
+    def capturing(self, stream: int) -> bool:
+        with self.current():
+            status, found = self.bindings.cuStreamIsCapturing(stream)
+        # the default stream may not be asked while others are captured, and then it is not
+        return not status and found != self.bindings.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
     def encode(self, given: Mapped, address: int) -> bytes:
         with self.current():  # the driver encodes for a context

@@ -25,8 +25,8 @@ from fusegen.language.types import Shape, size_of, u8
 from fusegen.planner.programs.model import ALIGNMENT, Arena, Binding, ProgramPlan
 from fusegen.runtime import arguments
 from fusegen.runtime.arrays import ArrayView, Place, contiguous_strides, view
-from fusegen.runtime.called import WIDEST, Called, fresh_view, owner_of, relative_span, row_of
-from fusegen.runtime.calls import Record, apart
+from fusegen.runtime.called import WIDEST, Called, captured, fresh_view, owner_of, relative_span, row_of
+from fusegen.runtime.calls import Captured, Record, apart
 from fusegen.runtime.devices import Device, Sending
 from fusegen.runtime.kernel import Kernel
 from fusegen.runtime.libraries import LIBRARIES, Maker, library, stream_address
@@ -159,7 +159,7 @@ class Program(Called):
 
     def __repr__(self) -> str:
         count = len(self.kernels)
-        return f"<Program {self.name} {self.graph.signature} of {count} kernels for {self.target} on {self.device}>"
+        return f"<Program {self.name} {self.op_graph.signature} of {count} kernels for {self.target} on {self.device}>"
 
     # ---------------------------------------------------------------- calling it
 
@@ -194,9 +194,28 @@ class Program(Called):
             return self.call_in(workspace, arrays, values, outs, stream)
         return self.call_first(arrays, values, outs, stream, signature)
 
+    def graph(
+        self, /, *operands: Any, out: Any = None, stream: object = None, workspace: Any = None, **named: Any
+    ) -> Captured:
+        """As a kernel's. Its tensors between kernels lie in memory of its own, or in `workspace`: replays of several
+        graphs may run at the same time."""
+        prepared, views = self.ready("graph", operands, out, stream, named)
+        self.need_graph(prepared)
+        record: ProgramRecord = prepared.record
+        if workspace is None:
+            memory = record.device.empty(max(record.arena.bytes, ALIGNMENT))
+            room = Workspace(memory.address, memory.nbytes, memory)
+        else:
+            room = self.given_workspace(workspace, record.arena.bytes, views, record.device)
+
+        def work(stream: int) -> None:
+            record.send(room, stream, *prepared.pointers, *prepared.values)
+
+        return captured(prepared, work, room)
+
     def workspace_bytes(self, /, **sizes: int) -> int:
         """How many bytes the tensors between kernels take, at the chain's sizes but for those given."""
-        return self.plan.arena(self.graph.at(**sizes).sizes).bytes
+        return self.plan.arena(self.op_graph.at(**sizes).sizes).bytes
 
     def call_in(
         self, workspace: Any, arrays: Sequence[Any], values: tuple[float, ...], outs: tuple[Any, ...], stream: object
@@ -242,9 +261,9 @@ class Program(Called):
 
     def check(self, views: Mapping[str, ArrayView]) -> Mapping[str, int]:
         """Everything that can be wrong whatever the layout and the addresses; the size of every dim."""
-        sizes = arguments.measure_dims(self.graph, self.compiled, views)
-        arguments.check_dtypes(self.graph, views)
-        if self.graph.viewed:
+        sizes = arguments.measure_dims(self.op_graph, self.compiled, views)
+        arguments.check_dtypes(self.op_graph, views)
+        if self.op_graph.viewed:
             self.check_shown(sizes)
         for tensor in self.outputs:
             if tensor.name in views and views[tensor.name].size:
@@ -257,7 +276,7 @@ class Program(Called):
     def check_shown(self, sizes: Mapping[str, int]) -> None:
         """Raises ArgumentError where a view shows, at these sizes, what its array has not."""
         try:
-            replace(self.graph, sizes=sizes, origin=None).need_sizes()
+            replace(self.op_graph, sizes=sizes, origin=None).need_sizes()
         except SpecError as error:
             raise ArgumentError(
                 f"{self.name} takes no such arrays: {str(error).removeprefix(f'{error.where}: ')}"

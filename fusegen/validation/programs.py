@@ -104,7 +104,7 @@ class ProgramChecks(Checks):
     def __init__(self, program: Program, seed: int, wanted: frozenset[str] | None) -> None:
         self.program = program
         self.device = program.device
-        self.graph = program.graph
+        self.graph = program.plan.graph
         self.seed = seed
         self.wanted = wanted
         self.found = []

@@ -179,6 +179,9 @@ def test_present_never_raises() -> None:
 # ---------------------------------------------------------------- the drivers, pretended
 
 
+Noted = list[Callable[[int], tuple[Any, ...]]]
+
+
 class Heap:
     """Memory that a pretended driver gives out, and a log of its calls."""
 
@@ -188,6 +191,9 @@ class Heap:
         self.status = 0
         self.launched: list[tuple[Any, ...]] = []
         self.params = SOURCE.plan.params
+        self.streams: list[int] = []
+        self.captured: dict[int, Noted] = {}  # by the stream that notes it
+        self.graphs: dict[int, Noted] = {}
 
     def allocate(self, nbytes: int) -> int:
         block = (ctypes.c_char * (nbytes + 256))()
@@ -203,7 +209,31 @@ class Heap:
         for param, slot in zip(self.params, slots, strict=True):
             kind = ctypes.c_float if param.kind == "value" else ctypes.c_longlong
             values.append(kind.from_address(slot).value)
-        self.launched.append((function, blocks, threads, shared, stream, values))
+        self.note(stream, lambda on: (function, blocks, threads, shared, on, values))
+
+    def note(self, stream: int, launch: Callable[[int], tuple[Any, ...]]) -> None:
+        """A launch on `stream`, which may only be noting it."""
+        if stream in self.captured:
+            self.captured[stream].append(launch)
+        else:
+            self.launched.append(launch(stream))
+
+    def new_stream(self, flags: int) -> int:
+        assert flags == 1, "it waits for no other"
+        self.streams.append(1000 + len(self.streams))
+        return self.streams[-1]
+
+    def begin(self, stream: int, mode: Any) -> None:
+        assert mode.name.lower().replace("_", "").endswith("threadlocal")
+        self.captured[stream] = []
+
+    def instantiate(self, graph: Noted, flags: int) -> int:
+        assert not flags
+        self.graphs[len(self.graphs) + 1] = graph
+        return len(self.graphs)
+
+    def replay(self, graph: int, stream: int) -> None:
+        self.launched += [launch(stream) for launch in self.graphs[graph]]
 
 
 class FakeCuda(Heap):
@@ -314,6 +344,39 @@ class FakeCuda(Heap):
     def cuEventDestroy(self, event: object) -> tuple[Any, ...]:
         return self.result()
 
+    def cuStreamCreate(self, flags: int) -> tuple[Any, ...]:
+        return self.result(self.new_stream(flags))
+
+    def cuStreamDestroy(self, stream: int) -> tuple[Any, ...]:
+        self.streams.remove(stream)
+        return self.result()
+
+    def cuStreamIsCapturing(self, stream: int) -> tuple[Any, ...]:
+        return self.result(self.real.CUstreamCaptureStatus(int(stream in self.captured)))
+
+    def cuStreamBeginCapture(self, stream: int, mode: Any) -> tuple[Any, ...]:
+        self.begin(stream, mode)
+        return self.result()
+
+    def cuStreamEndCapture(self, stream: int) -> tuple[Any, ...]:
+        return self.result(self.captured.pop(stream))
+
+    def cuGraphInstantiate(self, graph: Noted, flags: int) -> tuple[Any, ...]:
+        return self.result(self.instantiate(graph, flags))
+
+    def cuGraphDestroy(self, graph: Noted) -> tuple[Any, ...]:
+        return self.result()
+
+    def cuGraphLaunch(self, graph: int, stream: int) -> tuple[Any, ...]:
+        if self.fail_outside and not self.contexts:
+            return (self.real.CUresult(201),)
+        self.replay(graph, stream)
+        return self.result()
+
+    def cuGraphExecDestroy(self, graph: int) -> tuple[Any, ...]:
+        del self.graphs[graph]
+        return self.result()
+
     def cuGetErrorName(self, code: Any) -> tuple[Any, ...]:
         return (self.real.CUresult(0), code.name.encode())
 
@@ -401,6 +464,37 @@ class FakeHip(Heap):
         return self.result()
 
     def hipEventDestroy(self, event: object) -> tuple[Any, ...]:
+        return self.result()
+
+    def hipStreamCreateWithFlags(self, flags: int) -> tuple[Any, ...]:
+        return self.result(self.new_stream(flags))
+
+    def hipStreamDestroy(self, stream: int) -> tuple[Any, ...]:
+        self.streams.remove(stream)
+        return self.result()
+
+    def hipStreamIsCapturing(self, stream: int) -> tuple[Any, ...]:
+        return self.result(self.real.hipStreamCaptureStatus(int(stream in self.captured)))
+
+    def hipStreamBeginCapture(self, stream: int, mode: Any) -> tuple[Any, ...]:
+        self.begin(stream, mode)
+        return self.result()
+
+    def hipStreamEndCapture(self, stream: int) -> tuple[Any, ...]:
+        return self.result(self.captured.pop(stream))
+
+    def hipGraphInstantiateWithFlags(self, graph: Noted, flags: int) -> tuple[Any, ...]:
+        return self.result(self.instantiate(graph, flags))
+
+    def hipGraphDestroy(self, graph: Noted) -> tuple[Any, ...]:
+        return self.result()
+
+    def hipGraphLaunch(self, graph: int, stream: int) -> tuple[Any, ...]:
+        self.replay(graph, stream)
+        return self.result()
+
+    def hipGraphExecDestroy(self, graph: int) -> tuple[Any, ...]:
+        del self.graphs[graph]
         return self.result()
 
     def hipGetErrorString(self, code: Any) -> tuple[Any, ...]:
@@ -746,6 +840,65 @@ def test_streams_wait_for_each_other(vendor: str, monkeypatch: pytest.MonkeyPatc
     assert fake.calls == [("record", 6), ("wait", 5)]
     device.synchronize(5)
     assert fake.calls[-1] == ("synchronize stream", 5)
+
+
+def test_a_graph_is_captured_and_replayed(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs before a replay, which may be on any stream; what was needed is given back."""
+    fake, device_of = FAKES[vendor](monkeypatch, 1)
+    device: Device = device_of(0)
+    source = source_of(vendor)
+    loaded = device.load(source, binary(source))
+    numbers = zeros(source)
+
+    def work(stream: int) -> None:
+        assert device.capturing(stream)
+        for turn in (1, 2):
+            loaded.launch(Launch(turn, numbers, ()), (turn, turn, turn), (0.5,), stream)
+
+    replay = device.capture(work)
+    assert (fake.launched, fake.streams, fake.captured, len(fake.graphs)) == ([], [], {}, 1)
+    for stream in (0, 7):
+        replay(stream)
+    assert [(blocks, stream) for _, blocks, _, _, stream, _ in fake.launched] == [(1, 0), (2, 0), (1, 7), (2, 7)]
+    assert not device.capturing(7)
+    fake.status = 700
+    with pytest.raises(KernelError, match=r"replaying a graph failed: .*(?i:illegal)"):
+        replay(0)
+    fake.status = 0
+    del replay
+    assert not fake.graphs
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = FAKES[vendor](monkeypatch, 1)
+    device: Device = device_of(0)
+
+    def work(stream: int) -> None:
+        raise RequestError("no")
+
+    with pytest.raises(RequestError, match="no"):
+        device.capture(work)
+    assert (fake.streams, fake.captured, fake.graphs) == ([], {}, {})
+
+    def invalid(stream: int) -> None:
+        fake.status = 901
+
+    with pytest.raises(KernelError, match=r"capturing a graph failed: .*(?i:capture.?invalidated)"):
+        device.capture(invalid)
+    assert (fake.streams, fake.captured, fake.graphs) == ([], {}, {})
+    fake.status = 900
+    with pytest.raises(KernelError, match=r"allocating 64 bytes failed: .*\n  make the call once before the capture"):
+        device.empty(64)
+
+
+def test_a_thread_without_a_context_replays_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, device_of = fake_nvidia(monkeypatch, 1)
+    loaded = device_of(0).load(SOURCE, binary(SOURCE))
+    replay = device_of(0).capture(lambda stream: loaded.launch(Launch(1, zeros(SOURCE), ()), (0,) * 3, (0.0,), stream))
+    fake.fail_outside = True
+    replay(5)
+    assert len(fake.launched) == 1
+    nvidia.device.cache_clear()
 
 
 def test_the_second_gpu_is_made_current_and_left_again(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fusegen
 from fusegen import bf16, chain, dims, f16, f32
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
-from fusegen.errors import ArgumentError, FusegenError, MissingError
+from fusegen.errors import ArgumentError, FusegenError, KernelError, MissingError
 from fusegen.language.spec import Chain
 from fusegen.planner import plan
 from fusegen.planner.model import Layout, Source
@@ -26,6 +27,7 @@ from fusegen.runtime.finding import find, present, target_of
 from fusegen.runtime.kernel import Kernel
 from fusegen.runtime.shortcuts import hand_on
 from fusegen.targets import Target
+from tests.chains_cut import mlp
 
 pytestmark = pytest.mark.gpu
 
@@ -235,6 +237,49 @@ def test_graph_capture(torch: Any, target: Target, device: Device, cache: Kernel
         graph.replay()
         torch.cuda.synchronize()
         assert bool((w == value + 2).all())
+
+
+def test_a_kernel_as_a_graph(torch: Any, target: Target, device: Device, cache: KernelCache) -> None:
+    kernel = made(add, target, device, cache)
+    x, y = torch.randn(2, 64, 512, device="cuda").unbind()
+    replay = kernel.graph(x, y)
+    stream = torch.cuda.Stream()
+    for turn in range(3):
+        x.fill_(turn)
+        stream.wait_stream(torch.cuda.current_stream())
+        replay(stream if turn == 1 else None)
+        torch.cuda.synchronize()
+        assert torch.equal(replay.result, x + y)
+
+
+def test_a_program_as_graphs(torch: Any, target: Target) -> None:
+    """Two at the same time, on streams of their own, give what calls give; and torch captures a program's call."""
+    program = fusegen.compile(mlp, target, on="gpu")
+    assert isinstance(program, fusegen.Program)
+    x, gate, up, down = (
+        torch.randn(shape, device="cuda").bfloat16() for shape in ((24, 64), (96, 64), (96, 64), (64, 96))
+    )
+    other = torch.randn(200, 64, device="cuda").bfloat16()
+    wanted = [program(each, gate, up, down) for each in (x, other)]
+    replays = [program.graph(each, gate, up, down) for each in (x, other)]
+    streams = [torch.cuda.Stream() for _ in replays]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for replay, stream in zip(replays, streams, strict=True):
+            replay(stream)
+    torch.cuda.synchronize()
+    for replay, result in zip(replays, wanted, strict=True):
+        assert torch.equal(replay.result, result)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = program(x, gate, up, down)
+        with pytest.raises(KernelError, match="one is being captured on this stream"):
+            program.graph(x, gate, up, down)
+    program(other, gate, up, down)
+    captured.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, wanted[0])
 
 
 @pytest.fixture(params=["Python", "C", "C++"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import Program, bf16, f32
+from fusegen import Program, bf16, chain, dims, f32
 from fusegen.emulator import EmulatorUnavailable, compiler
 from fusegen.errors import ArgumentError
 from fusegen.language.reference import reference
@@ -25,6 +25,7 @@ try:
 except EmulatorUnavailable as error:
     pytest.skip(f"no emulator: {str(error).splitlines()[0]}", allow_module_level=True)
 
+M, N = dims("M N")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -225,6 +226,36 @@ def test_a_prepared_call_runs_again() -> None:
     prepared()
     assert np.array_equal(prepared.result, wanted)
     assert prepared.plan is made(mlp).plan
+
+
+def test_a_graph_is_replayed_with_what_operands_hold_then() -> None:
+    """In the emulator, which runs it; a kernel's too."""
+    program, given = made(lora), operands(lora)
+    out = np.zeros((24, 96), bf16.numpy)
+    replay = program.graph(*given, out=out)
+    assert not out.any(), "nothing runs before a replay"
+    for seed in (0, 1):
+        for array, new in zip(given[:4], operands(lora, seed)[:4], strict=True):
+            array[...] = new
+        replay()
+        assert np.array_equal(out, program(*given))
+    assert replay.result is out
+    with pytest.raises(TypeError, match="a prepared call can't be pickled"):
+        pickle.dumps(replay)
+    with pytest.raises(ArgumentError, match="takes 5 operands"):
+        program.graph(*given[:3])
+
+    @chain(M=4, N=8)
+    def halved(x: f32[M, N]) -> f32[M, N]:
+        return x * 0.5
+
+    x = np.ones((4, 8), np.float32)
+    alone = fusegen.compile(halved, "hip:mi300x", on="emulator", validate=False).graph(x)
+    for value in (1.0, 3.0):
+        x[...] = value
+        alone()
+        assert np.array_equal(alone.result, x / 2)
+    fusegen.compile(halved, "hip:mi300x", on="emulator", validate=False).graph(x[:0])()
 
 
 def test_copies_and_pickles() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 from fusegen.emitting.rendering import render
+from fusegen.errors import ArgumentError, KernelError
+from fusegen.language.types import u8
 from fusegen.pipeline import plan
 from fusegen.planner.programs.model import ProgramPlan
-from fusegen.runtime import nvidia
+from fusegen.runtime import called, nvidia
 from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.kernel import Kernel
 from fusegen.runtime.program import Program
@@ -55,7 +58,7 @@ class Driver(FakeCuda):
         arrays = [(p, at) for p, at in zip(params, slots, strict=True) if p.kind in ("pointer", "map")]
         addresses = tuple(ctypes.c_uint64.from_address(at).value for _, at in arrays)
         stream = nvidia.Config.from_address(address_of(config)).stream or 0
-        self.launched.append((kernel, stream, *addresses))
+        self.note(stream, lambda on: (kernel, on, *addresses))
         return 0
 
 
@@ -154,3 +157,51 @@ def test_calls_of_many_threads_on_one_stream_are_one_after_the_other(driver: Dri
     pairs = list(zip(driver.launched[::2], driver.launched[1::2], strict=True))
     assert len(pairs) == 200
     assert set(pairs) == {tuple(launches(given, room.address, 0)) for given in each}
+
+
+def test_graphs_have_workspaces_of_their_own(driver: Driver) -> None:
+    """So that they may run at the same time, beside calls too; it goes with the graph."""
+    program, given, other = program_on(driver), arrays(), arrays()
+    before = set(driver.blocks)
+    first = program.graph(*given[:4], out=given[4])
+    second = program.graph(*other[:4], out=other[4], stream=5)
+    assert (driver.launched, driver.streams, program.workspaces) == ([], [], {})
+    rooms = sorted(set(driver.blocks) - before, key=list(driver.blocks).index)
+    assert len(rooms) == 2
+    first()
+    first(stream=3)
+    second()
+    assert driver.launched == [
+        *launches(given, rooms[0], 0), *launches(given, rooms[0], 3), *launches(other, rooms[1], 5),
+    ]  # fmt: skip
+    assert first.result is given[4]
+    assert len(driver.graphs) == 2
+    del first, second
+    gc.collect()
+    assert not driver.graphs
+    assert set(driver.blocks) == before
+
+
+def test_a_graph_in_the_callers_workspace(driver: Driver) -> None:
+    program, given = program_on(driver), arrays()
+    room = nvidia.device(0).empty(program.workspace_bytes()).view(u8, (program.workspace_bytes(),))
+    program.graph(*given[:4], out=given[4], workspace=room)()
+    assert driver.launched == launches(given, room.address, 0)
+    with pytest.raises(ArgumentError, match=r"mlp: workspace has 524288 bytes .* and these sizes take 1048576"):
+        program.graph(*given[:4], out=given[4], workspace=arrays()[4])
+
+
+def test_no_graph_of_arrays_that_never_change(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, given = program_on(driver), arrays()
+    monkeypatch.setattr(called, "owner_of", lambda arrays: "jax")
+    with pytest.raises(ArgumentError, match=r"mlp: graph takes arrays whose memory .*, and those of jax never do"):
+        program.graph(*given[:4], out=given[4])
+
+
+def test_no_graph_is_captured_within_another(driver: Driver) -> None:
+    program, given = program_on(driver), arrays()
+    driver.captured[8] = []
+    with pytest.raises(KernelError, match="one is being captured on this stream\n  call mlp itself"):
+        program.graph(*given[:4], out=given[4], stream=8)
+    program(*given[:4], out=given[4], stream=8)
+    assert (len(driver.captured[8]), driver.launched) == (2, [])

@@ -111,7 +111,7 @@ def caught(program: Program) -> bool:
 
 def test_tensors_on_top_of_each_other_are_caught() -> None:
     program = made(best_masked)
-    places = program.plan.arena(program.graph.sizes).offsets
+    places = program.plan.arena(program.plan.graph.sizes).offsets
     assert len(set(places.values())) == 2
     assert caught(elsewhere(program, dict.fromkeys(places, 0)))
 
