@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +26,13 @@ hypothesis.settings.load_profile("fusegen")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes three quarters of a GPU that others share
 
 ROOT = Path(__file__).resolve().parent.parent
+MARKS = ("pairwise", "by_values")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite generated/ with what is emitted now")
     parser.addoption(
-        "--all", action="store_true", help="every case of the grids of parameters that are marked pairwise"
+        "--all", action="store_true", help="every case of the grids of parameters that are marked pairwise or by_values"
     )
 
 
@@ -47,29 +49,40 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -k leaves out cases of a grid
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests marked pairwise, leave out what `in_pairs` does; nothing with --all, or of a test that is named."""
+    """Of tests marked pairwise or by_values, leave out what `in_pairs` does; nothing with --all, or of a test that is
+    named."""
     if config.option.all or any("::" in argument for argument in config.args):
         return
     grids: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
+        if isinstance(item, pytest.Function) and any(map(item.get_closest_marker, MARKS)):
             grids[item.nodeid.partition("[")[0]].append(item)
     left_out: set[pytest.Item] = set()
     for grid in grids.values():
-        kept = in_pairs([case.callspec.params for case in grid], next(grid[0].iter_markers("pairwise")).args)
+        (mark,) = filter(None, map(grid[0].get_closest_marker, MARKS))
+        assert (len(mark.args) > 2) is (mark.name == "pairwise"), "of two parameters, all pairs are all cases"
+        kept = in_pairs([case.callspec.params for case in grid], mark.args)
         left_out.update(case for case, keep in zip(grid, kept, strict=True) if not keep)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_collection_finish() -> None:
+    """Tests, and all that was imported for them, stay: to look through them again and again for what may go was a
+    twentieth of the time that tests take."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
 def in_pairs(cases: Sequence[Mapping[str, object]], names: Sequence[str]) -> list[bool]:
-    """Which cases of a grid to keep so that each value of a parameter still meets each value of each other one.
+    """Which cases of a grid to keep so that each value of a parameter still meets each value of each other one; of two
+    parameters, so that each value of either is there.
 
     `names` are the parameters, one of each that are given together. With n values of the one that has fewest, those
     cases stay whose places in the lists of values sum to a multiple of n: of any two values, some value of a third
     parameter completes the sum.
     """
-    assert len(names) > 2, "of two parameters, all pairs are all cases"
     values = [list(dict.fromkeys(id(case[name]) for case in cases)) for name in names]
     fewest = min(map(len, values))
     return [

@@ -190,6 +190,7 @@ KINDS = (
 
 
 @needs_emulator
+@pytest.mark.by_values("spec", "sizes")  # every chain meets every vendor above
 @pytest.mark.parametrize(("name", "fits", "sizes"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
 @pytest.mark.parametrize(
     "spec",
@@ -202,6 +203,7 @@ def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str,
 
 
 @needs_emulator
+@pytest.mark.by_values("spec", "fits")
 @pytest.mark.parametrize(("fits", "sizes"), [
     (of_96, {"M": 100, "N": 320, "K": 264}), (of_192, {"M": 200, "N": 136, "K": 264}),
 ])  # fmt: skip
@@ -316,6 +318,7 @@ def test_f32_becomes_tf32_by_one_instruction_where_there_is_one(name: str, how: 
 
 @needs_emulator
 @pytest.mark.slow
+@pytest.mark.by_values("spec", "name")
 @pytest.mark.parametrize("name", [CUDA, AMD])
 @pytest.mark.parametrize(
     "spec", [gemms.residual, gemms.batched, gemms.tf32, gemms.tf32_turned], ids=lambda spec: spec.name
@@ -497,8 +500,12 @@ def test_no_address_shares_the_registers_of_a_policy(chosen: str) -> None:
 @pytest.mark.parametrize(
     "spec", [gemms.bias_gelu, gemms.norm_swiglu, gemms.qkv, gemms.tf32, gemms.tf32_norm_swiglu], ids=lambda s: s.name
 )
-def test_the_first_candidates_compile_without_spills(spec: Chain, rows: int, name: str) -> None:
-    for p in gemm_plans(spec.at(M=rows, N=4096, K=4096).graph, name)[:2]:
+def test_the_first_candidates_compile_without_spills(
+    spec: Chain, rows: int, name: str, request: pytest.FixtureRequest
+) -> None:
+    """The first alone without --all."""
+    count = 2 if request.config.getoption("--all") else 1
+    for p in gemm_plans(spec.at(M=rows, N=4096, K=4096).graph, name)[:count]:
         try:
             made = compiled(render(p))
         except MissingError as missing:

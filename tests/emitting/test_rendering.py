@@ -181,6 +181,7 @@ def test_few_rows_read_like_code_and_compile(dtype: str, cols: int) -> None:
         compiles(made)
 
 
+@pytest.mark.pairwise("spec", "dtype", "target")  # in their own types, tests of golden sources compile all for each
 @pytest.mark.parametrize(("spec", "dtype"), [(c, d) for c in SPECS for d in storage_types(c)], ids=str_or_name)
 def test_every_spec_compiles(spec: Chain, dtype: str, target: Target) -> None:
     compiles(plan(spec.with_dtype(DTYPES[dtype]).graph, target))
@@ -241,6 +242,7 @@ def test_chains_and_values_may_have_any_name(name: str, target: Target) -> None:
     reference(graph)(np.ones((3, 50)), np.ones(50), np.ones((3, 1)))
 
 
+@pytest.mark.by_values("spec", "dtype")
 @pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
 @pytest.mark.parametrize("spec", ROWS.values(), ids=lambda c: c.name)
 def test_blocks_of_rows_that_start_anywhere_are_written_whole(spec: Chain, dtype: DType) -> None:
@@ -304,6 +306,7 @@ def test_a_type_that_only_a_cast_names_has_its_header(spec: Chain) -> None:
         compiles(made)
 
 
+@pytest.mark.by_values("gpu", "cols")
 @pytest.mark.parametrize("cols", [37, 1000, 4096, 5001, 131072])
 @pytest.mark.parametrize("gpu", ["cuda:h200", "hip:mi300x"])
 def test_no_function_stands_in_front_of_a_kernel_that_calls_it_nowhere(gpu: str, cols: int) -> None:

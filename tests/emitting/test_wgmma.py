@@ -405,9 +405,9 @@ def test_every_tile_is_right(spec: Chain, schedule: str, cluster: int) -> None:
 
 
 @needs_check
-@pytest.mark.parametrize(
-    ("schedule", "cluster"), [("pingpong", 1), ("pingpong", 2), ("cooperative", 1), ("cooperative", 2)]
-)
+@pytest.mark.pairwise("spec", "schedule", "cluster")
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
 @pytest.mark.parametrize("spec", SIDES, ids=lambda spec: spec.graph.name)
 def test_products_of_several_widths_lie_side_by_side(spec: Chain, schedule: str, cluster: int) -> None:
     found = [p for p in plans(spec.graph) if (p.tile.schedule, p.tile.cluster) == (schedule, cluster)]
@@ -425,9 +425,9 @@ def test_several_widths_in_any_layout() -> None:
 
 
 @needs_check
-@pytest.mark.parametrize(
-    ("schedule", "cluster"), [("pingpong", 1), ("pingpong", 2), ("cooperative", 1), ("cooperative", 2)]
-)
+@pytest.mark.pairwise("old", "schedule", "cluster")
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("schedule", ["pingpong", "cooperative"])
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -456,6 +456,7 @@ def test_two_products_share_a_tile(schedule: str, cluster: int) -> None:
 
 
 @needs_check
+@pytest.mark.by_values("spec", "cluster")
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize(
     "spec", [normed, normed_gated, normed_bias, activated, rooted], ids=lambda spec: spec.graph.name
@@ -562,7 +563,8 @@ def skipped(
 
 
 WIDTHS = ("cooperative 128x192 4", "cooperative 128x160 5", "cooperative 128x128 6", "cooperative 128x64 8")
-SHARED = ("128x128 6 split_k=2", "128x128 6 split_k=4", "128x64 8 split_k=2", "128x64 8 split_k=4")
+COLS, PARTS = ("128x128 6", "128x64 8"), ("split_k=2", "split_k=4")
+SHARED = tuple(f"{cols} {parts}" for cols in COLS for parts in PARTS)
 
 
 def named(spec: Chain, configuration: str) -> WgmmaPlan | None:
@@ -577,6 +579,7 @@ def shared(spec: Chain, configuration: str, **sizes: int) -> WgmmaPlan:
 
 
 @needs_check
+@pytest.mark.by_values("spec", "configuration")
 @pytest.mark.parametrize("configuration", WIDTHS)
 @pytest.mark.parametrize(
     "spec", [bias_gelu, mixed, gated_skip, two_skips, by_tf32, sides, normed], ids=lambda s: s.graph.name
@@ -592,13 +595,16 @@ def test_every_width_is_right(spec: Chain, configuration: str) -> None:
 
 
 @needs_check
-@pytest.mark.parametrize("configuration", SHARED)
+@pytest.mark.pairwise("spec", "cols", "parts")
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("cols", COLS)
 @pytest.mark.parametrize("spec", [skipped, batched, by_tf32, normed], ids=lambda s: s.graph.name)
-def test_blocks_that_share_a_tile_are_right(spec: Chain, configuration: str) -> None:
-    plan = shared(spec, configuration)
+def test_blocks_that_share_a_tile_are_right(spec: Chain, cols: str, parts: str) -> None:
+    depth = 1040 if parts == PARTS[1] else 528  # two slices for each block
+    plan = shared(spec, f"{cols} {parts}", M=76, K=depth)
     assert plan.cluster == plan.tile.split_k
     assert plan.summed == Summed(plan.tile.split_k, plan.steps * plan.line)
-    assert validate(kernel_of(plan), rows=(140,), cases=("rows", "again", "apart")).ok
+    assert validate(kernel_of(plan), rows=(76,), cases=("rows", "again", "apart")).ok
 
 
 @needs_check

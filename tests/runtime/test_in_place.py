@@ -128,6 +128,7 @@ def groups(made: Chain, target: Target, layout: Layout) -> list[RowPlan]:
     return list(kinds.values())
 
 
+@pytest.mark.pairwise("name", "cols", "target")
 @pytest.mark.parametrize("cols", [96, 77, 3000])
 @pytest.mark.parametrize("name", CHAINS)
 def test_every_kind_of_plan_gives_the_same_bits_in_place(name: str, cols: int, target: Target) -> None:
