@@ -28,6 +28,7 @@ Edit = Callable[[str], str]
 SUBJECTS = tuple(dict.fromkeys(m.subject for m in MUTATIONS))
 COUNTED = tuple(m for m in MUTATIONS if not m.blind)
 FULL_CASES = ("normal", "layout")  # where a mutation needs more than a quick validation, it is an operand's layout
+HANGS_S = 5.0  # a launch that ends takes a tenth of that; some broken kernels never do
 
 
 @cache
@@ -83,6 +84,7 @@ def report_on(mutation: Mutation) -> Report:
     """Of the mutated kernel: of ordinary rows alone where those already show it, as they mostly do."""
     mutation.apply(source_of(mutation.subject, Layout()).text)  # it must change something
     broken = kernel_of(mutation.subject, lenient(mutation))
+    broken.device.timeout_s = HANGS_S  # type: ignore[attr-defined]
     try:
         report = validate(broken, quick=True, cases=("normal",))
         if report.ok:
