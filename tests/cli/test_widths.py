@@ -63,8 +63,10 @@ def words(text: str) -> str:
 
 
 @functools.cache
-def found(target: Target) -> tuple[Candidates, ...]:
-    return tuple(candidates(chain.graph, target) for chain in CHAINS)
+def found(target: Target, every: bool) -> tuple[Candidates, ...]:
+    """Of every third chain, from another one on for each target, or of all."""
+    some = slice(None) if every else slice(list(TARGETS.values()).index(target) % 3, None, 3)
+    return tuple(candidates(chain.graph, target) for chain in CHAINS[some])
 
 
 def test_list(fits: Fits) -> None:
@@ -82,8 +84,8 @@ def test_list_of_ops(fits: Fits) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=str)
-def test_plan_and_explain(fits: Fits, target: Target) -> None:
-    for each in found(target):
+def test_plan_and_explain(fits: Fits, target: Target, request: pytest.FixtureRequest) -> None:
+    for each in found(target, request.config.getoption("--all")):
         try:
             choice = choose(each)
         except NoPlan:

@@ -217,7 +217,7 @@ def test_columns_pass_validation(name: str, request: pytest.FixtureRequest) -> N
             assert report.ok, report
 
 
-@pytest.mark.by_values("name", "of")
+@pytest.mark.by_values("name", "of")  # each meets each in test_columns_compile
 @pytest.mark.parametrize("name", sorted(SPECS))
 @pytest.mark.parametrize("of", TARGETS)
 def test_shipped_specs_pass_validation(name: str, of: str) -> None:

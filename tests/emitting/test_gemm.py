@@ -203,7 +203,7 @@ def test_every_kind_of_tile(spec: Chain, name: str, fits: Fits, sizes: dict[str,
 
 
 @needs_emulator
-@pytest.mark.by_values("spec", "fits")
+@pytest.mark.by_values("spec", "fits")  # rows are counted alike whatever is made of them
 @pytest.mark.parametrize(("fits", "sizes"), [
     (of_96, {"M": 100, "N": 320, "K": 264}), (of_192, {"M": 200, "N": 136, "K": 264}),
 ])  # fmt: skip
@@ -318,7 +318,7 @@ def test_f32_becomes_tf32_by_one_instruction_where_there_is_one(name: str, how: 
 
 @needs_emulator
 @pytest.mark.slow
-@pytest.mark.by_values("spec", "name")
+@pytest.mark.by_values("spec", "name")  # each meets each in a quick validation above
 @pytest.mark.parametrize("name", [CUDA, AMD])
 @pytest.mark.parametrize(
     "spec", [gemms.residual, gemms.batched, gemms.tf32, gemms.tf32_turned], ids=lambda spec: spec.name

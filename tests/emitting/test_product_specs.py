@@ -33,6 +33,7 @@ def test_the_specs_are_those_that_users_know() -> None:
 
 
 @needs_compiler
+@pytest.mark.by_values("name", "gpu")  # those of generated/ are compiled for each GPU
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("gpu", [H200, MI300X], ids=str)
 def test_every_spec_passes_in_full(name: str, gpu: Target) -> None:
@@ -40,6 +41,7 @@ def test_every_spec_passes_in_full(name: str, gpu: Target) -> None:
 
 
 @needs_compiler
+@pytest.mark.pairwise("name", "sizes", "gpu")
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize(("sizes", "gpu"), [("even", A100), ("one", A100), ("even", TARGETS["hip:mi250x"])], ids=str)
 def test_every_spec_passes_at_other_sizes(name: str, sizes: str, gpu: Target) -> None:

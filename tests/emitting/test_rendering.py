@@ -242,7 +242,7 @@ def test_chains_and_values_may_have_any_name(name: str, target: Target) -> None:
     reference(graph)(np.ones((3, 50)), np.ones(50), np.ones((3, 1)))
 
 
-@pytest.mark.by_values("spec", "dtype")
+@pytest.mark.by_values("spec", "dtype")  # stores are of one text for each type
 @pytest.mark.parametrize("dtype", [f16, bf16, f32], ids=str)
 @pytest.mark.parametrize("spec", ROWS.values(), ids=lambda c: c.name)
 def test_blocks_of_rows_that_start_anywhere_are_written_whole(spec: Chain, dtype: DType) -> None:

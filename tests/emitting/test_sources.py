@@ -60,7 +60,7 @@ def test_what_is_remembered_is_what_was_rendered(chain: Any) -> None:
         assert found.plan is again
 
 
-@pytest.mark.by_values("chain", "lies")
+@pytest.mark.by_values("chain", "lies")  # how tensors lie is spelled alike in every plan
 @pytest.mark.parametrize("lies", ["whole", "split", "unaligned"])
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.graph.name)
 def test_every_candidate_has_a_spelling_of_its_own(chain: Any, lies: str) -> None:

@@ -456,7 +456,7 @@ def test_two_products_share_a_tile(schedule: str, cluster: int) -> None:
 
 
 @needs_check
-@pytest.mark.by_values("spec", "cluster")
+@pytest.mark.by_values("spec", "cluster")  # chains meet clusters in test_every_tile_is_right
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize(
     "spec", [normed, normed_gated, normed_bias, activated, rooted], ids=lambda spec: spec.graph.name
@@ -579,7 +579,7 @@ def shared(spec: Chain, configuration: str, **sizes: int) -> WgmmaPlan:
 
 
 @needs_check
-@pytest.mark.by_values("spec", "configuration")
+@pytest.mark.by_values("spec", "configuration")  # a width is a number of boxes, whatever is made of them
 @pytest.mark.parametrize("configuration", WIDTHS)
 @pytest.mark.parametrize(
     "spec", [bias_gelu, mixed, gated_skip, two_skips, by_tf32, sides, normed], ids=lambda s: s.graph.name

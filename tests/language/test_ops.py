@@ -370,6 +370,7 @@ def test_a_product_of_a_row_is_bounded_through_the_ends_of_f32() -> None:
     assert 3.5 * 2.25 - 6 <= near <= (3.5 * 2.25 - 6) * 1.002
 
 
+@pytest.mark.by_values("function", "target")  # what they are made of, ops, is compiled for both vendors
 @pytest.mark.parametrize("function", F.COMPOSITES, ids=lambda f: f.__name__)
 def test_composite_matches_numpy(function: Callable[..., Any], target: Target) -> None:
     def body(x: f32[M, N]) -> f32[M, N]:

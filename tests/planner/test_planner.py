@@ -62,6 +62,7 @@ def test_fused_decisions_name_the_users_values() -> None:
     assert found["h"].bytes_saved == 3 * 4096 * 4096 * 2  # written once, read twice
 
 
+@pytest.mark.pairwise("name", "gpu", "cols")
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("gpu", [H200, A100, MI300X], ids=str)
 @pytest.mark.parametrize("cols", LENGTHS)

@@ -12,7 +12,7 @@ from tests.drawn_programs import chain_of, drawn_operands, meant, spec_text
 from tests.tools import needs_compiler
 
 TARGETS = ("cuda:h200", "cuda:sm_80", "hip:mi300x")
-SEEDS = 8  # of each test
+SEEDS = 6  # of each test
 CHUNKS = 2
 
 

@@ -80,6 +80,7 @@ EITHER = (*ROWS, turned, lambda a: turned(a, padded), lambda a: turned(a, misali
 
 
 @needs_compiler
+@pytest.mark.by_values("spec", "name")  # every layout has a plan for each, as tested above
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize(
     "spec",

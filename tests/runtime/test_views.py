@@ -142,6 +142,7 @@ def test_drawn_chains(steps: list[Step], target: str) -> None:
 # ---------------------------------------------------------------- chains with a purpose
 
 
+@pytest.mark.by_values("name", "target")  # views are strides, which no target changes
 @pytest.mark.parametrize("target", ["cuda:h200", "cuda:sm_80", "hip:mi300x"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_is_validated_and_right(name: str, target: str) -> None:
