@@ -209,7 +209,7 @@ class Kernels:
 def fixed_sizes(kernel: Kernel | Program) -> Mapping[str, int]:
     """The sizes that are constants of a kernel, by the chain's dims."""
     if isinstance(kernel, Program):
-        return {name: kernel.graph.sizes[name] for name in kernel.plan.fixed}
+        return {name: kernel.plan.graph.sizes[name] for name in kernel.plan.fixed}
     return compiled_sizes(kernel.plan)
 
 
