@@ -185,6 +185,7 @@ LAYOUTS = (Layout(), Layout(split=True))
 LENGTHS = (1, 31, 128, 1000, 4096, 4097, 50257)
 
 
+@pytest.mark.by_values("spec", "gpu")  # how a plan is named is the same for each GPU
 @pytest.mark.parametrize("gpu", [H200, MI300X], ids=str)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=lambda spec: spec.name)
 def test_a_configuration_names_one_candidate(spec: Chain, gpu: Target) -> None:

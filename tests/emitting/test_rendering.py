@@ -306,7 +306,7 @@ def test_a_type_that_only_a_cast_names_has_its_header(spec: Chain) -> None:
         compiles(made)
 
 
-@pytest.mark.by_values("gpu", "cols")
+@pytest.mark.by_values("gpu", "cols")  # functions stand in front of every kernel by one rule
 @pytest.mark.parametrize("cols", [37, 1000, 4096, 5001, 131072])
 @pytest.mark.parametrize("gpu", ["cuda:h200", "hip:mi300x"])
 def test_no_function_stands_in_front_of_a_kernel_that_calls_it_nowhere(gpu: str, cols: int) -> None:

@@ -61,9 +61,11 @@ def emulated(graph: Graph, target: Target = H200, fits: Fits = lambda plan: True
 @pytest.mark.pairwise("name", "cols", "target")
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("cols", [1, 7, 100, 1031])
-def test_every_spec_passes_in_full(name: str, cols: int, target: Target) -> None:
+def test_every_spec_passes(name: str, cols: int, target: Target, request: pytest.FixtureRequest) -> None:
+    """In full at one row length, which layouts of every kind are for; with --all, at each."""
     found = SPECS[name]
-    validate(emulated(found.graph.at(**sizes_at(found.graph, cols)), target)).raise_for_error()
+    quick = cols != 1031 and not request.config.getoption("--all")
+    validate(emulated(found.graph.at(**sizes_at(found.graph, cols)), target), quick=quick).raise_for_error()
 
 
 @pytest.mark.pairwise("name", "dtype", "target")
@@ -75,6 +77,7 @@ def test_every_spec_passes_in_every_dtype(name: str, dtype: str, target: Target)
     report.raise_for_error()
 
 
+@pytest.mark.pairwise("name", "staging", "across")
 @pytest.mark.parametrize("name", [n for n, c in SPECS.items() if c.graph.reductions])
 @pytest.mark.parametrize("staging", ["registers", "shared", "stream"])
 @pytest.mark.parametrize("across", [False, True], ids=["whole", "across"])
