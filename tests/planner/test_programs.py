@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusegen import Chain, bf16, chain, dims, f32
+from fusegen import ops as F
 from fusegen.errors import NoPlan
 from fusegen.planner import candidates
 from fusegen.planner.programs import program_instead
 from fusegen.planner.programs.model import ALIGNMENT, ProgramPlan, arranged
-from fusegen.planner.programs.search import cheapest
+from fusegen.planner.programs.search import Search, cheapest
 from fusegen.targets import A100, GOLDEN_TARGETS, H200, MI300X, Target
 from tests.chains_cut import CHAINS, best_masked, lora, mlp, residual_norm, side_by_side, two_selections
 from tests.specs import PRODUCTS, PROGRAMS
@@ -54,6 +55,18 @@ def test_an_output_is_what_the_next_kernel_reads() -> None:
     (stored,) = program.boundaries
     assert (stored.home, program.ends(stored)) == ("output", (0, (1,)))
     assert "reduces rows of a product" in stored.why
+
+
+def test_views_that_one_kernel_holds_are_not_cut() -> None:
+    """As of a chain without views, whose one kernel is taken as it is: nothing else is looked at."""
+
+    @chain(M=16, N=203)
+    def spread(x: bf16[M, N]) -> f32[M]:
+        return F.logsumexp(x) - F.mean(x)
+
+    search = Search(spread.graph, H200)
+    assert search.run() is not None
+    assert len(search.looked_at) == 1
 
 
 def test_the_cuts_looked_at_stand_in_the_plan() -> None:
