@@ -25,7 +25,7 @@ from tests.row_plans import row_plans
 from tests.sizes import sizes_at
 from tests.specs import ALL
 
-M, N = dims("M N")
+M, N, V = dims("M N V")
 
 
 @chain(M=64, N=1000)
@@ -53,9 +53,15 @@ def largest_integers(x: i32[M, N]) -> tuple[i32[M, 8], i32[M, 8]]:
     return F.topk(x, 8)
 
 
+@chain(V=100, M=64, N=1000)
+def gathered(table: bf16[V, N], ids: i32[M, 1], label: i32[M, 1], x: bf16[M, N]) -> tuple[bf16[M, N], f32[M, 1]]:
+    """Rows of a table, and one column of each row."""
+    return F.rmsnorm(F.gather(table, ids) + x), F.take(x, label, -1.0)
+
+
 @cache
 def chains() -> dict[str, Chain]:
-    return {c.name: c for c in (*ALL.values(), largest, few_experts, integers, largest_integers)}
+    return {c.name: c for c in (*ALL.values(), largest, few_experts, integers, largest_integers, gathered)}
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,8 @@ HIP_CHOSEN = Subject("scale_mask_softmax_topk", 9000, streaming, "hip:mi300x")
 HIP_SMALL_K = Subject("scale_mask_softmax_topk", 6000, small_k, "hip:mi300x")
 HIP_LARGE_K = Subject("scale_mask_softmax_topk", 1000, large_k, "hip:mi300x")
 HIP_ROUTED = Subject("router_topk", 200, by_warp, "hip:mi300x")
+GATHERED = Subject("gathered", 1000, registers)
+HIP_GATHERED = Subject("gathered", 250, warp, "hip:mi300x")
 HIP_TWO = Subject("add_rmsnorm", 500, warp, "hip:mi300x")
 
 
@@ -474,6 +482,24 @@ MUTATIONS: tuple[Mutation, ...] = (
              r"\n *__cluster_barrier_wait\(\);  // so does[^\n]*", ""),
     mutation("row by block, not by cluster", "two blocks of a cluster take two rows", CLUSTER,
              r"row = blockIdx\.x / row_blocks", "row = blockIdx.x"),
+    # ---- rows and columns that an index names
+    mutation("row of a table off by one", "the neighbour of the row that is named", GATHERED,
+             r"\(table_found \? ids : 0\)", "(table_found ? ids + 1 : 0)"),
+    mutation("first row taken for none", "an index that names nothing gives row 0", GATHERED,
+             r"= table_found \? (__bfloat162float\(.*?\)) : 0\.0f", r"= \1", everywhere=True),
+    mutation("row behind a table", "the row after the last is read", GATHERED,
+             r"ids < table_count", "ids <= table_count"),
+    mutation("row before a table", "indices below 0 are not looked for", GATHERED, r"ids >= 0 && ", ""),
+    mutation("rows of a table not counted", "any index is followed", GATHERED,
+             r"table_found = .*?;", "table_found = true;"),
+    mutation("32-bit offset of a table's row", "wraps in tables of 2^31 elements and more", GATHERED,
+             r"(\(table_found \? ids : 0\) \* table_stride)", r"static_cast<int>(\1)", quick=False),
+    mutation("column behind a row", "the column after the last is read", GATHERED, r"label < cols", "label <= cols"),
+    mutation("column before a row", "indices below 0 are not looked for", GATHERED, r"label >= 0 && ", ""),
+    mutation("HIP: row of a table by the thread's", "the table's row is the thread's own", HIP_GATHERED,
+             r"\(table_found \? ids : 0\)", "(table_found ? row : 0)"),
+    mutation("HIP: column not looked for", "any index is followed", HIP_GATHERED,
+             r"label >= 0 && label < cols \? (.*?) : ", r"true ? \1 : "),
     # ---- outputs
     mutation("second output not written", "a store is lost", TWO, r"store<\d>\(h_row \+ col, h_vec\);", ""),
     mutation("outputs exchanged", "the norm lands in h", TWO, r"store<(\d)>\(y_row \+ col, y_vec\);",

@@ -53,7 +53,7 @@ def show_chains(chains: Iterable[Chain]) -> None:
     say(table(*columns, "file", rows=places, styles={0: "bold", 3: "dim"}))
 
 
-KINDS = {Kind.REDUCE: "reduction", Kind.PRODUCT: "product"}
+KINDS = {Kind.REDUCE: "reduction", Kind.PRODUCT: "product", Kind.GATHER: "gather"}
 
 
 def op_facts() -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusegen.emitting.dialect import Dialect
+from fusegen.emitting.dialect import ZEROS, Dialect
 from fusegen.planner.parts import Body, Keep, Load, Reduction, Store
 
 
@@ -25,9 +25,15 @@ class Element:
     col: str = "col + j"  # its column
 
 
+def found(load: Load, text: str) -> str:
+    """A value of a table's row, 0 where there is no such row."""
+    return f"{load.access.name}_found ? {text} : {ZEROS[load.dtype]}" if load.access.gathered else text
+
+
 def element_lines(body: Body, at: Element, words: Dialect) -> list[str]:
     """Everything that is made of one element: read, computed, kept, reduced and written."""
-    lines = [words.define(load.value, load.dtype, text) for load in body.loads if (text := at.read(load))]
+    reads = [(load, text) for load in body.loads if (text := at.read(load))]
+    lines = [words.define(load.value, load.dtype, found(load, text)) for load, text in reads]
     lines += [words.define(keep.value, keep.dtype, at.kept(keep)) for keep in body.takes]
     lines += words.statements(body.body, at.col)
     lines += [f"{at.kept(keep)} = {keep.value};" for keep in body.keeps]

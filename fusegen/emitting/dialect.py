@@ -12,7 +12,7 @@ from typing import Any
 from fusegen.emitting.prelude import SPECIAL_FUNCTIONS, WORD_FUNCTIONS
 from fusegen.language.types import LEAST_INT, DType, b8, bf16, f16, f32, i32
 from fusegen.planner.heading import comment_lines
-from fusegen.planner.model import Argument, Number, Param, Plan, Statement, Until, Value
+from fusegen.planner.model import Access, Argument, Number, Param, Plan, Statement, Until, Value
 from fusegen.planner.parts import Store
 from fusegen.planner.pieces import digits
 from fusegen.targets.base import FITTING, Spelling
@@ -98,6 +98,8 @@ class Dialect:
     def expression(self, s: Statement, col: str) -> str:
         """What a statement computes; `col` is the column of the element at hand. Of ints it is spelled as plainly as of
         floats where nothing can go wrong."""
+        if s.access is not None:
+            return self.table_value(s, s.access)
         if s.op.name == "col_index":
             return col
         if s.op.name == "row_index":
@@ -109,6 +111,15 @@ class Dialect:
         usual = (s.op.ref, s.op.expr)
         _, text = s.op.forms.get(s.args[-1].dtype, usual) if s.args and not s.exact else usual
         return self.noted(text).format(*map(self.argument, s.args))
+
+    def table_value(self, s: Statement, access: Access) -> str:
+        """One value of a table, which an index names; nothing is read for one that names none."""
+        table, (index,) = access.gathered, map(self.argument, s.args)
+        assert table is not None
+        assert s.missing is not None
+        row = f"{access.name}_row" if access.walked else f"{access.name}_ptr"
+        found = self.to_value(access.dtype, f"{row}[{index} * {table.stride}]")
+        return f"{index} >= 0 && {index} < {table.count} ? {found} : {self.argument(s.missing)}"
 
     def define(self, name: str, dtype: DType, text: str) -> str:
         return f"const {VALUE_TYPES[dtype]} {name} = {text};"

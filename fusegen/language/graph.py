@@ -117,15 +117,32 @@ class Graph:
         return bool(self.computed_sizes) or any(n.op.kind in (Kind.VIEW, Kind.JOIN) for n in self.nodes)
 
     @cached_property
+    def gathers(self) -> tuple[Node, ...]:
+        """What is read in rows or columns that another value names."""
+        return tuple(n for n in self.nodes if n.op.kind is Kind.GATHER)
+
+    @cached_property
+    def tables(self) -> frozenset[Node]:
+        """The operands that are read in rows which indices name, and in no other way: their rows are none of the
+        chain's."""
+        found = {n.inputs[0] for n in self.gathers if n.op.name == "gather"}
+        read = {a for n in self.nodes for a in (n.inputs[1:] if n.op.name == "gather" else n.inputs)}
+        return frozenset(n for n in found - read - {t.node for t in self.outputs} if n.op.kind is Kind.INPUT)
+
+    @cached_property
     def iterated(self) -> tuple[Tensor, ...]:
-        """The tensors that the passes over rows and columns read or write: all but those behind the selection and those
-        of spaces of their own."""
-        return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in self.picked and t.node not in self.inner)
+        """The tensors that the passes over rows and columns read or write: all but those behind the selection, those
+        of spaces of their own, and tables."""
+        apart = self.picked | self.inner | self.tables
+        return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in apart)
 
     @cached_property
     def iterated_shapes(self) -> tuple[Shape, ...]:
-        """Of the products, of the tensors that are read and written together, and of what a selection chooses from."""
+        """Of the products, of the tensors that are read and written together, of what a selection chooses from, and of
+        rows that are found by an index."""
         nodes = (*self.products, *(n.inputs[0] for n in self.selections))
+        if self.tables:
+            nodes += tuple(n for n in self.gathers if n.inputs[0] in self.tables and n not in self.inner)
         return (*(n.shape for n in nodes), *(t.shape for t in self.iterated))
 
     @cached_property
@@ -205,8 +222,13 @@ class Graph:
         counts."""
         table: dict[Node, Extent] = {}
         for node in self.nodes:
-            if node.op.kind is Kind.INPUT:
+            if node in self.tables:  # whatever is read of it varies by its index
+                table[node] = Extent.LAUNCH
+            elif node.op.kind is Kind.INPUT:
                 table[node] = self.input_extent(self.tensor_of[node])
+            elif node.op.kind is Kind.GATHER:
+                least = Extent.ELEMENT if whole_rows(node) else Extent.ROW
+                table[node] = max(least, table[node.inputs[1]], key=by_reach)
             elif node.over:  # as a vector along the row
                 table[node] = Extent.ELEMENT if node.shape[-1] == self.shape[-1] else Extent.ROW
             elif node.op.kind is Kind.REDUCE or node.op.name in ("row_index", "row_low", "row_high"):
@@ -216,7 +238,7 @@ class Graph:
             elif node.op.kind is Kind.PRODUCT or (not node.inputs and node.op.name in COUNT_ELEMENTS):
                 table[node] = Extent.ELEMENT
             else:
-                table[node] = max((table[a] for a in node.inputs), key=lambda e: e.value, default=Extent.LAUNCH)
+                table[node] = max((table[a] for a in node.inputs), key=by_reach, default=Extent.LAUNCH)
         return table
 
     @cached_property
@@ -375,6 +397,15 @@ class Graph:
             if node in wanted:
                 wanted.update(node.inputs)
         return (node for node in self.nodes if node in wanted)
+
+
+def whole_rows(node: Node) -> bool:
+    """Does a gather give rows of several values, which lie next to each other? Else it gives one value for an index."""
+    return node.op.name == "gather" and node.inputs[0].shape[1:][-1:] not in ((), (1,))
+
+
+def by_reach(extent: Extent) -> int:
+    return extent.value
 
 
 def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:

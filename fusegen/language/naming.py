@@ -41,7 +41,7 @@ FRAME = frozenset(
     copy_misaligned head_of load_block load_kept_block load_shifted store_block store_row head edge in_remainder
     remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
     place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
-    top_columns take bare flat_index low_word high_word philox4x32""".split()  # noqa: SIM905
+    top_columns take bare rows_at take_at flat_index low_word high_word philox4x32""".split()  # noqa: SIM905
 ) | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(
@@ -89,7 +89,7 @@ FILE_SCOPE = frozenset(
 # what a kernel makes of a name, alone or with more words behind it: `x_vec`, `x_vec_next`, `x_stride_M`
 TENSOR_SUFFIXES = (
     "_ptr", "_row", "_vec", "_stride", "_kept", "_pieces", "_ends", "_staged", "_last", "_edge", "_at", "_place",
-    "_first", "_part", "_start", "_read", "_prefetched",
+    "_first", "_part", "_start", "_read", "_prefetched", "_found", "_count",
 )  # fmt: skip
 FACTOR_SUFFIXES = (
     "_ld", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",

@@ -27,6 +27,7 @@ class Kind(Enum):
     TRANSPOSE = "transpose"  # the same memory with its last two axes swapped: a factor only
     VIEW = "view"  # some elements of one value, in other axes: slices, permutations, axes split and merged
     JOIN = "join"  # several values side by side
+    GATHER = "gather"  # what an operand has in rows or columns that another value names
     PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
 
 
@@ -108,7 +109,7 @@ class Node:
     operator: Operator
     literal: float | int | bool | None = None  # of a literal
     size: Size | None = None  # of a size leaf: the dimension it counts
-    missing: float | int | bool | None = None  # of a take: what stands where the column is -1
+    missing: float | int | bool | None = None  # of a take: what stands where the column is none of the row's
     ordered: bool = True  # of top_columns: best first; else in any order
     view: View | None = None  # of a view: which elements of its argument
     parts: tuple[View, ...] = ()  # of a join: where each argument lies in it

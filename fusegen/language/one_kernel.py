@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from fusegen.errors import Where
 from fusegen.language.axes import column_reductions, reduced_axes
-from fusegen.language.graph import Extent, Graph, Kind, Node, broadcast, once_per_graph
+from fusegen.language.graph import Extent, Graph, Kind, Node, broadcast, once_per_graph, whole_rows
+from fusegen.language.ordering import along_row
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Shape, shape_text
 
@@ -44,7 +45,56 @@ def obstacle(graph: Graph) -> Obstacle | None:
                 "a kernel has one shape, which every operand has, or sizes of 1 and missing leading axes instead"
             )
             return Obstacle(reason, graph.where)
-    return of_columns(graph, shape) or of_selection(graph, shape) or of_outputs(graph, shape) or of_rows(graph, shape)
+    return (
+        of_gathers(graph)
+        or of_columns(graph, shape)
+        or of_selection(graph, shape)
+        or of_outputs(graph, shape)
+        or of_rows(graph, shape)
+    )
+
+
+def of_gathers(graph: Graph) -> Obstacle | None:
+    """Rows and columns at computed places, other than one of each operand for each row, in kernels of whole rows."""
+    beside: list[Node] = [*graph.products, *graph.selections, *column_reductions(graph)]
+    behind_them = set(beside)
+    for node in graph.nodes:
+        if any(a in behind_them for a in node.inputs):
+            behind_them.add(node)
+    read: set[Node] = set()
+    for node in graph.gathers:
+        source, index = node.inputs
+        said = f"{node.operator} reads {'rows' if node.op.name == 'gather' else 'columns'} that an index names"
+        made = computed_source(node)
+        if made is not None:
+            return Obstacle(f"{said}, of a value that is computed: a program cuts here", made.where, made)
+        if beside:
+            cut = next((a for a in node.inputs if a in behind_them), node)
+            what = f"{beside[0].operator} at {beside[0].where}"
+            return Obstacle(f"{said}, and {what} needs a kernel without that: a program cuts here", node.where, cut)
+        if graph.extents[index] is Extent.ELEMENT and (whole_rows(node) or node.op.name == "take_at"):
+            reason = f"{said}, and each element of a row has an index of its own; a kernel takes one index a row"
+            return Obstacle(reason, node.where)
+        if node.op.name == "gather" and (source in read or source not in graph.tables):
+            also = "twice" if source in read else "as the chain's rows too"
+            reason = f"{said}, of {graph.tensor_of[source].name}, which is read {also}: a program cuts here"
+            return Obstacle(reason, node.where, node)
+        if node.op.name == "gather":
+            read.add(source)
+    return None
+
+
+def computed_source(node: Node) -> Node | None:
+    """What a gather reads, where that is no operand; a column is also taken of elementwise steps on operands."""
+    stack = [node.inputs[0]]
+    for value in stack:
+        if value.op.kind in (Kind.INPUT, Kind.LEAF):
+            continue
+        if node.op.name == "gather" or (value.op.kind is not Kind.MAP and along_row(value)):
+            return value
+        if along_row(value):
+            stack += [a for a in value.inputs if a not in stack]
+    return None
 
 
 def of_columns(graph: Graph, shape: Shape) -> Obstacle | None:

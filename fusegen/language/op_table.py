@@ -34,6 +34,10 @@ def _select(name: str, arity: int, ref: str, doc: str, **facts: Any) -> None:
     OPS[name] = Op(name, Kind.SELECT, arity, ref, "", doc, **facts)
 
 
+def _gather(name: str, ref: str, doc: str) -> None:
+    OPS[name] = Op(name, Kind.GATHER, 2, ref, "", doc, takes="any", slopes=("1", "0"), ulps=0)
+
+
 # ---- made from nothing
 OPS["input"] = Op("input", Kind.INPUT, 0, "", "", "an operand", flops=0, takes="any")
 OPS["literal"] = Op("literal", Kind.LEAF, 0, "", "", "a Python number", flops=0, takes="any")
@@ -231,6 +235,10 @@ _reduce("min", "{0}.min(-1, keepdims=True)", "smaller({0}, {1})", "INFINITY",
 _select("top_columns", 1, "top_columns({0}, {k})", "columns of the k largest; -inf is never chosen", result=i32,
         forms={i32: ("top_columns(np.where({0} > -(2**31), {0}, -np.inf), {k})", "")})  # fmt: skip
 _select("take", 2, "take({0}, {1}, {missing})", "x at those columns", takes="any", slopes=("1", "0"), ulps=0)
+
+# ---- places that are computed: the functions of fusegen.language.lookup are their meaning
+_gather("gather", "rows_at({0}, {1})", "rows of an operand that indices name; 0 where there is no such row")
+_gather("take_at", "take_at({0}, {1}, {missing})", "x at the column that each row's index names")
 
 
 # ---- matrix products over the last two axes, summed in f32; factors are f16 or bf16 in memory, or rounded to it

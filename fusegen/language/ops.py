@@ -74,6 +74,7 @@ from fusegen.language.elementwise import (
     trunc,
     where,
 )  # fmt: skip
+from fusegen.language.gathering import gather, take_at
 from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
 from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
 from fusegen.language.op_table import OPS
@@ -95,6 +96,7 @@ from fusegen.language.trace import (
 from fusegen.language.types import DTYPES, Dim, DType, Size, b8, f32, fits_i32, i32, shape_text
 
 INF = float("inf")
+NAN = float("nan")
 
 
 # ---------------------------------------------------------------- reductions; the axes reduced stay as size 1
@@ -252,12 +254,15 @@ def take(x: Value, columns: Value, missing: Number | bool = 0) -> Value:
     """x at the columns that F.topk or F.argmax chose, in their order; `missing` where the column is -1.
 
     So one score chooses and another weighs: `_, columns = F.topk(score + bias, 8)`, `weights = F.take(score, columns)`.
+
+    Or at one column a row that i32 values name, of [M] or [M, 1] for x of [M, N]: `F.take(logits, labels)` is [M, 1].
+    Where the row has no such column it is `missing`.
     """
     for what, value in (("first", x), ("second", columns)):
         if not isinstance(value, Value):
             raise SpecError(f"take: the {what} argument is {value!r}, not a traced value", caller())
     if columns.node.op.name != "top_columns":
-        raise SpecError("take: the second argument must be the columns that F.topk or F.argmax gave", caller())
+        return take_at(x, columns, _missing(x, missing))
     chosen = columns.node.inputs[0]
     if not x.shape or x.shape[-1] != chosen.shape[-1] or x.node.op.kind is Kind.SELECT:
         already = ", which has the columns chosen alone" if columns.node in behind([x.node]) else ""
@@ -265,12 +270,18 @@ def take(x: Value, columns: Value, missing: Number | bool = 0) -> Value:
             f"take: found {shape_text(x.shape)}{already}, but the columns were chosen from rows of {chosen.shape[-1]}",
             caller(),
         )
+    return _taken(x, columns, _missing(x, missing))
+
+
+def _missing(x: Value, missing: Any) -> Number:
+    """What stands where there is no column, as x holds it."""
     kind = {f32: float, i32: int, b8: bool}[x.dtype]
     missing = python_number(missing)
     fits = type(missing) is kind or (type(missing) is int and (x.dtype is f32 or missing in (0, 1)))
     if not fits or (x.dtype is i32 and not fits_i32(missing)):
         raise SpecError(f"take: missing={missing!r} is nothing that {x.dtype} holds", caller())
-    return _taken(x, columns, kind(missing))
+    found: Number = kind(missing)
+    return found
 
 
 def _columns(name: str, x: Value, k: Size, ordered: bool) -> Value:
@@ -411,6 +422,39 @@ def dequantize(x: Value, scale: Value | Number) -> Value:
 
 
 @composite
+def cross_entropy(
+    logits: Value, labels: Value, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> Value:
+    """The loss of each row, f32 of [M, 1]: log(sum(exp(logits))) - logits[label], 0 where the label is `ignore_index`.
+
+    logits [M, N], labels i32 of [M] or [M, 1]. With `label_smoothing` e, that share of the loss is the mean over all
+    columns: (1 - e) * own + e * (log(sum(exp(logits))) - mean(logits)), as torch has it. `z_loss` z adds
+    z * log(sum(exp(logits)))^2. A label that is no column, nor `ignore_index`, gives NaN.
+    """
+    need_traced("cross_entropy", logits)
+    if not logits.shape or logits.shape[-1] == 1:
+        raise SpecError(f"cross_entropy: {shape_text(logits.shape)} has no row of logits", caller())
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int) or not fits_i32(ignore_index):
+        raise SpecError(f"cross_entropy: ignore_index={ignore_index!r}; it is a whole number that i32 holds", caller())
+    smoothing, z_factor = python_number(label_smoothing), python_number(z_loss)
+    for name, number, most in (("label_smoothing", smoothing, 1.0), ("z_loss", z_factor, INF)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= most:
+            raise SpecError(f"cross_entropy: {name}={number!r}; it must be a number from 0 to {most}", caller())
+    x = _real(logits)
+    own_logit = take(x, labels, NAN)
+    top = reduce("max", x, LAST)
+    pivot = where(top == -INF, 0.0, top)
+    log_sum = log(reduce("sum", exp(x - pivot), LAST))
+    loss = log_sum - (own_logit - pivot)
+    if smoothing:
+        loss = (1.0 - smoothing) * loss + smoothing * (log_sum - (mean(x) - pivot))
+    if z_factor:
+        loss = loss + z_factor * square(pivot + log_sum)
+    at = labels if len(labels.shape) == len(x.shape) else labels[..., None]
+    return where(at == ignore_index, 0.0, loss)
+
+
+@composite
 def one_hot(columns: Value, dim: Dim) -> Value:
     """1 at the column that each row's i32 names, 0 elsewhere, f32 of [..., dim]; a row of 0 for what is no column."""
     if not isinstance(columns, Value) or columns.dtype is not i32 or columns.shape[-1:] != (1,):
@@ -431,12 +475,12 @@ def causal(x: Value, offset: Value | int = 0) -> Value:
     return where(keep, x, -INF)
 
 
-PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SELECT))
+PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SELECT, Kind.GATHER))
 COMPOSITES = (
     gelu, softplus, softsign, mish, elu, selu, leaky_relu, hardsigmoid, hardswish, glu, reglu, geglu, swiglu,
     quick_geglu, clipped_swiglu, bilinear, clip,
     mean, var, amax, std, norm, logsumexp, any, all, softmax, log_softmax, layernorm, rmsnorm, l2norm, quantize,
-    dequantize, one_hot, causal, uniform, normal, dropout,
+    dequantize, cross_entropy, one_hot, causal, uniform, normal, dropout,
     groupnorm, batchnorm, rope, kl_div, einsum,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
@@ -450,7 +494,8 @@ __all__ = (  # noqa: RUF022  # by kind
     "prod", "quick_geglu", "clipped_swiglu", "bilinear", "groupnorm", "batchnorm", "rope", "kl_div",
     "einsum",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
-    "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "split", "concat", "stack",
+    "cross_entropy", "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "gather",
+    "split", "concat", "stack",
     "rearrange", "flip", "roll", "broadcast",
 )  # fmt: skip
 FUNCTIONS = __all__

@@ -69,8 +69,8 @@ def imports(graph: Graph) -> list[str]:
 
 
 def helpers(graph: Graph) -> list[str]:
-    """The functions that selections and random numbers call."""
-    found = selection_helpers(graph)
+    """The functions that selections, computed places and random numbers call."""
+    found = [*selection_helpers(graph), *gathering_helpers(graph)]
     if any(n.op.name == "philox" for n in graph.nodes):
         from fusegen.language import philox
 
@@ -85,6 +85,15 @@ def selection_helpers(graph: Graph) -> list[str]:
     if any(n.bare for n in graph.nodes):
         names["bare"] = None
     from fusegen.language.selection import source_of  # imports numpy, which tracing a spec does without
+
+    return ["\n\n" + source_of(name).rstrip("\n") for name in names]
+
+
+def gathering_helpers(graph: Graph) -> list[str]:
+    names = dict.fromkeys(n.op.name for n in graph.nodes if n.op.kind is Kind.GATHER)
+    if not names:
+        return []
+    from fusegen.language.lookup import source_of  # imports numpy, which tracing a spec does without
 
     return ["\n\n" + source_of(name).rstrip("\n") for name in names]
 
@@ -168,7 +177,7 @@ def line_of(node: Node, graph: Graph, names: Any) -> str:
         if node.bare:
             arguments[0] = f"bare({arguments[0]})"
         return f"{name} = {node.ref.format(*arguments, k=k, missing=number_text(node.missing))}"
-    return f"{name} = {node.ref.format(*arguments)}"
+    return f"{name} = {node.ref.format(*arguments, missing=number_text(node.missing))}"
 
 
 def numbers_of(node: Node) -> tuple[Node, ...]:

@@ -59,6 +59,7 @@ TEXTS: Mapping[str, str] = {
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
     "prod": "torch.prod({0}, -1, keepdim=True)", "min": "torch.amin({0}, -1, keepdim=True)",
     "top_columns": "torch.topk({0}, {k}, -1{order}).indices", "take": "torch.take_along_dim({0}, {1}, -1)",
+    "gather": "{0}[{1}]", "take_at": "torch.take_along_dim({0}, {1}.long(), -1)",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
 }  # fmt: skip
 CLAMPS = {"maximum": "torch.clamp({0}, min={1})", "minimum": "torch.clamp({0}, max={1})"}  # by a number
@@ -339,6 +340,9 @@ class Writer:
             return text.removesuffix(".indices") if node in self.values else text
         if node.op.name == "take":  # torch wants as many axes of both
             arguments[0] += f"[{', '.join(['None'] * missing)}]" if (missing := self.missing_axes(node)) else ""
+        if node.op.name == "gather":  # its index has an axis for each of a row's
+            own = len(node.inputs[0].shape) - 1
+            arguments[1] += f"[..., {', '.join(['0'] * own)}]" if own and node.inputs[1].shape else ""
         if node.op.name in CLAMPS and any(self.is_number(a) for a in node.inputs):
             template = CLAMPS[node.op.name]
             if self.is_number(node.inputs[0]):

@@ -301,7 +301,7 @@ class Value:
         if any(isinstance(part, Value) for part in (key if isinstance(key, tuple) else (key,))):
             raise SpecError(
                 "an index that is itself traced: its elements are not known while the chain is traced\n"
-                "  slices, whole numbers and sizes index; F.take takes the columns that F.topk chose",
+                "  slices, whole numbers and sizes index; F.gather(x, ids) takes rows, F.take(x, columns) columns",
                 caller(),
             )
         try:

@@ -58,6 +58,15 @@ class View:
         return self == View.identity(self.shape)
 
     @property
+    def adds_axes(self) -> bool:
+        """Is it the base with axes of one element more, or without some of those?"""
+        moving = [column for column in self.columns if any(step != 0 for step in column)]
+        own = [(size, axis) for axis, size in enumerate(self.base_shape) if size != 1]
+        shape = [size for size in self.shape if size != 1]
+        units = [tuple(int(b == axis) for b in range(len(self.base))) for _, axis in own]
+        return shape == [size for size, _ in own] and moving == units and all(o == 0 for o in self.offset)
+
+    @property
     def columns(self) -> tuple[Column, ...]:
         return tuple(tuple(row[j] for row in self.steps) for j in range(len(self.shape)))
 

@@ -11,6 +11,7 @@ Three ways of counting bytes, side by side, because papers, users and DRAM count
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,6 +72,7 @@ def traffic(graph: Graph, passes: Iterable[RowPass], again_from_l2: bool, again:
         size = round(whole * shares.get(tensor.name, 1.0))
         if not output:
             size = round(size * share_taken(graph, tensor.node, graph.users[tensor.node]))
+            size = min(size, gathered_bytes(graph, tensor.node, size))
         by_column = tensor.shape[-1] == graph.shape[-1]
         shared_by_rows = (
             whole < elements * tensor.dtype.bytes // 2
@@ -156,6 +158,17 @@ def share_taken(graph: Graph, node: Node, users: Sequence[Node]) -> float:
     """The share of a row that these users read: all of it, unless each takes it at the columns chosen."""
     taken = users and all(u.op.name == "take" and u.inputs[0] is node for u in users)
     return min(1.0, graph.picks / graph.cols) if taken else 1.0
+
+
+def gathered_bytes(graph: Graph, node: Node, otherwise: int) -> int:
+    """The bytes that are read of an operand in rows or columns that indices name, as if no two were the same; of one
+    that is read in another way too `otherwise`."""
+    users = graph.users.get(node, ())
+    if not users or any(u.op.kind is not Kind.GATHER or u.inputs[0] is not node for u in users):
+        return otherwise
+    size = graph.storage[node].bytes
+    elements = sum(math.prod(size_of(s, graph.sizes) for s in user.shape) for user in users)
+    return size * elements
 
 
 def is_result(graph: Graph, node: Node, inside: set[Node]) -> bool:

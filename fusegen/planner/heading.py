@@ -89,6 +89,7 @@ def header_facts(plan: Headed) -> list[tuple[str, str]]:
     return [
         ("target", f"{target.vendor} {target.arch}, {facts}"),
         *([("selects", selected(graph))] if graph.selection else []),
+        *([("looks up", looked_up(graph))] if graph.gathers else []),
         ("tile", plan.regime),
         ("traffic", f"{megabytes(moved.moved)} moved, {megabytes(moved.ideal)} ideal, {apart}{unfused}"),
         ("floor", f"{cost.floor_us:.1f} us at {at}; {cost.bound}-bound at {moved.intensity:.2f} flop/B"),
@@ -125,6 +126,18 @@ def selected(graph: Graph) -> str:
     key = value_names(graph)[graph.selection.inputs[0]]
     never = "-inf never" + (" but in a row of nothing else" if graph.selection.bare else "")
     return f"{graph.picks} of {graph.cols} columns a row by {key}, {order}; NaN before all, ties by column, {never}"
+
+
+def looked_up(graph: Graph) -> str:
+    """`rows of table at ids, 0 where there is none`."""
+    names = value_names(graph)
+    found = []
+    for node in graph.gathers:
+        kind = "rows" if node.op.name == "gather" else "columns"
+        missing = 0 if node.missing is None else node.missing
+        at = names.get(node.inputs[1], "an index")
+        found.append(f"{kind} of {names[node.inputs[0]]} at {at}, {missing:g} where there is none")
+    return "; ".join(found)
 
 
 def field(name: str, text: str) -> list[str]:

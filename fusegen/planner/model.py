@@ -23,6 +23,7 @@ from fusegen.planner.parts import (
     Access,
     Argument,
     Body,
+    Gathered,
     Keep,
     Layout,
     Load,
@@ -262,7 +263,9 @@ class Plan(ABC):
         return tuple(map(self.needs_of, self.accesses))
 
     def needs_of(self, access: Access) -> Needs:
-        groups = tuple(self.axes_walked(access, dim) for dim in access.strided)
+        groups = tuple(self.axes_walked(access, dim) for dim in access.walked)
+        if access.gathered:
+            groups += ((-len(access.shape),),)
         if access.ld_axis is not None:
             groups += ((access.ld_axis,),)
         whole = access.mode == "vector" and not self.flat
@@ -432,7 +435,7 @@ class RowPlan(Plan):
     @property
     def copies(self) -> bool:
         """Does what the first pass keeps get to shared memory by asynchronous copies?"""
-        return any(load.transport == "cp.async" for load in self.passes[0].loads)
+        return any(load.transport == "cp.async" for row_pass in self.passes[:1] for load in row_pass.loads)
 
     @property
     def bulk(self) -> bool:
@@ -585,8 +588,8 @@ class Source:
 
 
 __all__ = [
-    "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Keep", "Keeps", "Layout", "Load", "Mode", "Needs",
-    "Number", "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPass", "RowPlan", "Selection",
-    "Source", "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic", "Until", "Value", "counts",
-    "used_by",
+    "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Gathered", "Keep", "Keeps", "Layout", "Load",
+    "Mode", "Needs", "Number", "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPass", "RowPlan",
+    "Selection", "Source", "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic", "Until",
+    "Value", "counts", "used_by",
 ]  # fmt: skip

@@ -60,6 +60,39 @@ Transport = Literal[  # how elements get from memory to where they are used, or 
 
 
 @dataclass(frozen=True, slots=True)
+class Value:
+    """A value by its name in the kernel, f32, i32 or b8."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A constant of the kernel: a literal of the spec's, or a size."""
+
+    value: float | int | bool
+    dtype: DType
+
+
+Argument = Value | Number
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Rows of a table that an index names, along the table's first axis: the kernel is told how many there are by the
+    argument `count`, and the step from one to the next by the argument `stride`. Of an index that names none it reads
+    row 0, and makes 0 of each value. Of a table without columns it reads a value for each index, none where that names
+    nothing. `along`: the positions in `Plan.row_dims` along which the index moves.
+    """
+
+    index: Argument
+    count: str
+    stride: str
+    along: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """How one tensor is read or written.
 
@@ -69,6 +102,8 @@ class Access:
     argument `<tensor>_stride_elements`). `vector_bytes` is what one instruction moves: the alignment that the
     launcher must check (mode "vector": address and strides; "misaligned" and "bulk": the address, and no stride is
     negative, so that nothing is read before the first byte).
+
+    `gathered`: its rows are those that an index names; of `strided`, those that the index moves along take no stride.
 
     A factor of a product says more of how it lies. `line`: its axis whose elements are next to each other, counted from
     the right; `ld_axis`: the other axis of its matrices, whose stride is the leading dimension, where no row dimension
@@ -95,6 +130,14 @@ class Access:
     axes: tuple[tuple[int, ...], ...] = ()
     right: bool = False
     transposable: bool = False
+    gathered: Gathered | None = None
+    anywhere: bool = False  # of its rows, every thread may read the column that a value names
+
+    @property
+    def walked(self) -> tuple[int, ...]:
+        """The positions in `Plan.row_dims` along which the tensor moves by a stride."""
+        index = self.gathered.along if self.gathered else ()
+        return tuple(dim for dim in self.strided if dim not in index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +168,14 @@ class Param:
     """One kernel argument, in order.
 
     kind "pointer": address of `tensor`; "value": a run-time scalar; "extent": size of `row_dims[dim]` (64-bit);
-    "stride": stride of `tensor` along `row_dims[dim]`, or along its own `axes`, in elements (64-bit); "map": how
+    "size": size of `tensor` along its own `axes` (64-bit); "stride": stride of `tensor` along `row_dims[dim]`, or along
+    its own `axes`, in elements (64-bit); "map": how
     `tensor` lies in memory, for tensor copies of a `box`, whose axes are the tensor's own axes `box_axes` (counted from
     the right; the last one's elements are next to each other), in shared memory permuted within lines of `swizzle`
     bytes, f32 rounded to tf32 on the way if that is its `dtype`.
     """
 
-    kind: Literal["pointer", "value", "extent", "stride", "map"]
+    kind: Literal["pointer", "value", "extent", "size", "stride", "map"]
     name: str
     tensor: str = ""
     dim: int = 0
@@ -145,29 +189,11 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """A value by its name in the kernel, f32, i32 or b8."""
-
-    name: str
-    dtype: DType
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A constant of the kernel: a literal of the spec's, or a size."""
-
-    value: float | int | bool
-    dtype: DType
-
-
-Argument = Value | Number
-
-
-@dataclass(frozen=True, slots=True)
 class Statement:
     """`name` is `op` of `args`, in single-assignment order.
 
-    It holds no node of the graph: plans are pickled, and a node has all of the chain behind it.
+    It holds no node of the graph: plans are pickled, and a node has all of the chain behind it. `access`: the tensor
+    that it reads at the place which its argument names; of a table whose rows passes read, it only says where they are.
     """
 
     op: Op
@@ -175,6 +201,8 @@ class Statement:
     dtype: DType
     args: tuple[Argument, ...]
     exact: bool = False  # arithmetic on ints that surely stays one: it need not wrap
+    access: Access | None = None
+    missing: Number | None = None  # what stands where there is no such place
 
     @property
     def uses(self) -> frozenset[str]:

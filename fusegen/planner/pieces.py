@@ -10,9 +10,21 @@ import numpy as np
 
 from fusegen.language.graph import Graph, Node, Tensor
 from fusegen.language.naming import value_names
-from fusegen.language.types import f32, size_of
+from fusegen.language.types import b8, f32, i32, size_of
 from fusegen.planner.limits import limits
-from fusegen.planner.model import Access, Argument, Layout, Mode, Number, Param, RowDim, Statement, Tile, Value
+from fusegen.planner.model import (
+    Access,
+    Argument,
+    Gathered,
+    Layout,
+    Mode,
+    Number,
+    Param,
+    RowDim,
+    Statement,
+    Tile,
+    Value,
+)
 from fusegen.planner.ranges import stays_inside
 from fusegen.targets.base import Target
 
@@ -27,9 +39,10 @@ def arrays(graph: Graph) -> tuple[Tensor, ...]:
 
 
 def moves_along(graph: Graph, tensor: Tensor, axis: int) -> bool:
-    """Does the tensor move along axis `axis` of the chain's shape (counted from the left)?"""
+    """Does the tensor move along axis `axis` of the chain's shape (counted from the left)? A table does so by the axes
+    of its rows."""
     own = axis - (len(graph.shape) - len(tensor.shape))
-    return own >= 0 and tensor.shape[own] == graph.shape[axis]
+    return own >= int(tensor.node in graph.tables) and tensor.shape[own] == graph.shape[axis]
 
 
 def row_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
@@ -79,7 +92,8 @@ def vector_widths(graph: Graph, layout: Layout) -> tuple[int, ...]:
 
     What takes one byte does not set the width: 16 of them would mean 64 bytes of a float beside them.
     """
-    sizes = {t.dtype.bytes for t in graph.iterated if t.shape and t.dtype.bytes > 1} or {1}
+    whole = [graph.tensor_of[table] for table in graph.tables if len(table.shape) > 1]
+    sizes = {t.dtype.bytes for t in (*graph.iterated, *whole) if t.shape and t.dtype.bytes > 1} or {1}
     widths = {VECTOR_BYTES // size for size in sizes}
     # a narrower vector may divide the row, or waste less of a short one; and what moves by single elements moves best
     # when neighbouring threads take neighbouring elements
@@ -95,12 +109,20 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
     """How each tensor is read or written with `vector` elements a thread."""
     names = value_names(graph)
     limited = {graph.tensor_of[node].name for node in limits(graph)}
+    anywhere = {node.inputs[0] for node in graph.gathers if node.op.name == "take_at"}
     found: list[Access] = []
     for tensor in arrays(graph):
         output = any(tensor is t for t in graph.outputs)
-        strided = tuple(i for i, d in enumerate(dims) if any(moves_along(graph, tensor, a) for a in d.axes))
+        gathered = gathered_rows(graph, tensor, dims)
+        strided = tuple(
+            i
+            for i, d in enumerate(dims)
+            if any(moves_along(graph, tensor, a) for a in d.axes) or (gathered and i in gathered.along)
+        )
         picked = output and tensor.node in graph.picked  # k columns, written one by one
         by_column = tensor.shape[-1] != 1 if picked else tensor.shape[-1] == graph.shape[-1]
+        if gathered:
+            by_column = len(tensor.shape) > 1 and tensor.shape[-1] != 1
         mode = "element" if picked else access_mode(graph, layout, tensor, strided, by_column, vector)
         width = tensor.dtype.bytes if mode == "element" else min(VECTOR_BYTES, vector * tensor.dtype.bytes)
         found.append(
@@ -122,9 +144,23 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                     and vector * tensor.dtype.bytes == VECTOR_BYTES
                 ),
                 apart=by_column and tensor.name in layout.apart,
+                gathered=gathered,
+                anywhere=tensor.node in anywhere,
             )
         )
     return tuple(found)
+
+
+def gathered_rows(graph: Graph, tensor: Tensor, dims: tuple[RowDim, ...]) -> Gathered | None:
+    """How a table's rows are found; None of any other tensor."""
+    if tensor.node not in graph.tables:
+        return None
+    (node,) = (n for n in graph.gathers if n.inputs[0] is tensor.node)
+    index, name = node.inputs[1], value_names(graph)[tensor.node]
+    missing = len(graph.shape) - len(index.shape)
+    moving = {axis + missing for axis, size in enumerate(index.shape) if size == graph.shape[axis + missing]}
+    along = tuple(i for i, d in enumerate(dims) if moving & set(d.axes))
+    return Gathered(argument(index, graph), f"{name}_count", f"{name}_stride", along)
 
 
 def access_mode(
@@ -183,7 +219,11 @@ def params_of(graph: Graph, dims: tuple[RowDim, ...]) -> Iterator[Param]:
 
 def stride_params(dims: tuple[RowDim, ...], found: Iterable[Access]) -> Iterator[Param]:
     for access in found:
-        for index in access.strided:
+        if access.gathered:
+            first = (-len(access.shape),)
+            yield Param("size", access.gathered.count, access.tensor, axes=first)
+            yield Param("stride", access.gathered.stride, access.tensor, axes=first)
+        for index in access.walked:
             yield Param("stride", stride_name(access, dims, index), access.tensor, dim=index)
         if access.apart:
             yield Param("stride", element_stride_name(access), access.tensor, axes=(-1,))
@@ -207,6 +247,14 @@ def argument(node: Node, graph: Graph) -> Argument:
         return Number(float(size_of(node.size, graph.sizes)), node.dtype)
     assert node.literal is not None
     return Number(node.literal, node.dtype)
+
+
+def reading(node: Node, graph: Graph, access: Access) -> Statement:
+    """What is read at a computed place of a tensor."""
+    missing = {f32: 0.0, i32: 0, b8: False}[node.dtype] if node.missing is None else node.missing
+    args = (argument(node.inputs[1], graph),)
+    name = value_names(graph)[node]
+    return Statement(node.op, name, node.dtype, args, access=access, missing=Number(missing, node.dtype))
 
 
 def statement(node: Node, graph: Graph) -> Statement:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fusegen.language.graph import CASTS, COUNT_ELEMENTS, Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
 from fusegen.language.ordering import MASKED, along_row, order_by_keys, with_nodes
 from fusegen.language.trace import OPS
-from fusegen.language.types import DType, b8, bf16, f32, i32
+from fusegen.language.types import DType, b8, bf16, f32, i32, size_of
 from fusegen.planner.ranges import ANY, SMALLEST_NORMAL, ranges
 
 
@@ -18,6 +18,8 @@ def simplify(graph: Graph) -> Graph:
     found = shared
     if shared.selection is not None:
         found = share_common(sink_takes(order_by_keys(shared)))
+    if any(node.op.name == "take_at" and node.inputs[0].op.kind is not Kind.INPUT for node in shared.gathers):
+        found = share_common(sink_columns(found))
     found = stores_that_round(cheaper_functions(found))
     return found if found is shared else replace(found, origin=shared.written)
 
@@ -174,6 +176,50 @@ def sunk(node: Node) -> Node:
         return result
     none = Node(OPS["lt"], (columns, literal(0, i32, node)), columns.shape, b8, node.operator)
     chosen = (none, literal(node.missing, x.dtype, node), result)
+    return Node(OPS["where"], chosen, node.shape, x.dtype, node.operator)
+
+
+def sink_columns(graph: Graph) -> Graph:
+    """take_at(f(a, b), c)  ->  f(take_at(a, c), take_at(b, c))      where the row has a column c
+
+    Exact, as of the columns that a selection chose: what is left is read of operands, at one place a row.
+    """
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        inputs = tuple(made[a] for a in node.inputs)
+        same = node if inputs == node.inputs else replace(node, inputs=inputs)
+        made[node] = at_column(same, graph) if node.op.name == "take_at" else same
+    return with_nodes(graph, made)
+
+
+def at_column(node: Node, graph: Graph) -> Node:
+    """What is taken at a column, computed there."""
+    x, column = node.inputs
+    if x.op.kind is Kind.INPUT:
+        return node
+    found: dict[Node, Node] = {}
+    for value in behind([x]):
+        if not along_row(value):
+            found[value] = value
+        elif value.op.name == "col_index":
+            found[value] = column
+        elif value.op.name in COUNT_ELEMENTS:
+            found[value] = replace(value, inputs=(column,), shape=(*value.shape[:-1], 1), operator=node.operator)
+        elif value.op.kind is Kind.INPUT:
+            shape = (*broadcast(value.shape[:-1], column.shape[:-1]), 1)
+            nothing = {f32: 0.0, i32: 0, b8: False}[value.dtype]
+            found[value] = replace(node, inputs=(value, column), shape=shape, missing=nothing, dtype=value.dtype)
+        else:
+            inputs = tuple(found[a] for a in value.inputs)
+            shape = broadcast((), ())
+            for a in inputs:
+                shape = broadcast(shape, a.shape)
+            found[value] = replace(value, inputs=inputs, shape=shape, operator=node.operator)
+    cols = size_of(x.shape[-1], graph.sizes)
+    before = Node(OPS["ge"], (column, literal(0, i32, node)), column.shape, b8, node.operator)
+    after = Node(OPS["lt"], (column, literal(cols, i32, node)), column.shape, b8, node.operator)
+    known = Node(OPS["logical_and"], (before, after), column.shape, b8, node.operator)
+    chosen = (known, found[x], literal(node.missing, x.dtype, node))
     return Node(OPS["where"], chosen, node.shape, x.dtype, node.operator)
 
 

@@ -402,6 +402,10 @@ def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
     for param in plan.params:
         if param.kind == "extent":
             numbers.append(extents[param.dim])
+        elif param.kind == "size":
+            numbers.append(math.prod(views[param.tensor].shape[axis] for axis in param.axes))
+            if rows and not numbers[-1]:
+                raise ArgumentError(f"{param.tensor} has no rows, and {plan.name} reads some of them")
         elif param.kind == "stride":
             access, view = accesses[param.tensor], views[param.tensor]
             numbers.append(merged_stride(view, param.axes or plan.axes_walked(access, param.dim)) or 0)

@@ -227,7 +227,8 @@ class Prepared(Forwarded):
             raise RequestError(f"{self.plan.name} is a program: its prepared.record.launches have them")
         rest = iter(self.record.launch.numbers)
         places = iter(self.pointers)
-        queues = {"pointer": places, "map": places, "value": iter(self.values), "extent": rest, "stride": rest}
+        numbers = dict.fromkeys(("extent", "size", "stride"), rest)
+        queues = {"pointer": places, "map": places, "value": iter(self.values), **numbers}
         return {param.name: next(queues[param.kind]) for param in self.plan.params}
 
 

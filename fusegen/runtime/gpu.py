@@ -42,7 +42,7 @@ class Arguments:
     """
 
     def __init__(self, params: Sequence[Param], lead: int = 0) -> None:
-        ranks = {"pointer": 0, "map": 0, "value": 1, "extent": 2, "stride": 2}
+        ranks = {"pointer": 0, "map": 0, "value": 1, "extent": 2, "size": 2, "stride": 2}
         order = sorted(range(len(params)), key=lambda i: ranks[params[i].kind])  # stable: keeps each kind's own order
         self.codes = [slot_code(params[i]) for i in order]
         self.pack_into = struct.Struct("".join(self.codes)).pack_into

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from fusegen.language.graph import CASTS, Graph, Kind, Node, Op, plain
+from fusegen.language.lookup import rows_at, take_at
 from fusegen.language.ordering import MASKED, signs_of
 from fusegen.language.philox import flat_index, high_word, low_word, philox
 from fusegen.language.reference import PLACES
@@ -90,7 +91,7 @@ def analyse_nodes(
         elif graph.selection and of_columns(node, graph.selection):
             table[node] = selected(node, graph.selection, table, sizes, columns)
         else:
-            passes = node.op.name in PASSING or node.op.kind in (Kind.TRANSPOSE, Kind.VIEW, Kind.JOIN)
+            passes = node.op.name in PASSING or node.op.kind in (Kind.TRANSPOSE, Kind.VIEW, Kind.JOIN, Kind.GATHER)
             read = {a: table[a] if passes else held(table[a]) for a in node.inputs}
             table[node] = step(node, [read[a] for a in node.inputs], graph, sizes, how, table)
     return table
@@ -185,6 +186,8 @@ def step(
         return viewed(node, args[0], sizes)
     if node.op.kind is Kind.JOIN:
         return joined(node, args, sizes)
+    if node.op.kind is Kind.GATHER:
+        return looked_up(node, *args)
     if node.over:
         return over_rows(node, args[0], how if isinstance(how, ColumnSums) else None)
     if node.op.kind is Kind.REDUCE:
@@ -242,6 +245,21 @@ def joined(node: Node, args: Sequence[Bounded], sizes: Mapping[str, int]) -> Bou
         at = positions_in(part, sizes)
         value[at], error[at] = arg.value, arg.error
     return Bounded(value.reshape(shape), error.reshape(shape))
+
+
+def looked_up(node: Node, source: Bounded, index: Bounded) -> Bounded:
+    """Rows or columns at an index, each element with its own error; unknown where the index may be another one."""
+    error = np.broadcast_to(source.error, source.value.shape)
+    if node.op.name == "gather":
+        found = Bounded(rows_at(source.value, index.value), rows_at(error, index.value))
+        unsure = rows_at(np.ones(source.value.shape), np.where(index.error > 0, 0, -1)) > 0
+    else:
+        found = Bounded(
+            take_at(source.value, index.value, node.missing).astype(source.value.dtype),
+            take_at(error, index.value, 0.0),
+        )
+        unsure = np.broadcast_to(index.error > 0, found.value.shape)
+    return Bounded(found.value, np.where(unsure, np.inf, found.error)) if np.any(index.error > 0) else found
 
 
 def leaf(node: Node, graph: Graph, sizes: Mapping[str, int]) -> Bounded:

@@ -41,6 +41,7 @@ from fusegen.validation.inputs import (
     main_tensors,
     make_operands,
     need_numbers,
+    rows_of_tables,
     sizes_for,
     summed_dims,
     take,
@@ -334,7 +335,8 @@ class Checks:
 
         Rows that count themselves stay in place. Random numbers count all axes: the first of the outermost one stay.
         """
-        free = [name for name in free_dims(self.plan, self.plan.flat) if name not in self.summed]
+        whole = rows_of_tables(self.graph)
+        free = [name for name in free_dims(self.plan, self.plan.flat) if name not in self.summed | whole]
         if draws(self.graph):
             first = str(self.graph.shape[0])
             return {first: list(range(-(-sizes[first] // 2)))} if first in free else {}

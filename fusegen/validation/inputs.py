@@ -12,8 +12,9 @@ import numpy as np
 
 from fusegen.errors import RequestError
 from fusegen.language.axes import reduced_axes
-from fusegen.language.graph import Graph, Tensor
-from fusegen.language.types import Dim, b8, f32, size_of
+from fusegen.language.graph import Graph, Kind, Node, Tensor, behind
+from fusegen.language.sizes import dims_in
+from fusegen.language.types import Dim, b8, f32, i32, size_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import moves_along
 from fusegen.planner.products.factors import axis_of, uses
@@ -36,6 +37,7 @@ from fusegen.validation.patterns import (
 Array = np.ndarray[Any, np.dtype[Any]]
 NORMAL = PATTERNS[0]
 USUAL = SETTINGS[0]
+TABLE_ROWS = 37  # of a table whose rows an index names
 FLAT_ROW = 1021  # elements of one pattern in a flat array; no vector divides it
 
 
@@ -67,6 +69,54 @@ def free_dims(plan: Plan, flat: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def table_dims(graph: Graph) -> tuple[str, ...]:
+    """The dims that count rows of tables, and nothing else: a launch may have as few as it likes."""
+    counted = {size for table in read_tables(graph) for size in table.shape[:1] if isinstance(size, Dim)}
+    others = [t.shape[1:] if t.node in read_tables(graph) else t.shape for t in (*graph.inputs, *graph.outputs)]
+    elsewhere = set(dims_in(tuple(size for shape in others for size in shape)))
+    numbers = set(dims_in(tuple(node.size for node in graph.nodes if node.size is not None)))
+    return tuple(name for name in graph.sizes if Dim(name) in counted - elsewhere - numbers)
+
+
+def read_tables(graph: Graph) -> tuple[Node, ...]:
+    """The operands whose rows are found by an index, through views too."""
+    found: dict[Node, None] = {}
+    for node in graph.gathers:
+        source = node.inputs[0]
+        while source.op.kind is Kind.VIEW:
+            source = source.inputs[0]
+        if node.op.name == "gather" and source.op.kind is Kind.INPUT:
+            found[source] = None
+    return tuple(found)
+
+
+def rows_of_tables(graph: Graph) -> set[str]:
+    """The dims that count rows which an index names: some of them without the others are another table."""
+    return {d.name for n in graph.gathers if n.op.name == "gather" for d in dims_in(n.inputs[0].shape[:1])}
+
+
+def index_limits(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """How many rows or columns the operands name that indices are made of; where they name several, the fewest."""
+    found: dict[str, int] = {}
+    for node in graph.gathers:
+        size = node.inputs[0].shape[0 if node.op.name == "gather" else -1]
+        for source in behind([node.inputs[1]]):
+            if source in graph.tensor_of and source.dtype is i32 and source.shape:
+                name, number = graph.tensor_of[source].name, size_of(size, sizes)
+                found[name] = min(number, found.get(name, number))
+    return found
+
+
+def indices(rng: np.random.Generator, shape: tuple[int, ...], limit: int) -> Array:
+    """Indices below `limit`, any number of them alike; and in place of one in three by turns its ends and what names
+    nothing: beside both ends, far beyond them, and the number that by custom is ignored."""
+    found = rng.integers(0, limit, shape)
+    special = np.roll([limit, -1, 0, limit - 1, -(2**31), 2**31 - 1, -limit, -100], rng.integers(8))
+    places = rng.permutation(found.size)[: found.size // 3]
+    found.reshape(-1)[places] = np.resize(special, places.size)
+    return found.astype(np.int32)
+
+
 def summed_dims(graph: Graph) -> frozenset[str]:
     """The dims over which rows are reduced: what is left of a launch without some of those rows is another result."""
     return frozenset(map(str, graph.counted))
@@ -81,7 +131,7 @@ def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | Non
     graph = plan.graph
     flat = plan.flat if flat is None else flat
     free = free_dims(plan, flat)
-    sizes = {**graph.sizes, **dict.fromkeys(free, 1)}
+    sizes = {**graph.sizes, **dict.fromkeys(free, 1), **dict.fromkeys(table_dims(graph), TABLE_ROWS)}
     if not free:
         return sizes
     for name, size in zip(free[:-1], outer, strict=False):
@@ -125,15 +175,22 @@ def make_operands(
     count = rows_of(graph, sizes)
     row_patterns = [patterns[i % len(patterns)] for i in range(count)]
     mains = main_tensors(graph)
+    limits = index_limits(graph, sizes)
     values: list[Any] = []
     for tensor in graph.inputs:
         shape = tuple(size_of(size, sizes) for size in tensor.shape)
+        if tensor.name in limits:
+            values.append(indices(rng, shape, limits[tensor.name]))
+            continue
         cols = shape[-1] if shape else 1
         safe = safe_magnitude(tensor.dtype, cols)
         room = Room(rng, math.prod(shape[:-1]), cols, tensor.dtype, safe, graph.picks)
         if tensor in mains:
             place = mains.index(tensor)
             values.append(rows_of_patterns(graph, tensor, shape, room, row_patterns, place, len(mains)))
+        elif tensor.node in graph.tables and not mains and tensor.dtype.kind == "float":
+            made = mixed(room, [patterns[i % len(patterns)] for i in range(room.rows)], 0, 1)
+            values.append(made.reshape(shape).astype(tensor.dtype.numpy))
         elif tensor in right_factors(graph):
             values.append(weights(graph, tensor, shape, room, setting))
         elif tensor.dtype.kind == "int" and cols > 1 and any(p not in (NORMAL, GENTLE) for p in patterns):
@@ -147,7 +204,7 @@ def make_operands(
 def main_tensors(graph: Graph) -> tuple[Tensor, ...]:
     """The floating-point operands that are the chain's rows: those that move along every axis. Of products, those that
     move along every axis of rows, whatever their own columns."""
-    floats = [t for t in graph.inputs if t.dtype.kind == "float" and t.shape]
+    floats = [t for t in graph.inputs if t.dtype.kind == "float" and t.shape and t.node not in graph.tables]
     axes = range(len(graph.shape))
     if not graph.products:
         return tuple(t for t in floats if all(moves_along(graph, t, a) for a in axes))

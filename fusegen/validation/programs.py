@@ -39,7 +39,20 @@ from fusegen.validation.checks import (
     Checks,
 )
 from fusegen.validation.compare import Compared
-from fusegen.validation.inputs import NORMAL, USUAL, Operands, mixed, need_numbers, shared, summed_dims
+from fusegen.validation.inputs import (
+    NORMAL,
+    TABLE_ROWS,
+    USUAL,
+    Operands,
+    index_limits,
+    indices,
+    mixed,
+    need_numbers,
+    rows_of_tables,
+    shared,
+    summed_dims,
+    table_dims,
+)
 from fusegen.validation.judging import failing, judged
 from fusegen.validation.launches import DEPTH
 from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, read_output, reserve, told, untouched
@@ -143,7 +156,8 @@ class ProgramChecks(Checks):
 
     def apart(self, operands: Operands, first: list[Array]) -> None:
         """Some of the rows without the others."""
-        free = [name for name in self.free() if name not in summed_dims(self.graph)]
+        whole = rows_of_tables(self.graph)
+        free = [name for name in self.free() if name not in summed_dims(self.graph) | whole]
         counted = draws(self.graph) or any(node.op.name == "row_index" for node in self.graph.nodes)
         if not self.wants("apart") or not free or counted or moved(self.graph, free):
             return
@@ -191,7 +205,8 @@ class ProgramChecks(Checks):
 
     def free(self) -> list[str]:
         """The dims whose sizes are run-time arguments of every kernel."""
-        return [name for name in self.graph.sizes if name not in self.program.plan.fixed]
+        apart = (*self.program.plan.fixed, *table_dims(self.graph))
+        return [name for name in self.graph.sizes if name not in apart]
 
     def most_rows(self, most: int) -> int:
         """Rows of a launch of `most` elements; of products an element is as much work as a few hundred others."""
@@ -207,7 +222,8 @@ class ProgramChecks(Checks):
     def sizes_for(self, rows: int, outer: Sequence[int] = ()) -> dict[str, int]:
         """Sizes with so many rows, along the last free dim; `outer` are those of the first, where there are more."""
         free = self.free()
-        sizes = {**self.graph.sizes, **dict.fromkeys(free, 1)}
+        tables = dict.fromkeys(set(table_dims(self.graph)).difference(self.program.plan.fixed), TABLE_ROWS)
+        sizes = {**self.graph.sizes, **dict.fromkeys(free, 1), **tables}
         if free:
             for name, size in zip(free[:-1], outer, strict=False):
                 sizes[name] = size if rows >= 2 * size else 1
@@ -225,7 +241,9 @@ class ProgramChecks(Checks):
         """Rows of `patterns` in the operands that have the free dims and no product on their left; what all rows share
         is as `setting` has it."""
         rng, free = self.rng(name), {Dim(n) for n in self.free()}
+        free |= {Dim(name) for name in table_dims(self.graph)}
         mains = [t for t in self.graph.inputs if t.dtype.kind == "float" and len(t.shape) > 1 and free & set(t.shape)]
+        limits = index_limits(self.graph, sizes)
         rights = right_operands(self.graph)
         values: list[Any] = []
         for tensor in self.graph.inputs:
@@ -234,7 +252,9 @@ class ProgramChecks(Checks):
             room = Room(
                 rng, math.prod(shape[:-1]), cols, tensor.dtype, safe_magnitude(tensor.dtype, cols), self.graph.picks
             )
-            if tensor in mains:
+            if tensor.name in limits:
+                values.append(indices(rng, shape, limits[tensor.name]))
+            elif tensor in mains:
                 chosen = [patterns[i % len(patterns)] for i in range(room.rows)]
                 made = mixed(room, chosen, mains.index(tensor), len(mains))
                 values.append(made.reshape(shape).astype(tensor.dtype.numpy))

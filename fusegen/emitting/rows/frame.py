@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from fusegen.emitting.dialect import Dialect, all_of
 from fusegen.language.types import b8
-from fusegen.planner.model import Access, Load, RowPlan, Store
+from fusegen.planner.model import Access, Load, RowPlan, Statement, Store
 from fusegen.planner.pieces import element_stride_name, stride_name
 from fusegen.planner.rows.tails import Turns, guarded, turns_of, whole
 
@@ -54,7 +54,8 @@ class Frame:
 
     def pointer(self, access: Access) -> str:
         """Where the tensor's row starts."""
-        return f"{access.name}_row" if access.strided and not self.plan.flat else f"{access.name}_ptr"
+        own = access.walked or (access.gathered and access.by_column)
+        return f"{access.name}_row" if own and not self.plan.flat else f"{access.name}_ptr"
 
     def place(self, access: Access, col: str = "col") -> str:
         """Where the element at a column of the tensor's row is."""
@@ -92,7 +93,9 @@ class Frame:
         if access.output or access.mode not in ("misaligned", "bulk"):
             return ""
         dims = self.plan.row_dims
-        last = [f"({dims[i].extent} - 1) * {stride_name(access, dims, i)}" for i in access.strided]
+        last = [f"({dims[i].extent} - 1) * {stride_name(access, dims, i)}" for i in access.walked]
+        if access.gathered:
+            last.append(f"({access.gathered.count} - 1) * {access.gathered.stride}")
         reach = (access.vector if access.mode == "misaligned" else 0) + access.vector_bytes // access.dtype.bytes
         return f"{' + '.join([f'{access.name}_ptr', *last])} - {access.name}_row < {reach}"
 
@@ -232,9 +235,11 @@ class Frame:
         dims, ahead = self.plan.row_dims, [load.access for load in self.plan.rows_ahead]
         found: list[Mapping[str, str]] = []
         for access in self.plan.accesses:
-            if not access.strided or self.plan.flat or self.plan.needs_contiguous_rows(access) or access in ahead:
+            if not access.walked or self.plan.flat or self.plan.needs_contiguous_rows(access) or access in ahead:
                 continue
-            terms = [f"{dims[i].index} * {stride_name(access, dims, i)}" for i in access.strided]
+            if access.gathered and access.by_column:  # once its index is known
+                continue
+            terms = [f"{dims[i].index} * {stride_name(access, dims, i)}" for i in access.walked]
             const = "" if access.output else "const "
             if access.output and len(terms) > 1 and self.plan.tile.rows_per_block > 1:
                 self.words.functions.add("unknown")
@@ -249,6 +254,42 @@ class Frame:
                 }
             )
         return found
+
+    def row_statements(self, body: Iterable[Statement]) -> list[str]:
+        """What is one value a row, and where rows lie that values name."""
+        lines: list[str] = []
+        for s in body:
+            if s.access is None or (s.access.gathered and not s.access.by_column):
+                lines.append(self.words.statement(s))
+            elif s.access.gathered:
+                lines += self.table_row(s.access)
+            else:
+                lines.append(self.column(s, s.access))
+        return lines
+
+    def column(self, s: Statement, access: Access) -> str:
+        """One column of a row, which a value names."""
+        assert s.missing is not None
+        (column,) = map(self.words.argument, s.args)
+        inside = f"{column} >= 0 && {column} < {self.row_size}"
+        found = self.words.to_value(access.dtype, f"{self.pointer(access)}[{self.place(access, column)}]")
+        live = "live" * (self.plan.lacks_rows and not self.plan.stands_in)
+        missing = self.words.argument(s.missing)
+        return self.words.define(s.name, s.dtype, f"{all_of(live, inside)} ? {found} : {missing}")
+
+    def table_row(self, access: Access) -> list[str]:
+        """Where the row is that an index names, or the first one, of which nothing is used."""
+        found, name, dims = access.gathered, access.name, self.plan.row_dims
+        assert found is not None
+        index = self.words.argument(found.index)
+        at = f"{name}_ptr + ({name}_found ? {index} : 0) * {found.stride}"
+        walked = "".join(f" + {dims[i].index} * {stride_name(access, dims, i)}" for i in access.walked)
+        lines = [
+            f"const bool {name}_found = {index} >= 0 && {index} < {found.count};  // else each of its values is 0",
+            f"const {self.words.ctype(access.dtype)}* const {name}_row = {at}{walked};",
+        ]
+        ends = self.ends(access)
+        return [*lines, *([f"const bool {name}_ends = {ends};"] if ends else [])]
 
     def row_load(self, load: Load) -> str:
         text = self.words.to_value(load.access.dtype, f"*{self.pointer(load.access)}")

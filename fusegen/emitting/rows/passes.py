@@ -214,7 +214,7 @@ class Passes(Part):
 
     def behind(self, row_pass: RowPass) -> list[str]:
         """What a pass makes of its reductions, once a row."""
-        return [*self.words.statements(row_pass.row_body), *self.frame.row_writes(row_pass.row_stores)]
+        return [*self.frame.row_statements(row_pass.row_body), *self.frame.row_writes(row_pass.row_stores)]
 
     # ---- what is read
 

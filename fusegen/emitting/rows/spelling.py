@@ -75,7 +75,7 @@ class Speller:
             "rows_product": frame.rows_product(),
             "row_indices": frame.row_indices(),
             "row_pointers": frame.row_pointers(),
-            "row_values": [*map(frame.row_load, plan.row_loads), *words.statements(plan.row_body)],
+            "row_values": [*map(frame.row_load, plan.row_loads), *frame.row_statements(plan.row_body)],
             "row_writes": frame.row_writes(plan.row_stores),
             "start": frame.start(),
             "start_name": "col" if frame.begins_at_column() else "start",

@@ -12,6 +12,7 @@ from fusegen.language.trace import OPS
 from fusegen.language.types import DType, TensorType, f32, size_of
 from fusegen.planner.programs.model import Stored
 
+WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.PRODUCT, Kind.SELECT, Kind.GATHER)
 ROUNDS: Mapping[DType, str] = {dtype: name for name, dtype in CASTS.items()}
 
 
@@ -23,18 +24,14 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
     for node in graph.nodes:
         if node.op.kind is Kind.PRODUCT:
             wanted.update((node, *(a for a in node.inputs if not plain(a))))
-        elif node.op.kind in (Kind.REDUCE, Kind.SELECT):
+        elif node.op.kind in (Kind.REDUCE, Kind.SELECT, Kind.GATHER):
             wanted.update((node, node.inputs[0]))
         if node.op.name in CASTS:
             wanted.add(node)
         if len(graph.users[node]) > 1 or node in graph.names:
             wanted.add(node)
     arrays = made_of_arrays(graph)
-    return tuple(
-        n
-        for n in graph.nodes
-        if n in wanted and n in arrays and n.op.kind in (Kind.MAP, Kind.REDUCE, Kind.PRODUCT, Kind.SELECT)
-    )
+    return tuple(n for n in graph.nodes if n in wanted and n in arrays and n.op.kind in WORTH_STORING)
 
 
 def made_of_arrays(graph: Graph) -> frozenset[Node]:
@@ -63,8 +60,8 @@ def storage_types(graph: Graph) -> Mapping[Node, DType]:
         if node.op.kind is Kind.INPUT:
             table[node] = graph.tensor_of[node].dtype
             continue
-        if node.op.kind in (Kind.VIEW, Kind.JOIN):  # what it shows, as that is
-            shown = {table[a] for a in node.inputs}
+        if node.op.kind in (Kind.VIEW, Kind.JOIN, Kind.GATHER):  # what it shows, as that is
+            shown = {table[a] for a in (node.inputs[:1] if node.op.kind is Kind.GATHER else node.inputs)}
             table[node] = next(iter(shown)) if len(shown) == 1 else f32
             continue
         readers = graph.users[node]

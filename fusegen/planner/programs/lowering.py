@@ -226,6 +226,8 @@ class Lowering:
             return replace(node, inputs=(argument,), shape=(*argument.shape[:-1], 1))
         if kind is Kind.SELECT:
             return self.selection(node, view)
+        if kind is Kind.GATHER:
+            return self.rows_at(node, view) if node.op.name == "gather" else self.take_at(node, view)
         if kind is Kind.TRANSPOSE:
             return self.transposed(node, view)
         return self.matmul(node, view)
@@ -250,7 +252,7 @@ class Lowering:
             view = view.sliced(None)
         key = (tensor.name, view)
         if key not in self.inputs:
-            if view.is_identity:
+            if view.is_identity or self.whole_by(view, node):
                 name = tensor.name
             else:
                 name = self.free(self.name_of_view(node, view) or f"{tensor.name}_part")
@@ -259,6 +261,12 @@ class Lowering:
             own = Node(OPS["input"], (), view.shape, node.dtype, operator)
             self.inputs[key] = Tensor(name, TensorType(tensor.dtype, view.shape), own)
         return self.inputs[key].node
+
+    def whole_by(self, view: View, node: Node) -> bool:
+        """Is an operand seen through views alone that only add axes of one element, this one first?"""
+        users = self.graph.users.get(node, ())
+        seen = any(name == self.graph.tensor_of[node].name for name, _ in self.inputs)
+        return not seen and all(u.view is not None and u.view.adds_axes for u in users) and view.adds_axes
 
     def name_of_view(self, node: Node, view: View) -> str:
         """What the author calls this view of an operand."""
@@ -371,6 +379,42 @@ class Lowering:
         for other in arguments[1:]:
             leading = broadcast(leading, other.shape[:-1])
         return replace(node, inputs=arguments, shape=(*leading, k))
+
+    def rows_at(self, node: Node, view: View) -> Node:
+        """A view of rows that an index names: a view of the index, and one of the table's rows."""
+        table, index = node.inputs
+        rest = len(table.shape) - 1
+        lead = len(node.shape) - rest
+        along = [any(step != 0 for step in column[lead:]) for column in view.columns]
+        both = any(own and any(step != 0 for step in c[:lead]) for own, c in zip(along, view.columns, strict=True))
+        if both or any(len(group) != 1 for group in view.base):
+            raise NotOneStep(node, f"{node.operator}: a view takes a table's rows and columns together")
+        found = self.seen(index, self.composed(view, View.identity(index.shape).broadcast(node.shape), node))
+        first = along.index(True) if True in along else len(along)
+        shape = tuple(size if own else 1 for size, own in zip(view.shape[first:], along[first:], strict=True))
+        columns = ((1, *(0,) * rest), *((0, *column[lead:]) for column in view.columns[first:]))
+        base = tuple((size,) for size in table.shape)
+        shown = made((table.shape[0], *shape), base, (0, *view.offset[lead:]), columns)
+        source = table
+        while (step := source.view) is not None:
+            source, shown = source.inputs[0], self.composed(shown, step, node)
+        if source.op.kind is not Kind.INPUT:
+            raise NotOneStep(table, f"{node.operator} reads rows that an index names, of a value that is computed")
+        return replace(node, inputs=(self.operand(source, shown), found), shape=broadcast(found.shape, shape))
+
+    def take_at(self, node: Node, view: View) -> Node:
+        """One column of each row that a view of the results asks for."""
+        x, column = node.inputs
+        if view.shape[-1:] not in ((), (1,)) or any(len(group) != 1 for group in view.base):
+            raise NotOneStep(node, f"{node.operator}: its results lie along the last axis of {shape_text(view.shape)}")
+        rank, cols = len(node.shape), x.shape[-1]
+        whole = (*node.shape[:-1], cols)
+        columns = (*((*c[: rank - 1], 0) for c in view.columns[:-1]), (*(0,) * (rank - 1), 1))
+        offset = (*view.offset[: rank - 1], 0)
+        rows = made((*view.shape[:-1], cols), tuple((size,) for size in whole), offset, columns)
+        source = self.row(x, self.composed(rows, View.identity(x.shape).broadcast(whole), node), (cols,))
+        found = self.seen(column, self.composed(view, View.identity(column.shape).broadcast(node.shape), node))
+        return replace(node, inputs=(source, found), shape=(*broadcast(source.shape[:-1], found.shape[:-1]), 1))
 
     def transposed(self, node: Node, view: View) -> Node:
         """An operand whose matrices a product takes the other way round."""
@@ -485,11 +529,15 @@ class Lowering:
         return self.dims[size]
 
 
+ANCHORED = (Kind.REDUCE, Kind.PRODUCT, Kind.SELECT, Kind.JOIN)
+
+
 def behind_rows(graph: Graph) -> set[Node]:
-    """What depends on a reduction, a product, a selection or a join: views of it are made where it is written."""
+    """What depends on a reduction, a product, a selection, a join or a column that is taken: views of it are made where
+    it is written."""
     found: set[Node] = set()
     for node in graph.nodes:
-        if node.op.kind in (Kind.REDUCE, Kind.PRODUCT, Kind.SELECT, Kind.JOIN) or any(a in found for a in node.inputs):
+        if node.op.kind in ANCHORED or node.op.name == "take_at" or any(a in found for a in node.inputs):
             found.add(node)
     return found
 

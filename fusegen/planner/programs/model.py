@@ -58,7 +58,7 @@ class Binding:
     view: View | None = None
 
     def __str__(self) -> str:
-        return self.base if self.view is None else f"{self.tensor} in {self.base}"
+        return self.base if self.view is None or self.tensor == self.base else f"{self.tensor} in {self.base}"
 
 
 @dataclass(frozen=True, slots=True)

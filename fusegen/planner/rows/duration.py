@@ -325,7 +325,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
         memory_us *= CLUSTERED_FACTOR
     if work.ragged and tile.vector > 1 and not work.whole and not work.bulk:
         memory_us *= BRANCHED_FACTOR if writes else BRANCHED_SUMS_FACTOR
-    if work.unrolled and not work.ragged and not work.flat:
+    if work.unrolled and not work.ragged and not work.flat and work.passes:
         memory_us *= 1 + IDLE_SHARE * (
             1 - graph.cols / (tile.threads_per_row * tile.per_thread * tile.vector * tile.col_tiles)
         )

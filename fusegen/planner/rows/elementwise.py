@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fusegen.language.graph import Graph
+from fusegen.language.graph import Extent, Graph
 from fusegen.planner.matching import NotFor, need_countable, need_no_columns, need_no_product, need_no_selection
 from fusegen.planner.model import Access, Layout, RowDim, RowPlan, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, accesses, arrays, is_flat, vector_widths
@@ -35,7 +35,9 @@ def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPla
     if graph.reductions:
         first = graph.reductions[0]
         raise NotFor(f"{first.op.name} at {first.where} reduces a row; elementwise has no reductions")
-    if is_flat(graph) and not layout.split and not layout.apart:
+    if graph.gathers and not any(graph.extents[t.node] is Extent.ELEMENT for t in graph.outputs):
+        yield from row_values(graph, target, layout)
+    elif is_flat(graph) and not layout.split and not layout.apart:
         yield from flat(graph, target, layout)
     else:
         yield from tiled(graph, target, layout)
@@ -71,6 +73,15 @@ def flat_access(access: Access, layout: Layout, vector: int) -> Access:
     aligned = access.tensor not in layout.unaligned and vector > 1
     width = min(VECTOR_BYTES, vector * access.dtype.bytes) if aligned else access.dtype.bytes
     return replace(access, strided=(0,), by_column=True, mode="vector" if aligned else "element", vector_bytes=width)
+
+
+def row_values(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
+    """Rows of which nothing is read but columns that indices name: a thread takes one."""
+    draft = row_draft(graph, target, layout, vector=1)
+    planned = schedule(graph, draft.accesses, keeps="values", by_vectors=True)
+    for threads in BLOCK_THREADS:
+        tile = Tile(threads, 1, threads, 1, 1)
+        yield assemble(draft, planned, tile, rule="elementwise", regime=f"a thread a row, {threads} rows a block")
 
 
 def tiled(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:

@@ -35,9 +35,10 @@ def overwritable(accesses: Iterable[Access], passes: Sequence[RowPass], dims: in
 
 
 def alike(output: Access, operand: Access, dims: int) -> bool:
-    """Have both the chain's whole shape, and one type?"""
-    whole = all(access.by_column and len(access.strided) == dims for access in (output, operand))
-    return whole and output.shape == operand.shape and output.dtype is operand.dtype
+    """Have both the chain's whole shape, and one type? Rows and columns that values name are read by other threads."""
+    whole = all(access.by_column and len(access.walked) == dims for access in (output, operand))
+    own = not (operand.anywhere or operand.gathered)
+    return own and whole and output.shape == operand.shape and output.dtype is operand.dtype
 
 
 def read_before(output: str, operand: str, passes: Sequence[RowPass], again: bool) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from fusegen.language.graph import Extent, Graph, Kind, Node
+from fusegen.language.graph import Extent, Graph, Kind, Node, whole_rows
 from fusegen.language.naming import value_names
 from fusegen.planner.limits import Limit, common_limit, limits, masked_values
 from fusegen.planner.model import (
@@ -32,7 +32,7 @@ from fusegen.planner.model import (
     Until,
     Value,
 )
-from fusegen.planner.pieces import argument, statement
+from fusegen.planner.pieces import argument, reading, statement
 from fusegen.planner.ranges import fits
 
 ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one pass can make
@@ -186,8 +186,8 @@ class Scheduler:
         """The values that can be had again in any pass without reading memory that varies by row."""
         free: set[Node] = set()
         for node in self.graph.nodes:
-            if self.extent(node) is Extent.ELEMENT and node.op.kind is Kind.INPUT:
-                by_row = self.access[self.graph.tensor_of[node].name].strided or len(self.graph.shape) == 1
+            if self.extent(node) is Extent.ELEMENT and self.is_read(node):
+                by_row = self.access_of(node).strided or len(self.graph.shape) == 1
                 if by_row:
                     continue
             elif self.extent(node) is Extent.ELEMENT and not all(a in free for a in node.inputs):
@@ -195,20 +195,37 @@ class Scheduler:
             free.add(node)
         return free
 
+    def is_read(self, node: Node) -> bool:
+        """Is an element value read from memory, not computed?"""
+        return node.op.kind is Kind.INPUT or whole_rows(node)
+
+    def access_of(self, node: Node) -> Access:
+        """How an operand is read, or that of which a gather reads."""
+        while node not in self.graph.tensor_of:
+            node = node.inputs[0]
+        return self.access[self.graph.tensor_of[node].name]
+
+    def row_statements(self, level: int) -> tuple[Statement, ...]:
+        """What is one value a row at that level, with where rows lie that an index names."""
+        return self.statements(
+            n for n in self.graph.nodes
+            if n in self.needed and self.level[n] == level and (self.extent(n) is Extent.ROW or whole_rows(n))
+        )  # fmt: skip
+
     def statements(self, nodes: Iterable[Node]) -> tuple[Statement, ...]:
-        made = (n for n in nodes if n in self.names and n.op.kind in (Kind.MAP, Kind.LEAF))
-        return tuple(statement(n, self.graph) for n in made)
+        made = (n for n in nodes if n in self.names and n.op.kind in (Kind.MAP, Kind.LEAF, Kind.GATHER))
+        return tuple(
+            reading(n, self.graph, self.access_of(n)) if n.op.kind is Kind.GATHER else statement(n, self.graph)
+            for n in made
+        )
 
     def load(self, node: Node, when: str = "now") -> Load:
-        access = self.access[self.graph.tensor_of[node].name]
+        access = self.access_of(node)
         until = self.until(self.limits.get(node))
         return Load(access, self.names[node], when, until=until)  # type: ignore[arg-type]
 
     def until(self, limit: Limit | None) -> Until | None:
         return Until(limit.sign, argument(limit.bound, self.graph)) if limit else None
-
-    def at_level(self, extent: Extent, level: int) -> list[Node]:
-        return [n for n in self.graph.nodes if n in self.needed and self.extent(n) is extent and self.level[n] == level]
 
     def row_stores(self, level: int) -> tuple[Store, ...]:
         return tuple(
@@ -230,7 +247,8 @@ class Scheduler:
         return list(dict.fromkeys([*reduced, *written]))
 
     def count_passes(self) -> int:
-        last = 0
+        """None where nothing is made of a row's elements."""
+        last = -1 if self.graph.gathers else 0
         for node in self.needed:
             if node.op.kind is Kind.REDUCE:
                 last = max(last, self.level[node] - 1)
@@ -256,7 +274,7 @@ class Scheduler:
         return compute, take
 
     def is_kept(self, node: Node) -> bool:
-        return self.keeps == "values" or (self.keeps == "inputs" and node.op.kind is Kind.INPUT)
+        return self.keeps == "values" or (self.keeps == "inputs" and self.is_read(node))
 
     def build(self) -> Schedule:
         count = self.count_passes()
@@ -286,7 +304,7 @@ class Scheduler:
             passes=tuple(passes),
             launch_body=self.statements(n for n in self.at_any(Extent.LAUNCH)),
             row_loads=tuple(self.load(n) for n in self.at_any(Extent.ROW) if n.op.kind is Kind.INPUT),
-            row_body=self.statements(self.at_level(Extent.ROW, 0)),
+            row_body=self.row_statements(0),
             row_stores=self.row_stores(0),
             slots=slots,
             kept_bytes=layout.peak,
@@ -353,8 +371,8 @@ class Scheduler:
         nodes = sorted(compute | take, key=order.__getitem__)
         loads, takes, keeps = [], [], []
         for node in nodes:
-            is_input = node.op.kind is Kind.INPUT
-            size = self.graph.tensor_of[node].dtype.bytes if is_input else node.dtype.bytes
+            is_input = self.is_read(node)
+            size = self.access_of(node).dtype.bytes if is_input else node.dtype.bytes
             name = self.names[node]
             if node in take:
                 offset = layout.offset(name)
@@ -381,11 +399,11 @@ class Scheduler:
             title=title_of(loads, keeps, reductions, stores),
             loads=tuple(loads),
             takes=tuple(takes),
-            body=self.statements(n for n in nodes if n in compute),
+            body=self.statements(n for n in nodes if n in compute and not self.is_read(n)),
             keeps=tuple(keeps),
             reductions=reductions,
             stores=stores,
-            row_body=self.statements(self.at_level(Extent.ROW, number + 1)),
+            row_body=self.row_statements(number + 1),
             row_stores=self.row_stores(number + 1),
             until=self.until(self.limit),
             masked_body=self.masked_body(self.roots(number)),

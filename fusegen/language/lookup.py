@@ -1,0 +1,37 @@
+"""What looking up rows and columns means, in numpy: the functions that a chain's reference calls, and their text.
+
+An index that names no row, or no column, is no error and reads nothing: the result is 0, or what the spec says is
+`missing`. Numpy's negative indices, which count from the end, name nothing here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def rows_at(table: Any, index: Any) -> Array:
+    """The rows of a table that an index names; 0 where the table has no such row. The index has an axis of one element
+    for each axis of a row."""
+    known = (index >= 0) & (index < len(table))
+    rows = np.concatenate([table, np.zeros((1, *table.shape[1:]), table.dtype)])
+    return np.asarray(rows[(np.where(known, index, len(table)), *np.indices(table.shape[1:], sparse=True))])
+
+
+def take_at(x: Any, columns: Any, missing: Any) -> Array:
+    """x at one column of each row; `missing` where the row has no such column."""
+    rank = max(x.ndim, columns.ndim)
+    x, columns = (a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x, columns))
+    known = (columns >= 0) & (columns < x.shape[-1])
+    return np.where(known, np.take_along_axis(x, np.where(known, columns, 0), -1), missing)
+
+
+def source_of(name: str) -> str:
+    """The text of one of them, as it stands above, without its types: it runs on numpy alone."""
+    functions: dict[str, Callable[..., Array]] = {"gather": rows_at, "take_at": take_at}
+    return inspect.getsource(functions[name]).replace(": Any", "").replace(" -> Array", "")
