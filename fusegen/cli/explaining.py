@@ -191,7 +191,8 @@ def passes(plan: RowPlan) -> list[str]:
     count = len(plan.passes)
     lines = [f"{number} of {count}: {row_pass.title}" for number, row_pass in enumerate(plan.passes, 1)]
     if count > 1:
-        reductions = ", ".join(dict.fromkeys(f"{n.op.name} ({n.operator})" for n in plan.graph.reductions))
+        whole = (*plan.graph.reductions, *plan.graph.scans)
+        reductions = ", ".join(dict.fromkeys(f"{n.op.name} ({n.operator})" for n in whole))
         lines.append(f"{count} passes, because {reductions} must have the whole row before a result can be used")
     return lines
 

@@ -53,7 +53,7 @@ def show_chains(chains: Iterable[Chain]) -> None:
     say(table(*columns, "file", rows=places, styles={0: "bold", 3: "dim"}))
 
 
-KINDS = {Kind.REDUCE: "reduction", Kind.PRODUCT: "product", Kind.GATHER: "gather"}
+KINDS = {Kind.REDUCE: "reduction", Kind.SCAN: "scan", Kind.PRODUCT: "product", Kind.GATHER: "gather"}
 
 
 def op_facts() -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def device(name: str, taken: list[str]) -> dict[str, Any]:
     """What a primitive is on the device and in the reference, of arguments by those names; a composite has its formula
     in `doc`."""
     op = OPS.get(name)
-    if op is None or op.kind not in (Kind.MAP, Kind.REDUCE):
+    if op is None or op.kind not in (Kind.MAP, Kind.REDUCE, Kind.SCAN):
         return {"device": None, "numpy": None, "flops": None}
     words = taken if len(taken) > 1 else ["x", "y"]  # a reduction's text adds one more to what there is
     return {"device": op.expr.format(*words), "numpy": op.ref.format(*words), "flops": op.flops}

@@ -37,4 +37,5 @@ def element_lines(body: Body, at: Element, words: Dialect) -> list[str]:
     lines += [words.define(keep.value, keep.dtype, at.kept(keep)) for keep in body.takes]
     lines += words.statements(body.body, at.col)
     lines += [f"{at.kept(keep)} = {keep.value};" for keep in body.keeps]
+    lines += [f"{at.kept(scan.keep)} = {scan.value};" for scan in body.scans]
     return [*lines, *map(at.reduce, body.reductions), *map(at.write, body.stores)]

@@ -212,6 +212,11 @@ class Graph:
         return tuple(n for n in self.nodes if n.op.kind is Kind.REDUCE)
 
     @cached_property
+    def scans(self) -> tuple[Node, ...]:
+        """Running sums and products along the row."""
+        return tuple(n for n in self.nodes if n.op.kind is Kind.SCAN)
+
+    @cached_property
     def tensor_of(self) -> Mapping[Node, Tensor]:
         """The input tensor behind each INPUT node."""
         return {t.node: t for t in self.inputs}
@@ -235,7 +240,7 @@ class Graph:
                 table[node] = Extent.ROW
             elif node.op.kind is Kind.SELECT:
                 table[node] = Extent.PICKED
-            elif node.op.kind is Kind.PRODUCT or (not node.inputs and node.op.name in COUNT_ELEMENTS):
+            elif node.op.kind in (Kind.PRODUCT, Kind.SCAN) or (not node.inputs and node.op.name in COUNT_ELEMENTS):
                 table[node] = Extent.ELEMENT
             else:
                 table[node] = max((table[a] for a in node.inputs), key=by_reach, default=Extent.LAUNCH)
@@ -280,7 +285,7 @@ class Graph:
         sizes: set[Size] = {node.size for node in self.nodes if node.size is not None} - self.counted
         sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
         sizes.update(n.inputs[0].shape[-1] for n in self.reductions if not n.over)
-        sizes.update(n.shape[-1] for n in self.selections)
+        sizes.update(n.shape[-1] for n in (*self.selections, *self.scans))
         return frozenset(sizes) | frozenset(dims_in(tuple(sizes)))
 
     @cached_property

@@ -253,6 +253,8 @@ class Describing:
             return f"{op}_of_{of}" if of else op
         if op in ("eq", "lt", "gt") and first and words[1] in NUMBERS.values():
             return f"{first}_{BETWEEN[op]}_{words[1]}"
+        if node.op.kind is Kind.SCAN:
+            return f"{op}_of_{words[0]}" if words[0] else op
         if op == "div" and words[0] == "1" and words[1]:
             return f"one_over_{words[1]}"
         if first and ((op == "add" and words[1] == "eps") or (op == "sub" and words[1])):
@@ -274,7 +276,9 @@ class Describing:
 
     def said(self, node: Node) -> str:
         """An argument in another value's name; "" for one that is unnamed itself or has a long name."""
-        named = node.op.kind in (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.SELECT) or node in self.graph.names
+        named = (
+            node.op.kind in (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.SCAN, Kind.SELECT) or node in self.graph.names
+        )
         return self.short(node) if named or node.literal is not None else ""
 
     def short(self, node: Node) -> str:

@@ -23,6 +23,7 @@ class Kind(Enum):
     LEAF = "leaf"  # made from nothing: a literal, a size, an index
     MAP = "map"  # element by element, with broadcasting
     REDUCE = "reduce"  # the last axis becomes 1, or others
+    SCAN = "scan"  # each element becomes what it and those before it in the row make
     SELECT = "select"  # the last axis becomes the k columns that were chosen of it
     TRANSPOSE = "transpose"  # the same memory with its last two axes swapped: a factor only
     VIEW = "view"  # some elements of one value, in other axes: slices, permutations, axes split and merged

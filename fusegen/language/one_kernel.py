@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fusegen.errors import Where
 from fusegen.language.axes import column_reductions, reduced_axes
-from fusegen.language.graph import Extent, Graph, Kind, Node, broadcast, once_per_graph, whole_rows
+from fusegen.language.graph import Extent, Graph, Kind, Node, behind, broadcast, once_per_graph, whole_rows
 from fusegen.language.ordering import along_row
 from fusegen.language.sizes import dims_in
 from fusegen.language.types import Shape, shape_text
@@ -47,6 +47,7 @@ def obstacle(graph: Graph) -> Obstacle | None:
             return Obstacle(reason, graph.where)
     return (
         of_gathers(graph)
+        or of_scans(graph, shape)
         or of_columns(graph, shape)
         or of_selection(graph, shape)
         or of_outputs(graph, shape)
@@ -94,6 +95,26 @@ def computed_source(node: Node) -> Node | None:
             return value
         if along_row(value):
             stack += [a for a in value.inputs if a not in stack]
+    return None
+
+
+def of_scans(graph: Graph, shape: Shape) -> Obstacle | None:
+    """Running sums beside what no pass over whole rows makes, or of other rows."""
+    other = next((n for n in graph.nodes if n.op.kind in (Kind.PRODUCT, Kind.SELECT) or n.over), None)
+    for node in graph.scans:
+        source = node.inputs[0]
+        if source.shape[-1] != shape[-1]:
+            reason = f"{node.operator} runs along {source.shape[-1]}, but the rows run over {shape[-1]}"
+            return Obstacle(reason, node.where, node)
+        if other is not None:
+            does = {Kind.PRODUCT: "multiplies matrices", Kind.SELECT: "chooses columns"}
+            does_it = does.get(other.op.kind, "reduces over rows")
+            behind_it = other in behind([source])
+            reason = (
+                f"{node.operator} runs along whole rows, and {other.operator} at {other.where} {does_it}: "
+                "a program cuts here"
+            )
+            return Obstacle(reason, node.where, source if behind_it else node)
     return None
 
 

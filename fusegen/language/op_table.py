@@ -15,6 +15,7 @@ from typing import Any
 
 from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Op
+from fusegen.language.scans import WAYS
 from fusegen.language.types import F8, DType, b8, f32, i8, i32, u8
 
 PHILOX_SLOTS = 100
@@ -230,6 +231,14 @@ _reduce("min", "{0}.min(-1, keepdims=True)", "smaller({0}, {1})", "INFINITY",
         "smallest of the row; NaN wins", ulps=0,
         over={f32: "{0}.min({axes}, keepdims=True, initial=np.inf)",
               i32: "{0}.min({axes}, keepdims=True, initial=2147483647)"})  # fmt: skip
+
+# ---- running sums and products along the last axis
+for _way in WAYS:
+    OPS[_way.name] = Op(_way.name, Kind.SCAN, 1, _way.text(), "{0} + {1}" if _way.kind == "sum" else "{0} * {1}",
+                        "running sum of the row" if _way.kind == "sum" else "running product of the row",
+                        init="0.0f" if _way.kind == "sum" else "1.0f", slots=3, forms={i32: (
+                            _way.text("np.int32"), "{0} + {1}" if _way.kind == "sum" else "{0} * {1}")})  # fmt: skip
+
 
 # ---- selections from the last axis: the functions of fusegen.language.selection are their meaning
 _select("top_columns", 1, "top_columns({0}, {k})", "columns of the k largest; -inf is never chosen", result=i32,

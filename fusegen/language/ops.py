@@ -86,6 +86,7 @@ from fusegen.language.trace import (
     Number,
     Transposed,
     Value,
+    apply,
     caller,
     composite,
     current,
@@ -205,6 +206,29 @@ def _mask(name: str, x: Value) -> Value:
     if x.dtype is not b8:
         raise SpecError(f"{name}: found {x.dtype} where a mask (b8) is wanted; compare first, as in x > 0", caller())
     return cast(x, i32)
+
+
+# ---------------------------------------------------------------- scans: of each element and those before it
+
+
+def cumsum(x: Value, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Value:
+    """Sum of each element and those before it in its row; of i32 it is i32, modulo 2^32.
+
+    exclusive=True leaves the element itself out, so that the first one is 0; reverse=True goes from the row's end.
+    """
+    return _scanned("cumsum", x, axis, exclusive, reverse)
+
+
+def cumprod(x: Value, axis: int = -1, exclusive: bool = False, reverse: bool = False) -> Value:
+    """Product of each element and those before it in its row, as F.cumsum; exclusive, the first one is 1."""
+    return _scanned("cumprod", x, axis, exclusive, reverse)
+
+
+def _scanned(name: str, x: Value, axis: int, exclusive: bool, reverse: bool) -> Value:
+    need_traced(name, x)
+    _last(name, axis)
+    with current().operator(name):
+        return apply(f"{name}{'_reverse' * bool(reverse)}{'_exclusive' * bool(exclusive)}", x)
 
 
 # ---------------------------------------------------------------- selections: the last axis becomes k columns of it
@@ -475,7 +499,7 @@ def causal(x: Value, offset: Value | int = 0) -> Value:
     return where(keep, x, -INF)
 
 
-PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SELECT, Kind.GATHER))
+PRIMITIVES = tuple(op for op in OPS.values() if op.kind in (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER))
 COMPOSITES = (
     gelu, softplus, softsign, mish, elu, selu, leaky_relu, hardsigmoid, hardswish, glu, reglu, geglu, swiglu,
     quick_geglu, clipped_swiglu, bilinear, clip,
@@ -492,7 +516,7 @@ __all__ = (  # noqa: RUF022  # by kind
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
     "cast", "col_index", "row_index", "size", "matmul", "sum", "max", "min", "amax", "mean", "var", "std", "norm",
     "prod", "quick_geglu", "clipped_swiglu", "bilinear", "groupnorm", "batchnorm", "rope", "kl_div",
-    "einsum",
+    "einsum", "cumsum", "cumprod",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
     "cross_entropy", "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "gather",
     "split", "concat", "stack",

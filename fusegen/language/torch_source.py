@@ -24,6 +24,7 @@ from fusegen.errors import Where
 from fusegen.language import ops
 from fusegen.language.graph import Extent, Graph, Kind, Node, Operator, plain
 from fusegen.language.naming import value_names
+from fusegen.language.scans import WAYS
 from fusegen.language.trace import OPS, Value, tracing
 from fusegen.language.types import F8, Dim, DType, f32, i8, size_of, u8
 
@@ -58,6 +59,7 @@ TEXTS: Mapping[str, str] = {
     **{f"to_{d}": f"{{0}}.round().clamp({d.least:.0f}, {d.largest:.0f}).to(torch.int32)" for d in (i8, u8)},
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
     "prod": "torch.prod({0}, -1, keepdim=True)", "min": "torch.amin({0}, -1, keepdim=True)",
+    **{way.name: way.torch_text for way in WAYS},
     "top_columns": "torch.topk({0}, {k}, -1{order}).indices", "take": "torch.take_along_dim({0}, {1}, -1)",
     "gather": "{0}[{1}]", "take_at": "torch.take_along_dim({0}, {1}.long(), -1)",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",

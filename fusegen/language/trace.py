@@ -397,6 +397,8 @@ def apply(name: str, *arguments: Any) -> Value:
             ) from None
         if op.kind is Kind.REDUCE:
             shape = reduced(op, shape, operator)
+        if op.kind is Kind.SCAN:
+            reduced(op, shape, operator)  # which refuses what has no row
         return Value(Node(op, tuple(values), shape, result_dtype(op, values), operator))
 
 

@@ -60,6 +60,8 @@ def limits_of_uses(graph: Graph) -> Mapping[Node, Limit | None]:
 def limit_of_use(
     node: Node, user: Node, masks: Mapping[Node, Limit], table: Mapping[Node, Limit | None]
 ) -> Limit | None:
+    if user.op.kind is Kind.SCAN:
+        return None
     if user.op.name == "where" and user.inputs[1] is node and node not in (user.inputs[0], user.inputs[2]):
         limit = masks.get(user.inputs[0])
         if limit is not None:

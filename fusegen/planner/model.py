@@ -353,6 +353,12 @@ def partial_bytes(tile: Tile, warp: int, slots: int, persistent: bool) -> int:
     return 4 * slots * tile.parts_per_row(warp) * (2 if persistent else 1)
 
 
+def scanned_bytes(passes: Iterable[RowPass], tile: Tile, warp: int) -> int:
+    """Of the shared arrays in which running sums come from warp to warp, one for each vector of a thread."""
+    warps = tile.row_threads // warp
+    return sum(4 * tile.per_thread * warps for row_pass in passes for _ in row_pass.scans) if warps > 1 else 0
+
+
 def prefetched_bytes(passes: Iterable[RowPass], cols: int) -> int:
     """Of shared memory, for the vectors that bulk copies bring there: each begins at a line."""
     size = 0
@@ -485,9 +491,9 @@ class RowPlan(Plan):
         going backward, then all threads of a row in a tree."""
         tile = self.tile
         row_passes = tuple(
-            (tuple((r.kind, r.value) for r in row_pass.reductions), row_pass.backward, row_pass.until)
+            (tuple((r.kind, r.value) for r in row_pass.reductions), row_pass.scans, row_pass.backward, row_pass.until)
             for row_pass in self.passes
-            if row_pass.reductions
+            if row_pass.reductions or row_pass.scans
         )
         chosen = (self.rule, self.selection.streamed) if self.selection else ()
         shared = (tile.threads_per_row, tile.vector, tile.cluster, tile.remainder)
@@ -518,6 +524,7 @@ class RowPlan(Plan):
         votes = self.selection.vote_bytes if self.selection else 0
         arrivals = 8 if self.bulk or self.prefetched else 0
         partials = partial_bytes(self.tile, self.target.warp, self.slots, self.persistent_rows)
+        partials += scanned_bytes(self.passes, self.tile, self.target.warp)
         static = prefetched_bytes(self.passes, self.cols) + partials + votes + arrivals
         return -(-static // self.shared_alignment) * self.shared_alignment if self.shared_bytes else static
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusegen.language.graph import Op
+from fusegen.language.scans import ScanWay
 from fusegen.language.types import DType, Shape, f32
 from fusegen.planner.ways import OneByOne, Streaming, Way
 
@@ -299,6 +300,21 @@ class Reduction:
         return f"{self.results[-1]}_part"
 
 
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What one pass makes of each element value `value` and of those before it in the row, in columns' order: the
+    element value `result`, which stays in registers for later passes."""
+
+    way: ScanWay
+    value: str
+    result: str
+    dtype: DType = f32  # f32 or i32
+
+    @property
+    def keep(self) -> Keep:
+        return Keep(self.result, self.dtype)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Body:
     """What is made of each element, in this order; and of its row, once: behind the elements where it is made of what
@@ -309,10 +325,15 @@ class Body:
     body: tuple[Statement, ...] = ()
     keeps: tuple[Keep, ...] = ()
     reductions: tuple[Reduction, ...] = ()
+    scans: tuple[Scan, ...] = ()
     stores: tuple[Store, ...] = ()
     row_loads: tuple[Load, ...] = ()
     row_body: tuple[Statement, ...] = ()
     row_stores: tuple[Store, ...] = ()
+
+    @property
+    def scans_kept(self) -> tuple[Keep, ...]:
+        return tuple(scan.keep for scan in self.scans)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -302,7 +302,7 @@ POSITIONS = ("row_index", "col_index", "row_low", "row_high")
 def is_flat(graph: Graph) -> bool:
     """May the chain be taken as one flat array: every tensor has the whole shape, and nothing asks for a position?"""
     whole = all(t.shape == graph.shape for t in arrays(graph))
-    return whole and not graph.reductions and not any(n.op.name in POSITIONS for n in graph.nodes)
+    return whole and not graph.reductions and not graph.scans and not any(n.op.name in POSITIONS for n in graph.nodes)
 
 
 def bytes_of(graph: Graph, tensor: Tensor) -> int:

@@ -10,6 +10,9 @@ added, at most D + 1 times. One factor of each merge is exp(0) = 1; the other, o
 the |d|. The arguments telescope to top - x for a term exp(x - top) = e, which is |log e|, and so do the roundings of
 `old top - new top`: error <= u * (8 (D + 1) * sum e + 2.35 sum e |log e|).
 
+*running sums*: an element passes its vector's additions, those of its warp's lanes, one for each warp in each turn of
+vectors, and two that bring these together; never more than it has elements before it.
+
 *sums of columns*: D is what a term passes in its turn, over the turns, over the rows of its block and over the blocks
 of a cluster (`ColumnTile.depth`): of 2^20 rows some 600.
 
@@ -108,6 +111,11 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
                 levels=math.ceil(math.log2(tile.threads_per_row)) + tile.col_tiles - 1,
                 vector=tile.vector,
             )
+    warps = max(1, tile.row_threads // plan.target.warp)
+    for scan in (s for row_pass in plan.passes for s in row_pass.scans):
+        lanes = math.ceil(math.log2(min(tile.row_threads, plan.target.warp)))
+        serial = tile.vector + tile.per_thread * warps + 2  # of its vector, of all warps in all turns, and with both
+        found[nodes[scan.result]] = Accumulation(scan.way.kind, True, serial, levels=lanes, vector=tile.vector)
     for node in plan.graph.reductions:
         if node in plan.graph.picked and node not in found:  # of the k chosen, in whatever order
             found[node] = Accumulation("sum", True, serial=plan.graph.picks, levels=0, vector=1)

@@ -32,6 +32,7 @@ from fusegen.language.lookup import rows_at, take_at
 from fusegen.language.ordering import MASKED, signs_of
 from fusegen.language.philox import flat_index, high_word, low_word, philox
 from fusegen.language.reference import PLACES
+from fusegen.language.scans import SCANS
 from fusegen.language.selection import bare
 from fusegen.language.sizes import measured
 from fusegen.language.types import b8, f32, i32, size_of
@@ -48,7 +49,7 @@ from fusegen.validation.accumulation import (
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.products import as_tf32, flushed, product_error, rounded
-from fusegen.validation.running import running_product_error
+from fusegen.validation.running import running_product_error, running_sum_error
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -192,6 +193,8 @@ def step(
         return over_rows(node, args[0], how if isinstance(how, ColumnSums) else None)
     if node.op.kind is Kind.REDUCE:
         return reduction(node, args[0], how if isinstance(how, Accumulation) else None, table)
+    if node.op.kind is Kind.SCAN:
+        return scanned(node, args[0], how if isinstance(how, Accumulation) else None)
     if node.dtype is i32 and node.op.name not in RULES:
         return whole(node, args)
     rule = RULES.get(node.op.name)
@@ -505,6 +508,23 @@ def over_rows(node: Node, arg: Bounded, how: ColumnSums | None) -> Bounded:
     summed = None if how is None else how.of(rows)
     found = reduction(replace(node, over=()), own, summed, {node.inputs[0]: own})
     return Bounded(found.value.reshape(shape), np.broadcast_to(found.error, found.value.shape).reshape(shape))
+
+
+def scanned(node: Node, arg: Bounded, how: Accumulation | None) -> Bounded:
+    """A running sum or product: each element's error is that of the elements up to it."""
+    value, way, whole = apply(node.op, [arg.value]), SCANS[node.op.name], node.dtype is i32
+    if whole and arg.exact:
+        return exact(value)
+    if how is None:
+        return bounded(value, np.inf)
+    x, errors = arg.value, np.broadcast_to(arg.error, arg.value.shape)
+    if way.reverse:
+        x, errors = x[..., ::-1], errors[..., ::-1]
+    sums = running_sum_error(x, errors, whole, how.depth) if way.kind == "sum" else None
+    error = running_product_error(x, errors, whole) if sums is None else sums
+    if way.exclusive:
+        error = np.concatenate([np.zeros_like(error[..., :1]), error[..., :-1]], -1)
+    return bounded(value, error[..., ::-1] if way.reverse else error)
 
 
 def reduction(node: Node, arg: Bounded, how: Accumulation | None, table: Mapping[Node, Bounded]) -> Bounded:

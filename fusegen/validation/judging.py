@@ -110,7 +110,11 @@ def steps(graph: Graph) -> bool:
 
 def inexact(node: Node) -> bool:
     """Whether the op itself may round its result."""
-    return node.op.name == "sum" or (node.dtype is f32 and node.op.kind is Kind.MAP and node.op.ulps > 0)
+    return (
+        node.op.name in ("sum", "prod")
+        or node.op.kind is Kind.SCAN
+        or (node.dtype is f32 and node.op.kind is Kind.MAP and node.op.ulps > 0)
+    )
 
 
 def guards(node: Node) -> bool:

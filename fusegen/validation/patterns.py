@@ -219,7 +219,7 @@ PATTERNS: tuple[Pattern, ...] = (
 
 def patterns_for(graph: Graph) -> tuple[Pattern, ...]:
     """The patterns that can tell something about this graph."""
-    has = {"", *(["reduction"] if graph.reductions or graph.products or graph.selection else []),
+    has = {"", *(["reduction"] if graph.reductions or graph.scans or graph.products or graph.selection else []),
            *(["selection"] if graph.selection else []), *(["tf32"] if by_tf32(graph) else [])}  # fmt: skip
     return tuple(p for p in PATTERNS if p.needs in has)
 

@@ -1,4 +1,7 @@
-"""Errors of running products along a row; a row's product is the last of them.
+"""Errors of running sums and products along a row; a row's product is the last of them.
+
+An element of a sum passes at most `depth` additions, and no more than there are elements up to the one at hand: each
+rounds by u = 2^-24 of the elements' magnitudes, summed.
 
 Factors that are off by e_i make a product at most prod(|x_i| + e_i) - prod|x_i| off. Every multiplication rounds the
 whole product by u = 2^-24 of it, in whatever order: i + 1 factors, (i + 1) u.
@@ -31,6 +34,23 @@ def up_to(x: Array) -> Array:
 def found_up_to(mask: Array) -> Array:
     """Is there one among the element and those before it?"""
     return np.logical_or.accumulate(mask, axis=-1)
+
+
+def running_sum_error(x: Array, errors: Array, whole: bool, depth: int) -> Array:
+    """The error of each sum of a row's elements up to one of them. `whole`: of i32, modulo 2^32."""
+    moved = np.add.accumulate(errors, axis=-1)
+    size = np.abs(x.astype(np.float64))
+    if whole:
+        wraps = np.abs(np.add.accumulate(x.astype(np.float64), axis=-1)) + moved > LARGEST_INTEGER
+        return np.where((moved > 0) & wraps, np.inf, moved)
+    finite = np.isfinite(size)
+    magnitudes = np.add.accumulate(np.where(finite, size + errors, 0.0), axis=-1)
+    error = (moved + np.minimum(depth, np.arange(x.shape[-1])) * HALF_ULP * magnitudes) * SECOND_ORDER
+    error = np.where(magnitudes + error > f32.largest, np.inf, error)
+    # an infinite or NaN element decides what follows, if nothing else can
+    unknown = found_up_to(np.isinf(np.where(finite, 0.0, errors))) | ~(magnitudes <= f32.largest)
+    decided = found_up_to(~finite)
+    return np.where(decided, np.where(unknown, np.inf, 0.0), error)
 
 
 def running_product_error(x: Array, errors: Array, whole: bool) -> Array:

@@ -13,6 +13,7 @@ from fusegen.emitting.rows.elements import Elements
 from fusegen.emitting.rows.frame import Frame, Part
 from fusegen.emitting.rows.prefetching import Prefetching
 from fusegen.emitting.rows.reducing import Reductions
+from fusegen.emitting.rows.scanning import Scans
 from fusegen.emitting.rows.vectors import Vectors, bracketed
 from fusegen.planner.heading import WIDTH
 from fusegen.planner.model import Load, RowPass
@@ -120,6 +121,8 @@ class SpelledPass:
     staged: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     first_results: bool = False
+    scan_starts: tuple[str, ...] = ()
+    scans: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     behind: list[str]
     runs: tuple[SpelledPass, ...] = ()  # over parts of the thread's vectors, one after another
@@ -142,6 +145,7 @@ class Passes(Part):
         self.prefetching = Prefetching(frame)
         self.reductions = reductions
         self.elements = elements
+        self.scans = Scans(frame, vectors)
         self.declared: set[str] = set()
         self.taken: set[str] = set()  # tensors of which a thread has the value that no vector holds
 
@@ -186,6 +190,8 @@ class Passes(Part):
             ),
             leaves=tuple(self.bulk.leave_calls(row_pass)),
             first_results=row_pass is self.plan.told_first,
+            scan_starts=tuple(self.scans.starts(row_pass)),
+            scans=tuple(self.scans.results(row_pass)),
             results=tuple(line for r in row_pass.reductions for line in self.reductions.results(r)),
         )
 

@@ -50,7 +50,7 @@ class Vectors(Part):
                 if load.when in ("keep", "ahead") and load.access.mode != "bulk":
                     name = self.kept_name(load.access)
                     found.setdefault(name, (name, self.frame.vec_type(load.access), load.offset_bytes, True))
-            for keep in row_pass.keeps:
+            for keep in (*row_pass.keeps, *row_pass.scans_kept):
                 name = f"{keep.value}_kept"
                 found.setdefault(name, (name, VALUE_TYPES[keep.dtype], keep.offset_bytes, False))
         return list(found.values())

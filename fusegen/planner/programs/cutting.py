@@ -12,7 +12,7 @@ from fusegen.language.trace import OPS
 from fusegen.language.types import DType, TensorType, f32, size_of
 from fusegen.planner.programs.model import Stored
 
-WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.PRODUCT, Kind.SELECT, Kind.GATHER)
+WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.GATHER)
 ROUNDS: Mapping[DType, str] = {dtype: name for name, dtype in CASTS.items()}
 
 
@@ -24,7 +24,7 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
     for node in graph.nodes:
         if node.op.kind is Kind.PRODUCT:
             wanted.update((node, *(a for a in node.inputs if not plain(a))))
-        elif node.op.kind in (Kind.REDUCE, Kind.SELECT, Kind.GATHER):
+        elif node.op.kind in (Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER):
             wanted.update((node, node.inputs[0]))
         if node.op.name in CASTS:
             wanted.add(node)

@@ -224,6 +224,8 @@ class Lowering:
         if kind is Kind.REDUCE:
             argument = self.row(node.inputs[0], self.rows_of(node, view), node.inputs[0].shape[-1:])
             return replace(node, inputs=(argument,), shape=(*argument.shape[:-1], 1))
+        if kind is Kind.SCAN:
+            return self.scan(node, view)
         if kind is Kind.SELECT:
             return self.selection(node, view)
         if kind is Kind.GATHER:
@@ -231,6 +233,15 @@ class Lowering:
         if kind is Kind.TRANSPOSE:
             return self.transposed(node, view)
         return self.matmul(node, view)
+
+    def scan(self, node: Node, view: View) -> Node:
+        """Running sums of rows, which are seen as a whole."""
+        whole = View.identity(node.shape)
+        if view not in (whole, whole.tight()):
+            raise NotOneStep(node, f"{node.operator}: a view of what runs along rows")
+        source = node.inputs[0]
+        argument = self.row(source, View.identity(source.shape), source.shape[-1:])
+        return replace(node, inputs=(argument,), shape=argument.shape)
 
     def columns(self, node: Node, view: View) -> Node:
         """A reduction over rows, which is seen as a whole."""
@@ -529,12 +540,12 @@ class Lowering:
         return self.dims[size]
 
 
-ANCHORED = (Kind.REDUCE, Kind.PRODUCT, Kind.SELECT, Kind.JOIN)
+ANCHORED = (Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.JOIN)
 
 
 def behind_rows(graph: Graph) -> set[Node]:
-    """What depends on a reduction, a product, a selection, a join or a column that is taken: views of it are made where
-    it is written."""
+    """What depends on a reduction, a scan, a product, a selection, a join or a column that is taken: views of it are
+    made where it is written."""
     found: set[Node] = set()
     for node in graph.nodes:
         if node.op.kind in ANCHORED or node.op.name == "take_at" or any(a in found for a in node.inputs):

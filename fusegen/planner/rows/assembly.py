@@ -27,6 +27,7 @@ from fusegen.planner.model import (
     packed,
     partial_bytes,
     prefetched_bytes,
+    scanned_bytes,
 )
 from fusegen.planner.pieces import (
     PIECE_BYTES,
@@ -122,7 +123,10 @@ def assemble(
         passes=passes,
         accesses=tuple(a for a in draft.accesses if not a.output) if choosing else draft.accesses,
         copies=copies,
-        shared_bytes=shared + partials + prefetched_bytes(passes, graph.cols),
+        shared_bytes=shared
+        + partials
+        + scanned_bytes(passes, tile, target.warp)
+        + prefetched_bytes(passes, graph.cols),
         kept_bytes=planned.kept_bytes,
         ragged=not draft.flat and not draft.divides,
         flat=draft.flat,
@@ -252,7 +256,7 @@ def takes_any_columns(row_pass: RowPass, tile: Tile, in_shared: bool, copies: bo
     cluster of them, and not beyond a mask's limit, where a block may end.
     """
     kept = any(load.when != "now" for load in row_pass.loads)
-    bound = row_pass.reductions or row_pass.keeps or row_pass.takes or (kept and not in_shared)
+    bound = row_pass.reductions or row_pass.scans or row_pass.keeps or row_pass.takes or (kept and not in_shared)
     words = all(a.vector * a.dtype.bytes % WORD_BYTES == 0 for a in (load.access for load in row_pass.loads))
     return not bound and (not kept or copies or (tile.cluster == 1 and words and not row_pass.until))
 

@@ -107,6 +107,11 @@ LYING_SLOTS = 24.0  # of a thread, to find out how each tensor's row lies
 THREAD_SLOTS = 30.0
 DIVISION_SLOTS = 60.0  # of a row's number by a dimension
 STEP_SLOTS = 2.0  # of a reduction across lanes
+# of running sums, counted in their text: the sum with an element and the one with what comes before it; a step across
+# lanes, with its test; another warp's sum
+SCAN_SLOTS = 2.0
+SCAN_STEP_SLOTS = 4.0
+SCAN_WARP_SLOTS = 4.0
 # Rows by bulk copies, whose elements are read and written one by one in shared memory
 BULK_READ_SLOTS = 5.0  # beside MOVE_SLOTS
 BULK_WRITE_SLOTS = 0.3
@@ -225,7 +230,7 @@ def words_held(work: Work) -> float:
         for load in row_pass.loads:
             if load.when == "keep":
                 kept[load.value] = load.access.dtype.bytes / WORD_BYTES if work.packed else 1
-        kept |= dict.fromkeys((keep.value for keep in row_pass.keeps), 1)
+        kept |= dict.fromkeys((keep.value for keep in (*row_pass.keeps, *row_pass.scans_kept)), 1)
         after = sum(words for value, words in kept.items() if last.get(value, 0) > number)
         if not work.bulk:
             reads = {load: read_words(load, work) for load in row_pass.reads}
@@ -265,7 +270,9 @@ def kept_words(passes: Sequence[RowPass]) -> int:
     last = last_taken(passes)
     most, kept = 0, set[str]()
     for number, row_pass in enumerate(passes):
-        kept |= {keep.value for keep in row_pass.keeps} | {load.value for load in row_pass.loads if load.when == "keep"}
+        kept |= {keep.value for keep in (*row_pass.keeps, *row_pass.scans_kept)} | {
+            load.value for load in row_pass.loads if load.when == "keep"
+        }
         most = max(most, sum(last.get(value, 0) > number for value in kept))
     return most
 
@@ -334,7 +341,7 @@ def estimate(target: Target, work: Work, moved: Traffic, graph: Graph) -> Cost:
     thread = instructions(graph, work)
     per_us = target.fp32_tflops * 1e6 / 2  # instructions of one lane; an fma counts for two flops
     issue_us = ISSUE_FACTOR * work.blocks * tile.threads * thread / per_us
-    reductions = sum(len(row_pass.reductions) for row_pass in work.passes)
+    reductions = sum(len(row_pass.reductions) + len(row_pass.scans) for row_pass in work.passes)
     alone_us = thread * (BULK_SLOT_CYCLES if work.bulk else SLOT_CYCLES) * target.sms * target.f32_lanes / per_us
     several = max(len(access.strided) for access in work.accesses) > 1 and tile.rows_per_block > 1
     alone_us += NUMBER_US * several
@@ -389,6 +396,7 @@ def instructions(graph: Graph, work: Work) -> float:
         element += MOVE_SLOTS * (share * sum(load.when != "ahead" for load in row_pass.loads) + len(row_pass.stores))
         element += share * sum(issued.get(statement.name, 1) for statement in row_pass.body)
         element += share * sum(ONLINE_SLOTS.get(r.kind, 1) for r in row_pass.reductions)
+        element += SCAN_SLOTS * len(row_pass.scans)
         if work.in_shared and not work.bulk:
             element += SHARED_ACCESS_SLOTS * share * (len(row_pass.takes) + len(row_pass.keeps))
     if work.bulk:
@@ -410,6 +418,10 @@ def instructions(graph: Graph, work: Work) -> float:
     steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
     dims = max(1, *(len(a.strided) for a in work.accesses))
     thread = THREAD_SLOTS + reductions * (STEP_SLOTS * steps + 20) + DIVISION_SLOTS * (dims - 1)
+    scans = sum(len(row_pass.scans) for row_pass in work.passes)
+    if scans:  # each turn of vectors goes through the lanes, then past all warps
+        lanes = math.log2(min(tile.threads_per_row, WARP))
+        thread += scans * tile.per_thread * (SCAN_STEP_SLOTS * (lanes + 1) + SCAN_WARP_SLOTS * tile.row_threads / WARP)
     thread += LYING_SLOTS * sum(access.mode == "misaligned" for access in work.accesses)
     if work.bulk:
         return (

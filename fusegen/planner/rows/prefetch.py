@@ -58,7 +58,11 @@ def prefetched(draft: Draft, planned: Schedule, tile: Tile) -> Schedule:
     for row_pass in later:
         loads = tuple(map(fetch, row_pass.loads))
         passes.append(
-            replace(row_pass, loads=loads, title=title_of(loads, row_pass.keeps, row_pass.reductions, row_pass.stores))
+            replace(
+                row_pass,
+                loads=loads,
+                title=title_of(loads, row_pass.keeps, row_pass.reductions, row_pass.stores, row_pass.scans),
+            )
         )
     values = {
         load.access.tensor: load.value for row_pass in passes for load in row_pass.loads if load.when == "prefetched"

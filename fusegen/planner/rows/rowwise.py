@@ -21,7 +21,14 @@ from dataclasses import replace
 
 from fusegen.language.graph import Graph
 from fusegen.planner.cost import rereads_hit
-from fusegen.planner.matching import NotFor, need_countable, need_no_columns, need_no_product, need_no_selection
+from fusegen.planner.matching import (
+    NoMatch,
+    NotFor,
+    need_countable,
+    need_no_columns,
+    need_no_product,
+    need_no_selection,
+)
 from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile, in_shared_memory
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, row_threads_text, vector_widths
 from fusegen.planner.rows.assembly import Draft, assemble, can_copy, kept_elements, row_draft
@@ -67,9 +74,12 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     need_no_product(graph, "rowwise")
     need_no_columns(graph, "rowwise")
     need_no_selection(graph)
-    if not graph.reductions:
+    if not graph.reductions and not graph.scans:
         raise NotFor("the chain reduces nothing; rowwise is for rows with a sum, a maximum, a softmax ...")
     need_countable(graph.cols)
+    if graph.scans:
+        yield from scanning(graph, target, layout)
+        return
     for vector in vector_widths(graph, layout):
         draft = row_draft(graph, target, layout, vector)
         again = read_again(draft)
@@ -95,6 +105,22 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
                 if streams:
                     yield candidate(again, nothing, tile, "stream")
     yield from by_bulk_copies(graph, target, layout)
+
+
+def scanning(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
+    """Rows with running sums, which a block holds in its registers."""
+    for vector in vector_widths(graph, layout):
+        draft = row_draft(graph, target, layout, vector)
+        values = schedule(graph, draft.accesses, "values", by_vectors=True)
+        for per_row in row_threads_tried(draft):
+            yield from in_registers(draft, values, tile_of(draft, per_row))
+    most = min(MOST_HELD_ELEMENTS, MOST_VECTORS * max(vector_widths(graph, layout))) * target.threads_per_block
+    if graph.cols > most:
+        first = graph.scans[0]
+        raise NoMatch(
+            f"{first.operator} at {first.where} runs along rows of {graph.cols}, and the registers of a block hold at "
+            f"most {most} elements"
+        )
 
 
 def by_bulk_copies(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
@@ -132,6 +158,8 @@ def in_order_of(plan: RowPlan, layout: Layout) -> Iterator[RowPlan]:
         if fits(made):
             yield made
     kinds = [reduction.kind for row_pass in plan.passes for reduction in row_pass.reductions]
+    if graph.scans:
+        return
     again = read_again(draft)
     nothing = schedule(graph, again.accesses, "nothing", by_vectors=True, online=kinds)
     made = candidate(again, nothing, tile, "stream")
@@ -179,6 +207,8 @@ def remainder_of(draft: Draft, per_row: int) -> int:
     remainder, and in f32 217.5 and 198.8; rmsnorm at 65536 x 1027 78.3 and 73.2. Where it saves no turn it costs more
     than a vector that is partly filled: masked_softmax at 16 x 12 x 1000 x 1023 took 254 us so and 235.
     """
+    if draft.graph.scans:
+        return 0
     whole = draft.graph.cols // draft.vector
     saves = whole and whole % per_row == 0 and draft.vector <= per_row
     return draft.graph.cols % draft.vector if saves else 0
@@ -310,7 +340,11 @@ def read_ahead(planned: Schedule) -> Schedule:
     for row_pass in later:
         found = tuple(replace(load, when="kept") if load.access.tensor in ahead else load for load in row_pass.loads)
         passes.append(
-            replace(row_pass, loads=found, title=title_of(found, row_pass.keeps, row_pass.reductions, row_pass.stores))
+            replace(
+                row_pass,
+                loads=found,
+                title=title_of(found, row_pass.keeps, row_pass.reductions, row_pass.stores, row_pass.scans),
+            )
         )
     return replace(planned, passes=tuple(passes))
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.language.graph import Extent, Graph, Kind, Node, whole_rows
 from fusegen.language.naming import value_names
+from fusegen.language.scans import SCANS
 from fusegen.planner.limits import Limit, common_limit, limits, masked_values
 from fusegen.planner.model import (
     Access,
@@ -32,6 +33,7 @@ from fusegen.planner.model import (
     Until,
     Value,
 )
+from fusegen.planner.parts import Scan
 from fusegen.planner.pieces import argument, reading, statement
 from fusegen.planner.ranges import fits
 
@@ -145,7 +147,7 @@ class Scheduler:
         pairs = [pair for pair in online_pairs(graph) if pair.kind in online] if keeps != "values" else []
         self.pair_of = {p.second: p for p in pairs}
         self.pair_by_first = {p.first: p for p in pairs}
-        self.limit = common_limit(graph) if by_vectors else None
+        self.limit = common_limit(graph) if by_vectors and not graph.scans else None
         self.masked_values = masked_values(graph, self.limit) if self.limit else {}
         self.masked_made: set[Node] = set()
         self.needed = self.find_needed()
@@ -173,7 +175,7 @@ class Scheduler:
                 continue
             if pair := self.pair_of.get(node):
                 level[node] = level[pair.first]
-            elif node.op.kind is Kind.REDUCE:
+            elif node.op.kind in (Kind.REDUCE, Kind.SCAN):
                 level[node] = level[node.inputs[0]] + 1
             else:
                 level[node] = max((level[a] for a in node.inputs), default=0)
@@ -190,7 +192,9 @@ class Scheduler:
                 by_row = self.access_of(node).strided or len(self.graph.shape) == 1
                 if by_row:
                     continue
-            elif self.extent(node) is Extent.ELEMENT and not all(a in free for a in node.inputs):
+            elif node.op.kind is Kind.SCAN or (
+                self.extent(node) is Extent.ELEMENT and not all(a in free for a in node.inputs)
+            ):
                 continue
             free.add(node)
         return free
@@ -238,7 +242,7 @@ class Scheduler:
         """The element values that a pass must have: what it reduces and what it writes."""
         reduced = [
             n.inputs[0]
-            for n in self.graph.reductions
+            for n in (*self.graph.reductions, *self.graph.scans)
             if n in self.needed and n not in self.pair_of and self.level[n] == number + 1
         ]
         written = [
@@ -250,7 +254,7 @@ class Scheduler:
         """None where nothing is made of a row's elements."""
         last = -1 if self.graph.gathers else 0
         for node in self.needed:
-            if node.op.kind is Kind.REDUCE:
+            if node.op.kind in (Kind.REDUCE, Kind.SCAN):
                 last = max(last, self.level[node] - 1)
         for tensor in self.graph.outputs:
             if self.extent(tensor.node) is Extent.ELEMENT:
@@ -274,7 +278,7 @@ class Scheduler:
         return compute, take
 
     def is_kept(self, node: Node) -> bool:
-        return self.keeps == "values" or (self.keeps == "inputs" and self.is_read(node))
+        return self.keeps == "values" or node.op.kind is Kind.SCAN or (self.keeps == "inputs" and self.is_read(node))
 
     def build(self) -> Schedule:
         count = self.count_passes()
@@ -285,7 +289,7 @@ class Scheduler:
             compute, take = self.closure(self.roots(number), have)
             computed.append(compute)
             taken.append(take)
-            have |= compute
+            have |= compute | set(self.scanned(number))
         slots = 0
         passes = []
         if self.limit and any(node not in self.masked_values for number in range(count) for node in self.roots(number)):
@@ -311,6 +315,10 @@ class Scheduler:
             kept_names=tuple(self.names[n] for n in kept),
             keeps=self.keeps,
         )
+
+    def scanned(self, number: int) -> list[Node]:
+        """What runs along the row in a pass, for later ones."""
+        return [n for n in self.graph.scans if n in self.needed and self.level[n] == number + 1]
 
     def masked(self, node: Node) -> Argument | None:
         """A value beyond the limit; None without one."""
@@ -390,18 +398,24 @@ class Scheduler:
                     keeps.append(Keep(name, node.dtype, offset))
             elif is_input:
                 loads.append(self.load(node))
+        scans = []
+        for node in self.scanned(number):
+            scan = Scan(SCANS[node.op.name], self.names[node.inputs[0]], self.names[node], node.dtype)
+            layout.claim(scan.result, node.dtype.bytes, False)
+            scans.append(scan)
         stores = tuple(
             Store(self.access[t.name], self.names[t.node], self.masked(t.node), fits(t, self.graph))
             for t in self.graph.outputs
             if self.extent(t.node) is Extent.ELEMENT and self.level[t.node] == number
         )
         return RowPass(
-            title=title_of(loads, keeps, reductions, stores),
+            title=title_of(loads, keeps, reductions, stores, scans),
             loads=tuple(loads),
             takes=tuple(takes),
             body=self.statements(n for n in nodes if n in compute and not self.is_read(n)),
             keeps=tuple(keeps),
             reductions=reductions,
+            scans=tuple(scans),
             stores=stores,
             row_body=self.row_statements(number + 1),
             row_stores=self.row_stores(number + 1),
@@ -445,8 +459,9 @@ class SharedLayout:
 
 
 def title_of(
-    loads: Iterable[Load], keeps: Iterable[Keep], reductions: Iterable[Reduction], stores: Iterable[Store]
-) -> str:
+    loads: Iterable[Load], keeps: Iterable[Keep], reductions: Iterable[Reduction], stores: Iterable[Store],
+    scans: Iterable[Scan] = (),
+) -> str:  # fmt: skip
     """What a pass is for, in the spec's names: `read x, bias; keep h; total = sum(h)`."""
     parts = []
     if read := [load.value for load in loads if load.when not in ("kept", "prefetched")]:
@@ -462,6 +477,7 @@ def title_of(
             parts.append(f"{r.results[0]} = sum({r.value}) and {r.results[1]} = sum(({r.value} - mean)^2)")
         else:
             parts.append(f"{r.results[0]} = {r.kind}({r.value})")
+    parts += [f"{scan.result} = {scan.way.name}({scan.value})" for scan in scans]
     if write := [s.access.name for s in stores]:
         parts.append("write " + ", ".join(write))
     return "; ".join(parts)

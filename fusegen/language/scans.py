@@ -1,0 +1,57 @@
+"""Running sums and products along a row: which there are, and their meaning as numpy text.
+
+cumsum            x0, x0 + x1, ...          with each element itself
+_exclusive        0, x0, x0 + x1, ...       without it
+_reverse          from the row's end on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+ScanKind = Literal["sum", "prod"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanWay:
+    """What is made of the elements, from which side, and whether of each element itself too."""
+
+    kind: ScanKind
+    exclusive: bool = False
+    reverse: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the op."""
+        return f"cum{self.kind}{'_reverse' * self.reverse}{'_exclusive' * self.exclusive}"
+
+    def text(self, dtype: str = "") -> str:
+        """The meaning, as numpy text of {0}."""
+        array = "{0}"
+        if self.exclusive:
+            array = "{0}[..., 1:]" if self.reverse else "{0}[..., :-1]"
+        within = f"np.flip({array}, -1)" if self.reverse else array
+        found = f"np.cum{self.kind}({within}, -1{dtype and f', dtype={dtype}'})"
+        found = f"np.flip({found}, -1)" if self.reverse else found
+        if not self.exclusive:
+            return found
+        start = f"np.{'zeros' if self.kind == 'sum' else 'ones'}_like({{0}}[..., :1])"
+        return f"np.concatenate([{', '.join((found, start) if self.reverse else (start, found))}], -1)"
+
+    @property
+    def torch_text(self) -> str:
+        """The same for torch, whose pad takes the last axis' beginning and end."""
+        array = "{0}"
+        if self.exclusive:
+            array = "{0}[..., 1:]" if self.reverse else "{0}[..., :-1]"
+        within = f"{array}.flip(-1)" if self.reverse else array
+        found = f"torch.cum{self.kind}({within}, -1)" + ".flip(-1)" * self.reverse
+        ends = "(0, 1)" if self.reverse else "(1, 0)"
+        return f"F.pad({found}, {ends}, value={int(self.kind == 'prod')})" if self.exclusive else found
+
+
+WAYS = tuple(ScanWay(kind, exclusive, reverse) for kind in ("sum", "prod") for exclusive in (False, True)
+             for reverse in (False, True))  # fmt: skip
+SCANS: Mapping[str, ScanWay] = {way.name: way for way in WAYS}
