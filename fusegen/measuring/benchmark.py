@@ -198,7 +198,10 @@ def bench(
     the GPU's memory does not hold the operands.
     """
     if not isinstance(kernel, Called):
-        raise RequestError(f"bench takes a kernel or a program, and {kernel!r} is neither\n  fusegen.compile makes one")
+        raise RequestError(
+            f"bench takes a kernel, or a program of several, and {kernel!r} is neither\n"
+            "  fusegen.compile(chain) makes one"
+        )
     watch = watch or Stopwatch(kernel.device)
     if watch.device is not kernel.device:
         raise RequestError(

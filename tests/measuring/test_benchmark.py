@@ -210,11 +210,6 @@ def test_what_several_kernels_read_counts_once() -> None:
     assert work_of(planned).ideal == 24 * 64 * 2 + 192 * 64 * 2 + 24 * 4 + 24 * 96 * 2
 
 
-def test_what_is_no_kernel_is_not_timed() -> None:
-    with pytest.raises(RequestError, match=r"bench takes a kernel or a program, and .* is neither"):
-        bench(residual_norm)  # type: ignore[arg-type]
-
-
 # ---------------------------------------------------------------- peers
 
 
