@@ -318,7 +318,8 @@ def bare_program(prepared: Any) -> dict[str, Callable[[], object]]:
         slot = names["new_slot"]()
         sent = (0, *(bases[p.base] + p.offset for p in launch.pointers))
         names["pack"](slot[1], nvidia.STREAM, *sent, *(prepared.values[i] for i in launch.values))
-        names["place_maps"](slot[4], sent)
+        for place, given_map in enumerate(launch.record.launch.maps):
+            names["place_map"](slot[4], place, sent[1 + given_map.pointer])
         given.append((slot, (slot[2], names["function"], slot[3], None)))  # the slot holds the memory
 
     def call() -> None:

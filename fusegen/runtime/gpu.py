@@ -68,9 +68,14 @@ class Arguments:
         for place, given in enumerate(maps):
             wanted = given, pointers[given.pointer]
             if placed[place] != wanted:
-                found = given.encoded.get(wanted[1])
-                self.memory[self.places[place]] = encode(*wanted) if found is None else found
+                placed[place] = None  # whatever becomes of the next line
+                self.place_map(place, *wanted, encode)
                 placed[place] = wanted
+
+    def place_map(self, place: int, given: Mapped, address: int, encode: Encode) -> None:
+        """Write one of them; an address that was seen before costs no driver's call."""
+        found = given.encoded.get(address)
+        self.memory[self.places[place]] = encode(given, address) if found is None else found
 
 
 def slot_code(param: Param) -> str:

@@ -264,7 +264,11 @@ class NvidiaDevice(GpuDevice):
             "    slot = new_slot()",
             "held, memory, config, table, _ = slot",
         )
-        places = ("place_maps(slot[4], ({sent}))",) if launch.maps else ()
+        places = [
+            f"if held is None or held[{given.pointer + 1}] != sent[{given.pointer + 1}]: "
+            f"place_map(slot[4], {place}, sent[{given.pointer + 1}])"
+            for place, given in enumerate(launch.maps)
+        ]
         fill = (f"pack(memory, {STREAM}, {{sent}} {{values}})", *places)
         send = (
             "refused = start(config, function, table, None)",
@@ -281,7 +285,9 @@ class NvidiaDevice(GpuDevice):
             "function": ctypes.byref(ctypes.c_char.from_address(int(kernel.function))),  # type: ignore[call-overload]
             "launch": kernel.launch,
             "launched": launch,
-            "place_maps": lambda arguments, sent: arguments.place_maps(launch.maps, sent[1:], self.encode),
+            "place_map": lambda arguments, place, address: arguments.place_map(
+                place, launch.maps[place], address, self.encode
+            ),
         }
         block = None if launch.maps else partial(new_block, kernel, launch, start, form)
         return Sending(take, fill, send, leave, names, block)
