@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral
 from typing import Any, TypeVar
@@ -60,6 +60,7 @@ class Graph:
     sizes: Mapping[str, int]
     body: str = ""  # the spec's own text, where there is some; it says nothing that the nodes don't
     origin: Graph | None = None  # what the spec said, where passes have made another graph of it
+    shown: Mapping[str, str] = field(default_factory=dict)  # of tensors that are views: `x[..., :D // 2]`, for people
 
     def __repr__(self) -> str:
         return f"<Graph {self.name} {self.signature} at {self.sizes_text()}>"
@@ -498,7 +499,8 @@ def table_of_graph(graph: Graph) -> tuple[Any, ...]:
 def facts_of(graph: Graph, numbers: Mapping[Node, int]) -> tuple[Any, ...]:
     names = [(numbers[node], name) for node, name in graph.names.items() if node in numbers]
     inputs, outputs = ([(t.name, t.type, numbers[t.node]) for t in side] for side in (graph.inputs, graph.outputs))
-    return graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes), graph.body
+    facts = graph.name, graph.doc, graph.where, inputs, outputs, names, dict(graph.sizes), graph.body
+    return *facts, dict(graph.shown)
 
 
 def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Graph:
@@ -506,8 +508,9 @@ def graph_of_table(rows: tuple[Row, ...], graphs: list[tuple[Any, ...]]) -> Grap
     for op, arguments, facts in rows:
         nodes.append(Node(op, tuple(nodes[a] for a in arguments), **dict(zip(FACTS, facts, strict=True))))
     made = None
-    for name, doc, where, *sides, names, sizes, body in reversed(graphs):
+    for name, doc, where, *sides, names, sizes, body, shown in reversed(graphs):
         taken, given = (tuple(Tensor(n, type, nodes[number]) for n, type, number in side) for side in sides)
-        made = Graph(name, doc, where, taken, given, {nodes[number]: text for number, text in names}, sizes, body, made)
+        named = {nodes[number]: text for number, text in names}
+        made = Graph(name, doc, where, taken, given, named, sizes, body, made, shown)
     assert made is not None
     return made

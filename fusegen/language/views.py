@@ -57,6 +57,33 @@ class View:
     def is_identity(self) -> bool:
         return self == View.identity(self.shape)
 
+    def text(self, base: str) -> str:
+        """What it shows of an array of that name: `x[..., :D // 2]`, or `x as [M, H, D]` where that is no slice."""
+        dropped = len(self.base) - len(self.shape)
+        axes = iter(range(len(self.shape)))
+        parts: list[str] = []
+        for sizes, start, row in zip(self.base, self.offset, self.steps, strict=True):
+            moving = [axis for axis, step in enumerate(row) if step != 0]
+            if dropped > 0 and not moving:
+                dropped -= 1
+                parts.append(str(start))
+                continue
+            axis = next(axes, None)
+            if axis is None or len(sizes) != 1 or moving not in ([], [axis]):
+                break
+            part = stretch_text(start, self.shape[axis], row[axis] if moving else 1, sizes[0])
+            if part is None:
+                break
+            parts.append(part)
+        if len(parts) < len(self.base) or next(axes, None) is not None:
+            return f"{base} as {shape_text(self.shape)}"
+        changed = [place for place, part in enumerate(parts) if part != ":"]
+        if not changed:
+            return base
+        if changed[0] > 0 and changed[-1] == len(parts) - 1:
+            return f"{base}[..., {', '.join(parts[changed[0] :])}]"
+        return f"{base}[{', '.join(parts[: changed[-1] + 1])}]"
+
     @property
     def adds_axes(self) -> bool:
         """Is it the base with axes of one element more, or without some of those?"""
@@ -300,6 +327,16 @@ def made(shape: Shape, base: tuple[Shape, ...], offset: Iterable[Size], columns:
     moving = [(0,) * len(base) if size == 1 else column for size, column in zip(shape, columns, strict=True)]
     steps = tuple(tuple(column[b] for column in moving) for b in range(len(base)))
     return View(shape, base, tuple(offset), steps)
+
+
+def stretch_text(start: Size, length: Size, step: Size, size: Size) -> str | None:
+    """`D // 2:`, `1::2`, `::-1` of an axis of that size; None for what is written in no short way."""
+    if step == -1 and start == size - 1 and length == size:
+        return "::-1"
+    first = "" if start == 0 else str(start)
+    if step == 1:
+        return f"{first}:{'' if start + length == size else start + length}"
+    return f"{first}::{step}" if length * step == size else None
 
 
 def product(sizes: Iterable[Size]) -> Size:

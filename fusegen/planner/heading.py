@@ -88,6 +88,7 @@ def header_facts(plan: Headed) -> list[tuple[str, str]]:
     unfused = f"{megabytes(moved.unfused)} unfused in {plural(moved.launches_unfused, 'launch', 'launches')}"
     return [
         ("target", f"{target.vendor} {target.arch}, {facts}"),
+        *([("views", views)] if (views := viewed(graph)) else []),
         *([("selects", selected(graph))] if graph.selection else []),
         *([("looks up", looked_up(graph))] if graph.gathers else []),
         ("tile", plan.regime),
@@ -96,6 +97,12 @@ def header_facts(plan: Headed) -> list[tuple[str, str]]:
         *([("rounding", f"{'; '.join(plan.rounding)}; f32 between")] if plan.rounding else []),
         ("needs", "; ".join(needs(plan))),
     ]
+
+
+def viewed(graph: Graph) -> str:
+    """`low is x[..., :D // 2]`: what tensors of a program's kernel are of the program's arrays."""
+    names = [t.name for t in (*graph.inputs, *graph.outputs)]
+    return "; ".join(f"{name} is {graph.written.shown[name]}" for name in names if name in graph.written.shown)
 
 
 def comment_lines(plan: Headed) -> list[str]:

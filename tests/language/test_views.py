@@ -71,6 +71,21 @@ def test_slices_are_numpys(key: Any) -> None:
     view.check(SIZES)
     assert numbers(view.shape) == wanted.shape
     np.testing.assert_array_equal(shown(view, array), wanted)
+    if " as " not in (text := view.text("x")):  # what people read is numpy, too
+        np.testing.assert_array_equal(eval(text, {"x": array, **SIZES}), wanted)
+
+
+def test_views_in_words() -> None:
+    whole = View.identity((M, H, D))
+    low, odd = whole.sliced((..., slice(None, D // 2))), whole.sliced((..., slice(1, None, 2)))
+    assert [v.text("x") for v in (whole, low, odd)] == ["x", "x[..., :D // 2]", "x[..., 1::2]"]
+    assert whole.sliced((..., slice(D // 2, None))).text("x") == "x[..., D // 2:]"
+    assert whole.sliced((slice(None), -1)).text("x") == "x[:, H - 1]"
+    assert whole.sliced((slice(1, 3), slice(None, None, -1))).text("x") == "x[1:3, ::-1]"
+    assert whole.sliced((slice(None), slice(None, 1))).text("x") == "x[:, :1]"
+    assert whole.transposed((0, 2, 1)).text("x") == "x as [M, D, H]"
+    assert low.broadcast((2, M, H, D // 2)).text("x") == "x as [2, M, H, D // 2]"
+    assert whole.sliced((slice(None, None, -2),)).text("x") == "x as [M // 2, H, D]"
 
 
 def test_halves_are_of_one_size() -> None:

@@ -8,6 +8,8 @@
 //         return F.rearrange(rotated, "t h p two -> t h (p two)")
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
+// views    even is x[..., ::2]; odd is x[..., 1::2]; out_part is out[..., ::2]; out_part_2 is out[...,
+//          1::2]
 // tile     tiles of rows and columns; a block of 128 threads on 2 rows, 1 element a thread
 // traffic  276.8 MB moved, 276.8 MB ideal, 1493.2 MB unfused in 6 launches
 // floor    52.2 us at 5.3 TB/s; memory-bound at 0.73 flop/B

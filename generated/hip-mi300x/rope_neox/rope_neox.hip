@@ -7,6 +7,8 @@
 //         return F.concat([low * cos - high * sin, high * cos + low * sin])
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
+// views    low is x[..., :D // 2]; high is x[..., D // 2:]; out_part is out[..., :D // 2]; out_part_2
+//          is out[..., D // 2:]
 // tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
 // traffic  276.8 MB moved, 276.8 MB ideal, 1493.2 MB unfused in 6 launches
 // floor    52.2 us at 5.3 TB/s; memory-bound at 0.73 flop/B
