@@ -528,7 +528,7 @@ class Lowering:
             names={table[n]: name for n, name in self.names.items() if n in table},
             sizes={name: size_of(size, self.graph.sizes) for name, size in sizes.items()},
             body=self.graph.body,
-            shown={b.tensor: b.view.text(b.base) for b in bounds if b.tensor != b.base or not b.view.is_identity},
+            shown={b.tensor: b.view.text(b.base) for b in bounds if b.tensor != b.base},
         )
         return Lowered(step, bounds, sizes)
 
