@@ -32,6 +32,7 @@ from fusegen.language.types import F8, Dim, DType, Shape, Size, TensorType, bf16
 CASTS: Mapping[str, DType] = {f"round_{dtype}": dtype for dtype in (f16, bf16, *F8)}
 """The ops after which a value is of a narrower type, though it goes on as f32."""
 
+ALONG_ROWS = (Kind.PRODUCT, Kind.SCAN, Kind.SPREAD)  # what they make varies along a row, whatever of
 COUNT_ELEMENTS = ("col_index", "element_low", "element_high")
 """Made from nothing, another number for each element of a row. Of chosen columns an element's words take these."""
 LARGEST_SIZE = 2**40
@@ -131,10 +132,19 @@ class Graph:
         return frozenset(n for n in found - read - {t.node for t in self.outputs} if n.op.kind is Kind.INPUT)
 
     @cached_property
+    def grouped(self) -> frozenset[Node]:
+        """What has one value for each group of a row's neighbours: reductions of groups, and what is made of those."""
+        found: set[Node] = set()
+        for node in self.nodes:
+            if node.op.kind is Kind.GROUP or (node.op.kind is Kind.MAP and any(a in found for a in node.inputs)):
+                found.add(node)
+        return frozenset(found)
+
+    @cached_property
     def iterated(self) -> tuple[Tensor, ...]:
-        """The tensors that the passes over rows and columns read or write: all but those behind the selection, those
-        of spaces of their own, and tables."""
-        apart = self.picked | self.inner | self.tables
+        """The tensors that the passes over rows and columns read or write: all but those behind the selection, those of
+        a row's groups, those of spaces of their own, and tables."""
+        apart = self.picked | self.grouped | self.inner | self.tables
         return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in apart)
 
     @cached_property
@@ -241,7 +251,9 @@ class Graph:
                 table[node] = Extent.ROW
             elif node.op.kind is Kind.SELECT:
                 table[node] = Extent.PICKED
-            elif node.op.kind in (Kind.PRODUCT, Kind.SCAN) or (not node.inputs and node.op.name in COUNT_ELEMENTS):
+            elif node.op.kind is Kind.GROUP:
+                table[node] = Extent.GROUP
+            elif node.op.kind in ALONG_ROWS or (not node.inputs and node.op.name in COUNT_ELEMENTS):
                 table[node] = Extent.ELEMENT
             else:
                 table[node] = max((table[a] for a in node.inputs), key=by_reach, default=Extent.LAUNCH)
@@ -286,7 +298,7 @@ class Graph:
         sizes: set[Size] = {node.size for node in self.nodes if node.size is not None} - self.counted
         sizes.update(self.shape[-1:], self.widths, (n.inputs[0].shape[-1] for n in self.products))
         sizes.update(n.inputs[0].shape[-1] for n in self.reductions if not n.over)
-        sizes.update(n.shape[-1] for n in (*self.selections, *self.scans))
+        sizes.update(n.shape[-1] for n in (*self.selections, *self.scans, *self.grouped))
         return frozenset(sizes) | frozenset(dims_in(tuple(sizes)))
 
     @cached_property

@@ -41,7 +41,8 @@ FRAME = frozenset(
     copy_misaligned head_of load_block load_kept_block load_shifted store_block store_row head edge in_remainder
     remainder_col own_row first_row rows_here arrivals shared_address start_arrivals wait_arrivals expect_arrival away
     place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
-    top_columns take bare rows_at take_at flat_index low_word high_word philox4x32""".split()  # noqa: SIM905
+    top_columns take bare rows_at take_at flat_index low_word high_word philox4x32 group_sum group_max group_min
+    group_sum_i32 group_max_i32 group_min_i32""".split()  # noqa: SIM905
 ) | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(
@@ -91,6 +92,8 @@ TENSOR_SUFFIXES = (
     "_ptr", "_row", "_vec", "_stride", "_kept", "_pieces", "_ends", "_staged", "_last", "_edge", "_at", "_place",
     "_first", "_part", "_start", "_read", "_prefetched", "_found", "_count",
 )  # fmt: skip
+# values whose names others are called after
+NAMED = (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.SELECT)
 FACTOR_SUFFIXES = (
     "_ld", "_left", "_right", "_from", "_to", "_m", "_n", "_k", "_held", "_part", "_map", "_pair", "_both", "_words",
     "_lane", "_col", "_slice", "_slices", "_box", "_stage", "_ahead", "_step", "_batch",
@@ -98,7 +101,7 @@ FACTOR_SUFFIXES = (
 SIDE_BY_SIDE = "right"  # what products of several widths call the right factor of a block
 RESERVED = re.compile(r"__|_[A-Z]")  # at the start of a name: the compiler's own (C++17, [lex.name])
 MACROS = "SIMT_"  # the start of the names of the emulator's macros
-VALUE_SUFFIXES = ("_masked", "_last", "_kept", "_part", "_part_values", "_all")
+VALUE_SUFFIXES = ("_masked", "_last", "_kept", "_part", "_part_values", "_all", "_here")
 COLUMN_SUFFIXES = ("_turn",)
 SUM_SUFFIXES = ("_sums", "_shared", "_total", "_of")
 
@@ -246,6 +249,7 @@ class Describing:
             return f"{self.names[node.inputs[0]]}_T"
         words = [self.said(a) for a in node.inputs]
         first = words[0] if words and words[0] not in NUMBERS.values() else ""  # no name begins with a digit
+        op = op.removeprefix("group_")
         if op in ("sum", "prod", "max", "min"):
             argument = node.inputs[0]
             named = self.graph.names.get(argument) not in (None, argument.op.name)
@@ -276,9 +280,7 @@ class Describing:
 
     def said(self, node: Node) -> str:
         """An argument in another value's name; "" for one that is unnamed itself or has a long name."""
-        named = (
-            node.op.kind in (Kind.INPUT, Kind.PRODUCT, Kind.REDUCE, Kind.SCAN, Kind.SELECT) or node in self.graph.names
-        )
+        named = node.op.kind in NAMED or node in self.graph.names
         return self.short(node) if named or node.literal is not None else ""
 
     def short(self, node: Node) -> str:

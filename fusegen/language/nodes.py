@@ -24,6 +24,8 @@ class Kind(Enum):
     MAP = "map"  # element by element, with broadcasting
     REDUCE = "reduce"  # the last axis becomes 1, or others
     SCAN = "scan"  # each element becomes what it and those before it in the row make
+    GROUP = "group"  # of each group of neighbours along the last axis one value
+    SPREAD = "spread"  # each group's value at every place of the group
     SELECT = "select"  # the last axis becomes the k columns that were chosen of it
     TRANSPOSE = "transpose"  # the same memory with its last two axes swapped: a factor only
     VIEW = "view"  # some elements of one value, in other axes: slices, permutations, axes split and merged
@@ -116,6 +118,7 @@ class Node:
     parts: tuple[View, ...] = ()  # of a join: where each argument lies in it
     text: str = ""  # of both, their meaning as numpy text, in which sizes stand by their names
     over: tuple[int, ...] = ()  # of a reduction over axes of rows: these, counted from the right; else the last
+    group: int = 0  # of a group reduction, and of a spread: values of a group
     bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
 
     @property
@@ -166,5 +169,6 @@ class Extent(Enum):
 
     LAUNCH = 0  # the same everywhere
     ROW = 1  # one value a row
-    PICKED = 2  # one value for each column that the row's selection keeps
-    ELEMENT = 3  # one value an element
+    GROUP = 2  # one value for each group of a row's neighbours
+    PICKED = 3  # one value for each column that the row's selection keeps
+    ELEMENT = 4  # one value an element

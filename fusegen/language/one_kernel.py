@@ -163,8 +163,11 @@ def of_outputs(graph: Graph, shape: Shape) -> Obstacle | None:
             whole = tuple(s if a in gone and leading[a] == 1 else leading[a] for a, s in enumerate(shape))
             leading = whole if all(leading[a] == 1 for a in gone) else leading
         k = [graph.selection.shape[-1]] if graph.selection and tensor.node in graph.picked else []
+        if tensor.node in graph.grouped:
+            k = [tensor.shape[-1]]
         if leading[:-1] != shape[:-1] or leading[-1] not in (*(k or (shape[-1:] + graph.widths)), 1):
-            last = f"a last axis of {k[0]} (what was chosen)" if k else "the chain's whole shape"
+            what = "one value a group" if tensor.node in graph.grouped else "what was chosen"
+            last = f"a last axis of {k[0]} ({what})" if k else "the chain's whole shape"
             reason = (
                 f"output {tensor.name} {shape_text(tensor.shape)} does not span the rows of {shape_text(shape)}; "
                 f"in one kernel it has {last}, or a last axis of size 1 (one value a row)"

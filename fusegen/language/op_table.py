@@ -239,6 +239,13 @@ for _way in WAYS:
                         init="0.0f" if _way.kind == "sum" else "1.0f", slots=3, forms={i32: (
                             _way.text("np.int32"), "{0} + {1}" if _way.kind == "sum" else "{0} * {1}")})  # fmt: skip
 
+# ---- of groups of neighbours along the row: planners make these of reductions over the last axis of [.., G, K], which
+# are one axis [.., G * K] in memory. A node's own text says how many they are
+for _name in ("sum", "max", "min"):
+    OPS[f"group_{_name}"] = Op(f"group_{_name}", Kind.GROUP, 1, "", OPS[_name].expr, f"{_name} of each group of a row",
+                               init=OPS[_name].init)  # fmt: skip
+OPS["spread"] = Op("spread", Kind.SPREAD, 1, "", "", "each group's value at all of its places", flops=0, takes="any",
+                   slopes=("1",), ulps=0)  # fmt: skip
 
 # ---- selections from the last axis: the functions of fusegen.language.selection are their meaning
 _select("top_columns", 1, "top_columns({0}, {k})", "columns of the k largest; -inf is never chosen", result=i32,

@@ -80,7 +80,7 @@ from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
 from fusegen.language.random import dropout, normal, uniform
-from fusegen.language.rearranging import broadcast, concat, flip, rearrange, roll, split, stack
+from fusegen.language.rearranging import broadcast, concat, flip, groups, rearrange, roll, split, stack
 from fusegen.language.sizes import broadcast as broadcast_shapes
 from fusegen.language.trace import (
     Number,
@@ -508,7 +508,7 @@ COMPOSITES = (
     groupnorm, batchnorm, rope, kl_div, einsum,
 )  # fmt: skip
 SELECTIONS = (topk, argmax, argmin, take)
-VIEWS = (split, concat, stack, rearrange, flip, roll, broadcast)
+VIEWS = (split, concat, stack, rearrange, groups, flip, roll, broadcast)
 __all__ = (  # noqa: RUF022  # by kind
     "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "sigmoid", "relu",
     "silu", "gelu", "softplus", "softsign", "mish", "elu", "selu", "leaky_relu", "hardsigmoid", "hardswish", "glu",
@@ -520,7 +520,7 @@ __all__ = (  # noqa: RUF022  # by kind
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
     "cross_entropy", "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "gather",
     "split", "concat", "stack",
-    "rearrange", "flip", "roll", "broadcast",
+    "rearrange", "groups", "flip", "roll", "broadcast",
 )  # fmt: skip
 FUNCTIONS = __all__
 

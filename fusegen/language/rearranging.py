@@ -151,6 +151,29 @@ def joined(name: str, arrays: list[Value], shape: Shape, parts: tuple[View, ...]
         return Value(Node(OPS["join"], nodes, shape, arrays[0].dtype, operator, parts=parts, text=text))
 
 
+def groups(x: Value, size: Size) -> Value:
+    """x's last axis [..., N] in groups of `size` neighbours: [..., N // size, size]. A view, not a copy.
+
+    A reduction of its last axis is then one of each group: `F.amax(F.groups(x, 128))` has the shape [..., N // 128, 1].
+    Groups of a power of two are reduced in the kernel that makes their rows, whatever else it reduces.
+    """
+    need_array("groups", x)
+    if not x.shape:
+        raise SpecError("groups: a scalar has no axis to take groups of", caller())
+    whole = x.shape[-1]
+    number = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    if not number and not isinstance(size, (Dim, Expr)):
+        raise SpecError(f"groups: a group has {size!r} elements; it is a whole number from 1 on, or a size", caller())
+    if isinstance(whole, int) and isinstance(size, int) and whole % size:
+        raise SpecError(
+            f"groups: rows of {whole} are no whole number of groups of {size}; pad the rows, or take another size",
+            caller(),
+        )
+    count = whole // size
+    view = View.identity(x.shape).split(len(x.shape) - 1, (count, size))
+    return viewed(x, view, f"{{0}}.reshape({tuple_text(view.shape)})", "groups")
+
+
 # ---------------------------------------------------------------- einops' notation
 
 GROUP = re.compile(r"\(([^()]*)\)|(\S+)")

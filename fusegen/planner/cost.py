@@ -79,17 +79,20 @@ def traffic(graph: Graph, passes: Iterable[RowPass], again_from_l2: bool, again:
         )  # small, and so in the L2 cache from the first row on
         once = output or again_from_l2 or shared_by_rows
         times = 1 if once else reads.get(tensor.name, 1)
-        picked = output and tensor.node in graph.picked
-        per_element = whole if picked else tensor.dtype.bytes * (elements if by_column else rows)
+        few = output and tensor.node in graph.picked | graph.grouped
+        per_element = whole if few else tensor.dtype.bytes * (elements if by_column else rows)
         asked = reads.get(tensor.name, 1)
         tensors.append(TensorTraffic(tensor.name, output, size, round(size * times), per_element, asked))
     unfused = unfused_kernels(graph)
     per_element_fused = sum(t.per_element for t in tensors)
     per_element_unfused = sum(o.per_element for o in unfused)
-    counts = {Extent.ELEMENT: elements, Extent.PICKED: rows * graph.picks, Extent.ROW: rows, Extent.LAUNCH: 0}
+    counts = {
+        Extent.ELEMENT: elements, Extent.PICKED: rows * graph.picks, Extent.ROW: rows, Extent.LAUNCH: 0,
+        Extent.GROUP: elements // group_of(graph),
+    }  # fmt: skip
     flops = special = 0
     for node in graph.nodes:
-        whole_row = node.op.kind is Kind.REDUCE or node.op.name == "top_columns"
+        whole_row = node.op.kind in (Kind.REDUCE, Kind.GROUP) or node.op.name == "top_columns"
         extent = graph.extents[node.inputs[0] if whole_row else node]
         flops += node.op.flops * counts[extent]
         special += counts[extent] if node.op.flops >= 4 else 0
@@ -184,7 +187,7 @@ def reaches(outer: Node, nodes: list[Node], graph: Graph) -> tuple[bool, bool]:
     for node in nodes:
         if not any(a in touched for a in node.inputs):
             continue
-        if node.op.kind is Kind.REDUCE:
+        if node.op.kind in (Kind.REDUCE, Kind.GROUP):
             before = True
             continue
         touched.add(node)
@@ -195,12 +198,20 @@ def reaches(outer: Node, nodes: list[Node], graph: Graph) -> tuple[bool, bool]:
 def count_bytes(graph: Graph, node: Node, per_element: bool) -> int:
     size = graph.storage[node].bytes
     if per_element and not graph.products:
-        each = {Extent.ELEMENT: graph.cols, Extent.PICKED: graph.picks}.get(graph.extents[node], 1)
+        groups = graph.cols // group_of(graph)
+        each = {Extent.ELEMENT: graph.cols, Extent.PICKED: graph.picks, Extent.GROUP: groups}.get(
+            graph.extents[node], 1
+        )
         return size * graph.rows * each
     count = 1
     for s in node.shape:
         count *= size_of(s, graph.sizes)
     return size * count
+
+
+def group_of(graph: Graph) -> int:
+    """Columns of a group that rows are reduced by; 1 without groups."""
+    return max((node.group for node in graph.nodes), default=1) or 1
 
 
 def limit_decisions(graph: Graph, names: Mapping[Node, str]) -> Iterator[Decision]:

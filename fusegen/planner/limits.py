@@ -93,7 +93,7 @@ def known_first(graph: Graph) -> set[Node]:
     """The values that are the same along a row, and made without reducing it."""
     known: set[Node] = set()
     for node in graph.nodes:
-        along_row = graph.extents[node] is Extent.ELEMENT or node.op.kind is Kind.REDUCE
+        along_row = graph.extents[node] in (Extent.GROUP, Extent.ELEMENT) or node.op.kind is Kind.REDUCE
         if not along_row and all(a in known for a in node.inputs):
             known.add(node)
     return known
@@ -112,7 +112,7 @@ def masked_values(graph: Graph, limit: Limit) -> Mapping[Node, Node]:
     masks = limits_of_masks(graph)
     table: dict[Node, Node] = {}
     for node in graph.nodes:
-        if graph.extents[node] is not Extent.ELEMENT:
+        if graph.extents[node] not in (Extent.GROUP, Extent.ELEMENT):
             table[node] = node
         elif node.op.name == "where" and masks.get(node.inputs[0]) == limit:
             if node.inputs[2] in table:

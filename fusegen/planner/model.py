@@ -24,6 +24,7 @@ from fusegen.planner.parts import (
     Argument,
     Body,
     Gathered,
+    GroupStep,
     Keep,
     Layout,
     Load,
@@ -491,9 +492,14 @@ class RowPlan(Plan):
         going backward, then all threads of a row in a tree."""
         tile = self.tile
         row_passes = tuple(
-            (tuple((r.kind, r.value) for r in row_pass.reductions), row_pass.scans, row_pass.backward, row_pass.until)
+            (
+                tuple((r.kind, r.value) for r in (*row_pass.reductions, *row_pass.group_reductions)),
+                row_pass.scans,
+                row_pass.backward,
+                row_pass.until,
+            )
             for row_pass in self.passes
-            if row_pass.reductions or row_pass.scans
+            if row_pass.reductions or row_pass.scans or row_pass.groups
         )
         chosen = (self.rule, self.selection.streamed) if self.selection else ()
         shared = (tile.threads_per_row, tile.vector, tile.cluster, tile.remainder)
@@ -595,8 +601,8 @@ class Source:
 
 
 __all__ = [
-    "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Gathered", "Keep", "Keeps", "Layout", "Load",
-    "Mode", "Needs", "Number", "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPass", "RowPlan",
-    "Selection", "Source", "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic", "Until",
-    "Value", "counts", "used_by",
+    "Access", "Argument", "Body", "Candidates", "Cost", "Decision", "Gathered", "GroupStep", "Keep", "Keeps", "Layout",
+    "Load", "Mode", "Needs", "Number", "Param", "Plan", "Reduction", "ReductionKind", "Refusal", "RowDim", "RowPass",
+    "RowPlan", "Selection", "Source", "Staging", "Statement", "Store", "Summed", "TensorTraffic", "Tile", "Traffic",
+    "Until", "Value", "counts", "used_by",
 ]  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fusegen.language.graph import Op
@@ -131,6 +132,7 @@ class Access:
     axes: tuple[tuple[int, ...], ...] = ()
     right: bool = False
     transposable: bool = False
+    group: int = 0  # columns of the row that one of its elements is of, where it has one for each group of them
     gathered: Gathered | None = None
     anywhere: bool = False  # of its rows, every thread may read the column that a value names
 
@@ -267,11 +269,13 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A computed value that later passes take up again, in `<value>_kept`: registers, or dynamic shared memory."""
+    """A computed value that later passes take up again, in `<value>_kept`: registers, or dynamic shared memory; or, in
+    `<value>_here`, the statements behind a reduction of groups, for as long as its vector is at hand (`here`)."""
 
     value: str
     dtype: DType
     offset_bytes: int = 0
+    here: bool = False
 
 
 ReductionKind = Literal["sum", "prod", "max", "min", "softmax", "welford"]
@@ -336,11 +340,29 @@ class Body:
         return tuple(scan.keep for scan in self.scans)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupStep:
+    """What a pass makes of each group of neighbours of a row, once the first `before` statements of its body are done
+    for all elements of a thread's vector: these lie in one group, and neighbouring threads have the others."""
+
+    size: int  # columns of a group
+    before: int
+    reductions: tuple[Reduction, ...]
+    body: tuple[Statement, ...]
+    stores: tuple[Store, ...]
+
+    @property
+    def results(self) -> frozenset[str]:
+        return frozenset((*(name for r in self.reductions for name in r.results), *(s.name for s in self.body)))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowPass(Body):
-    """One pass over the row: a body for each of its elements, and in which order they are taken."""
+    """One pass over the row: a body for each of its elements, and in which order they are taken. `groups`: where the
+    body's statements wait for what is made of groups."""
 
     title: str
+    groups: tuple[GroupStep, ...] = ()
     until: Until | None = None  # columns beyond are all alike, and their vectors are not computed one by one
     masked_body: tuple[Statement, ...] = ()  # what they are, once a row, before the pass
     backward: bool = False  # from the row's end: what the last pass read last is the likeliest to be in a cache
@@ -352,6 +374,54 @@ class RowPass(Body):
     def reads(self) -> tuple[Load, ...]:
         """The loads that go to memory in this pass."""
         return tuple(load for load in self.loads if load.when != "kept")
+
+    @property
+    def group_reductions(self) -> tuple[Reduction, ...]:
+        return tuple(r for step in self.groups for r in step.reductions)
+
+    @property
+    def stages(self) -> tuple[Body, ...]:
+        """The bodies of the elements before, between and behind the steps of groups: each statement once, in the order
+        of the body, and everything else as soon as its value is made. What a later stage asks for of an earlier one is
+        kept `here`, and read from its vector again."""
+        marks = (0, *(step.before for step in self.groups), len(self.body))
+        parts = [self.body[start:end] for start, end in itertools.pairwise(marks)]
+        made = {s.name: stage for stage, part in enumerate(parts) for s in part}
+        types = {s.name: s.dtype for s in self.body}
+        ready = made | {name: stage for stage, step in enumerate(self.groups, 1) for name in step.results}
+        ended = [
+            Body(
+                body=part,
+                keeps=tuple(keep for keep in self.keeps if ready.get(keep.value, 0) == stage),
+                reductions=tuple(r for r in self.reductions if ready.get(r.value, 0) == stage),
+                stores=tuple(store for store in self.stores if ready.get(store.value, 0) == stage),
+            )
+            for stage, part in enumerate(parts)
+        ]
+        uses: list[frozenset[str]] = []
+        for stage, own in enumerate(ended):
+            values = {
+                *(keep.value for keep in own.keeps), *(r.value for r in own.reductions),
+                *(store.value for store in own.stores),
+                *(r.value for step in self.groups[stage : stage + 1] for r in step.reductions),
+            }  # fmt: skip
+            uses.append(used_by(own.body) | values)
+        found = []
+        for stage, (body, names) in enumerate(zip(ended, uses, strict=True)):
+            later = frozenset().union(*uses[stage + 1 :])
+            again = [s.name for s in self.body if s.name in names and made[s.name] < stage]
+            found.append(
+                replace(
+                    body,
+                    loads=tuple(load for load in self.loads if load.value in names),
+                    takes=(
+                        *(take for take in self.takes if take.value in names),
+                        *(Keep(name, types[name], here=True) for name in again),
+                    ),
+                    keeps=(*body.keeps, *(Keep(s.name, s.dtype, here=True) for s in body.body if s.name in later)),
+                )
+            )
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

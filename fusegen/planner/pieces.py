@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fusegen.language.graph import Graph, Node, Tensor
+from fusegen.language.graph import Graph, Kind, Node, Tensor
 from fusegen.language.naming import value_names
 from fusegen.language.types import b8, f32, i32, size_of
 from fusegen.planner.limits import limits
@@ -123,6 +123,8 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
         by_column = tensor.shape[-1] != 1 if picked else tensor.shape[-1] == graph.shape[-1]
         if gathered:
             by_column = len(tensor.shape) > 1 and tensor.shape[-1] != 1
+        group = graph.cols // size_of(tensor.shape[-1], graph.sizes) if tensor.node in graph.grouped else 0
+        by_column = by_column and not group
         mode = "element" if picked else access_mode(graph, layout, tensor, strided, by_column, vector)
         width = tensor.dtype.bytes if mode == "element" else min(VECTOR_BYTES, vector * tensor.dtype.bytes)
         found.append(
@@ -135,7 +137,7 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                 by_column=by_column,
                 strided=strided,
                 mode=mode,
-                vector=1 if picked else vector,
+                vector=1 if picked or group else vector,
                 vector_bytes=width,
                 evict_first=(
                     tensor.name in limited  # the unmasked have nothing to gain: every byte of theirs streams through
@@ -143,7 +145,8 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
                     and mode == "vector"
                     and vector * tensor.dtype.bytes == VECTOR_BYTES
                 ),
-                apart=by_column and tensor.name in layout.apart,
+                apart=(by_column or group > 0) and tensor.name in layout.apart,
+                group=group,
                 gathered=gathered,
                 anywhere=tensor.node in anywhere,
             )
@@ -240,6 +243,8 @@ def stride_name(access: Access, dims: tuple[RowDim, ...], index: int) -> str:
 def argument(node: Node, graph: Graph) -> Argument:
     """A value as others use it: by its name, or as the number that it is."""
     names = value_names(graph)
+    if node.op.kind is Kind.SPREAD:
+        return argument(node.inputs[0], graph)
     if node in names:
         return Value(names[node], node.dtype)
     if node.op.name == "size":

@@ -37,7 +37,7 @@ def share_common(graph: Graph) -> Graph:
             made[node] = node
             continue
         literal = (type(node.literal), repr(node.literal))  # repr tells 0.0 from -0.0 and matches NaN with NaN
-        shown = (node.over, node.size, node.shape, node.dtype, node.view, node.parts)
+        shown = (node.over, node.group, node.size, node.shape, node.dtype, node.view, node.parts)
         key = (node.op, inputs, literal, repr(node.missing), node.ordered, node.bare, *shown)
         if key not in seen:
             seen[key] = node if inputs == node.inputs else replace(node, inputs=inputs)
@@ -74,16 +74,22 @@ def cheaper_functions(graph: Graph) -> Graph:
 
 
 def stores_that_round(graph: Graph) -> Graph:
-    """out = round_T(x), stored as T  ->  out = x, stored as T
+    """out = round_T(x), stored as T  ->  out = x, stored as T, whatever view is between
 
     Exact: a store rounds to its type as a cast does. The cast stays for whoever else computes with it.
     """
-    rounded = [t for t in graph.outputs if CASTS.get(t.node.op.name) is t.dtype]
-    if not rounded:
-        return graph
-    return replace(
-        graph, outputs=tuple(replace(t, node=t.node.inputs[0]) if t in rounded else t for t in graph.outputs)
-    )
+    outputs = tuple(replace(t, node=before_rounding(t.node, t.dtype)) for t in graph.outputs)
+    same = all(a.node is b.node for a, b in zip(outputs, graph.outputs, strict=True))
+    return graph if same else replace(graph, outputs=outputs)
+
+
+def before_rounding(node: Node, dtype: DType) -> Node:
+    """What is rounded to a type last, in the views that show it; the value itself where nothing is."""
+    if node.op.kind is Kind.VIEW:
+        (source,) = node.inputs
+        inner = before_rounding(source, dtype)
+        return node if inner is source else replace(node, inputs=(inner,))
+    return node.inputs[0] if CASTS.get(node.op.name) is dtype else node
 
 
 def is_tanh_log1p(node: Node) -> bool:

@@ -44,6 +44,7 @@ class Spelling:
     lanes: str  # a type with a bit for each lane of a warp
     warp_barrier: str  # where only the threads of one warp wait for each other
     shuffle_xor: str  # {0}: value, {1}: lane mask
+    shuffle_among: str  # the same, {2}: of the lanes that come together, as bits
     shuffle: str  # {0}: value, {1}: lane, {2}: of how many neighbours, a power of two
     functions: Mapping[str, tuple[str, ...]]  # bodies of functions that the hardware has a word for
 

@@ -149,6 +149,7 @@ SPELLING = Spelling(
     lanes="unsigned",
     warp_barrier="__syncwarp();",
     shuffle_xor="__shfl_xor_sync(0xffffffffu, {0}, {1})",
+    shuffle_among="__shfl_xor_sync({2}, {0}, {1})",
     shuffle="__shfl_sync(0xffffffffu, {0}, {1}, {2})",
     # PTX ISA 8, from sm_80 on. Without .ftz the approximations spend three instructions on subnormal operands: with
     # them, and the libraries' expf and division, the LayerNorm chain took 32 instructions an element instead of 22.

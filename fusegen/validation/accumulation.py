@@ -116,6 +116,10 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
         lanes = math.ceil(math.log2(min(tile.row_threads, plan.target.warp)))
         serial = tile.vector + tile.per_thread * warps + 2  # of its vector, of all warps in all turns, and with both
         found[nodes[scan.result]] = Accumulation(scan.way.kind, True, serial, levels=lanes, vector=tile.vector)
+    for step in (step for row_pass in plan.passes for step in row_pass.groups):
+        for reduction in step.reductions:
+            levels = math.ceil(math.log2(step.size / tile.vector))
+            found[nodes[reduction.results[0]]] = Accumulation(reduction.kind, True, tile.vector, levels, tile.vector)
     for node in plan.graph.reductions:
         if node in plan.graph.picked and node not in found:  # of the k chosen, in whatever order
             found[node] = Accumulation("sum", True, serial=plan.graph.picks, levels=0, vector=1)

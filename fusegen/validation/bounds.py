@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.language.graph import CASTS, Graph, Kind, Node, Op, plain
+from fusegen.language.graph import CASTS, OPS, Graph, Kind, Node, Op, plain
 from fusegen.language.lookup import rows_at, take_at
 from fusegen.language.ordering import MASKED, signs_of
 from fusegen.language.philox import flat_index, high_word, low_word, philox
@@ -92,7 +92,7 @@ def analyse_nodes(
         elif graph.selection and of_columns(node, graph.selection):
             table[node] = selected(node, graph.selection, table, sizes, columns)
         else:
-            passes = node.op.name in PASSING or node.op.kind in (Kind.TRANSPOSE, Kind.VIEW, Kind.JOIN, Kind.GATHER)
+            passes = node.op.name in PASSING or node.op.kind in SHOWING
             read = {a: table[a] if passes else held(table[a]) for a in node.inputs}
             table[node] = step(node, [read[a] for a in node.inputs], graph, sizes, how, table)
     return table
@@ -189,6 +189,10 @@ def step(
         return joined(node, args, sizes)
     if node.op.kind is Kind.GATHER:
         return looked_up(node, *args)
+    if node.op.kind is Kind.GROUP:
+        return of_groups(node, args[0], how if isinstance(how, Accumulation) else None)
+    if node.op.kind is Kind.SPREAD:
+        return Bounded(*(np.repeat(np.asarray(part), node.group, axis=-1) for part in (args[0].value, args[0].error)))
     if node.over:
         return over_rows(node, args[0], how if isinstance(how, ColumnSums) else None)
     if node.op.kind is Kind.REDUCE:
@@ -469,7 +473,10 @@ def nonzero(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     return apply(op, [arg.value]), np.where(arg.unsure & ~sure, 1.0, 0.0)
 
 
-PASSING = frozenset(("neg", "abs", "relu", "maximum", "minimum", "max", "min", "where", *CASTS))
+SHOWING = (Kind.TRANSPOSE, Kind.VIEW, Kind.JOIN, Kind.SPREAD, Kind.GATHER)
+PASSING = frozenset(
+    ("neg", "abs", "relu", "maximum", "minimum", "max", "min", "group_max", "group_min", "where", *CASTS)
+)
 """Ops that compute nothing: a number beyond f32's range and the infinity in its place give results alike."""
 
 Rule = Callable[[Op, list[Bounded]], tuple[Array, Array]]
@@ -525,6 +532,16 @@ def scanned(node: Node, arg: Bounded, how: Accumulation | None) -> Bounded:
     if way.exclusive:
         error = np.concatenate([np.zeros_like(error[..., :1]), error[..., :-1]], -1)
     return bounded(value, error[..., ::-1] if way.reverse else error)
+
+
+def of_groups(node: Node, arg: Bounded, how: Accumulation | None) -> Bounded:
+    """A reduction of groups of a row: over the last axis, where a group is a row of its own."""
+    shape = arg.value.shape
+    groups = (*shape[:-1], shape[-1] // node.group, node.group)
+    own = Bounded(arg.value.reshape(groups), np.broadcast_to(arg.error, shape).reshape(groups))
+    whole = replace(node, op=OPS[node.op.name.removeprefix("group_")], group=0, text="")
+    found = reduction(whole, own, how, {node.inputs[0]: own})
+    return Bounded(found.value[..., 0], np.broadcast_to(found.error, found.value.shape)[..., 0])
 
 
 def reduction(node: Node, arg: Bounded, how: Accumulation | None, table: Mapping[Node, Bounded]) -> Bounded:

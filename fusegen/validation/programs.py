@@ -20,7 +20,7 @@ from fusegen.errors import SpecError
 from fusegen.language.graph import CASTS, Graph, Kind, Tensor
 from fusegen.language.naming import entry_name
 from fusegen.language.reference import draws, load_reference
-from fusegen.language.sizes import dims_in
+from fusegen.language.sizes import Expr, dims_in
 from fusegen.language.types import Dim, DType, bf16, f16, f32, size_of
 from fusegen.language.views import View, positions_in
 from fusegen.planner.programs.model import Binding
@@ -190,7 +190,9 @@ class ProgramChecks(Checks):
         reason, how, everywhere = ARRANGEMENTS[name]
         if self.wants("layout", name):
             operands = self.operands(self.sizes_for(6, OUTER), name)
-            arrays = [t.name for t in self.arrays if len(t.shape) > 1]
+            views = [(b.base, b.view) for step in self.program.plan.steps for b in step.bindings if b.view is not None]
+            joined = {base for base, view in views if view.base and len(view.base[-1]) > 1}  # no row may lie apart
+            arrays = [t.name for t in self.arrays if len(t.shape) > 1 and t.name not in joined]
             arranged = dict.fromkeys(arrays if everywhere else arrays[:1], how)
             self.launch_case(f"layout: {name}", reason, operands, arranged)
 
@@ -233,6 +235,10 @@ class ProgramChecks(Checks):
                     break
                 name = free[more % len(free)]
                 sizes[name] += 1
+            else:
+                for name in free if self.graph.viewed else ():
+                    unit = unit_of(self.graph, name)
+                    sizes[name] = -(-sizes[name] // unit) * unit
         return sizes
 
     def operands(
@@ -426,6 +432,12 @@ def as_stored(law: Bounded, dtype: DType, op: str, shape: tuple[int, ...]) -> Bo
 
         return Bounded(*RULES[op](OPS[op], [Bounded(value, error)]))
     return Bounded(value, rounded(value, error, dtype) if dtype in (f16, bf16) else error)
+
+
+def unit_of(graph: Graph, name: str) -> int:
+    """A number whose multiples, as the dim's size, leave all that is computed from it whole: 128 of `N // 128`."""
+    terms = (term for size in graph.computed_sizes if isinstance(size, Expr) for term in size.terms)
+    return math.lcm(*(factor.denominator for monomial, factor in terms if (Dim(name), 1) in monomial))
 
 
 def comes_out_even(graph: Graph, sizes: Mapping[str, int]) -> bool:

@@ -29,7 +29,7 @@ class Elements(Part):
             return self.words.to_value(load.access.dtype, self.element_of(load, loads_first))
 
         def kept(keep: Keep) -> str:
-            return self.vectors.kept_at(f"{keep.value}_kept", False)
+            return f"{keep.value}_here[j]" if keep.here else self.vectors.kept_at(f"{keep.value}_kept", False)
 
         return element_lines(body, Element(read, self.write, self.reductions.update, kept), self.words)
 

@@ -61,6 +61,20 @@ class Frame:
         """Where the element at a column of the tensor's row is."""
         return f"{col} * {element_stride_name(access)}" if access.apart else col
 
+    def group_place(self, access: Access) -> str:
+        """Where the element of a thread's group is in the tensor's row."""
+        group = f"col / {access.group}"
+        return f"({group}) * {element_stride_name(access)}" if access.apart else group
+
+    def group_lanes(self, size: int) -> int:
+        """Neighbouring threads that have a group together."""
+        return size // self.plan.tile.vector
+
+    def first_of_group(self, size: int) -> str:
+        """One thread a group writes what is one value a group."""
+        lanes = self.group_lanes(size)
+        return all_of("live" * self.plan.lacks_rows, f"lane % {lanes} == 0" * (lanes > 1))
+
     def zero(self, access: Access) -> str:
         return "0" if access.dtype.bytes == 1 else f"{self.words.ctype(access.dtype)}{{}}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusegen.emitting.dialect import UNROLL, VALUE_TYPES, all_of
@@ -16,7 +16,7 @@ from fusegen.emitting.rows.reducing import Reductions
 from fusegen.emitting.rows.scanning import Scans
 from fusegen.emitting.rows.vectors import Vectors, bracketed
 from fusegen.planner.heading import WIDTH
-from fusegen.planner.model import Load, RowPass
+from fusegen.planner.model import Load, RowPass, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,15 @@ class Singles:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A loop over a vector's elements between reductions of groups: `before` it, its `body`, and what is `behind`."""
+
+    before: tuple[str, ...]
+    body: tuple[str, ...]
+    behind: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """What becomes of the vector that a flat array ends in."""
 
@@ -105,6 +114,7 @@ class SpelledPass:
     takes: tuple[str, ...] = ()
     whole: str = ""
     body: list[str]
+    stages: tuple[Stage, ...] = ()  # in place of the body, where it waits for what is made of groups
     vector_reductions: tuple[str, ...] = ()
     outputs: tuple[Output, ...] = ()
     masked: tuple[str, ...] = ()
@@ -175,7 +185,8 @@ class Passes(Part):
             asks=tuple(self.prefetching.asks(row_pass)),
             takes=tuple(self.prefetching.takes(row_pass)),
             whole="" if self.plan.flat else self.frame.whole(),
-            body=self.elements.body(row_pass, ahead),
+            body=[] if row_pass.groups else self.elements.body(row_pass, ahead),
+            stages=tuple(self.stages(row_pass, ahead)),
             vector_reductions=tuple(r.part for r in row_pass.reductions if r.kind == "softmax"),
             outputs=outputs,
             masked=tuple(self.reductions.update_masked(r) for r in row_pass.reductions if row_pass.until),
@@ -286,12 +297,39 @@ class Passes(Part):
 
     def names_col(self, row_pass: RowPass, ahead: bool) -> bool:
         """Does a turn ask for the column of its vector, beside what it writes?"""
+        if any(step.stores for step in row_pass.groups):
+            return True
         if self.frame.whole() or row_pass.until or self.frame.guard_names_col() or self.elements.names_col(row_pass):
             return True
         plain = [load for load in row_pass.loads if load.access.mode != "bulk" and load.when != "prefetched"]
         again = bool(self.vectors.partly()) and any(load.when != "kept" or self.plan.in_shared for load in plain)
         copied = self.copied(row_pass)
         return not ahead and (again or any(load.when != "kept" and load not in copied for load in plain))
+
+    # ---- groups of the row
+
+    def stages(self, row_pass: RowPass, ahead: bool) -> Iterator[Stage]:
+        """The loops over a vector's elements, each but the last with what is made of the elements' group behind it."""
+        if not row_pass.groups:
+            return
+        width = self.plan.tile.vector
+        for number, body in enumerate(row_pass.stages):
+            step = row_pass.groups[number] if number < len(row_pass.groups) else None
+            before = [f"{VALUE_TYPES[k.dtype]} {k.value}_here[{width}];" for k in body.keeps if k.here]
+            behind: list[str] = []
+            if step is not None:
+                parts = map(self.reductions.part, step.reductions)
+                before += [f"{part['ctype']} {part['name']}{part['init']};" for part in parts]
+                behind += [line for r in step.reductions for line in self.reductions.group_results(r, step.size)]
+                behind += self.words.statements(step.body) + [self.group_write(s, step.size) for s in step.stores]
+                body = replace(body, reductions=(*body.reductions, *step.reductions))
+            yield Stage(tuple(before), tuple(self.elements.body(body, ahead)), tuple(behind))
+
+    def group_write(self, store: Store, size: int) -> str:
+        place = f"{self.frame.pointer(store.access)}[{self.frame.group_place(store.access)}]"
+        call = f"{place} = {self.words.to_storage(store.access.dtype, store.value)};"
+        test = self.frame.first_of_group(size)
+        return f"if ({test}) {call}" if test else call
 
     # ---- what is written
 

@@ -33,6 +33,24 @@ class RowReduce:
     fields: list[Mapping[str, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupReduce:
+    """The same of the neighbouring threads that have a group of the row together. `own`: the bits of their lanes, where
+    threads beyond the row's end take no part."""
+
+    what: str
+    function: str
+    ctype: str
+    shuffle_merge: str
+    threads: int
+    own: str
+
+
+def group_function(r: Reduction) -> str:
+    """`group_max`; of whole numbers, beside one of floats, it has a name of its own."""
+    return f"group_{r.kind}{'_i32' * (r.dtype is i32)}"
+
+
 class Reductions(Part):
     """What a plan says of its reductions, in one dialect. `pivoted`: softmaxes of what a selection decides by, whose
     largest value comes with the choice."""
@@ -121,6 +139,33 @@ class Reductions(Part):
         if reducer.ctype == "unsigned":
             call = f"static_cast<int>({call})"
         return [self.words.define(r.results[0], r.dtype, call)]
+
+    # ---- of groups of the row
+
+    def group_results(self, r: Reduction, size: int) -> list[str]:
+        """What the threads of a group make of their parts."""
+        reducer = reducer_of(r.kind, r.dtype)
+        call = r.part if self.frame.group_lanes(size) == 1 else f"{group_function(r)}({r.part})"
+        if reducer.ctype == "unsigned":
+            call = f"static_cast<int>({call})"
+        return [self.words.define(r.results[0], r.dtype, call)]
+
+    def group_reduces(self) -> list[GroupReduce]:
+        """The functions of the prelude that do so, one a kind that the plan uses."""
+        steps = [step for row_pass in self.plan.passes for step in row_pass.groups]
+        lanes = max((self.frame.group_lanes(step.size) for step in steps), default=1)
+        kinds = dict.fromkeys((r.kind, r.dtype, group_function(r)) for step in steps for r in step.reductions)
+        return [self.group_reduce(*kind, lanes) for kind in kinds] if lanes > 1 else []
+
+    def group_reduce(self, kind: ReductionKind, dtype: DType, function: str, lanes: int) -> GroupReduce:
+        reducer = reducer_of(kind, dtype)
+        self.words.functions.update(reducer.needs)
+        spelling, warp = self.words.spelling, self.plan.target.warp
+        apart = bool(self.frame.guard()) and lanes < warp and "{2}" in spelling.shuffle_among
+        shuffle = spelling.shuffle_among if apart else spelling.shuffle_xor
+        own = f"{(1 << lanes) - 1:#x}u << threadIdx.x % {warp} / {lanes} * {lanes}" if apart else ""
+        merge = reducer.merge.format(shuffle.format("v", "step", "own"))
+        return GroupReduce(reducer.what, function, reducer.ctype, merge, lanes, own)
 
     def unless_masked(self, r: Reduction, top: str) -> str:
         """A softmax's sum is NaN in a row of nothing but -inf, unless the chain asks for that case itself."""

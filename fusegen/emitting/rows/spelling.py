@@ -62,6 +62,7 @@ class Speller:
             "index": frame.index,
             "row_reduces": reduces,
             "row_scans": self.passes.scans.row_scans(),
+            "group_reduces": self.reductions.group_reduces(),
             "partners": list(dict.fromkeys(r.ctype if len(r.fields) == 1 else "float" for r in reduces)),
             "partner": words.spelling.shuffle_xor.format("v", "step"),
             "from_before": self.vectors.from_before(lanes),

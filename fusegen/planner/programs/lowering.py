@@ -27,6 +27,7 @@ from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
 from fusegen.planner.programs.cutting import made_of_arrays
+from fusegen.planner.programs.grouping import groups_in_rows
 
 
 class NotOneStep(Exception):
@@ -68,6 +69,7 @@ def lowered(graph: Graph) -> Lowered:
     A view of elementwise steps is made of what they read. Where that is none of an operand, as of one value a group
     beside the group's elements, it is made where they are written.
     """
+    graph = groups_in_rows(graph)
     try:
         return Lowering(graph).result()
     except NotOneStep as error:
@@ -219,6 +221,8 @@ class Lowering:
             return self.part(node, view, full)
         if kind is Kind.MAP:
             return self.elementwise(node, view, full)
+        if kind in (Kind.GROUP, Kind.SPREAD):
+            return self.of_groups(node, view)
         if node.over:
             return self.columns(node, view)
         if kind is Kind.REDUCE:
@@ -250,6 +254,15 @@ class Lowering:
             raise NotOneStep(node, f"{node.operator}: a view of what is reduced over rows")
         source = node.inputs[0]
         return replace(node, inputs=(self.seen(source, View.identity(source.shape), full=True),))
+
+    def of_groups(self, node: Node, view: View) -> Node:
+        """A reduction of groups of a row, or a group's value at its places: seen as a whole."""
+        whole = View.identity(node.shape)
+        if view not in (whole, whole.tight()):
+            raise NotOneStep(node, f"{node.operator}: a view of what is reduced by groups of a row")
+        source = node.inputs[0]
+        argument = self.row(source, View.identity(source.shape), source.shape)
+        return replace(node, inputs=(argument,), shape=(*argument.shape[:-1], node.shape[-1]))
 
     def composed(self, view: View, other: View, node: Node) -> View:
         try:
@@ -541,7 +554,7 @@ class Lowering:
         return self.dims[size]
 
 
-ANCHORED = (Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.JOIN)
+ANCHORED = (Kind.REDUCE, Kind.GROUP, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.JOIN)
 
 
 def behind_rows(graph: Graph) -> set[Node]:

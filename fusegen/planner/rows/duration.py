@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.language.graph import Graph
@@ -208,7 +208,8 @@ def estimated_registers(work: Work) -> int:
     if work.unrolled:
         dims = max(1, *(len(access.strided) for access in work.accesses))
         rows = DIM_REGISTERS * (dims - 1) + sum(not access.by_column for access in work.accesses)
-        return max(32, math.ceil((14 if work.bulk else 16) + rows + elements * words_held(work)))
+        here = work.tile.vector * max(map(words_here, work.passes), default=0)
+        return max(32, math.ceil((14 if work.bulk else 16) + rows + elements * words_held(work) + here))
     if work.bulk:
         return 32
     loaded_by_pass = [row_pass.loads if work.in_shared else row_pass.reads for row_pass in work.passes]
@@ -218,6 +219,13 @@ def estimated_registers(work: Work) -> int:
     vectors = min(UNROLLED_VECTORS, work.tile.per_thread)
     held = math.ceil(work.held * work.tile.vector * work.kept_bytes / 4)
     return max(32, math.ceil(16 + vectors * work.tile.vector * max(0.5, LOOPED_SHARE * loaded / WORD_BYTES))) + held
+
+
+def words_here(row_pass: RowPass) -> int:
+    """Values of an element that wait for what is made of its group."""
+    return (
+        max((sum(keep.here for keep in stage.keeps) for stage in row_pass.stages), default=0) if row_pass.groups else 0
+    )
 
 
 def words_held(work: Work) -> float:
@@ -416,6 +424,7 @@ def instructions(graph: Graph, work: Work) -> float:
             element += ROW_END_SHARE * element * min(1.0, 2 / (tile.per_thread * max(1.0, tile.row_threads / 32)))
     reductions = sum(len(row_pass.reductions) for row_pass in work.passes)
     steps = math.log2(tile.threads_per_row) if tile.threads_per_row > 1 else 0
+    element += sum(of_groups(row_pass, issued, tile) for row_pass in work.passes) / tile.vector
     dims = max(1, *(len(a.strided) for a in work.accesses))
     thread = THREAD_SLOTS + reductions * (STEP_SLOTS * steps + 20) + DIVISION_SLOTS * (dims - 1)
     scans = sum(len(row_pass.scans) for row_pass in work.passes)
@@ -440,6 +449,16 @@ def instructions(graph: Graph, work: Work) -> float:
     if work.ragged and tile.vector > 1:  # turns that lie behind the row's end are passed over
         taken = min(taken, math.ceil(graph.cols / (tile.threads_per_row * tile.col_tiles)))
     return thread + element * taken
+
+
+def of_groups(row_pass: RowPass, issued: Mapping[str, float], tile: Tile) -> float:
+    """Instructions for each vector of a thread of what a pass makes of its group."""
+    found = 0.0
+    for step in row_pass.groups:
+        levels = math.log2(max(1, step.size // tile.vector))
+        found += len(step.reductions) * (tile.vector + STEP_SLOTS * levels) + MOVE_SLOTS * len(step.stores)
+        found += sum(issued.get(statement.name, 1) for statement in step.body)
+    return found
 
 
 def brought(row_pass: RowPass, tile: Tile, cols: int) -> float:

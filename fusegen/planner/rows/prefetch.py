@@ -61,7 +61,9 @@ def prefetched(draft: Draft, planned: Schedule, tile: Tile) -> Schedule:
             replace(
                 row_pass,
                 loads=loads,
-                title=title_of(loads, row_pass.keeps, row_pass.reductions, row_pass.stores, row_pass.scans),
+                title=title_of(
+                    loads, row_pass.keeps, row_pass.reductions, row_pass.stores, row_pass.scans, row_pass.groups
+                ),
             )
         )
     values = {

@@ -80,7 +80,7 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
     if graph.scans:
         yield from scanning(graph, target, layout)
         return
-    for vector in vector_widths(graph, layout):
+    for vector in group_widths(graph, target, vector_widths(graph, layout)):
         draft = row_draft(graph, target, layout, vector)
         again = read_again(draft)
         values = schedule(graph, draft.accesses, "values", by_vectors=True)
@@ -104,7 +104,30 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
                 yield from in_persistent_blocks(draft, inputs, tile)
                 if streams:
                     yield candidate(again, nothing, tile, "stream")
-    yield from by_bulk_copies(graph, target, layout)
+    if not graph.grouped:
+        yield from by_bulk_copies(graph, target, layout)
+
+
+def group_widths(graph: Graph, target: Target, widths: tuple[int, ...]) -> tuple[int, ...]:
+    """The vector widths by which a group of the row is a power of two of neighbouring lanes, and half of each: of short
+    rows more threads then have a part. All that there are without groups."""
+    sizes = {node.group for node in graph.nodes if node.group}
+    if not sizes:
+        return widths
+    (size,) = sizes
+    if size & (size - 1):
+        raise NoMatch(f"groups of {size} columns; threads that reduce one together are a power of two, as of 32 or 128")
+    both = {width for whole in widths for width in (whole, max(1, whole // 2))}
+    found = tuple(sorted((width for width in both if size % width == 0), reverse=True)) or (1,)
+    if size // found[0] > target.warp:
+        most = found[0] * target.warp
+        raise NoMatch(f"groups of {size} columns; a warp of {target.warp} threads reduces at most {most} together")
+    return found
+
+
+def group_lanes(graph: Graph, vector: int) -> int:
+    """Neighbouring threads that have a group of the row together; 1 without groups."""
+    return max((node.group // vector for node in graph.nodes if node.group), default=1)
 
 
 def scanning(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
@@ -179,10 +202,11 @@ def read_again(draft: Draft) -> Draft:
 
 
 def row_threads_tried(draft: Draft) -> Iterator[int]:
-    """Threads a row: powers of two, none so large that half of it would idle."""
-    per_row = 1
-    while per_row <= draft.target.threads_per_block:
-        if per_row == 1 or draft.vectors > per_row // 2:
+    """Threads a row: powers of two, none so large that half of it would idle, none so few that a group of the row
+    would be one thread's in several turns."""
+    per_row = lanes = group_lanes(draft.graph, draft.vector)
+    while per_row <= draft.target.threads_per_block and lanes <= draft.target.warp:
+        if per_row == lanes or draft.vectors > per_row // 2:
             yield per_row
         per_row *= 2
 
@@ -343,7 +367,9 @@ def read_ahead(planned: Schedule) -> Schedule:
             replace(
                 row_pass,
                 loads=found,
-                title=title_of(found, row_pass.keeps, row_pass.reductions, row_pass.stores, row_pass.scans),
+                title=title_of(
+                    found, row_pass.keeps, row_pass.reductions, row_pass.stores, row_pass.scans, row_pass.groups
+                ),
             )
         )
     return replace(planned, passes=tuple(passes))

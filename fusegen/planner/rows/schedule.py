@@ -22,6 +22,7 @@ from fusegen.planner.limits import Limit, common_limit, limits, masked_values
 from fusegen.planner.model import (
     Access,
     Argument,
+    GroupStep,
     Keep,
     Keeps,
     Load,
@@ -38,6 +39,7 @@ from fusegen.planner.pieces import argument, reading, statement
 from fusegen.planner.ranges import fits
 
 ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one pass can make
+WITHIN = (Extent.ELEMENT, Extent.GROUP)  # of what varies along a row
 KEEPS_NAN = frozenset({"add", "sub", "mul", "div", "neg", "abs", "square", "sqrt", "rsqrt", "minimum", "maximum"})
 
 
@@ -147,7 +149,7 @@ class Scheduler:
         pairs = [pair for pair in online_pairs(graph) if pair.kind in online] if keeps != "values" else []
         self.pair_of = {p.second: p for p in pairs}
         self.pair_by_first = {p.first: p for p in pairs}
-        self.limit = common_limit(graph) if by_vectors and not graph.scans else None
+        self.limit = common_limit(graph) if by_vectors and not graph.scans and not graph.grouped else None
         self.masked_values = masked_values(graph, self.limit) if self.limit else {}
         self.masked_made: set[Node] = set()
         self.needed = self.find_needed()
@@ -188,6 +190,8 @@ class Scheduler:
         """The values that can be had again in any pass without reading memory that varies by row."""
         free: set[Node] = set()
         for node in self.graph.nodes:
+            if self.extent(node) is Extent.GROUP:
+                continue
             if self.extent(node) is Extent.ELEMENT and self.is_read(node):
                 by_row = self.access_of(node).strided or len(self.graph.shape) == 1
                 if by_row:
@@ -231,23 +235,27 @@ class Scheduler:
     def until(self, limit: Limit | None) -> Until | None:
         return Until(limit.sign, argument(limit.bound, self.graph)) if limit else None
 
+    def name(self, node: Node) -> str:
+        """What a value is called; a group's value has one name at all of its places."""
+        while node.op.kind is Kind.SPREAD:
+            (node,) = node.inputs
+        return self.names[node]
+
     def row_stores(self, level: int) -> tuple[Store, ...]:
         return tuple(
-            Store(self.access[t.name], self.names[t.node], fits=fits(t, self.graph))
+            Store(self.access[t.name], self.name(t.node), fits=fits(t, self.graph))
             for t in self.graph.outputs
             if self.extent(t.node) is Extent.ROW and self.level[t.node] == level
         )
 
     def roots(self, number: int) -> list[Node]:
-        """The element values that a pass must have: what it reduces and what it writes."""
+        """The values of elements and groups that a pass must have: what it reduces and what it writes."""
         reduced = [
             n.inputs[0]
             for n in (*self.graph.reductions, *self.graph.scans)
             if n in self.needed and n not in self.pair_of and self.level[n] == number + 1
         ]
-        written = [
-            t.node for t in self.graph.outputs if self.extent(t.node) is Extent.ELEMENT and self.level[t.node] == number
-        ]
+        written = [t.node for t in self.graph.outputs if self.extent(t.node) in WITHIN and self.level[t.node] == number]
         return list(dict.fromkeys([*reduced, *written]))
 
     def count_passes(self) -> int:
@@ -257,18 +265,19 @@ class Scheduler:
             if node.op.kind in (Kind.REDUCE, Kind.SCAN):
                 last = max(last, self.level[node] - 1)
         for tensor in self.graph.outputs:
-            if self.extent(tensor.node) is Extent.ELEMENT:
+            if self.extent(tensor.node) in WITHIN:
                 last = max(last, self.level[tensor.node])
         return last + 1
 
     def closure(self, roots: list[Node], have: set[Node]) -> tuple[set[Node], set[Node]]:
-        """Element values to compute for `roots`, and those taken from what earlier passes have computed."""
+        """Values of elements and groups to compute for `roots`, and those taken from what earlier passes have
+        computed."""
         compute: set[Node] = set()
         take: set[Node] = set()
         stack = list(roots)
         while stack:
             node = stack.pop()
-            if self.extent(node) is not Extent.ELEMENT or node in compute or node in take:
+            if self.extent(node) not in WITHIN or node in compute or node in take:
                 continue
             if node in have and node not in self.free and self.is_kept(node):
                 take.add(node)
@@ -278,6 +287,9 @@ class Scheduler:
         return compute, take
 
     def is_kept(self, node: Node) -> bool:
+        """Groups are reduced again, of what is kept: that takes a few shuffles."""
+        if node.op.kind is Kind.SPREAD or self.extent(node) is Extent.GROUP:
+            return False
         return self.keeps == "values" or node.op.kind is Kind.SCAN or (self.keeps == "inputs" and self.is_read(node))
 
     def build(self) -> Schedule:
@@ -367,7 +379,7 @@ class Scheduler:
             value = node.inputs[0]
             masked = self.masked(value)
             found.append(
-                Reduction(kind, self.names[value], (self.names[node],), slots, masked=masked, dtype=value.dtype)
+                Reduction(kind, self.name(value), (self.names[node],), slots, masked=masked, dtype=value.dtype)
             )
             slots += 1
         return tuple(found)
@@ -376,7 +388,9 @@ class Scheduler:
         self, number: int, compute: set[Node], take: set[Node], later: set[Node], reductions: tuple[Reduction, ...],
         order: Mapping[Node, int], layout: SharedLayout,
     ) -> RowPass:  # fmt: skip
-        nodes = sorted(compute | take, key=order.__getitem__)
+        steps, stage = self.group_steps(sorted(compute, key=order.__getitem__), number)
+        nodes = sorted(compute | take, key=lambda node: (stage.get(node, 0), order[node]))
+        nodes = [n for n in nodes if self.extent(n) is Extent.ELEMENT]
         loads, takes, keeps = [], [], []
         for node in nodes:
             is_input = self.is_read(node)
@@ -404,12 +418,13 @@ class Scheduler:
             layout.claim(scan.result, node.dtype.bytes, False)
             scans.append(scan)
         stores = tuple(
-            Store(self.access[t.name], self.names[t.node], self.masked(t.node), fits(t, self.graph))
+            Store(self.access[t.name], self.name(t.node), self.masked(t.node), fits(t, self.graph))
             for t in self.graph.outputs
             if self.extent(t.node) is Extent.ELEMENT and self.level[t.node] == number
         )
         return RowPass(
-            title=title_of(loads, keeps, reductions, stores, scans),
+            title=title_of(loads, keeps, reductions, stores, scans, steps),
+            groups=steps,
             loads=tuple(loads),
             takes=tuple(takes),
             body=self.statements(n for n in nodes if n in compute and not self.is_read(n)),
@@ -422,6 +437,34 @@ class Scheduler:
             until=self.until(self.limit),
             masked_body=self.masked_body(self.roots(number)),
         )
+
+    def group_steps(self, compute: list[Node], number: int) -> tuple[tuple[GroupStep, ...], dict[Node, int]]:
+        """What a pass makes of groups, in steps, and behind how many of these each of its values can be had."""
+        stage: dict[Node, int] = {}
+        for node in compute:
+            stage[node] = max((stage.get(a, 0) for a in node.inputs), default=0) + (node.op.kind is Kind.GROUP)
+        steps = []
+        written = [t for t in self.graph.outputs if t.node in self.graph.grouped and self.level[t.node] == number]
+        for step in range(1, max(stage.values(), default=0) + 1):
+            here = [n for n in compute if stage[n] == step and self.extent(n) is Extent.GROUP]
+            reduced = [n for n in here if n.op.kind is Kind.GROUP]
+            before = [n for n in compute if stage[n] < step and self.extent(n) is Extent.ELEMENT]
+            steps.append(
+                GroupStep(
+                    size=reduced[0].group,
+                    before=len(self.statements(before)),
+                    reductions=tuple(
+                        Reduction(
+                            n.op.name.removeprefix("group_"),  # type: ignore[arg-type]
+                            self.name(n.inputs[0]), (self.names[n],), dtype=n.dtype,
+                        )
+                        for n in reduced
+                    ),
+                    body=self.statements(here),
+                    stores=tuple(Store(self.access[t.name], self.names[t.node]) for t in written if t.node in here),
+                )
+            )  # fmt: skip
+        return tuple(steps), stage
 
 
 class SharedLayout:
@@ -460,7 +503,7 @@ class SharedLayout:
 
 def title_of(
     loads: Iterable[Load], keeps: Iterable[Keep], reductions: Iterable[Reduction], stores: Iterable[Store],
-    scans: Iterable[Scan] = (),
+    scans: Iterable[Scan] = (), groups: Iterable[GroupStep] = (),
 ) -> str:  # fmt: skip
     """What a pass is for, in the spec's names: `read x, bias; keep h; total = sum(h)`."""
     parts = []
@@ -470,6 +513,9 @@ def title_of(
         parts.append("take " + ", ".join(prefetched))
     if keep := [*(k.value for k in keeps), *(load.value for load in loads if load.when == "keep")]:
         parts.append("keep " + ", ".join(keep))
+    steps = tuple(groups)
+    for r in (r for step in steps for r in step.reductions):
+        parts.append(f"{r.results[0]} = {r.kind}({r.value}) of each {steps[0].size}")
     for r in reductions:
         if r.kind == "softmax":
             parts.append(f"{r.results[0]} = max({r.value}) and {r.results[1]} = sum(exp({r.value} - {r.results[0]}))")
@@ -478,7 +524,7 @@ def title_of(
         else:
             parts.append(f"{r.results[0]} = {r.kind}({r.value})")
     parts += [f"{scan.result} = {scan.way.name}({scan.value})" for scan in scans]
-    if write := [s.access.name for s in stores]:
+    if write := [s.access.name for s in (*stores, *(s for step in steps for s in step.stores))]:
         parts.append("write " + ", ".join(write))
     return "; ".join(parts)
 
