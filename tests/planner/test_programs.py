@@ -137,6 +137,19 @@ def test_what_lives_at_once_lies_apart(tensors: list[tuple[int, int, int]]) -> N
             assert arena.offsets[low] + nbytes[low] <= arena.offsets[high] or not nbytes[low]
 
 
+def test_a_value_that_a_further_cut_makes_idle_is_no_longer_written() -> None:
+    """The first cut named, behind the roll, is one that the second makes within its own kernel."""
+
+    @chain(M=6, N=8)
+    def rolled(x: f32[M, N]) -> f32[8 * M, N]:
+        x = F.roll(x, 1, 0)
+        for _ in range(3):
+            x = F.concat([x, x * 2], 0)
+        return x
+
+    assert [stored.type.shape for stored in cheapest(rolled.graph, H200).between] == [(2 * M, N)]
+
+
 def test_no_program_is_handed_out_above_a_limit() -> None:
     with pytest.raises(NoPlan, match="no program"):
         cheapest(mlp.graph, H200, below_us=0.1)

@@ -124,6 +124,11 @@ class Search:
                     continue
                 seen.add(state)
                 other = self.look(state)
+                if other.whole and (unread := self.unread(other)):  # what was cut further on needs none of these
+                    if state - unread in seen:
+                        continue
+                    seen.add(state - unread)
+                    other = self.look(state - unread)
                 if other.time_us >= limit:
                     continue
                 idle = self.idle(other)
@@ -138,9 +143,12 @@ class Search:
         return best
 
     def idle(self, found: Found) -> bool:
-        """Is a value written that no kernel reads? What was to lie between two kernels that are one now is."""
+        return bool(self.unread(found))
+
+    def unread(self, found: Found) -> State:
+        """The values written that no kernel reads: what was to lie between two kernels that are one now."""
         read = {node for kernel in found.kernels for node in self.reads(kernel.makes, found.state)}
-        return any(self.stored[node].home == "workspace" and node not in read for node in found.state)
+        return frozenset(n for n in found.state if self.stored[n].home == "workspace" and n not in read)
 
     def cuts(self, found: Found, views: bool) -> list[Node]:
         """The values that may be written to memory beside those of a state: of kernels that can't be planned where
