@@ -14,7 +14,6 @@ What is none of that raises NotOneStep, which names the value that has to be in 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -22,12 +21,13 @@ from fusegen.errors import Where
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import hides_frame
 from fusegen.language.reference import PLACES
-from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, shape_text, size_of, without_number
+from fusegen.language.sizes import Dim, Expr, Shape, Size, broadcast, dims_in, shape_text, size_of
 from fusegen.language.trace import OPS
 from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
+from fusegen.planner.programs.seen import lies_across, size_name, turned, within
 
 
 class NotOneStep(Exception):
@@ -565,72 +565,3 @@ def behind_rows(graph: Graph) -> set[Node]:
         if node.op.kind in ANCHORED or node.op.name == "take_at" or any(a in found for a in node.inputs):
             found.add(node)
     return found
-
-
-def turned(argument: Node, outer: Node, back: View, shape: Shape) -> Node:
-    """An argument of an elementwise step as it is before the view `outer`, whose inverse is `back`."""
-    if argument.op.kind is Kind.VIEW and argument.view == outer.view and argument.shape == outer.shape:
-        return argument.inputs[0]
-    if not argument.shape:
-        return argument
-    own = View.identity(argument.shape).broadcast(shape)
-    view = back.of(own)
-    return Node(OPS["view"], (argument,), view.shape, argument.dtype, outer.operator, view=view)
-
-
-def within(view: View, part: View) -> View | None:
-    """What a view of a join shows of one of its parts, where it surely shows nothing else."""
-    joined = next((b for b in range(len(part.base)) if part.base[b] != part.shape[b : b + 1]), None)
-    if joined is None:
-        return view if part.base_shape == part.shape else None
-    if any(len(group) != 1 for group in view.base):
-        return None
-    stacked = len(part.shape) < len(part.base)
-    row, start = view.steps[joined], view.offset[joined] - part.offset[joined]
-    reach: list[Size] = [step * (size - 1) for step, size in zip(row, view.shape, strict=True)]
-    if any(not isinstance(step, int) for step in row):
-        return None
-    low, high = start, start
-    for step, far in zip(row, reach, strict=True):
-        low, high = (low + far, high) if isinstance(step, int) and step < 0 else (low, high + far)
-    length: Size = 1 if stacked else part.shape[joined]
-    if not (surely(low) and surely(length - 1 - high)):
-        return None
-    keep = [b for b in range(len(view.base)) if not (stacked and b == joined)]
-    offset = [start if b == joined else view.offset[b] for b in keep]
-    columns = tuple(tuple(column[b] for b in keep) for column in view.columns)
-    return made(view.shape, tuple((size,) for size in part.shape), offset, columns)
-
-
-def surely(size: Size) -> bool:
-    """Is a size at least 0, whatever its dims? They are at least 1."""
-    if isinstance(size, int):
-        return size >= 0
-    whole, number = without_number(size)
-    terms = whole.terms if isinstance(whole, Expr) else ()
-    return number >= 0 and all(factor > 0 for _, factor in terms)
-
-
-def lies_across(view: View) -> bool:
-    """Of an operand that lies row by row, are the view's columns the ones that are next to each other?"""
-    last = len(view.base) - 1
-    return view.steps[last][-2] != 0 and view.steps[last][-1] == 0
-
-
-def size_name(size: Expr) -> str:
-    """`D_half` for `D // 2`."""
-    text = str(size)
-    if half := re.fullmatch(r"([A-Za-z_]\w*) // 2", text):
-        return f"{half[1]}_half"
-    if twice := re.fullmatch(r"(\d+) \* (\w+)", text):
-        return f"{twice[2]}_times_{twice[1]}"
-    for symbol, word in (
-        (" // ", "_over_"),
-        (" * ", "_times_"),
-        (" + ", "_plus_"),
-        (" - ", "_minus_"),
-        ("-", "minus_"),
-    ):
-        text = text.replace(symbol, word)
-    text = re.sub(r"\W", "", text)
-    return text if text.isidentifier() else f"size_{text}"
