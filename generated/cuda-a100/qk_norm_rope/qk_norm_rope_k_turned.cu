@@ -3,6 +3,9 @@
 // k_turned of qk_norm_rope.
 //
 // target   cuda sm_80, facts of a100: warp 32, 108 SMs, 2.039 TB/s
+// views    k_part is k[..., :D // 2]; k_part_2 is k[..., D // 2:]; k_gain_part is k_gain[:D // 2];
+//          k_gain_part_2 is k_gain[D // 2:]; k_turned_part is k_turned[..., :D // 2]; k_turned_part_2
+//          is k_turned[..., D // 2:]
 // tile     8 threads a row, 16 rows a block, 1 x 8 elements a thread; k_part, k_part_2 in registers, as
 //          read
 // traffic  75.5 MB moved, 75.5 MB ideal, 624.2 MB unfused in 18 launches

@@ -3,6 +3,9 @@
 // q_turned of qk_norm_rope.
 //
 // target   cuda sm_90a, facts of h200: warp 32, 132 SMs, 4.8 TB/s
+// views    q_part is q[..., :D // 2]; q_part_2 is q[..., D // 2:]; q_gain_part is q_gain[:D // 2];
+//          q_gain_part_2 is q_gain[D // 2:]; q_turned_part is q_turned[..., :D // 2]; q_turned_part_2
+//          is q_turned[..., D // 2:]
 // tile     8 threads a row, 16 rows a block, 1 x 8 elements a thread; q_part, q_part_2 in registers, as
 //          read
 // traffic  276.8 MB moved, 276.8 MB ideal, 2446.3 MB unfused in 18 launches

@@ -2,6 +2,7 @@
 // sum_of_in_groups, sum_of_squares of groupnorm_silu.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
+// views    in_groups is x as [B, 32, C * S]
 // tile     a block of 1024 threads a row, 5 x 8 elements a thread; in_groups in registers
 // traffic  41.9 MB moved, 41.9 MB ideal, 41.9 MB unfused in 1 launch
 // floor    7.9 us at 5.3 TB/s; memory-bound at 2.00 flop/B

@@ -3,6 +3,9 @@
 // q_turned of qk_norm_rope.
 //
 // target   hip gfx942, facts of mi300x: warp 64, 304 SMs, 5.3 TB/s
+// views    q_part is q[..., :D // 2]; q_part_2 is q[..., D // 2:]; q_gain_part is q_gain[:D // 2];
+//          q_gain_part_2 is q_gain[D // 2:]; q_turned_part is q_turned[..., :D // 2]; q_turned_part_2
+//          is q_turned[..., D // 2:]
 // tile     8 threads a row, 16 rows a block, 1 x 8 elements a thread; q_part, q_part_2 in registers
 // traffic  276.8 MB moved, 276.8 MB ideal, 2446.3 MB unfused in 18 launches
 // floor    52.2 us at 5.3 TB/s; memory-bound at 1.73 flop/B
