@@ -17,8 +17,9 @@ from fusegen.errors import FusegenError
 from fusegen.language.graph import Graph
 from fusegen.language.spec import Chain
 from fusegen.planner import candidates
-from fusegen.planner.model import LINE_BYTES, Layout, RowPlan, Source
+from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.planner.rows.bulk import brought, bulk_loads, bulk_stores, place_bytes, with_places
+from fusegen.planner.tile import LINE_BYTES
 from fusegen.runtime import Kernel, finding
 from fusegen.runtime.arguments import layout_needed
 from fusegen.runtime.arrays import ArrayView

@@ -7,13 +7,14 @@ from typing import Any
 
 from fusegen.emitting.dialect import all_of, choice
 from fusegen.emitting.products.words import ProductWords
-from fusegen.planner.model import LINE_BYTES, Access, Load
+from fusegen.planner.model import Access, Load
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     LINE_ELEMENTS,
     SEGMENT_LINES,
     WgmmaPlan,
 )
+from fusegen.planner.tile import LINE_BYTES
 
 
 class CopySpeller(ProductWords):

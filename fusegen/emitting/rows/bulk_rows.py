@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from fusegen.emitting.dialect import all_of
 from fusegen.emitting.rows.frame import Part
-from fusegen.planner.model import LINE_BYTES, Access, Load, RowPass, begins_anywhere
+from fusegen.planner.model import Access, Load, RowPass
 from fusegen.planner.rows.bulk import brought, bulk_loads
+from fusegen.planner.tile import LINE_BYTES, begins_anywhere
 
 
 class BulkRows(Part):

@@ -7,7 +7,8 @@ first pass's reduction stands between it and the threads that wait.
 from __future__ import annotations
 
 from fusegen.emitting.rows.frame import Part
-from fusegen.planner.model import LINE_BYTES, RowPass
+from fusegen.planner.model import RowPass
+from fusegen.planner.tile import LINE_BYTES
 
 
 class Prefetching(Part):

@@ -24,8 +24,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fusegen.planner.model import LINE_BYTES, Access, Summed, unusual
+from fusegen.planner.model import Access, Summed, unusual
 from fusegen.planner.products.parts import Operand, ProductPlan, ProductTile, ProductWork, Prologue
+from fusegen.planner.tile import LINE_BYTES
 from fusegen.targets.atoms import Atom
 
 LINE_ELEMENTS = 64  # halves of a line of shared memory, the widest swizzle

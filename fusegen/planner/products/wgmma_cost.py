@@ -29,12 +29,13 @@ from collections.abc import Iterable
 from fusegen.language.graph import Extent, Kind, Node
 from fusegen.language.products import Split, split
 from fusegen.language.types import f32, size_of
-from fusegen.planner.model import LINE_BYTES, Cost
+from fusegen.planner.model import Cost
 from fusegen.planner.products.gemm_duration import L2_GBS, lying
 from fusegen.planner.products.parts import Operand
 from fusegen.planner.products.product_cost import floors, product_traffic
 from fusegen.planner.products.wgmma import LAUNCH_REGISTERS, WgmmaWork
 from fusegen.planner.rows.duration import COPY_SHARE
+from fusegen.planner.tile import LINE_BYTES
 from fusegen.planner.time import overlapped
 
 START_US = 5.6  # launch, first slices from DRAM, last boxes stored

@@ -29,7 +29,7 @@ from fusegen.language.products import Split
 from fusegen.language.types import bf16, f16, f32, size_of, tf32
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, NotFor
-from fusegen.planner.model import LINE_BYTES, Access, Layout, Load, Param, Store
+from fusegen.planner.model import Access, Layout, Load, Param, Store
 from fusegen.planner.parts import Transport
 from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.factors import Use, access_of, line_of, product_dims, product_params, uses, widest
@@ -56,6 +56,7 @@ from fusegen.planner.products.wgmma import (
     vector_bytes,
 )
 from fusegen.planner.products.wgmma_cost import estimate
+from fusegen.planner.tile import LINE_BYTES
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 

@@ -12,23 +12,7 @@ from typing import Literal
 from fusegen.language.graph import Graph
 from fusegen.language.naming import entry_name
 from fusegen.planner.cost import decisions, traffic
-from fusegen.planner.model import (
-    Access,
-    Cost,
-    Layout,
-    RowDim,
-    RowPass,
-    RowPlan,
-    Selection,
-    Staging,
-    Tile,
-    Traffic,
-    in_shared_memory,
-    packed,
-    partial_bytes,
-    prefetched_bytes,
-    scanned_bytes,
-)
+from fusegen.planner.model import Access, Cost, Layout, RowDim, RowPass, RowPlan, Selection, Staging, Tile, Traffic
 from fusegen.planner.pieces import (
     PIECE_BYTES,
     VECTOR_BYTES,
@@ -43,6 +27,7 @@ from fusegen.planner.rows.bulk import with_places
 from fusegen.planner.rows.duration import Work, estimate
 from fusegen.planner.rows.row_order import order_decisions, ordered
 from fusegen.planner.rows.schedule import ONLINE, Schedule
+from fusegen.planner.tile import in_shared_memory, packed, partial_bytes, prefetched_bytes, scanned_bytes
 from fusegen.targets.base import Target
 
 # A grid with room for this many blocks in a line has one for every row. A loop over rows would do with fewer, but the

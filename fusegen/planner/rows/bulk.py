@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from fusegen.planner.model import LINE_BYTES, Access, Load, RowPass, Store, Tile, begins_anywhere
+from fusegen.planner.model import Access, Load, RowPass, Store, Tile
 from fusegen.planner.pieces import VECTOR_BYTES
+from fusegen.planner.tile import LINE_BYTES, begins_anywhere
 
 
 def place_bytes(access: Access, tile: Tile, cols: int) -> int:

@@ -31,8 +31,9 @@ from dataclasses import dataclass
 from fusegen.language.graph import Graph
 from fusegen.language.types import b8, bf16
 from fusegen.planner.cost import shares_read
-from fusegen.planner.model import Access, Cost, Load, RowPass, Staging, Tile, Traffic, in_shared_memory
+from fusegen.planner.model import Access, Cost, Load, RowPass, Staging, Tile, Traffic
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, slots, words_of
+from fusegen.planner.tile import in_shared_memory
 from fusegen.planner.time import floor_us, overlapped
 from fusegen.targets.base import Target
 

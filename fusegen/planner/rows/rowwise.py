@@ -29,7 +29,7 @@ from fusegen.planner.matching import (
     need_no_product,
     need_no_selection,
 )
-from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile, in_shared_memory
+from fusegen.planner.model import Layout, Load, ReductionKind, RowPlan, Staging, Tile
 from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, row_threads_text, vector_widths
 from fusegen.planner.rows.assembly import Draft, assemble, can_copy, kept_elements, row_draft
 from fusegen.planner.rows.bulk import by_blocks
@@ -37,6 +37,7 @@ from fusegen.planner.rows.bulk_rule import bulk_draft, bulk_tiles, held_by_value
 from fusegen.planner.rows.duration import kept_words
 from fusegen.planner.rows.prefetch import prefetched, worth_prefetching
 from fusegen.planner.rows.schedule import Schedule, schedule, title_of
+from fusegen.planner.tile import in_shared_memory
 from fusegen.targets.base import Target
 
 # Elements of a row that one thread holds: 64 and two blocks of 256 threads took 382 us for the LayerNorm chain at
