@@ -105,7 +105,7 @@ EVERY = {
     *(f"chosen by {how}" for how in ("raw", "mask", "softmax", "log_softmax", "sigmoid", "integers")),
     "special terms of a row", "special terms of a column", "wrapping integers", "extremes of integers",
     "extremes of a row of integers", "bits of integers", "integers of floats", "ends of i32", "random numbers",
-    "products",
+    "running sums", "products",
     "products of batches", *(f"products of {dtype}" for dtype in FLOATS), "products side by side", "a pair of products",
     "a left factor transposed", "a left factor computed", "scales of rows", "special scales of rows",
     *TARGETS, *(drawn.kind for drawn in ORDER), *(f"operand {layout}" for layout in LAYOUTS),

@@ -17,6 +17,7 @@ MOST = 1024  # columns that a chain may choose
 
 class Choices(Rows):
     kind = "choices"
+    scans = False  # beside a choice they are kernels of their own
 
     def finish(self) -> None:
         score = self.score()

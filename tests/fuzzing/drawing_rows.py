@@ -25,6 +25,7 @@ FLOATS = ("f16", "bf16", "f32")
 class Rows(Draft):
     kind = "rows"
     most_elements = 30_000
+    scans = True
 
     # ---------------------------------------------------------------- the whole
 
@@ -230,6 +231,10 @@ class Rows(Draft):
     def reduce(self) -> Term:
         op = self.random.choice(list(rows.REDUCE))
         a = self.floating(self.some(varied=True))
+        # by numbers of its own: what else a seed draws stays as it is
+        if self.scans and random.Random(f"scan {self.seed} {len(self.pool)}").random() < 0.25:
+            self.features.add("running sums")
+            return self.push(f"F.cumsum({a.text})", "f", a.shape, rows.running_sum, [a])
         return self.push(f"F.{op}({a.text})", "f", (*a.shape[:-1], 1), rows.REDUCE[op], [a])
 
     def composite(self) -> None:

@@ -34,6 +34,14 @@ def total(a: Bounded) -> Bounded:
     return settled(value, np.where(size > LARGEST / 2, INF, error))  # a partial sum may overflow
 
 
+def running_sum(a: Bounded) -> Bounded:
+    a = as_float(a)
+    error = np.broadcast_to(a.error, a.value.shape)
+    size = np.cumsum(size_of(a.value), -1)
+    found = np.cumsum(error, -1) + EPS * min(a.value.shape[-1], LONGEST_SUM) * size
+    return settled(np.cumsum(a.value, -1), np.where(size > LARGEST / 2, INF, found))
+
+
 def mean(a: Bounded) -> Bounded:
     return div(total(a), Bounded("f", float(a.value.shape[-1])))
 
