@@ -209,6 +209,17 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
     **eight_bits(f8e5m2, 2, 15, "if (code >= 0x7cu) return code > 0x7cu ? NAN : x < 0x80 ? INFINITY : -INFINITY;"),
     **eight_bits(f8e4m3fnuz, 3, 8, "if (x == 0x80) return NAN;"),
     **eight_bits(f8e5m2fnuz, 2, 16, "if (x == 0x80) return NAN;"),
+    "power_of_2_above": Special(
+        "the least power of 2 from x on, within 2^-126 to 2^127; 2^127 of NaN",
+        ("if (!(x < 1.70141183e+38f)) return 1.70141183e+38f;",
+         "const unsigned up = __float_as_uint(x) + 0x7fffffu;",
+         "return x <= 1.17549435e-38f ? 1.17549435e-38f : __uint_as_float(up & 0x7f800000u);"),
+    ),
+    "power_of_2_below": Special(
+        "the largest power of 2 up to x, within 2^-126 to 2^127; 2^127 of NaN",
+        ("if (!(x < 1.70141183e+38f)) return 1.70141183e+38f;",
+         "return x <= 1.17549435e-38f ? 1.17549435e-38f : __uint_as_float(__float_as_uint(x) & 0x7f800000u);"),
+    ),
     "to_i8": Special(
         "the nearest whole number, of two the even one, from -128 to 127; 0 of NaN",
         ("return x != x ? 0 : static_cast<int>(rintf(fminf(fmaxf(x, -128.0f), 127.0f)));",), (), "float x", "int",

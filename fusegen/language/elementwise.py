@@ -291,6 +291,17 @@ def where(condition: Value, x: Value | Number, y: Value | Number) -> Value:
     return apply("where", condition, x, y)
 
 
+def power_of_2_above(x: Value) -> Value:
+    """The least power of 2 from x on, from 2^-126 to 2^127; 2^127 of NaN. So are scales rounded up to a bare
+    exponent."""
+    return apply("power_of_2_above", x)
+
+
+def power_of_2_below(x: Value) -> Value:
+    """The largest power of 2 up to x, from 2^-126 to 2^127; 2^127 of NaN: x without its mantissa."""
+    return apply("power_of_2_below", x)
+
+
 def cast(x: Value, dtype: DType) -> Value:
     """x as `dtype`. f16, bf16 and 8 bits round there and go on as f32 or i32: a rounding point the author asks for.
 

@@ -214,6 +214,15 @@ for _type in (i8, u8):
          takes="number", result=i32, slots=4, slopes=("1",), forms={i32: (
              f"np.clip({{0}}, {_limits})", f"min(max({{0}}, {_type.least:.0f}), {_type.largest:.0f})")})  # fmt: skip
 
+# powers of 2 next to a number, as scales of narrow types are; no number is below the range's least or beyond its last
+for _name, _last, _exponent, _doc in (
+    ("above", "2.0**127", "np.frexp({x})[1] - (np.frexp({x})[0] == 0.5)", "the least power of 2 from x on"),
+    ("below", "1.9 * 2.0**127", "np.frexp({x})[1] - 1", "the largest power of 2 up to x"),
+):
+    _clipped = f"np.nan_to_num(np.clip({{0}}, 2.0**-126, {_last}), nan=2.0**127)"
+    _map(f"power_of_2_{_name}", 1, f"np.ldexp(1.0, {_exponent.format(x=_clipped)})", f"power_of_2_{_name}({{0}})",
+         f"{_doc}, within 2^-126 to 2^127; 2^127 of NaN", takes="float", slots=5, ulps=0)  # fmt: skip
+
 # ---- reductions over the last axis
 _reduce("sum", "{0}.sum(-1, keepdims=True)", "{0} + {1}", "0.0f", "sum of the row",
         forms={i32: ("{0}.sum(-1, keepdims=True, dtype=np.int32)", "{0} + {1}")},

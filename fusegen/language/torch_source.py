@@ -51,6 +51,8 @@ TEXTS: Mapping[str, str] = {
     "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}", "eq": "{0} == {1}",
     "ne": "{0} != {1}", "logical_and": "{0} & {1}", "logical_or": "{0} | {1}", "logical_not": "~{0}",
     "bit_and": "{0} & {1}", "bit_or": "{0} | {1}", "bit_xor": "{0} ^ {1}", "bit_not": "~{0}",
+    "power_of_2_above": "torch.exp2(torch.ceil(torch.log2({0}.clamp(2.0**-126, 2.0**127).nan_to_num(2.0**127))))",
+    "power_of_2_below": "torch.exp2(torch.floor(torch.log2({0}.clamp(2.0**-126, 2.0**127).nan_to_num(2.0**127))))",
     "to_unit": "({0} >> 8 & 0xFFFFFF) * 2.0**-24", "shift_left": "{0} << {1}", "shift_right": "{0} >> {1}",
     "where": "torch.where({0}, {1}, {2})",
     "to_f32": "{0}.to(torch.float32)", "to_i32": "{0}.to(torch.int32)", "to_b8": "{0} != 0",

@@ -31,7 +31,9 @@ from fusegen.language.views import View, key_text
 from fusegen.version import PACKAGE
 
 OURS = str(PACKAGE) + os.sep
-OPS_FILES = tuple(str(PACKAGE / "language" / name) for name in ("ops.py", "elementwise.py", "layers.py", "random.py"))
+OPS_FILES = tuple(
+    str(PACKAGE / "language" / name) for name in ("ops.py", "elementwise.py", "layers.py", "quantizing.py", "random.py")
+)
 NOT_A_SPEC = (OURS, contextlib.__file__, functools.__file__)
 Number = int | float
 

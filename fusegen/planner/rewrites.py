@@ -131,7 +131,7 @@ CHOICES = ("abs", "neg", "relu", "maximum", "minimum", "max", "min", "to_f32")
 NEVER_SUBNORMAL = (
     "exp", "exp2", "sigmoid", "sqrt", "rsqrt", "round_f16", "round_f8e4m3", "round_f8e5m2", "round_f8e4m3fnuz",
     "round_f8e5m2fnuz", "size", "col_index", "row_index", "to_i32", "floor", "ceil",
-    "trunc", "round", "sign", "to_unit",
+    "trunc", "round", "sign", "to_unit", "power_of_2_above", "power_of_2_below",
 )  # fmt: skip
 """Ops whose result is 0 where it would be smaller, or is large enough whatever their argument is."""
 

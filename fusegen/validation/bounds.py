@@ -493,7 +493,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign", "to_i32"), stepped),
     **dict.fromkeys(("isnan", "isinf", "isfinite"), classified),
     "fmod": remainder,
-    **dict.fromkeys((*CASTS, "to_i8", "to_u8"), stepped),
+    **dict.fromkeys((*CASTS, "to_i8", "to_u8", "power_of_2_above", "power_of_2_below"), stepped),
     "to_f32": widened,
     "to_b8": nonzero,
 }

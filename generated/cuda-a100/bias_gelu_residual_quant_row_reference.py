@@ -25,7 +25,7 @@ def bias_gelu_residual_quant_row(x, bias, residual):
     max_of_magnitude = magnitude.max(-1, keepdims=True)
     largest = np.maximum(max_of_magnitude, 1e-12)
     scale = largest / 127.0
-    one_over_scale = 1.0 / scale
-    mul = h * one_over_scale
+    factor = 1.0 / scale
+    mul = h * factor
     values_ = np.nan_to_num(np.clip(np.round(mul), -128, 127)).astype(np.int32)
     return values_, scale

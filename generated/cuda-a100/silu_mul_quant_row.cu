@@ -147,7 +147,7 @@ silu_mul_quant_row(
   const float max_of_magnitude = row_max(max_of_magnitude_part, part[0]);
   const float largest = larger(max_of_magnitude, 1e-12f);
   const float scale = largest / 448.0f;
-  const float one_over_scale = 1.0f / scale;
+  const float factor = 1.0f / scale;
   if (lane == 0) *scale_row = scale;
 
   // pass 2 of 2: write values
@@ -158,8 +158,8 @@ silu_mul_quant_row(
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float silu_times_up = silu_times_up_kept[v][j];
-      const float silu_times_up_times_one_over_scale = silu_times_up * one_over_scale;
-      values_vec.at[j] = to_f8e4m3(silu_times_up_times_one_over_scale);
+      const float silu_times_up_times_factor = silu_times_up * factor;
+      values_vec.at[j] = to_f8e4m3(silu_times_up_times_factor);
     }
     store<8>(values_row + col, values_vec);
   }

@@ -173,7 +173,7 @@ add_rmsnorm_quant_row(
   const float max_of_magnitude = row_max(max_of_magnitude_part, part[1]);
   const float largest = larger(max_of_magnitude, 1e-12f);
   const float scale = largest / 448.0f;
-  const float one_over_scale = 1.0f / scale;
+  const float factor = 1.0f / scale;
   if (lane == 0) *scale_row = scale;
 
   // pass 3 of 3: write values
@@ -184,7 +184,7 @@ add_rmsnorm_quant_row(
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float y = y_kept[v][j];
-      const float mul = y * one_over_scale;
+      const float mul = y * factor;
       values_vec.at[j] = to_f8e4m3(mul);
     }
     store<8>(values_row + col, values_vec);

@@ -30,6 +30,6 @@ def add_rmsnorm_quant_row(x, residual, gain):
     max_of_magnitude = magnitude.max(-1, keepdims=True)
     largest = np.maximum(max_of_magnitude, 1e-12)
     scale = largest / 448.0
-    one_over_scale = 1.0 / scale
-    mul = y * one_over_scale
+    factor = 1.0 / scale
+    mul = y * factor
     return h, mul, scale

@@ -136,7 +136,7 @@ bias_gelu_residual_quant_row(
   const float max_of_magnitude = row_max(max_of_magnitude_part, part[0]);
   const float largest = larger(max_of_magnitude, 1e-12f);
   const float scale = largest / 127.0f;
-  const float one_over_scale = 1.0f / scale;
+  const float factor = 1.0f / scale;
   if (lane == 0) *scale_row = scale;
 
   // pass 2 of 2: write values
@@ -147,7 +147,7 @@ bias_gelu_residual_quant_row(
     #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float h = h_kept[v][j];
-      const float mul = h * one_over_scale;
+      const float mul = h * factor;
       const int values_ = to_i8(mul);
       values_vec.at[j] = static_cast<signed char>(values_);
     }

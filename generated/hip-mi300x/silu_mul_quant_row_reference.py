@@ -22,6 +22,6 @@ def silu_mul_quant_row(gate, up):
     max_of_magnitude = magnitude.max(-1, keepdims=True)
     largest = np.maximum(max_of_magnitude, 1e-12)
     scale = largest / 448.0
-    one_over_scale = 1.0 / scale
-    silu_times_up_times_one_over_scale = silu_times_up * one_over_scale
-    return silu_times_up_times_one_over_scale, scale
+    factor = 1.0 / scale
+    silu_times_up_times_factor = silu_times_up * factor
+    return silu_times_up_times_factor, scale

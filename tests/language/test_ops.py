@@ -90,6 +90,8 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "bit_not": lambda a: -1 - a,
     "shift_left": lambda a, b: a * 2**b,
     "shift_right": lambda a, b: a // 2**b,
+    "power_of_2_above": lambda a: 2.0 ** math.ceil(math.log2(a)) if a > 0 else 2.0**-126,
+    "power_of_2_below": lambda a: 2.0 ** math.floor(math.log2(a)) if a > 0 else 2.0**-126,
     "to_unit": lambda a: int(a) % 2**32 // 256 / 2**24,
 }
 SPECIAL = {"where", "logical_and", "logical_or", "logical_not", "round_f16", "round_bf16"}  # tested by name below

@@ -110,19 +110,19 @@ def rowwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPlan]:
 
 
 def group_widths(graph: Graph, target: Target, widths: tuple[int, ...]) -> tuple[int, ...]:
-    """The vector widths by which a group of the row is a power of two of neighbouring lanes, and half of each: of short
-    rows more threads then have a part. All that there are without groups."""
+    """The vector widths by which a group of the row is a power of two of neighbouring lanes, from the widest down to 2:
+    of short rows more threads then have a part. All that there are without groups."""
     sizes = {node.group for node in graph.nodes if node.group}
     if not sizes:
         return widths
     (size,) = sizes
     if size & (size - 1):
         raise NoMatch(f"groups of {size} columns; threads that reduce one together are a power of two, as of 32 or 128")
-    both = {width for whole in widths for width in (whole, max(1, whole // 2))}
-    found = tuple(sorted((width for width in both if size % width == 0), reverse=True)) or (1,)
-    if size // found[0] > target.warp:
-        most = found[0] * target.warp
-        raise NoMatch(f"groups of {size} columns; a warp of {target.warp} threads reduces at most {most} together")
+    most = min(size, max(widths))
+    found = tuple(most >> step for step in range(most.bit_length() - 1)) or (1,)
+    if size // most > target.warp:
+        together = most * target.warp
+        raise NoMatch(f"groups of {size} columns; a warp of {target.warp} threads reduces at most {together} together")
     return found
 
 

@@ -1,0 +1,181 @@
+"""The conventions of F.quantize, bit by bit, against plain numpy that is written from their sources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fusegen
+from fusegen import bf16, chain, dims, f8e4m3, f32, i8
+from fusegen import ops as F
+from fusegen.errors import SpecError
+from fusegen.pipeline import compile
+from fusegen.validation import validate
+from tests.tools import needs_compiler
+
+M, N = dims("M N")
+Array = np.ndarray[Any, np.dtype[Any]]
+VENDORS = ("cuda:sm_80", "cuda:h200", "hip:mi300x")
+LIMIT = np.float32(448)
+
+
+def rounded_up(scale: Array) -> Array:
+    """DeepGEMM's ceil_to_ue8m0: the exponent, and one more where there is a mantissa, as a number."""
+    bits = np.abs(scale).view(np.int32)
+    exponent = (bits >> 23 & 0xFF) + ((bits & 0x7FFFFF) != 0)
+    found: Array = (np.clip(exponent, 1, 254).astype(np.int32) << 23).view(np.float32)
+    return found
+
+
+def vllm(x: Array, top: Array, least: float, powers: bool) -> tuple[Array, Array]:
+    """vLLM's _per_token_group_quant_fp8: absmax, y_s, y_q; with scale_ue8m0 2^ceil(log2(y_s))."""
+    scale = np.maximum(top, np.float32(least)) / LIMIT
+    if powers:
+        exponent = np.ceil(np.log2(np.maximum(np.abs(scale), np.float32(1e-10)).astype(np.float64)))
+        scale = np.exp2(exponent).astype(np.float32)
+    return np.clip(x / scale, -LIMIT, LIMIT), scale
+
+
+def inverse(x: Array, top: Array, least: float, powers: bool) -> tuple[Array, Array]:
+    """The reciprocal of the scale, of at least 1e-12 / 448."""
+    scale = np.maximum(top, np.float32(1e-12)) / LIMIT
+    scale = rounded_up(scale) if powers else scale
+    return x * (np.float32(1) / scale), scale
+
+
+def deepseek(x: Array, top: Array, least: float, powers: bool) -> tuple[Array, Array]:
+    """DeepGEMM's per_token_cast_to_fp8: amax.clamp(1e-4), sf, x * (1 / sf)."""
+    scale = np.maximum(top, np.float32(1e-4)) / LIMIT
+    scale = rounded_up(scale) if powers else scale
+    return x * (np.float32(1) / scale), scale
+
+
+def te(x: Array, top: Array, least: float, powers: bool) -> tuple[Array, Array]:
+    """TransformerEngine's compute_scale_from_amax: 1 of 0 and of what is not finite; the mantissa is masked out."""
+    with np.errstate(divide="ignore"):
+        up = LIMIT / top
+    up = np.where(np.isinf(up), np.finfo(np.float32).max, up).astype(np.float32)
+    up = np.where((top == 0) | ~np.isfinite(top), np.float32(1), up)
+    if powers:
+        up = (up.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
+    return x * up, np.float32(1) / up
+
+
+TEXTS: dict[str, Callable[[Array, Array, float, bool], tuple[Array, Array]]] = {
+    "inverse": inverse, "vllm": vllm, "deepseek": deepseek, "te": te
+}  # fmt: skip
+
+
+def operand() -> Array:
+    """Rows of many magnitudes, zeros, powers of 2 whose scale is exact, and the type's own limits."""
+    rng = np.random.default_rng(11)
+    x = rng.normal(size=(12, 512)) * np.exp(rng.normal(size=(12, 1)) * 6)
+    x[0], x[1, :128], x[2, 7], x[3] = 0, 0, 448, x[3] * 1e-6
+    x[4], x[5, 5] = np.clip(x[4], -1, 1) * 7, 3.0e38
+    x[6] = 1e-38
+    x[7], x[8, 130] = 3.5 * 2.0 ** rng.integers(-9, 9, 512), np.inf
+    return x.astype(bf16.numpy)
+
+
+def wanted(x: Array, per: str, rule: str, powers: bool) -> tuple[Array, Array]:
+    wide = x.astype(np.float32)
+    shown = wide.reshape(len(x), -1, 128) if per == "block" else wide
+    top = np.abs(shown).max(axis=None if per == "tensor" else -1, keepdims=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values, scale = TEXTS[rule](shown, top, 1e-10 if per == "block" else 1e-12, powers)
+        codes = np.clip(values, -LIMIT, LIMIT).astype(ml_dtypes.float8_e4m3fn)
+    return codes.reshape(x.shape), scale[..., 0] if per == "block" else scale
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.parametrize("per", ["row", "block"])
+def test_bits_of_each_rule(per: str, vendor: str) -> None:
+    scales = f32[M, N // 128] if per == "block" else f32[M, 1]
+    cases = [(rule, powers) for rule in TEXTS for powers in (False, True)]
+
+    def spec(x: bf16[M, N]) -> Any:
+        made = [F.quantize(x, f8e4m3, per=per, rule=rule, powers=powers) for rule, powers in cases]
+        return tuple(value for pair in made for value in pair)
+
+    spec.__annotations__["return"] = tuple[tuple(t for _ in cases for t in (f8e4m3[M, N], scales))]  # type: ignore[misc]
+    x = operand()
+    kernel = compile(chain(M=12, N=512)(spec), fusegen.target(vendor), on="emulator", validate=False)
+    got = [np.asarray(array) for array in kernel(x)]
+    for (rule, powers), values, scale in zip(cases, got[::2], got[1::2], strict=True):
+        codes, own = wanted(x, per, rule, powers)
+        np.testing.assert_array_equal(scale, own, err_msg=f"{rule} {powers}: scales")
+        both_nan = np.isnan(values.astype(np.float32)) & np.isnan(codes.astype(np.float32))
+        same = (values.view(np.uint8) == codes.view(np.uint8)) | both_nan
+        assert same.all(), f"{rule} {powers}: {np.argwhere(~same)[:3]}"
+
+
+@needs_compiler
+def test_a_scale_for_the_tensor() -> None:
+    @chain(M=12, N=512)
+    def spec(x: bf16[M, N]) -> tuple[f8e4m3[M, N], f32[1, 1]]:
+        values, scale = F.quantize(x, f8e4m3, per="tensor", rule="te")
+        return values, scale
+
+    x = np.where(np.isfinite(operand().astype(np.float32)), operand(), 1).astype(bf16.numpy)
+    x = np.clip(x.astype(np.float32), -100, 100).astype(bf16.numpy)
+    values, scale = compile(spec, fusegen.target("cuda:h200"), on="emulator", validate=False)(x)
+    codes, own = wanted(x, "tensor", "te", True)
+    np.testing.assert_array_equal(scale, own)
+    np.testing.assert_array_equal(np.asarray(values).view(np.uint8), codes.view(np.uint8))
+
+
+@chain(M=7, N=512)
+def powers_of_blocks(x: bf16[M, N], gain: bf16[N]) -> tuple[f8e4m3[M, N], f32[M, N // 128]]:
+    values, scale = F.quantize(F.rmsnorm(x, gain), f8e4m3, per="block", rule="te")
+    return values, scale
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", ["cuda:h200", "hip:mi300x"])
+def test_powers_of_two_are_validated(vendor: str) -> None:
+    """A scale that errors may take to the next power is held to both."""
+    validate(compile(powers_of_blocks, fusegen.target(vendor), on="emulator", validate=False)).raise_for_error()
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_powers_next_to_a_number(vendor: str) -> None:
+    @chain(M=1, N=4096)
+    def spec(x: f32[M, N]) -> tuple[f32[M, N], f32[M, N]]:
+        return F.power_of_2_above(x), F.power_of_2_below(x)
+
+    mantissas = np.array([0, 1, 2, 0x3FFFFF, 0x400000, 0x7FFFFE, 0x7FFFFF, 77], np.uint64)
+    bits = np.arange(256, dtype=np.uint64)[:, None] << 23 | mantissas
+    x = np.concatenate([bits.reshape(-1), bits.reshape(-1) | 1 << 31]).astype(np.uint32).view(np.float32)[None]
+    above, below = compile(spec, fusegen.target(vendor), on="emulator", validate=False)(x)
+    with np.errstate(invalid="ignore"):  # NaN of every kind
+        wide = np.nan_to_num(x.astype(np.float64), nan=2.0**127)
+    mantissa, exponent = np.frexp(np.clip(wide, 2.0**-126, 2.0**127))
+    np.testing.assert_array_equal(above, np.ldexp(1.0, exponent - (mantissa == 0.5)))
+    _, exponent = np.frexp(np.clip(wide, 2.0**-126, 1.9 * 2.0**127))
+    np.testing.assert_array_equal(below, np.ldexp(1.0, exponent - 1))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (lambda x: F.quantize(x, f8e4m3, per="column"), "quantize: per='column'; scales are per tensor, row or block"),
+        (lambda x: F.quantize(x, f8e4m3, rule="hf"), "quantize: rule='hf' is none of inverse, vllm, deepseek, te"),
+        (lambda x: F.quantize(x, f8e4m3, rule="mx"), "rule='mx', whose scales are bytes of exponents (e8m0)"),
+        (lambda x: F.quantize(x, f8e4m3, rule="nvfp4"), "rule='nvfp4', whose values are two to a byte (e2m1)"),
+        (lambda x: F.quantize(x, i8, 0.5, rule="te"), "a scale is given, and a rule to make one; leave one"),
+        (lambda x: F.quantize(x, f8e4m3, per="block", block=0), "groups: a group has 0 elements"),
+    ],
+)  # fmt: skip
+def test_wrong_requests(body: Callable[[Any], Any], says: str) -> None:
+    def spec(x: bf16[M, N]) -> bf16[M, N]:
+        return body(x)
+
+    with pytest.raises(SpecError, match=re.escape(says)):
+        chain(M=4, N=256)(spec)
