@@ -1,4 +1,4 @@
-"""Random chains of several products, row statistics and selections, as text that a user could have written.
+"""Random chains of several products, row statistics, selections and gathers, as text that a user could have written.
 
 python -m tests.drawn_programs SEED         prints the spec of that seed
 
@@ -21,10 +21,10 @@ import numpy as np
 from fusegen.language.spec import Chain
 
 Array = np.ndarray[Any, np.dtype[Any]]
-SIZES = {"M": (1, 9, 33), "N": (40, 64, 72), "L": (16, 33, 48), "K": (24, 32, 56)}
+SIZES = {"M": (1, 9, 33), "N": (40, 64, 72), "L": (16, 33, 48), "K": (24, 32, 56), "V": (1, 7, 21)}
 MOST = 8  # of a value after each step, which bf16 holds exactly
 PICKS = 3
-NAME = re.compile(r"\b[vwx]\d+\b")
+NAME = re.compile(r"\b[itvwx]\d+\b")
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Draft:
 
 
 def spec_text(seed: int) -> str:
-    """The source of one random spec, called `drawn`, over dims M, N, L, K."""
+    """The source of one random spec, called `drawn`, over dims M, N, L, K, V."""
     draft = Draft(random.Random(seed))
     rng = draft.random
     draft.values["K"] = [draft.operand("x", "M, K")]
@@ -79,6 +79,8 @@ def spec_text(seed: int) -> str:
     for step in steps:
         widths = list(draft.values)
         step(draft, draft.latest if rng.random() < 0.7 else rng.choice(widths))
+    for step in rng.choices((looked_up, taken, permuted), k=rng.choice((0, 0, 1, 2))):
+        step(draft, draft.latest)
     results, types = [draft.values[draft.latest][-1]], [f"f32[M, {draft.latest}]"]
     if rng.random() < 0.4:
         other = rng.choice(list(draft.values))
@@ -90,11 +92,12 @@ def spec_text(seed: int) -> str:
     draft.drop_unused(results)
     sizes = ", ".join(f"{dim}={rng.choice(choices)}" for dim, choices in SIZES.items() if used(draft, dim))
     declared = types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
-    given = ", ".join(f"{name}: bf16[{shape}]" for name, shape in draft.parameters.items())
+    kinds = {name: "i32" if name.startswith("i") else "bf16" for name in draft.parameters}
+    given = ", ".join(f"{name}: {kinds[name]}[{shape}]" for name, shape in draft.parameters.items())
     body = "\n".join(f"    {line}" for line in draft.lines)
     return (
         "from fusegen import bf16, chain, dims, f32, i32\nfrom fusegen import ops as F\n\n"
-        f'M, N, L, K = dims("M N L K")\n\n\n@chain({sizes})\ndef drawn({given}) -> {declared}:\n{body}\n'
+        f'M, N, L, K, V = dims("M N L K V")\n\n\n@chain({sizes})\ndef drawn({given}) -> {declared}:\n{body}\n'
         f"    return {', '.join(results)}\n"
     )
 
@@ -125,6 +128,23 @@ def binary(draft: Draft, width: str) -> None:
     draft.keep(f"{draft.some(width)} {sign} {draft.some(width)}", width)
 
 
+def looked_up(draft: Draft, width: str) -> None:
+    """Rows of a table, by ids that are given or computed."""
+    value, table = draft.some(width), draft.operand("t", f"V, {width}")
+    ids = draft.random.choice(("{0}", "F.minimum({0}, 3)", "{0} // 2", "F.cast(F.max({1}), i32)"))
+    draft.keep(f"{value} - F.gather({table}, {ids.format(draft.operand('i', 'M'), value)})", width)
+
+
+def taken(draft: Draft, width: str) -> None:
+    value, column = draft.some(width), draft.operand("i", draft.random.choice(("M", "M, 1")))
+    draft.keep(f"{draft.some(width)} * F.take({value}, {column}, {draft.random.randint(-2, 2)})", width)
+
+
+def permuted(draft: Draft, width: str) -> None:
+    """Rows of what the chain computes."""
+    draft.keep(f"{draft.some(width)} + F.gather({draft.some(width)}, {draft.operand('i', 'M')})", width)
+
+
 def chain_of(seed: int) -> Chain:
     space: dict[str, Any] = {}
     exec(compile(spec_text(seed), f"<drawn {seed}>", "exec"), space)
@@ -142,7 +162,19 @@ def topk(x: Array, k: int) -> tuple[Array, Array]:
     return np.take_along_axis(x, columns, -1), columns
 
 
+def gather(table: Array, ids: Array) -> Array:
+    """By a loop; what is no row is 0."""
+    found = [table[int(i)] if 0 <= i < len(table) else np.zeros(table.shape[1]) for i in ids.ravel()]
+    return np.array(found).reshape(len(found), table.shape[1])
+
+
+def take(x: Array, columns: Array, missing: float) -> Array:
+    pairs = zip(x, columns.ravel(), strict=True)
+    return np.array([[row[int(i)] if 0 <= i < len(row) else missing] for row, i in pairs]).reshape(len(x), 1)
+
+
 F = SimpleNamespace(
+    gather=gather, take=take, cast=lambda x, _: np.trunc(x),
     minimum=np.minimum, maximum=np.maximum, where=np.where, relu=lambda x: np.maximum(x, 0), topk=topk,
     max=lambda x: x.max(-1, keepdims=True), min=lambda x: x.min(-1, keepdims=True),
     sum=lambda x: x.sum(-1, keepdims=True), argmax=lambda x: x.argmax(-1, keepdims=True),
@@ -154,7 +186,8 @@ def meant(seed: int, operands: list[Array]) -> tuple[Array, ...]:
     text = spec_text(seed)
     names = [part.split(":")[0] for part in text.split("def drawn(")[1].split(") ->")[0].split("], ")]
     lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
-    space: dict[str, Any] = {"F": F, **{n: a.astype(np.float64) for n, a in zip(names, operands, strict=True)}}
+    given = {name: array.astype(np.float64) for name, array in zip(names, operands, strict=True)}
+    space: dict[str, Any] = {"F": F, "i32": None, **given}
     for line in lines[:-1]:
         exec(line, space)
     results = eval(lines[-1].removeprefix("return "), space)
@@ -162,12 +195,14 @@ def meant(seed: int, operands: list[Array]) -> tuple[Array, ...]:
 
 
 def drawn_operands(chain: Chain, seed: int) -> list[Array]:
-    """Whole numbers: rows from -4 to 4, weights of -1, 0 and 1, most of them 0."""
+    """Whole numbers: rows from -4 to 4, weights of -1, 0 and 1, most of them 0; indices of which some name nothing."""
     rng = np.random.default_rng(seed)
     found = []
     for tensor in chain.graph.inputs:
-        shape = [chain.graph.sizes[str(size)] for size in tensor.shape]
-        numbers = rng.integers(-4, 5, shape) if tensor.name.startswith("x") else rng.choice([-1, 0, 0, 0, 1], shape)
+        shape = [size if isinstance(size, int) else chain.graph.sizes[str(size)] for size in tensor.shape]
+        numbers = rng.integers(-4, 5, shape) if tensor.name[0] in "xt" else rng.choice([-1, 0, 0, 0, 1], shape)
+        if tensor.name.startswith("i"):
+            numbers = rng.choice([-(2**31), -1, *range(30), 2**31 - 1], shape)
         found.append(numbers.astype(tensor.dtype.numpy))
     return found
 

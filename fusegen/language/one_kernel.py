@@ -64,7 +64,7 @@ def of_gathers(graph: Graph) -> Obstacle | None:
             behind_them.add(node)
     read: set[Node] = set()
     for node in graph.gathers:
-        source, index = node.inputs
+        source, index = shown(node.inputs[0]), node.inputs[1]
         said = f"{node.operator} reads {'rows' if node.op.name == 'gather' else 'columns'} that an index names"
         made = computed_source(node)
         if made is not None:
@@ -73,13 +73,13 @@ def of_gathers(graph: Graph) -> Obstacle | None:
             cut = next((a for a in node.inputs if a in behind_them), node)
             what = f"{beside[0].operator} at {beside[0].where}"
             return Obstacle(f"{said}, and {what} needs a kernel without that: a program cuts here", node.where, cut)
-        if graph.extents[index] is Extent.ELEMENT and (whole_rows(node) or node.op.name == "take_at"):
-            reason = f"{said}, and each element of a row has an index of its own; a kernel takes one index a row"
-            return Obstacle(reason, node.where)
-        if node.op.name == "gather" and (source in read or source not in graph.tables):
+        if node.op.name == "gather" and not graph.viewed and (source in read or source not in graph.tables):
             also = "twice" if source in read else "as the chain's rows too"
             reason = f"{said}, of {graph.tensor_of[source].name}, which is read {also}: a program cuts here"
             return Obstacle(reason, node.where, node)
+        if graph.extents[index] is Extent.ELEMENT and (whole_rows(node) or node.op.name == "take_at"):
+            reason = f"{said}, and each element of a row has an index of its own; a kernel takes one index a row"
+            return Obstacle(reason, node.where)
         if node.op.name == "gather":
             read.add(source)
     return None
@@ -87,15 +87,22 @@ def of_gathers(graph: Graph) -> Obstacle | None:
 
 def computed_source(node: Node) -> Node | None:
     """What a gather reads, where that is no operand; a column is also taken of elementwise steps on operands."""
-    stack = [node.inputs[0]]
+    stack = [shown(node.inputs[0])]
     for value in stack:
         if value.op.kind in (Kind.INPUT, Kind.LEAF):
             continue
         if node.op.name == "gather" or (value.op.kind is not Kind.MAP and along_row(value)):
             return value
         if along_row(value):
-            stack += [a for a in value.inputs if a not in stack]
+            stack += [a for a in map(shown, value.inputs) if a not in stack]
     return None
+
+
+def shown(node: Node) -> Node:
+    """What a view is of."""
+    while node.op.kind is Kind.VIEW:
+        (node,) = node.inputs
+    return node
 
 
 def of_scans(graph: Graph, shape: Shape) -> Obstacle | None:
