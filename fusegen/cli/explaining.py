@@ -16,7 +16,7 @@ from fusegen.language.operators import operators
 from fusegen.language.products import Factor, split
 from fusegen.language.types import shape_text, size_of
 from fusegen.planner.columns.plan import ColumnsPlan
-from fusegen.planner.model import Access, Candidates, Plan, RowPlan
+from fusegen.planner.model import Access, Candidates, Plan, RowPlan, Value
 from fusegen.planner.products.gemm import GemmPlan
 from fusegen.planner.products.product_cost import scale_texts, text_of, wave_text
 from fusegen.planner.products.wgmma import WgmmaPlan
@@ -253,10 +253,15 @@ def accesses(plan: Plan) -> list[str]:
         text = modes[access.mode].format(bytes=access.vector_bytes)
         if access.output and access.mode == "misaligned":
             text = "by aligned blocks of 16 B, since rows start anywhere"
-        if not access.by_column:
+        if access.gathered:
+            index = access.gathered.index
+            at = index.name if isinstance(index, Value) else index.value
+            text = f"{text}, of the rows that {at} names" if access.by_column else f"one value for each of {at}"
+        elif not access.by_column:
             text = "one value a row"
         reason = why_narrow(plan, access)
-        shared = "" if access.strided or plan.flat or access.ld_axis is not None else "; every row shares it"
+        apart = access.strided or access.gathered or access.ld_axis is not None
+        shared = "" if apart or plan.flat else "; every row shares it"
         if access.output and isinstance(plan, ColumnsPlan) and shared:
             text, shared = "once", "; one value a column"
         lines.append(f"{access.name}: {'written' if access.output else 'read'} {text}{reason}{shared}")

@@ -11,6 +11,7 @@ import pytest
 import fusegen
 from fusegen import bf16, chain, dims, f32, i32
 from fusegen import ops as F
+from fusegen.cli.explaining import accesses
 from fusegen.emitting.rendering import render
 from fusegen.errors import ArgumentError, NoPlan, SpecError
 from fusegen.language.spec import Chain
@@ -245,6 +246,14 @@ def test_rows_of_a_table_are_the_bytes_that_are_read() -> None:
     assert cost.traffic.moved == 3 * 1000 * 4096 * 2 + 1000 * 4 + 4096 * 2
     sizes["V"] = 10  # fewer than are asked for
     assert row_plans(one_kernel.graph.at(**sizes), H200)[0].cost.traffic.moved == cost.traffic.moved - 990 * 4096 * 2
+
+
+def test_plans_say_what_is_looked_up_and_where() -> None:
+    made = row_plans(one_kernel.graph, H200)[0]
+    assert "looks up rows of table at ids, 0 where there is none" in str(made)
+    assert any("vectors of" in line and "of the rows that ids names" in line for line in accesses(made))
+    made = row_plans(looked_up.graph, H200)[0]
+    assert "table: read one value for each of ids" in accesses(made)
 
 
 # ---------------------------------------------------------------- calls, and what is refused
