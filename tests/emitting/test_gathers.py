@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import bf16, chain, dims, f32, i32
+from fusegen import b8, bf16, chain, dims, f8e4m3, f32, i32
 from fusegen import ops as F
 from fusegen.cli.explaining import accesses
 from fusegen.emitting.rendering import render
@@ -197,6 +197,39 @@ def alone(made: RowPlan) -> Kernel:
         raise AssertionError(f"{layout} asks for another plan than {made.configuration}")
 
     return Kernel(render(made), None, finding.find(made.target, "emulator"), variant)
+
+
+@chain(V=9, M=20, N=40)
+def of_whole_numbers(ids: i32[M], table: i32[V, N], keep: b8[V, N]) -> tuple[i32[M, N], i32[M, 1]]:
+    found = F.where(F.gather(keep, ids), F.gather(table, ids), 2**30)
+    return found, F.sum(found)
+
+
+@chain(V=9, M=20, N=48)
+def of_8_bits(ids: i32[M], table: f8e4m3[V, N], scale: f32[V]) -> bf16[M, N]:
+    return F.dequantize(F.gather(table, ids), F.gather(scale, ids)[:, None])
+
+
+@chain(V=9, M=20, N=40)
+def by_gathered_ids(ids: i32[M], names: i32[V], table: f32[V, N]) -> f32[M, N]:
+    return F.gather(table, F.gather(names, ids)) * 2.0
+
+
+@chain(V=9, M=20, N=40)
+def by_rounded_ids(x: f32[M, N], table: f32[V, N]) -> f32[M, N]:
+    return F.gather(table, F.cast(F.exp(F.mean(x)), i32)) + x
+
+
+@chain(M=20, N=40)
+def behind_a_mask(x: f32[M, N], table: f32[N, N], ids: i32[M, 1]) -> f32[M, N]:
+    return F.softmax(F.where(F.col_index(x) <= F.row_index(x), x + F.gather(table, ids), -float("inf")))
+
+
+@pytest.mark.parametrize(
+    "spec", [of_whole_numbers, of_8_bits, by_gathered_ids, by_rounded_ids, behind_a_mask], ids=lambda c: c.name
+)
+def test_tables_of_every_type_and_ids_of_every_kind_validate(spec: Chain, target: Target) -> None:
+    assert fusegen.compile(spec, target, on="emulator").report.ok
 
 
 # ---------------------------------------------------------------- cross entropy
