@@ -18,6 +18,7 @@ from fusegen.language.graph import Graph, Tensor
 from fusegen.language.types import DType, Size, f32, size_of
 from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.devices import Device
+from fusegen.validation.inputs import index_limits
 
 TILE_BYTES = 1 << 20
 BUDGET_BYTES = 8 << 30  # of all sets together; one set may be larger
@@ -41,7 +42,11 @@ class Operands:
 def operands(device: Device, graph: Graph, seed: int = 0) -> Operands:
     """Noise for every input at the graph's sizes. Raises MissingError when the device has no memory for it."""
     noise = np.random.default_rng(seed)
-    inputs = tuple(filled(device, t.dtype, shape_at(t, graph), noise) if t.shape else scalar(t) for t in graph.inputs)
+    limits = index_limits(graph, graph.sizes)
+    inputs = tuple(
+        filled(device, t.dtype, shape_at(t, graph), noise, limits.get(t.name, 2)) if t.shape else scalar(t)
+        for t in graph.inputs
+    )
     return Operands(inputs, tuple(empty(device, t.dtype, shape_at(t, graph)) for t in graph.outputs))
 
 
@@ -76,8 +81,11 @@ def empty(device: Device, dtype: DType, shape: tuple[int, ...]) -> ArrayView:
     return device.empty(math.prod(shape) * dtype.bytes).view(dtype, shape)
 
 
-def filled(device: Device, dtype: DType, shape: tuple[int, ...], noise: np.random.Generator) -> ArrayView:
-    """Device memory full of standard normal numbers (coin flips for integers and masks), a tile repeated."""
+def filled(
+    device: Device, dtype: DType, shape: tuple[int, ...], noise: np.random.Generator, below: int = 2
+) -> ArrayView:
+    """Device memory full of standard normal numbers (for masks coin flips, and integers from 0 to under `below`: so
+    indices name rows all over their table), a tile repeated."""
     total = math.prod(shape) * dtype.bytes
     memory = device.empty(total)
     if total:
@@ -85,7 +93,7 @@ def filled(device: Device, dtype: DType, shape: tuple[int, ...], noise: np.rando
         if dtype.kind == "float":
             tile = noise.standard_normal(count, dtype=np.float32).astype(dtype.numpy)
         else:
-            tile = noise.integers(0, 2, count).astype(dtype.numpy)
+            tile = noise.integers(0, below, count).astype(dtype.numpy)
         memory.write(tile)
         done = tile.nbytes
         while done < total:

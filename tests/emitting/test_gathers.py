@@ -15,6 +15,7 @@ from fusegen.cli.explaining import accesses
 from fusegen.emitting.rendering import render
 from fusegen.errors import ArgumentError, NoPlan, SpecError
 from fusegen.language.spec import Chain
+from fusegen.measuring.operands import operands as operands_to_time
 from fusegen.planner import candidates
 from fusegen.planner.model import Layout, RowPlan, Source
 from fusegen.runtime import Kernel, finding
@@ -287,6 +288,15 @@ def test_plans_say_what_is_looked_up_and_where() -> None:
     assert any("vectors of" in line and "of the rows that ids names" in line for line in accesses(made))
     made = row_plans(looked_up.graph, H200)[0]
     assert "table: read one value for each of ids" in accesses(made)
+
+
+def test_what_is_timed_reads_rows_all_over_the_table() -> None:
+    graph = one_kernel.graph.at(V=300, M=600)
+    _, ids, *_ = operands_to_time(finding.find(H200, "emulator"), graph).inputs
+    drawn = set(ids.numpy().ravel().tolist())
+    assert min(drawn) >= 0
+    assert max(drawn) < 300
+    assert len(drawn) > 200
 
 
 # ---------------------------------------------------------------- calls, and what is refused
