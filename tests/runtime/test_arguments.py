@@ -204,7 +204,7 @@ with warnings.catch_warnings():
         (Exposed(0, shape=(3,), data=(4096, False)), "__cuda_array_interface__ without 'typestr'"),
         (torch.zeros(3, dtype=torch.complex64).conj().imag, "lazily negated"),
         (Exporter(torch.zeros(3, dtype=torch.int64)), "x holds int64"),
-        (Exporter(torch.zeros(3, dtype=torch.float8_e4m3fn)), "x holds"),
+        (Exporter(torch.zeros(3, dtype=torch.complex64)), "x holds"),
         (np.zeros(3, [("a", "f4"), ("b", "i2")])["a"], "not whole elements of 4 bytes"),
         (np.zeros(17, np.uint8)[1:].view(np.float32), "not a multiple of its elements' 4 bytes"),
     ],
