@@ -260,8 +260,6 @@ class Search:
         try:
             plans: tuple[tuple[Lowered, Plan], ...] = ((step, self.plan_of(step)),)
         except NoPlan as error:
-            if len({node for node, _, _ in makes}) > 1:  # values that no one kernel makes are made by one each
-                return Kernel(makes, least, reason=str(error))
             try:
                 plans = tuple((own, self.plan_of(own)) for own in parts_of(step))
             except NoPlan:
