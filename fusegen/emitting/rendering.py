@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+MOST_COLUMNS = 140  # of a line of code
+
+
 class Spelling(Protocol):
     def context(self) -> dict[str, Any]: ...
 
@@ -99,10 +102,20 @@ def row_speller(plan: RowPlan) -> Spelling:
 
 
 def tidy(text: str) -> str:
-    """No trailing blanks, no runs of blank lines, one newline at the end."""
+    """No trailing blanks, no runs of blank lines, no line that is too long, one newline at the end."""
     lines: list[str] = []
     for line in text.splitlines():
         line = line.rstrip()
         if line or (lines and lines[-1] and not lines[-1].endswith("{")):
-            lines.append(line)
+            lines += broken(line)
     return "\n".join(lines).strip("\n") + "\n"
+
+
+def broken(line: str) -> list[str]:
+    """A line of code, in several where it is too long: broken before an operator. Comments and texts stay."""
+    code = line.partition("//")[0]
+    if len(line) <= MOST_COLUMNS or '"' in line or len(code) < MOST_COLUMNS:
+        return [line]
+    indent = len(line) - len(line.lstrip()) + 4
+    at = max(line.rfind(operator, indent, MOST_COLUMNS) for operator in (" ? ", " : ", " + ", " && "))
+    return [line] if at < 0 else [line[:at], *broken(" " * indent + line[at + 1 :])]

@@ -140,7 +140,8 @@ lora_out(
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const unsigned to = slice + x_times_a_to + v * (at_once * 2);
-      copy_chunk<8>(to, x_times_a_from + v * 32 * x_times_a_stride, x_times_a_m + v * 32 < rows_here && k_at + x_times_a_k < full_k ? 8 : 0);
+      copy_chunk<8>(to, x_times_a_from + v * 32 * x_times_a_stride, x_times_a_m + v * 32 < rows_here && k_at + x_times_a_k < full_k ? 8
+          : 0);
     }
     x_times_a_from += tile_k;
     #pragma unroll

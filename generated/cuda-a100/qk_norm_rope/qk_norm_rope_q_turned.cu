@@ -103,7 +103,8 @@ qk_norm_rope_q_turned(
   const float* const cos_row = cos_ptr + T_at * cos_stride_T;
   const float* const sin_row = sin_ptr + T_at * sin_stride_T;
   __nv_bfloat16* const q_turned_part_row = q_turned_part_ptr + unknown(T_at * q_turned_part_stride_T + H_at * q_turned_part_stride_H);
-  __nv_bfloat16* const q_turned_part_2_row = q_turned_part_2_ptr + unknown(T_at * q_turned_part_2_stride_T + H_at * q_turned_part_2_stride_H);
+  __nv_bfloat16* const q_turned_part_2_row = q_turned_part_2_ptr + unknown(T_at * q_turned_part_2_stride_T
+      + H_at * q_turned_part_2_stride_H);
   Vec<__nv_bfloat16, 8> q_part_vec[2];
   Vec<__nv_bfloat16, 8> q_part_2_vec[2];
 

@@ -301,7 +301,8 @@ o_proj_residual_rmsnorm_h(
         for (int n8 = 0; n8 < 8; ++n8) {
           #pragma unroll
           for (int r8 = 0; r8 < 2; ++r8) {
-            residual_vec[n8][r8] = load<2>(reinterpret_cast<const __nv_bfloat16*>(residual_box + r8 * (8 * line_bytes) + ((n8 ^ lane / 4) << 4)));
+            residual_vec[n8][r8] = load<2>(reinterpret_cast<const __nv_bfloat16*>(residual_box + r8 * (8 * line_bytes)
+                + ((n8 ^ lane / 4) << 4)));
           }
         }
         __syncwarp();  // all lanes have read

@@ -103,7 +103,8 @@ qk_norm_rope_k_turned(
   const float* const cos_row = cos_ptr + T_at * cos_stride_T;
   const float* const sin_row = sin_ptr + T_at * sin_stride_T;
   __nv_bfloat16* const k_turned_part_row = k_turned_part_ptr + unknown(T_at * k_turned_part_stride_T + K_at * k_turned_part_stride_K);
-  __nv_bfloat16* const k_turned_part_2_row = k_turned_part_2_ptr + unknown(T_at * k_turned_part_2_stride_T + K_at * k_turned_part_2_stride_K);
+  __nv_bfloat16* const k_turned_part_2_row = k_turned_part_2_ptr + unknown(T_at * k_turned_part_2_stride_T
+      + K_at * k_turned_part_2_stride_K);
   const int col = lane * 8;
   Vec<__nv_bfloat16, 8> k_part_vec;
   Vec<__nv_bfloat16, 8> k_part_2_vec;

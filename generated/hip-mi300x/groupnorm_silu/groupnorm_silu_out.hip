@@ -82,11 +82,14 @@ groupnorm_silu_out(
   const unsigned B_at = static_cast<unsigned>(row) / static_cast<unsigned>(C_size) / static_cast<unsigned>(axis1_size);
   const unsigned axis1_at = static_cast<unsigned>(row) / static_cast<unsigned>(C_size) % static_cast<unsigned>(axis1_size);
   const unsigned C_at = static_cast<unsigned>(row) % static_cast<unsigned>(C_size);
-  const __bf16* const per_channel_row = per_channel_ptr + B_at * per_channel_stride_B + axis1_at * per_channel_stride_axis1 + C_at * per_channel_stride_C;
+  const __bf16* const per_channel_row = per_channel_ptr + B_at * per_channel_stride_B + axis1_at * per_channel_stride_axis1
+      + C_at * per_channel_stride_C;
   const __bf16* const gamma_part_row = gamma_part_ptr + axis1_at * gamma_part_stride_axis1 + C_at * gamma_part_stride_C;
   const __bf16* const beta_part_row = beta_part_ptr + axis1_at * beta_part_stride_axis1 + C_at * beta_part_stride_C;
-  const float* const sum_of_in_groups_part_row = sum_of_in_groups_part_ptr + B_at * sum_of_in_groups_part_stride_B + axis1_at * sum_of_in_groups_part_stride_axis1;
-  const float* const sum_of_squares_part_row = sum_of_squares_part_ptr + B_at * sum_of_squares_part_stride_B + axis1_at * sum_of_squares_part_stride_axis1;
+  const float* const sum_of_in_groups_part_row = sum_of_in_groups_part_ptr + B_at * sum_of_in_groups_part_stride_B
+      + axis1_at * sum_of_in_groups_part_stride_axis1;
+  const float* const sum_of_squares_part_row = sum_of_squares_part_ptr + B_at * sum_of_squares_part_stride_B
+      + axis1_at * sum_of_squares_part_stride_axis1;
   __bf16* const out_row = out_ptr + B_at * out_stride_B + axis1_at * out_stride_axis1 + C_at * out_stride_C;
   const float sum_of_in_groups_part = *sum_of_in_groups_part_row;
   const float sum_of_squares_part = *sum_of_squares_part_row;

@@ -133,7 +133,8 @@ lora_out(
     const int k_at = step * tile_k;
     #pragma unroll
     for (int v = 0; v < 2; ++v) {
-      x_times_a_held[v] = load_chunk<8>(x_times_a_from + v * 64 * x_times_a_stride, x_times_a_m + v * 64 < rows_here && k_at + x_times_a_k < full_k ? 8 : 0);
+      x_times_a_held[v] = load_chunk<8>(x_times_a_from + v * 64 * x_times_a_stride, x_times_a_m + v * 64 < rows_here && k_at
+          + x_times_a_k < full_k ? 8 : 0);
     }
     x_times_a_from += tile_k;
     #pragma unroll
