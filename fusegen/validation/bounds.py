@@ -378,7 +378,8 @@ def settle(op: Op, args: list[Bounded], value: Array, error: Any) -> Array:
     certain = np.zeros(some.shape, bool)
     for arg in few:  # a NaN comes out of every smooth op
         certain |= np.isnan(arg.value) & (arg.error == 0)
-    agree = np.ones(some.shape, bool)
+    # what may be anything may be NaN or lie between its ends, whose squares are both infinite
+    agree = np.logical_and.reduce([np.isfinite(arg.error) for arg in few])
     for corner in itertools.product(*([a.value] if a.exact else [a.low, a.high] for a in few)):
         agree &= gap(apply(op, corner), some) == 0
     settled = np.broadcast_to(error, value.shape).copy()

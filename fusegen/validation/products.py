@@ -77,14 +77,14 @@ def product_error(a: Array, a_error: Array, b: Array, b_error: Array, value: Arr
     zero = (size == 0) & (error <= whole_a.shape[-1] * FLUSHED)  # nothing but zeros: exactly that
     error = np.where(zero, 0.0, error)
     lost = meet(np.isinf(a), vanishing(b, b_error)) | meet(vanishing(a, a_error), np.isinf(b))
-    error = np.where(lost, np.inf, error)  # NaN, if the one is multiplied as 0
+    error = np.where(lost, np.inf, error)  # NaN if the one is multiplied as 0, and else an infinity
     # an infinity or a NaN among the factors decides, unless the factors themselves are not known
     return np.where(np.isfinite(value) | np.isinf(error), error, 0.0)
 
 
 def vanishing(value: Array, error: Array) -> Array:
-    """Numbers that may be multiplied as 0."""
-    return np.asarray((value != 0) & (error >= np.abs(value)))
+    """Numbers that may be multiplied as 0, and may not."""
+    return np.asarray((error > 0) & (error >= np.abs(value)))
 
 
 def meet(a: Array, b: Array) -> Array:

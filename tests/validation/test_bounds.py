@@ -21,7 +21,7 @@ from fusegen.planner import plan
 from fusegen.planner.model import Plan
 from fusegen.targets import H200
 from fusegen.validation.bounded import Bounded, bounded, gap
-from fusegen.validation.bounds import RULES, analyse, apply, formula, steepest
+from fusegen.validation.bounds import RULES, analyse, apply, formula, settle, steepest
 from fusegen.validation.compare import compare, figures, stored
 
 M, N = dims("M N")
@@ -190,6 +190,14 @@ def test_a_result_beyond_f32_is_an_infinity_for_what_stores_it_and_unknown_for_w
     assert np.isfinite(larger.error).all()
     assert np.isfinite(half.error).all()
     assert np.isinf(scaled.error).tolist() == [[True, True, False, False]]
+
+
+def test_an_infinity_of_which_nothing_is_known_stays_so_behind_an_even_function() -> None:
+    """Both ends of anything have infinite squares; a NaN, and what lies between them, have not."""
+    unknown = Bounded(np.array([-np.inf, np.inf, -np.inf]), np.array([np.inf, np.inf, 0.0]))
+    with np.errstate(invalid="ignore"):
+        error = settle(OPS["square"], [unknown], np.full(3, np.inf), np.zeros(3))
+    assert error.tolist() == [np.inf, np.inf, 0.0]
 
 
 @chain(M=1, N=4)

@@ -17,7 +17,7 @@ from fusegen.validation.bounds import analyse
 from fusegen.validation.inputs import main_tensors, make_operands, right_factors, sizes_for, take
 from fusegen.validation.judging import steps
 from fusegen.validation.patterns import PATTERNS, SETTINGS, UNIT_SETTING, patterns_for
-from fusegen.validation.products import distance_to_tf32
+from fusegen.validation.products import distance_to_tf32, product_error
 from tests.language.test_products import ALL, bias_gelu, norm_swiglu, qkv, turned, with_tf32
 from tests.products import Sketch, sketch
 
@@ -175,6 +175,15 @@ def test_an_infinity_times_what_may_be_zero_is_not_certain() -> None:
     assert np.isnan(law.value[1, 2])
     assert [np.isinf(e) for e in law.error[1]] == [True, False, False], "the least f32 is 0 as tf32"
     assert np.isfinite(law.error[0]).all()
+
+
+def test_an_infinity_times_a_zero_that_was_rounded_is_not_certain() -> None:
+    """What is 0 in float64 may be the least subnormal number in a kernel, or the other way round."""
+    error = product_error(
+        np.zeros((2, 1)), np.array([[2.0**-126], [0.0]]), np.array([[np.inf]]), np.zeros((1, 1)),
+        np.full((2, 1), np.nan), ONE,
+    )  # fmt: skip
+    assert error[:, 0].tolist() == [np.inf, 0.0]
 
 
 def test_nothing_but_zeros_is_exactly_zero() -> None:
