@@ -19,6 +19,13 @@ from tests.tools import needs_compiler
 
 RUN = CliRunner()
 ROOT = Path(__file__).resolve().parents[2]
+# A shell's background jobs, as tests may be one, ignore Ctrl-C, and hand that on to what they start.
+STARTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from fusegen.cli.app import main
+main()
+"""
 
 
 def said(*words: str, code: int = 0) -> str:
@@ -71,7 +78,7 @@ def test_how_a_kernel_changed_since_a_revision(spec: Path) -> None:
 @needs_compiler
 def test_each_save_is_validated_and_a_mistake_ends_nothing(spec: Path) -> None:
     text = spec.read_text()
-    command = [sys.executable, "-m", "fusegen", "watch", str(spec), "--target", "cuda:h200", "--on", "emulator"]
+    command = [sys.executable, "-c", STARTED, "watch", str(spec), "--target", "cuda:h200", "--on", "emulator"]
     with subprocess.Popen(
         [*command, "--set", "N=64"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as shell:
