@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     f8e4m3fnuz: Any
     f8e5m2: Any
     f8e5m2fnuz: Any
+    f8e8m0: Any
     f16: Any
     f32: Any
     i8: Any
@@ -55,6 +56,7 @@ else:
         f8e4m3fnuz,
         f8e5m2,
         f8e5m2fnuz,
+        f8e8m0,
         f16,
         f32,
         i8,
@@ -81,6 +83,7 @@ __all__ = [
     "f8e4m3fnuz",
     "f8e5m2",
     "f8e5m2fnuz",
+    "f8e8m0",
     "f16",
     "f32",
     "i8",

@@ -22,14 +22,14 @@ from fusegen.targets import target
 (N,) = dims("N")
 Array = np.ndarray[Any, np.dtype[Any]]
 AT_ONCE = 2**24
-NAN_CODE = {"f8e4m3": 0x7F, "f8e5m2": 0x7F, "f8e4m3fnuz": 0x80, "f8e5m2fnuz": 0x80}
+NAN_CODE = {"f8e4m3": 0x7F, "f8e5m2": 0x7F, "f8e4m3fnuz": 0x80, "f8e5m2fnuz": 0x80, "f8e8m0": 0xFF}
 
 
-def narrowing(dtype: DType) -> Chain:
+def narrowing(dtype: DType, saturate: bool = True) -> Chain:
     """x to 8 bits."""
 
     def narrow(x: f32[N]) -> Any:
-        return F.cast(x, dtype)
+        return F.cast(x, dtype, saturate)
 
     narrow.__annotations__["return"] = dtype[N]
     return chain(N=AT_ONCE)(narrow)
@@ -50,16 +50,20 @@ def kernel_of(chain: Chain, vendor: str, on: str = "emulator") -> Kernel:
 
 
 @np.errstate(all="ignore")
-def codes(x: Array, dtype: DType) -> Array:
-    """The code of each number, by ml_dtypes: at most the largest number in magnitude."""
-    found = np.clip(x, -dtype.largest, dtype.largest).astype(dtype.numpy).view(np.uint8)
+def codes(x: Array, dtype: DType, saturate: bool = True) -> Array:
+    """The code of each number, by ml_dtypes: of one beyond the range that of the nearest number, if it saturates."""
+    least, most = dtype.nearest if saturate else (-np.inf, np.inf)
+    found = np.clip(x, np.float32(least), np.float32(most)).astype(dtype.numpy)
+    if not saturate:
+        x = found.astype(np.float32)
+    found = found.view(np.uint8)
     return np.where(np.isnan(x), np.uint8(NAN_CODE[dtype.name]), found)
 
 
-def wrong(kernel: Kernel, x: Array, dtype: DType) -> Array:
+def wrong(kernel: Kernel, x: Array, dtype: DType, saturate: bool = True) -> Array:
     """The numbers whose code is another one."""
     got = np.asarray(kernel(x)).view(np.uint8)
-    return np.asarray(x[got != codes(x, dtype)])
+    return np.asarray(x[got != codes(x, dtype, saturate)])
 
 
 def main() -> int:
@@ -67,14 +71,15 @@ def main() -> int:
     parser.add_argument("types", nargs="*", metavar="TYPE", help=f"of {', '.join(map(str, F8))} (all)")
     parser.add_argument("--target", default="cuda:h200")
     parser.add_argument("--on", choices=["emulator", "gpu"], default="emulator", help="what runs them (emulator)")
+    parser.add_argument("--overflow", action="store_true", help="with saturate=False")
     chosen = parser.parse_args()
     failed = 0
     for dtype in [d for d in F8 if not chosen.types or d.name in chosen.types]:
-        kernel = kernel_of(narrowing(dtype), chosen.target, chosen.on)
+        kernel = kernel_of(narrowing(dtype, not chosen.overflow), chosen.target, chosen.on)
         found = 0
         for first in track(range(0, 2**32, AT_ONCE), description=f"f32 to {dtype}"):
             x = np.arange(first, first + AT_ONCE, dtype=np.uint64).astype(np.uint32).view(np.float32)
-            found += len(wrong(kernel, x, dtype))
+            found += len(wrong(kernel, x, dtype, not chosen.overflow))
         print(f"{dtype}: {found} of 2^32 are wrong")
         failed += found
     return 1 if failed else 0

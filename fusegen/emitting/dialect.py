@@ -65,7 +65,7 @@ class Dialect:
     def stored(self, store: Store) -> str:
         """What a store writes, in the type of its tensor."""
         if store.fits:
-            return FITTING[store.access.dtype].format(store.value)
+            return self.noted(FITTING[store.access.dtype]).format(store.value)
         return self.to_storage(store.access.dtype, store.value)
 
     def parameter(self, param: Param) -> str:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusegen.language.types import LEAST_INT, DType, f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, i32
+from fusegen.language.types import LEAST_INT, DType, f8e4m3, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0, i32
 
 WORD_FUNCTIONS: Mapping[str, tuple[str, str, str]] = {  # what it is, its parameters, its result
     "larger": ("the larger of two; NaN wins", "float a, float b", "float"),
@@ -100,6 +100,15 @@ def eight_bits(dtype: DType, mantissa: int, bias: int, beyond: str) -> Mapping[s
             (f"return {dtype}_value(to_{dtype}(x));",), (f"to_{dtype}", f"{dtype}_value"),
         ),
     }  # fmt: skip
+
+
+def overflow(dtype: DType, within: str, beyond: str) -> Mapping[str, Special]:
+    """A cast that does not saturate: `within` says of x that it rounds to a number of the type, which ends halfway to
+    the number that would come next."""
+    name = f"round_{dtype}"
+    what = f"x rounded to {dtype}; {'an infinity' if 'INF' in beyond else 'NaN'} beyond its range"
+    needs = (name, f"to_{dtype}", f"{dtype}_value")
+    return {f"overflow_{dtype}": Special(what, (f"return {within} ? {name}(x) : {beyond};",), needs)}
 
 
 SPECIAL_FUNCTIONS: Mapping[str, Special] = {
@@ -209,6 +218,33 @@ SPECIAL_FUNCTIONS: Mapping[str, Special] = {
     **eight_bits(f8e5m2, 2, 15, "if (code >= 0x7cu) return code > 0x7cu ? NAN : x < 0x80 ? INFINITY : -INFINITY;"),
     **eight_bits(f8e4m3fnuz, 3, 8, "if (x == 0x80) return NAN;"),
     **eight_bits(f8e5m2fnuz, 2, 16, "if (x == 0x80) return NAN;"),
+    "to_f8e8m0": Special(
+        "the nearest power of 2 as its exponent, of two the larger one, from 2^-127 to 2^127; 0xff of NaN",
+        ("if (x != x) return 0xff;",
+         "const unsigned bits = __float_as_uint(fminf(fmaxf(x, 5.87747175e-39f), 1.70141183e+38f));",
+         "return static_cast<unsigned char>(bits > 0x400000u ? (bits + 0x400000u) >> 23 : 0u);"),
+        (), "float x", "unsigned char",
+    ),
+    "f8e8m0_value": Special(
+        "the power of 2 that an f8e8m0 is",
+        ("return __uint_as_float(x == 0xff ? 0x7fc00000u : x == 0 ? 0x400000u : static_cast<unsigned>(x) << 23);",),
+        (), "unsigned char x",
+    ),
+    "round_f8e8m0": Special(
+        "x as the nearest power of 2, of two the larger one, from 2^-127 to 2^127",
+        ("return f8e8m0_value(to_f8e8m0(x));",), ("to_f8e8m0", "f8e8m0_value"),
+    ),
+    **overflow(f8e4m3, "fabsf(x) <= 464.0f", "NAN"),
+    **overflow(f8e5m2, "fabsf(x) < 61440.0f", "x * INFINITY"),
+    **overflow(f8e4m3fnuz, "fabsf(x) < 248.0f", "NAN"),
+    **overflow(f8e5m2fnuz, "fabsf(x) < 61440.0f", "NAN"),
+    **overflow(f8e8m0, "x > 0.0f && x < 2.55211775e+38f", "NAN"),
+    "to_f8e5m2_or_infinity": Special(
+        "the code of a number of f8e5m2, or of an infinity",
+        ("const unsigned char code = to_f8e5m2(x);",
+         "return fabsf(x) == INFINITY ? static_cast<unsigned char>(code + 1) : code;"),  # 0x7b is the largest number's
+        ("to_f8e5m2",), "float x", "unsigned char",
+    ),
     "power_of_2_above": Special(
         "the least power of 2 from x on, within 2^-126 to 2^127; 2^127 of NaN",
         ("if (!(x < 1.70141183e+38f)) return 1.70141183e+38f;",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fusegen.errors import SpecError
-from fusegen.language.graph import Node
+from fusegen.language.graph import CASTS, Node, shown_by
 from fusegen.language.op_table import OPS
 from fusegen.language.sizes import Dim, Expr, Size
 from fusegen.language.trace import Number, Value, apply, caller, composite, current, power, size_leaf
-from fusegen.language.types import DTYPES, DType, Shape, b8, f32, i32
+from fusegen.language.types import DTYPES, F8, DType, Shape, b8, f32, i8, i32, u8
 
 
 def exp(x: Value) -> Value:
@@ -302,11 +302,14 @@ def power_of_2_below(x: Value) -> Value:
     return apply("power_of_2_below", x)
 
 
-def cast(x: Value, dtype: DType) -> Value:
+def cast(x: Value, dtype: DType, saturate: bool = True) -> Value:
     """x as `dtype`. f16, bf16 and 8 bits round there and go on as f32 or i32: a rounding point the author asks for.
 
     It goes to the nearest, of two to the even one. To 8 bits, `f8e4m3` and its like, i8 and u8, what is beyond the
-    range becomes the nearest number that there is, infinities too; NaN stays NaN, and is 0 as i8 or u8.
+    range becomes the nearest number that there is, infinities too; NaN stays NaN, and is 0 as i8 or u8. `f8e8m0` holds
+    powers of 2: of two the larger one is taken, and 0 and what is below it become 2^-127.
+
+    With saturate=False what is beyond the range of an 8-bit float becomes an infinity where the type has one, else NaN.
 
     To i32 it goes toward zero; what is beyond i32, infinities too, becomes the nearest i32, and NaN 0, on every target.
     An i32 becomes the nearest f32: exact up to 2^24. A mask is 0 or 1, and b8 says what is not 0.
@@ -314,12 +317,53 @@ def cast(x: Value, dtype: DType) -> Value:
     if not isinstance(dtype, DType) or dtype.name not in DTYPES:
         raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use {', '.join(DTYPES)}", caller())
     name = f"to_{dtype}" if dtype is f32 or dtype.kind != "float" else f"round_{dtype}"
+    if not saturate and dtype not in F8:
+        raise SpecError(
+            f"cast: saturate=False, and {dtype} has no other number for what is beyond its range\n"
+            f"  it is for {', '.join(map(str, F8))}", caller(),
+        )  # fmt: skip
+    name = name if saturate else f"overflow_{dtype}"
     if isinstance(x, Value) and dtype in (f32, i32, b8) and x.dtype is dtype:
         return x
     with current().operator(name):
         if isinstance(x, Value) and x.dtype is b8 and OPS[name].takes != "any":
             x = apply("to_i32" if dtype.kind == "int" else "to_f32", x)
         return apply(name, x)
+
+
+def bitcast(x: Value, dtype: DType) -> Value:
+    """The bits of x as another type of as many: f32 and i32, or an 8-bit float and i8 or u8.
+
+    x's type is an operand's own, or what it was cast to. Of 8-bit floats NaN has one code, 0x7f (0x80 of fnuz, 0xff of
+    f8e8m0), whatever an operand's was.
+    """
+    need_traced("bitcast", x)
+    own = type_of(x)
+    with current().operator("bitcast"):
+        if own is dtype:
+            return x
+        if (own, dtype) == (f32, i32):
+            return apply("bits_of_f32", x)
+        if (own, dtype) == (i32, f32):
+            return apply("f32_of_bits", x)
+        if own in F8 and dtype in (i8, u8):
+            code = apply(f"code_of_{own}", x)
+            return code if dtype is u8 else apply("shift_right", apply("shift_left", code, 24), 24)
+        if own in (i8, u8) and dtype in F8:
+            return apply(f"{dtype}_of_code", apply("bit_and", x, 255))
+    raise SpecError(
+        f"bitcast: {own} as {dtype!s}; it is between f32 and i32, and between 8-bit floats and i8 or u8\n"
+        "  the type is an operand's own, or that of a cast: F.bitcast(F.cast(x, u8), f8e4m3)", caller(),
+    )  # fmt: skip
+
+
+def type_of(x: Value) -> DType:
+    """A value's type: an operand's own, or what it was cast to; else f32, i32 or b8."""
+    node = shown_by(x.node)
+    if (operand := current().operands.get(node)) is not None:
+        return operand.dtype
+    casts = {**CASTS, "to_i8": i8, "to_u8": u8}
+    return casts.get(node.op.name, node.dtype)
 
 
 def col_index(x: Value) -> Value:

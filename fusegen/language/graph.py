@@ -29,7 +29,10 @@ from fusegen.language.sizes import Expr, at_text, dims_in
 from fusegen.language.sizes import broadcast as broadcast
 from fusegen.language.types import F8, Dim, DType, Shape, Size, TensorType, bf16, f16, f32, size_of
 
-CASTS: Mapping[str, DType] = {f"round_{dtype}": dtype for dtype in (f16, bf16, *F8)}
+OVERFLOWS: Mapping[str, DType] = {f"overflow_{dtype}": dtype for dtype in F8}
+"""Casts after which what is beyond the range is an infinity or NaN, as F.cast(x, f8e5m2, saturate=False) asks for."""
+ROUNDS: Mapping[DType, str] = {dtype: f"round_{dtype}" for dtype in (f16, bf16, *F8)}
+CASTS: Mapping[str, DType] = {name: dtype for dtype, name in ROUNDS.items()} | dict(OVERFLOWS)
 """The ops after which a value is of a narrower type, though it goes on as f32."""
 
 ALONG_ROWS = (Kind.PRODUCT, Kind.SCAN, Kind.SPREAD)  # what they make varies along a row, whatever of
@@ -433,6 +436,18 @@ def factor_kind(node: Node, storage: Mapping[Node, DType]) -> DType:
         return CASTS.get(node.op.name) or storage[node]
     kinds = {factor_kind(a, storage) for a in node.inputs if a.shape == node.shape and a.dtype is f32}
     return kinds.pop() if len(kinds) == 1 else storage[node]
+
+
+def overflows(node: Node) -> bool:
+    """Has a value the infinities of its 8 bits, where it has any?"""
+    return shown_by(node).op.name in OVERFLOWS
+
+
+def shown_by(node: Node) -> Node:
+    """What a view, or a view of a view, shows; else the value itself."""
+    while node.op.kind is Kind.VIEW:
+        (node,) = node.inputs
+    return node
 
 
 def plain(node: Node) -> bool:

@@ -29,8 +29,9 @@ CPP = frozenset(
     printf assert NULL""".split()  # noqa: SIM905  (a list of quoted words is harder to read)
 )
 # what the templates, the runtime compilers and the reference call things; a spec's value of that name steps aside
-FRAME = frozenset(
-    """row rows lane team tile tiles tile_cols block_rows row_blocks row_threads threads vector_step vector_cols
+FRAME = (
+    frozenset(
+        """row rows lane team tile tiles tile_cols block_rows row_blocks row_threads threads vector_step vector_cols
     staged_stride kept_step col v j base live start shift part partial shared warp threadIdx
     blockIdx blockDim gridDim warpSize Vec MaxSum Welford INFINITY NAN round_f16 round_bf16 larger smaller load store
     load_apart store_apart load_each load_each_within store_each store_within store_each_within row_sum row_max row_min
@@ -43,7 +44,10 @@ FRAME = frozenset(
     place copy_bulk bulk_bytes bring bring_end show_copies leave wait_copies_left leave_packed memcpy unknown
     top_columns take bare rows_at take_at flat_index low_word high_word philox4x32 group_sum group_max group_min
     group_sum_i32 group_max_i32 group_min_i32""".split()  # noqa: SIM905
-) | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
+    )
+    | {name for dtype in F8 for name in (f"to_{dtype}", f"{dtype}_value")}
+    | {"to_f8e5m2_or_infinity"}
+)
 # what kernels call things that choose columns
 SELECTION_FRAME = frozenset(
     """Lanes vote count Entry column_bits last_column masked infinite order_of key_at entry_of key_of column_of

@@ -16,7 +16,7 @@ from typing import Any
 from fusegen.language.graph import OPS as OPS
 from fusegen.language.graph import Kind, Op
 from fusegen.language.scans import WAYS
-from fusegen.language.types import F8, DType, b8, f32, i8, i32, u8
+from fusegen.language.types import F8, DType, b8, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f8e8m0, f32, i8, i32, u8
 
 PHILOX_SLOTS = 100
 """Issue slots of one call of Philox4x32-10, counted: in each of ten rounds two products of 64 bits, at a quarter of the
@@ -202,11 +202,26 @@ _map("round_bf16", 1, "{0}.astype(np.float32).astype(bfloat16).astype(np.float64
      "rounded to bf16, kept as f32", takes="float", slopes=("1",), ulps=2.0**16)  # fmt: skip
 
 # to 8 bits: what is beyond the range, infinities too, becomes the nearest number that there is; NaN stays NaN
+_NAN_CODES = {f8e4m3fnuz: 128, f8e5m2fnuz: 128, f8e8m0: 255}  # of others 127
 for _type in F8:
     _map(f"round_{_type}", 1,
-         f"np.clip({{0}}, -{_type.largest}, {_type.largest}).astype(np.float32).astype({_type.numpy_name})"
+         f"np.clip({{0}}, {_type.nearest[0]}, {_type.nearest[1]}).astype(np.float32).astype({_type.numpy_name})"
          ".astype(np.float64)", f"round_{_type}({{0}})", f"rounded to {_type}, kept as f32", takes="float", slots=12,
          slopes=("1",), ulps=_type.epsilon * 2.0**24)  # fmt: skip
+    _map(f"overflow_{_type}", 1, f"{{0}}.astype(np.float32).astype({_type.numpy_name}).astype(np.float64)",
+         f"overflow_{_type}({{0}})", f"rounded to {_type}, kept as f32; inf or NaN beyond its range", takes="float",
+         slots=14, slopes=("1",), ulps=_type.epsilon * 2.0**24)  # fmt: skip
+    _map(f"code_of_{_type}", 1, f"np.where(np.isnan({{0}}), {_NAN_CODES.get(_type, 127)}, "
+         f"{{0}}.astype({_type.numpy_name}).view(np.uint8)).astype(np.int32)",
+         f"static_cast<int>({'to_f8e5m2_or_infinity' if _type is f8e5m2 else f'to_{_type}'}({{0}}))",
+         f"the byte that a number of {_type} is", takes="float", result=i32, slots=12, ulps=0)  # fmt: skip
+    _map(f"{_type}_of_code", 1, f"{{0}}.astype(np.uint8).view({_type.numpy_name}).astype(np.float64)",
+         f"{_type}_value(static_cast<unsigned char>({{0}}))", f"the {_type} whose byte is the lowest of an i32",
+         takes="int", result=f32, slots=8, ulps=0)  # fmt: skip
+_map("bits_of_f32", 1, "{0}.astype(np.float32).view(np.int32)", "__float_as_int({0})", "the bits of an f32 as an i32",
+     takes="float", result=i32, ulps=0)  # fmt: skip
+_map("f32_of_bits", 1, "{0}.view(np.float32).astype(np.float64)", "__int_as_float({0})",
+     "the f32 that has the bits of an i32", takes="int", result=f32, ulps=0)  # fmt: skip
 for _type in (i8, u8):
     _limits = f"{_type.least:.0f}, {_type.largest:.0f}"
     _map(f"to_{_type}", 1, f"np.nan_to_num(np.clip(np.round({{0}}), {_limits})).astype(np.int32)",

@@ -18,6 +18,7 @@ from fusegen.language.einsum import einsum
 from fusegen.language.elementwise import (
     abs,
     bilinear,
+    bitcast,
     cast,
     ceil,
     clip,
@@ -556,7 +557,8 @@ __all__ = (  # noqa: RUF022  # by kind
     "silu", "gelu", "softplus", "softsign", "mish", "elu", "selu", "leaky_relu", "hardsigmoid", "hardswish", "glu",
     "reglu", "geglu", "swiglu", "square", "pow", "abs", "neg", "sign", "floor", "ceil", "trunc", "round", "fmod",
     "minimum", "maximum", "clip", "isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "where",
-    "cast", "power_of_2_above", "power_of_2_below", "col_index", "row_index", "size", "matmul", "sum", "max", "min",
+    "cast", "bitcast", "power_of_2_above", "power_of_2_below", "col_index", "row_index", "size", "matmul",
+    "sum", "max", "min",
     "amax", "mean", "var", "std", "norm",
     "prod", "quick_geglu", "clipped_swiglu", "bilinear", "groupnorm", "batchnorm", "rope", "kl_div",
     "einsum", "cumsum", "cumprod",

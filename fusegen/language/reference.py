@@ -60,7 +60,7 @@ def imports(graph: Graph) -> list[str]:
     if uses_erf:
         lines.append("import math\n")
     lines.append("import numpy as np")
-    wanted = [d.numpy_name for d in DTYPES.values() if any(f"astype({d.numpy_name})" in t for t in texts)]
+    wanted = [d.numpy_name for d in DTYPES.values() if any(f"({d.numpy_name})" in t for t in texts)]
     if wanted:
         lines.append(f"from ml_dtypes import {', '.join(sorted(wanted))}")
     if uses_erf:

@@ -31,7 +31,7 @@ from fusegen.language.types import F8, Dim, DType, f32, i8, size_of, u8
 DTYPES: Mapping[str, str] = {
     "f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "i32": "torch.int32", "b8": "torch.bool",
     "f8e4m3": "torch.float8_e4m3fn", "f8e5m2": "torch.float8_e5m2", "f8e4m3fnuz": "torch.float8_e4m3fnuz",
-    "f8e5m2fnuz": "torch.float8_e5m2fnuz", "i8": "torch.int8", "u8": "torch.uint8",
+    "f8e5m2fnuz": "torch.float8_e5m2fnuz", "f8e8m0": "torch.float8_e8m0fnu", "i8": "torch.int8", "u8": "torch.uint8",
 }  # fmt: skip
 TAKEN = frozenset(("torch", "F", "device", "constants"))
 TEXTS: Mapping[str, str] = {
@@ -57,7 +57,11 @@ TEXTS: Mapping[str, str] = {
     "where": "torch.where({0}, {1}, {2})",
     "to_f32": "{0}.to(torch.float32)", "to_i32": "{0}.to(torch.int32)", "to_b8": "{0} != 0",
     "round_f16": "{0}.to(torch.float16).to({0}.dtype)", "round_bf16": "{0}.to(torch.bfloat16).to({0}.dtype)",
-    **{f"round_{d}": f"{{0}}.clamp(-{d.largest}, {d.largest}).to({DTYPES[d.name]}).to({{0}}.dtype)" for d in F8},
+    **{f"round_{d}": f"{{0}}.clamp({d.nearest[0]}, {d.nearest[1]}).to({DTYPES[d.name]}).to({{0}}.dtype)" for d in F8},
+    **{f"overflow_{d}": f"{{0}}.to({DTYPES[d.name]}).to({{0}}.dtype)" for d in F8},
+    **{f"code_of_{d}": f"{{0}}.to({DTYPES[d.name]}).view(torch.uint8).to(torch.int32)" for d in F8},
+    **{f"{d}_of_code": f"{{0}}.to(torch.uint8).view({DTYPES[d.name]}).to(torch.float32)" for d in F8},
+    "bits_of_f32": "{0}.view(torch.int32)", "f32_of_bits": "{0}.view(torch.float32)",
     **{f"to_{d}": f"{{0}}.round().clamp({d.least:.0f}, {d.largest:.0f}).to(torch.int32)" for d in (i8, u8)},
     "sum": "torch.sum({0}, -1, keepdim=True)", "max": "torch.amax({0}, -1, keepdim=True)",
     "prod": "torch.prod({0}, -1, keepdim=True)", "min": "torch.amin({0}, -1, keepdim=True)",

@@ -41,7 +41,12 @@ class DType:
     epsilon: float = 0.0
     tiny: float = 0.0
     largest: float = 0.0
-    least: float = 0.0  # the smallest whole number
+    least: float = 0.0  # the smallest whole number, or the smallest of a type that has positive numbers alone
+
+    @property
+    def positive(self) -> bool:
+        """Has it positive floating-point numbers alone?"""
+        return self.kind == "float" and self.least > 0
 
     @property
     def value(self) -> DType:
@@ -52,6 +57,11 @@ class DType:
     def narrow(self) -> bool:
         """Is it a number of 8 bits? What is beyond its range is stored as the nearest number that it has."""
         return self.bytes == 1 and self.kind != "bool"
+
+    @property
+    def nearest(self) -> tuple[float, float]:
+        """The least and the largest number: what is beyond becomes the nearer of them."""
+        return (-self.largest if self.kind == "float" and not self.positive else self.least), self.largest
 
     def __reduce__(self) -> str:
         """Copies and pickles are the type itself, by its name in this module: types are compared by identity."""
@@ -99,6 +109,8 @@ f8e4m3 = DType("f8e4m3", "float", 1, "float8_e4m3fn", 2.0**-4, 2.0**-9, 448.0)
 f8e5m2 = DType("f8e5m2", "float", 1, "float8_e5m2", 2.0**-3, 2.0**-16, 57344.0)
 f8e4m3fnuz = DType("f8e4m3fnuz", "float", 1, "float8_e4m3fnuz", 2.0**-4, 2.0**-10, 240.0)
 f8e5m2fnuz = DType("f8e5m2fnuz", "float", 1, "float8_e5m2fnuz", 2.0**-3, 2.0**-17, 57344.0)
+# an exponent alone, for scales (OCP Microscaling Formats 1.0, section 5.4.1): 2^-127 to 2^127, and NaN; no 0, no sign
+f8e8m0 = DType("f8e8m0", "float", 1, "float8_e8m0fnu", 2.0**-1, 2.0**-127, 2.0**127, 2.0**-127)
 i32 = DType("i32", "int", 4, "int32", largest=2.0**31 - 1, least=-(2.0**31))
 i8 = DType("i8", "int", 1, "int8", largest=127.0, least=-128.0)
 u8 = DType("u8", "int", 1, "uint8", largest=255.0)
@@ -108,9 +120,9 @@ tf32 = DType("tf32", "float", 4, "float32", 2.0**-11, 2.0**-136, (2 - 2.0**-10) 
 """What f32 becomes on its way to tensor cores: no array holds it, and it is none of DTYPES."""
 
 DTYPES: Mapping[str, DType] = {
-    d.name: d for d in (f16, bf16, f32, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, i32, i8, u8, b8)
+    d.name: d for d in (f16, bf16, f32, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0, i32, i8, u8, b8)
 }
-F8: tuple[DType, ...] = (f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz)
+F8: tuple[DType, ...] = (f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fusegen.language.graph import Graph, Node, Tensor, once_per_graph
+from fusegen.language.graph import CASTS, Graph, Node, Tensor, once_per_graph, overflows, shown_by
 from fusegen.language.types import b8, f32, i8, i32, u8
 
 SMALLEST_NORMAL = 2.0**-126
@@ -60,7 +60,10 @@ def stays_inside(node: Node, graph: Graph) -> bool:
 
 
 def fits(tensor: Tensor, graph: Graph) -> bool:
-    """Is what an output gets surely an integer of its type, as one that was cast to 8 bits is?"""
+    """Is what an output gets surely a number of its type, as an integer that was cast to 8 bits is, or what has its
+    infinities?"""
+    if overflows(tensor.node):
+        return CASTS[shown_by(tensor.node).op.name] is tensor.dtype
     found, dtype = ranges(graph)[tensor.node], tensor.dtype
     return dtype.kind == "int" and tensor.node.dtype is i32 and dtype.least <= found.low and found.high <= dtype.largest
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusegen.language.graph import CASTS, COUNT_ELEMENTS, Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
+from fusegen.language.graph import COUNT_ELEMENTS, ROUNDS, Extent, Graph, Kind, Node, behind, broadcast, once_per_graph
 from fusegen.language.ordering import MASKED, along_row, order_by_keys, with_nodes
 from fusegen.language.trace import OPS
-from fusegen.language.types import DType, b8, bf16, f32, i32, size_of
+from fusegen.language.types import DType, b8, bf16, f8e8m0, f32, i32, size_of
 from fusegen.planner.ranges import ANY, SMALLEST_NORMAL, ranges
 
 
@@ -89,7 +89,7 @@ def before_rounding(node: Node, dtype: DType) -> Node:
         (source,) = node.inputs
         inner = before_rounding(source, dtype)
         return node if inner is source else replace(node, inputs=(inner,))
-    return node.inputs[0] if CASTS.get(node.op.name) is dtype else node
+    return node.inputs[0] if node.op.name == ROUNDS.get(dtype) else node
 
 
 def is_tanh_log1p(node: Node) -> bool:
@@ -114,7 +114,7 @@ def normal_values(graph: Graph) -> dict[Node, bool]:
     for node in graph.nodes:
         name, of = node.op.name, [normal[a] for a in node.inputs]
         if node.op.kind is Kind.INPUT:
-            normal[node] = graph.storage[node] not in (f32, bf16)
+            normal[node] = graph.storage[node] not in (f32, bf16, f8e8m0)
         elif node.literal is not None:
             normal[node] = node.literal == 0 or abs(node.literal) >= SMALLEST_NORMAL
         elif name == "maximum" and any((a.literal or 0) >= SMALLEST_NORMAL for a in node.inputs):

@@ -27,6 +27,7 @@ from fusegen.language.types import (
     f8e4m3fnuz,
     f8e5m2,
     f8e5m2fnuz,
+    f8e8m0,
     f16,
     f32,
     i8,
@@ -203,6 +204,7 @@ TORCH_DTYPES: Mapping[str, DType] = {
     "torch.float8_e5m2": f8e5m2,
     "torch.float8_e4m3fnuz": f8e4m3fnuz,
     "torch.float8_e5m2fnuz": f8e5m2fnuz,
+    "torch.float8_e8m0fnu": f8e8m0,
 }
 
 
@@ -312,7 +314,7 @@ DLPACK_MAJOR = 1
 DLPACK_PLACES: Mapping[int, str] = {1: "cpu", 2: "cuda", 3: "cpu", 10: "hip", 11: "cpu", 13: "cuda"}
 DLPACK_DTYPES: Mapping[tuple[int, int], DType] = {
     (2, 16): f16, (4, 16): bf16, (2, 32): f32, (0, 32): i32, (0, 8): i8, (1, 8): u8, (6, 8): b8,
-    (10, 8): f8e4m3, (11, 8): f8e4m3fnuz, (12, 8): f8e5m2, (13, 8): f8e5m2fnuz,
+    (10, 8): f8e4m3, (11, 8): f8e4m3fnuz, (12, 8): f8e5m2, (13, 8): f8e5m2fnuz, (14, 8): f8e8m0,
 }  # fmt: skip
 DLPACK_CODES: Mapping[int, str] = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 

@@ -35,7 +35,7 @@ from fusegen.language.reference import PLACES
 from fusegen.language.scans import SCANS
 from fusegen.language.selection import bare
 from fusegen.language.sizes import measured
-from fusegen.language.types import b8, f32, i32, size_of
+from fusegen.language.types import F8, b8, f32, i32, size_of
 from fusegen.language.views import positions_in
 from fusegen.planner.model import Plan
 from fusegen.validation.accumulation import (
@@ -443,6 +443,19 @@ def stepped(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     return value, np.where(arg.error == 0, 0.0, error)
 
 
+def recoded(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    """The bits of a number: as far apart as those of its ends, which are of one sign."""
+    arg = args[0]
+    value, error = stepped(op, args)
+    apart = (np.signbit(arg.low) != np.signbit(arg.high)) | ~np.isfinite(error)
+    return value, np.where(apart & (arg.error != 0), np.inf, error)
+
+
+def decoded(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
+    """The number that has some bits: nothing is known of it where those are not sure."""
+    return apply(op, [args[0].value]), np.where(args[0].error == 0, 0.0, np.inf)
+
+
 def classified(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     """Whether it is a number: sure unless anything may stand there."""
     return apply(op, [args[0].value]), np.where(np.isinf(args[0].error), 1.0, 0.0)
@@ -495,6 +508,8 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("isnan", "isinf", "isfinite"), classified),
     "fmod": remainder,
     **dict.fromkeys((*CASTS, "to_i8", "to_u8", "power_of_2_above", "power_of_2_below"), stepped),
+    **dict.fromkeys((*(f"code_of_{dtype}" for dtype in F8), "bits_of_f32"), recoded),
+    **dict.fromkeys((*(f"{dtype}_of_code" for dtype in F8), "f32_of_bits"), decoded),
     "to_f32": widened,
     "to_b8": nonzero,
 }

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.language.graph import Tensor
+from fusegen.language.graph import Tensor, overflows
 from fusegen.language.types import DType, b8
 from fusegen.validation.bounded import Bounded
 from fusegen.validation.report import Worst
@@ -67,7 +67,8 @@ def compare(tensor: Tensor, got: Array, law: Bounded, expected: Array) -> Compar
     found = got.astype(np.float64)
     if tensor.dtype is b8:  # any byte but 0 is True to C, and only 0 and 1 are right
         found = got.view(np.uint8).astype(np.float64)
-    low, high = stored(value - error, tensor.dtype), stored(value + error, tensor.dtype)
+    infinite = overflows(tensor.node)
+    low, high = (stored(end, tensor.dtype, infinite) for end in (value - error, value + error))
     unknown = np.isinf(error)
     right = (found >= low) & (found <= high) | np.isnan(value) & np.isnan(found)
     right_infinite = right & ~np.isfinite(found)  # beyond the storage type's range, or what the reference has
@@ -111,14 +112,15 @@ def from_narrow(value: Array, found: Array, dtype: DType) -> Array:
     halfway = (numbers[1:] + numbers[:-1]) / 2
     upper, lower = np.append(halfway, np.inf)[at], np.append(-np.inf, halfway)[at]
     off = np.fmax(np.fmax(value - upper, lower - value), 0.0)
-    return np.where(np.isfinite(found), off, np.where(np.isnan(found) & np.isnan(value), 0.0, np.inf))
+    same = (np.isnan(found) & np.isnan(value)) | (found == value)
+    return np.where(np.isfinite(found), off, np.where(same, 0.0, np.inf))
 
 
 @np.errstate(over="ignore")
-def stored(value: Array, dtype: DType) -> Array:
-    """Rounded to the storage type, back in float64."""
-    if dtype.narrow:  # 8 bits hold the nearest number that they have of what is beyond their range
-        value = np.clip(value, -dtype.largest if dtype.kind == "float" else dtype.least, dtype.largest)
+def stored(value: Array, dtype: DType, infinite: bool = False) -> Array:
+    """Rounded to the storage type, back in float64; `infinite`: with its infinities, where it has any."""
+    if dtype.narrow and not infinite:  # 8 bits hold the nearest number that they have of what is beyond their range
+        value = np.clip(value, *dtype.nearest)
     if dtype.kind == "float":
         return value.astype(dtype.numpy).astype(np.float64)
     return np.clip(value, 0.0, 1.0) if dtype is b8 else value

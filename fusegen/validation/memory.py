@@ -16,6 +16,7 @@ from fusegen.language.types import (
     f8e4m3fnuz,
     f8e5m2,
     f8e5m2fnuz,
+    f8e8m0,
     f16,
     f32,
     i8,
@@ -38,14 +39,14 @@ POISON: Mapping[DType, tuple[int, int]] = {
     b8: (0xDA, 0xA7),  # neither True nor False
     f8e4m3: (0xFF, 0xA7),  # the NaN that no conversion gives
     f8e5m2: (0xFE, 0xA7),
-    **dict.fromkeys((f8e4m3fnuz, f8e5m2fnuz, i8, u8), (0x5E, 0xA7)),
+    **dict.fromkeys((f8e4m3fnuz, f8e5m2fnuz, f8e8m0, i8, u8), (0x5E, 0xA7)),
 }
 
 
 def told(dtype: DType) -> int:
     """The first poison where no kernel computes it; 0 of types all of whose bytes are results. There, what was not
     written shows where two runs over other poison differ."""
-    return 0 if dtype in (f8e4m3fnuz, f8e5m2fnuz, i8, u8) else POISON[dtype][0]
+    return 0 if dtype in (f8e4m3fnuz, f8e5m2fnuz, f8e8m0, i8, u8) else POISON[dtype][0]
 
 
 @dataclass(frozen=True, slots=True)

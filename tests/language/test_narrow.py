@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import bf16, chain, dims, f8e4m3, f8e5m2, f16, f32, i8, i32, u8
+from fusegen import bf16, chain, dims, f8e4m3, f8e5m2, f8e8m0, f16, f32, i8, i32, u8
 from fusegen import ops as F
 from fusegen.emitting.rendering import render
 from fusegen.errors import SpecError
@@ -43,6 +43,46 @@ def numbers() -> Array:
 def test_numbers_to_codes(dtype: DType, vendor: str) -> None:
     x = numbers()
     assert not wrong(kernel_of(narrowing(dtype).at(N=len(x)), vendor), x, dtype).size
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.parametrize("dtype", F8, ids=str)
+def test_numbers_beyond_the_range_become_infinities_or_nan(dtype: DType, vendor: str) -> None:
+    x = np.concatenate([numbers(), np.array([464, 464.00003, 61440, 248], np.float32)])
+    kernel = kernel_of(narrowing(dtype, saturate=False).at(N=len(x)), vendor)
+    assert not wrong(kernel, x, dtype, saturate=False).size
+    assert validate(kernel, quick=True).ok
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", ["cuda:h200", "hip:mi300x"])
+def test_bits_as_another_type(vendor: str) -> None:
+    every = np.arange(256, dtype=np.uint8)
+    x = np.resize(numbers(), 256)
+
+    def spec(x: f32[N], k: i32[N], c: u8[N], s: i8[N], a: Any, b: Any, e: Any) -> Any:
+        whole = F.bitcast(x, i32), F.bitcast(k, f32), F.bitcast(F.bitcast(x, i32) ^ 1, f32)
+        bytes_ = F.bitcast(a, u8), F.bitcast(b, i8), F.bitcast(e, u8), F.bitcast(F.cast(x, f8e4m3), u8)
+        return *whole, *bytes_, F.bitcast(c, f8e5m2), F.bitcast(s, f8e8m0)
+
+    spec.__annotations__.update({"a": f8e4m3[N], "b": f8e5m2[N], "e": f8e8m0[N]})
+    of = (i32, f32, f32, u8, i8, u8, u8, f8e5m2, f32)
+    spec.__annotations__["return"] = tuple[tuple(dtype[N] for dtype in of)]  # type: ignore[misc]
+    kernel = compile(chain(N=256)(spec), target=fusegen.target(vendor), on="emulator")
+    k = x.view(np.int32)
+    named = [every.view(dtype.numpy) for dtype in (f8e4m3, f8e5m2, f8e8m0)]
+    got = [np.asarray(each) for each in kernel(x, k, every, every.view(np.int8), *named)]
+    np.testing.assert_array_equal(got[0], k)
+    np.testing.assert_array_equal(got[1], x)
+    np.testing.assert_array_equal(got[2].view(np.int32), k ^ 1)
+    number = [~np.isnan(each.astype(np.float32)) for each in named]
+    for found, sure in zip(got[3:6], number, strict=True):
+        np.testing.assert_array_equal(found.view(np.uint8)[sure], every[sure])
+    np.testing.assert_array_equal(got[6], codes(x, f8e4m3))
+    np.testing.assert_array_equal(got[8], named[2].astype(np.float32))
+    finite = np.isfinite(named[1].astype(np.float32))  # what is stored as 8 bits saturates
+    np.testing.assert_array_equal(got[7].view(np.uint8)[finite], every[finite])
 
 
 @needs_compiler
@@ -187,9 +227,11 @@ def test_a_cast_is_not_made_twice(target: Target) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (lambda x: F.quantize(x, f16), "quantize: to f16; it is to 8 bits: f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, i8"),
+        (lambda x: F.quantize(x, f16), "quantize: to f16; it is to 8 bits: f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz,"),
         (lambda x: F.quantize(x, u8)[0], "u8 has no numbers below 0; give a scale, or quantize to i8"),
         (lambda x: F.quantize(untyped(3.0), i8), "quantize: found 3.0 where a traced value is wanted"),
+        (lambda x: F.cast(x, i8, saturate=False), "cast: saturate=False, and i8 has no other number for what is"),
+        (lambda x: F.bitcast(x, i32), "bitcast: f16 as i32; it is between f32 and i32, and between 8-bit floats and"),
         (lambda x: F.cast(x, untyped("f8")), "cast: 'f8' is not a dtype that values can have; use f16, bf16"),
     ],
 )  # fmt: skip

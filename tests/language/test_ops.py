@@ -95,7 +95,9 @@ INDEPENDENT: dict[str, Callable[..., float]] = {
     "to_unit": lambda a: int(a) % 2**32 // 256 / 2**24,
 }
 SPECIAL = {"where", "logical_and", "logical_or", "logical_not", "round_f16", "round_bf16"}  # tested by name below
-SPECIAL |= {f"round_{dtype}" for dtype in F8} | {"to_i8", "to_u8"}  # and in test_narrow.py
+EACH_F8 = ("round_{}", "overflow_{}", "code_of_{}", "{}_of_code")
+SPECIAL |= {name.format(dtype) for dtype in F8 for name in EACH_F8}  # and in test_narrow.py
+SPECIAL |= {"to_i8", "to_u8", "bits_of_f32", "f32_of_bits"}
 SPECIAL |= {"philox"}  # in test_random.py
 POSITIVE = {"log", "log1p", "log_of_normal", "tanh_log1p", "sqrt", "rsqrt", "pow", "small_pow", "log2"}
 
@@ -283,6 +285,12 @@ def map_chain(op: Op, cols: int) -> Chain:
     def philox(x: i32[M, N], y: i32[M, N]) -> i32[M, N]:
         return apply("philox", x, y, y, x)
 
+    def recoded(x: f32[M, N]) -> i32[M, N]:
+        return apply(op.name, apply(op.name.replace("code_of", "round"), x) if "code" in op.name else x)
+
+    def decoded(x: i32[M, N]) -> f32[M, N]:
+        return apply(op.name, x)
+
     named: dict[str, Callable[..., Any]] = {
         "to_unit": to_unit,
         "philox": philox,
@@ -298,6 +306,10 @@ def map_chain(op: Op, cols: int) -> Chain:
     }
     if op.name in named:
         made: Callable[..., Any] = named[op.name]
+    elif op.name.startswith(("code_of_", "bits_of_")):
+        made = recoded
+    elif op.name.endswith(("_of_code", "_of_bits")):
+        made = decoded
     elif op.takes == "bool":
         made = logic
     elif op.takes == "int":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.language.graph import CASTS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain
+from fusegen.language.graph import CASTS, ROUNDS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain
 from fusegen.language.naming import value_names
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
@@ -13,7 +13,6 @@ from fusegen.language.types import DType, TensorType, f32, size_of
 from fusegen.planner.programs.model import Stored
 
 WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.GATHER)
-ROUNDS: Mapping[DType, str] = {dtype: name for name, dtype in CASTS.items()}
 
 
 @once_per_graph
