@@ -82,9 +82,9 @@ from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
 from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
 from fusegen.language.op_table import OPS
 from fusegen.language.ordering import MASKED, key_of
-from fusegen.language.quantizing import PACKED, PER, RULES
+from fusegen.language.quantizing import dequantize, quantize
 from fusegen.language.random import dropout, normal, uniform
-from fusegen.language.rearranging import broadcast, concat, flip, groups, rearrange, roll, split, stack, tuple_text
+from fusegen.language.rearranging import broadcast, concat, flip, groups, rearrange, roll, split, stack
 from fusegen.language.sizes import broadcast as broadcast_shapes
 from fusegen.language.trace import (
     Number,
@@ -97,10 +97,8 @@ from fusegen.language.trace import (
     product,
     promote,
     python_number,
-    viewed,
 )  # fmt: skip
-from fusegen.language.types import DTYPES, Dim, DType, Size, b8, f32, fits_i32, i32, shape_text
-from fusegen.language.views import View
+from fusegen.language.types import Dim, Size, b8, f32, fits_i32, i32, shape_text
 
 INF = float("inf")
 NAN = float("nan")
@@ -420,72 +418,6 @@ def l2norm(x: Value, eps: float = 1e-12) -> Value:
     _eps("l2norm", eps)
     x = _real(x)
     return x / maximum(norm(x), eps)
-
-
-@composite
-def quantize(
-    x: Value, dtype: DType, scale: Value | Number | None = None, least: float | None = None, *, per: str = "row",
-    block: int = 128, rule: str = "inverse", powers: bool | None = None,
-) -> Any:  # fmt: skip
-    """x * (1 / scale) as 8 bits: `values, scale = F.quantize(x, f8e4m3)`, or `F.quantize(x, f8e4m3, scale)` -> values.
-
-    Without a scale it is made of the largest magnitude `per` "row", "tensor", or "block" of so many neighbours along
-    the row: f32 of [..., 1], of [1, ..., 1], or of [..., N // block]. `least` is the least magnitude that is scaled
-    for; `powers` asks for scales that are powers of 2, or for others. Unless said otherwise both are the rule's own:
-
-    - "inverse": scale = max(amax, 1e-12) / largest number of `dtype` (127 of i8); x * (1 / scale). No division is left
-      in the elements. Powers of 2 are rounded up.
-    - "vllm": the same but x / scale, and of blocks max(amax, 1e-10).
-    - "deepseek": as "inverse", of max(amax, 1e-4).
-    - "te": up = largest / amax, rounded down to a power of 2; x * up, and the scale is 1 / up; 1 where amax is 0.
-
-    Values beyond the range of `dtype` become its ends. docs/narrow.md has each rule's source. Raises SpecError for
-    another rule, and for a scale beside one.
-    """
-    need_traced("quantize", x)
-    if not isinstance(dtype, DType) or not dtype.narrow:
-        narrow = ", ".join(name for name, known in DTYPES.items() if known.narrow)
-        raise SpecError(f"quantize: to {dtype!s}; it is to 8 bits: {narrow}", caller())
-    if per not in PER or rule not in RULES:
-        raise SpecError(_unknown_rule(per, rule), caller())
-    x = _real(x)
-    if scale is not None:
-        if (per, rule, least, powers) != ("row", "inverse", None, None):
-            raise SpecError("quantize: a scale is given, and a rule to make one; leave one of them out", caller())
-        return cast(x * (1.0 / scale), dtype)
-    if dtype.least == 0 and dtype.kind == "int":
-        raise SpecError(f"quantize: {dtype} has no numbers below 0; give a scale, or quantize to i8", caller())
-    own = RULES[rule]
-    if least is None:
-        least = own.least_of_block if per == "block" else own.least
-    _eps("quantize", least)
-    rank = len(x.shape)
-    if per == "block":
-        x = groups(x, block)
-    largest = amax(x, axis=None) if per == "tensor" else amax(x)
-    if isinstance(least, Value) or least != 0:
-        largest = maximum(largest, least)
-    row_scale, factor = own.scaled(largest, dtype, own.powers if powers is None else bool(powers))
-    x = cast(x / row_scale if factor is None else x * factor, dtype)
-    if per != "block":
-        return x, row_scale
-    whole = View.identity(x.shape).merged(rank - 1, 2)
-    return viewed(x, whole, f"{{0}}.reshape({tuple_text(whole.shape)})", "rearrange"), row_scale[..., 0]
-
-
-def _unknown_rule(per: str, rule: str) -> str:
-    if per not in PER:
-        return f"quantize: per={per!r}; scales are per {', '.join(PER[:-1])} or {PER[-1]}"
-    if rule in PACKED:
-        return f"quantize: rule={rule!r}, {PACKED[rule]}\n  {', '.join(RULES)} have scales of f32"
-    return f"quantize: rule={rule!r} is none of {', '.join(RULES)}"
-
-
-@composite
-def dequantize(x: Value, scale: Value | Number) -> Value:
-    """x * scale, in f32."""
-    need_traced("dequantize", x)
-    return _real(x) * scale
 
 
 @composite

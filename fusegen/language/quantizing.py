@@ -1,18 +1,36 @@
-"""How scales of narrow types are made of the largest magnitudes that they are for: one function a convention.
+"""Quantization: values of few bits and their scales, one function a convention, and back.
 
-Each takes the largest magnitudes, f32, and gives the scale that is stored, which the values are to be multiplied by
-again, and the number that a value is multiplied by, or None where it is divided by the scale. They are written from
-the sources that they name, operation by operation, since a value between two codes goes by the last bit of its scale.
+A convention's function takes the largest magnitudes, f32, and gives the scale that is stored, which the values are to
+be multiplied by again, and the number that a value is multiplied by, or None where it is divided by the scale. They are
+written from the sources that they name, operation by operation, since a value between two codes goes by the last bit of
+its scale.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from fusegen.language.elementwise import maximum, minimum, power_of_2_above, power_of_2_below, where
-from fusegen.language.trace import Value
-from fusegen.language.types import DType, f32
+from fusegen.errors import SpecError
+from fusegen.language.axes import LAST, reduce
+from fusegen.language.demands import as_f32, need_eps
+from fusegen.language.elementwise import (
+    abs,
+    cast,
+    maximum,
+    minimum,
+    need_traced,
+    power_of_2_above,
+    power_of_2_below,
+    where,
+)
+from fusegen.language.rearranging import groups, tuple_text
+from fusegen.language.trace import Number, Value, caller, composite, viewed
+from fusegen.language.types import DTYPES, DType, Size, f8e8m0, f32, shape_text
+from fusegen.language.views import View
 
 Scaled = tuple[Value, Value | None]
 PER = ("tensor", "row", "block")
@@ -52,15 +70,47 @@ def te(largest: Value, dtype: DType, powers: bool) -> Scaled:
     return scale, up
 
 
+LEAST_SCALE, MOST_SCALE = f8e8m0.least, f8e8m0.largest
+
+
+def inverse_limit(dtype: DType) -> float:
+    """1 / limit, rounded to f32."""
+    return float(struct.unpack("f", struct.pack("f", 1.0 / dtype.largest))[0])
+
+
+def mx(largest: Value, dtype: DType, powers: bool) -> Scaled:
+    """scale = largest * (1 / limit), rounded up to a power of 2, of e8m0; x * (1 / scale), by 1 where the scale is
+    2^-127 and by 0 where it is 2^127, as of infinities.
+
+    TransformerEngine, `float_to_e8m0` and `exp2f_rcp` (transformer_engine/common/util/ptx.cuh)."""
+    small = largest * inverse_limit(dtype)
+    scale = where(small <= LEAST_SCALE, LEAST_SCALE, power_of_2_above(small))
+    up = where(scale == LEAST_SCALE, 1.0, where(scale == MOST_SCALE, 0.0, 1.0 / scale))
+    whole = small == small
+    return cast(where(whole, scale, float("nan")), f8e8m0), where(whole, up, float("nan"))
+
+
+def mx_floor(largest: Value, dtype: DType, powers: bool) -> Scaled:
+    """scale = 2^(floor(log2(largest)) - e), e the exponent of the type's largest number, at least 2^-127; x / scale.
+    NaN where largest is NaN or an infinity.
+
+    OCP Microscaling Formats 1.0, section 6.3."""
+    exponent = math.frexp(dtype.largest)[1] - 1
+    scale = maximum(power_of_2_below(largest) * 2.0**-exponent, LEAST_SCALE)
+    scale = cast(where(largest < float("inf"), scale, float("nan")), f8e8m0)
+    return scale, 1.0 / scale
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A convention: how it scales, the least magnitude that it scales for, of a block another one, and whether its
-    scales are powers of 2 unless one asks."""
+    """A convention: how it scales, the least magnitude that it scales for, of a block another one, whether its scales
+    are powers of 2 unless one asks, and the number of values that share a scale where the convention says it."""
 
     scaled: Callable[[Value, DType, bool], Scaled]
     least: float
     least_of_block: float
     powers: bool = False
+    block: int = 0
 
 
 RULES: Mapping[str, Rule] = {
@@ -68,10 +118,120 @@ RULES: Mapping[str, Rule] = {
     "vllm": Rule(vllm, 1e-12, 1e-10),
     "deepseek": Rule(inverse, 1e-4, 1e-4),
     "te": Rule(te, 0.0, 0.0, powers=True),
+    "mx": Rule(mx, 0.0, 0.0, powers=True, block=32),
+    "mx_floor": Rule(mx_floor, 0.0, 0.0, powers=True, block=32),
 }
-PACKED = {
-    "mx": "whose scales are bytes of exponents (e8m0), which no array of a chain holds yet",
-    "mx_floor": "whose scales are bytes of exponents (e8m0), which no array of a chain holds yet",
-    "nvfp4": "whose values are two to a byte (e2m1), which no array of a chain holds yet",
-}
+PACKED = {"nvfp4": "whose values are two to a byte (e2m1), which no array of a chain holds yet"}
 """Conventions that are known by name, and what keeps them out."""
+USUAL_BLOCK = 128
+
+
+@composite
+def quantize(
+    x: Value, dtype: DType, scale: Value | Number | None = None, least: float | None = None, *, per: str = "",
+    block: int | None = None, rule: str = "inverse", powers: bool | None = None,
+) -> Any:  # fmt: skip
+    """x * (1 / scale) as 8 bits: `values, scale = F.quantize(x, f8e4m3)`, or `F.quantize(x, f8e4m3, scale)` -> values.
+
+    Without a scale it is made of the largest magnitude `per` "row", "tensor", or "block" of so many neighbours along
+    the row: f32 of [..., 1], of [1, ..., 1], or of [..., N // block]. `least` is the least magnitude that is scaled
+    for; `powers` asks for scales that are powers of 2, or for others. Unless said otherwise both are the rule's own:
+
+    - "inverse": scale = max(amax, 1e-12) / largest number of `dtype` (127 of i8); x * (1 / scale). No division is left
+      in the elements. Powers of 2 are rounded up.
+    - "vllm": the same but x / scale, and of blocks max(amax, 1e-10).
+    - "deepseek": as "inverse", of max(amax, 1e-4).
+    - "te": up = largest / amax, rounded down to a power of 2; x * up, and the scale is 1 / up; 1 where amax is 0.
+    - "mx": blocks of 32, scales of f8e8m0: amax * (1 / largest), rounded up to a power of 2; x * (1 / scale).
+    - "mx_floor": the same by OCP's text: 2^(floor(log2 amax) - exponent of the largest number).
+
+    A row is what shares a scale unless said otherwise, a block by the last two; a block is of 128 by the others. Values
+    beyond the range of `dtype` become its ends. docs/narrow.md has each rule's source. Raises SpecError for another
+    rule, and for a scale beside one.
+    """
+    need_traced("quantize", x)
+    if not isinstance(dtype, DType) or not dtype.narrow or dtype.positive:
+        narrow = ", ".join(name for name, known in DTYPES.items() if known.narrow and not known.positive)
+        raise SpecError(f"quantize: to {dtype!s}; it is to 8 bits: {narrow}", caller())
+    own = RULES.get(rule)
+    per = per or ("block" if own and own.block else "row")
+    if per not in PER or own is None:
+        raise SpecError(unknown_rule(per, rule), caller())
+    x = as_f32(x)
+    if scale is not None:
+        if (per, rule, least, powers) != ("row", "inverse", None, None):
+            raise SpecError("quantize: a scale is given, and a rule to make one; leave one of them out", caller())
+        return cast(x * (1.0 / scale), dtype)
+    if dtype.least == 0 and dtype.kind == "int":
+        raise SpecError(f"quantize: {dtype} has no numbers below 0; give a scale, or quantize to i8", caller())
+    if own.block:
+        need_blocks(rule, own, dtype, per, block, powers)
+    if least is None:
+        least = own.least_of_block if per == "block" else own.least
+    need_eps("quantize", least)
+    rank = len(x.shape)
+    if per == "block":
+        x = groups(x, (own.block or USUAL_BLOCK) if block is None else block)
+    magnitude = abs(x)
+    largest = reduce("max", magnitude, tuple(range(-rank, 0)) if per == "tensor" else LAST)
+    if isinstance(least, Value) or least != 0:
+        largest = maximum(largest, least)
+    row_scale, factor = own.scaled(largest, dtype, own.powers if powers is None else bool(powers))
+    x = cast(x / row_scale if factor is None else x * factor, dtype)
+    if per != "block":
+        return x, row_scale
+    return ungrouped(x, rank), row_scale[..., 0]
+
+
+def ungrouped(x: Value, rank: int) -> Value:
+    """[..., N // block, block] as rows again."""
+    whole = View.identity(x.shape).merged(rank - 1, 2)
+    return viewed(x, whole, f"{{0}}.reshape({tuple_text(whole.shape)})", "rearrange")
+
+
+def need_blocks(rule: str, own: Rule, dtype: DType, per: str, block: int | None, powers: bool | None) -> None:
+    """What a convention of blocks says, and the caller may not say otherwise."""
+    if per != "block" or block not in (None, own.block):
+        raise SpecError(f"quantize: rule={rule!r} is of blocks of {own.block}; leave per= and block= out", caller())
+    if dtype.kind != "float":
+        raise SpecError(f"quantize: rule={rule!r} is of floats of few bits, and {dtype} is none", caller())
+    if powers is False:
+        raise SpecError(f"quantize: rule={rule!r} has scales that are powers of 2, and none else", caller())
+
+
+def unknown_rule(per: str, rule: str) -> str:
+    if per not in PER:
+        return f"quantize: per={per!r}; scales are per {', '.join(PER[:-1])} or {PER[-1]}"
+    if rule in PACKED:
+        return f"quantize: rule={rule!r}, {PACKED[rule]}\n  {', '.join(RULES)} have values of 8 bits"
+    return f"quantize: rule={rule!r} is none of {', '.join(RULES)}"
+
+
+@composite
+def dequantize(x: Value, scale: Value | Number) -> Value:
+    """x * scale, in f32. x [..., N] with a scale [..., N // 128] has one for each 128 neighbours of a row."""
+    need_traced("dequantize", x)
+    x = as_f32(x)
+    if not of_blocks(x, scale):
+        return x * scale
+    assert isinstance(scale, Value)
+    found = groups(x, block_of(x, scale)) * scale[..., None]
+    return ungrouped(found, len(x.shape))
+
+
+def of_blocks(x: Value, scale: object) -> bool:
+    """Has the scale fewer columns than x, and more than one?"""
+    return isinstance(scale, Value) and bool(scale.shape) and bool(x.shape) and scale.shape[-1] not in (1, x.shape[-1])
+
+
+def block_of(x: Value, scale: Value) -> Size:
+    """How many neighbours of a row share a scale."""
+    whole, count = x.shape[-1], scale.shape[-1]
+    size = None if isinstance(count, int) and isinstance(whole, int) and whole % count else whole // count
+    if size is None or size * count != whole or len(scale.shape) != len(x.shape):
+        raise SpecError(
+            f"dequantize: {shape_text(x.shape)} with scales of {shape_text(scale.shape)}: rows of {whole} are no whole "
+            f"number of blocks for {count} scales\n  declare the scales [..., {whole} // block], as in {whole} // 128",
+            caller(),
+        )
+    return size

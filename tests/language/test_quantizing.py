@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import fusegen
-from fusegen import bf16, chain, dims, f8e4m3, f32, i8
+from fusegen import bf16, chain, dims, f8e4m3, f8e5m2, f8e8m0, f32, i8
 from fusegen import ops as F
 from fusegen.errors import SpecError
+from fusegen.language.types import DType
 from fusegen.pipeline import compile
 from fusegen.validation import validate
 from tests.tools import needs_compiler
@@ -115,6 +116,69 @@ def test_bits_of_each_rule(per: str, vendor: str) -> None:
         assert same.all(), f"{rule} {powers}: {np.argwhere(~same)[:3]}"
 
 
+def mx(x: Array, limit: float) -> tuple[Array, Array]:
+    """TransformerEngine's float_to_e8m0 of amax * max_norm_rcp, and exp2f_rcp: codes of scales, and scaled values."""
+    shown = x.astype(np.float32).reshape(len(x), -1, 32)
+    small = np.abs(shown).max(-1, keepdims=True) * (np.float32(1) / np.float32(limit))
+    bits = small.view(np.uint32)
+    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
+    up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
+    code = np.where(np.isnan(small), 0xFF, np.where(np.isinf(small), 0xFE, exponent + up)).astype(np.uint32)
+    factor = np.where(code == 0, np.float32(1), ((254 - code) << 23).astype(np.uint32).view(np.float32))
+    return (shown * np.where(code == 0xFF, np.nan, factor)).reshape(x.shape), code[..., 0]
+
+
+def mx_floor(x: Array, limit: float) -> tuple[Array, Array]:
+    """OCP Microscaling 1.0, 6.3: the largest power of 2 up to amax over that of the type's largest number."""
+    shown = x.astype(np.float32).reshape(len(x), -1, 32)
+    top = np.abs(shown).max(-1, keepdims=True).astype(np.float64)
+    exponent = np.floor(np.log2(top)) - np.floor(np.log2(limit))
+    code = np.clip(np.nan_to_num(exponent, neginf=-127.0), -127, 127) + 127
+    factor = np.where(np.isfinite(top), 2.0 ** (127 - code), np.nan)
+    return (shown * factor).reshape(x.shape), np.where(np.isfinite(top), code, 255)[..., 0].astype(np.uint32)
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", VENDORS)
+@pytest.mark.parametrize("dtype", [f8e4m3, f8e5m2], ids=str)
+@pytest.mark.parametrize(("rule", "text"), [("mx", mx), ("mx_floor", mx_floor)], ids=["mx", "mx_floor"])
+@np.errstate(all="ignore")
+def test_bits_of_microscaling(rule: str, text: Any, dtype: DType, vendor: str) -> None:
+    def spec(x: f32[M, N]) -> Any:
+        values, scale = F.quantize(x, dtype, rule=rule)
+        return values, scale.T
+
+    spec.__annotations__["return"] = tuple[dtype[M, N], f8e8m0[N // 32, M]]  # type: ignore[misc, valid-type]
+    x = operand().astype(np.float32)
+    x[9, :32], x[10] = np.nan, x[10] * 2.0**-120
+    x[11] = np.float32(448) * 2.0 ** np.repeat(np.arange(-134, -118), 32)
+    kernel = compile(chain(M=12, N=512)(spec), fusegen.target(vendor), on="emulator", validate=False)
+    values, scale = (np.asarray(array) for array in kernel(x))
+    wanted, own = text(x, dtype.largest)
+    np.testing.assert_array_equal(scale.view(np.uint8).T, own)
+    codes = np.clip(wanted.astype(np.float32), -dtype.largest, dtype.largest).astype(dtype.numpy)
+    both_nan = np.isnan(values.astype(np.float32)) & np.isnan(codes.astype(np.float32))
+    same = (values.view(np.uint8) == codes.view(np.uint8)) | both_nan
+    assert same.all(), np.argwhere(~same)[:3]
+
+
+@needs_compiler
+@pytest.mark.parametrize("vendor", ["cuda:h200", "hip:mi300x"])
+def test_blocks_are_dequantized(vendor: str) -> None:
+    @chain(M=5, N=512)
+    def spec(x: f8e4m3[M, N], scale: f8e8m0[M, N // 32], bias: bf16[N]) -> bf16[M, N]:
+        return F.dequantize(x, scale) + bias
+
+    kernel = compile(spec, fusegen.target(vendor), on="emulator")
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(5, 512)).astype(f8e4m3.numpy)
+    scale = rng.integers(120, 134, (5, 16)).astype(np.uint8)
+    bias = rng.normal(size=512).astype(bf16.numpy)
+    got = np.asarray(kernel(x, scale.view(f8e8m0.numpy), bias)).astype(np.float64)
+    exact = x.astype(np.float64) * np.repeat(2.0 ** (scale.astype(np.float64) - 127), 32, -1) + bias.astype(np.float64)
+    np.testing.assert_allclose(got, exact, rtol=2.0**-8, atol=1e-30)
+
+
 @needs_compiler
 def test_a_scale_for_the_tensor() -> None:
     @chain(M=12, N=512)
@@ -167,7 +231,11 @@ def test_powers_next_to_a_number(vendor: str) -> None:
     [
         (lambda x: F.quantize(x, f8e4m3, per="column"), "quantize: per='column'; scales are per tensor, row or block"),
         (lambda x: F.quantize(x, f8e4m3, rule="hf"), "quantize: rule='hf' is none of inverse, vllm, deepseek, te"),
-        (lambda x: F.quantize(x, f8e4m3, rule="mx"), "rule='mx', whose scales are bytes of exponents (e8m0)"),
+        (lambda x: F.quantize(x, f8e4m3, rule="mx", block=64), "rule='mx' is of blocks of 32; leave"),
+        (lambda x: F.quantize(x, i8, rule="mx"), "rule='mx' is of floats of few bits, and i8 is none"),
+        (lambda x: F.quantize(x, f8e4m3, rule="mx", powers=False), "rule='mx' has scales that are powers of 2"),
+        (lambda x: F.quantize(x, f8e8m0), "quantize: to f8e8m0; it is to 8 bits: f8e4m3, f8e5m2"),
+        (lambda x: F.dequantize(x, x[:, :3]), "the size N // 3 does not come out even at N=256"),
         (lambda x: F.quantize(x, f8e4m3, rule="nvfp4"), "rule='nvfp4', whose values are two to a byte (e2m1)"),
         (lambda x: F.quantize(x, i8, 0.5, rule="te"), "a scale is given, and a rule to make one; leave one"),
         (lambda x: F.quantize(x, f8e4m3, per="block", block=0), "groups: a group has 0 elements"),
