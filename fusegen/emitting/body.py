@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusegen.emitting.dialect import ZEROS, Dialect
-from fusegen.planner.parts import Body, Keep, Load, Reduction, Store
+from fusegen.planner.parts import Body, ColumnPart, Keep, Load, Reduction, Store
 
 
-def none(part: Load | Keep | Reduction | Store) -> str:
+def none(part: Load | Keep | Reduction | ColumnPart | Store) -> str:
     """Of bodies that have no such part."""
     raise AssertionError(f"nothing spells {part}")
 
@@ -22,6 +22,7 @@ class Element:
     write: Callable[[Store], str] = none  # the statement that stores a result
     reduce: Callable[[Reduction], str] = none  # the statement that adds a value to a part of a reduction
     kept: Callable[[Keep], str] = none  # the place of a computed value between passes
+    part: Callable[[ColumnPart], str] = none  # the statement that adds a value to its column's part
     col: str = "col + j"  # its column
 
 
@@ -38,4 +39,5 @@ def element_lines(body: Body, at: Element, words: Dialect) -> list[str]:
     lines += words.statements(body.body, at.col)
     lines += [f"{at.kept(keep)} = {keep.value};" for keep in body.keeps]
     lines += [f"{at.kept(scan.keep)} = {scan.value};" for scan in body.scans]
-    return [*lines, *map(at.reduce, body.reductions), *map(at.write, body.stores)]
+    lines += [*map(at.reduce, body.reductions), *map(at.part, body.parts)]
+    return [*lines, *map(at.write, body.stores)]

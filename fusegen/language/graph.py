@@ -144,17 +144,22 @@ class Graph:
         return frozenset(found)
 
     @cached_property
+    def parts(self) -> tuple[Node, ...]:
+        """What is reduced over every so-many-th row."""
+        return tuple(n for n in self.nodes if n.op.kind is Kind.PART)
+
+    @cached_property
     def iterated(self) -> tuple[Tensor, ...]:
         """The tensors that the passes over rows and columns read or write: all but those behind the selection, those of
-        a row's groups, those of spaces of their own, and tables."""
-        apart = self.picked | self.grouped | self.inner | self.tables
+        a row's groups, those of parts of the rows, those of spaces of their own, and tables."""
+        apart = self.picked | self.grouped | self.inner | self.tables | frozenset(self.parts)
         return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in apart)
 
     @cached_property
     def iterated_shapes(self) -> tuple[Shape, ...]:
         """Of the products, of the tensors that are read and written together, of what a selection chooses from, and of
         rows that are found by an index."""
-        nodes = (*self.products, *(n.inputs[0] for n in self.selections))
+        nodes = (*self.products, *(n.inputs[0] for n in (*self.selections, *self.parts)))
         if self.tables:
             nodes += tuple(n for n in self.gathers if n.inputs[0] in self.tables and n not in self.inner)
         return (*(n.shape for n in nodes), *(t.shape for t in self.iterated))
@@ -256,6 +261,8 @@ class Graph:
                 table[node] = Extent.PICKED
             elif node.op.kind is Kind.GROUP:
                 table[node] = Extent.GROUP
+            elif node.op.kind is Kind.PART:
+                table[node] = Extent.PART
             elif node.op.kind in ALONG_ROWS or (not node.inputs and node.op.name in COUNT_ELEMENTS):
                 table[node] = Extent.ELEMENT
             else:

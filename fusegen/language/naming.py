@@ -66,6 +66,8 @@ SELECTION_FRAME = frozenset(
 # the same of the template that reduces columns
 COLUMN_FRAME = frozenset(("turn", "u", "rank", "first_col", "own_col", "own", "from", "sums", "b", "c", "r",
                           "tile_rows", "own_cols", "row_step", "rows_in_turn"))  # fmt: skip
+# the same of the template that reduces columns of every so-many-th row
+PART_FRAME = frozenset("first part_row step slot slots turn s behind ahead own_row".split())  # noqa: SIM905
 # the same of templates for products, where a chain has some
 PRODUCT_FRAME = frozenset(
     """thread warp warp_row warp_col rank share tiles tiles_down first height across row0 col0 rows_here group ring
@@ -141,6 +143,8 @@ def value_names(graph: Graph) -> Mapping[Node, str]:
         frame |= set(graph.sizes)
     if graph.selections:
         frame |= SELECTION_FRAME
+    if graph.parts:
+        frame |= PART_FRAME
     if of_columns:
         frame |= COLUMN_FRAME | {f"{name}_counted" for name in graph.sizes}
     of_tensors: tuple[str, ...] = TENSOR_SUFFIXES

@@ -26,6 +26,7 @@ class Kind(Enum):
     SCAN = "scan"  # each element becomes what it and those before it in the row make
     GROUP = "group"  # of each group of neighbours along the last axis one value
     SPREAD = "spread"  # each group's value at every place of the group
+    PART = "part"  # of all rows so many, each of every so-many-th row: sums and the like, one for each column
     SELECT = "select"  # the last axis becomes the k columns that were chosen of it
     TRANSPOSE = "transpose"  # the same memory with its last two axes swapped: a factor only
     VIEW = "view"  # some elements of one value, in other axes: slices, permutations, axes split and merged
@@ -119,6 +120,7 @@ class Node:
     text: str = ""  # of both, their meaning as numpy text, in which sizes stand by their names
     over: tuple[int, ...] = ()  # of a reduction over axes of rows: these, counted from the right; else the last
     group: int = 0  # of a group reduction, and of a spread: values of a group
+    count: int = 0  # of a reduction of every count-th row: so many parts, of which part p has rows p, p + count, ...
     bare: bool = False  # of top_columns: a row of nothing but -inf stands for NaN, whose columns come in order
 
     @property
@@ -172,3 +174,4 @@ class Extent(Enum):
     GROUP = 2  # one value for each group of a row's neighbours
     PICKED = 3  # one value for each column that the row's selection keeps
     ELEMENT = 4  # one value an element
+    PART = 5  # one value for each column of a part of the rows

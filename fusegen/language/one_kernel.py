@@ -164,6 +164,8 @@ def over_text(node: Node) -> str:
 def of_outputs(graph: Graph, shape: Shape) -> Obstacle | None:
     """An output that has not the chain's rows."""
     for tensor in graph.outputs:
+        if tensor.node.op.kind is Kind.PART:
+            continue
         leading = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
         if reduced_axes(graph) and leading[-1:] == shape[-1:]:  # one value a column
             gone = reduced_axes(graph)

@@ -268,6 +268,11 @@ for _way in WAYS:
 for _name in ("sum", "max", "min"):
     OPS[f"group_{_name}"] = Op(f"group_{_name}", Kind.GROUP, 1, "", OPS[_name].expr, f"{_name} of each group of a row",
                                init=OPS[_name].init)  # fmt: skip
+# ---- of every so-many-th row: planners make these of reductions over rows, whose first kernel leaves as many parts. A
+# node's own text says how many they are
+for _name in ("sum", "max", "min"):
+    OPS[f"part_{_name}"] = Op(f"part_{_name}", Kind.PART, 1, "", OPS[_name].expr,
+                              f"{_name} of each column, over every so-many-th row", init=OPS[_name].init)  # fmt: skip
 OPS["spread"] = Op("spread", Kind.SPREAD, 1, "", "", "each group's value at all of its places", flops=0, takes="any",
                    slopes=("1",), ulps=0)  # fmt: skip
 

@@ -43,9 +43,18 @@ def for_columns(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
     return found(graph, target, layout)
 
 
+def for_parts(graph: Graph, target: Target, layout: Layout) -> Iterator[Plan]:
+    """Imported with the first reduction over rows by parts."""
+    if not graph.parts:
+        raise NotFor("the chain reduces no parts of its rows")
+    found: Rule = import_module("fusegen.planner.rows.parts_rule").row_parts
+    return found(graph, target, layout)
+
+
 RULES: Mapping[str, Rule] = {
     "elementwise": elementwise, "rowwise": rowwise, "topk": topk, "topk_small_k": small_k, "topk_large_k": large_k,
-    "columns": for_columns, "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
+    "columns": for_columns, "row_parts": for_parts,
+    "gemm": for_products("gemm", "mma_rule"), "wgmma": for_products("wgmma", "wgmma_rule"),
 }  # fmt: skip
 CONTIGUOUS = Layout()
 
@@ -113,7 +122,7 @@ def alike(plan: Plan, layout: Layout) -> Candidates:
     like = [other for other in found.plans if isinstance(other, RowPlan) and computes_alike(other, plan)]
     if plan.selection:
         return replace(found, plans=tuple(like)) if like else found
-    if not like:
+    if not like and plan.in_turn is None:
         made = in_place(in_order_of(plan, layout), layout)
         like = [other for other in made if isinstance(other, RowPlan) and computes_alike(other, plan)]
     if layout.in_place and not like:

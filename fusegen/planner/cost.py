@@ -79,7 +79,7 @@ def traffic(graph: Graph, passes: Iterable[RowPass], again_from_l2: bool, again:
         )  # small, and so in the L2 cache from the first row on
         once = output or again_from_l2 or shared_by_rows
         times = 1 if once else reads.get(tensor.name, 1)
-        few = output and tensor.node in graph.picked | graph.grouped
+        few = output and tensor.node in graph.picked | graph.grouped | frozenset(graph.parts)
         per_element = whole if few else tensor.dtype.bytes * (elements if by_column else rows)
         asked = reads.get(tensor.name, 1)
         tensors.append(TensorTraffic(tensor.name, output, size, round(size * times), per_element, asked))
@@ -92,7 +92,7 @@ def traffic(graph: Graph, passes: Iterable[RowPass], again_from_l2: bool, again:
     }  # fmt: skip
     flops = special = 0
     for node in graph.nodes:
-        whole_row = node.op.kind in (Kind.REDUCE, Kind.GROUP) or node.op.name == "top_columns"
+        whole_row = node.op.kind in (Kind.REDUCE, Kind.GROUP, Kind.PART) or node.op.name == "top_columns"
         extent = graph.extents[node.inputs[0] if whole_row else node]
         flops += node.op.flops * counts[extent]
         special += counts[extent] if node.op.flops >= 4 else 0
@@ -187,7 +187,7 @@ def reaches(outer: Node, nodes: list[Node], graph: Graph) -> tuple[bool, bool]:
     for node in nodes:
         if not any(a in touched for a in node.inputs):
             continue
-        if node.op.kind in (Kind.REDUCE, Kind.GROUP):
+        if node.op.kind in (Kind.REDUCE, Kind.GROUP, Kind.PART):
             before = True
             continue
         touched.add(node)
@@ -197,7 +197,7 @@ def reaches(outer: Node, nodes: list[Node], graph: Graph) -> tuple[bool, bool]:
 
 def count_bytes(graph: Graph, node: Node, per_element: bool) -> int:
     size = graph.storage[node].bytes
-    if per_element and not graph.products:
+    if per_element and not graph.products and node.op.kind is not Kind.PART:
         groups = graph.cols // group_of(graph)
         each = {Extent.ELEMENT: graph.cols, Extent.PICKED: graph.picks, Extent.GROUP: groups}.get(
             graph.extents[node], 1

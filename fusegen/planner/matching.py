@@ -30,6 +30,10 @@ def need_no_product(graph: Graph, rule: str) -> None:
 
 def need_no_columns(graph: Graph, rule: str) -> None:
     """Raises NotFor for a chain that reduces over rows."""
+    if graph.parts:
+        part = graph.parts[0]
+        said = f"{part.operator} at {part.where} reduces over every so-many-th row"
+        raise NotFor(f"{said}; {rule} takes each row by itself")
     if found := column_reductions(graph):
         raise NotFor(f"{found[0].operator} at {found[0].where} reduces over rows; {rule} takes each row by itself")
 

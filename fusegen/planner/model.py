@@ -25,6 +25,7 @@ from fusegen.planner.parts import (
     Body,
     Gathered,
     GroupStep,
+    InTurn,
     Keep,
     Layout,
     Load,
@@ -104,7 +105,6 @@ class Plan(ABC):
     cost: Cost
     decisions: tuple[Decision, ...] = ()
     rounding: tuple[str, ...] = ()  # where a value is rounded to a storage type
-    writes_without_rows = False  # has a launch over no rows results?
 
     def __str__(self) -> str:
         """The lines that open the kernel."""
@@ -163,6 +163,11 @@ class Plan(ABC):
     @abstractmethod
     def max_rows(self) -> int:
         """Of one launch; elements in a flat plan."""
+
+    @property
+    def writes_without_rows(self) -> bool:
+        """Has a launch over no rows results, as a sum of columns has?"""
+        return False
 
     @property
     def persistent_rows(self) -> bool:
@@ -284,6 +289,8 @@ class RowPlan(Plan):
     # all threads of a row take the first one's bits of what a reduction rounds on its way
     uniform_results: bool = False
     selection: Selection | None = None
+    # rows are taken in turn, and columns reduced over them
+    in_turn: InTurn | None = None
 
     @property
     def configuration(self) -> str:
@@ -298,6 +305,7 @@ class RowPlan(Plan):
             "keeps": (self.keeps, "nothing" if self.staging == "stream" else "values"),
             "turn": (self.selection.streamed if self.selection else 0, 0),
             "rows": ("bulk" if self.bulk else "", ""),
+            "ring": (self.in_turn.ring if self.in_turn else 0, 0),
             "best": ("in_turn" if self.selection and self.selection.one_by_one else "", ""),
         }
         shape = f"{tile.threads}/{tile.threads_per_row} {tile.per_thread}x{tile.vector}"
@@ -330,6 +338,8 @@ class RowPlan(Plan):
 
     @property
     def in_place(self) -> frozenset[tuple[str, str]]:
+        if self.in_turn:  # rows are read ahead
+            return frozenset()
         passes = () if self.selection else self.passes
         pairs = overwritable(self.accesses, passes, len(self.row_dims), self.in_shared and self.tile.again > 0)
         return by_own_columns(pairs, self.accesses, self.passes)
@@ -371,8 +381,27 @@ class RowPlan(Plan):
         return next((row_pass for row_pass in self.passes if row_pass.reductions), None)
 
     @property
+    def writes_without_rows(self) -> bool:
+        return self.in_turn is not None
+
+    @property
+    def takes_turns(self) -> bool:
+        """Do blocks take rows in turn? A reduction then has two places for its parts, of one row and of the next."""
+        return self.persistent_rows or self.in_turn is not None
+
+    @property
+    def ring_loads(self) -> tuple[Load, ...]:
+        """What asynchronous copies bring rows ahead, each tensor once."""
+        if self.in_turn is None or not self.in_turn.ring:
+            return ()
+        every = (load for row_pass in self.passes for load in row_pass.loads if load.access.strided)
+        return tuple({load.access.tensor: load for load in every}.values())
+
+    @property
     def rows_ahead(self) -> tuple[Load, ...]:
-        """What a persistent plan fetches a row ahead."""
+        """What a persistent plan fetches a row ahead, or rows ahead."""
+        if self.ring_loads:
+            return (*self.ring_loads, *(load for load in self.row_loads if load.access.strided))
         return tuple(load for load in self.passes[0].loads if load.when == "keep") if self.persistent_rows else ()
 
     def needs_contiguous_rows(self, access: Access) -> bool:
@@ -402,6 +431,8 @@ class RowPlan(Plan):
         )
         chosen = (self.rule, self.selection.streamed) if self.selection else ()
         shared = (tile.threads_per_row, tile.vector, tile.cluster, tile.remainder)
+        if self.in_turn:
+            return ("in turn", *shared, *row_passes)
         return (*chosen, *shared, *row_passes) if row_passes or chosen else ()
 
     @property
@@ -428,7 +459,7 @@ class RowPlan(Plan):
     def static_shared_bytes(self) -> int:
         votes = self.selection.vote_bytes if self.selection else 0
         arrivals = 8 if self.bulk or self.prefetched else 0
-        partials = partial_bytes(self.tile, self.target.warp, self.slots, self.persistent_rows)
+        partials = partial_bytes(self.tile, self.target.warp, self.slots, self.takes_turns)
         partials += scanned_bytes(self.passes, self.tile, self.target.warp)
         static = prefetched_bytes(self.passes, self.cols) + partials + votes + arrivals
         return -(-static // self.shared_alignment) * self.shared_alignment if self.shared_bytes else static
@@ -439,6 +470,8 @@ class RowPlan(Plan):
         return LINE_BYTES if self.bulk else 16
 
     def blocks(self, *extents: int, resident: int | None = None) -> int:
+        if self.in_turn:
+            return self.in_turn.count // self.tile.rows_per_block
         blocks = self.tile.blocks(math.prod(extents))
         if not self.persistent_rows:
             return blocks
@@ -449,7 +482,7 @@ class RowPlan(Plan):
 
     @property
     def max_rows(self) -> int:
-        if self.persistent_rows:
+        if self.takes_turns:
             return 2**62  # counted in 64 bits, one turn beyond the last row included
         most = self.max_blocks // self.tile.blocks_per_row * self.tile.rows_per_block
         # with several dimensions a row's number has 32 bits, that of a block's last thread included: it is divided

@@ -234,12 +234,13 @@ class Until:
 @dataclass(frozen=True, slots=True)
 class Load:
     """A tensor's element as the value `value`, from the vector that a pass reads ("now"), reads and keeps for later
-    passes ("keep"), reads only for later ones ("ahead"), finds kept by an earlier one ("kept"), or in shared memory,
-    where a bulk copy has brought it since the first pass ("prefetched")."""
+    passes ("keep"), reads only for later ones ("ahead"), finds kept by an earlier one ("kept"), in shared memory,
+    where a bulk copy has brought it since the first pass ("prefetched"), or in registers, for all rows that the thread
+    takes in turn ("held")."""
 
     access: Access
     value: str
-    when: Literal["now", "keep", "ahead", "kept", "prefetched"] = "now"
+    when: Literal["now", "keep", "ahead", "kept", "prefetched", "held"] = "now"
     offset_bytes: int = 0  # of the kept vectors in dynamic shared memory
     until: Until | None = None  # the columns whose values are needed; the others read as zero
     transport: Transport = "plain"
@@ -319,6 +320,34 @@ class Scan:
         return Keep(self.result, self.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnPart:
+    """What a thread makes of the element value `value` over the rows that it takes in turn, for each of its columns:
+    their sum, largest or smallest value. `access`: where it is written, a row for each part of the rows."""
+
+    kind: ReductionKind
+    value: str
+    access: Access
+    dtype: DType = f32
+
+    @property
+    def name(self) -> str:
+        """The thread's registers."""
+        return f"{self.access.name}_part"
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """A kernel whose threads take rows in turn: of `count` parts of the rows, part p has every count-th from row p on.
+
+    `ring`: how many rows ahead asynchronous copies bring to shared memory, each thread's own columns to a place of its
+    own; 0: rows are read as they come.
+    """
+
+    count: int
+    ring: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Body:
     """What is made of each element, in this order; and of its row, once: behind the elements where it is made of what
@@ -330,6 +359,7 @@ class Body:
     keeps: tuple[Keep, ...] = ()
     reductions: tuple[Reduction, ...] = ()
     scans: tuple[Scan, ...] = ()
+    parts: tuple[ColumnPart, ...] = ()
     stores: tuple[Store, ...] = ()
     row_loads: tuple[Load, ...] = ()
     row_body: tuple[Statement, ...] = ()
@@ -373,7 +403,7 @@ class RowPass(Body):
     @property
     def reads(self) -> tuple[Load, ...]:
         """The loads that go to memory in this pass."""
-        return tuple(load for load in self.loads if load.when != "kept")
+        return tuple(load for load in self.loads if load.when not in ("kept", "held"))
 
     @property
     def group_reductions(self) -> tuple[Reduction, ...]:

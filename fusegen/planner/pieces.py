@@ -41,6 +41,8 @@ def arrays(graph: Graph) -> tuple[Tensor, ...]:
 def moves_along(graph: Graph, tensor: Tensor, axis: int) -> bool:
     """Does the tensor move along axis `axis` of the chain's shape (counted from the left)? A table does so by the axes
     of its rows."""
+    if tensor.node.op.kind is Kind.PART:
+        return False
     own = axis - (len(graph.shape) - len(tensor.shape))
     return own >= int(tensor.node in graph.tables) and tensor.shape[own] == graph.shape[axis]
 

@@ -13,6 +13,8 @@ the |d|. The arguments telescope to top - x for a term exp(x - top) = e, which i
 *running sums*: an element passes its vector's additions, those of its warp's lanes, one for each warp in each turn of
 vectors, and two that bring these together; never more than it has elements before it.
 
+*sums of every so-many-th row*: as many additions as a part has rows, one after another.
+
 *sums of columns*: D is what a term passes in its turn, over the turns, over the rows of its block and over the blocks
 of a cluster (`ColumnTile.depth`): of 2^20 rows some 600.
 
@@ -84,12 +86,20 @@ class ColumnSums:
         return Accumulation("sum", first=True, serial=self.tile.depth(rows), levels=0, vector=self.tile.vector)
 
 
-How = Accumulation | Multiplication | ColumnSums
+@dataclass(frozen=True, slots=True)
+class PartSums:
+    """How sums of every so-many-th row are made: one after another, of as many rows as a launch has for a part."""
+
+    def of(self, rows: int) -> Accumulation:
+        return Accumulation("sum", first=True, serial=rows, levels=0, vector=1)
+
+
+How = Accumulation | Multiplication | ColumnSums | PartSums
 
 
 def accumulations(plan: Plan) -> Mapping[Node, How]:
     """How `plan` makes each of its reductions and matrix products."""
-    found: dict[Node, How] = {}
+    found: dict[Node, How] = dict.fromkeys(plan.lowered.parts, PartSums())
     if isinstance(plan, ColumnsPlan):
         return dict.fromkeys(plan.graph.reductions, ColumnSums(plan.tile))
     if not isinstance(plan, RowPlan):

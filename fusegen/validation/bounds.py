@@ -43,12 +43,14 @@ from fusegen.validation.accumulation import (
     ColumnSums,
     How,
     Multiplication,
+    PartSums,
     accumulation_error,
     accumulations,
 )
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.products import as_tf32, flushed, product_error, rounded
+from fusegen.validation.regrouped import rows_of_parts
 from fusegen.validation.running import running_product_error, running_sum_error
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -175,8 +177,8 @@ def sizes_of(graph: Graph, arrays: Sequence[Array]) -> Mapping[str, int]:
 
 
 def step(
-    node: Node, args: list[Bounded], graph: Graph, sizes: Mapping[str, int], how: Accumulation | ColumnSums | None,
-    table: Mapping[Node, Bounded],
+    node: Node, args: list[Bounded], graph: Graph, sizes: Mapping[str, int],
+    how: Accumulation | ColumnSums | PartSums | None, table: Mapping[Node, Bounded],
 ) -> Bounded:  # fmt: skip
     """One node."""
     if node.op.kind is Kind.LEAF:
@@ -191,6 +193,8 @@ def step(
         return looked_up(node, *args)
     if node.op.kind is Kind.GROUP:
         return of_groups(node, args[0], how if isinstance(how, Accumulation) else None)
+    if node.op.kind is Kind.PART:
+        return of_parts(node, args[0], how if isinstance(how, PartSums) else None)
     if node.op.kind is Kind.SPREAD:
         return Bounded(*(np.repeat(np.asarray(part), node.group, axis=-1) for part in (args[0].value, args[0].error)))
     if node.over:
@@ -558,6 +562,15 @@ def of_groups(node: Node, arg: Bounded, how: Accumulation | None) -> Bounded:
     whole = replace(node, op=OPS[node.op.name.removeprefix("group_")], group=0, text="")
     found = reduction(whole, own, how, {node.inputs[0]: own})
     return Bounded(found.value[..., 0], np.broadcast_to(found.error, found.value.shape)[..., 0])
+
+
+def of_parts(node: Node, arg: Bounded, how: PartSums | None) -> Bounded:
+    """A reduction over every so-many-th row: over the last axis of the same numbers, where those rows are one."""
+    own = rows_of_parts(node, arg)
+    one = replace(node, op=OPS[node.op.name.removeprefix("part_")], count=0, text="")
+    found = reduction(one, own, None if how is None else how.of(own.value.shape[-1]), {node.inputs[0]: own})
+    shape = (*(1,) * (len(node.shape) - 2), node.count, own.value.shape[1])
+    return Bounded(found.value.reshape(shape), np.broadcast_to(found.error, found.value.shape).reshape(shape))
 
 
 def reduction(node: Node, arg: Bounded, how: Accumulation | None, table: Mapping[Node, Bounded]) -> Bounded:

@@ -39,6 +39,7 @@ from fusegen.validation.checks import (
     Checks,
 )
 from fusegen.validation.compare import Compared
+from fusegen.validation.few_parts import in_turn, turns_of, with_few_parts
 from fusegen.validation.inputs import (
     NORMAL,
     TABLE_ROWS,
@@ -95,6 +96,8 @@ def validate_program(
     found = ProgramChecks(program, seed, frozenset(cases) if cases is not None else None)
     most = QUICK_ELEMENTS if quick else FULL_ELEMENTS
     found.ragged(most)
+    if in_turn(program.plan):
+        found.turns()
     found.malice(most, 1, USUAL)
     if not quick:
         for setting in SETTINGS[1:]:
@@ -146,6 +149,13 @@ class ProgramChecks(Checks):
         if self.graph.products and self.wants(UNIT_SETTING.name):
             unit = self.operands(sizes, UNIT_SETTING.name, (NORMAL,), UNIT_SETTING)
             self.launch_case(UNIT_SETTING.name, UNIT_SETTING.reason, unit)
+
+    def turns(self) -> None:
+        """Rows that a few blocks take in turn, each of them many."""
+        reason = "the kernels that take rows in turn by two blocks, of which each has many"
+        if self.wants("turns"):
+            few = replace_program(self, with_few_parts(self.program))
+            few.launch_case("turns", reason, few.operands(few.sizes_for(turns_of(self.program.plan), OUTER), "turns"))
 
     def again(self, operands: Operands, first: list[Array]) -> None:
         """The same by the call that users make, over other leftovers in memory: bitwise the same."""
@@ -382,6 +392,13 @@ class ProgramChecks(Checks):
                     law = as_stored(table[tensor.node], tensor.dtype, nodes[base].op.name, array.shape)
                 laws[base] = bound[tensor.name].whole(law, laws.get(base), got[base].shape)
         return compared, doubt
+
+
+def replace_program(checks: ProgramChecks, program: Program) -> ProgramChecks:
+    """The same validation, whose findings are noted as one, of another program."""
+    made = ProgramChecks(program, checks.seed, checks.wanted)
+    made.found = checks.found
+    return made
 
 
 class Shown:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from fusegen.emitting.body import Element, element_lines
+from fusegen.emitting.prelude import reducer_of
 from fusegen.emitting.rows.bulk_rows import BulkRows
 from fusegen.emitting.rows.frame import Frame, Part
 from fusegen.emitting.rows.reducing import Reductions
 from fusegen.emitting.rows.vectors import Vectors
 from fusegen.language.graph import COUNT_ELEMENTS
 from fusegen.planner.model import Body, Keep, Load, RowPass, Store, counts
+from fusegen.planner.parts import ColumnPart
 
 
 class Elements(Part):
@@ -31,7 +33,17 @@ class Elements(Part):
         def kept(keep: Keep) -> str:
             return f"{keep.value}_here[j]" if keep.here else self.vectors.kept_at(f"{keep.value}_kept", False)
 
-        return element_lines(body, Element(read, self.write, self.reductions.update, kept), self.words)
+        at = Element(read, self.write, self.reductions.update, kept, self.part)
+        return element_lines(body, at, self.words)
+
+    def part(self, part: ColumnPart) -> str:
+        """A column's value with this row's."""
+        place, value = self.vectors.part_at(part), part.value
+        if self.plan.stands_in:
+            value = f"live ? {value} : {self.words.noted(reducer_of(part.kind, part.dtype).start)}"
+        if part.kind == "sum":
+            return f"{place} += {value};"
+        return f"{place} = {self.reductions.larger_or_smaller(part.kind, part.dtype)}({place}, {value});"
 
     def element_of(self, load: Load, loads_first: bool) -> str:
         """Element j of what was read."""
@@ -40,6 +52,8 @@ class Elements(Part):
         name = f"{load.access.name}_vec"
         kept = load.when not in ("now", "prefetched") and not self.plan.in_shared
         in_array = loads_first and load.access.mode != "misaligned" and load.when != "prefetched"
+        if load.when == "held":
+            return f"{name}{'[v]' * self.frame.loops()}.at[j]"
         vector = self.vectors.kept_at(name, True) if kept else f"{name}[v]" if in_array else name
         return f"{vector}.at[j]"
 

@@ -306,7 +306,9 @@ class Frame:
         return [*lines, *([f"const bool {name}_ends = {ends};"] if ends else [])]
 
     def row_load(self, load: Load) -> str:
-        text = self.words.to_value(load.access.dtype, f"*{self.pointer(load.access)}")
+        ahead = load in self.plan.rows_ahead
+        place = f"{load.access.name}_read" if ahead else f"*{self.pointer(load.access)}"
+        text = self.words.to_value(load.access.dtype, place)
         if self.plan.lacks_rows and not self.plan.stands_in:
             text = f"live ? {text} : {'false' if load.dtype is b8 else '0'}"
         return self.words.define(load.value, load.dtype, text)

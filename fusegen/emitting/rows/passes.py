@@ -288,6 +288,8 @@ class Passes(Part):
         return f"if ({part}) {place} = {vector};" if part else f"{place} = {vector};"
 
     def call(self, row_pass: RowPass, load: Load, ahead: bool, from_shared: bool) -> str:
+        if self.plan.ring_loads and load.access.strided:
+            return self.vectors.ring_at(load.access, "slot")
         inside = bool(row_pass.until) and not ahead  # the pass's own test stands before the load
         if from_shared:
             return self.vectors.from_shared(load, inside)

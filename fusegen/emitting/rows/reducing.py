@@ -63,7 +63,7 @@ class Reductions(Part):
     @property
     def parts(self) -> str:
         """The array of a reduction's partial results; of two, by blocks that take rows in turn."""
-        return "part[turn]" if self.plan.persistent_rows else "part"
+        return "part[turn]" if self.plan.takes_turns else "part"
 
     def part(self, r: Reduction) -> Mapping[str, str]:
         if r in self.pivoted:
@@ -89,10 +89,13 @@ class Reductions(Part):
         return f"{r.part}.merge({r.value}, 1.0f);" if r.kind == "softmax" else self.update(r)
 
     def chooser(self, r: Reduction) -> str:
+        return self.larger_or_smaller(r.kind, r.dtype)
+
+    def larger_or_smaller(self, kind: ReductionKind, dtype: DType) -> str:
         """The function that gives the larger or the smaller of two."""
-        if r.dtype is i32:
-            return r.kind
-        function = "larger" if r.kind == "max" else "smaller"
+        if dtype is i32:
+            return kind
+        function = "larger" if kind == "max" else "smaller"
         self.words.functions.add(function)
         return function
 

@@ -13,6 +13,7 @@ from fusegen.emitting.rows.blocks import Blocks
 from fusegen.emitting.rows.bulk_rows import BulkRows
 from fusegen.emitting.rows.elements import Elements
 from fusegen.emitting.rows.frame import Frame
+from fusegen.emitting.rows.in_turn import InTurn
 from fusegen.emitting.rows.passes import Passes, SpelledPass
 from fusegen.emitting.rows.persistent import Persistent
 from fusegen.emitting.rows.prefetching import Prefetching
@@ -41,6 +42,9 @@ class Speller:
 
     def context(self) -> dict[str, Any]:
         """What the templates see."""
+        if self.plan.in_turn:
+            said = InTurn(self.frame, self.vectors).context()
+            return {**self.said(self.spelled(self.plan.passes), self.reductions.row_reduces()), **said}
         if not self.plan.persistent_rows:
             return self.said(self.spelled(self.plan.passes), self.reductions.row_reduces())
         persistent = Persistent(self.frame, self.vectors)

@@ -14,7 +14,8 @@ from __future__ import annotations
 from fusegen.emitting.dialect import VALUE_TYPES
 from fusegen.emitting.rows.frame import Part, scaled
 from fusegen.planner.model import Access, Load, RowPass
-from fusegen.planner.pieces import WORD_BYTES, element_stride_name
+from fusegen.planner.parts import ColumnPart
+from fusegen.planner.pieces import VECTOR_BYTES, WORD_BYTES, element_stride_name
 
 PIECES = ("load", "phase", "load_pieces")  # functions that every read of such pieces calls
 
@@ -41,6 +42,25 @@ class Vectors(Part):
         tile = self.plan.tile
         outer = f"[{tile.per_thread}]" if self.frame.loops() else ""
         return outer if vector else f"{outer}[{tile.vector}]"
+
+    def ring_name(self, access: Access) -> str:
+        """The array of a tensor's rows that asynchronous copies bring ahead."""
+        return f"{access.name}_kept"
+
+    def ring_at(self, access: Access, slot: str) -> str:
+        """The place of this thread's vector v in a slot of it."""
+        tile = self.plan.tile
+        threads = self.frame.size("threads", tile.threads, "of a block") if tile.rows_per_block > 1 else (
+            self.frame.row_threads
+        )  # fmt: skip
+        vector = slot
+        if self.frame.loops():
+            vector = f"({slot} * {self.frame.size('vectors', tile.per_thread, 'of a thread in a row')} + v)"
+        return f"{self.ring_name(access)}[{vector} * {threads} + threadIdx.x]"
+
+    def part_at(self, part: ColumnPart) -> str:
+        """The register of a column's value over the rows, for this thread's v and j."""
+        return f"{part.name}{'[v]' * self.frame.loops()}[j]"
 
     def keeps(self) -> list[tuple[str, str, int, bool]]:
         """(name, C type, shared offset, is a vector) of everything kept between passes, once each."""
@@ -180,9 +200,11 @@ class Vectors(Part):
         width, live = access.vector, "if (live) " if self.plan.stands_in else ""
         if access.apart:
             return f"{live}{self.store_apart(access, self.plan.tail == 'element')}"
-        if self.plan.persistent_rows:
+        whole_words = width * access.dtype.bytes % VECTOR_BYTES == 0
+        spelled = self.plan.target.async_copies and access.mode == "vector" and whole_words
+        if self.plan.persistent_rows or (self.plan.takes_turns and spelled):
             self.words.functions.add("store_words")
-            return f"store_words<{width}>({row} + col, {value})"
+            return f"{live}store_words<{width}>({row} + col, {value})"
         if access.mode == "misaligned":
             self.words.functions.update(("phase", "store", "store_misaligned"))
             cols = self.plan.vector_cols

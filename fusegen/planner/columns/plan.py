@@ -87,7 +87,11 @@ class ColumnsPlan(Plan):
     counts: Mapping[str, str]  # the names of run-time sizes, by the extents that hold them
     once_loads: tuple[Load, ...]  # operands that are one value for the block
     passes: tuple[ColumnPass, ...]
-    writes_without_rows = True  # the sum of no rows is 0
+
+    @property
+    def writes_without_rows(self) -> bool:
+        """The sum of no rows is 0."""
+        return True
 
     @property
     def configuration(self) -> str:

@@ -27,8 +27,9 @@ from fusegen.planner import candidates as plans_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import bytes_of
 from fusegen.planner.programs import cutting
+from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
-from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step
+from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
 from fusegen.planner.programs.parts import layout_of, parts_of
 from fusegen.planner.rewrites import share_common
 from fusegen.targets.base import Target
@@ -46,7 +47,8 @@ State = frozenset[Node]
 class Kernel:
     """What one kernel would make of what; without `plans` no rule can, for `reason`, before `cut` is in memory.
 
-    Parts of one result that lie along different rows take a kernel each: then there are several plans.
+    Parts of one result that lie along different rows take a kernel each, and reductions over rows may take two: then
+    there are several plans, and perhaps tensors `between` them.
     """
 
     makes: tuple[Made, ...]
@@ -54,6 +56,7 @@ class Kernel:
     plans: tuple[tuple[Lowered, Plan], ...] = ()
     reason: str = ""
     cut: Node | None = None
+    between: tuple[Stored, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,18 @@ def cheapest(graph: Graph, target: Target, below_us: float = math.inf, most_stat
     found = search.run(below_us, most_states) or search.run(below_us, most_states, views=True)
     if found is None:
         raise NoPlan(search.refusal())
+    return search.program(found)
+
+
+def in_two(graph: Graph, target: Target, below_us: float) -> ProgramPlan | None:
+    """A chain that one kernel of columns holds as two kernels; None where they take no less than `below_us`."""
+    search = Search(share_common(graph), target)
+    outputs = [(t.node, t.name, t.dtype) for t in search.graph.outputs]
+    both = search.by_parts(whole(search.graph), tuple(outputs))
+    if both is None or both.time_us >= below_us:
+        return None
+    found = Found(frozenset(), (both,))
+    search.looked_at.append(found)
     return search.program(found)
 
 
@@ -257,9 +272,14 @@ class Search:
             step = lowered(part.graph) if part.graph.viewed else whole(part.graph)
         except NotOneStep as error:
             return Kernel(makes, least, reason=str(error), cut=part.origins.get(error.node))
+        two = self.by_parts(step, makes)
         try:
             plans: tuple[tuple[Lowered, Plan], ...] = ((step, self.plan_of(step)),)
+            if two is not None and two.time_us < plans[0][1].cost.time_us:
+                return two
         except NoPlan as error:
+            if two is not None:
+                return two
             try:
                 plans = tuple((own, self.plan_of(own)) for own in parts_of(step))
             except NoPlan:
@@ -269,6 +289,19 @@ class Search:
                 cut = part.origins.get(gathered.cut) if gathered and gathered.cut else None
                 return Kernel(makes, least, reason=str(error), cut=cut)
         return Kernel(makes, sum(plan.cost.time_us for _, plan in plans), plans)
+
+    def by_parts(self, step: Lowered, makes: tuple[Made, ...]) -> Kernel | None:
+        """Reductions over rows by two kernels, with the number of parts that costs least."""
+        best: Kernel | None = None
+        for both in parted(step, self.target):
+            try:
+                plans = tuple((own, self.plan_of(own)) for own in (both.first, both.second))
+            except NoPlan:
+                continue
+            found = Kernel(makes, sum(plan.cost.time_us for _, plan in plans), plans, between=both.between)
+            if best is None or found.time_us < best.time_us:
+                best = found
+        return best
 
     def plan_of(self, step: Lowered) -> Plan:
         return plans_of(step.graph, self.target, layout_of(step, self.graph.sizes)).need()[0]
@@ -303,6 +336,7 @@ class Search:
         nodes = [n for n in sorted(found.state, key=self.order.__getitem__) if self.stored[n].name in made]
         kept = [replace(self.stored[n], why=self.why(n, found)) for n in nodes if self.stored[n].name in read]
         between = tuple(stored for stored in kept if stored.home == "workspace")
+        between += tuple(stored for kernel in found.kernels for stored in kernel.between)
         shared = tuple(stored for stored in kept if stored.home == "output")
         return ProgramPlan(self.graph, self.target, steps, between, shared, self.considered())
 

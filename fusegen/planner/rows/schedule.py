@@ -34,7 +34,7 @@ from fusegen.planner.model import (
     Until,
     Value,
 )
-from fusegen.planner.parts import Scan
+from fusegen.planner.parts import ColumnPart, Scan
 from fusegen.planner.pieces import argument, reading, statement
 from fusegen.planner.ranges import fits
 
@@ -149,7 +149,8 @@ class Scheduler:
         pairs = [pair for pair in online_pairs(graph) if pair.kind in online] if keeps != "values" else []
         self.pair_of = {p.second: p for p in pairs}
         self.pair_by_first = {p.first: p for p in pairs}
-        self.limit = common_limit(graph) if by_vectors and not graph.scans and not graph.grouped else None
+        bare = not graph.scans and not graph.grouped and not graph.parts
+        self.limit = common_limit(graph) if by_vectors and bare else None
         self.masked_values = masked_values(graph, self.limit) if self.limit else {}
         self.masked_made: set[Node] = set()
         self.needed = self.find_needed()
@@ -256,7 +257,8 @@ class Scheduler:
             if n in self.needed and n not in self.pair_of and self.level[n] == number + 1
         ]
         written = [t.node for t in self.graph.outputs if self.extent(t.node) in WITHIN and self.level[t.node] == number]
-        return list(dict.fromkeys([*reduced, *written]))
+        parts = [n.inputs[0] for n in self.graph.parts if self.level[n] == number]
+        return list(dict.fromkeys([*reduced, *parts, *written]))
 
     def count_passes(self) -> int:
         """None where nothing is made of a row's elements."""
@@ -265,7 +267,7 @@ class Scheduler:
             if node.op.kind in (Kind.REDUCE, Kind.SCAN):
                 last = max(last, self.level[node] - 1)
         for tensor in self.graph.outputs:
-            if self.extent(tensor.node) in WITHIN:
+            if self.extent(tensor.node) in (*WITHIN, Extent.PART):
                 last = max(last, self.level[tensor.node])
         return last + 1
 
@@ -422,8 +424,18 @@ class Scheduler:
             for t in self.graph.outputs
             if self.extent(t.node) is Extent.ELEMENT and self.level[t.node] == number
         )
+        parts = tuple(
+            ColumnPart(
+                n.op.name.removeprefix("part_"),  # type: ignore[arg-type]
+                self.names[n.inputs[0]], self.access[t.name], n.dtype,
+            )
+            for t in self.graph.outputs
+            for n in (t.node,)
+            if n.op.kind is Kind.PART and self.level[n] == number
+        )  # fmt: skip
         return RowPass(
-            title=title_of(loads, keeps, reductions, stores, scans, steps),
+            title=title_of(loads, keeps, reductions, stores, scans, steps, parts),
+            parts=parts,
             groups=steps,
             loads=tuple(loads),
             takes=tuple(takes),
@@ -503,11 +515,11 @@ class SharedLayout:
 
 def title_of(
     loads: Iterable[Load], keeps: Iterable[Keep], reductions: Iterable[Reduction], stores: Iterable[Store],
-    scans: Iterable[Scan] = (), groups: Iterable[GroupStep] = (),
+    scans: Iterable[Scan] = (), groups: Iterable[GroupStep] = (), column_parts: Iterable[ColumnPart] = (),
 ) -> str:  # fmt: skip
     """What a pass is for, in the spec's names: `read x, bias; keep h; total = sum(h)`."""
     parts = []
-    if read := [load.value for load in loads if load.when not in ("kept", "prefetched")]:
+    if read := [load.value for load in loads if load.when not in ("kept", "prefetched", "held")]:
         parts.append("read " + ", ".join(read))
     if prefetched := [load.value for load in loads if load.when == "prefetched"]:
         parts.append("take " + ", ".join(prefetched))
@@ -524,6 +536,7 @@ def title_of(
         else:
             parts.append(f"{r.results[0]} = {r.kind}({r.value})")
     parts += [f"{scan.result} = {scan.way.name}({scan.value})" for scan in scans]
+    parts += [f"{part.access.name} = {part.kind}({part.value}) over rows" for part in column_parts]
     if write := [s.access.name for s in (*stores, *(s for step in steps for s in step.stores))]:
         parts.append("write " + ", ".join(write))
     return "; ".join(parts)
