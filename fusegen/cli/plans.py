@@ -53,7 +53,10 @@ def show_chains(chains: Iterable[Chain]) -> None:
     say(table(*columns, "file", rows=places, styles={0: "bold", 3: "dim"}))
 
 
-KINDS = {Kind.REDUCE: "reduction", Kind.SCAN: "scan", Kind.PRODUCT: "product", Kind.GATHER: "gather"}
+KINDS = {
+    Kind.REDUCE: "reduction", Kind.SCAN: "scan", Kind.PRODUCT: "product", Kind.GATHER: "gather",
+    Kind.SCATTER: "scatter",
+}  # fmt: skip
 
 
 def op_facts() -> list[dict[str, Any]]:

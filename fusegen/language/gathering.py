@@ -1,12 +1,14 @@
-"""The functions of `fusegen.ops` that read an operand in rows or columns that an index names.
+"""The functions of `fusegen.ops` that read or write an operand in rows or columns that an index names.
 
 Indices are i32. One that names nothing is no error, and nothing is read for it: see fusegen.language.lookup.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from fusegen.errors import SpecError
-from fusegen.language.graph import Node
+from fusegen.language.graph import Kind, Node
 from fusegen.language.op_table import OPS
 from fusegen.language.sizes import broadcast, shape_text
 from fusegen.language.trace import Number, Value, caller, current, viewed
@@ -31,6 +33,60 @@ def gather(table: Value, ids: Value) -> Value:
         rows = ids.shape[:-1] if ids.shape[-1:] == (1,) and len(table.shape) > 1 else ids.shape
         index = with_ones(ids, rows, len(table.shape) - 1)
         return Value(Node(OPS["gather"], (table.node, index), (*rows, *table.shape[1:]), table.dtype, operator))
+
+
+def scatter(out: Value, ids: Value, values: Any) -> Value:
+    """The operand `out`, [V, ...], with `values` in the rows that i32 indices name: written in its own memory, as a KV
+    cache is. The other rows stay as they are, untouched.
+
+    Values [M, N] and ids [M] go to rows of [V, N]; [B, S, H, D] and ids [B, S] to those of [V, H, D]. An id that names
+    no row, such as -1, leaves its values out. Two ids must not name one row: each element there would be either's.
+
+    The chain returns what F.scatter gives, and reads `out` in no other way; a call returns the operand itself. Raises
+    SpecError for what is no operand, and for shapes that do not fit.
+    """
+    for what, value in (("array", out), ("ids", ids)):
+        if not isinstance(value, Value):
+            raise SpecError(f"scatter: the {what} is {value!r}, not a traced value", caller())
+    need_whole_numbers("scatter", "ids", ids)
+    if not isinstance(values, Value):
+        raise SpecError(f"scatter: the values are {values!r:.80}, not a traced value", caller())
+    if out.node.op.kind is not Kind.INPUT or len(out.shape) < 2:
+        found = shape_text(out.shape) if out.node.op.kind is Kind.INPUT else "a value that is computed"
+        raise SpecError(
+            f"scatter: found {found} to write to, wanted an operand of rows, as out: bf16[V, N]\n"
+            "  the call hands the part of a larger array that is to be written",
+            caller(),
+        )
+    if values.dtype is not out.dtype:
+        raise SpecError(
+            f"scatter: found values of {values.dtype} for an array of {out.dtype}; convert them with F.cast", caller()
+        )
+    row = out.shape[1:]
+    rows = ids.shape[:-1] if ids.shape[-1:] == (1,) else ids.shape
+    if not rows or values.shape != (*rows, *row):
+        wanted = shape_text((*rows, *row)) if rows else "one id for each row of values, as ids: i32[M]"
+        raise SpecError(
+            f"scatter: found values {shape_text(values.shape)} and ids {shape_text(ids.shape)} for rows of "
+            f"{shape_text(out.shape)}; wanted {'values ' * bool(rows)}{wanted}",
+            caller(),
+        )
+    if shown(ids.node).op.kind is not Kind.INPUT:
+        raise SpecError(
+            "scatter: found ids that are computed, wanted an operand: no two may name one row, which the caller sees to"
+            "\n  compute them in a chain of their own",
+            caller(),
+        )
+    with current().operator("scatter") as operator:
+        index = with_ones(ids, rows, len(row))
+        return Value(Node(OPS["scatter"], (out.node, index, values.node), out.shape, out.dtype, operator))
+
+
+def shown(node: Node) -> Node:
+    """What a view is of."""
+    while node.op.kind is Kind.VIEW:
+        (node,) = node.inputs
+    return node
 
 
 def with_ones(ids: Value, rows: Shape, count: int) -> Node:

@@ -118,8 +118,10 @@ class Graph:
 
     @cached_property
     def viewed(self) -> bool:
-        """Are there views or joins, or sizes computed from dims? A kernel has none: `planner.programs.lowering`."""
-        return bool(self.computed_sizes) or any(n.op.kind in (Kind.VIEW, Kind.JOIN) for n in self.nodes)
+        """Are there views, joins, or operands that are written to, or sizes computed from dims? A kernel has none:
+        `planner.programs.lowering`."""
+        apart = any(n.op.kind in (Kind.VIEW, Kind.JOIN) or n.op.name == "scatter" for n in self.nodes)
+        return apart or bool(self.computed_sizes)
 
     @cached_property
     def gathers(self) -> tuple[Node, ...]:
@@ -133,6 +135,25 @@ class Graph:
         found = {n.inputs[0] for n in self.gathers if n.op.name == "gather"}
         read = {a for n in self.nodes for a in (n.inputs[1:] if n.op.name == "gather" else n.inputs)}
         return frozenset(n for n in found - read - {t.node for t in self.outputs} if n.op.kind is Kind.INPUT)
+
+    @cached_property
+    def scatters(self) -> tuple[Node, ...]:
+        """Rows that are written where an index names some: of a chain an operand with new rows, of a kernel the rows
+        alone."""
+        return tuple(n for n in self.nodes if n.op.kind is Kind.SCATTER)
+
+    @cached_property
+    def updates(self) -> Mapping[str, str]:
+        """The outputs that are operands with new rows, in the operand's own memory, {output: operand}."""
+        scattered = [t for t in self.outputs if t.node.op.name == "scatter"]
+        return {t.name: self.tensor_of[t.node.inputs[0]].name for t in scattered}
+
+    @cached_property
+    def written_at(self) -> frozenset[Node]:
+        """The outputs whose rows an index names, and the operands in whose memory they are: their rows are none of the
+        chain's."""
+        bases = {n.inputs[0] for n in self.scatters if n.op.name == "scatter"}
+        return frozenset((*self.scatters, *bases))
 
     @cached_property
     def grouped(self) -> frozenset[Node]:
@@ -151,8 +172,8 @@ class Graph:
     @cached_property
     def iterated(self) -> tuple[Tensor, ...]:
         """The tensors that the passes over rows and columns read or write: all but those behind the selection, those of
-        a row's groups, those of parts of the rows, those of spaces of their own, and tables."""
-        apart = self.picked | self.grouped | self.inner | self.tables | frozenset(self.parts)
+        a row's groups, those of parts of the rows, those of spaces of their own, and those whose rows an index names."""
+        apart = self.picked | self.grouped | self.inner | self.tables | self.written_at | frozenset(self.parts)
         return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in apart)
 
     @cached_property
@@ -160,6 +181,7 @@ class Graph:
         """Of the products, of the tensors that are read and written together, of what a selection chooses from, and of
         rows that are found by an index."""
         nodes = (*self.products, *(n.inputs[0] for n in (*self.selections, *self.parts)))
+        nodes += tuple(n.inputs[-1] for n in self.scatters)
         if self.tables:
             nodes += tuple(n for n in self.gathers if n.inputs[0] in self.tables and n not in self.inner)
         return (*(n.shape for n in nodes), *(t.shape for t in self.iterated))

@@ -1,7 +1,7 @@
 """What looking up rows and columns means, in numpy: the functions that a chain's reference calls, and their text.
 
 An index that names no row, or no column, is no error and reads nothing: the result is 0, or what the spec says is
-`missing`. Numpy's negative indices, which count from the end, name nothing here.
+`missing`. Numpy's negative indices, which count from the end, name nothing here. Nor is anything written there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,21 @@ def take_at(x: Any, columns: Any, missing: Any) -> Array:
     return np.where(known, np.take_along_axis(x, np.where(known, columns, 0), -1), missing)
 
 
+def rows_put(table: Any, index: Any, rows: Any) -> Array:
+    """A table with new rows, where an index names one; the others as they were. Two rows may not go to one place."""
+    index, lead = index.reshape(-1), rows.ndim - table.ndim + 1
+    rows = np.broadcast_to(rows, (*rows.shape[:lead], *table.shape[1:])).reshape(len(index), *table.shape[1:])
+    named = (index >= 0) & (index < len(table))
+    places, count = np.unique(index[named], return_counts=True)
+    if (count > 1).any():
+        place = places[count > 1][0]
+        raise ValueError(f"scatter: {count.max()} rows go to row {place}, and each needs a place of its own")
+    found = np.array(table)
+    found[index[named]] = rows[named]
+    return found
+
+
 def source_of(name: str) -> str:
     """The text of one of them, as it stands above, without its types: it runs on numpy alone."""
-    functions: dict[str, Callable[..., Array]] = {"gather": rows_at, "take_at": take_at}
+    functions: dict[str, Callable[..., Array]] = {"gather": rows_at, "take_at": take_at, "scatter": rows_put}
     return inspect.getsource(functions[name]).replace(": Any", "").replace(" -> Array", "")

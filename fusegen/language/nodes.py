@@ -32,6 +32,7 @@ class Kind(Enum):
     VIEW = "view"  # some elements of one value, in other axes: slices, permutations, axes split and merged
     JOIN = "join"  # several values side by side
     GATHER = "gather"  # what an operand has in rows or columns that another value names
+    SCATTER = "scatter"  # an operand with new rows, where another value names them: written in its own memory
     PRODUCT = "product"  # [.., M, K] and [.., K, N] become [.., M, N]
 
 

@@ -47,6 +47,7 @@ def obstacle(graph: Graph) -> Obstacle | None:
             return Obstacle(reason, graph.where)
     return (
         of_gathers(graph)
+        or of_scatters(graph)
         or of_scans(graph, shape)
         or of_columns(graph, shape)
         or of_selection(graph, shape)
@@ -82,6 +83,21 @@ def of_gathers(graph: Graph) -> Obstacle | None:
             return Obstacle(reason, node.where)
         if node.op.name == "gather":
             read.add(source)
+    return None
+
+
+def of_scatters(graph: Graph) -> Obstacle | None:
+    """Rows that are written where an index names some, in kernels of whole rows."""
+    beside: list[Node] = [*graph.products, *graph.selections, *column_reductions(graph)]
+    for node in graph.scatters:
+        values = node.inputs[-1]
+        if beside:
+            what = f"{beside[0].operator} at {beside[0].where}"
+            reason = f"{node.operator} writes rows that an index names, and {what} needs a kernel without that"
+            return Obstacle(f"{reason}: a program cuts here", node.where, shown(values))
+        if graph.extents[values] is Extent.GROUP:
+            reason = f"{node.operator} writes rows that an index names, and its values are one a group: cut here"
+            return Obstacle(reason, node.where, shown(values))
     return None
 
 
@@ -166,7 +182,8 @@ def of_outputs(graph: Graph, shape: Shape) -> Obstacle | None:
     for tensor in graph.outputs:
         if tensor.node.op.kind is Kind.PART:
             continue
-        leading = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
+        own = tensor.node.shape if tensor.node in graph.written_at else tensor.shape
+        leading = (1,) * (len(shape) - len(own)) + own
         if reduced_axes(graph) and leading[-1:] == shape[-1:]:  # one value a column
             gone = reduced_axes(graph)
             whole = tuple(s if a in gone and leading[a] == 1 else leading[a] for a, s in enumerate(shape))

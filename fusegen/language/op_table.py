@@ -285,6 +285,14 @@ _select("take", 2, "take({0}, {1}, {missing})", "x at those columns", takes="any
 _gather("gather", "rows_at({0}, {1})", "rows of an operand that indices name; 0 where there is no such row")
 _gather("take_at", "take_at({0}, {1}, {missing})", "x at the column that each row's index names")
 
+OPS["scatter"] = Op("scatter", Kind.SCATTER, 3, "rows_put({0}, {1}, {2})", "",
+                    "an operand whose rows that indices name are new; the others stay as they are", takes="any",
+                    flops=0, ulps=0)  # fmt: skip
+# what a kernel sees of it: its own rows, and where they go
+OPS["put"] = Op(
+    "put", Kind.SCATTER, 2, "{1}", "", "rows, written where indices name some", takes="any", flops=0, ulps=0
+)
+
 
 # ---- matrix products over the last two axes, summed in f32; factors are f16 or bf16 in memory, or rounded to it
 OPS["transpose"] = Op("transpose", Kind.TRANSPOSE, 1, "np.swapaxes({0}, -1, -2)", "",

@@ -77,7 +77,7 @@ from fusegen.language.elementwise import (
     trunc,
     where,
 )  # fmt: skip
-from fusegen.language.gathering import gather, take_at
+from fusegen.language.gathering import gather, scatter, take_at
 from fusegen.language.graph import MOST_PICKED, Kind, Node, behind
 from fusegen.language.layers import batchnorm, groupnorm, kl_div, rope
 from fusegen.language.op_table import OPS
@@ -496,7 +496,7 @@ __all__ = (  # noqa: RUF022  # by kind
     "einsum", "cumsum", "cumprod",
     "logsumexp", "any", "all", "softmax", "log_softmax", "layernorm", "rmsnorm", "l2norm", "quantize", "dequantize",
     "cross_entropy", "one_hot", "causal", "uniform", "normal", "dropout", "topk", "argmax", "argmin", "take", "gather",
-    "split", "concat", "stack",
+    "scatter", "split", "concat", "stack",
     "rearrange", "groups", "flip", "roll", "broadcast",
 )  # fmt: skip
 FUNCTIONS = __all__

@@ -90,7 +90,9 @@ def selection_helpers(graph: Graph) -> list[str]:
 
 
 def gathering_helpers(graph: Graph) -> list[str]:
-    names = dict.fromkeys(n.op.name for n in graph.nodes if n.op.kind is Kind.GATHER)
+    names = dict.fromkeys(
+        n.op.name for n in graph.nodes if n.op.kind is Kind.GATHER or n.op.name == "scatter"
+    )  # fmt: skip
     if not names:
         return []
     from fusegen.language.lookup import source_of  # imports numpy, which tracing a spec does without
@@ -172,6 +174,8 @@ def line_of(node: Node, graph: Graph, names: Any) -> str:
     if not any(a.shape for a in numbers_of(node)):  # numpy takes whole numbers among themselves for int64
         arguments = [f"np.int32({text.strip('()')})" if a.literal is not None and a.dtype is i32 else text
                      for a, text in zip(node.inputs, arguments, strict=True)]  # fmt: skip
+    if node.op.name == "put":
+        return f"{name} = {arguments[1]}  # the rows that go where {arguments[0]} says"
     if node.op.kind is Kind.SELECT:
         k = size_of(node.shape[-1], graph.sizes)
         if node.bare:

@@ -302,8 +302,35 @@ def check_graph(graph: Graph) -> None:
             )
     for node in graph.selections:
         check_picks(graph, node)
+    for node in graph.scatters:
+        check_written(graph, node)
     graph.need_columns()
     check_products(graph)
+
+
+def check_written(graph: Graph, node: Node) -> None:
+    """What F.scatter writes is returned, as the type that it has; nothing else reads its operand."""
+    operand = graph.tensor_of[node.inputs[0]]
+    returned = [t for t in graph.outputs if t.node is node]
+    if len(returned) != 1:
+        found = "not returned" if not returned else f"returned {len(returned)} times"
+        raise SpecError(
+            f"scatter: {operand.name} with its new rows is {found}\n"
+            f"  return it, as {operand.type}: a call writes to the operand and gives it back",
+            node.where,
+        )
+    if returned[0].dtype is not operand.dtype:
+        raise SpecError(
+            f"scatter: the output is declared {returned[0].type}, and {operand.name}, in whose memory it is, is "
+            f"{operand.type}",
+            node.where,
+        )
+    if len(graph.users[operand.node]) > 1 or any(t.node is operand.node for t in graph.outputs):
+        raise SpecError(
+            f"scatter: {operand.name} is read elsewhere too, before or behind its new rows are written\n"
+            "  read what F.scatter gives",
+            node.where,
+        )
 
 
 def check_picks(graph: Graph, selection: Node) -> None:

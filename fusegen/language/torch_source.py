@@ -68,6 +68,7 @@ TEXTS: Mapping[str, str] = {
     **{way.name: way.torch_text for way in WAYS},
     "top_columns": "torch.topk({0}, {k}, -1{order}).indices", "take": "torch.take_along_dim({0}, {1}, -1)",
     "gather": "{0}[{1}]", "take_at": "torch.take_along_dim({0}, {1}.long(), -1)",
+    "scatter": "{0}.index_copy_(0, {1}.flatten().long(), {2}.flatten(0, -{0}.dim()).to({0}.dtype))",
     "transpose": "{0}.mT", "matmul": "{0} @ {1}", "matmul_tf32": "{0} @ {1}",
 }  # fmt: skip
 CLAMPS = {"maximum": "torch.clamp({0}, min={1})", "minimum": "torch.clamp({0}, max={1})"}  # by a number

@@ -18,7 +18,7 @@ from fusegen.language.graph import Graph, Tensor
 from fusegen.language.types import DType, Size, f32, size_of
 from fusegen.runtime.arrays import ArrayView
 from fusegen.runtime.devices import Device
-from fusegen.validation.inputs import index_limits
+from fusegen.validation.inputs import index_limits, slot_operands
 
 TILE_BYTES = 1 << 20
 BUDGET_BYTES = 8 << 30  # of all sets together; one set may be larger
@@ -42,12 +42,18 @@ class Operands:
 def operands(device: Device, graph: Graph, seed: int = 0) -> Operands:
     """Noise for every input at the graph's sizes. Raises MissingError when the device has no memory for it."""
     noise = np.random.default_rng(seed)
-    limits = index_limits(graph, graph.sizes)
-    inputs = tuple(
-        filled(device, t.dtype, shape_at(t, graph), noise, limits.get(t.name, 2)) if t.shape else scalar(t)
-        for t in graph.inputs
-    )
-    return Operands(inputs, tuple(empty(device, t.dtype, shape_at(t, graph)) for t in graph.outputs))
+    limits, unique = index_limits(graph, graph.sizes), slot_operands(graph)
+    inputs: dict[str, Any] = {}
+    for t in graph.inputs:
+        if t.name in unique:
+            inputs[t.name] = places(device, t.dtype, shape_at(t, graph), noise, limits[t.name])
+        elif t.shape:
+            inputs[t.name] = filled(device, t.dtype, shape_at(t, graph), noise, limits.get(t.name, 2))
+        else:
+            inputs[t.name] = scalar(t)
+    updated = {output: inputs[operand] for output, operand in graph.updates.items()}
+    outputs = (updated.get(t.name) or empty(device, t.dtype, shape_at(t, graph)) for t in graph.outputs)
+    return Operands(tuple(inputs.values()), tuple(outputs))
 
 
 def rotation(device: Device, graph: Graph, budget: int = BUDGET_BYTES) -> list[Operands]:
@@ -70,6 +76,18 @@ def shape_of(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int, ...]
 
 def nbytes(tensor: Tensor, graph: Graph) -> int:
     return math.prod(shape_at(tensor, graph)) * tensor.dtype.bytes
+
+
+def places(
+    device: Device, dtype: DType, shape: tuple[int, ...], noise: np.random.Generator, below: int
+) -> ArrayView:  # fmt: skip
+    """Indices of rows to write, each another one as long as there are so many; -1 from there on."""
+    found = np.full(math.prod(shape), -1, dtype.numpy)
+    count = min(found.size, below)
+    found[:count] = noise.permutation(below)[:count]
+    memory = device.empty(max(found.nbytes, 1))
+    memory.write(found)
+    return memory.view(dtype, shape)
 
 
 def scalar(tensor: Tensor) -> float | int:

@@ -66,6 +66,8 @@ def traffic(graph: Graph, passes: Iterable[RowPass], again_from_l2: bool, again:
     for tensor in arrays(graph):
         output = any(tensor is t for t in graph.outputs)
         whole = bytes_of(graph, tensor)
+        if tensor.node in graph.written_at:  # the rows alone
+            whole = tensor.dtype.bytes * math.prod(size_of(size, graph.sizes) for size in tensor.node.shape)
         if not output and tensor.node not in graph.users:  # a selection goes by its key alone
             tensors.append(TensorTraffic(tensor.name, output, 0, 0, 0, 0))
             continue

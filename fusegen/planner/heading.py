@@ -91,6 +91,7 @@ def header_facts(plan: Headed) -> list[tuple[str, str]]:
         *([("views", views)] if (views := viewed(graph)) else []),
         *([("selects", selected(graph))] if graph.selection else []),
         *([("looks up", looked_up(graph))] if graph.gathers else []),
+        *([("writes", written_rows(graph))] if graph.scatters else []),
         ("tile", plan.regime),
         ("traffic", f"{megabytes(moved.moved)} moved, {megabytes(moved.ideal)} ideal, {apart}{unfused}"),
         ("floor", f"{cost.floor_us:.1f} us at {at}; {cost.bound}-bound at {moved.intensity:.2f} flop/B"),
@@ -145,6 +146,17 @@ def looked_up(graph: Graph) -> str:
         at = names.get(node.inputs[1], "an index")
         found.append(f"{kind} of {names[node.inputs[0]]} at {at}, {missing:g} where there is none")
     return "; ".join(found)
+
+
+def written_rows(graph: Graph) -> str:
+    """`rows of out at slots; nothing where there is none`."""
+    names = value_names(graph)
+    rows: dict[str, list[str]] = {}
+    for tensor in graph.outputs:
+        if tensor.node in graph.written_at:
+            rows.setdefault(names.get(tensor.node.inputs[0], "an index"), []).append(tensor.name)
+    said = (f"rows of {', '.join(outputs)} at {index}" for index, outputs in rows.items())
+    return f"{'; '.join(said)}; nothing where there is none"
 
 
 def field(name: str, text: str) -> list[str]:

@@ -44,7 +44,7 @@ def moves_along(graph: Graph, tensor: Tensor, axis: int) -> bool:
     if tensor.node.op.kind is Kind.PART:
         return False
     own = axis - (len(graph.shape) - len(tensor.shape))
-    return own >= int(tensor.node in graph.tables) and tensor.shape[own] == graph.shape[axis]
+    return own >= int(tensor.node in graph.tables | graph.written_at) and tensor.shape[own] == graph.shape[axis]
 
 
 def row_dims(graph: Graph, layout: Layout) -> tuple[RowDim, ...]:
@@ -125,9 +125,12 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
         by_column = tensor.shape[-1] != 1 if picked else tensor.shape[-1] == graph.shape[-1]
         if gathered:
             by_column = len(tensor.shape) > 1 and tensor.shape[-1] != 1
+            by_column = by_column and (not output or tensor.shape[-1] == graph.shape[-1])
         group = graph.cols // size_of(tensor.shape[-1], graph.sizes) if tensor.node in graph.grouped else 0
         by_column = by_column and not group
         mode = "element" if picked else access_mode(graph, layout, tensor, strided, by_column, vector)
+        if output and gathered and mode == "misaligned":  # blocks of a row may hold elements of others, that stay
+            mode = "element"
         width = tensor.dtype.bytes if mode == "element" else min(VECTOR_BYTES, vector * tensor.dtype.bytes)
         found.append(
             Access(
@@ -157,11 +160,14 @@ def accesses(graph: Graph, dims: tuple[RowDim, ...], layout: Layout, vector: int
 
 
 def gathered_rows(graph: Graph, tensor: Tensor, dims: tuple[RowDim, ...]) -> Gathered | None:
-    """How a table's rows are found; None of any other tensor."""
-    if tensor.node not in graph.tables:
+    """How rows that an index names are found, to be read or to be written; None of any other tensor."""
+    if tensor.node in graph.written_at:
+        index, name = tensor.node.inputs[0], tensor.name
+    elif tensor.node in graph.tables:
+        (node,) = (n for n in graph.gathers if n.inputs[0] is tensor.node)
+        index, name = node.inputs[1], value_names(graph)[tensor.node]
+    else:
         return None
-    (node,) = (n for n in graph.gathers if n.inputs[0] is tensor.node)
-    index, name = node.inputs[1], value_names(graph)[tensor.node]
     missing = len(graph.shape) - len(index.shape)
     moving = {axis + missing for axis, size in enumerate(index.shape) if size == graph.shape[axis + missing]}
     along = tuple(i for i, d in enumerate(dims) if moving & set(d.axes))
@@ -264,6 +270,11 @@ def reading(node: Node, graph: Graph, access: Access) -> Statement:
     return Statement(node.op, name, node.dtype, args, access=access, missing=Number(missing, node.dtype))
 
 
+def putting(node: Node, graph: Graph, access: Access) -> Statement:
+    """Where a row of an output is that an index names."""
+    return Statement(node.op, access.name, node.dtype, (argument(node.inputs[0], graph),), access=access)
+
+
 def statement(node: Node, graph: Graph) -> Statement:
     """The op of a node, on values by their names in the graph."""
     name, args = value_names(graph)[node], tuple(argument(a, graph) for a in node.inputs)
@@ -308,7 +319,7 @@ POSITIONS = ("row_index", "col_index", "row_low", "row_high")
 
 def is_flat(graph: Graph) -> bool:
     """May the chain be taken as one flat array: every tensor has the whole shape, and nothing asks for a position?"""
-    whole = all(t.shape == graph.shape for t in arrays(graph))
+    whole = all(t.shape == graph.shape for t in arrays(graph)) and not graph.scatters
     return whole and not graph.reductions and not graph.scans and not any(n.op.name in POSITIONS for n in graph.nodes)
 
 

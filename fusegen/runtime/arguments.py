@@ -405,7 +405,8 @@ def bind(plan: Plan, sizes: Sizes, views: Views) -> Bound:
         elif param.kind == "size":
             numbers.append(math.prod(views[param.tensor].shape[axis] for axis in param.axes))
             if rows and not numbers[-1]:
-                raise ArgumentError(f"{param.tensor} has no rows, and {plan.name} reads some of them")
+                does = "writes" if accesses[param.tensor].output else "reads"
+                raise ArgumentError(f"{param.tensor} has no rows, and {plan.name} {does} some of them")
         elif param.kind == "stride":
             access, view = accesses[param.tensor], views[param.tensor]
             numbers.append(merged_stride(view, param.axes or plan.axes_walked(access, param.dim)) or 0)

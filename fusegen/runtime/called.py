@@ -237,6 +237,12 @@ class Called(Forwarded):
         chosen = None if stream is None else stream_address(stream)
         views = self.views(arrays, outs, chosen)
         device = self.device_for(views)
+        if device is None and self.op_graph.updates:
+            operand = next(iter(self.op_graph.updates.values()))
+            raise ArgumentError(
+                f"{self.name} writes to {operand} in its own memory, which is on the CPU, and the kernel runs on "
+                f"{self.device}\n  pass arrays that are there"
+            )
         if device is None:
             return run_copied(self, views, values, outs, owner_of(arrays))
         prepared = self.prepared(views, arrays, outs, values, device, owner_of(arrays), chosen, signature)

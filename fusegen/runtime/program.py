@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import starmap
 from typing import Any
 
 from fusegen.errors import ArgumentError, KernelError, SpecError
@@ -86,6 +87,7 @@ class ProgramRecord:
     address: Callable[[Any], int]
     stream: Callable[[], int]
     waits: bool
+    in_place: frozenset[tuple[int, int]]  # pointers, (output, input), that are the same
     workspace: Callable[[int, int], Workspace]  # of a stream, with so many bytes at least
 
     @cached_property
@@ -131,7 +133,7 @@ class ProgramRecord:
         return Sending(("held = slot[0]",), (), ("send(room(sent[0]), *sent, {values})",), (), names)
 
     def apart(self, pointers: tuple[int, ...]) -> bool:
-        return apart(self.spans, self.inputs, pointers)
+        return apart(self.spans, self.inputs, pointers, self.in_place)
 
 
 class Program(Called):
@@ -182,7 +184,7 @@ class Program(Called):
             signature, pointers = found
             record = self.records.get(signature)
             if record is not None and (not outs or record.apart(pointers)):
-                if self.shortcuts.learn(record, arrays, outs, pointers):
+                if not record.in_place and self.shortcuts.learn(record, arrays, outs, pointers):
                     self.forward(self.shortcuts.first, self.held)
                 if not outs:
                     made = tuple([maker(arrays, None) for maker in record.makers])
@@ -266,8 +268,9 @@ class Program(Called):
         if self.op_graph.viewed:
             self.check_shown(sizes)
         for tensor in self.outputs:
-            if tensor.name in views and views[tensor.name].size:
-                arguments.check_output(tensor.name, views[tensor.name])
+            name = self.op_graph.updates.get(tensor.name, tensor.name)
+            if name in views and views[name].size:
+                arguments.check_output(name, views[name])
         for step in self.plan.steps:
             own = {b.tensor: shown(views[b.base], b, sizes) for b in step.bindings if b.base in views}
             arguments.check_strides(step.plan, own, {b.tensor: b.base for b in step.bindings})
@@ -285,11 +288,13 @@ class Program(Called):
     def record(
         self, views: Mapping[str, ArrayView], device: Device, owner: str, in_place: arguments.Pairs = frozenset()
     ) -> ProgramRecord:
-        """Check the arrays, and work out each kernel's launch and where the tensors between them lie. No output is
-        written over an operand: `in_place` is empty."""
+        """Check the arrays, and work out each kernel's launch and where the tensors between them lie. An output is
+        written over an operand where it is that with new rows, and nowhere else: `in_place` says nothing more."""
         sizes = self.check(views)
         arena = self.plan.arena(sizes)
+        updates = self.op_graph.updates
         fresh = {t.name: fresh_view(t.dtype, shape_at(t.shape, sizes)) for t in self.outputs}
+        fresh |= {output: views[operand] for output, operand in updates.items()}
         whole = {**fresh, **views}
         bases = {name: place for place, name in enumerate(self.names)}
         pointed = {name: Pointer(place, 0) for name, place in bases.items()}
@@ -310,6 +315,11 @@ class Program(Called):
             launches.append(StepLaunch(own, places, tuple(map(scalars.index, step.values))))
         own_outputs = any(t.name not in views for t in self.outputs)
         row = row_of(owner)
+
+        def make(output: str, like: ArrayView) -> Maker:
+            operand = updates.get(output)
+            return self.maker(owner, views, like, device) if operand is None else self.giver(operand)
+
         return ProgramRecord(
             plan=self.plan,
             device=device,
@@ -318,12 +328,33 @@ class Program(Called):
             spans=tuple(relative_span(whole[name]) for name in self.names),
             shapes=tuple(f.shape for f in fresh.values()),
             inputs=len(self.inputs),
-            makers=tuple(self.maker(owner, views, f, device) for f in fresh.values()) if own_outputs else (),
+            makers=tuple(starmap(make, fresh.items())) if own_outputs else (),
             address=row.address,
             stream=row.stream(device.place),
             waits=row.waits,
+            in_place=self.places(self.in_place),
             workspace=lambda stream, nbytes: self.workspace_for(device, owner, stream, nbytes),
         )
+
+    @property
+    def in_place(self) -> arguments.Pairs:
+        """The outputs that are operands with new rows: the call gives these back."""
+        return frozenset(self.op_graph.updates.items())
+
+    def check_overlap(self, views: Mapping[str, ArrayView]) -> arguments.Pairs:
+        """As of a kernel. Raises ArgumentError where `out=` has other memory for an operand with new rows."""
+        pairs = super().check_overlap(views)
+        for output, operand in sorted(self.in_place - pairs):
+            raise ArgumentError(
+                f"the output {output} is {operand} with new rows, in its own memory\n"
+                f"  pass {operand} itself in out=, or leave out= away"
+            )
+        return pairs
+
+    def giver(self, operand: str) -> Maker:
+        """What gives an operand back as it came."""
+        place = self.names.index(operand)
+        return lambda arrays, stream: arrays[place]
 
     def workspace_for(self, device: Device, owner: str, stream: int, nbytes: int) -> Workspace:
         """The workspace of a stream, made anew where it is too small. What it was is kept, for graphs captured over

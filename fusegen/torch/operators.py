@@ -66,6 +66,12 @@ def op(
         raise RequestError(f"fusegen.torch.op takes chains, found {chain if backward is None else backward!r}")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name):
         raise RequestError(f"{name!r} is no operator's name; write a namespace and a name, as in 'mylib::add_rmsnorm'")
+    if chain.graph.updates:
+        operand = next(iter(chain.graph.updates.values()))
+        raise RequestError(
+            f"{name}: {chain.name} writes to {operand} in its own memory, and an operator gives new tensors\n"
+            "  call what fusegen.compile gives; torch.compile breaks its graph there"
+        )
     if name in KEPT:
         raise RequestError(f"{name} is an operator already; give this one another name")
     options = {"target": target, "on": on, "validate": validate, "tuned": tuned}

@@ -191,6 +191,8 @@ def step(
         return joined(node, args, sizes)
     if node.op.kind is Kind.GATHER:
         return looked_up(node, *args)
+    if node.op.kind is Kind.SCATTER:  # of a kernel: the rows themselves
+        return args[-1]
     if node.op.kind is Kind.GROUP:
         return of_groups(node, args[0], how if isinstance(how, Accumulation) else None)
     if node.op.kind is Kind.PART:
@@ -491,7 +493,7 @@ def nonzero(op: Op, args: list[Bounded]) -> tuple[Array, Array]:
     return apply(op, [arg.value]), np.where(arg.unsure & ~sure, 1.0, 0.0)
 
 
-SHOWING = (Kind.TRANSPOSE, Kind.VIEW, Kind.JOIN, Kind.SPREAD, Kind.GATHER)
+SHOWING = (Kind.TRANSPOSE, Kind.VIEW, Kind.JOIN, Kind.SPREAD, Kind.GATHER, Kind.SCATTER)
 PASSING = frozenset(
     ("neg", "abs", "relu", "maximum", "minimum", "max", "min", "group_max", "group_min", "where", *CASTS)
 )

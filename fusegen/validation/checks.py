@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from fusegen.errors import MissingError
-from fusegen.language.graph import Node, Tensor, plain
+from fusegen.language.graph import Kind, Node, Tensor, plain
 from fusegen.language.reference import draws, load_reference
 from fusegen.language.types import Dim, f32, size_of
 from fusegen.planner.pieces import VECTOR_BYTES
@@ -46,7 +46,8 @@ from fusegen.validation.inputs import (
     summed_dims,
     take,
 )
-from fusegen.validation.judging import failing, judge, steps
+from fusegen.validation.judging import failing, overwritten, steps, unnamed_rows
+from fusegen.validation.judging import judged as judged_with_laws
 from fusegen.validation.launches import folding, most_rows, narrowed, other_order, row_counts
 from fusegen.validation.memory import (
     CONTIGUOUS,
@@ -258,7 +259,7 @@ class Checks:
 
     def apart(self, operands: Operands, first: list[Array]) -> None:
         """Some rows of the launch without the others, in reverse where rows don't count themselves; then one row."""
-        if not self.wants("apart"):
+        if not self.wants("apart") or self.graph.scatters:  # of fewer rows fewer places are written
             return
         half = self.picks(operands.sizes)
         reason = "some of the rows alone and in another order: a row's result may not depend on other rows"
@@ -282,6 +283,7 @@ class Checks:
         """The same rows as the last of as many as a launch takes: bitwise the same, by numbers that need 64 bits."""
         name, dim = "last rows", far.outer_dim(self.plan, free_dims(self.plan, self.plan.flat))
         skip = far.left_out(self.plan, operands.sizes, dim) if dim and self.strict and not self.summed else 0
+        skip = 0 if self.graph.scatters else skip
         if not skip or not self.wants(name, NORMAL.name):
             return
         inputs, outputs, values = self.placed(operands)
@@ -312,7 +314,7 @@ class Checks:
     def far_apart(self) -> None:
         """Rows 2^31 elements and more from one to the next."""
         name = "layout: far apart"
-        if not self.strict or len(self.graph.shape) < 2 or not self.wants("layout", name):
+        if not self.strict or len(self.graph.shape) < 2 or self.graph.scatters or not self.wants("layout", name):
             return
         count = 2 * math.prod(OUTER[:2])  # two along each axis, at least
         operands = make_operands(self.plan, sizes_for(self.plan, count, OUTER, flat=False), self.rng(name))
@@ -436,7 +438,8 @@ class Checks:
             return [], problem
         found, problems = [], []
         for tensor, output in zip(self.graph.outputs, outputs, strict=True):
-            array, problem = read_output(output, told(tensor.dtype) if watched else 0, tensor.name)
+            whole = watched and tensor.node.op.kind is not Kind.SCATTER
+            array, problem = read_output(output, told(tensor.dtype) if whole else 0, tensor.name)
             found.append(array)
             problems.append(problem)
         kept = [one for one in inputs if not any(one is other for other in outputs)]
@@ -467,7 +470,8 @@ class Checks:
         for tensor in self.graph.outputs:
             shape = tuple(size_of(size, operands.sizes) for size in tensor.shape)
             how = replace(arranged.get(tensor.name, CONTIGUOUS), broadcast=False)
-            outputs.append(reserve(device, shape, tensor.dtype, how, POISON[tensor.dtype][poison]))
+            stays = tensor.node.op.kind is Kind.SCATTER  # what no index names is the same each time
+            outputs.append(reserve(device, shape, tensor.dtype, how, POISON[tensor.dtype][0 if stays else poison]))
         return inputs, outputs, values
 
     def usual(self, tensor: Tensor, sizes: Mapping[str, int]) -> Arrangement:
@@ -513,7 +517,13 @@ class Checks:
         """Every output against the reference text, and whether that text and the analysis agree on the value."""
         values = self.reference(*operands.values)
         expected = values if isinstance(values, tuple) else (values,)
-        return judge(self.plan.lowered, accumulations(self.plan), operands.values, outputs, expected)
+        graph = self.plan.lowered
+        compared, doubt, laws = judged_with_laws(graph, accumulations(self.plan), operands.values, outputs, expected)
+        for tensor, got in zip(graph.outputs, outputs, strict=True):
+            if tensor.node.op.kind is Kind.SCATTER:
+                before = np.full(got.shape, POISON[tensor.dtype][0] % 2 ** (8 * tensor.dtype.bytes), f"u{got.itemsize}")
+                doubt = doubt or overwritten(tensor, got, before, unnamed_rows(tensor.node, laws, len(got)))
+        return compared, doubt
 
     def count(self, compared: Sequence[Compared], rows: Array | slice, usual: bool) -> None:
         """Note how much of each output was held to bounds. NaN that came of what is no number prove little."""

@@ -70,9 +70,11 @@ def free_dims(plan: Plan, flat: bool) -> tuple[str, ...]:
 
 
 def table_dims(graph: Graph) -> tuple[str, ...]:
-    """The dims that count rows of tables, and nothing else: a launch may have as few as it likes."""
-    counted = {size for table in read_tables(graph) for size in table.shape[:1] if isinstance(size, Dim)}
-    others = [t.shape[1:] if t.node in read_tables(graph) else t.shape for t in (*graph.inputs, *graph.outputs)]
+    """The dims that count rows which indices name, and nothing else: a launch may have as few as it likes."""
+    tables = {*read_tables(graph), *graph.written_at}
+    arrays = (*graph.inputs, *graph.outputs)
+    counted = {size for t in arrays if t.node in tables for size in t.shape[:1] if isinstance(size, Dim)}
+    others = [t.shape[1:] if t.node in tables else t.shape for t in arrays]
     elsewhere = set(dims_in(tuple(size for shape in others for size in shape)))
     numbers = set(dims_in(tuple(node.size for node in graph.nodes if node.size is not None)))
     return tuple(name for name in graph.sizes if Dim(name) in counted - elsewhere - numbers)
@@ -95,12 +97,30 @@ def rows_of_tables(graph: Graph) -> set[str]:
     return {d.name for n in graph.gathers if n.op.name == "gather" for d in dims_in(n.inputs[0].shape[:1])}
 
 
+def slot_operands(graph: Graph) -> frozenset[str]:
+    """The operands whose elements name rows to write, each another one."""
+    sources = (source for node in graph.scatters for source in behind([node.inputs[-2]]))
+    return frozenset(graph.tensor_of[source].name for source in sources if source in graph.tensor_of)
+
+
+def with_places(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes with as many rows to write to as there are rows, and some more that stay."""
+    found = dict(sizes)
+    free = table_dims(graph)
+    for tensor in graph.outputs:
+        if tensor.node in graph.written_at and str(tensor.shape[0]) in free:
+            count = math.prod(size_of(size, sizes) for size in tensor.node.inputs[-2].shape)
+            found[str(tensor.shape[0])] = max(TABLE_ROWS, count + 7)
+    return found
+
+
 def index_limits(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
     """How many rows or columns the operands name that indices are made of; where they name several, the fewest."""
     found: dict[str, int] = {}
-    for node in graph.gathers:
-        size = node.inputs[0].shape[0 if node.op.name == "gather" else -1]
-        for source in behind([node.inputs[1]]):
+    places = {t.node: t.shape[0] for t in graph.outputs if t.node in graph.written_at}
+    for node in (*graph.gathers, *graph.scatters):
+        size = places[node] if node in places else node.inputs[0].shape[0 if node.op.name == "gather" else -1]
+        for source in behind([node.inputs[-2 if node in places else 1]]):
             if source in graph.tensor_of and source.dtype is i32 and source.shape:
                 name, number = graph.tensor_of[source].name, size_of(size, sizes)
                 found[name] = min(number, found.get(name, number))
@@ -115,6 +135,15 @@ def indices(rng: np.random.Generator, shape: tuple[int, ...], limit: int) -> Arr
     places = rng.permutation(found.size)[: found.size // 3]
     found.reshape(-1)[places] = np.resize(special, places.size)
     return found.astype(np.int32)
+
+
+def slots(rng: np.random.Generator, shape: tuple[int, ...], limit: int) -> Array:
+    """Indices below `limit`, each another one; and in place of one in three what names nothing."""
+    count = math.prod(shape)
+    found = np.resize([-1, limit, -(2**31), 2**31 - 1, -limit, limit + 1], max(count, 1))[:count]
+    places = rng.permutation(count)[: min(limit, count - count // 3)]
+    found[places] = rng.permutation(limit)[: places.size]
+    return found.reshape(shape).astype(np.int32)
 
 
 def summed_dims(graph: Graph) -> frozenset[str]:
@@ -133,13 +162,13 @@ def sizes_for(plan: Plan, rows: int, outer: Sequence[int] = (), flat: bool | Non
     free = free_dims(plan, flat)
     sizes = {**graph.sizes, **dict.fromkeys(free, 1), **dict.fromkeys(table_dims(graph), TABLE_ROWS)}
     if not free:
-        return sizes
+        return with_places(graph, sizes)
     for name, size in zip(free[:-1], outer, strict=False):
         sizes[name] = size if rows >= size else 1
     axes = graph.shape if flat else graph.shape[:-1]
     others = math.prod(size_of(size, sizes) for size in axes)
     sizes[free[-1]] = root(-(-rows // others), axes.count(Dim(free[-1])))
-    return sizes
+    return with_places(graph, sizes)
 
 
 def flat_sizes(plan: Plan, rows: int) -> dict[str, int]:
@@ -175,12 +204,12 @@ def make_operands(
     count = rows_of(graph, sizes)
     row_patterns = [patterns[i % len(patterns)] for i in range(count)]
     mains = main_tensors(graph)
-    limits = index_limits(graph, sizes)
+    limits, unique = index_limits(graph, sizes), slot_operands(graph)
     values: list[Any] = []
     for tensor in graph.inputs:
         shape = tuple(size_of(size, sizes) for size in tensor.shape)
         if tensor.name in limits:
-            values.append(indices(rng, shape, limits[tensor.name]))
+            values.append((slots if tensor.name in unique else indices)(rng, shape, limits[tensor.name]))
             continue
         cols = shape[-1] if shape else 1
         safe = safe_magnitude(tensor.dtype, cols)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from fusegen.errors import KernelError, NoPlan
-from fusegen.language.graph import CASTS, Graph, Kind, Node
+from fusegen.language.graph import CASTS, Graph, Kind, Node, Tensor
+from fusegen.language.lookup import rows_at
 from fusegen.language.ordering import along_row
 from fusegen.language.selection import top_columns
 from fusegen.language.types import f32
@@ -56,6 +57,11 @@ def judged(
             value = top_columns(key.value, got.shape[-1]) if wanted is None else np.asarray(wanted)
             compared.append(compare_columns(tensor, got, value, key_in_f32(graph.selection, laws), equals, ordered))
             agrees = wanted is None or not compare_columns(tensor, value, value, key, alone, ordered).wrong.any()
+        elif tensor.node.op.kind is Kind.SCATTER:
+            rows, law = rows_written(tensor.node, np.asarray(got), laws)
+            value = law.value if wanted is None else np.where(named_by(tensor.node, laws, len(got)), wanted, 0)
+            compared.append(compare(tensor, rows, law, value))
+            agrees = agree(value, law, np.ones(1, bool))
         else:
             value = law.value if wanted is None else np.asarray(wanted)
             picked = columns is not None and tensor.node in graph.picked
@@ -64,6 +70,35 @@ def judged(
         if not agrees:
             doubt = f"{tensor.name}: the reference text and the ops' table differ: it is not this graph's"
     return compared, doubt, laws
+
+
+def named_by(put: Node, laws: Mapping[Node, Bounded], count: int) -> Array:
+    """Which of the rows have a place among so many: as the index, with axes of one element for those of a row."""
+    index = laws[put.inputs[0]].value
+    return np.asarray((index >= 0) & (index < count))
+
+
+def rows_written(put: Node, got: Array, laws: Mapping[Node, Bounded]) -> tuple[Array, Bounded]:
+    """What is at the places that the index names, and its law; 0 where it names none."""
+    law, named = laws[put], named_by(put, laws, len(got))
+    shape = np.broadcast_shapes(law.value.shape, named.shape)
+    rows = np.broadcast_to(rows_at(got, laws[put.inputs[0]].value), shape)
+    value, error = (np.where(named, part, 0) for part in (law.value, law.error))
+    return np.ascontiguousarray(rows), Bounded(np.broadcast_to(value, shape), np.broadcast_to(error, shape))
+
+
+def unnamed_rows(put: Node, laws: Mapping[Node, Bounded], count: int) -> Array:
+    """The places among so many that no index names."""
+    index = np.asarray(laws[put.inputs[0]].value).reshape(-1)
+    return np.setdiff1d(np.arange(count), index)
+
+
+def overwritten(tensor: Tensor, got: Array, before: Array, rows: Array) -> str:
+    """What is wrong with rows that were to stay as they were (empty: nothing)."""
+    raw = f"u{tensor.dtype.bytes}"
+    changed = (np.ascontiguousarray(got).view(raw) != np.ascontiguousarray(before).view(raw)).reshape(len(got), -1)
+    wrong = [int(row) for row in rows if changed[row].any()]
+    return f"{tensor.name}: {len(wrong)} rows that no index names were written, first row {wrong[0]}" if wrong else ""
 
 
 def failing(launch: Callable[..., None], *arguments: Any) -> str:

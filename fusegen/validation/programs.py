@@ -18,6 +18,7 @@ import numpy as np
 
 from fusegen.errors import SpecError
 from fusegen.language.graph import CASTS, Graph, Kind, Tensor
+from fusegen.language.lookup import rows_put
 from fusegen.language.naming import entry_name
 from fusegen.language.reference import draws, load_reference
 from fusegen.language.sizes import Expr, dims_in
@@ -40,6 +41,7 @@ from fusegen.validation.checks import (
 )
 from fusegen.validation.compare import Compared
 from fusegen.validation.few_parts import in_turn, turns_of, with_few_parts
+from fusegen.validation.in_place import overwriting
 from fusegen.validation.inputs import (
     NORMAL,
     TABLE_ROWS,
@@ -51,12 +53,15 @@ from fusegen.validation.inputs import (
     need_numbers,
     rows_of_tables,
     shared,
+    slot_operands,
+    slots,
     summed_dims,
     table_dims,
+    with_places,
 )
-from fusegen.validation.judging import failing, judged
+from fusegen.validation.judging import agree, failing, judged, overwritten, unnamed_rows
 from fusegen.validation.launches import DEPTH
-from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, read_output, reserve, told, untouched
+from fusegen.validation.memory import CONTIGUOUS, POISON, Arrangement, Placed, read_output, reserve, told, untouched
 from fusegen.validation.patterns import (
     GENTLE,
     GENTLE_SETTING,
@@ -169,7 +174,7 @@ class ProgramChecks(Checks):
         whole = rows_of_tables(self.graph)
         free = [name for name in self.free() if name not in summed_dims(self.graph) | whole]
         counted = draws(self.graph) or any(node.op.name == "row_index" for node in self.graph.nodes)
-        if not self.wants("apart") or not free or counted or moved(self.graph, free):
+        if not self.wants("apart") or not free or counted or self.graph.scatters or moved(self.graph, free):
             return
         picks = {name: list(range(operands.sizes[name]))[::-2] for name in free}
         values = [picked(v, t, picks) for t, v in zip(self.graph.inputs, operands.values, strict=True)]
@@ -216,9 +221,11 @@ class ProgramChecks(Checks):
     # ---------------------------------------------------------------- operands
 
     def free(self) -> list[str]:
-        """The dims whose sizes are run-time arguments of every kernel."""
+        """The dims whose sizes are run-time arguments of every kernel, outermost first."""
         apart = (*self.program.plan.fixed, *table_dims(self.graph))
-        return [name for name in self.graph.sizes if name not in apart]
+        found = [name for name in self.graph.sizes if name not in apart]
+        indexed = {d.name for node in self.graph.scatters for d in dims_in(node.inputs[-2].shape)}
+        return sorted(found, key=indexed.__contains__)  # last those that say how many rows are written
 
     def most_rows(self, most: int) -> int:
         """Rows of a launch of `most` elements; of products an element is as much work as a few hundred others."""
@@ -249,7 +256,7 @@ class ProgramChecks(Checks):
                 for name in free if self.graph.viewed else ():
                     unit = unit_of(self.graph, name)
                     sizes[name] = -(-sizes[name] // unit) * unit
-        return sizes
+        return {**sizes, **{n: size for n, size in with_places(self.graph, sizes).items() if n in tables}}
 
     def operands(
         self, sizes: Mapping[str, int], name: str, patterns: Sequence[Pattern] = (NORMAL,), setting: Setting = USUAL
@@ -259,7 +266,7 @@ class ProgramChecks(Checks):
         rng, free = self.rng(name), {Dim(n) for n in self.free()}
         free |= {Dim(name) for name in table_dims(self.graph)}
         mains = [t for t in self.graph.inputs if t.dtype.kind == "float" and len(t.shape) > 1 and free & set(t.shape)]
-        limits = index_limits(self.graph, sizes)
+        limits, unique = index_limits(self.graph, sizes), slot_operands(self.graph)
         rights = right_operands(self.graph)
         values: list[Any] = []
         for tensor in self.graph.inputs:
@@ -269,7 +276,7 @@ class ProgramChecks(Checks):
                 rng, math.prod(shape[:-1]), cols, tensor.dtype, safe_magnitude(tensor.dtype, cols), self.graph.picks
             )
             if tensor.name in limits:
-                values.append(indices(rng, shape, limits[tensor.name]))
+                values.append((slots if tensor.name in unique else indices)(rng, shape, limits[tensor.name]))
             elif tensor in mains:
                 chosen = [patterns[i % len(patterns)] for i in range(room.rows)]
                 made = mixed(room, chosen, mains.index(tensor), len(mains))
@@ -292,6 +299,7 @@ class ProgramChecks(Checks):
         workspace goes to `between`."""
         program, device = self.program, self.program.device
         inputs, outputs, values = self.placed(operands, arranged or {}, poison)
+        updated = {id(out) for t, out in zip(self.graph.outputs, outputs, strict=True) if t.name in self.graph.updates}
         views = {t.name: p.view for t, p in zip(self.arrays, (*inputs, *outputs), strict=True)}
         self.between = {}
         problems: list[str] = []
@@ -324,12 +332,21 @@ class ProgramChecks(Checks):
             return [], problem
         found = []
         for tensor, output in zip(self.graph.outputs, outputs, strict=True):
-            array, problem = read_output(output, 0 if poison else told(tensor.dtype), tensor.name)
+            watched = not poison and tensor.name not in self.graph.updates
+            array, problem = read_output(output, told(tensor.dtype) if watched else 0, tensor.name)
             found.append(array)
             problems.append(problem)
-        if device.kind != "emulator" and not all(map(untouched, inputs)):
+        kept = [one for one in inputs if id(one) not in updated]
+        if device.kind != "emulator" and not all(map(untouched, kept)):
             problems.append("an operand was written to")
         return found, "; ".join(filter(None, problems))
+
+    def placed(
+        self, operands: Operands, arranged: Mapping[str, Arrangement] | None = None, poison: int = 0
+    ) -> tuple[list[Placed], list[Placed], list[Any]]:
+        """As of a kernel; an output that is an operand with new rows is in that operand's memory."""
+        inputs, outputs, values = super().placed(operands, arranged, poison)
+        return inputs, overwriting(self.graph, self.graph.updates, inputs, outputs), values
 
     def called(self, operands: Operands) -> tuple[list[Array], str]:
         """The outputs of the program's own call."""
@@ -364,6 +381,7 @@ class ProgramChecks(Checks):
         laws: dict[str, Any] = dict(zip((t.name for t in self.graph.inputs), operands.values, strict=True))
         got = {**dict(zip((t.name for t in self.graph.outputs), outputs, strict=True)), **self.between}
         nodes = {**{t.name: t.node for t in self.graph.outputs}, **{s.name: s.node for s in self.program.plan.between}}
+        initial = {output: laws[operand] for output, operand in self.graph.updates.items()}
         compared: list[Compared] = []
         doubt = ""
         other = False  # has a kernel chosen other columns, rightly, than the text does?
@@ -376,16 +394,24 @@ class ProgramChecks(Checks):
             }
             made = [bound[t.name].of(got[bases[t.name]]) for t in graph.outputs]
             expected = [
-                None if other or bases[t.name] not in text else bound[t.name].of(text[bases[t.name]])
+                None if other or bases[t.name] not in text or t.node in graph.written_at
+                else bound[t.name].of(text[bases[t.name]])
                 for t in graph.outputs
-            ]
+            ]  # fmt: skip
             given = [bound[t.name].law(laws[bases[t.name]]) if t.shape else laws[t.name] for t in graph.inputs]
             found, said, table = judged(graph, accumulations(kernel.plan), given, made, expected, held)
             compared += found
             doubt = doubt or said
             for tensor, array in zip(graph.outputs, made, strict=True):
                 base = bases[tensor.name]
-                if tensor.node is graph.selection:
+                if tensor.node in graph.written_at:
+                    before = bound[tensor.name].of(initial[base])
+                    law = with_new_rows(tensor, table, before)
+                    stays = unnamed_rows(tensor.node, table, len(array))
+                    doubt = doubt or overwritten(tensor, array, before, stays)
+                    if not other and not agree(bound[tensor.name].of(text[base]), law, np.ones(1, bool)):
+                        doubt = doubt or f"{tensor.name}: the reference text and the ops' table differ"
+                elif tensor.node is graph.selection:
                     law = exact(array)
                     other = other or bool((table[tensor.node].value != chosen_by_text(graph, table, array)).any())
                 else:
@@ -449,6 +475,17 @@ def as_stored(law: Bounded, dtype: DType, op: str, shape: tuple[int, ...]) -> Bo
 
         return Bounded(*RULES[op](OPS[op], [Bounded(value, error)]))
     return Bounded(value, rounded(value, error, dtype) if dtype in (f16, bf16) else error)
+
+
+def with_new_rows(tensor: Tensor, table: Mapping[Any, Bounded], before: Array) -> Bounded:
+    """An array that was there `before`, with the rows that a kernel's index names as they are stored."""
+    rows, index = table[tensor.node], table[tensor.node.inputs[0]].value
+    shape = np.broadcast_shapes(rows.value.shape, index.shape)
+    stored = as_stored(rows, tensor.dtype, tensor.node.inputs[1].op.name, shape)
+    value = rows_put(wide(before), index, stored.value)
+    known = np.where(np.isfinite(wide(before)), 0.0, np.inf)
+    error = np.where(np.isnan(stored.error), np.inf, stored.error)
+    return Bounded(value, rows_put(known, index, error))
 
 
 def unit_of(graph: Graph, name: str) -> int:

@@ -47,7 +47,7 @@ def check(graph: Graph, rtol: float = 2e-4) -> None:
 
 
 def test_every_op_has_its_text() -> None:
-    assert set(TEXTS) == {op.name for op in PRIMITIVES} | {"transpose", "matmul", "matmul_tf32"}
+    assert set(TEXTS) == {op.name for op in PRIMITIVES} | {"scatter", "transpose", "matmul", "matmul_tf32"}
 
 
 @pytest.mark.parametrize("found", [*SPECS.values(), *OWN, *SELECTING], ids=lambda c: c.name)

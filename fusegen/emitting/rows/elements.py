@@ -94,7 +94,8 @@ class Elements(Part):
         def write(store: Store) -> str:
             row = f"{store.access.name}_staged" if store.staged else self.frame.pointer(store.access)
             col = "col" if store.staged else self.frame.place(store.access)
-            return f"{row}[{col}] = {self.words.stored(store)};"
+            test = f"if ({named}) " if (named := self.frame.named(store.access)) else ""
+            return f"{test}{row}[{col}] = {self.words.stored(store)};"
 
         def kept(keep: Keep) -> str:
             return f"{keep.value}{suffix}"

@@ -54,7 +54,7 @@ class Frame:
 
     def pointer(self, access: Access) -> str:
         """Where the tensor's row starts."""
-        own = access.walked or (access.gathered and access.by_column)
+        own = access.walked or (access.gathered and (access.by_column or access.output))
         return f"{access.name}_row" if own and not self.plan.flat else f"{access.name}_ptr"
 
     def place(self, access: Access, col: str = "col") -> str:
@@ -251,7 +251,7 @@ class Frame:
         for access in self.plan.accesses:
             if not access.walked or self.plan.flat or self.plan.needs_contiguous_rows(access) or access in ahead:
                 continue
-            if access.gathered and access.by_column:  # once its index is known
+            if access.gathered and (access.by_column or access.output):  # once its index is known
                 continue
             terms = [f"{dims[i].index} * {stride_name(access, dims, i)}" for i in access.walked]
             const = "" if access.output else "const "
@@ -273,7 +273,7 @@ class Frame:
         """What is one value a row, and where rows lie that values name."""
         lines: list[str] = []
         for s in body:
-            if s.access is None or (s.access.gathered and not s.access.by_column):
+            if s.access is None or (s.access.gathered and not s.access.by_column and not s.access.output):
                 lines.append(self.words.statement(s))
             elif s.access.gathered:
                 lines += self.table_row(s.access)
@@ -298,9 +298,11 @@ class Frame:
         index = self.words.argument(found.index)
         at = f"{name}_ptr + ({name}_found ? {index} : 0) * {found.stride}"
         walked = "".join(f" + {dims[i].index} * {stride_name(access, dims, i)}" for i in access.walked)
+        otherwise = "nothing of it is written" if access.output else "each of its values is 0"
+        const = "" if access.output else "const "
         lines = [
-            f"const bool {name}_found = {index} >= 0 && {index} < {found.count};  // else each of its values is 0",
-            f"const {self.words.ctype(access.dtype)}* const {name}_row = {at}{walked};",
+            f"const bool {name}_found = {index} >= 0 && {index} < {found.count};  // else {otherwise}",
+            f"{const}{self.words.ctype(access.dtype)}* const {name}_row = {at}{walked};",
         ]
         ends = self.ends(access)
         return [*lines, *([f"const bool {name}_ends = {ends};"] if ends else [])]
@@ -322,8 +324,14 @@ class Frame:
     def row_writes(self, stores: Iterable[Store]) -> list[str]:
         """What is one value a row, written by one of its threads."""
         return [
-            f"if ({self.first_lane()}) *{self.pointer(store.access)} = {self.words.stored(store)};" for store in stores
+            f"if ({all_of(self.first_lane(), self.named(store.access))}) *{self.pointer(store.access)} = "
+            f"{self.words.stored(store)};"
+            for store in stores
         ]
+
+    def named(self, access: Access) -> str:
+        """When a row of an output has a place; empty where each has one."""
+        return f"{access.name}_found" if access.output and access.gathered else ""
 
 
 def constant(name: str, value: object, note: str = "", ctype: str = "int") -> str:

@@ -11,7 +11,7 @@ Most rows are written otherwise, see emitting.rows.blocks; where a GPU has bulk 
 
 from __future__ import annotations
 
-from fusegen.emitting.dialect import VALUE_TYPES
+from fusegen.emitting.dialect import VALUE_TYPES, all_of
 from fusegen.emitting.rows.frame import Part, scaled
 from fusegen.planner.model import Access, Load, RowPass
 from fusegen.planner.parts import ColumnPart
@@ -197,7 +197,8 @@ class Vectors(Part):
 
     def store_call(self, access: Access) -> str:
         row, value = self.frame.pointer(access), f"{access.name}_vec"
-        width, live = access.vector, "if (live) " if self.plan.stands_in else ""
+        test = all_of("live" * self.plan.stands_in, self.frame.named(access))
+        width, live = access.vector, f"if ({test}) " if test else ""
         if access.apart:
             return f"{live}{self.store_apart(access, self.plan.tail == 'element')}"
         whole_words = width * access.dtype.bytes % VECTOR_BYTES == 0

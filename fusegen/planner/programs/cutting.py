@@ -12,7 +12,7 @@ from fusegen.language.trace import OPS
 from fusegen.language.types import DType, TensorType, f32, size_of
 from fusegen.planner.programs.model import Stored
 
-WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.GATHER)
+WORTH_STORING = (Kind.MAP, Kind.REDUCE, Kind.SCAN, Kind.PRODUCT, Kind.SELECT, Kind.GATHER, Kind.SCATTER)
 
 
 @once_per_graph
@@ -25,6 +25,8 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
             wanted.update((node, *(a for a in node.inputs if not plain(a))))
         elif node.op.kind in (Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER):
             wanted.update((node, node.inputs[0]))
+        elif node.op.kind is Kind.SCATTER:
+            wanted.update((node, node.inputs[-1]))
         if node.op.name in CASTS:
             wanted.add(node)
         if len(graph.users[node]) > 1 or node in graph.names:
@@ -59,8 +61,9 @@ def storage_types(graph: Graph) -> Mapping[Node, DType]:
         if node.op.kind is Kind.INPUT:
             table[node] = graph.tensor_of[node].dtype
             continue
-        if node.op.kind in (Kind.VIEW, Kind.JOIN, Kind.GATHER):  # what it shows, as that is
-            shown = {table[a] for a in (node.inputs[:1] if node.op.kind is Kind.GATHER else node.inputs)}
+        one = node.op.kind in (Kind.GATHER, Kind.SCATTER)
+        if one or node.op.kind in (Kind.VIEW, Kind.JOIN):  # what it shows, as that is
+            shown = {table[a] for a in (node.inputs[:1] if one else node.inputs)}
             table[node] = next(iter(shown)) if len(shown) == 1 else f32
             continue
         readers = graph.users[node]

@@ -27,7 +27,7 @@ from fusegen.language.types import TensorType, i32
 from fusegen.language.views import View, made
 from fusegen.planner.programs.cutting import made_of_arrays
 from fusegen.planner.programs.grouping import groups_in_rows
-from fusegen.planner.programs.seen import lies_across, size_name, turned, within
+from fusegen.planner.programs.seen import lies_across, side, size_name, turned, within
 
 
 class NotOneStep(Exception):
@@ -58,6 +58,11 @@ class Lowered:
     sizes: Mapping[str, Size]
 
     @property
+    def shapes(self) -> int:
+        """How many kinds of rows its results have."""
+        return len({t.node.shape for t in self.graph.outputs})
+
+    @property
     def plain(self) -> bool:
         """Is every tensor that of the chain, as it is?"""
         return all(b.tensor == b.base and b.view.is_identity for b in self.bounds)
@@ -67,23 +72,32 @@ def lowered(graph: Graph) -> Lowered:
     """The step that computes `graph`. Raises NotOneStep.
 
     A view of elementwise steps is made of what they read. Where that is none of an operand, as of one value a group
-    beside the group's elements, it is made where they are written.
+    beside the group's elements, it is made where they are written. Where one result is several side by side, another
+    one of its shape is taken in the same parts: rows that a kernel then has in common.
     """
     graph = groups_in_rows(graph)
     try:
-        return Lowering(graph).result()
+        found = Lowering(graph).result()
     except NotOneStep as error:
         try:
             return Lowering(graph, anchored=set(made_of_arrays(graph))).result()
         except NotOneStep:
             raise error from None
+    if found.shapes < 2:
+        return found
+    try:
+        other = Lowering(graph, alike=True).result()
+    except NotOneStep:
+        return found
+    return other if other.shapes < found.shapes else found
 
 
 class Lowering:
     """The nodes of the step while it is made."""
 
-    def __init__(self, graph: Graph, anchored: set[Node] | None = None) -> None:
+    def __init__(self, graph: Graph, anchored: set[Node] | None = None, alike: bool = False) -> None:
         self.graph = graph
+        self.alike = alike  # are results of one shape written in the same parts?
         self.made: dict[tuple[Node, View, bool], Node] = {}
         self.inputs: dict[tuple[str, View], Tensor] = {}
         self.names: dict[Node, str] = {}
@@ -97,8 +111,12 @@ class Lowering:
         outputs: list[Tensor] = []
         writes: list[Bound] = []
         for tensor in self.graph.outputs:
-            whole = View.identity(tensor.shape)
-            parts = list(self.written(self.hoisted(tensor.node), whole, whole))
+            if tensor.node.op.name == "scatter":
+                for written, bound in self.scattered(tensor):
+                    outputs.append(written)
+                    writes.append(bound)
+                continue
+            parts = self.parts_of(tensor.node)
             for node, shown, place, named in parts:
                 name = tensor.name if len(parts) == 1 else self.free(named or f"{tensor.name}_part", output=True)
                 value = self.row(node, shown, shown.shape)
@@ -111,6 +129,34 @@ class Lowering:
         return self.plainly(tuple(t for _, t in arrays), tuple(outputs), (*reads, *writes))
 
     # ---------------------------------------------------------------- outputs
+
+    def parts_of(self, value: Node) -> list[tuple[Node, View, View, str]]:
+        """A result as it is written, in one or several parts: see `written`."""
+        whole = View.identity(value.shape)
+        found = list(self.written(self.hoisted(value), whole, whole))
+        if not self.alike or len(found) > 1:
+            return found
+        for tensor in self.graph.outputs:
+            other = tensor.node.inputs[-1] if tensor.node.op.kind is Kind.SCATTER else tensor.node
+            if other.shape == value.shape:
+                places = [place for *_, place, _ in self.written(self.hoisted(other), whole, whole)]
+                if len(places) > 1:
+                    return [part for place in places for part in self.written(self.hoisted(value), place, place)]
+        return found
+
+    def scattered(self, tensor: Tensor) -> Iterator[tuple[Tensor, Bound]]:
+        """Rows of an array that an index names: each part of their values, the index and the array as it sees them."""
+        _, index, values = tensor.node.inputs
+        parts = self.parts_of(values)
+        for node, seen, place, named in parts:
+            name = tensor.name if len(parts) == 1 else self.free(named or f"{tensor.name}_part", output=True)
+            value = self.row(node, seen, seen.shape)
+            place = self.written_as(value, place, node)
+            found, shown, row = self.at_index(tensor.node, place, index, values.shape, tensor.shape)
+            if broadcast(found.shape, row) != value.shape:
+                raise NotOneStep(values, f"{tensor.node.operator}: one value goes to several places")
+            put = replace(tensor.node, op=OPS["put"], inputs=(found, value), shape=value.shape)
+            yield Tensor(name, TensorType(tensor.dtype, shown.shape), put), Bound(name, tensor.name, shown)
 
     def written_as(self, value: Node, place: View, node: Node) -> View:
         """The place of a value that may lack leading axes of one element. Raises NotOneStep where it lacks others."""
@@ -236,6 +282,8 @@ class Lowering:
             return self.rows_at(node, view) if node.op.name == "gather" else self.take_at(node, view)
         if kind is Kind.TRANSPOSE:
             return self.transposed(node, view)
+        if kind is Kind.SCATTER:
+            raise NotOneStep(node, f"{node.operator}: its array is read once all of its new rows are written")
         return self.matmul(node, view)
 
     def scan(self, node: Node, view: View) -> Node:
@@ -407,24 +455,31 @@ class Lowering:
     def rows_at(self, node: Node, view: View) -> Node:
         """A view of rows that an index names: a view of the index, and one of the table's rows."""
         table, index = node.inputs
-        rest = len(table.shape) - 1
-        lead = len(node.shape) - rest
-        along = [any(step != 0 for step in column[lead:]) for column in view.columns]
-        both = any(own and any(step != 0 for step in c[:lead]) for own, c in zip(along, view.columns, strict=True))
-        if both or any(len(group) != 1 for group in view.base):
-            raise NotOneStep(node, f"{node.operator}: a view takes a table's rows and columns together")
-        found = self.seen(index, self.composed(view, View.identity(index.shape).broadcast(node.shape), node))
-        first = along.index(True) if True in along else len(along)
-        shape = tuple(size if own else 1 for size, own in zip(view.shape[first:], along[first:], strict=True))
-        columns = ((1, *(0,) * rest), *((0, *column[lead:]) for column in view.columns[first:]))
-        base = tuple((size,) for size in table.shape)
-        shown = made((table.shape[0], *shape), base, (0, *view.offset[lead:]), columns)
+        found, shown, shape = self.at_index(node, view, index, node.shape, table.shape)
         source = table
         while (step := source.view) is not None:
             source, shown = source.inputs[0], self.composed(shown, step, node)
         if source.op.kind is not Kind.INPUT:
             raise NotOneStep(table, f"{node.operator} reads rows that an index names, of a value that is computed")
         return replace(node, inputs=(self.operand(source, shown), found), shape=broadcast(found.shape, shape))
+
+    def at_index(
+        self, node: Node, view: View, index: Node, rows: Shape, table: Shape
+    ) -> tuple[Node, View, Shape]:  # fmt: skip
+        """What a view of the `rows` at an index is of the index and of the table; and the shape of what it shows of one
+        row."""
+        rest = len(table) - 1
+        lead = len(rows) - rest
+        along = [any(step != 0 for step in column[lead:]) for column in view.columns]
+        both = any(own and any(step != 0 for step in c[:lead]) for own, c in zip(along, view.columns, strict=True))
+        if both or any(len(group) != 1 for group in view.base):
+            raise NotOneStep(node, f"{node.operator}: a view takes a table's rows and columns together")
+        found = self.seen(index, self.composed(view, View.identity(index.shape).broadcast(rows), node))
+        first = along.index(True) if True in along else len(along)
+        shape = tuple(size if own else 1 for size, own in zip(view.shape[first:], along[first:], strict=True))
+        columns = ((1, *(0,) * rest), *((0, *column[lead:]) for column in view.columns[first:]))
+        base = tuple((size,) for size in table)
+        return found, made((table[0], *shape), base, (0, *view.offset[lead:]), columns), shape
 
     def take_at(self, node: Node, view: View) -> Node:
         """One column of each row that a view of the results asks for."""
@@ -464,35 +519,12 @@ class Lowering:
         if not apart or any(len(group) != 1 for group in view.base):
             raise NotOneStep(node, f"{node.operator}: a view takes the rows and columns of a product otherwise")
         left, right = node.inputs
-        made_left = self.factor(left, self.side(view, left, node, rows=True), node)
-        made_right = self.factor(right, self.side(view, right, node, rows=False), node)
+        made_left = self.factor(left, side(view, left, node, rows=True), node)
+        made_right = self.factor(right, side(view, right, node, rows=False), node)
         leading = broadcast(made_left.shape[:-2], made_right.shape[:-2])
         return replace(
             node, inputs=(made_left, made_right), shape=(*leading, made_left.shape[-2], made_right.shape[-1])
         )
-
-    def side(self, view: View, factor: Node, node: Node, rows: bool) -> View:
-        """The view of one factor: its own line through the product's view, K whole."""
-        lead = View.identity(factor.shape[:-2]).broadcast(node.shape[:-2])
-        lines, mine = len(node.shape) - 2, len(view.shape) - 2
-        own = lines if rows else lines + 1
-        outer = made(
-            view.shape[:mine], tuple((s,) for s in node.shape[:-2]), view.offset[:lines],
-            tuple(column[:lines] for column in view.columns[:mine]),
-        ).of(lead)  # fmt: skip
-        still = (0,) * len(outer.base)
-
-        def column(line: Size, depth: Size, leading: tuple[Size, ...] = still) -> tuple[Size, ...]:
-            return (*leading, line, depth) if rows else (*leading, depth, line)
-
-        steps = view.steps[own]
-        along = column(steps[-2 if rows else -1], 0)
-        depth = column(0, 1)
-        leading = [column(step, 0, c) for step, c in zip(steps[:mine], outer.columns, strict=True)]
-        last = (view.shape[-2], factor.shape[-1]) if rows else (factor.shape[-2], view.shape[-1])
-        base = (*outer.base, *((size,) for size in factor.shape[-2:]))
-        columns = (*leading, *((along, depth) if rows else (depth, along)))
-        return made((*outer.shape, *last), base, column(view.offset[own], 0, outer.offset), columns)
 
     def factor(self, node: Node, view: View, of: Node) -> Node:
         source, shown = node, view

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from fusegen.errors import NoPlan
 from fusegen.language.graph import Graph, Node, Tensor, plain
-from fusegen.language.one_kernel import of_gathers
+from fusegen.language.one_kernel import of_gathers, of_scatters
 from fusegen.language.types import DType, size_of
 from fusegen.language.views import View
 from fusegen.planner import candidates as plans_of
@@ -285,7 +285,7 @@ class Search:
             except NoPlan:
                 plans = ()
             if not plans:
-                gathered = of_gathers(part.graph)
+                gathered = of_gathers(part.graph) or of_scatters(part.graph)
                 cut = part.origins.get(gathered.cut) if gathered and gathered.cut else None
                 return Kernel(makes, least, reason=str(error), cut=cut)
         return Kernel(makes, sum(plan.cost.time_us for _, plan in plans), plans)

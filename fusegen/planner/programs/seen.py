@@ -77,3 +77,27 @@ def size_name(size: Expr) -> str:
         text = text.replace(symbol, word)
     text = re.sub(r"\W", "", text)
     return text if text.isidentifier() else f"size_{text}"
+
+
+def side(view: View, factor: Node, node: Node, rows: bool) -> View:
+    """The view of one factor: its own line through the product's view, K whole."""
+    lead = View.identity(factor.shape[:-2]).broadcast(node.shape[:-2])
+    lines, mine = len(node.shape) - 2, len(view.shape) - 2
+    own = lines if rows else lines + 1
+    outer = made(
+        view.shape[:mine], tuple((s,) for s in node.shape[:-2]), view.offset[:lines],
+        tuple(column[:lines] for column in view.columns[:mine]),
+    ).of(lead)  # fmt: skip
+    still = (0,) * len(outer.base)
+
+    def column(line: Size, depth: Size, leading: tuple[Size, ...] = still) -> tuple[Size, ...]:
+        return (*leading, line, depth) if rows else (*leading, depth, line)
+
+    steps = view.steps[own]
+    along = column(steps[-2 if rows else -1], 0)
+    depth = column(0, 1)
+    leading = [column(step, 0, c) for step, c in zip(steps[:mine], outer.columns, strict=True)]
+    last = (view.shape[-2], factor.shape[-1]) if rows else (factor.shape[-2], view.shape[-1])
+    base = (*outer.base, *((size,) for size in factor.shape[-2:]))
+    columns = (*leading, *((along, depth) if rows else (depth, along)))
+    return made((*outer.shape, *last), base, column(view.offset[own], 0, outer.offset), columns)

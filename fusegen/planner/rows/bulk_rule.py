@@ -48,7 +48,13 @@ def bulk_draft(graph: Graph, target: Target, layout: Layout, vector: int) -> Dra
     written = any(access.output for access in rows)
     lie_anywhere = draft.dims and written and any(graph.cols * access.dtype.bytes % VECTOR_BYTES for access in rows)
     loose = layout.unaligned | layout.apart
-    if graph.gathers or not target.bulk_copies or not lie_anywhere or any(access.tensor in loose for access in rows):
+    if (
+        graph.gathers
+        or graph.scatters
+        or not target.bulk_copies
+        or not lie_anywhere
+        or any(access.tensor in loose for access in rows)
+    ):
         return None
     found = tuple(
         replace(access, mode="bulk", vector_bytes=VECTOR_BYTES, evict_first=False) if access in rows else access

@@ -37,7 +37,7 @@ def elementwise(graph: Graph, target: Target, layout: Layout) -> Iterator[RowPla
         raise NotFor(f"{first.op.name} at {first.where} reduces a row; elementwise has no reductions")
     if graph.scans:
         raise NotFor(f"{graph.scans[0].operator} at {graph.scans[0].where} runs along a row; elementwise has no scans")
-    if graph.gathers and not any(graph.extents[t.node] is Extent.ELEMENT for t in graph.outputs):
+    if (graph.gathers or graph.scatters) and not any(graph.extents[t.node] is Extent.ELEMENT for t in graph.outputs):
         yield from row_values(graph, target, layout)
     elif is_flat(graph) and not layout.split and not layout.apart:
         yield from flat(graph, target, layout)

@@ -336,7 +336,8 @@ def can_persist(draft: Draft, planned: Schedule) -> bool:
     keeps = [load for load in first.loads if load.when == "keep"]
     stores = [store.access for row_pass in planned.passes for store in row_pass.stores]
     return (
-        not draft.graph.gathers  # whose rows are known once their indices are read
+        not draft.graph.gathers
+        and not draft.graph.scatters  # whose rows are known once their indices are read
         and draft.target.async_copies
         and draft.divides
         and len(draft.dims) == 1

@@ -35,7 +35,7 @@ from fusegen.planner.model import (
     Value,
 )
 from fusegen.planner.parts import ColumnPart, Scan
-from fusegen.planner.pieces import argument, reading, statement
+from fusegen.planner.pieces import argument, putting, reading, statement
 from fusegen.planner.ranges import fits
 
 ONLINE: tuple[ReductionKind, ...] = ("softmax", "welford")  # pairs of reductions that one pass can make
@@ -237,10 +237,18 @@ class Scheduler:
         return Until(limit.sign, argument(limit.bound, self.graph)) if limit else None
 
     def name(self, node: Node) -> str:
-        """What a value is called; a group's value has one name at all of its places."""
-        while node.op.kind is Kind.SPREAD:
-            (node,) = node.inputs
+        """What a value is called; a group's value has one name at all of its places, and so has one that is written
+        where an index says."""
+        while node.op.kind in (Kind.SPREAD, Kind.SCATTER):
+            node = node.inputs[-1]
         return self.names[node]
+
+    def places(self) -> tuple[Statement, ...]:
+        """Where the rows of outputs are that an index names."""
+        return tuple(
+            putting(t.node, self.graph, self.access[t.name]) for t in self.graph.outputs
+            if t.node.op.kind is Kind.SCATTER
+        )  # fmt: skip
 
     def row_stores(self, level: int) -> tuple[Store, ...]:
         return tuple(
@@ -262,7 +270,7 @@ class Scheduler:
 
     def count_passes(self) -> int:
         """None where nothing is made of a row's elements."""
-        last = -1 if self.graph.gathers else 0
+        last = -1 if self.graph.gathers or self.graph.scatters else 0
         for node in self.needed:
             if node.op.kind in (Kind.REDUCE, Kind.SCAN):
                 last = max(last, self.level[node] - 1)
@@ -322,7 +330,7 @@ class Scheduler:
             passes=tuple(passes),
             launch_body=self.statements(n for n in self.at_any(Extent.LAUNCH)),
             row_loads=tuple(self.load(n) for n in self.at_any(Extent.ROW) if n.op.kind is Kind.INPUT),
-            row_body=self.row_statements(0),
+            row_body=(*self.row_statements(0), *self.places()),
             row_stores=self.row_stores(0),
             slots=slots,
             kept_bytes=layout.peak,
