@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     f32: Any
     i8: Any
     i32: Any
+    i64: Any
     u8: Any
     from fusegen.emitting.rendering import render
     from fusegen.measuring.benchmark import bench
@@ -61,6 +62,7 @@ else:
         f32,
         i8,
         i32,
+        i64,
         u8,
     )  # fmt: skip
 
@@ -88,6 +90,7 @@ __all__ = [
     "f32",
     "i8",
     "i32",
+    "i64",
     "load_chains",
     "ops",
     "plan",

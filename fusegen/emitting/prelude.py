@@ -112,6 +112,11 @@ def overflow(dtype: DType, within: str, beyond: str) -> Mapping[str, Special]:
 
 
 SPECIAL_FUNCTIONS: Mapping[str, Special] = {
+    "nearest_int": Special(
+        "x, or the nearest int of what is beyond them",
+        ("const long long least = -2147483648LL, most = 2147483647LL;",
+         "return static_cast<int>(x < least ? least : x > most ? most : x);"), (), "long long x", "int",
+    ),
     "exponential": Special(
         "e^x as a power of 2: within 2 ulp and what rounding the product makes of x; below 2^-126 it is 0",
         ("return power_of_2(1.44269504f * x);",), ("power_of_2",),

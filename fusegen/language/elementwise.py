@@ -7,7 +7,7 @@ from fusegen.language.graph import CASTS, Node, shown_by
 from fusegen.language.op_table import OPS
 from fusegen.language.sizes import Dim, Expr, Size
 from fusegen.language.trace import Number, Value, apply, caller, composite, current, power, size_leaf
-from fusegen.language.types import DTYPES, F8, DType, Shape, b8, f32, i8, i32, u8
+from fusegen.language.types import DTYPES, F8, DType, Shape, b8, f32, i8, i32, i64, u8
 
 
 def exp(x: Value) -> Value:
@@ -316,6 +316,10 @@ def cast(x: Value, dtype: DType, saturate: bool = True) -> Value:
     """
     if not isinstance(dtype, DType) or dtype.name not in DTYPES:
         raise SpecError(f"cast: {dtype!r} is not a dtype that values can have; use {', '.join(DTYPES)}", caller())
+    if dtype is i64:
+        raise SpecError(
+            "cast: i64 is for arrays, and values between ops are i32; cast to i32, and declare the output i64", caller()
+        )
     name = f"to_{dtype}" if dtype is f32 or dtype.kind != "float" else f"round_{dtype}"
     if not saturate and dtype not in F8:
         raise SpecError(

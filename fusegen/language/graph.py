@@ -172,7 +172,7 @@ class Graph:
     @cached_property
     def iterated(self) -> tuple[Tensor, ...]:
         """The tensors that the passes over rows and columns read or write: all but those behind the selection, those of
-        a row's groups, those of parts of the rows, those of spaces of their own, and those whose rows an index names."""
+        a row's groups, those of parts of the rows, those of spaces of their own, and those in rows at an index."""
         apart = self.picked | self.grouped | self.inner | self.tables | self.written_at | frozenset(self.parts)
         return tuple(t for t in (*self.inputs, *self.outputs) if t.node not in apart)
 

@@ -12,7 +12,7 @@ import struct
 from fusegen.errors import SpecError
 from fusegen.language.elementwise import col_index, cos, index_of, log, need_traced, sqrt, where
 from fusegen.language.trace import OPS, Value, apply, caller, composite, current, node_of, python_number
-from fusegen.language.types import f32, i32
+from fusegen.language.types import f32, i32, i64
 
 
 @composite
@@ -71,6 +71,13 @@ def word(name: str, what: str, value: Value | int) -> Value | int:
     if isinstance(value, Value):
         if value.dtype is not i32:
             raise SpecError(f"{name}: found a {what} of {value.dtype}, wanted i32; declare it {what}: i32", caller())
+        operand = current().operands.get(value.node)
+        if operand is not None and operand.dtype is i64:
+            raise SpecError(
+                f"{name}: found a {what} of i64, which is read as the nearest i32: large ones would be alike\n"
+                f"  declare it {what}: i32[1]",
+                caller(),
+            )
         return value
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**31) <= value < 2**32:
         raise SpecError(f"{name}: {what}={value!r}; it is an i32 value, or a whole number of 32 bits", caller())

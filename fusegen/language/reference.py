@@ -16,7 +16,9 @@ from fusegen.language.graph import Graph, Kind, Node
 from fusegen.language.naming import entry_name, value_names
 from fusegen.language.ordering import order_by_keys
 from fusegen.language.sizes import Dim, Expr, dims_in, solved
-from fusegen.language.types import DTYPES, Size, i32, size_of
+from fusegen.language.types import DTYPES, DType, Size, i32, i64, size_of
+
+LEAST, MOST = "-(2**31)", "2**31 - 1"  # of i32
 
 
 def reference_source(graph: Graph) -> str:
@@ -103,7 +105,14 @@ def gathering_helpers(graph: Graph) -> list[str]:
 def converted_inputs(graph: Graph) -> list[str]:
     names = value_names(graph)
     kinds = {"float": "np.float64", "int": "np.int32", "bool": "bool"}
-    return [f"{names[t.node]} = np.asarray({names[t.node]}).astype({kinds[t.dtype.kind]})" for t in graph.inputs]
+
+    def given(name: str, dtype: DType) -> str:
+        """An operand; what is beyond i32 is read as the nearest one."""
+        return f"np.clip({name}, {LEAST}, {MOST})" if dtype is i64 else f"np.asarray({name})"
+
+    return [
+        f"{names[t.node]} = {given(names[t.node], t.dtype)}.astype({kinds[t.dtype.kind]})" for t in graph.inputs
+    ]  # fmt: skip
 
 
 def named_sizes(graph: Graph) -> Mapping[str, str]:

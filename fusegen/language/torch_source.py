@@ -31,7 +31,8 @@ from fusegen.language.types import F8, Dim, DType, f32, i8, size_of, u8
 DTYPES: Mapping[str, str] = {
     "f16": "torch.float16", "bf16": "torch.bfloat16", "f32": "torch.float32", "i32": "torch.int32", "b8": "torch.bool",
     "f8e4m3": "torch.float8_e4m3fn", "f8e5m2": "torch.float8_e5m2", "f8e4m3fnuz": "torch.float8_e4m3fnuz",
-    "f8e5m2fnuz": "torch.float8_e5m2fnuz", "f8e8m0": "torch.float8_e8m0fnu", "i8": "torch.int8", "u8": "torch.uint8",
+    "f8e5m2fnuz": "torch.float8_e5m2fnuz", "f8e8m0": "torch.float8_e8m0fnu", "i64": "torch.int64",
+    "i8": "torch.int8", "u8": "torch.uint8",
 }  # fmt: skip
 TAKEN = frozenset(("torch", "F", "device", "constants"))
 TEXTS: Mapping[str, str] = {

@@ -112,6 +112,7 @@ f8e5m2fnuz = DType("f8e5m2fnuz", "float", 1, "float8_e5m2fnuz", 2.0**-3, 2.0**-1
 # an exponent alone, for scales (OCP Microscaling Formats 1.0, section 5.4.1): 2^-127 to 2^127, and NaN; no 0, no sign
 f8e8m0 = DType("f8e8m0", "float", 1, "float8_e8m0fnu", 2.0**-1, 2.0**-127, 2.0**127, 2.0**-127)
 i32 = DType("i32", "int", 4, "int32", largest=2.0**31 - 1, least=-(2.0**31))
+i64 = DType("i64", "int", 8, "int64", largest=2.0**63 - 1, least=-(2.0**63))  # torch's ids; read as the nearest i32
 i8 = DType("i8", "int", 1, "int8", largest=127.0, least=-128.0)
 u8 = DType("u8", "int", 1, "uint8", largest=255.0)
 b8 = DType("b8", "bool", 1, "bool", largest=1.0)
@@ -120,7 +121,7 @@ tf32 = DType("tf32", "float", 4, "float32", 2.0**-11, 2.0**-136, (2 - 2.0**-10) 
 """What f32 becomes on its way to tensor cores: no array holds it, and it is none of DTYPES."""
 
 DTYPES: Mapping[str, DType] = {
-    d.name: d for d in (f16, bf16, f32, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0, i32, i8, u8, b8)
+    d.name: d for d in (f16, bf16, f32, f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0, i32, i64, i8, u8, b8)
 }
 F8: tuple[DType, ...] = (f8e4m3, f8e5m2, f8e4m3fnuz, f8e5m2fnuz, f8e8m0)
 

@@ -35,7 +35,7 @@ from fusegen.language.reference import PLACES
 from fusegen.language.scans import SCANS
 from fusegen.language.selection import bare
 from fusegen.language.sizes import measured
-from fusegen.language.types import F8, b8, f32, i32, size_of
+from fusegen.language.types import F8, b8, f32, i32, i64, size_of
 from fusegen.language.views import positions_in
 from fusegen.planner.model import Plan
 from fusegen.validation.accumulation import (
@@ -84,7 +84,10 @@ def analyse_nodes(
     table: dict[Node, Bounded] = {}
     for tensor, operand in zip(graph.inputs, given, strict=True):
         wide = {"float": np.float64, "int": np.int32, "bool": np.bool_}[tensor.dtype.kind]
-        table[tensor.node] = Bounded(operand.value.astype(wide), operand.error)
+        value = operand.value
+        if tensor.dtype is i64:
+            value = np.clip(value, int(i32.least), int(i32.largest))
+        table[tensor.node] = Bounded(value.astype(wide), operand.error)
     for node in graph.nodes:
         if node in table:
             continue

@@ -14,7 +14,7 @@ from fusegen.errors import RequestError
 from fusegen.language.axes import reduced_axes
 from fusegen.language.graph import Graph, Kind, Node, Tensor, behind
 from fusegen.language.sizes import dims_in
-from fusegen.language.types import Dim, b8, f32, i32, size_of
+from fusegen.language.types import Dim, DType, b8, f32, i32, i64, size_of
 from fusegen.planner.model import Plan
 from fusegen.planner.pieces import moves_along
 from fusegen.planner.products.factors import axis_of, uses
@@ -121,7 +121,7 @@ def index_limits(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
     for node in (*graph.gathers, *graph.scatters):
         size = places[node] if node in places else node.inputs[0].shape[0 if node.op.name == "gather" else -1]
         for source in behind([node.inputs[-2 if node in places else 1]]):
-            if source in graph.tensor_of and source.dtype is i32 and source.shape:
+            if source in graph.tensor_of and source.dtype is i32 and source.shape:  # of i64 too: the value's type
                 name, number = graph.tensor_of[source].name, size_of(size, sizes)
                 found[name] = min(number, found.get(name, number))
     return found
@@ -144,6 +144,16 @@ def slots(rng: np.random.Generator, shape: tuple[int, ...], limit: int) -> Array
     places = rng.permutation(count)[: min(limit, count - count // 3)]
     found[places] = rng.permutation(limit)[: places.size]
     return found.reshape(shape).astype(np.int32)
+
+
+def made_wide(index: Array, limit: int, dtype: DType) -> Array:
+    """Indices in their type; of 64 bits what names nothing is by turns a number whose low 32 bits would name a row."""
+    if dtype is not i64:
+        return index
+    wide = index.astype(np.int64)
+    nothing = np.flatnonzero((wide < 0) | (wide >= limit))
+    wide.reshape(-1)[nothing[::2]] = np.resize([2**32, -(2**33) + limit - 1, 2**62 + 1, -(2**63)], nothing[::2].size)
+    return wide
 
 
 def summed_dims(graph: Graph) -> frozenset[str]:
@@ -209,7 +219,8 @@ def make_operands(
     for tensor in graph.inputs:
         shape = tuple(size_of(size, sizes) for size in tensor.shape)
         if tensor.name in limits:
-            values.append((slots if tensor.name in unique else indices)(rng, shape, limits[tensor.name]))
+            made = (slots if tensor.name in unique else indices)(rng, shape, limits[tensor.name])
+            values.append(made_wide(made, limits[tensor.name], tensor.dtype))
             continue
         cols = shape[-1] if shape else 1
         safe = safe_magnitude(tensor.dtype, cols)

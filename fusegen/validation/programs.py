@@ -49,6 +49,7 @@ from fusegen.validation.inputs import (
     Operands,
     index_limits,
     indices,
+    made_wide,
     mixed,
     need_numbers,
     rows_of_tables,
@@ -276,7 +277,8 @@ class ProgramChecks(Checks):
                 rng, math.prod(shape[:-1]), cols, tensor.dtype, safe_magnitude(tensor.dtype, cols), self.graph.picks
             )
             if tensor.name in limits:
-                values.append((slots if tensor.name in unique else indices)(rng, shape, limits[tensor.name]))
+                drawn = (slots if tensor.name in unique else indices)(rng, shape, limits[tensor.name])
+                values.append(made_wide(drawn, limits[tensor.name], tensor.dtype))
             elif tensor in mains:
                 chosen = [patterns[i % len(patterns)] for i in range(room.rows)]
                 made = mixed(room, chosen, mains.index(tensor), len(mains))

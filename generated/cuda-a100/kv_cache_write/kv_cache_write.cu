@@ -1,5 +1,5 @@
-// kv_cache_write  bf16[T, H, D_half], bf16[T, H, D_half], bf16[T, H, D_half], bf16[T, H, D_half], f32[P, D_half], f32[P, D_half], i32[T,
-//   1, 1], i32[T, 1, 1] -> bf16[V, H, D_half], bf16[V, H, D_half], bf16[V, H, D_half], bf16[V, H, D_half]  at T=16384 H=8 D_half=64
+// kv_cache_write  bf16[T, H, D_half], bf16[T, H, D_half], bf16[T, H, D_half], bf16[T, H, D_half], f32[P, D_half], f32[P, D_half], i64[T,
+//   1, 1], i64[T, 1, 1] -> bf16[V, H, D_half], bf16[V, H, D_half], bf16[V, H, D_half], bf16[V, H, D_half]  at T=16384 H=8 D_half=64
 //   P=131072 V=65536
 // RoPE of k by halves of a head, then both written in one kernel; a slot of -1 is left out.
 //
@@ -16,8 +16,8 @@
 //          positions, 0 where there is none
 // writes   rows of out0_part, out0_part_2, v_2, v_3 at slots; nothing where there is none
 // tile     tiles of rows and columns; a block of 128 threads on 16 rows, 8 elements a thread
-// traffic  142.7 MB moved, 142.7 MB ideal, 285.4 MB unfused in 4 launches
-// floor    70.0 us at 2.039 TB/s; memory-bound at 0.47 flop/B
+// traffic  142.9 MB moved, 142.9 MB ideal, 285.6 MB unfused in 4 launches
+// floor    70.1 us at 2.039 TB/s; memory-bound at 0.47 flop/B
 // rounding out0_part to bf16 when stored; out0_part_2 to bf16 when stored; v_2 to bf16 when stored; v_3
 //          to bf16 when stored; f32 between
 // needs    rows of 64 elements, next to each other; low, high, v_part, v_part_2, rotations_part,
@@ -43,6 +43,12 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
+// x, or the nearest int of what is beyond them
+__device__ __forceinline__ int nearest_int(long long x) {
+  const long long least = -2147483648LL, most = 2147483647LL;
+  return static_cast<int>(x < least ? least : x > most ? most : x);
+}
+
 extern "C" __global__ void __launch_bounds__(128)
 kv_cache_write(
     const __nv_bfloat16* __restrict__ low_ptr,
@@ -51,8 +57,8 @@ kv_cache_write(
     const __nv_bfloat16* __restrict__ v_part_2_ptr,
     const float* __restrict__ rotations_part_ptr,
     const float* __restrict__ rotations_part_2_ptr,
-    const int* __restrict__ positions_ptr,
-    const int* __restrict__ slots_ptr,
+    const long long* __restrict__ positions_ptr,
+    const long long* __restrict__ slots_ptr,
     __nv_bfloat16* __restrict__ out0_part_ptr,
     __nv_bfloat16* __restrict__ out0_part_2_ptr,
     __nv_bfloat16* __restrict__ v_2_ptr,
@@ -99,10 +105,10 @@ kv_cache_write(
   const __nv_bfloat16* const high_row = high_ptr + T_at * high_stride_T + H_at * high_stride_H;
   const __nv_bfloat16* const v_part_row = v_part_ptr + T_at * v_part_stride_T + H_at * v_part_stride_H;
   const __nv_bfloat16* const v_part_2_row = v_part_2_ptr + T_at * v_part_2_stride_T + H_at * v_part_2_stride_H;
-  const int* const positions_row = positions_ptr + T_at * positions_stride_T;
-  const int* const slots_row = slots_ptr + T_at * slots_stride_T;
-  const int slots = *slots_row;
-  const int positions = *positions_row;
+  const long long* const positions_row = positions_ptr + T_at * positions_stride_T;
+  const long long* const slots_row = slots_ptr + T_at * slots_stride_T;
+  const int slots = nearest_int(*slots_row);
+  const int positions = nearest_int(*positions_row);
   const bool rotations_part_found = positions >= 0 && positions < rotations_part_count;  // else each of its values is 0
   const float* const rotations_part_row = rotations_part_ptr + (rotations_part_found ? positions : 0) * rotations_part_stride;
   const bool rotations_part_2_found = positions >= 0 && positions < rotations_part_2_count;  // else each of its values is 0

@@ -6,8 +6,8 @@ Operands, with leading axes of any size:
     k: bf16[T, H, D]
     v_: bf16[T, H, D]
     rotations: f32[P, D]
-    positions: i32[T]
-    slots: i32[T]
+    positions: i64[T]
+    slots: i64[T]
     k_cache: bf16[V, H, D]
     v_cache: bf16[V, H, D]
 
@@ -45,8 +45,8 @@ def kv_cache_write(k, v_, rotations, positions, slots, k_cache, v_cache):
     k = np.asarray(k).astype(np.float64)
     v_ = np.asarray(v_).astype(np.float64)
     rotations = np.asarray(rotations).astype(np.float64)
-    positions = np.asarray(positions).astype(np.int32)
-    slots = np.asarray(slots).astype(np.int32)
+    positions = np.clip(positions, -(2**31), 2**31 - 1).astype(np.int32)
+    slots = np.clip(slots, -(2**31), 2**31 - 1).astype(np.int32)
     k_cache = np.asarray(k_cache).astype(np.float64)
     v_cache = np.asarray(v_cache).astype(np.float64)
     gather = positions[..., None]
