@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from fusegen.language.graph import CASTS, OPS, Graph, Kind, Node, Op, plain
-from fusegen.language.lookup import rows_at, take_at
 from fusegen.language.ordering import MASKED, signs_of
 from fusegen.language.philox import flat_index, high_word, low_word, philox
 from fusegen.language.reference import PLACES
@@ -36,7 +35,6 @@ from fusegen.language.scans import SCANS
 from fusegen.language.selection import bare
 from fusegen.language.sizes import measured
 from fusegen.language.types import F8, b8, f32, i32, i64, size_of
-from fusegen.language.views import positions_in
 from fusegen.planner.model import Plan
 from fusegen.validation.accumulation import (
     Accumulation,
@@ -50,6 +48,7 @@ from fusegen.validation.accumulation import (
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.products import as_tf32, flushed, product_error, rounded
+from fusegen.validation.rearranged import joined, looked_up, viewed
 from fusegen.validation.regrouped import rows_of_parts
 from fusegen.validation.running import running_product_error, running_sum_error
 
@@ -242,40 +241,6 @@ def apply(op: Op, values: Sequence[Array]) -> Array:
 
 
 # ---------------------------------------------------------------- rules
-
-
-def viewed(node: Node, arg: Bounded, sizes: Mapping[str, int]) -> Bounded:
-    """Some elements, each with its own error."""
-    assert node.view is not None
-    whole = tuple(size_of(size, sizes) for size in node.inputs[0].shape)
-    at = positions_in(node.view, sizes)
-    return Bounded(*(np.broadcast_to(part, whole).reshape(-1)[at] for part in (arg.value, arg.error)))
-
-
-def joined(node: Node, args: Sequence[Bounded], sizes: Mapping[str, int]) -> Bounded:
-    """Values side by side, each element with its own error."""
-    shape = tuple(size_of(size, sizes) for size in node.shape)
-    value = np.empty(math.prod(shape), np.result_type(*(a.value.dtype for a in args)))
-    error = np.empty(math.prod(shape))
-    for part, arg in zip(node.parts, args, strict=True):
-        at = positions_in(part, sizes)
-        value[at], error[at] = arg.value, arg.error
-    return Bounded(value.reshape(shape), error.reshape(shape))
-
-
-def looked_up(node: Node, source: Bounded, index: Bounded) -> Bounded:
-    """Rows or columns at an index, each element with its own error; unknown where the index may be another one."""
-    error = np.broadcast_to(source.error, source.value.shape)
-    if node.op.name == "gather":
-        found = Bounded(rows_at(source.value, index.value), rows_at(error, index.value))
-        unsure = rows_at(np.ones(source.value.shape), np.where(index.error > 0, 0, -1)) > 0
-    else:
-        found = Bounded(
-            take_at(source.value, index.value, node.missing).astype(source.value.dtype),
-            take_at(error, index.value, 0.0),
-        )
-        unsure = np.broadcast_to(index.error > 0, found.value.shape)
-    return Bounded(found.value, np.where(unsure, np.inf, found.error)) if np.any(index.error > 0) else found
 
 
 def leaf(node: Node, graph: Graph, sizes: Mapping[str, int]) -> Bounded:

@@ -1,0 +1,48 @@
+"""Values that are only taken elsewhere, each element with its own error: views, joins, rows and columns at an index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fusegen.language.graph import Node
+from fusegen.language.lookup import rows_at, take_at
+from fusegen.language.types import size_of
+from fusegen.language.views import positions_in
+from fusegen.validation.bounded import Bounded
+
+
+def viewed(node: Node, arg: Bounded, sizes: Mapping[str, int]) -> Bounded:
+    """Some elements, each with its own error."""
+    assert node.view is not None
+    whole = tuple(size_of(size, sizes) for size in node.inputs[0].shape)
+    at = positions_in(node.view, sizes)
+    return Bounded(*(np.broadcast_to(part, whole).reshape(-1)[at] for part in (arg.value, arg.error)))
+
+
+def joined(node: Node, args: Sequence[Bounded], sizes: Mapping[str, int]) -> Bounded:
+    """Values side by side, each element with its own error."""
+    shape = tuple(size_of(size, sizes) for size in node.shape)
+    value = np.empty(math.prod(shape), np.result_type(*(a.value.dtype for a in args)))
+    error = np.empty(math.prod(shape))
+    for part, arg in zip(node.parts, args, strict=True):
+        at = positions_in(part, sizes)
+        value[at], error[at] = arg.value, arg.error
+    return Bounded(value.reshape(shape), error.reshape(shape))
+
+
+def looked_up(node: Node, source: Bounded, index: Bounded) -> Bounded:
+    """Rows or columns at an index, each element with its own error; unknown where the index may be another one."""
+    error = np.broadcast_to(source.error, source.value.shape)
+    if node.op.name == "gather":
+        found = Bounded(rows_at(source.value, index.value), rows_at(error, index.value))
+        unsure = rows_at(np.ones(source.value.shape), np.where(index.error > 0, 0, -1)) > 0
+    else:
+        found = Bounded(
+            take_at(source.value, index.value, node.missing).astype(source.value.dtype),
+            take_at(error, index.value, 0.0),
+        )
+        unsure = np.broadcast_to(index.error > 0, found.value.shape)
+    return Bounded(found.value, np.where(unsure, np.inf, found.error)) if np.any(index.error > 0) else found
