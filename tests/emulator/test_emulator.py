@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -475,7 +476,30 @@ def test_cache_is_used_and_told_apart_by_content(tmp_path: Path, caplog: pytest.
     build(COPY + "\n", "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path)
     assert "miss: copy for warp 32, fast: its text is different" in caplog.text
     assert {file.suffix for file in tmp_path.glob("[!.]*")} == {".library"}
-    assert len(list(tmp_path.glob("[!.]*"))) == 4
+    assert len(list(tmp_path.glob("[!.]*"))) == 6  # three kernels, the runtime, the dialect for each warp
+
+
+@pytest.mark.parametrize("contract", [False, True])
+@pytest.mark.parametrize(("warp", "check"), BUILDS)
+def test_gcc_parses_the_dialect_once_for_all_kernels(
+    warp: int, check: bool, contract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With -H it marks a precompiled header that it takes by `!`, and one that it can't use by `x`."""
+    if toolchain.compiler_for(check=check).family != "gcc":
+        pytest.skip("clang reads the header itself")
+    run, compilations = toolchain._run, list[list[str]]()
+
+    def recorded(command: list[str], made: Path) -> str | None:
+        compilations.extend([command] if "-c" in command else [])
+        return run(command, made)
+
+    monkeypatch.setattr(toolchain, "_run", recorded)
+    build(f"{COPY}// {tmp_path}", "copy", warp=warp, check=check, contract=contract, filename="a.cu")
+    ((*command, _),) = compilations
+    source = tmp_path / "another.cu"
+    source.write_text("void another() {}\n")
+    read = subprocess.run([*command, str(source), "-H", "-o", str(tmp_path / "a.o")], capture_output=True, text=True)
+    assert re.fullmatch(r"! \S+/dialect_\w+\.h\.gch\n", read.stderr)
 
 
 @pytest.mark.usefixtures("runtime_at_hand")
@@ -547,7 +571,7 @@ def test_a_library_cut_short_is_built_anew(
         (tmp_path / file.name).write_bytes(file.read_bytes()[:length])
     with caplog.at_level(logging.DEBUG, "fusegen.cache"):
         assert copies(build(COPY, "copy", warp=32, check=False, filename="a.cu", cache_dir=tmp_path))
-    assert caplog.text.count("is damaged: ") == 2
+    assert caplog.text.count("is damaged: ") == 3  # the kernel, the runtime, the dialect
     for file in tmp_path.glob("*.library"):
         entries.unpack(file.read_bytes())
 
@@ -557,7 +581,7 @@ def test_what_a_process_has_built_outlives_the_cache(tmp_path: Path) -> None:
     """Another process may clear it at any time; a fault still knows its line."""
     source = 'extern "C" __global__ void bad(float* y) {\n  if (threadIdx.x < 5)\n    __syncthreads();\n}'
     kernel = build(source, "bad", warp=32, check=False, filename="bad.cu", cache_dir=tmp_path)
-    assert sum(usage.entries for usage in storage.clear(tmp_path).removed.values()) == 2
+    assert sum(usage.entries for usage in storage.clear(tmp_path).removed.values()) == 3
     y = np.zeros(32, np.float32)
     with pytest.raises(KernelFault, match=r"^bad\.cu:3: divergent-barrier"):
         kernel.launch((1, 1, 1), (32, 1, 1), 0, [buffer("y", y, writable=True)])
