@@ -148,7 +148,10 @@ def commands() -> Iterator[object]:
 
 @pytest.mark.parametrize(("page", "command"), list(commands()))
 def test_commands_work_as_written(page: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that looks like the checkout, with what the page tells to save."""
+    """In a folder that looks like the checkout, with what the page tells to save. The cache is everybody's, but for a
+    command that clears it."""
+    if command == "fusegen cache clear":
+        monkeypatch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
     for path in ROOT.iterdir():
         (tmp_path / path.name).symlink_to(path)
     for kind, name, code in blocks(page, "python"):
