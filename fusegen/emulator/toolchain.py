@@ -288,9 +288,9 @@ def precompiled_dialect(found: Compiler, flags: Sequence[str], *, build: str, ca
     def make(made: Path) -> str | None:
         return _run([*found.command, *flags, "-x", "c++-header", str(header)], made)
 
+    if _provide(path.with_suffix(".h.gch"), key, cache, make) is not None:
+        return header
     if not path.exists():
-        if _provide(path.with_suffix(".h.gch"), key, cache, make) is not None:
-            return header
         place(path, f'#include "{header}"\n'.encode())
     return path
 

@@ -60,7 +60,8 @@ def dense(step: int) -> Array:
 
 def inputs(op: Op, dtype: DType, step: int) -> Array:
     values: Array = np.arange(2**16, dtype=np.uint16).view(dtype.numpy) if dtype is not f32 else dense(step)
-    return values[defined(op, values)]
+    found: Array = values[defined(op, values)]
+    return found
 
 
 def defined(op: Op, values: Array) -> Any:
