@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from fusegen.language.graph import Node
+from fusegen.language.graph import Kind, Node
 from fusegen.language.naming import value_names
 from fusegen.language.types import DType, f32, size_of
 from fusegen.planner.columns.plan import ColumnsPlan, ColumnTile
@@ -106,6 +106,9 @@ def accumulations(plan: Plan) -> Mapping[Node, How]:
         for node, dtype in plan.lowered.factor_types.items():
             tf32 = dtype is f32 and not plan.target.multiplies_f32
             found[node] = Multiplication(dtype, tf32, plan.target.flushes_factors, plan.summed)
+        for node in plan.lowered.nodes:
+            if node.op.kind is Kind.GROUP:  # of a tile's columns
+                found[node] = Accumulation("sum", True, serial=node.group, levels=LEVELS, vector=1)
         for node in plan.lowered.reductions:  # however the rule takes its row sums, no deeper than this
             length = size_of(node.inputs[0].shape[-1], plan.graph.sizes)
             found[node] = Accumulation("sum", first=True, serial=length, levels=LEVELS, vector=1)

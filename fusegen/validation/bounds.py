@@ -49,7 +49,7 @@ from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
 from fusegen.validation.products import as_tf32, flushed, product_error, rounded
 from fusegen.validation.rearranged import joined, looked_up, viewed
-from fusegen.validation.regrouped import rows_of_parts
+from fusegen.validation.regrouped import columns_of_groups, rows_of_parts, spread_out
 from fusegen.validation.running import running_product_error, running_sum_error
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -200,7 +200,7 @@ def step(
     if node.op.kind is Kind.PART:
         return of_parts(node, args[0], how if isinstance(how, PartSums) else None)
     if node.op.kind is Kind.SPREAD:
-        return Bounded(*(np.repeat(np.asarray(part), node.group, axis=-1) for part in (args[0].value, args[0].error)))
+        return spread_out(node, args[0], size_of(node.shape[-1], sizes))
     if node.over:
         return over_rows(node, args[0], how if isinstance(how, ColumnSums) else None)
     if node.op.kind is Kind.REDUCE:
@@ -526,9 +526,7 @@ def scanned(node: Node, arg: Bounded, how: Accumulation | None) -> Bounded:
 
 def of_groups(node: Node, arg: Bounded, how: Accumulation | None) -> Bounded:
     """A reduction of groups of a row: over the last axis, where a group is a row of its own."""
-    shape = arg.value.shape
-    groups = (*shape[:-1], shape[-1] // node.group, node.group)
-    own = Bounded(arg.value.reshape(groups), np.broadcast_to(arg.error, shape).reshape(groups))
+    own = columns_of_groups(node, arg)
     whole = replace(node, op=OPS[node.op.name.removeprefix("group_")], group=0, text="")
     found = reduction(whole, own, how, {node.inputs[0]: own})
     return Bounded(found.value[..., 0], np.broadcast_to(found.error, found.value.shape)[..., 0])

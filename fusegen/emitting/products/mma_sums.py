@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import UNROLL, all_of
 from fusegen.emitting.products.mma_words import GemmWords, Own
+from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
 from fusegen.language.types import f32
 from fusegen.planner.model import Load, Store
+from fusegen.planner.products.gemm import ROW_LANES
 from fusegen.planner.products.parts import OutputGroup
 
 # Where in a tile the row lies that lane `lane` gives the address of, for a fragment of each operand, of which `side` is
@@ -255,6 +258,70 @@ class SumSpeller(GemmWords):
             ],
             "body": self.group_body(output_group, each),
             "stores": [self.store(store.access, vector) for store in output_group.stores],
+            "reduced": self.reduced(output_group) if output_group.steps else None,
+        }
+
+    # ---- a tile's columns, reduced
+
+    def reduced(self, output_group: OutputGroup) -> Mapping[str, Any]:
+        """What lanes that have a row make of its columns, step by step."""
+        run, cols = self.plan.run, f"col < {self.cols(output_group)}" if output_group.cols % self.tile.cols else ""
+        pieces = run // output_group.vector if run else 1
+        bits = self.plan.atom.fragment.lanes_of_row if run else (1, ROW_LANES // 2)
+        width = self.tile.warp_cols if run else self.tile.cols
+        number = (
+            f"(col0 + {self.warp_col.removesuffix(' + ')}) / {width}" if run and self.warp_col else f"col0 / {width}"
+        )
+        self.functions.add("partner")
+        return {
+            "rows": output_group.passes // pieces if run else 1,
+            "pieces": pieces,
+            "lanes": 2 * max(bits) // min(bits),
+            "high": max(bits),
+            "low": min(bits),
+            "first": all_of(
+                f"lane < {min(bits)}" if run else f"threadIdx.x % {ROW_LANES} == 0",
+                f"{number} < {-(-output_group.cols // width)}" if run and cols else "",  # has the warp columns?
+            ),
+            "cols": cols,
+            "row": self.reduced_row(output_group),
+            "steps": [self.reduced_step(output_group, place, number) for place in range(len(output_group.steps))],
+        }
+
+    def reduced_row(self, output_group: OutputGroup) -> list[str]:
+        """What is one value a row."""
+        sums = [] if self.plan.prologue is None else [
+            f"const float {r.results[0]} = {self.gather(f'{r.results[0]}_shared', self.tile_row(), 1)};"
+            for r in self.plan.prologue.reductions
+        ]  # fmt: skip
+        loads = [
+            self.define(load.value, load.dtype, self.to_value(load.access.dtype, f"*({self.at(load.access)})"))
+            for load in output_group.row_loads
+        ]
+        return [*sums, *loads, *self.statements(output_group.row_body)]
+
+    def reduced_step(self, output_group: OutputGroup, place: int, number: str) -> Mapping[str, Any]:
+        steps = output_group.steps
+        step = steps[place]
+        loads = tuple(load for load in output_group.loads if load.value in asked(step))
+        col = "col + j" if self.plan.run else "col"
+
+        def read(load: Load) -> str:
+            return self.to_value(load.access.dtype, f"*({self.at(load.access, col)})")
+
+        lines = []
+        for own, product in enumerate(output_group.contractions):
+            in_registers = f"{self.sum_name(own)}_sums{self.own_sum(output_group)}" if self.plan.run else ""
+            value = in_registers or f"{self.sum_name(own)}_shared[m * sums_stride + n]"
+            lines.append(f"const float {product.value} = {value};")
+        lines += element_lines(replace(step, loads=loads, reductions=()), Element(read, col=col), self)
+        return {
+            "parts": [part_words(r, "partner(v, step)", self) for r in step.reductions],
+            "kept": kept(step, steps),
+            "takes": taken(step, steps[:place], "r"),
+            "lines": [*lines, *(updated(r, "r", self) for r in step.reductions)],
+            "behind": self.statements(step.row_body),
+            "stores": [f"*({self.at(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
         }
 
     def shared_places(self, output_group: OutputGroup) -> Mapping[str, Any]:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fusegen.emitting.body import Element, element_lines
 from fusegen.emitting.dialect import VALUE_TYPES, ZEROS, all_of
+from fusegen.emitting.products.reduced import asked, kept, part_words, taken, updated
 from fusegen.emitting.products.wgmma_copies import CopySpeller
 from fusegen.emitting.products.wgmma_sizes import sizes
 from fusegen.language.types import DType, bf16, f16, f32
-from fusegen.planner.model import Load, Reduction, Store, counts, used_by
+from fusegen.planner.model import Body, Load, Reduction, Store, counts, used_by
 from fusegen.planner.products.parts import Operand, OutputGroup
 from fusegen.planner.products.wgmma import (
     BUFFERS,
@@ -301,8 +303,8 @@ class WgmmaSpeller(CopySpeller):
     def inside_col(self, output_group: OutputGroup) -> str:
         return f"col < {output_group.cols}" if output_group.cols % self.plan.width else ""
 
-    def element(self, output_group: OutputGroup) -> list[str]:
-        """Element j of a pair: its value from the sums and the operands, up to what is stored."""
+    def element(self, output_group: OutputGroup, step: Body | None = None) -> list[str]:
+        """Element j of a pair: its value from the sums and the operands, up to what is stored, or reduced in a step."""
         lines = []
         for place, contraction in enumerate(output_group.contractions):
             offset = f" + {place * self.plan.finished // 2}" if place else ""
@@ -317,6 +319,9 @@ class WgmmaSpeller(CopySpeller):
                 return f"{store.access.name}_pair[j] = {store.value};"
             return f"{store.access.name}_vec.at[j] = {self.stored(store)};"
 
+        if step is not None:
+            loads = tuple(load for load in output_group.loads if load.value in asked(step))
+            return [*lines, *element_lines(replace(step, loads=loads, reductions=()), Element(read), self)]
         return [*lines, *element_lines(output_group, Element(read, write), self)]
 
     def boxes(self, output_group: OutputGroup) -> list[Mapping[str, Any]]:
@@ -470,6 +475,7 @@ class WgmmaSpeller(CopySpeller):
             "row_values": self.row_values(output_group),
             "row_lines": self.row_lines(output_group),
             "element": self.element(output_group),
+            "steps": self.reduced(output_group),
             "guard": guard,
             "needs": {
                 "rows": bool(output_group.row_loads) or counts(output_group.row_body, "row_index"),
@@ -478,6 +484,29 @@ class WgmmaSpeller(CopySpeller):
                 "n": bool(ahead_of_sums(output_group)) and self.plan.chunks > 1,
             },
         }
+
+    def reduced(self, output_group: OutputGroup) -> list[Mapping[str, Any]]:
+        """What is made of a tile's columns, step by step: a thread's part of each of its rows, then that of the lanes
+        that have the row."""
+        found: list[Mapping[str, Any]] = []
+        inside, steps = self.inside_col(output_group), output_group.steps
+        number = f"{self.col0} / {self.plan.width}"  # of the row's groups of columns
+        for place, step in enumerate(steps):
+            updates = [updated(r, "r8", self) for r in step.reductions]
+            lines = [f"if ({inside}) {{", *(f"  {u}" for u in updates), "}"] if inside else updates
+            other = self.spelling.shuffle_xor.format("v", "step")
+            found.append(
+                {
+                    "parts": [part_words(r, other, self) for r in step.reductions],
+                    "takes": taken(step, steps[:place], "r8"),
+                    "lines": [*self.element(output_group, step), *lines],
+                    "names_col": bool(inside) or counts(step.body, "col_index"),
+                    "behind": self.statements(step.row_body),
+                    "kept": kept(step, steps),
+                    "stores": [f"*({self.at(s.access, number)}) = {self.stored(s)};" for s in step.row_stores],
+                }
+            )
+        return found
 
     def names_batch(self, output_group: OutputGroup) -> bool:
         """Does a thread find an operand or an output by the number of its product?"""

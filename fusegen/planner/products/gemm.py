@@ -74,6 +74,7 @@ class GemmTile(ProductTile):
         return self.warp_rows * self.warp_cols // atom.threads
 
 
+ROW_LANES = 8  # lanes that reduce a row of a tile whose sums lie in shared memory
 LEAST_RUN_COLS = 4  # columns: 8 lanes then store whole sectors of 32 bytes and more
 SUMS_PADDING_FLOATS = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
 

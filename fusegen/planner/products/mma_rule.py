@@ -34,6 +34,7 @@ from fusegen.planner.matching import NoMatch, need_countable
 from fusegen.planner.model import Access, Layout, Load
 from fusegen.planner.products.factors import product_dims, product_params
 from fusegen.planner.products.gemm import (
+    ROW_LANES,
     GemmPlan,
     GemmTile,
     run_of,
@@ -45,6 +46,7 @@ from fusegen.planner.products.mma_tiles import counted, elements, fits, tiles
 from fusegen.planner.products.output_groups import (
     groups,
     need_plain_rights,
+    need_whole_groups,
     prologue_of,
     spans_of,
     taken_apart,
@@ -62,9 +64,19 @@ UNROLLED_PASSES = 4  # of more passes
 def gemm(graph: Graph, target: Target, layout: Layout) -> Iterator[GemmPlan]:
     """Every tile that fits the target."""
     drawn = draft(graph, target, layout)
+    whole = need_whole_groups(drawn.groups, drawn.hoisted)
     for tile, atom in tiles(drawn):
-        if fits(drawn, tile, atom):
+        if fits(drawn, tile, atom) and (not whole or holds_groups(drawn, tile, atom, whole)):
             yield candidate(drawn, tile, atom)
+
+
+def holds_groups(drawn: MmaDraft, tile: GemmTile, atom: Atom, cols: int) -> bool:
+    """Has a warp so many columns, or where sums go through shared memory a tile, and no other block or warp a part of
+    their sums?"""
+    run = run_of(tile, atom, all(f.along for f in drawn.rights.values()))
+    alone = tile.slice_k == 1 and tile.split_k == 1
+    at_once = tile.warps * drawn.target.warp // ROW_LANES
+    return alone and (tile.warp_cols == cols if run else tile.cols == cols and tile.band_rows % at_once == 0)
 
 
 def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:

@@ -7,7 +7,7 @@ statement by statement, or raises NoMatch for what tiles of products can't hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from fusegen.language.naming import value_names
 from fusegen.language.products import Split, Unsplittable, is_computed, split
 from fusegen.language.types import DType, Size, size_of
 from fusegen.planner.matching import NoMatch
-from fusegen.planner.model import Access, Layout, Load, Reduction, RowDim, Store
+from fusegen.planner.model import Access, Body, Layout, Load, Reduction, RowDim, Store
 from fusegen.planner.pieces import statements
 from fusegen.planner.products.parts import Contraction, OutputGroup, Prologue
 from fusegen.planner.ranges import fits
@@ -163,6 +163,53 @@ def prologue_of(
     )  # fmt: skip
 
 
+def need_whole_groups(found: Sequence[Group], graph: Graph) -> int:
+    """How many columns a group has that a tile is to reduce; 0 where tiles reduce none. Raises NoMatch for what else
+    such a kernel would write."""
+    if not graph.grouped:
+        return 0
+    for group in found:
+        if any(t.node not in graph.grouped for t in group.outputs):
+            other = next(t for t in group.outputs if t.node not in graph.grouped)
+            raise NoMatch(f"{other.name} is written beside what tiles reduce; a kernel of products does one of both")
+    return max(node.group for node in graph.nodes)
+
+
+def steps_of(graph: Graph, group: Group, accesses: Mapping[str, Access]) -> tuple[Body, ...]:
+    """What is made of a tile's columns, step by step: a later one takes results of those before it, and makes each
+    element's values anew."""
+    stage: dict[Node, int] = {}
+    for node in graph.nodes:
+        stage[node] = max((stage[a] for a in node.inputs), default=0) + (node.op.kind is Kind.GROUP)
+    names, found = value_names(graph), list[Body]()
+    needed = within(graph, *(t.node for t in group.outputs))
+    for number in range(1, max(stage[t.node] for t in group.outputs) + 1):
+        reduced = [n for n in graph.nodes if n in needed and n.op.kind is Kind.GROUP and stage[n] == number]
+        stop = [n for n in graph.nodes if n in graph.grouped or n.op.kind is Kind.SPREAD]
+        made = within(graph, *(n.inputs[0] for n in reduced), without=stop)
+        elements = [n for n in graph.nodes if n in made and is_computed(n) and graph.extents[n] is Extent.ELEMENT]
+        behind = [n for n in graph.nodes if n in graph.grouped and n.op.kind is Kind.MAP and stage[n] == number]
+        found.append(
+            Body(
+                body=statements(graph, elements),
+                reductions=tuple(
+                    Reduction(
+                        n.op.name.removeprefix("group_"),  # type: ignore[arg-type]
+                        names[n.inputs[0]], (names[n],), dtype=n.dtype,
+                    )
+                    for n in reduced
+                ),
+                row_body=statements(graph, behind),
+                row_stores=tuple(
+                    Store(accesses[t.name], names[t.node], fits=fits(t, graph))
+                    for t in group.outputs
+                    if stage[t.node] == number
+                ),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
 def spans_of(
     draft: ProductDraft, contractions: Mapping[Node, Contraction], accesses: Mapping[str, Access], tile_cols: int,
     widest: int,
@@ -172,10 +219,14 @@ def spans_of(
     names, extents = value_names(graph), graph.extents
     for group in draft.groups:
         cols = size_of(group.width, graph.sizes)
+        parted = any(t.node in graph.grouped for t in group.outputs)
         needed = within(graph, *(t.node for t in group.outputs))
         inputs = [t for t in graph.inputs if t.node in needed and t.shape]
         listed = [n for n in graph.nodes if n in needed and is_computed(n)]
-        stores = [(Store(accesses[t.name], names[t.node], fits=fits(t, graph)), extents[t.node]) for t in group.outputs]
+        outputs = () if parted else group.outputs
+        stores = [(Store(accesses[t.name], names[t.node], fits=fits(t, graph)), extents[t.node]) for t in outputs]
+        if parted:
+            listed = [n for n in listed if n not in graph.grouped]
         found.append(OutputGroup(
             contractions=tuple(contractions[n] for n in group.products),
             cols=cols,
@@ -188,5 +239,6 @@ def spans_of(
             row_stores=tuple(store for store, extent in stores if extent is not Extent.ELEMENT),
             body=statements(graph, [n for n in listed if extents[n] is Extent.ELEMENT]),
             stores=tuple(store for store, extent in stores if extent is Extent.ELEMENT),
+            steps=steps_of(graph, group, accesses) if parted else (),
         ))  # fmt: skip
     return tuple(found)

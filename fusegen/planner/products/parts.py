@@ -103,7 +103,8 @@ class OutputGroup(Body):
     """Contractions that are used together, of `cols` columns each, and a body for each element of their sums.
 
     A thread takes `vector` columns of a row at a time, `passes` times, `unrolled` of which the compiler lays out one
-    behind the other. Loads "ahead" are read before the first.
+    behind the other. Loads "ahead" are read before the first. A step's reductions are of the tile's columns; its row
+    body and row stores are of their results.
     """
 
     contractions: tuple[Contraction, ...]
@@ -113,6 +114,7 @@ class OutputGroup(Body):
     vector: int
     passes: int = 1
     unrolled: int = 1
+    steps: tuple[Body, ...] = ()  # in place of the body, where a tile's columns are reduced: one behind the other
 
     @property
     def rights(self) -> tuple[Operand, ...]:

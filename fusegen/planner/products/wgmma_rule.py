@@ -39,6 +39,7 @@ from fusegen.planner.products.output_groups import (
     ProductDraft,
     groups,
     need_plain_rights,
+    need_whole_groups,
     prologue_of,
     spans_of,
     taken_apart,
@@ -120,6 +121,7 @@ def wgmma(graph: Graph, target: Target, layout: Layout) -> Iterator[WgmmaPlan]:
 def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
     """Raises NoMatch for what the template has no place for."""
     need_plain_rights(parts)
+    need_whole_groups(found, graph)
     if len(parts.lefts) > 1:
         raise NoMatch("the products have different left factors; wgmma's tile has one")
     if (together := len(found[0].products)) > MOST_PRODUCTS:
@@ -128,7 +130,7 @@ def check(graph: Graph, parts: Split, found: tuple[Group, ...]) -> None:
         if (cols := size_of(group.width, graph.sizes)) % 2:
             raise NoMatch(f"rows of {cols} columns; a thread of wgmma holds pairs of them")
         for tensor in group.outputs:
-            if tensor.shape[-1] != group.width:
+            if tensor.shape[-1] != group.width and tensor.node not in graph.grouped:
                 raise NoMatch(f"{tensor.name} has one value a row; wgmma stores tiles")
 
 
@@ -170,6 +172,8 @@ class WgmmaDraft(ProductDraft):
                 factors[name] = Use(use.tensor, "left") if prepared else use
                 if width < VECTOR_BYTES // use.tensor.dtype.bytes:
                     raise NoMatch(f"{name} {unaligned(hoisted, layout, use)}; tensor copies need multiples of 16 bytes")
+            elif use.tensor.node in hoisted.grouped:
+                width = 1
             elif not boxed(hoisted, use, width) and not (bring and brought(hoisted, use, width)):
                 width = min(width, 2)
             output = any(use.tensor is t for t in hoisted.outputs)
@@ -284,6 +288,9 @@ class WgmmaDraft(ProductDraft):
         """Can each block of a cluster bring a part of every right factor? Lines along columns are brought whole. Does
         another group multiply while one prepares its left factor? And are tiles few, where the tile is for that?"""
         if self.matrix is not None and tile.schedule == "pingpong":
+            return False
+        whole = need_whole_groups(self.groups, self.hoisted)  # columns that a tile has to have
+        if whole and (tile.cols // self.together != whole or tile.split_k > 1):
             return False
         if tile not in self.many and (self.extents[-1] <= FEW_ROWS or not self.few(tile)):
             return False

@@ -31,6 +31,7 @@ from fusegen.planner.programs.column_parts import parted
 from fusegen.planner.programs.lowering import Bound, Lowered, NotOneStep, lowered
 from fusegen.planner.programs.model import Binding, Cut, ProgramPlan, Step, Stored
 from fusegen.planner.programs.parts import layout_of, parts_of
+from fusegen.planner.programs.product_parts import grouped
 from fusegen.planner.rewrites import share_common
 from fusegen.targets.base import Target
 
@@ -291,9 +292,9 @@ class Search:
         return Kernel(makes, sum(plan.cost.time_us for _, plan in plans), plans)
 
     def by_parts(self, step: Lowered, makes: tuple[Made, ...]) -> Kernel | None:
-        """Reductions over rows by two kernels, with the number of parts that costs least."""
+        """Reductions over rows, or of a product's rows, by two kernels, with the number of parts that costs least."""
         best: Kernel | None = None
-        for both in parted(step, self.target):
+        for both in (*parted(step, self.target), *grouped(step, self.target)):
             try:
                 plans = tuple((own, self.plan_of(own)) for own in (both.first, both.second))
             except NoPlan:
