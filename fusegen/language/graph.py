@@ -481,9 +481,9 @@ def shown_by(node: Node) -> Node:
 
 def plain(node: Node) -> bool:
     """Is a factor an operand, as it lies in memory, transposed, or in another view?"""
-    while node.op.kind is Kind.VIEW:
+    while node.op.kind in (Kind.VIEW, Kind.TRANSPOSE):
         (node,) = node.inputs
-    return node.op.kind in (Kind.INPUT, Kind.TRANSPOSE)
+    return node.op.kind is Kind.INPUT
 
 
 def has_type(node: Node) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusegen.errors import SpecError
+from fusegen.language.codes import in_kernel
 from fusegen.language.graph import Extent, Graph, Kind, Node, Tensor, factor_kind, has_type, once_per_graph, plain
 from fusegen.language.types import DType, Size, f32, shape_text
 
@@ -42,6 +43,21 @@ class Factor:
     body: tuple[Node, ...]
     inputs: tuple[Tensor, ...]
     rows: tuple[Node, ...]
+    scaled: Scaled | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """An operand of codes, which stand for (code - zero) * scale: with a scale, and perhaps a zero, for each `group` of
+    K, or for all of it where that is 0."""
+
+    scales: Tensor
+    zeros: Tensor | None
+    group: int
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return (self.scales, *([self.zeros] if self.zeros else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +222,13 @@ def product_of(graph: Graph, node: Node) -> Product:
 
 
 def factor_of(graph: Graph, node: Node, dtype: DType) -> Factor:
+    if (codes := in_kernel(node)) is not None:
+        tensor, scales, zeros = (
+            graph.tensor_of.get(n) if n else None for n in (codes.codes, codes.scales, codes.zeros)
+        )
+        assert tensor is not None
+        assert scales is not None
+        return Factor(node, dtype, tensor, True, (), (tensor,), (), Scaled(scales, zeros, codes.group))
     if plain(node):
         source = node.inputs[0] if node.op.kind is Kind.TRANSPOSE else node
         tensor = graph.tensor_of[source]

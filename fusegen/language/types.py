@@ -54,6 +54,11 @@ class DType:
         return {"float": f32, "int": i32, "bool": b8}[self.kind]
 
     @property
+    def bits(self) -> int:
+        """Of one element."""
+        return 8 * self.bytes
+
+    @property
     def narrow(self) -> bool:
         """Is it a number of 8 bits? What is beyond its range is stored as the nearest number that it has."""
         return self.bytes == 1 and self.kind != "bool"

@@ -75,10 +75,12 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class Summed:
     """How a product's sums over K are made: as `split_k` sums, each of every so-many-th slice of K, `k` long, in
-    ascending order, which are added up at the end. One of everything, unless said otherwise."""
+    ascending order, which are added up at the end. One of everything, unless said otherwise. Of so much of K at a
+    time, `scaled`, sums are made by themselves, scaled, and added to the others; 0: of all that there is."""
 
     split_k: int = 1
     k: int = 0
+    scaled: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

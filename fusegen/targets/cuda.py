@@ -47,6 +47,15 @@ def eight_bits(name: str) -> dict[str, tuple[str, ...]]:
     }
 
 
+def fused(pair: str) -> tuple[str, ...]:
+    """PTX ISA, fma: from sm_80 on."""
+    return (
+        "unsigned y;",
+        f'asm("fma.rn.{pair} %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));',
+        "return y;",
+    )
+
+
 def to_tf32(rounding: str) -> tuple[str, ...]:
     """To the nearest, ties away from zero ("rna", from sm_80 on) or to even ("rn", from sm_90 on): PTX ISA, "cvt"."""
     return (
@@ -243,6 +252,8 @@ SPELLING = Spelling(
             'asm volatile("ld.shared.u32 %0, [%1];" : "=r"(y) : "r"(address) : "memory");',
             "return y;",
         ),
+        "fused_f16": fused("f16x2"),
+        "fused_bf16": fused("bf16x2"),
         "wait_copies": ('asm volatile("cp.async.wait_group %0;" :: "n"(Pending) : "memory");',),
     },
 )

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from fusegen.language.codes import in_kernel, unscaled
 from fusegen.language.graph import CASTS, OPS, Graph, Kind, Node, Op, plain
 from fusegen.language.ordering import MASKED, signs_of
 from fusegen.language.philox import flat_index, high_word, low_word, philox
@@ -47,7 +48,7 @@ from fusegen.validation.accumulation import (
 )
 from fusegen.validation.bounded import Bounded, bounded, exact, gap
 from fusegen.validation.columns import chosen_columns, missing_places, taken
-from fusegen.validation.products import as_tf32, flushed, product_error, rounded
+from fusegen.validation.products import as_tf32, flushed, product_error, rounded, unless_too_large
 from fusegen.validation.rearranged import joined, looked_up, viewed
 from fusegen.validation.regrouped import columns_of_groups, rows_of_parts, spread_out
 from fusegen.validation.running import running_product_error, running_sum_error
@@ -93,6 +94,8 @@ def analyse_nodes(
         how = hows.get(node)
         if isinstance(how, Multiplication):
             table[node] = product(node, how, [held(table[a]) for a in node.inputs])
+            if in_kernel(node.inputs[1]):
+                table[node] = unless_too_large(table[node], *(table[n].value for n in unscaled(node)))
         elif graph.selection and of_columns(node, graph.selection):
             table[node] = selected(node, graph.selection, table, sizes, columns)
         else:
@@ -158,6 +161,9 @@ def product(node: Node, how: Multiplication, args: Sequence[Bounded]) -> Bounded
         error = np.broadcast_to(arg.error, arg.value.shape)
         if how.tf32:
             error = as_tf32(arg.value, error)
+        elif in_kernel(factor):
+            # codes are multiplied as they are, and sums of each group scaled: 0 * inf may then be an infinity
+            error = np.where(np.isfinite(arg.value), 0.0, np.inf)
         elif not plain(factor):
             error = rounded(arg.value, error, how.dtype)
         if how.flushes:
@@ -186,7 +192,8 @@ def step(
     if node.op.kind is Kind.LEAF:
         return place(node, args, graph, sizes) if node.op.name in PLACES else leaf(node, graph, sizes)
     if node.op.kind is Kind.TRANSPOSE:
-        return Bounded(apply(node.op, [args[0].value]), args[0].error)
+        error = np.broadcast_to(args[0].error, args[0].value.shape)
+        return Bounded(apply(node.op, [args[0].value]), apply(node.op, [error]))
     if node.op.kind is Kind.VIEW:
         return viewed(node, args[0], sizes)
     if node.op.kind is Kind.JOIN:

@@ -327,6 +327,8 @@ def shared(graph: Graph, tensor: Tensor, shape: tuple[int, ...], room: Room, set
         return mask(room).reshape(shape)
     if tensor.dtype.kind == "int":
         made = INTEGERS[setting.integer](room, graph.cols + 2)
+        if tensor.dtype.narrow and len(shape) > 1 and made.any():  # codes are of every kind
+            made = room.rng.integers(int(tensor.dtype.least), int(tensor.dtype.largest) + 1, room.shape)
         return made.reshape(shape).astype(tensor.dtype.numpy) if shape else int(made.flat[0])
     make = setting.row if not shape or shape[-1] == 1 else setting.vector
     if not shape:

@@ -19,7 +19,8 @@ step and a, b the step's rows and columns,
 
 which follows the sums as they are: far less than K 2^-23 |A| |B| where terms cancel on the way, as they mostly do.
 Those that multiply f32 as it is round each product and each sum, by half an ulp: 17 of 48 halves for 16 products.
-Several sums of interleaved slices (`Plan.summed`) are added up at the end, each addition rounding once.
+Several sums of interleaved slices (`Plan.summed`) are added up at the end, each addition rounding once. Sums of codes
+are made for each group of K, from 0, and scaled where they are added to the others: once more rounded, of both.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import numpy as np
 
 from fusegen.language.types import DType, f32, tf32
 from fusegen.planner.model import Summed
+from fusegen.validation.bounded import Bounded, bounded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -82,6 +84,12 @@ def product_error(a: Array, a_error: Array, b: Array, b_error: Array, value: Arr
     return np.where(np.isfinite(value) | np.isinf(error), error, 0.0)
 
 
+def unless_too_large(found: Bounded, left: Array, codes: Array) -> Bounded:
+    """A product of codes [N, K], of which nothing is known where sums before they are scaled may leave f32's range."""
+    whole_left, whole_codes = (np.abs(np.where(np.isfinite(x), x, 0.0)) for x in (left, codes))
+    return bounded(found.value, np.where(whole_left @ whole_codes.T > f32.largest, np.inf, found.error))
+
+
 def vanishing(value: Array, error: Array) -> Array:
     """Numbers that may be multiplied as 0, and may not."""
     return np.asarray((error > 0) & (error >= np.abs(value)))
@@ -103,12 +111,18 @@ def summing_error(a: Array, b: Array, how: Summed) -> Array:
     norms_a = np.stack([np.sqrt(np.square(a[..., k:end]).sum(-1)) for k, end in steps], -1)
     norms_b = np.stack([np.sqrt(np.square(b[..., k:end, :]).sum(-2)) for k, end in steps], -2)
     merged: Any = np.zeros(())
+    scaling: Any = np.zeros(())
     for share in range(how.split_k):
         partial: Any = np.zeros(())
+        group: Any = np.zeros(())  # of `partial`, what is not scaled yet
         for k, end in steps:
             if k // slice_k % how.split_k == share:
-                total = total + np.abs(partial)
-                partial = partial + a[..., k:end] @ b[..., k:end, :]
+                own = a[..., k:end] @ b[..., k:end, :]
+                total = total + np.abs(group if how.scaled else partial)
+                partial, group = partial + own, group + own
+                if how.scaled and end % how.scaled == 0:
+                    scaling = scaling + np.abs(group) + np.abs(partial)
+                    group = np.zeros(())
         merged = merged + np.abs(partial)
     merging = merged * (2.0**-23 * how.split_k) if how.split_k > 1 else 0.0
-    return np.asarray(ULPS * (total + norms_a @ norms_b) + merging)
+    return np.asarray(ULPS * (total + norms_a @ norms_b) + merging + 2.0**-23 * scaling)

@@ -45,5 +45,6 @@ def columns_of_groups(node: Node, arg: Bounded) -> Bounded:
 
 def spread_out(node: Node, arg: Bounded, cols: int) -> Bounded:
     """Each group's value at all of its places."""
-    parts = (np.repeat(np.asarray(part), node.group, axis=-1)[..., :cols] for part in (arg.value, arg.error))
+    error = np.broadcast_to(arg.error, arg.value.shape)
+    parts = (np.repeat(part, node.group, axis=-1)[..., :cols] for part in (arg.value, error))
     return Bounded(*parts)

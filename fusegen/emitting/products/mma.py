@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusegen.emitting.dialect import choice
+from fusegen.emitting.products.mma_codes import CodesSpeller
 from fusegen.emitting.products.mma_factors import FactorSpeller
 from fusegen.emitting.products.mma_sizes import sizes
 from fusegen.emitting.products.mma_sums import SumSpeller
@@ -15,7 +16,7 @@ from fusegen.emitting.products.mma_sums import SumSpeller
 COPIES = ("copy_chunk", "copy_evict_first")
 
 
-class GemmSpeller(FactorSpeller, SumSpeller):
+class GemmSpeller(FactorSpeller, SumSpeller, CodesSpeller):
     """The words of one plan in one dialect; `context()` is what the template sees."""
 
     def tile_lines(self) -> list[str]:
@@ -136,7 +137,10 @@ class GemmSpeller(FactorSpeller, SumSpeller):
 
     def context(self) -> dict[str, Any]:
         plan, tile = self.plan, self.tile
-        factors = [dict(self.factor(own)) for own in self.owns]
+        part = self.number if tile.split_k > 1 else ""
+        factors = [self.code_factor(own, part) if own.factor.coding else dict(self.factor(own)) for own in self.owns]
+        if plan.coding:
+            factors[0] = self.beside_codes(factors[0])
         for found in factors:
             found["prepare"] = self.prepare(found) if found["prepared"] else []
             found["prepared"] = bool(found["prepare"])
@@ -145,7 +149,8 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         output_groups = [
             self.output_group(number, output_group) for number, output_group in enumerate(plan.output_groups)
         ]
-        sums, statistics, fragments = self.sums(), self.statistics(factors[0]), self.fragments()
+        sums, statistics = self.sums(), self.statistics(factors[0])
+        fragments = [] if plan.coding else self.fragments()
         held = [
             {
                 "type": self.vec(f["own"].factor.access.dtype, plan.chunk),
@@ -162,6 +167,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
         if fetches:
             self.functions.update(("load", "load_chunk") if "load_chunk" in self.functions or vectors else ())
         launch_body = self.statements(plan.launch_body)
+        codes = self.codes(sums, self.k_text()) if plan.coding else None
         return {
             **self.frame(plan),
             "includes": self.includes(),
@@ -199,6 +205,7 @@ class GemmSpeller(FactorSpeller, SumSpeller):
             },
             "fragments": fragments,
             "fragment_functions": self.fragment_functions(fragments),
+            "codes": codes,
             "sums": sums,
             "statistics": statistics,
             "inner": plan.slice_steps,

@@ -60,7 +60,11 @@ def slices(words: GemmWords) -> list[str]:
     rights, before, found = words.owns[len(plan.left) :], "tile_rows * tile_k", []
     for own in rights:
         found.append(f"{own.name}_at = {before}")
-        before = f"{own.name}_at + tile_cols * tile_k"
+        line = "tile_k"
+        if own.factor.coding:
+            line = f"{own.name}_words"
+            found.append(f"{line} = tile_k * {own.factor.bits} / 16")
+        before = f"{own.name}_at + tile_cols * {line}"
     factors = "factors" if len(rights) > 1 else "factor"
     lines = [
         f"// elements from the start of a slice to the right {factors}, and to its end",

@@ -1,6 +1,8 @@
 // Inline PTX: conversions to and from floating-point numbers of 8 bits, two at a time (PTX ISA, cvt; from sm_89 on).
 #pragma once
 
+#include "conversions.h"
+
 namespace simt {
 
 struct Narrow {
@@ -46,5 +48,23 @@ SIMT_INLINE void ptx_cvt_rn_f16x2_e5m2x2(u32& d, u16 a) { d = narrow_halves(a, e
 SIMT_INLINE void ptx_cvt_f32_f16(float& d, u16 a) {
   d = ptx_canonical(static_cast<float>(__builtin_bit_cast(_Float16, a)));
 }
+
+// a * b + c of two short floats in a word, rounded once: a double holds their product and, of numbers of like size, the sum.
+SIMT_INLINE double short_half(u16 a) { return static_cast<double>(half_to_float(a)); }
+SIMT_INLINE double short_bfloat(u16 a) { return static_cast<double>(bfloat_to_float(a)); }
+#define SIMT_PTX_FUSED_PAIR(name, wide, narrow)                                                 \
+  SIMT_INLINE void name(u32& d, u32 a, u32 b, u32 c) {                                          \
+    u32 found = 0;                                                                              \
+    for (int part = 0; part < 2; ++part) {                                                      \
+      const int at = part * 16;                                                                 \
+      const double sum = wide(static_cast<u16>(a >> at)) * wide(static_cast<u16>(b >> at)) +    \
+                         wide(static_cast<u16>(c >> at));                                       \
+      const u16 rounded = narrow(double_to_odd_float(sum));                                     \
+      found |= static_cast<u32>(__builtin_isnan(sum) ? 0x7fff : rounded) << at;                 \
+    }                                                                                           \
+    d = found;                                                                                  \
+  }
+SIMT_PTX_FUSED_PAIR(ptx_fma_rn_f16x2, short_half, float_to_half)
+SIMT_PTX_FUSED_PAIR(ptx_fma_rn_bf16x2, short_bfloat, float_to_bfloat)
 
 }  // namespace simt

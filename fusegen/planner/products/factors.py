@@ -23,8 +23,9 @@ from fusegen.planner.pieces import VECTOR_BYTES, named_dims, params_of, stride_n
 class Use:
     """One way in which a kernel reads or writes a tensor.
 
-    `place`: "left" or "right" of a product, or "tile": by rows, with columns or one value each. `transposed`: of a
-    factor that is declared with its matrices' axes the other way round.
+    `place`: "left" or "right" of a product, or "tile": by rows, with columns or one value each; or "scale": what a
+    right factor's codes are scaled by, or begin at, by groups of K. `transposed`: of a factor that is declared with
+    its matrices' axes the other way round.
     """
 
     tensor: Tensor
@@ -34,7 +35,7 @@ class Use:
     @property
     def mn_axis(self) -> int:
         """The axis of the tensor, counted from the right, that is not contracted."""
-        return -1 if (self.place == "right") != self.transposed else -2
+        return -1 if (self.place in ("right", "scale")) != self.transposed else -2
 
     @property
     def k_axis(self) -> int:
@@ -55,6 +56,8 @@ def uses(graph: Graph) -> tuple[Use, ...]:
         for place, factor in (("left", product.left), ("right", product.right)):
             for tensor in factor.inputs:
                 add(tensor, place if factor.operand or place == "right" else "tile", factor.transposed)
+            for tensor in factor.scaled.inputs if factor.scaled else ():
+                add(tensor, "scale", factor.transposed)
     for tensor in beside(graph, parts):
         add(tensor, "tile")
     return tuple(found.values())
@@ -76,7 +79,9 @@ def transposable(graph: Graph) -> frozenset[str]:
     """The tensors that are factors as they lie in memory, and nothing else: either of their axes may be the line. Rows
     that are reduced on their way are read as rows, and so is the left factor beside them."""
     parts = split(graph)
-    by_rows = {use.tensor.name for use in uses(graph) if use.place == "tile"}
+    by_rows = {use.tensor.name for use in uses(graph) if use.place in ("tile", "scale")}
+    if any(p.right.scaled for p in parts.products):  # codes lie along K, and so does what they are multiplied with
+        by_rows.update(t.name for p in parts.products for f in (p.left, p.right) for t in f.inputs)
     by_rows.update(tensor.name for statistic in parts.statistics for tensor in statistic.inputs)
     if parts.statistics:
         by_rows.update(tensor.name for left in parts.lefts for tensor in left.inputs)

@@ -79,6 +79,9 @@ LEAST_RUN_COLS = 4  # columns: 8 lanes then store whole sectors of 32 bytes and 
 SUMS_PADDING_FLOATS = 4  # floats behind a row of sums: what a warp writes at once then lies in different banks
 
 
+CODES_STEP = 32  # of K, whose codes of a column four lanes widen: 8 each, two instructions' worth
+
+
 def chunk_of(dtype: DType) -> int:
     """Elements of a factor that move together: 16 bytes."""
     return VECTOR_BYTES // dtype.bytes
@@ -93,7 +96,7 @@ class GemmPlan(ProductPlan):
 
     @property
     def summed(self) -> Summed:
-        return Summed(self.tile.split_k, self.tile.k)
+        return Summed(self.tile.split_k, self.tile.k, self.scaled_k)
 
     @property
     def configuration(self) -> str:
@@ -133,18 +136,28 @@ class GemmPlan(ProductPlan):
 
     @property
     def copies(self) -> bool:
-        """Does any factor get into shared memory by asynchronous copies?"""
-        return any(f.copied for f in self.factors)
+        """Does any factor get into shared memory by asynchronous copies? Beside codes those that don't are copied by
+        the same steps."""
+        return self.coding is not None or any(f.copied for f in self.factors)
+
+    @property
+    def step_k(self) -> int:
+        """How deep the fragments are that are loaded together: as the atom, or where they are widened two of it."""
+        return CODES_STEP if self.coding else self.atom.k
 
     @property
     def slice_steps(self) -> int:
-        """Of a slice, each of which multiplies fragments as deep as the atom."""
-        return self.tile.k // self.atom.k
+        return self.tile.k // self.step_k
+
+    @property
+    def scaled_k(self) -> int:
+        """How often in a slice of K sums are scaled: the group of the codes, or the whole slice."""
+        return min(self.coding.group or self.tile.k, self.tile.k) if self.coding else 0
 
     @property
     def prepares(self) -> bool:
         """Does a thread make something of what it brings, or has it to store it itself?"""
-        return self.prologue is not None or any(not f.copied for f in self.factors)
+        return self.prologue is not None or any(not f.copied for f in self.factors if not self.coding)
 
     @property
     def prepare_step(self) -> int:
@@ -213,9 +226,10 @@ class GemmPlan(ProductPlan):
         return self.max_blocks // (self.tiles_across * self.tile.cluster) * (1 if self.row_dims[1:] else self.tile.rows)
 
 
-def tile_elements(tile: GemmTile, products: int) -> int:
-    """Elements of one stage: the left operand's slice and one of each product's right one."""
-    return (tile.rows + tile.cols * products) * tile.k
+def tile_elements(tile: GemmTile, products: int, share: float = 1.0) -> int:
+    """Elements of one stage: the left operand's slice and one of each product's right one, whose elements take `share`
+    of the room of one of the left."""
+    return int((tile.rows + tile.cols * products * share) * tile.k)
 
 
 def fragments_of(tile: GemmTile, atom: Atom, products: int) -> int:
@@ -242,9 +256,9 @@ def run_of(tile: GemmTile, atom: Atom, along: bool) -> int:
     return run if run >= LEAST_RUN_COLS else 0
 
 
-def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int, run: int = 0) -> int:
+def shared_bytes(tile: GemmTile, dtype: DType, products: int, statistics: int, run: int = 0, share: float = 1.0) -> int:
     """Dynamic shared memory of a block: the rings, and afterwards the sums in their place, where there is no `run`."""
-    ring = dtype.bytes * tile_elements(tile, products) * tile.stages * tile.slice_k
+    ring = dtype.bytes * tile_elements(tile, products, share) * tile.stages * tile.slice_k
     return max(ring, 4 * (statistics * tile.rows if run else tile.slice_k * sums_floats(tile, products, statistics)))
 
 

@@ -145,6 +145,7 @@ class ProductWork:
     narrow: float  # copies that bring what one of 16 bytes would
     elements: int  # that a thread loads one by one for each slice, where no copy can bring them
     counted: int  # chunks that a thread brings of a slice, and which may not be whole
+    share: float = 1.0  # bits of a right factor's element by those of a left one's
 
 
 def lying(access: Access, graph: Graph) -> float:
@@ -165,11 +166,11 @@ def estimate(graph: Graph, target: Target, work: ProductWork) -> Cost:
     tile = work.tile
     moved = product_traffic(graph, target, tile.rows, tile.group)
     run = run_of(tile, work.atom, work.along)
-    room = shared_bytes(tile, work.dtype, work.products, work.statistics, run)
+    room = shared_bytes(tile, work.dtype, work.products, work.statistics, run, work.share)
     registers = min(target.registers_per_thread, gemm_registers(tile, work.atom, work.dtype, work.products))
     resident = max(1, resident_blocks(target, tile.warps * tile.slice_k * target.warp, registers, room))
     blocks = -(-max(1, graph.rows) // tile.rows) * work.across * tile.cluster
-    segment = work.dtype.bytes * (tile.k if work.along else tile.cols)
+    segment = int(work.dtype.bytes * work.share * (tile.k if work.along else tile.cols))
     share = SEGMENT_FACTOR.get(segment, 1.0) / (target.dram_gbs * COPY_SHARE * 1e3)
     own_us = streams_us if tile.slice_k > 1 else tiles_us
     least = floors(target, moved, work.dtype)
@@ -245,16 +246,17 @@ def streams_us(target: Target, work: ProductWork, blocks: int, resident: int, nb
     """A launch of streams: the bytes; those that one SM gets; what is on its way at a time; a slice-K group's slices in
     turn."""
     tile = work.tile
-    line = work.dtype.bytes * tile.k
+    size = work.dtype.bytes * work.share  # bytes of a right factor's element
+    line = size * tile.k
     pushed = 0.0 if work.evict_first else STREAMED_OUT_SHARE * min(nbytes, target.l2_bytes)
     halvings = max(0.0, math.log2(TOGETHER_BYTES / (line * tile.slice_k)))
-    doublings = max(0.0, math.log2(tile.cols * work.products * work.k * work.dtype.bytes / NEAR_BYTES))
+    doublings = max(0.0, math.log2(tile.cols * work.products * work.k * size / NEAR_BYTES))
     memory = (nbytes + pushed) * share * (1 + APART_SHARE * halvings + FAR_SHARE * doublings)
     slices = -(-work.k // (tile.k * tile.split_k))  # of a slice-K group
     on_sm = min(resident, max(1.0, blocks / target.sms))
     turns = slices * blocks / target.sms / (on_sm * (tile.stages - 1))
-    brought = (tile.rows + tile.cols * work.products) * work.k * work.dtype.bytes / tile.cluster
-    pieces = line / 128 * tile.rows / 8 * (tile.cols / 16 * work.products)
+    brought = (tile.rows + tile.cols * work.products * work.share) * work.k * work.dtype.bytes / tile.cluster
+    pieces = work.dtype.bytes * tile.k / 128 * tile.rows / 8 * (tile.cols / 16 * work.products)
     prepared = PREPARED_US * tile.k / 64 * tile.rows / 8 if work.prepared else 0.0
     group_us = BLOCK_US + slices * (SLICE_US + PIECE_US * pieces + prepared)
     rounds = -(-blocks // (target.sms * resident))

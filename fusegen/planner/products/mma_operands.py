@@ -9,7 +9,7 @@ from typing import Literal
 
 from fusegen.language.graph import Graph, Node
 from fusegen.language.naming import value_names
-from fusegen.language.products import Split
+from fusegen.language.products import Factor, Split
 from fusegen.planner.matching import NoMatch
 from fusegen.planner.model import Access, Layout, RowDim
 from fusegen.planner.parts import Transport
@@ -22,7 +22,7 @@ from fusegen.planner.products.gemm import (
 from fusegen.planner.products.output_groups import (
     ProductDraft,
 )
-from fusegen.planner.products.parts import Operand
+from fusegen.planner.products.parts import Coding, Operand
 
 MOST_STREAMED_ROWS = 64  # rows: one slice-K group's sums fill its registers then
 
@@ -45,6 +45,15 @@ class MmaDraft(ProductDraft):
     @property
     def chunk(self) -> int:
         return chunk_of(self.dtype)
+
+    @property
+    def coding(self) -> Coding | None:
+        return next(iter(self.rights.values())).coding
+
+    @property
+    def share(self) -> float:
+        """Bits of a right factor's element by those of a left one's."""
+        return next(iter(self.rights.values())).bits / self.dtype.bits if self.coding else 1.0
 
     def deep(self, tile: GemmTile) -> GemmTile:
         """The tile, whose k is in elements of two bytes, with as many bytes of the factors'."""
@@ -70,7 +79,10 @@ def named_accesses(
         if use.tensor.name in often and use.place != "tile":
             name = f"{name}_{use.place}"
         most = chunk_of(parts.products[0].left.dtype) * use.tensor.dtype.bytes
-        access = access_of(graph, dims, layout, use, name, widest(graph, layout, use, most))
+        if use.place == "right" and any(use.tensor in p.right.inputs for p in parts.products if p.right.scaled):
+            most = VECTOR_BYTES  # codes are copied by 16 bytes, whatever type they are widened to
+        width = 1 if use.place == "scale" else widest(graph, layout, use, most)
+        access = access_of(graph, dims, layout, use, name, width)
         made[use.tensor.name, use.place] = replace(access, vector_bytes=min(access.vector_bytes, VECTOR_BYTES))
     return made
 
@@ -117,6 +129,9 @@ def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:
     for product in drawn.parts.products:
         assert product.right.operand is not None
         access = drawn.accesses[product.right.operand.name, "right"]
+        if product.right.scaled is not None:
+            found[product.node] = coded(drawn, product.right, access)
+            continue
         use = Use(product.right.operand, "right", product.right.transposed)
         transport: Transport = "plain"
         if drawn.target.async_copies and access.mode == "vector":
@@ -127,6 +142,18 @@ def right_factors(drawn: MmaDraft) -> Mapping[Node, Operand]:
     if len({f.along for f in found.values()}) > 1:
         found = {node: one_by_one(f) for node, f in found.items()}
     return alike(drawn, found)
+
+
+def coded(drawn: MmaDraft, factor: Factor, access: Access) -> Operand:
+    """A right factor of codes, of which 16 bytes are copied together where they begin at multiples of 16 bytes."""
+    scaled = factor.scaled
+    assert scaled is not None
+    transport: Transport = "cp.async evict-first" if drawn.rows <= MOST_STREAMED_ROWS else "cp.async"
+    if access.mode != "vector" or access.vector * access.dtype.bits != 8 * VECTOR_BYTES:
+        transport = "plain"
+    zeros = drawn.accesses[scaled.zeros.name, "scale"] if scaled.zeros else None
+    coding = Coding(access.dtype, scaled.group, drawn.accesses[scaled.scales.name, "scale"], zeros)
+    return replace(operand(drawn, access, "cols", True, transport), coding=coding)
 
 
 def one_by_one(f: Operand) -> Operand:

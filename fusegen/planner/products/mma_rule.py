@@ -28,12 +28,13 @@ from dataclasses import replace
 
 from fusegen.language.graph import Graph, Kind
 from fusegen.language.naming import entry_name, value_names
-from fusegen.language.types import f32, size_of
+from fusegen.language.types import DType, f8e4m3, f32, i8, size_of
 from fusegen.planner.cost import decisions
 from fusegen.planner.matching import NoMatch, need_countable
 from fusegen.planner.model import Access, Layout, Load
 from fusegen.planner.products.factors import product_dims, product_params
 from fusegen.planner.products.gemm import (
+    CODES_STEP,
     ROW_LANES,
     GemmPlan,
     GemmTile,
@@ -52,11 +53,13 @@ from fusegen.planner.products.output_groups import (
     taken_apart,
     within,
 )
-from fusegen.planner.products.parts import Contraction, Left, Operand, OutputGroup, Prologue
+from fusegen.planner.products.parts import Coding, Contraction, Left, Operand, OutputGroup, Prologue
 from fusegen.planner.products.product_cost import product_rounding
 from fusegen.targets.atoms import Atom
 from fusegen.targets.base import Target
 
+WIDENED: tuple[DType, ...] = (i8, f8e4m3)
+"""Codes that have a place in f16 and bf16, with what widens them in emitting.products.mma_codes."""
 MOST_PASSES_AHEAD = 8  # of a thread over its sums, for all of which it reads operands first
 UNROLLED_PASSES = 4  # of more passes
 
@@ -85,12 +88,36 @@ def draft(graph: Graph, target: Target, layout: Layout) -> MmaDraft:
         raise NoMatch(f"{target.arch} has no matrix instruction of a warp for factors of {dtype}")
     if len(parts.lefts) > 1:
         raise NoMatch(f"{len(parts.lefts)} left factors; the products of one kernel share theirs")
-    need_plain_rights(parts)
+    coded = [p.right for p in parts.products if p.right.scaled]
+    if not coded:
+        need_plain_rights(parts)
     for group in (found := groups(hoisted, parts)):
         need_countable(size_of(group.width, graph.sizes))
     need_countable(size_of(parts.products[0].contracted, graph.sizes))
     dims = product_dims(hoisted, layout)
-    return MmaDraft(graph, hoisted, target, layout, parts, found, dims, named_accesses(hoisted, dims, layout, parts))
+    drawn = MmaDraft(graph, hoisted, target, layout, parts, found, dims, named_accesses(hoisted, dims, layout, parts))
+    if coded:
+        need_codes(drawn)
+    return drawn
+
+
+def need_codes(drawn: MmaDraft) -> None:
+    """Raises NoMatch for right factors of codes that no kernel widens on their way."""
+    product, coding = drawn.parts.products[0], drawn.coding
+    rights = drawn.rights.values()
+    if coding is None or len({(f.bits, f.coding and (f.coding.code, f.coding.group)) for f in rights}) > 1:
+        raise NoMatch("products of one kernel have right factors that are coded alike, or none of codes")
+    where = f"the product at {product.node.where}"
+    if drawn.target.atoms_of("warp", drawn.dtype)[0].kind != "mma" or drawn.dtype is f32:
+        raise NoMatch(f"{where}: codes of {coding.code} are widened to f16 or bf16 on their way to mma.sync alone")
+    if coding.code not in WIDENED:
+        raise NoMatch(f"{where}: codes of {coding.code}; kernels widen {', '.join(map(str, WIDENED))}")
+    if drawn.k % CODES_STEP or (coding.group and (coding.group % CODES_STEP or drawn.k % coding.group)):
+        raise NoMatch(
+            f"{where}: codes are widened {CODES_STEP} of K at a time, and K={drawn.k} and groups are of those"
+        )
+    if len(drawn.groups) > 1 or len(drawn.dims) > 1 or drawn.parts.lefts[0].operand is None or drawn.parts.statistics:
+        raise NoMatch(f"{where}: beside codes the left factor is one matrix, and multiplied as it lies in memory")
 
 
 def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
@@ -120,6 +147,7 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
     work = ProductWork(
         tile, atom, drawn.dtype, drawn.together, sum(each.tiles for each in output_groups), drawn.k, along,
         prologue is not None, statistics, evict_first, askew, narrow, elements(drawn, tile), counted(drawn, tile),
+        drawn.share,
     )  # fmt: skip
     return GemmPlan(
         name=entry_name(graph),
@@ -129,13 +157,13 @@ def candidate(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> GemmPlan:
         layout=drawn.layout,
         rule="gemm",
         template="gemm.cu.j2",
-        regime=regime(tile),
+        regime=regime(tile, drawn.coding),
         cols=graph.cols,
         row_dims=drawn.dims,
         accesses=accesses,
         params=product_params(hoisted, drawn.dims, accesses),
         folded=False,
-        shared_bytes=shared_bytes(tile, drawn.dtype, drawn.together, statistics, run),
+        shared_bytes=shared_bytes(tile, drawn.dtype, drawn.together, statistics, run, drawn.share),
         cost=estimate(graph, target, work),
         decisions=decisions(graph),
         rounding=product_rounding(graph, target),
@@ -190,7 +218,12 @@ def prepared(drawn: MmaDraft, factors: tuple[Operand, ...], accesses: Mapping[st
     return prologue_of(graph, parts, (f.access.tensor for f in factors), accesses)
 
 
-def regime(tile: GemmTile) -> str:
+def regime(tile: GemmTile, coding: Coding | None = None) -> str:
+    found = tile_text(tile)
+    return f"{found}; {coding.text}" if coding else found
+
+
+def tile_text(tile: GemmTile) -> str:
     shape = f"{tile.rows} x {tile.cols}"
     persistent = ", copies interleaved with the products; persistent blocks" if tile.persistent else ""
     slices = f"slices of {tile.k} in a ring of {tile.stages}{persistent}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fusegen.language.types import f32, size_of
+from fusegen.planner.pieces import VECTOR_BYTES
 from fusegen.planner.products.gemm import (
     GemmTile,
     chunks_of,
@@ -15,7 +16,7 @@ from fusegen.planner.products.gemm import (
 )
 from fusegen.planner.products.gemm_duration import gemm_registers
 from fusegen.planner.products.mma_operands import MOST_STREAMED_ROWS, MmaDraft
-from fusegen.planner.products.parts import Operand
+from fusegen.planner.products.parts import Coding, Operand
 from fusegen.targets.atoms import Atom
 
 # rows x cols x k, stages, warps down x across: of one product in an output group, and of two. k is in elements of two
@@ -75,6 +76,9 @@ IN_FLIGHT_BYTES = 24 * 1024  # bytes that an SM must ask for ahead, at least, to
 
 def tiles(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
     """Tiles worth trying at this many rows, each with the instruction that fills it."""
+    if drawn.coding:
+        yield from streams(drawn)
+        return
     shared = TILES if drawn.target.async_copies else WAVES
     for tile in map(drawn.deep, shared.get(drawn.together, ())):
         if tile.rows <= 32 or tile.rows < 2 * drawn.rows:
@@ -112,7 +116,7 @@ def streams(drawn: MmaDraft) -> Iterator[tuple[GemmTile, Atom]]:
 def worthwhile(drawn: MmaDraft, tile: GemmTile) -> bool:
     """Has every slice-K group a few slices, and an SM enough on its way?"""
     slices = drawn.k // (tile.k * tile.split_k)
-    room = shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics))
+    room = shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics), share=drawn.share)
     blocks = max(1, drawn.target.shared_per_sm // (room + drawn.target.shared_reserved))
     small = (tile.cols, tile.k * drawn.dtype.bytes, tile.slice_k, tile.cluster) == (32, 128, 2, 1)
     few = small and tile.stages <= min(STREAM_STAGES)
@@ -139,7 +143,8 @@ def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
     slice_k_threads = tile.warps * target.warp
     right = drawn.rights.values()
     run = run_of(tile, atom, all(f.along for f in right))
-    if shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics), run) > target.shared_bytes:
+    room = shared_bytes(tile, drawn.dtype, drawn.together, len(drawn.parts.statistics), run, drawn.share)
+    if room > target.shared_bytes:
         return False
     if slice_k_threads * tile.slice_k > target.threads_per_block:
         return False
@@ -149,6 +154,8 @@ def fits(drawn: MmaDraft, tile: GemmTile, atom: Atom) -> bool:
     if tile.persistent and not can_persist(drawn, tile):
         return False
     if tile.warp_rows % atom.rows or tile.warp_cols % atom.cols or tile.k % (2 * atom.k):
+        return False
+    if drawn.coding and not groups_fit(drawn.coding, tile):
         return False
     return all(chunks_fit(f, tile, slice_k_threads, drawn.chunk) for f in (*drawn.left, *right))
 
@@ -198,10 +205,18 @@ def finds_room(drawn: MmaDraft, tile: GemmTile) -> bool:
     return fragments_of(tile, atom, products) + a_step <= room
 
 
+def groups_fit(coding: Coding, tile: GemmTile) -> bool:
+    """Does a slice lie in one group of K, or hold some whole ones?"""
+    group = coding.group or tile.k
+    return group % tile.k == 0 or tile.k % group == 0
+
+
 def chunks_fit(factor: Operand, tile: GemmTile, slice_k_threads: int, chunk: int) -> bool:
     """Has every thread a whole number of the factor's chunks to bring, and are lines along M or N, whose
     addresses are XOR-swizzled, a power of 2 long?"""
     extent = tile.rows if factor.mn == "rows" else tile.cols
+    if factor.coding:
+        chunk = VECTOR_BYTES * 8 // factor.bits
     if not factor.tile_along and extent & (extent - 1):
         return False
     beside = (tile.k if factor.along else extent) // chunk

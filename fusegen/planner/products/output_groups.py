@@ -125,6 +125,11 @@ def within(graph: Graph, *roots: Node, without: Iterable[Node] = ()) -> set[Node
 def need_plain_rights(parts: Split) -> None:
     """Raises NoMatch for a right factor that is computed."""
     for product in parts.products:
+        if product.right.scaled is not None:
+            raise NoMatch(
+                f"the right factor of the product at {product.node.where} is codes of {product.right.inputs[0].dtype}, "
+                "which kernels widen on their way to mma.sync alone"
+            )
         if product.right.operand is None:
             raise NoMatch(
                 f"the right factor of the product at {product.node.where} is computed element by element, which "

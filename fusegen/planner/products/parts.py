@@ -19,6 +19,25 @@ from fusegen.targets.base import Target
 
 
 @dataclass(frozen=True, slots=True)
+class Coding:
+    """What the elements of a right factor stand for, which are codes: (code - zero) * scale.
+
+    There are a scale and a zero for each `group` of K; for all of K where that is 0. A kernel multiplies code - zero,
+    which the factors' type holds exactly, and scales the sums of a group in f32.
+    """
+
+    code: DType
+    group: int
+    scales: Access
+    zeros: Access | None = None
+
+    @property
+    def text(self) -> str:
+        every = f"every {self.group} of K" if self.group else "each column"
+        return f"codes of {self.code} widened on their way to the tensor cores, sums scaled for {every}"
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor that is multiplied, or that the left factor is computed from: how its slices get to shared memory.
 
@@ -42,10 +61,16 @@ class Operand:
     stride: str = ""
     batch: tuple[tuple[str, str], ...] = ()
     step: str = ""
+    coding: Coding | None = None
 
     @property
     def name(self) -> str:
         return self.access.name
+
+    @property
+    def bits(self) -> int:
+        """Of an element."""
+        return self.access.dtype.bits
 
     @property
     def copied(self) -> bool:
@@ -171,6 +196,11 @@ class ProductWork:
     @property
     def atom(self) -> Atom:
         return self.contractions[0].atom
+
+    @property
+    def coding(self) -> Coding | None:
+        """Of the right factors, which are all coded alike; None where they are multiplied as they lie in memory."""
+        return self.contractions[0].right.coding
 
     @property
     def several(self) -> bool:

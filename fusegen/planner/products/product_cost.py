@@ -172,7 +172,10 @@ def product_rounding(graph: Graph, target: Target) -> tuple[str, ...]:
     lines, narrow = [], False
     for product in split(lowered).products:
         for factor in (product.left, product.right):
-            if not plain(factor.node):
+            if factor.scaled is not None:
+                every = f"{factor.scaled.group} of K" if factor.scaled.group else "column"
+                lines.append(f"codes of {factor.inputs[0].name} exactly, their sums scaled in f32 for every {every}")
+            elif not plain(factor.node):
                 lines.append(f"{text_of(factor, lowered)} to {factor.dtype} before it is multiplied")
                 narrow = narrow or factor.dtype is f16
     if moved := ", ".join(scale_texts(lowered)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.language.graph import CASTS, ROUNDS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain
+from fusegen.language.graph import CASTS, ROUNDS, Graph, Kind, Node, Operator, Tensor, once_per_graph, plain, shown_by
 from fusegen.language.naming import value_names
 from fusegen.language.sizes import dims_in
 from fusegen.language.trace import OPS
@@ -22,7 +22,8 @@ def candidates(graph: Graph) -> tuple[Node, ...]:
     wanted: set[Node] = set()
     for node in graph.nodes:
         if node.op.kind is Kind.PRODUCT:
-            wanted.update((node, *(a for a in node.inputs if not plain(a))))
+            computed = [a for a in node.inputs if not plain(a)]
+            wanted.update((node, *computed, *map(shown_by, computed)))
         elif node.op.kind in (Kind.REDUCE, Kind.SCAN, Kind.SELECT, Kind.GATHER):
             wanted.update((node, node.inputs[0]))
         elif node.op.kind is Kind.SCATTER:
@@ -66,11 +67,20 @@ def storage_types(graph: Graph) -> Mapping[Node, DType]:
             shown = {table[a] for a in (node.inputs[:1] if one else node.inputs)}
             table[node] = next(iter(shown)) if len(shown) == 1 else f32
             continue
-        readers = graph.users[node]
+        readers = behind_views(graph, node)
         kinds = {graph.factor_types[user] for user in readers if user.op.kind is Kind.PRODUCT}
         factor = readers and len(kinds) == 1 and all(u.op.kind is Kind.PRODUCT for u in readers) and node not in outputs
         table[node] = next(iter(kinds)) if factor else f32
     return table
+
+
+def behind_views(graph: Graph, node: Node) -> list[Node]:
+    """What reads a value, be it by way of views."""
+    return [
+        reader
+        for user in graph.users[node]
+        for reader in (behind_views(graph, user) if user.op.kind is Kind.VIEW else [user])
+    ]
 
 
 @once_per_graph
@@ -141,6 +151,10 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
         made[node] = Node(OPS["input"], (), node.shape, node.dtype, Operator(index, stored.name, node.where))
         inputs.append(Tensor(stored.name, stored.type, made[node]))
     operands = [t for t in graph.inputs if t.node in set(computed)]
+
+    def is_stored(node: Node, dtype: DType) -> bool:
+        return node in read and memory[node].type.dtype is dtype
+
     own = {size for t in (*operands, *inputs) for size in t.shape[-1:]}
     loose = set(read)
     for node in computed:
@@ -157,7 +171,7 @@ def piece(graph: Graph, makes: Sequence[tuple[Node, str, DType]], memory: Mappin
         if node.op.kind is Kind.PRODUCT:
             wanted = graph.factor_types[node]
             arguments = [
-                m if a not in loose or (a in read and memory[a].type.dtype is wanted) else rounded_to(wanted, m)
+                m if a not in loose or is_stored(shown_by(a), wanted) else rounded_to(wanted, m)
                 for a, m in zip(node.inputs, arguments, strict=True)
             ]
         made[node] = replace(node, inputs=tuple(arguments))

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fusegen.errors import Where
+from fusegen.language.codes import codes_of, in_one_kernel
 from fusegen.language.graph import Graph, Kind, Node, Operator, Tensor
 from fusegen.language.naming import hides_frame
 from fusegen.language.reference import PLACES
@@ -520,11 +521,11 @@ class Lowering:
             raise NotOneStep(node, f"{node.operator}: a view takes the rows and columns of a product otherwise")
         left, right = node.inputs
         made_left = self.factor(left, side(view, left, node, rows=True), node)
-        made_right = self.factor(right, side(view, right, node, rows=False), node)
+        codes = codes_of(right) if (shown := side(view, right, node, rows=False)).is_identity else None
+        made_right = in_one_kernel(codes, node, self.seen) if codes else self.factor(right, shown, node)
         leading = broadcast(made_left.shape[:-2], made_right.shape[:-2])
-        return replace(
-            node, inputs=(made_left, made_right), shape=(*leading, made_left.shape[-2], made_right.shape[-1])
-        )
+        shape = (*leading, made_left.shape[-2], made_right.shape[-1])
+        return replace(node, inputs=(made_left, made_right), shape=shape)
 
     def factor(self, node: Node, view: View, of: Node) -> Node:
         source, shown = node, view

@@ -1,0 +1,267 @@
+"""Right factors of codes in the words of one dialect: how they are copied, widened, and their sums scaled.
+
+A column's codes of 32 of K belong to four lanes, 8 neighbours in K to each; so do the left factor's, of a row. Which 16
+of the 32 an instruction multiplies, and in which order, is free where both factors have it alike: a lane takes its 8
+codes apart two at a time, as that is cheapest, and puts the left factor's 8 numbers into the same pairs.
+
+A code becomes a number of the factors' type by its bits, exactly:
+
+    i8    the lower 7 bits behind the exponent of 128 make 128 + those, of which 128 is taken, or 256 of the negative;
+          in f16, that has room, the code + 128 behind that of 1024
+    f8    by f32, whose upper half is the bf16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fusegen.emitting.dialect import all_of
+from fusegen.emitting.products.mma_words import GemmWords, Own
+from fusegen.language.types import DType, bf16, f8e4m3, f16, i8
+from fusegen.planner.products.gemm import CODES_STEP
+from fusegen.planner.products.parts import Coding
+
+CODES_A_LANE = 8  # of a step: neighbours in K of one column
+WORD_BITS = 16  # codes are copied as elements of the ring
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """How a lane's 8 codes become four pairs: `pairs` says which of the 8 meet, `body` makes those of `words`."""
+
+    what: str
+    pairs: tuple[tuple[int, int], ...]
+    body: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+NEIGHBOURS = ((0, 1), (2, 3), (4, 5), (6, 7))
+EVERY_OTHER = ((0, 2), (1, 3), (4, 6), (5, 7))  # of each word of four bytes the even ones, and the odd ones
+
+
+def by_bytes(*lines: str) -> tuple[str, ...]:
+    """Of `bytes`, the even or the odd ones of a word."""
+    return (
+        "#pragma unroll",
+        "for (int i = 0; i < 4; ++i) {",
+        "  const unsigned bytes = words[i / 2] >> i % 2 * 8;",
+        *(f"  {line}" for line in lines),
+        "}",
+    )
+
+
+def by_value(dtype: DType, packed: str) -> tuple[str, ...]:
+    return (
+        "#pragma unroll",
+        "for (int i = 0; i < 4; ++i) {",
+        "  const unsigned bytes = words[i / 2] >> i % 2 * 16;",
+        f"  const float low = {dtype}_value(static_cast<unsigned char>(bytes));",
+        f"  const float high = {dtype}_value(static_cast<unsigned char>(bytes >> 8));",
+        f"  pairs[i] = {packed};",
+        "}",
+    )
+
+
+UPPER_HALVES = "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)"
+AS_HALVES = (
+    "static_cast<unsigned>(__half_as_ushort(__float2half_rn(high))) << 16 | __half_as_ushort(__float2half_rn(low))"
+)
+WIDENINGS: Mapping[tuple[DType, DType], Widening] = {
+    (i8, bf16): Widening(
+        "128 + the lower 7 bits, less 128, or 256 of a negative one",
+        EVERY_OTHER,
+        by_bytes(
+            "const unsigned above = bytes & 0x007f007fu | 0x43004300u, less = bytes & 0x00800080u | 0x43004300u;",
+            "pairs[i] = fused(less, 0xbf80bf80u, above);",
+        ),
+        ("fused",),
+    ),
+    (i8, f16): Widening(
+        "1024 + 128 + the code, less 1152",
+        EVERY_OTHER,
+        by_bytes("pairs[i] = fused(bytes & 0x00ff00ffu ^ 0x64806480u, 0x3c003c00u, 0xe480e480u);"),
+        ("fused",),
+    ),
+    (f8e4m3, bf16): Widening("by way of f32", NEIGHBOURS, by_value(f8e4m3, UPPER_HALVES), ("f8e4m3_value",)),
+    (f8e4m3, f16): Widening("by way of f32", NEIGHBOURS, by_value(f8e4m3, AS_HALVES), ("f8e4m3_value",)),
+}
+"""By the type of the codes and of the factors. `fused(a, b, c)` is a * b + c of both halves of a word."""
+
+
+def permutation(pairs: tuple[tuple[int, int], ...]) -> list[str]:
+    """What `to` gets of a row's four words, each of which holds two neighbours."""
+    names = ("words.x", "words.y", "words.z", "words.w")
+    lines = []
+    for number, (low, high) in enumerate(pairs):
+        if high == low + 1 and low % 2 == 0:
+            lines.append(f"to[{number}] = {names[low // 2]};")
+            continue
+        selector = f"0x{'76' if high % 2 else '54'}{'32' if low % 2 else '10'}"
+        lines.append(f"to[{number}] = __byte_perm({names[low // 2]}, {names[high // 2]}, {selector});")
+    return lines
+
+
+class CodesSpeller(GemmWords):
+    """What is said of codes in a GemmPlan's text."""
+
+    @property
+    def coding(self) -> Coding:
+        found = self.plan.coding
+        assert found is not None
+        return found
+
+    def words_of(self, own: Own) -> int:
+        """Elements of the ring that a column's slice of codes fills."""
+        return self.tile.k * own.factor.bits // WORD_BITS
+
+    def code_factor(self, own: Own, k_part: str) -> dict[str, Any]:
+        """One right factor's share of a slice: 16 bytes at a time, as words of 16 bits. `k_part`: where this part of K
+        begins, in slices."""
+        plan, f, name = self.plan, own.factor, own.name
+        chunk, words = plan.chunk, self.words_of(own)
+        beside = words // chunk
+        passes = own.extent * beside // plan.slice_k_threads
+        jump = plan.slice_k_threads // beside
+        thread = self.thread if "%" not in self.thread else "lane"
+        first = f"{k_part} * {name}_words + {own.k}" if k_part else own.k
+        start = f"{f.pointer} + (col0 + {own.mn}) * {f.stride}"
+        self.functions.add("place")
+        at_mn = f"{own.mn} + v * {jump}" if passes > 1 else own.mn
+        place = f"{own.at} + place<{beside}>({at_mn}, {own.k})"
+        tests = []
+        if self.cols_ragged():
+            tests.append(f"col0 + {at_mn} < cols")
+        if not plan.even:
+            tests.append(f"k_at + {own.k} * {WORD_BITS // f.bits} < full_k")
+        count = f"{all_of(*tests)} ? {chunk} : 0" if tests else str(chunk)
+        if not f.copied:
+            return self.code_bytes(own, passes, jump, beside, start, first, place, tests)
+        copy = "copy_evict_first" if f.evict_first else "copy_chunk"
+        self.functions.add(copy)
+        ctype = "const unsigned short*"
+        return {
+            "name": name,
+            "own": own,
+            "copied": True,
+            "prepared": False,
+            "function": copy if f.evict_first else f"{copy}<{chunk}>",
+            "passes": passes,
+            "declares": [
+                f"const int {own.mn} = {thread} / {beside}, {own.k} = {thread} % {beside} * {chunk};",
+                f"{ctype} {name}_from = reinterpret_cast<{ctype}>({start}) + {first};  // 16 bits of codes each",
+            ],
+            "starts": [],
+            "place": place,
+            "to": f"({place}) * {self.size}",
+            "away": "",
+            "from": f"{name}_from" + (f" + (v * {jump}) * ({f.stride} / 2)" if passes > 1 else ""),
+            "load": "",
+            "count": count,
+            "advance": f"split_k * {name}_words" if self.tile.split_k > 1 else f"{name}_words",
+        }
+
+    def code_bytes(
+        self, own: Own, passes: int, jump: int, beside: int, start: str, first: str, place: str, tests: list[str]
+    ) -> dict[str, Any]:
+        """The same of codes that begin anywhere: byte by byte."""
+        name, thread = own.name, self.thread if "%" not in self.thread else "lane"
+        self.functions.add("copy_each")
+        count = f"{all_of(*tests)} ? 16 : 0" if tests else "16"
+        ctype = "const unsigned char*"
+        return {
+            "name": name,
+            "own": own,
+            "copied": True,
+            "prepared": False,
+            "function": "copy_each",
+            "passes": passes,
+            "declares": [
+                f"const int {own.mn} = {thread} / {beside}, {own.k} = {thread} % {beside} * {self.plan.chunk};",
+                f"{ctype} {name}_from = reinterpret_cast<{ctype}>({start}) + ({first}) * 2;",
+            ],
+            "starts": [],
+            "place": place,
+            "to": f"({place}) * {self.size}",
+            "away": "",
+            "from": f"{name}_from" + (f" + (v * {jump}) * {own.factor.stride}" if passes > 1 else ""),
+            "load": "",
+            "count": count,
+            "advance": f"{'split_k * ' if self.tile.split_k > 1 else ''}{name}_words * 2",
+        }
+
+    def beside_codes(self, found: dict[str, Any]) -> dict[str, Any]:
+        """The left factor's share of a slice: element by element where it begins anywhere."""
+        if found["copied"]:
+            return found
+        self.functions.discard("load_chunk")
+        self.functions.add("copy_each")
+        return {**found, "copied": True, "prepared": False, "function": "copy_each"}
+
+    # ---- the main loop
+
+    def codes(self, sums: list[Mapping[str, Any]], k_text: str) -> Mapping[str, Any]:
+        """What parts/products/gemm_codes.j2 prints."""
+        plan, tile, coding = self.plan, self.tile, self.coding
+        left, *rights = (self.owns[0], *self.owns[len(plan.left) :])
+        widening = WIDENINGS[coding.code, plan.dtype]
+        self.functions.update(widening.needs)
+        self.functions.add("place")
+        line = tile.k // plan.chunk
+        ring = "k_group * (stages * slice_bytes) + " if tile.slice_k > 1 else ""
+        lane_bytes = CODES_A_LANE * coding.code.bits // 8
+        step_bytes = CODES_STEP * coding.code.bits // 8
+        lanes_a_chunk = 16 // lane_bytes
+        within = f" + lane % {lanes_a_chunk} * {lane_bytes}" if lanes_a_chunk > 1 else ""
+        scaled = plan.scaled_k
+        return {
+            "left": left.name,
+            "left_lane": f"{ring}place<{line}>(lane / 4, lane % 4 * {plan.chunk}) * {self.size}",
+            "rights": [
+                {
+                    "name": own.name,
+                    "lane": f"{ring}({own.at} + place<{self.words_of(own) // plan.chunk}>(lane / 4, "
+                    f"lane % 4 / {lanes_a_chunk} * {plan.chunk})) * {self.size}{within}",
+                    "line": f"{own.name}_words * {self.size}",
+                    "sums": s,
+                }
+                for own, s in zip(rights, sums, strict=True)
+            ],
+            "rows": tile.rows // plan.atom.rows,
+            "cols": tile.cols // plan.atom.cols,
+            "step_bytes": step_bytes,
+            "lane_words": f"unsigned words[{max(1, lane_bytes // 4)}]",
+            "lane_bytes": lane_bytes,
+            "permutation": permutation(widening.pairs),
+            "widening": widening,
+            "fused": self.spelling.functions.get(f"fused_{plan.dtype}", ()) if "fused" in widening.needs else (),
+            "groups": tile.k // scaled,
+            "group_steps": scaled // CODES_STEP,
+            "scales": [self.held(own, coding) for own in rights],
+            "k_at": k_text,
+            "type": str(coding.code),
+            "factor": str(plan.dtype),
+        }
+
+    def held(self, own: Own, coding: Coding) -> Mapping[str, str]:
+        """What a lane holds of scales: of its two columns of each fragment, for each group of a slice."""
+        found = own.factor.coding
+        assert found is not None
+        number = "0"
+        if coding.group >= self.tile.k:
+            number = f"k_at / {coding.group}"
+        elif coding.group:
+            number = f"k_at / {coding.group} + q"
+        tests = []
+        if self.cols_ragged():
+            tests.append("col < cols")
+        if not self.plan.even:
+            tests.append("k_at < full_k" if coding.group >= self.tile.k or not coding.group else
+                         f"k_at + q * {coding.group} < full_k")  # fmt: skip
+        scales = found.scales
+        at = f"{self.pointers[scales.tensor]}[col * {scales.name}_ld + {number}]"
+        value = self.to_value(scales.dtype, at)
+        if scales.dtype.kind == "int":
+            value = f"static_cast<float>({value})"
+        return {"name": own.name, "value": f"{all_of(*tests)} ? {value} : 0.0f" if tests else value}

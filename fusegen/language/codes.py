@@ -1,0 +1,144 @@
+"""Right factors that lie in memory as codes of few bits: a chain's `x @ F.dequantize(w, scales).T`.
+
+A kernel multiplies the codes themselves, as the whole numbers or floats that they are, and scales the sums of each
+group of K. So the chain's nodes are taken apart here, into operands; in the graph of one kernel they stand again as
+
+    transpose(mul(sub(codes, spread(zeros)), spread(scales)))        [K, N]; the zeros may be missing
+
+without views, where `spread` repeats what belongs to a group at each of its places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusegen.language.graph import Kind, Node
+from fusegen.language.op_table import OPS
+from fusegen.language.types import f32
+from fusegen.language.views import View
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """(codes - zeros) * scales, transposed: operands [N, K], [N, K // group] and [N, K // group]. Where there is one
+    scale a row, `group` is 0."""
+
+    codes: Node
+    scales: Node
+    zeros: Node | None
+    group: int
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        return tuple(node for node in (self.codes, self.scales, self.zeros) if node is not None)
+
+
+def codes_of(node: Node) -> Codes | None:
+    """What a chain's right factor is made of, if it is codes and scales; None of any other."""
+    whole = transposed(node)
+    if whole is None:
+        return None
+    inner, group = whole, 0
+    if whole.view is not None:
+        (inner,) = whole.inputs
+        if len(inner.shape) != 3 or not isinstance(size := inner.shape[-1], int):
+            return None
+        if whole.view != View.identity(inner.shape).merged(1, 2):
+            return None
+        group = size
+    if inner.op.name != "mul" or len(whole.shape) != 2:
+        return None
+    value, scales = (unshown(a, group) for a in inner.inputs)
+    zeros = None
+    if not group and value is not None and value.op.name == "sub":
+        value, zeros = (unshown(a, group) for a in value.inputs)
+    elif group and inner.inputs[0].op.name == "sub":
+        value, zeros = (unshown(a, group) for a in inner.inputs[0].inputs)
+        if zeros is None:
+            return None
+    found = tuple(map(stored, (value, scales, zeros)))
+    codes, scales, zeros = found
+    if codes is None or scales is None or (zeros is None) != (found[2] is None):
+        return None
+    if codes.shape != whole.shape or len(scales.shape) != 2 or scales.shape[0] != codes.shape[0]:
+        return None
+    columns = codes.shape[1] // group if group else 1
+    if any(side is not None and side.shape != (codes.shape[0], columns) for side in (scales, zeros)):
+        return None
+    return Codes(codes, scales, zeros, group)
+
+
+def transposed(node: Node) -> Node | None:
+    """The matrix [N, K] of which a factor is the transpose."""
+    if node.op.kind is not Kind.VIEW or len(node.shape) != 2:
+        return None
+    (source,) = node.inputs
+    return source if node.view == View.identity(source.shape).transposed((1, 0)) else None
+
+
+def unshown(node: Node, group: int) -> Node | None:
+    """What a step on groups has of a matrix: as groups, or one value for each of them."""
+    if not group:
+        return node
+    if node.op.kind is not Kind.VIEW:
+        return None
+    (source,) = node.inputs
+    if len(source.shape) != 2:
+        return None
+    whole = View.identity(source.shape)
+    groups = node.shape[-1] == group and node.view == whole.split(1, node.shape[1:])
+    return source if groups or node.view == whole.sliced((..., None)) else None
+
+
+def stored(node: Node | None) -> Node | None:
+    """The operand that a value is, as a number."""
+    if node is not None and node.op.name == "to_f32":
+        (node,) = node.inputs
+    return node if node is not None and node.op.kind is Kind.INPUT else None
+
+
+def in_one_kernel(found: Codes, product: Node, seen: Callable[[Node, View], Node]) -> Node:
+    """The factor as the graph of one kernel has it; `seen` gives its node of an operand."""
+    operator = product.operator
+
+    def number(node: Node) -> Node:
+        own = seen(node, View.identity(node.shape))
+        return own if own.dtype is f32 else Node(OPS["to_f32"], (own,), own.shape, f32, operator)
+
+    codes = number(found.codes)
+    group = found.group or 0
+
+    def spread(node: Node) -> Node:
+        text = f"np.repeat({{0}}, {group}, axis=-1)" if group else "np.broadcast_to({0}, {0}.shape)"
+        return Node(OPS["spread"], (number(node),), codes.shape, f32, operator, group=group or 1, text=text)
+
+    value = codes
+    if found.zeros is not None:
+        value = Node(OPS["sub"], (codes, spread(found.zeros)), codes.shape, f32, operator)
+    value = Node(OPS["mul"], (value, spread(found.scales)), codes.shape, f32, operator)
+    return Node(OPS["transpose"], (value,), tuple(reversed(codes.shape)), f32, operator)
+
+
+def in_kernel(node: Node) -> Codes | None:
+    """What a right factor is made of, in the graph of one kernel."""
+    if node.op.kind is not Kind.TRANSPOSE or node.inputs[0].op.name != "mul":
+        return None
+    value, scales = node.inputs[0].inputs
+    zeros = None
+    if value.op.name == "sub":
+        value, zeros = value.inputs
+
+    def source(side: Node) -> Node | None:
+        return stored(side.inputs[0] if side.op.kind is Kind.SPREAD else side)
+
+    codes, own, side = stored(value), source(scales), source(zeros) if zeros is not None else None
+    if codes is None or own is None or scales.op.kind is not Kind.SPREAD or (side is None) != (zeros is None):
+        return None
+    return Codes(codes, own, side, scales.group if scales.group > 1 else 0)
+
+
+def unscaled(product: Node) -> tuple[Node, Node]:
+    """The left factor [M, K] of a product of codes, and the codes without their zeros [N, K]."""
+    left, right = product.inputs
+    return left, right.inputs[0].inputs[0]

@@ -1,0 +1,170 @@
+"""Products whose right factors are codes, widened on their way: every code, ragged sizes, broken kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fusegen import bf16, chain, dims, f8e4m3, f16, f32, i8
+from fusegen import ops as F
+from fusegen.emitting.rendering import render
+from fusegen.language.spec import Chain
+from fusegen.language.types import DType
+from fusegen.pipeline import compile
+from fusegen.planner import candidates
+from fusegen.planner.products.gemm import GemmPlan
+from fusegen.planner.programs.lowering import lowered
+from fusegen.planner.programs.model import ProgramPlan
+from fusegen.planner.programs.parts import layout_of
+from fusegen.planner.programs.search import step_of
+from fusegen.planner.rewrites import share_common
+from fusegen.runtime import Kernel, Program, finding
+from fusegen.targets import A100, H200, MI300X, Target
+from fusegen.validation import validate
+from tests.tools import needs_compiler
+
+M, N, K = dims("M N K")
+Array = np.ndarray[Any, np.dtype[Any]]
+Fits = Callable[[GemmPlan], bool]
+
+
+def spec_of(code: DType, factor: DType, scale: DType, group: int, out: DType, **sizes: int) -> Chain:
+    """x @ dequantize(w, s).T; a scale for each `group` of K, or for all of it where that is 0."""
+
+    def product(x: Any, w: Any, s: Any) -> Any:
+        return x @ F.dequantize(w, s).T
+
+    columns = K // group if group else 1
+    product.__annotations__.update(x=factor[M, K], w=code[N, K], s=scale[N, columns])
+    product.__annotations__["return"] = out[M, N]
+    return chain(**sizes)(product)
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", [A100, H200], ids=str)
+@pytest.mark.parametrize("factor", [bf16, f16], ids=str)
+@pytest.mark.parametrize("code", [i8, f8e4m3], ids=str)
+def test_every_code_is_multiplied_as_the_number_it_is(code: DType, factor: DType, target: Target) -> None:
+    """By a left factor that has one 1 in each row."""
+    spec = spec_of(code, factor, f32, 32, f32, M=32, N=64, K=64)
+    codes = np.resize(np.arange(256, dtype=np.uint8), 64 * 64).reshape(64, 64)
+    codes = np.stack([np.roll(row, number) for number, row in enumerate(codes)]).view(code.numpy)
+    scales = np.exp2(np.random.default_rng(1).integers(-9, 9, (64, 2))).astype(np.float32)
+    kernel = program_of(spec, target, lambda plan: True)
+    exact = codes.astype(np.float64) * np.repeat(scales, 32, -1)
+    for first in (0, 32):
+        x = np.zeros((32, 64), factor.numpy)
+        x[np.arange(32), first + np.arange(32)] = 1
+        finite = np.isfinite(exact)  # NaN would reach its whole column
+        bare = np.where(finite, codes.astype(np.float64), 0).astype(code.numpy)
+        np.testing.assert_array_equal(kernel(x, bare, scales), np.where(finite, exact, 0).T[first : first + 32])
+    if code is f8e4m3:
+        lost = np.isnan(np.asarray(kernel(x, codes, scales)).astype(np.float64)).all(0)
+        np.testing.assert_array_equal(lost, np.isnan(exact).any(-1))
+
+
+CASES = (
+    (spec_of(i8, bf16, bf16, 128, bf16, M=5, N=100, K=512), H200),
+    (spec_of(i8, f16, f32, 32, f32, M=20, N=72, K=384), A100),
+    (spec_of(f8e4m3, bf16, f32, 64, bf16, M=9, N=40, K=448), H200),
+    (spec_of(f8e4m3, f16, f16, 0, f16, M=3, N=136, K=160), A100),
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("spec", "target"), CASES, ids=lambda case: str(case.graph.signature if isinstance(case, Chain) else case)
+)
+def test_ragged_sizes(spec: Chain, target: Target) -> None:
+    program = compile(spec, target, on="emulator", validate=False)
+    assert isinstance(program, Program)
+    assert len(program.kernels) == 1
+    validate(program).raise_for_error()
+
+
+@needs_compiler
+def test_what_comes_behind_the_sums() -> None:
+    @chain(M=6, N=72, K=256)
+    def gated(x: bf16[M, K], a: i8[N, K], b: i8[N, K], s: bf16[N, K // 64], t: bf16[N, K // 64]) -> bf16[M, N]:
+        return F.silu(x @ F.dequantize(a, s).T) * (x @ F.dequantize(b, t).T)
+
+    validate(compile(gated, H200, on="emulator", validate=False), quick=True).raise_for_error()
+
+
+def program_of(spec: Chain, target: Target, fits: Fits, *edits: tuple[str, str]) -> Any:
+    """The chain by the first of its plans that fits, whose text has been edited."""
+    graph = share_common(spec.graph)
+    step = lowered(graph)
+    found = candidates(step.graph, target, layout_of(step, graph.sizes)).need()
+    plan = next(p for p in found if isinstance(p, GemmPlan) and fits(p))
+    source = render(plan)
+    for old, new in edits:
+        text = re.sub(old, new, source.text)
+        assert text != source.text, f"{old!r} changes nothing"
+        source = replace(source, text=text)
+    device = finding.find(target, "emulator")
+    kernel = Kernel(source, None, device, lambda layout: (source, None))
+    return Program(ProgramPlan(graph, target, (step_of(step, plan),), (), (), ()), [kernel], device)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("group", "rows", "fits"),
+    [
+        (128, 8, lambda p: p.tile.cluster == 2),
+        (64, 33, lambda p: p.tile.rows == 64 and p.tile.cols == 32),
+        (256, 8, lambda p: p.tile.k == 128 and p.tile.stages == 4),
+        (32, 16, lambda p: p.tile.k == 128 and p.tile.cols == 64),
+    ],
+    ids=["cluster", "many rows", "wide groups", "narrow groups"],
+)  # fmt: skip
+def test_every_kind_of_tile(group: int, rows: int, fits: Fits) -> None:
+    spec = spec_of(i8, bf16, bf16, group, bf16, M=rows, N=136, K=4096)
+    validate(program_of(spec, H200, fits), quick=True).raise_for_error()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"k_at / 64 \+ q", "(k_at / 64 + q ^ 1)"),  # the scale of the neighbouring group
+        (r"\[col \* s__?ld", "[(col ^ 1) * s__ld"),  # of the neighbouring column
+        (r"0x5410\);", "0x1054);"),  # the left factor's pairs the other way round
+        (r"words\[i / 2\] >> i % 2 \* 8", "words[i / 2] >> (1 - i % 2) * 8"),  # the codes of a pair swapped
+        (r"less = bytes & 0x00800080u \| 0x43004300u", "less = 0x43004300u"),  # no code is negative
+        (r"_unscaled\[n?0?\]\[m?0?\]\[i\] = 0.0f;", "_unscaled[0][0][i] *= 1.0f;"),  # a group counts twice
+        (r"memcpy\(w_scales, w_scales_next", "if (step == 0) memcpy(w_scales, w_scales_next"),  # of the first slice
+        (r"i % 2 \* 2 \+ column\] = pairs", "i % 2 * 2 + 1 - column] = pairs"),  # two columns swapped
+        (r"w_lane \^ k \* \d+", "w_lane"),  # the first codes of a slice again
+        (r"wait_copies<stages - 2>\(\);", "wait_copies<stages - 1>();"),  # a slice that is not there yet
+    ],
+)  # fmt: skip
+def test_a_broken_kernel_is_found(old: str, new: str) -> None:
+    spec = spec_of(i8, bf16, bf16, 64, bf16, M=7, N=72, K=2048)
+
+    def fits(plan: GemmPlan) -> bool:
+        return plan.tile.k == 128 and plan.tile.cols == 16 and plan.tile.cluster == 1 and plan.steps > 1
+
+    validate(program_of(spec, H200, fits), quick=True).raise_for_error()
+    assert not validate(program_of(spec, H200, fits, (old, new)), quick=True).ok
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("spec", "target"),
+    [
+        (spec_of(i8, bf16, bf16, 128, bf16, M=8, N=64, K=256), MI300X),
+        (spec_of(f8e4m3, bf16, f32, 24, bf16, M=8, N=64, K=240), H200),
+    ],
+    ids=["no mma.sync", "groups of 24"],
+)
+def test_what_no_kernel_widens_is_dequantized_by_another_one(spec: Chain, target: Target) -> None:
+    program = compile(spec, target, on="emulator", validate=False)
+    assert isinstance(program, Program)
+    assert len(program.kernels) == 2
+    validate(program, quick=True).raise_for_error()
